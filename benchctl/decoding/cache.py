@@ -1,0 +1,74 @@
+"""Keys and values of one sequence, preallocated per layer; layers may hold different numbers of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_SLACK_ROWS = 64  # room for the rows of a draft beyond the text, so that trees rarely make the cache grow
+
+
+class Cache:
+    """Slot i of a layer holds position i once rows are committed; drafted rows follow in row order.
+
+    kv[layer] is [2 * kv_heads, capacity, head_dim], keys first: one copy per layer writes both.
+    lengths[layer] counts the rows the layer holds. It never grows with depth: a row runs layer l before l + 1.
+    """
+
+    def __init__(self, layers: int, kv_heads: int, head_dim: int, capacity: int, like: Tensor) -> None:
+        self._shape = (2 * kv_heads, head_dim)
+        self._like = like
+        self.kv_heads = kv_heads
+        self.capacity = capacity + _SLACK_ROWS
+        self.kv = [self._empty(self.capacity) for _ in range(layers)]
+        self.lengths = [0] * layers
+
+    def _empty(self, capacity: int) -> Tensor:
+        heads, head_dim = self._shape
+        return torch.empty(heads, capacity, head_dim, dtype=self._like.dtype, device=self._like.device)
+
+    def write(self, layer: int, start: int, rows: Tensor) -> Tensor:
+        """Store ``rows`` [2 * kv_heads, rows, head_dim] at slot ``start``; all slots up to them come back as a view."""
+        end = start + rows.shape[1]
+        if end > self.capacity:
+            self._grow(end)
+        kv = self.kv[layer]
+        kv[:, start:end].copy_(rows)
+        self.lengths[layer] = end
+        return kv[:, :end]
+
+    def _grow(self, needed: int) -> None:
+        self.capacity = max(needed + _SLACK_ROWS, 2 * self.capacity)
+        for layer, old in enumerate(self.kv):
+            new = self._empty(self.capacity)
+            length = self.lengths[layer]
+            new[:, :length].copy_(old[:, :length])
+            self.kv[layer] = new
+
+    def keep(self, start: int, slots: Sequence[int]) -> None:
+        """From slot ``start`` on, keep only ``slots`` (ascending), moved together; later rows are forgotten.
+
+        A layer that has not run some of the kept rows keeps those it has.
+        """
+        in_place = list(slots) == list(range(start, start + len(slots)))
+        for layer, length in enumerate(self.lengths):
+            held = [slot for slot in slots if slot < length]
+            if held and not in_place:
+                kv = self.kv[layer]
+                index = torch.tensor(held, device=kv.device)
+                kv[:, start : start + len(held)] = kv[:, index]
+            self.lengths[layer] = min(length, start + len(held))
+
+    def truncate(self, length: int) -> None:
+        """Forget every row from slot ``length`` on."""
+        self.lengths = [min(held, length) for held in self.lengths]
+
+    def fork(self) -> Cache:
+        """An independent copy with the same rows."""
+        twin = Cache(len(self.kv), self.kv_heads, self._shape[1], self.capacity - _SLACK_ROWS, self._like)
+        for layer, length in enumerate(self.lengths):
+            twin.kv[layer][:, :length].copy_(self.kv[layer][:, :length])
+        twin.lengths = list(self.lengths)
+        return twin

@@ -1,0 +1,76 @@
+"""The rows proposed for one verification, as a tree below the root; a chain is the tree with one branch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+ROOT = -1  # the last committed token, whose keys and values are not cached yet
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """Drafted rows.
+
+    tokens      [rows] proposed token ids
+    parents     [rows] the row each one continues, ROOT for children of the root; a parent precedes its children
+    scratch     [rows] True for rows that only ride along: never accepted, their logits go back to the drafter
+    probs       [rows, vocabulary] the distribution each token was really drawn from, None for deterministic drafts
+    replacement whether siblings were drawn independently (True) or without replacement (False)
+
+    Siblings are tried in row order. Raises ValueError for a parent that does not precede its child.
+
+    Example: tokens (5, 7, 9), parents (ROOT, 0, ROOT) proposes "5 7" and, besides, "9"; depths are (1, 2, 1).
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    scratch: tuple[bool, ...] = ()
+    probs: Tensor | None = None
+    replacement: bool = True
+
+    def __post_init__(self) -> None:
+        if len(self.parents) != len(self.tokens):
+            raise ValueError(f"{len(self.tokens)} tokens but {len(self.parents)} parents")
+        if self.scratch and len(self.scratch) != len(self.tokens):
+            raise ValueError(f"{len(self.tokens)} tokens but {len(self.scratch)} scratch marks")
+        for row, parent in enumerate(self.parents):
+            if not ROOT <= parent < row:
+                raise ValueError(f"row {row} names parent {parent}; a parent must come before its child")
+            if parent != ROOT and self.is_scratch(parent) and not self.is_scratch(row):
+                raise ValueError(f"row {row} could be accepted, but its parent {parent} is scratch")
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], probs: Tensor | None = None) -> Draft:
+        """One branch: each token continues the one before it."""
+        return cls(tuple(tokens), tuple(range(ROOT, len(tokens) - 1)), probs=probs)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def is_scratch(self, row: int) -> bool:
+        return bool(self.scratch) and self.scratch[row]
+
+    @cached_property
+    def is_chain(self) -> bool:
+        return all(parent == row - 1 for row, parent in enumerate(self.parents))
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """[rows] distance from the root, 1 for its children."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return tuple(depths)
+
+    @property
+    def depth(self) -> int:
+        """Tokens along the deepest branch that can be accepted: what the acceptance rate divides by."""
+        return max((d for row, d in enumerate(self.depths) if not self.is_scratch(row)), default=0)
+
+    def children(self, parent: int) -> list[int]:
+        """Acceptable rows that continue ``parent``, in row order."""
+        return [row for row, p in enumerate(self.parents) if p == parent and not self.is_scratch(row)]

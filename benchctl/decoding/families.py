@@ -1,0 +1,167 @@
+"""From a transformers model of a Llama-like family to the structures of layers.py.
+
+One reader serves all families, since they differ only in which optional parts their modules have: separate or fused
+projections, biases, norms of queries and keys, experts, a gain of 1 + w (Gemma), a scaled embedding (Gemma).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchctl.decoding.kernels import Linear, Norm
+from benchctl.decoding.layers import Attention, Experts, Layer, Mlp
+from benchctl.errors import UserError
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "olmoe", "mixtral")
+
+_ACTIVATIONS = {
+    "silu": F.silu,
+    "swish": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+def check_family(config: Any) -> None:
+    """UserError unless the configuration is of a family, and of a variant, this forward reproduces."""
+    if config.model_type not in FAMILIES:
+        raise UserError(f"models of type {config.model_type!r} are not supported; known: {', '.join(FAMILIES)}")
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "dynamic":
+        raise UserError("rope type 'dynamic' is not supported: its keys change with the length of the text")
+    if _activation_name(config) not in _ACTIVATIONS:
+        raise UserError(f"activation {_activation_name(config)!r} is not supported; known: {', '.join(_ACTIVATIONS)}")
+
+
+def context_tokens(config: Any) -> int:
+    """Positions the model can take; long-rope models are used within their original, unscaled context."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        return int(rope.get("original_max_position_embeddings") or config.original_max_position_embeddings)
+    return int(config.max_position_embeddings)
+
+
+def rotary_table(model: Any, positions: int, dtype: torch.dtype) -> Tensor:
+    """[positions, head_dim / 2] complex rotations, taken from the model's own module; 1 where a pair is not rotated."""
+    device = model.model.embed_tokens.weight.device
+    wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
+    probe = torch.zeros(1, dtype=wide, device=device)
+    cos, sin = model.model.rotary_emb(probe, torch.arange(positions, device=device)[None])
+    pairs = cos.shape[-1] // 2
+    table = torch.complex(cos[0, :, :pairs], sin[0, :, :pairs])
+    rest = _head_dim(model.config) // 2 - pairs
+    return torch.cat((table, table.new_ones(positions, rest)), dim=-1)
+
+
+def read_layers(model: Any, fast: bool) -> list[Layer]:
+    """All decoder layers of ``model``; ``fast`` holds weights in the layouts of the fast kernels too."""
+    return [_read_layer(model, index, fast) for index in range(len(model.model.layers))]
+
+
+def read_norm(module: Any, config: Any, order: Tensor | None = None) -> Norm:
+    """A norm of the model; ``order`` permutes the gain like the rows whose outputs it scales."""
+    gain = module.weight.detach()
+    gain = gain + 1.0 if config.model_type == "gemma" else gain
+    eps = getattr(module, "eps", None) or module.variance_epsilon
+    return Norm(gain if order is None else gain[order], eps)
+
+
+def _read_layer(model: Any, index: int, fast: bool) -> Layer:
+    layer, config = model.model.layers[index], model.config
+    return Layer(
+        attention_norm=read_norm(layer.input_layernorm, config),
+        attention=_read_attention(layer.self_attn, config, index, fast),
+        mlp_norm=read_norm(layer.post_attention_layernorm, config),
+        mlp=_read_experts(layer.mlp, config) if hasattr(layer.mlp, "experts") else _read_mlp(layer.mlp, config, fast),
+    )
+
+
+def _head_dim(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _interleave(config: Any, rotated: int) -> list[int]:
+    """Order that brings the two halves of each rotated pair side by side: 0, r/2, 1, r/2 + 1, ... then the rest."""
+    half = rotated // 2
+    paired = [index for pair in zip(range(half), range(half, rotated), strict=True) for index in pair]
+    return paired + list(range(rotated, _head_dim(config)))
+
+
+def _read_attention(module: Any, config: Any, index: int, fast: bool) -> Attention:
+    heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, _head_dim(config)
+    rope = getattr(config, "rope_parameters", None) or {}
+    order = _interleave(config, int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    rows = _row_order(heads, kv_heads, head_dim, order)
+    weight, bias = _fused(module, "qkv_proj", ("q_proj", "k_proj", "v_proj"))
+    per_head = hasattr(module, "q_norm") and module.q_norm.weight.shape[0] == head_dim
+    return Attention(
+        qkv=Linear(weight[rows], None if bias is None else bias[rows], fast),
+        out=Linear(module.o_proj.weight, module.o_proj.bias, fast),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        scale=float(module.scaling),
+        query_norm=_read_head_norm(module, "q_norm", config, order, 1 if per_head else heads),
+        key_norm=_read_head_norm(module, "k_norm", config, order, 1 if per_head else kv_heads),
+        norm_per_head=per_head,
+        clip=getattr(config, "clip_qkv", None),
+        window=_window(config, index),
+    )
+
+
+def _row_order(heads: int, kv_heads: int, head_dim: int, order: list[int]) -> Tensor:
+    """Rows of the fused product: queries and keys interleaved within each head, values as they are."""
+    rotated = torch.arange((heads + kv_heads) * head_dim).view(-1, head_dim)[:, order].flatten()
+    return torch.cat((rotated, torch.arange(rotated.numel(), rotated.numel() + kv_heads * head_dim)))
+
+
+def _read_head_norm(module: Any, name: str, config: Any, order: list[int], copies: int) -> Norm | None:
+    if not hasattr(module, name):
+        return None
+    head_dim = _head_dim(config)
+    index = torch.arange(copies * head_dim).view(-1, head_dim)[:, order].flatten()
+    return read_norm(getattr(module, name), config, index)
+
+
+def _window(config: Any, index: int) -> int | None:
+    """Sliding window of a layer. Qwen's list of layer types decides where it exists; elsewhere it holds for all."""
+    types = getattr(config, "layer_types", None)
+    if types is not None and types[index] != "sliding_attention":
+        return None
+    if types is None and config.model_type in ("llama", "gemma", "qwen2", "qwen3", "olmoe"):
+        return None
+    return getattr(config, "sliding_window", None)
+
+
+def _fused(module: Any, whole: str, parts: tuple[str, ...]) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of projections that share their input, whether the model holds them as one or apart."""
+    modules = [getattr(module, whole)] if hasattr(module, whole) else [getattr(module, part) for part in parts]
+    weight = torch.cat([m.weight.detach() for m in modules])
+    if all(m.bias is None for m in modules):
+        return weight, None
+    return weight, torch.cat([m.bias.detach() for m in modules])
+
+
+def _activation_name(config: Any) -> str:
+    return str(config.hidden_act)
+
+
+def _read_mlp(module: Any, config: Any, fast: bool) -> Mlp:
+    weight, bias = _fused(module, "gate_up_proj", ("gate_proj", "up_proj"))
+    down = Linear(module.down_proj.weight, module.down_proj.bias, fast)
+    return Mlp(Linear(weight, bias, fast), down, _ACTIVATIONS[_activation_name(config)])
+
+
+def _read_experts(module: Any, config: Any) -> Experts:
+    return Experts(
+        router=module.gate.weight.detach(),
+        gate_up=module.experts.gate_up_proj.detach(),
+        down=module.experts.down_proj.detach(),
+        act=_ACTIVATIONS[_activation_name(config)],
+        top_k=config.num_experts_per_tok,
+        renormalise=getattr(config, "norm_topk_prob", True),
+    )

@@ -1,0 +1,225 @@
+"""The forward pass of a Llama-like decoder over rows of one sequence: attention, MLP, experts.
+
+A lean forward over the target's own weights: no module calls, queries, keys and values in one product, rotary
+embedding as one complex product in place. families.py fills these structures from transformers' models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchctl.decoding.cache import Cache
+from benchctl.decoding.kernels import Linear, Norm
+
+# Up to this many rows two batched products beat the fused kernel, whose set-up costs more than the work.
+_FEW_ROWS = 16
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Weights of one attention sub-layer; qkv gives queries, keys, values, heads interleaved for the complex rotary."""
+
+    qkv: Linear
+    out: Linear
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
+    norm_per_head: bool = True
+    clip: float | None = None
+    window: int | None = None
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """down(act(gate x) * (up x)); gate and up in one product."""
+
+    gate_up: Linear
+    down: Linear
+    act: Callable[[Tensor], Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(self.act(gate) * up)
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Mixture of experts: router [experts, width], gate_up [experts, 2 f, width], down [experts, width, f]."""
+
+    router: Tensor
+    gate_up: Tensor
+    down: Tensor
+    act: Callable[[Tensor], Tensor]
+    top_k: int
+    renormalise: bool
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights and indices [rows, top_k] of the experts each row goes to."""
+        probs = F.linear(x, self.router).softmax(-1, dtype=torch.promote_types(x.dtype, torch.float32))
+        weights, experts = probs.topk(self.top_k, dim=-1)
+        if self.renormalise:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return weights.to(x.dtype), experts
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weights, experts = self.route(x)
+        result = torch.zeros_like(x)
+        for expert in sorted(set(experts.flatten().tolist())):
+            row, slot = torch.where(experts == expert)
+            gate, up = F.linear(x[row], self.gate_up[expert]).chunk(2, dim=-1)
+            answer = F.linear(self.act(gate) * up, self.down[expert])
+            result.index_add_(0, row, answer * weights[row, slot, None])
+        return result
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer: x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    attention_norm: Norm
+    attention: Attention
+    mlp_norm: Norm
+    mlp: Mlp | Experts
+
+
+class Layout:
+    """Where rows stand: their first cache slot, the position of each, and which slots each may see.
+
+    base       cache slot of the first open row; every slot before it is visible to all rows
+    positions  [open rows] position of each open row in the text
+    ancestors  per open row the open rows it may see, itself included; None for a chain
+    skip       open rows that the layers in question have run already; the rest are the rows of this pass
+    """
+
+    def __init__(
+        self,
+        base: int,
+        positions: Sequence[int],
+        ancestors: Sequence[Sequence[int]] | None,
+        rotary: Tensor,
+        skip: int = 0,
+    ) -> None:
+        self.start = base + skip
+        self.rows = len(positions) - skip
+        self._base, self._skip = base, skip
+        self._positions = positions
+        self._ancestors = ancestors
+        self._device = rotary.device
+        if ancestors is None:
+            index: slice | Tensor = slice(positions[skip], positions[skip] + self.rows)
+        else:
+            index = torch.tensor(list(positions[skip:]), device=rotary.device)
+        self.rotary = rotary[index].unsqueeze(1)
+        self._bias: dict[int | None, Tensor | None] = {}
+
+    def bias(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        """[rows, slots] 0 where a row may look and -inf elsewhere; None when every row may see everything."""
+        if window is not None and max(self._positions) < window:
+            window = None
+        if window not in self._bias:
+            self._bias[window] = self._build(window, dtype)
+        return self._bias[window]
+
+    def _build(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        if self.rows == 1 and self._ancestors is None and window is None:
+            return None
+        visible = torch.ones(self.rows, self.start + self.rows, dtype=torch.bool)
+        if self._ancestors is None:
+            visible.tril_(self.start)
+        else:
+            visible[:, self._base :] = False
+            for row, seen in enumerate(self._ancestors[self._skip :]):
+                visible[row, [self._base + other for other in seen]] = True
+        if window is not None:
+            positions = torch.tensor(list(self._positions))
+            slots = torch.cat((torch.arange(self._base), positions))
+            visible &= positions[self._skip :, None] - slots[None, :] < window
+        bias = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, -torch.inf)
+        return bias.to(self._device)
+
+
+def attend(attention: Attention, x: Tensor, cache: Cache, layer: int, layout: Layout) -> Tensor:
+    """Attention of rows ``x`` [rows, width] over the cache, into which their keys and values go first."""
+    queries, kv = _project(attention, x, layout)
+    stored = cache.write(layer, layout.start, kv)
+    keys, values = stored[: attention.kv_heads], stored[attention.kv_heads :]
+    bias = layout.bias(attention.window, x.dtype)
+    mix = _mix_few if layout.rows <= _FEW_ROWS else _mix_many
+    return attention.out(mix(attention, queries, keys, values, bias))
+
+
+def fill(attention: Attention, x: Tensor, cache: Cache, layer: int, layout: Layout) -> None:
+    """Only the keys and values of rows ``x`` [rows, width]: what later rows will see of a row that left early."""
+    cache.write(layer, layout.start, _project(attention, x, layout)[1])
+
+
+def _project(attention: Attention, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Queries [rows, heads, head_dim] and, with keys before values, [2 * kv_heads, rows, head_dim]; both rotated."""
+    heads, kv_heads, rows = attention.heads, attention.kv_heads, x.shape[0]
+    qkv = attention.qkv(x).view(rows, heads + 2 * kv_heads, attention.head_dim)
+    if attention.query_norm is not None and attention.key_norm is not None:
+        qkv[:, :heads] = _norm_heads(attention.query_norm, qkv[:, :heads], attention.norm_per_head)
+        keys = qkv[:, heads : heads + kv_heads]
+        qkv[:, heads : heads + kv_heads] = _norm_heads(attention.key_norm, keys, attention.norm_per_head)
+    if attention.clip is not None:
+        qkv.clamp_(-attention.clip, attention.clip)
+    rotated = qkv[:, : heads + kv_heads]
+    if rotated.dtype in (torch.float32, torch.float64):
+        torch.view_as_complex(rotated.unflatten(-1, (-1, 2))).mul_(layout.rotary)
+    else:
+        wide = torch.view_as_complex(rotated.float().unflatten(-1, (-1, 2))) * layout.rotary
+        rotated.copy_(torch.view_as_real(wide).flatten(-2))
+    return qkv[:, :heads], qkv[:, heads:].transpose(0, 1)
+
+
+def _norm_heads(norm: Norm, x: Tensor, per_head: bool) -> Tensor:
+    """Norm of queries or keys [rows, heads, head_dim]: each head alone (Qwen3) or all together (OLMoE)."""
+    return norm(x) if per_head else norm(x.flatten(1)).view_as(x)
+
+
+def _mix_few(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
+    rows, groups = queries.shape[0], attention.heads // attention.kv_heads
+    grouped = queries.view(rows, attention.kv_heads, groups, attention.head_dim).permute(1, 2, 0, 3)
+    grouped = grouped.reshape(attention.kv_heads, groups * rows, attention.head_dim)
+    if bias is None:
+        scores = torch.baddbmm(values[:, :1, :1], grouped, keys.transpose(1, 2), beta=0, alpha=attention.scale)
+    else:
+        repeated = bias.repeat(groups, 1)
+        scores = torch.baddbmm(repeated, grouped, keys.transpose(1, 2), alpha=attention.scale)
+    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(values.dtype)
+    mixed = torch.bmm(weights, values).view(attention.kv_heads, groups, rows, attention.head_dim)
+    return mixed.permute(2, 0, 1, 3).reshape(rows, attention.heads * attention.head_dim)
+
+
+def _mix_many(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
+    mixed = F.scaled_dot_product_attention(
+        queries.transpose(0, 1)[None],
+        keys[None],
+        values[None],
+        attn_mask=bias,
+        scale=attention.scale,
+        enable_gqa=attention.heads != attention.kv_heads,
+    )
+    return mixed[0].transpose(0, 1).reshape(queries.shape[0], -1)
+
+
+def run_layers(layers: Sequence[Layer], first: int, x: Tensor, cache: Cache, layout: Layout) -> Tensor:
+    """Residual ``x`` [rows, width] through ``layers``, which are the model's from ``first`` on."""
+    for index, layer in enumerate(layers, first):
+        x = x + attend(layer.attention, layer.attention_norm(x), cache, index, layout)
+        x = x + layer.mlp(layer.mlp_norm(x))
+    return x
+
+
+def fill_layers(layers: Sequence[Layer], first: int, x: Tensor, cache: Cache, layout: Layout) -> None:
+    """Keys and values of ``layers`` from one and the same residual ``x``: state propagation (CALM 2207.07061, 3.1)."""
+    for index, layer in enumerate(layers, first):
+        fill(layer.attention, layer.attention_norm(x), cache, index, layout)

@@ -1,0 +1,68 @@
+"""How a token is chosen from target logits: greedy, or drawn after temperature, top-k and top-p."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The warping every token of a run is drawn under; temperature 0 is greedy.
+
+    Warping follows the order of transformers' logits processors (temperature, top-k, top-p), so
+    distributions can be compared with theirs.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def generator(self, prompt_seed: int = 0) -> torch.Generator:
+        """A generator of its own for one generation, so that order and neighbours change nothing."""
+        mixed = (self.seed * 1_000_003 + prompt_seed * 7_919 + 1) % (2**63)
+        return torch.Generator("cpu").manual_seed(mixed)
+
+    def probs(self, logits: Tensor) -> Tensor:
+        """Warped probabilities, float64 on the host, of ``logits`` [rows, vocabulary].
+
+        Host and float64 because rejection sampling subtracts nearly equal numbers, and because the
+        accept decisions need host values anyway: one transfer per step. Greedy gives one-hot rows.
+        """
+        scores = logits.detach().to("cpu", torch.float64)
+        if self.greedy:
+            return torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
+        scores = scores / self.temperature
+        if 0 < self.top_k < scores.shape[-1]:
+            kth = scores.topk(self.top_k, dim=-1).values[..., -1:]
+            scores = scores.masked_fill(scores < kth, -torch.inf)
+        if self.top_p < 1.0:
+            scores = _nucleus(scores, self.top_p)
+        return scores.softmax(-1)
+
+    def draw(self, logits: Tensor, generator: torch.Generator) -> int:
+        """One token for the single row ``logits`` [1, vocabulary]."""
+        if self.greedy:
+            return int(logits.argmax(-1).item())
+        return draw(self.probs(logits)[-1], generator)
+
+
+def draw(probs: Tensor, generator: torch.Generator) -> int:
+    """A token drawn from ``probs`` [vocabulary]."""
+    return int(torch.multinomial(probs, 1, generator=generator).item())
+
+
+def _nucleus(scores: Tensor, top_p: float) -> Tensor:
+    """Mask what lies outside the smallest set whose probability reaches ``top_p`` (at least one token stays)."""
+    ordered, order = scores.sort(dim=-1)
+    # The sum of a token and everything less likely: below 1 - top_p means the tokens above it already suffice.
+    outside = ordered.softmax(-1).cumsum(-1) <= 1.0 - top_p
+    outside[..., -1] = False
+    return scores.masked_fill(outside.scatter(-1, order, outside), -torch.inf)

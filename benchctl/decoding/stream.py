@@ -1,0 +1,131 @@
+"""One sequence on its way through a model: committed rows in the cache, uncommitted ones behind them.
+
+Rows may stand at different depths. A layer runs only the rows it lacks, all of them in one batch, which makes
+"verify a draft", "verify from layer E on stored states" and "compute skipped layers later" the same operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from benchctl.decoding.cache import Cache
+from benchctl.decoding.layers import Layout
+from benchctl.decoding.target import Target
+
+
+class Stream:
+    """Rows of one sequence.
+
+    base    cache slot, and position, of the first open row: one that is uncommitted or has layers still to run
+    tokens  ids of the open rows; parents: the open row each one continues, -1 for the text before them
+    states  [open rows, width] each row's residual after the last layer it ran
+    """
+
+    def __init__(self, target: Target, capacity: int, cache: Cache | None = None) -> None:
+        self.target = target
+        self.cache = cache or target.new_cache(capacity)
+        self.base = 0
+        self.tokens: list[int] = []
+        self._parents: list[int] = []
+        self._states: Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def length(self) -> int:
+        """Rows committed or open."""
+        return self.base + self.rows
+
+    def push(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> None:
+        """Add open rows; ``parents`` are indices of open rows, by default each row continues the one before it."""
+        self._parents += range(self.rows - 1, self.rows - 1 + len(tokens)) if parents is None else parents
+        self.tokens += tokens
+
+    @property
+    def states(self) -> Tensor:
+        """[open rows, width], rows pushed since the last call embedded."""
+        done = 0 if self._states is None else self._states.shape[0]
+        if done < self.rows:
+            fresh = self.target.embed(self.tokens[done:])
+            self._states = fresh if self._states is None else torch.cat((self._states, fresh))
+        assert self._states is not None, "a stream without open rows has no states"
+        return self._states
+
+    def advance(self, last: int | None = None) -> None:
+        """Run every open row through the layers below ``last`` (default all) that it has not run yet."""
+        last = self.target.layers if last is None else last
+        lengths = self.cache.lengths
+        first = 0
+        while first < last:
+            start, group = lengths[first], first
+            while group < last and lengths[group] == start:
+                group += 1
+            if start < self.length:
+                self._run(start, first, group)
+            first = group
+
+    def _run(self, start: int, first: int, last: int) -> None:
+        skip = start - self.base
+        states = self.states
+        done = self.target.run(states[skip:] if skip else states, self.cache, first, last, self._layout(start))
+        self._states = torch.cat((states[:skip], done)) if skip else done
+
+    def fill(self, first: int) -> None:
+        """Give layers ``first`` .. the keys and values of the last open row's present state; it runs them no more."""
+        start = self.length - 1
+        self.target.fill(self.states[-1:], self.cache, first, self._layout(start))
+
+    def logits(self, first: int = 0) -> Tensor:
+        """Logits [open rows - first, vocabulary] of the states as they are."""
+        states = self.states
+        return self.target.head(states[first:] if first else states)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Commit these open rows (ascending, each the parent of the next) and forget the others."""
+        self.cache.keep(self.base, [self.base + row for row in rows])
+        kept = len(rows)
+        # Layers never hold more rows than the ones above them in the text, so the last layer tells what is finished.
+        finished = self.cache.lengths[-1] - self.base
+        if finished >= kept:
+            self._forget_all(kept)
+            return
+        states = self.states[list(rows)] if list(rows) != list(range(self.rows)) else self.states
+        self.tokens = [self.tokens[row] for row in rows][finished:]
+        self._parents = list(range(-1, kept - 1 - finished))
+        self._states = states[finished:]
+        self.base += finished
+
+    def _forget_all(self, kept: int) -> None:
+        self.base += kept
+        self.tokens, self._parents, self._states = [], [], None
+
+    def truncate(self, length: int) -> None:
+        """Go back to the first ``length`` rows of a stream without open rows."""
+        if self.rows:
+            raise ValueError("only a stream without open rows can be truncated")
+        self.cache.truncate(length)
+        self.base = min(self.base, length)
+
+    def fork(self) -> Stream:
+        """An independent copy of a stream without open rows."""
+        if self.rows:
+            raise ValueError("only a stream without open rows can be forked")
+        twin = Stream(self.target, 0, self.cache.fork())
+        twin.base = self.base
+        return twin
+
+    def _layout(self, start: int) -> Layout:
+        skip = start - self.base
+        if all(parent == row - 1 for row, parent in enumerate(self._parents)):
+            return self.target.layout(self.base, range(self.base, self.length), skip=skip)
+        positions: list[int] = []
+        seen: list[list[int]] = []
+        for row, parent in enumerate(self._parents):
+            positions.append(self.base if parent < 0 else positions[parent] + 1)
+            seen.append([*(seen[parent] if parent >= 0 else []), row])
+        return self.target.layout(self.base, positions, seen, skip)

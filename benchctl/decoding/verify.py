@@ -1,0 +1,129 @@
+"""Draft and target distributions in, verdict out: which rows are accepted and which token follows.
+
+Every rule walks the tree from the root, child by child, so no padded row is ever compared.
+Sources: greedy and chain rejection, Leviathan et al. 2211.17192 and Chen et al. 2302.01318; siblings, SpecInfer 2305.09781
+(with replacement) and Sequoia 2402.12374 (without); typical acceptance, Medusa 2401.10774 section 2.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from benchctl.decoding.draft import ROOT, Draft
+from benchctl.decoding.sampling import draw
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """path: accepted draft rows in order, root excluded; next_token: the bonus token the target adds."""
+
+    path: tuple[int, ...]
+    next_token: int
+
+
+def verify_greedy(draft: Draft, argmaxes: Sequence[int]) -> Verdict:
+    """Follow the child that equals the target's argmax; ``argmaxes`` [1 + rows], the root's first.
+
+    Example: chain (5, 7) with argmaxes (5, 8, 3) accepts row 0 and adds 8.
+    """
+    path: list[int] = []
+    node = ROOT
+    while True:
+        wanted = argmaxes[node + 1]
+        node_next = next((row for row in draft.children(node) if draft.tokens[row] == wanted), None)
+        if node_next is None:
+            return Verdict(tuple(path), wanted)
+        path.append(node_next)
+        node = node_next
+
+
+def verify_rejection(draft: Draft, target_probs: Tensor, generator: torch.Generator) -> Verdict:
+    """Accept so that the output has exactly the target's distribution.
+
+    target_probs [1 + rows, vocabulary], the root's first, warped and on the host (Sampling.probs). Deterministic
+    drafts count as drawn from a point mass, so a token is accepted with probability p(x).
+    """
+    path: list[int] = []
+    node = ROOT
+    while True:
+        residual = target_probs[node + 1]
+        accepted, residual = _try_children(draft, node, residual, generator)
+        if accepted is None:
+            return Verdict(tuple(path), draw(residual, generator))
+        path.append(accepted)
+        node = accepted
+
+
+def _try_children(
+    draft: Draft, node: int, target: Tensor, generator: torch.Generator
+) -> tuple[int | None, Tensor]:
+    """The accepted child of ``node``, or None with the distribution left to draw the bonus token from."""
+    used: list[int] = []
+    for row in draft.children(node):
+        token = draft.tokens[row]
+        proposal = _proposal(draft, row, used)
+        chance = _uniform(generator)
+        if chance * _mass(proposal, token) < float(target[token]):
+            return row, target
+        target = _residual(target, proposal, token)
+        used.append(token)
+    return None, target
+
+
+def _proposal(draft: Draft, row: int, used: Sequence[int]) -> Tensor | None:
+    """What the row's token was drawn from: None for a point mass; rejected siblings removed if not replaced."""
+    if draft.probs is None:
+        return None
+    proposal = draft.probs[row]
+    if draft.replacement or not used:
+        return proposal
+    proposal = proposal.clone()
+    proposal[list(used)] = 0.0
+    return proposal / proposal.sum()
+
+
+def _mass(proposal: Tensor | None, token: int) -> float:
+    return 1.0 if proposal is None else float(proposal[token])
+
+
+def _residual(target: Tensor, proposal: Tensor | None, token: int) -> Tensor:
+    """norm(max(0, p - q)); for a point mass that is p without its token."""
+    if proposal is None:
+        left = target.clone()
+        left[token] = 0.0
+    else:
+        left = (target - proposal).clamp_min_(0.0)
+    total = float(left.sum())
+    # A rejection implies p(x) < q(x), so mass is left elsewhere; only rounding can bring it to nothing.
+    return left / total if total > 0.0 else target
+
+
+def _uniform(generator: torch.Generator) -> float:
+    return float(torch.rand((), generator=generator, dtype=torch.float64))
+
+
+def verify_typical(
+    draft: Draft, target_probs: Tensor, generator: torch.Generator, epsilon: float = 0.09, delta: float = 0.3
+) -> Verdict:
+    """Medusa's typical acceptance: keep the longest branch whose tokens all have p > min(epsilon, delta exp(-H)).
+
+    Lossy: the output does not have the target's distribution. Shapes as in verify_rejection; of equally long branches the
+    first wins; the bonus token is drawn from the target's distribution at the end of the path.
+    """
+    entropy = torch.special.entr(target_probs).sum(-1)
+    bars = (delta * torch.exp(-entropy)).clamp_max(epsilon)
+    path = _longest(draft, ROOT, target_probs, bars.tolist())
+    return Verdict(path, draw(target_probs[(path[-1] if path else ROOT) + 1], generator))
+
+
+def _longest(draft: Draft, node: int, target_probs: Tensor, bars: Sequence[float]) -> tuple[int, ...]:
+    best: tuple[int, ...] = ()
+    for row in draft.children(node):
+        if float(target_probs[node + 1, draft.tokens[row]]) > bars[node + 1]:
+            branch = (row, *_longest(draft, row, target_probs, bars))
+            best = branch if len(branch) > len(best) else best
+    return best

@@ -1,0 +1,90 @@
+"""Leave the target early, at the first layer that is confident enough.
+
+Schuster et al.: Confident Adaptive Language Modeling (CALM), 2022, arXiv 2207.07061: confidence measures of section 3.5, state
+propagation of section 3.1. ``deferred_exact`` (missing layers computed later) is the just-in-time rule of DEED, Tang et al. 2023,
+arXiv 2311.08623. mode=draft is ours: the exits propose, the full model verifies, as in LayerSkip (2404.16710).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.nn.functional as F
+
+from benchctl.decoding.draft import Draft
+from benchctl.decoding.method import AdaptiveDepth, Context, Exactness, Speculative, Step, View
+from benchctl.decoding.target import Target
+
+
+@dataclass
+class EarlyExit(AdaptiveDepth, Speculative):
+    """Exit where confidence reaches ``threshold``; a threshold above 1 never exits, 0 always exits at the first layer.
+
+    mode          exit (lossy) or draft (exits propose, the full model verifies: exact)
+    confidence    softmax_gap (top1 - top2), softmax_max, state_cosine (of the last two states)
+    min_exit      first layer that may be an exit; 0 takes a quarter of the target's depth
+    exits         exit layers joined by +, such as 4+8; empty means every layer from min_exit
+    kv_policy     what skipped layers hold of a token: propagate or deferred_exact (mode=draft always defers)
+    draft_tokens  tokens drafted per verification in mode=draft
+    """
+
+    mode: Literal["exit", "draft"] = "exit"
+    confidence: Literal["softmax_gap", "softmax_max", "state_cosine"] = "softmax_gap"
+    threshold: float = 0.9
+    min_exit: int = 0
+    exits: str = ""
+    kv_policy: Literal["propagate", "deferred_exact"] = "propagate"
+    draft_tokens: int = 4
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.threshold:
+            raise ValueError(f"threshold is {self.threshold}; it must not be negative")
+        if self.draft_tokens < 1:
+            raise ValueError(f"draft_tokens is {self.draft_tokens}; it must be at least 1")
+        if self.min_exit < 0:
+            raise ValueError(f"min_exit is {self.min_exit}; it must not be negative")
+        if self.exits and not all(part.isdecimal() and int(part) > 0 for part in self.exits.split("+")):
+            raise ValueError(f"exits is {self.exits!r}; join layer numbers by +, such as 4+8")
+
+    @property
+    def exactness(self) -> Exactness:  # type: ignore[override]
+        return "exact" if self.mode == "draft" else "lossy"
+
+    @property
+    def reason(self) -> str:  # type: ignore[override]
+        return "" if self.mode == "draft" else "tokens that leave early are not verified by the full target"
+
+    @property
+    def compares_states(self) -> bool:  # type: ignore[override]
+        return self.confidence == "state_cosine"
+
+    def unsupported(self, target: Target) -> str | None:
+        beyond = [layer for layer in self._chosen() if layer >= target.layers]
+        if beyond or self.min_exit >= target.layers:
+            return f"exit {max([*beyond, self.min_exit])} is not below the target's {target.layers} layers"
+        return None
+
+    def exit_layers(self, target: Target) -> tuple[int, ...]:
+        first = self.min_exit or max(1, target.layers // 4)
+        return tuple(layer for layer in self._chosen() or range(first, target.layers) if layer >= self.min_exit)
+
+    def _chosen(self) -> tuple[int, ...]:
+        return tuple(sorted({int(part) for part in self.exits.split("+")})) if self.exits else ()
+
+    def decide(self, context: Context, view: View) -> bool:
+        return self._confidence(view) >= self.threshold
+
+    def _confidence(self, view: View) -> float:
+        if self.confidence == "state_cosine":
+            return float(F.cosine_similarity(view.previous, view.state))
+        top = view.logits.softmax(-1).topk(2).values[0]
+        return float(top[0]) if self.confidence == "softmax_max" else float(top[0] - top[1])
+
+    def draft(self, context: Context, budget: int) -> Draft:
+        return self.draft_by_exits(context, min(self.draft_tokens, budget))
+
+    def step(self, context: Context) -> Step:
+        if self.mode == "draft":
+            return Speculative.step(self, context)
+        return self.exit_step(context, self.kv_policy)

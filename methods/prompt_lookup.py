@@ -1,0 +1,53 @@
+"""Draft by copying: what followed an earlier occurrence of the text's last tokens.
+
+Saxena: Prompt Lookup Decoding, 2023 (github.com/apoorvumang/prompt-lookup-decoding). Published variants differ in n-gram
+size, in which match they take and in whether a short continuation may be used, so each is an option here; the defaults for
+match and allow_short are those of transformers' prompt_lookup_num_tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from benchctl.decoding.draft import Draft
+from benchctl.decoding.method import Context, Speculative
+
+
+@dataclass
+class PromptLookup(Speculative):
+    """Copy up to ``draft_tokens`` tokens after an n-gram equal to the tail of the text, longest n-gram first.
+
+    max_ngram    longest tail looked for
+    match        which earlier occurrence is copied: the first in the text or the last
+    allow_short  whether a continuation shorter than draft_tokens may be used
+    """
+
+    draft_tokens: int = 10
+    max_ngram: int = 2
+    match: Literal["first", "last"] = "first"
+    allow_short: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("draft_tokens", "max_ngram"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+    def draft(self, context: Context, budget: int) -> Draft:
+        return Draft.chain(self.look_up(context.tokens)[: max(budget, 0)])
+
+    def look_up(self, tokens: list[int]) -> list[int]:
+        """The continuation found, or nothing.
+
+        Example: in 7 1 2 9 8 1 2 with draft_tokens 2, the tail 1 2 was followed by 9 8.
+        """
+        for size in range(min(self.max_ngram, len(tokens) - 1), 0, -1):
+            tail = tokens[-size:]
+            starts = range(len(tokens) - size)
+            for start in starts if self.match == "first" else reversed(starts):
+                if tokens[start : start + size] != tail:
+                    continue
+                found = tokens[start + size : start + size + self.draft_tokens]
+                if len(found) == self.draft_tokens or (found and self.allow_short):
+                    return found
+        return []

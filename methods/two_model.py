@@ -1,0 +1,81 @@
+"""Speculative decoding with a smaller draft model of the same tokenizer.
+
+Leviathan, Kalman, Matias: Fast Inference from Transformers via Speculative Decoding, 2023, arXiv 2211.17192, algorithm 1;
+Chen et al.: Accelerating Large Language Model Decoding with Speculative Sampling, 2023, arXiv 2302.01318.
+The confidence stop is not in the papers; it is transformers' (assistant_confidence_threshold).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from benchctl.decoding.draft import Draft
+from benchctl.decoding.method import Context, Speculative
+from benchctl.decoding.sampling import draw
+from benchctl.decoding.stream import Stream
+from benchctl.decoding.target import Target
+
+
+@dataclass
+class TwoModel(Speculative):
+    """Draft ``draft_tokens`` tokens with a smaller model, verify them in one pass of the target.
+
+    draft        the draft model; empty takes what --draft-model names
+    confidence   stop drafting after a token whose draft probability is below this; 0 never stops
+    """
+
+    draft_model: str = ""
+    draft_tokens: int = 5
+    confidence: float = 0.0
+    needs_draft_model = True
+    _model: Target | None = field(default=None, init=False, repr=False)
+    _stream: Stream | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.draft_tokens < 1:
+            raise ValueError(f"draft_tokens is {self.draft_tokens}; it must be at least 1")
+        if not 0.0 <= self.confidence <= 1.0:
+            raise ValueError(f"confidence is {self.confidence}; it must lie between 0 and 1")
+
+    def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:
+        self._model = models(self.draft_model or draft_model)
+
+    def start(self, context: Context) -> int:
+        assert self._model is not None, "prepare() loads the draft model"
+        first = super().start(context)
+        self._stream = Stream(self._model, context.prompt_tokens + context.limit_tokens)
+        self._feed(context.tokens)
+        return first
+
+    def draft(self, context: Context, budget: int) -> Draft:
+        assert self._stream is not None, "start() opens the draft model's stream"
+        sampling = context.sampling
+        # What the draft model has read beyond the committed text was rejected; after full acceptance it lacks a row.
+        self._stream.truncate(min(self._stream.length, len(context.tokens) - 1))
+        unread = context.tokens[self._stream.length :]
+        tokens: list[int] = []
+        probs: list[Tensor] = []
+        for _ in range(min(self.draft_tokens, budget)):
+            draft_logits = self._feed(unread)
+            if sampling.greedy:
+                tokens.append(int(draft_logits.argmax(-1).item()))
+            else:
+                probs.append(sampling.probs(draft_logits))
+                tokens.append(draw(probs[-1][0], context.generator))
+            if self.confidence and float(draft_logits.softmax(-1)[0, tokens[-1]]) < self.confidence:
+                break
+            unread = tokens[-1:]
+        return Draft.chain(tokens, torch.cat(probs) if probs else None)
+
+    def _feed(self, tokens: list[int]) -> Tensor:
+        """The draft model reads ``tokens``; its logits [1, vocabulary] after the last."""
+        assert self._stream is not None
+        self._stream.push(tokens)
+        self._stream.advance()
+        draft_logits = self._stream.logits(len(tokens) - 1)
+        self._stream.keep(range(len(tokens)))
+        return draft_logits
