@@ -1,8 +1,9 @@
 """Leave the target early, at the first layer that is confident enough.
 
-Schuster et al.: Confident Adaptive Language Modeling (CALM), 2022, arXiv 2207.07061: confidence measures of section 3.5, state
-propagation of section 3.1. ``deferred_exact`` (missing layers computed later) is the just-in-time rule of DEED, Tang et al. 2023,
-arXiv 2311.08623. mode=draft is ours: the exits propose, the full model verifies, as in LayerSkip (2404.16710).
+Schuster et al.: Confident Adaptive Language Modeling (CALM), 2022, arXiv 2207.07061: confidence measures of section
+3.5, state propagation of section 3.1. ``deferred_exact`` (missing layers computed later) is the just-in-time rule of
+DEED, Tang et al. 2023, arXiv 2311.08623. mode=draft is ours: the exits propose, the full model verifies, as in
+LayerSkip (2404.16710).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class EarlyExit(AdaptiveDepth, Speculative):
     draft_tokens: int = 4
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.threshold:
+        if not self.threshold >= 0.0:  # nan too
             raise ValueError(f"threshold is {self.threshold}; it must not be negative")
         if self.draft_tokens < 1:
             raise ValueError(f"draft_tokens is {self.draft_tokens}; it must be at least 1")

@@ -1,8 +1,8 @@
 """Draft by copying: what followed an earlier occurrence of the text's last tokens.
 
-Saxena: Prompt Lookup Decoding, 2023 (github.com/apoorvumang/prompt-lookup-decoding). Published variants differ in n-gram
-size, in which match they take and in whether a short continuation may be used, so each is an option here; the defaults for
-match and allow_short are those of transformers' prompt_lookup_num_tokens.
+Saxena: Prompt Lookup Decoding, 2023 (github.com/apoorvumang/prompt-lookup-decoding). Published variants differ in
+n-gram size, in which match they take and in whether a short continuation may be used, so each is an option here; the
+defaults for match and allow_short are those of transformers' prompt_lookup_num_tokens.
 """
 
 from __future__ import annotations

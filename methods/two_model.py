@@ -1,8 +1,8 @@
 """Speculative decoding with a smaller draft model of the same tokenizer.
 
-Leviathan, Kalman, Matias: Fast Inference from Transformers via Speculative Decoding, 2023, arXiv 2211.17192, algorithm 1;
-Chen et al.: Accelerating Large Language Model Decoding with Speculative Sampling, 2023, arXiv 2302.01318.
-The confidence stop is not in the papers; it is transformers' (assistant_confidence_threshold).
+Leviathan, Kalman, Matias: Fast Inference from Transformers via Speculative Decoding, 2023, arXiv 2211.17192, algorithm
+1; Chen et al.: Accelerating Large Language Model Decoding with Speculative Sampling, 2023, arXiv 2302.01318. The
+confidence stop is not in the papers; it is transformers' (assistant_confidence_threshold).
 """
 
 from __future__ import annotations
@@ -48,18 +48,21 @@ class TwoModel(Speculative):
         assert self._model is not None, "prepare() loads the draft model"
         first = super().start(context)
         self._stream = Stream(self._model, context.prompt_tokens + context.limit_tokens)
-        self._feed(context.tokens)
+        if len(context.tokens) <= self._model.context_tokens:
+            self._feed(context.tokens)
         return first
 
     def draft(self, context: Context, budget: int) -> Draft:
         assert self._stream is not None, "start() opens the draft model's stream"
         sampling = context.sampling
+        # A text longer than the draft model's context goes on without drafts.
+        room = self._stream.target.context_tokens - len(context.tokens) + 1
         # What the draft model has read beyond the committed text was rejected; after full acceptance it lacks a row.
         self._stream.truncate(min(self._stream.length, len(context.tokens) - 1))
         unread = context.tokens[self._stream.length :]
         tokens: list[int] = []
         probs: list[Tensor] = []
-        for _ in range(min(self.draft_tokens, budget)):
+        for _ in range(min(self.draft_tokens, budget, room)):
             draft_logits = self._feed(unread)
             if sampling.greedy:
                 tokens.append(int(draft_logits.argmax(-1).item()))

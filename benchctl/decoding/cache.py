@@ -29,15 +29,20 @@ class Cache:
         heads, head_dim = self._shape
         return torch.empty(heads, capacity, head_dim, dtype=self._like.dtype, device=self._like.device)
 
-    def write(self, layer: int, start: int, rows: Tensor) -> Tensor:
-        """Store ``rows`` [2 * kv_heads, rows, head_dim] at slot ``start``; all slots up to them come back as a view."""
-        end = start + rows.shape[1]
+    def write(self, layer: int, start: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Store ``rows`` [2 * kv_heads, rows, head_dim] at slot ``start``.
+
+        Returns views of the keys and of the values, [kv_heads, slots, head_dim] each, of all slots up to them.
+        """
+        count = rows.shape[1]
+        end = start + count
         if end > self.capacity:
             self._grow(end)
         kv = self.kv[layer]
-        kv[:, start:end].copy_(rows)
+        kv.narrow(1, start, count).copy_(rows)
         self.lengths[layer] = end
-        return kv[:, :end]
+        held = kv.narrow(1, 0, end)
+        return held[: self.kv_heads], held[self.kv_heads :]
 
     def _grow(self, needed: int) -> None:
         self.capacity = max(needed + _SLACK_ROWS, 2 * self.capacity)
@@ -53,9 +58,12 @@ class Cache:
         A layer that has not run some of the kept rows keeps those it has.
         """
         in_place = list(slots) == list(range(start, start + len(slots)))
+        if in_place:
+            self.truncate(start + len(slots))
+            return
         for layer, length in enumerate(self.lengths):
             held = [slot for slot in slots if slot < length]
-            if held and not in_place:
+            if held:
                 kv = self.kv[layer]
                 index = torch.tensor(held, device=kv.device)
                 kv[:, start : start + len(held)] = kv[:, index]

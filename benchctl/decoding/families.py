@@ -6,6 +6,7 @@ projections, biases, norms of queries and keys, experts, a gain of 1 + w (Gemma)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from benchctl.errors import UserError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "olmoe", "mixtral")
 
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "swish": F.silu,
     "gelu": F.gelu,
@@ -33,6 +34,8 @@ def check_family(config: Any) -> None:
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "dynamic":
         raise UserError("rope type 'dynamic' is not supported: its keys change with the length of the text")
+    if getattr(config, "use_bidirectional_attention", None):
+        raise UserError("bidirectional attention is not supported: such a model does not generate text")
     if _activation_name(config) not in _ACTIVATIONS:
         raise UserError(f"activation {_activation_name(config)!r} is not supported; known: {', '.join(_ACTIVATIONS)}")
 
@@ -65,7 +68,8 @@ def read_layers(model: Any, fast: bool) -> list[Layer]:
 def read_norm(module: Any, config: Any, order: Tensor | None = None) -> Norm:
     """A norm of the model; ``order`` permutes the gain like the rows whose outputs it scales."""
     gain = module.weight.detach()
-    gain = gain + 1.0 if config.model_type == "gemma" else gain
+    if config.model_type == "gemma":
+        gain = gain.to(torch.promote_types(gain.dtype, torch.float32)) + 1.0  # 1 + w rounded to bfloat16 is too coarse
     eps = getattr(module, "eps", None) or module.variance_epsilon
     return Norm(gain if order is None else gain[order], eps)
 
@@ -74,7 +78,7 @@ def _read_layer(model: Any, index: int, fast: bool) -> Layer:
     layer, config = model.model.layers[index], model.config
     return Layer(
         attention_norm=read_norm(layer.input_layernorm, config),
-        attention=_read_attention(layer.self_attn, config, index, fast),
+        attention=_read_attention(layer.self_attn, config, index, fast, 2 * model.model.rotary_emb.inv_freq.numel()),
         mlp_norm=read_norm(layer.post_attention_layernorm, config),
         mlp=_read_experts(layer.mlp, config) if hasattr(layer.mlp, "experts") else _read_mlp(layer.mlp, config, fast),
     )
@@ -91,10 +95,9 @@ def _interleave(config: Any, rotated: int) -> list[int]:
     return paired + list(range(rotated, _head_dim(config)))
 
 
-def _read_attention(module: Any, config: Any, index: int, fast: bool) -> Attention:
+def _read_attention(module: Any, config: Any, index: int, fast: bool, rotated: int) -> Attention:
     heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, _head_dim(config)
-    rope = getattr(config, "rope_parameters", None) or {}
-    order = _interleave(config, int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    order = _interleave(config, rotated)
     rows = _row_order(heads, kv_heads, head_dim, order)
     weight, bias = _fused(module, "qkv_proj", ("q_proj", "k_proj", "v_proj"))
     per_head = hasattr(module, "q_norm") and module.q_norm.weight.shape[0] == head_dim

@@ -1,8 +1,8 @@
 """Weight products and norms, with the kernel chosen by the number of rows.
 
 On a CPU the usual ``F.linear`` is far from the fastest product for the few rows of a decode step: pre-transposed
-weights win for one row, weights packed by oneDNN for several (figures: ``make bench``). Baseline and methods share these
-kernels, so neither gains from the other's weakness.
+weights win for one row, weights packed by oneDNN for several (figures: ``make bench``). Baseline and methods share
+these kernels, so neither gains from the other's weakness.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class Linear:
         self.weight = weight.detach()
         self._transposed: Tensor | None = None
         self._packed: Tensor | None = None
+        self._small = weight.numel() < _SMALL_WEIGHT
         if fast and weight.device.type == "cpu" and weight.dtype == torch.float32:
             self._transposed = self.weight.t().contiguous()
             if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -33,16 +34,21 @@ class Linear:
             self.weight = self._transposed.t()  # a view: the original layout is not kept
 
     def __call__(self, x: Tensor) -> Tensor:
-        rows = x.shape[0]
         if self._transposed is None:
             return F.linear(x, self.weight, self.bias)
-        few = rows <= _FEW_ROWS and self._transposed.numel() < _SMALL_WEIGHT
-        if rows == 1 or few or self._packed is None:
-            if self.bias is None:
-                return torch.mm(x, self._transposed)
-            return torch.addmm(self.bias, x, self._transposed)
+        if self._packed is None or self._few(x.shape[0]):
+            return torch.mm(x, self._transposed) if self.bias is None else torch.addmm(self.bias, x, self._transposed)
         packed: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
         return packed
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual + x W^T + b, in one call where the kernel can."""
+        if self._transposed is not None and self.bias is None and self._few(x.shape[0]):
+            return torch.addmm(residual, x, self._transposed)
+        return residual + self(x)
+
+    def _few(self, rows: int) -> bool:
+        return rows == 1 or (rows <= _FEW_ROWS and self._small)
 
 
 def may_copy(weight_bytes: int) -> bool:
@@ -51,17 +57,22 @@ def may_copy(weight_bytes: int) -> bool:
 
 
 class Norm:
-    """Root-mean-square norm over the last dimension; half precision is computed in float32, as transformers does."""
+    """Root-mean-square norm over the last dimension; half precision is computed in float32, as transformers does.
+
+    A float32 ``gain`` multiplies half-precision rows before they are rounded, as Gemma's does.
+    """
 
     def __init__(self, gain: Tensor, eps: float) -> None:
         self.gain = gain.detach()
-        self._half = gain.dtype in (torch.float16, torch.bfloat16)
-        kind = torch.float32 if self._half else gain.dtype
-        self._eps = torch.tensor([eps], dtype=kind, device=gain.device)
+        self._kind = torch.promote_types(gain.dtype, torch.float32)
+        self._eps = torch.tensor([eps], dtype=self._kind, device=gain.device)
         self._share = 1.0 / gain.shape[-1]
 
     def __call__(self, x: Tensor) -> Tensor:
-        wide = x.float() if self._half else x
+        wide = x if x.dtype is self._kind else x.to(self._kind)
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         scale = torch.addcmul(self._eps, length, length, value=self._share).rsqrt_()
-        return (wide * scale).to(x.dtype) * self.gain
+        normed = wide.mul(scale)
+        if self.gain.dtype is not x.dtype:
+            return normed.mul_(self.gain).to(x.dtype)
+        return normed.to(x.dtype).mul_(self.gain)

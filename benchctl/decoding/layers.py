@@ -18,6 +18,7 @@ from benchctl.decoding.kernels import Linear, Norm
 
 # Up to this many rows two batched products beat the fused kernel, whose set-up costs more than the work.
 _FEW_ROWS = 16
+_NOTHING = torch.zeros(1)  # stands where baddbmm wants a summand that beta=0 ignores
 
 
 @dataclass(frozen=True)
@@ -39,15 +40,16 @@ class Attention:
 
 @dataclass(frozen=True)
 class Mlp:
-    """down(act(gate x) * (up x)); gate and up in one product."""
+    """residual + down(act(gate x) * (up x)); gate and up in one product."""
 
     gate_up: Linear
     down: Linear
     act: Callable[[Tensor], Tensor]
 
-    def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(self.act(gate) * up)
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        both = self.gate_up(x)
+        width = self.down.in_features
+        return self.down.add_to(residual, self.act(both[:, :width]).mul_(both[:, width:]))
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class Experts:
             weights = weights / weights.sum(-1, keepdim=True)
         return weights.to(x.dtype), experts
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual + the weighted answers of each row's experts."""
         weights, experts = self.route(x)
         result = torch.zeros_like(x)
         for expert in sorted(set(experts.flatten().tolist())):
@@ -77,7 +80,7 @@ class Experts:
             gate, up = F.linear(x[row], self.gate_up[expert]).chunk(2, dim=-1)
             answer = F.linear(self.act(gate) * up, self.down[expert])
             result.index_add_(0, row, answer * weights[row, slot, None])
-        return result
+        return residual + result
 
 
 @dataclass(frozen=True)
@@ -146,14 +149,13 @@ class Layout:
         return bias.to(self._device)
 
 
-def attend(attention: Attention, x: Tensor, cache: Cache, layer: int, layout: Layout) -> Tensor:
-    """Attention of rows ``x`` [rows, width] over the cache, into which their keys and values go first."""
+def attend(attention: Attention, residual: Tensor, x: Tensor, cache: Cache, layer: int, layout: Layout) -> Tensor:
+    """residual + attention of rows ``x`` [rows, width] over the cache, into which their keys and values go first."""
     queries, kv = _project(attention, x, layout)
-    stored = cache.write(layer, layout.start, kv)
-    keys, values = stored[: attention.kv_heads], stored[attention.kv_heads :]
+    keys, values = cache.write(layer, layout.start, kv)
     bias = layout.bias(attention.window, x.dtype)
     mix = _mix_few if layout.rows <= _FEW_ROWS else _mix_many
-    return attention.out(mix(attention, queries, keys, values, bias))
+    return attention.out.add_to(residual, mix(attention, queries, keys, values, bias))
 
 
 def fill(attention: Attention, x: Tensor, cache: Cache, layer: int, layout: Layout) -> None:
@@ -172,10 +174,11 @@ def _project(attention: Attention, x: Tensor, layout: Layout) -> tuple[Tensor, T
     if attention.clip is not None:
         qkv.clamp_(-attention.clip, attention.clip)
     rotated = qkv[:, : heads + kv_heads]
+    pairs = rotated.view(rows, heads + kv_heads, -1, 2)
     if rotated.dtype in (torch.float32, torch.float64):
-        torch.view_as_complex(rotated.unflatten(-1, (-1, 2))).mul_(layout.rotary)
+        torch.view_as_complex(pairs).mul_(layout.rotary)
     else:
-        wide = torch.view_as_complex(rotated.float().unflatten(-1, (-1, 2))) * layout.rotary
+        wide = torch.view_as_complex(pairs.float()) * layout.rotary
         rotated.copy_(torch.view_as_real(wide).flatten(-2))
     return qkv[:, :heads], qkv[:, heads:].transpose(0, 1)
 
@@ -186,17 +189,25 @@ def _norm_heads(norm: Norm, x: Tensor, per_head: bool) -> Tensor:
 
 
 def _mix_few(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
-    rows, groups = queries.shape[0], attention.heads // attention.kv_heads
-    grouped = queries.view(rows, attention.kv_heads, groups, attention.head_dim).permute(1, 2, 0, 3)
-    grouped = grouped.reshape(attention.kv_heads, groups * rows, attention.head_dim)
-    if bias is None:
-        scores = torch.baddbmm(values[:, :1, :1], grouped, keys.transpose(1, 2), beta=0, alpha=attention.scale)
+    rows, kv_heads, head_dim = queries.shape[0], attention.kv_heads, attention.head_dim
+    groups = attention.heads // kv_heads
+    if rows == 1:
+        grouped = queries.reshape(kv_heads, groups, head_dim)
     else:
-        repeated = bias.repeat(groups, 1)
-        scores = torch.baddbmm(repeated, grouped, keys.transpose(1, 2), alpha=attention.scale)
-    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(values.dtype)
-    mixed = torch.bmm(weights, values).view(attention.kv_heads, groups, rows, attention.head_dim)
-    return mixed.permute(2, 0, 1, 3).reshape(rows, attention.heads * attention.head_dim)
+        grouped = queries.view(rows, kv_heads, groups, head_dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
+    if bias is None:
+        scores = torch.baddbmm(_NOTHING.to(values), grouped, keys.transpose(1, 2), beta=0, alpha=attention.scale)
+    else:
+        wide = bias if rows == 1 else bias.repeat(groups, 1)
+        scores = torch.baddbmm(wide, grouped, keys.transpose(1, 2), alpha=attention.scale)
+    if values.dtype in (torch.float32, torch.float64):
+        weights = scores.softmax(-1)
+    else:
+        weights = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
+    mixed = torch.bmm(weights, values)
+    if rows == 1:
+        return mixed.view(1, -1)
+    return mixed.view(kv_heads, groups, rows, head_dim).permute(2, 0, 1, 3).reshape(rows, -1)
 
 
 def _mix_many(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
@@ -214,8 +225,8 @@ def _mix_many(attention: Attention, queries: Tensor, keys: Tensor, values: Tenso
 def run_layers(layers: Sequence[Layer], first: int, x: Tensor, cache: Cache, layout: Layout) -> Tensor:
     """Residual ``x`` [rows, width] through ``layers``, which are the model's from ``first`` on."""
     for index, layer in enumerate(layers, first):
-        x = x + attend(layer.attention, layer.attention_norm(x), cache, index, layout)
-        x = x + layer.mlp(layer.mlp_norm(x))
+        x = attend(layer.attention, x, layer.attention_norm(x), cache, index, layout)
+        x = layer.mlp.add_to(x, layer.mlp_norm(x))
     return x
 
 

@@ -74,9 +74,7 @@ def decode(
     return Generation(answer, reason, times[0], tuple(steps), tuple(times[1:]), tuple(depths))
 
 
-def _open(
-    target: Target, prompt_ids: Sequence[int], limits: Limits, sampling: Sampling, prompt_seed: int
-) -> Context:
+def _open(target: Target, prompt_ids: Sequence[int], limits: Limits, sampling: Sampling, prompt_seed: int) -> Context:
     prompt_tokens = len(prompt_ids)
     if prompt_tokens == 0:
         raise UserError("the prompt has no tokens; give at least one")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar, Literal
 
 import torch
@@ -74,7 +74,7 @@ class Method(ABC):
         """Why this method cannot run on ``target``; None when it can."""
         return None
 
-    def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:
+    def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:  # noqa: B027 optional
         """Once per run: load what the method needs besides the target. ``models`` loads a model by name."""
 
     def start(self, context: Context) -> int:
@@ -102,7 +102,7 @@ class Outcome:
 
 
 class Speculative(Method):
-    """Draft, verify, commit. A drafter may push and part-run its rows itself; what it has not run, verification runs."""
+    """Draft, verify, commit. A drafter may push and part-run rows itself; what it has not run, verification runs."""
 
     @abstractmethod
     def draft(self, context: Context, budget: int) -> Draft:
@@ -183,7 +183,7 @@ class AdaptiveDepth(Method):
         stream, target = context.stream, context.target
         for layer in self.exit_layers(target):
             previous = self._advance(stream, layer)
-            view = View(layer, stream.states[-1:], previous, lambda state, at=layer: self.exit_head(target, at, state))
+            view = View(layer, stream.states[-1:], previous, partial(self.exit_head, target, layer))
             if self.decide(context, view):
                 return view
         stream.advance()

@@ -1,16 +1,21 @@
-"""The target model: load it, turn text into tokens and back, run rows through its layers. The only door to transformers."""
+"""The target model: load it, turn text into tokens and back, run rows through its layers.
+
+The only door to transformers.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from benchctl.decoding.cache import Cache
@@ -96,10 +101,25 @@ def load_tokenizer(path: str | Path) -> TargetTokenizer:
 def _from_pretrained(kind: Any, path: str | Path, **options: Any) -> Any:
     try:
         return kind.from_pretrained(str(path), **options)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except Exception as error:  # a broken folder raises whatever the reader of the broken file happens to raise
+        lines = str(error).strip().splitlines() or ["no reason given"]
+        reason = lines[0] if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {lines[0]}"
         hint = "" if Path(path).is_dir() else " (a hub id needs network; a local model is named by its folder)"
         raise UserError(f"cannot load {path}: {reason}{hint}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers without progress bars, and afterwards as it was."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _stop_ids(path: str | Path, config: Any, tokenizer: Any) -> frozenset[int]:
@@ -143,8 +163,14 @@ class Target:
         import transformers
 
         tokenizer = load_tokenizer(path)
-        model = _from_pretrained(transformers.AutoModelForCausalLM, path, dtype=DTYPES[dtype])
         folder = Path(path) if Path(path).is_dir() else None
+        # Reading a local folder takes no time worth a bar; a download keeps its own.
+        with _quiet() if folder else nullcontext():
+            options = {"dtype": DTYPES[dtype], "output_loading_info": True}
+            model, info = _from_pretrained(transformers.AutoModelForCausalLM, path, **options)
+        if info["missing_keys"]:
+            names = sorted(info["missing_keys"])
+            raise UserError(f"{path} lacks {len(names)} weights of its configuration, such as {names[0]}; get it anew")
         return cls(model.to(device).eval(), tokenizer, folder)
 
     @property
@@ -196,7 +222,7 @@ class Target:
     def embed(self, tokens: Sequence[int]) -> Tensor:
         """Residual before the first layer, [rows, width]."""
         ids = torch.tensor(list(tokens), device=self.device)
-        rows = self.embedding[ids]
+        rows = F.embedding(ids, self.embedding)
         return rows if self._embedding_scale == 1.0 else rows * rows.new_tensor(self._embedding_scale)
 
     def layout(

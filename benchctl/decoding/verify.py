@@ -1,8 +1,8 @@
 """Draft and target distributions in, verdict out: which rows are accepted and which token follows.
 
 Every rule walks the tree from the root, child by child, so no padded row is ever compared.
-Sources: greedy and chain rejection, Leviathan et al. 2211.17192 and Chen et al. 2302.01318; siblings, SpecInfer 2305.09781
-(with replacement) and Sequoia 2402.12374 (without); typical acceptance, Medusa 2401.10774 section 2.3.
+Sources: greedy and chain rejection, Leviathan et al. 2211.17192 and Chen et al. 2302.01318; siblings, SpecInfer
+2305.09781 (with replacement) and Sequoia 2402.12374 (without); typical acceptance, Medusa 2401.10774 section 2.3.
 """
 
 from __future__ import annotations
@@ -58,9 +58,7 @@ def verify_rejection(draft: Draft, target_probs: Tensor, generator: torch.Genera
         node = accepted
 
 
-def _try_children(
-    draft: Draft, node: int, target: Tensor, generator: torch.Generator
-) -> tuple[int | None, Tensor]:
+def _try_children(draft: Draft, node: int, target: Tensor, generator: torch.Generator) -> tuple[int | None, Tensor]:
     """The accepted child of ``node``, or None with the distribution left to draw the bonus token from."""
     used: list[int] = []
     for row in draft.children(node):
@@ -111,8 +109,8 @@ def verify_typical(
 ) -> Verdict:
     """Medusa's typical acceptance: keep the longest branch whose tokens all have p > min(epsilon, delta exp(-H)).
 
-    Lossy: the output does not have the target's distribution. Shapes as in verify_rejection; of equally long branches the
-    first wins; the bonus token is drawn from the target's distribution at the end of the path.
+    Lossy: the output does not have the target's distribution. Shapes as in verify_rejection; of equally long branches
+    the first wins; the bonus token is drawn from the target's distribution at the end of the path.
     """
     entropy = torch.special.entr(target_probs).sum(-1)
     bars = (delta * torch.exp(-entropy)).clamp_max(epsilon)

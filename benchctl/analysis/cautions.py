@@ -1,0 +1,103 @@
+"""What a reader should know before believing a group's figures, each with what to do about it."""
+
+from collections.abc import Iterator, Sequence
+
+from benchctl.analysis.comparison import Group
+from benchctl.analysis.fidelity import claims_exact
+
+_FEW_PROMPTS = 10
+_SPARE_CORES = 0.5  # how far the load may pass the cores before somebody has to wait
+
+
+def cautions(group: Group) -> tuple[str, ...]:
+    """Warnings about the figures of `group`, the gravest first."""
+    found = (
+        _broken_claims,
+        _failures,
+        _unsupported,
+        _unfinished,
+        _few_prompts,
+        _one_repeat,
+        _embedded,
+        _loaded,
+        _mixed,
+    )
+    return tuple(caution for find in found for caution in find(group))
+
+
+def _broken_claims(group: Group) -> Iterator[str]:
+    for method in group.pooled.methods:
+        if method.fidelity.lossy and claims_exact(method.exactness, group.run.temperature):
+            yield (
+                f"{method.label} claims to be exact, but {_count(method.fidelity.lossy, 'answer')} left the "
+                "baseline's by more than rounding: a bug in the method. Do not use its figures; see its lossy rows."
+            )
+
+
+def _failures(group: Group) -> Iterator[str]:
+    failed = group.frame[group.frame["error"].notna()]
+    for label, rows in failed.groupby("label", sort=False):
+        first = rows.iloc[0]
+        yield (
+            f"{label} failed on {_count(len(rows), 'generation')}, first on {first['suite']}/{first['prompt_id']}: "
+            f"{first['error']}. They and their counterparts are left out; mend the cause and run again."
+        )
+
+
+def _unsupported(group: Group) -> Iterator[str]:
+    for method in group.methods:
+        if method.unsupported:
+            yield f"{method.label} was not measured: {method.unsupported}."
+
+
+def _unfinished(group: Group) -> Iterator[str]:
+    for file in group.files:
+        asked = sum(suite.prompts for suite in file.run.suites)
+        answered = len({(row.suite, row.prompt_id) for row in file.rows if row.repeat >= 0})
+        if answered < asked:
+            yield f"{file.path} has {answered} of {_count(asked, 'prompt')}: continue its run with --resume."
+
+
+def _few_prompts(group: Group) -> Iterator[str]:
+    fewest = min(method.prompts for method in group.pooled.methods)
+    if fewest < _FEW_PROMPTS:
+        yield f"{_count(fewest, 'prompt')} cannot stand for a suite: raise --limit to {_FEW_PROMPTS} or more."
+
+
+def _one_repeat(group: Group) -> Iterator[str]:
+    if len(group.frame.groupby(["file", "session", "repeat"])) == 1:
+        yield "each generation was timed once, so noise cannot be told from speed: use --repeats 2 or more."
+
+
+def _embedded(group: Group) -> Iterator[str]:
+    names = [suite.name for suite in group.run.suites if suite.source == "embedded"]
+    if names:
+        yield (
+            f"{', '.join(names)}: embedded samples in the manner of the published prompts, not to be quoted as those. "
+            "For the published ones use --data-dir or --source published."
+        )
+
+
+def _loaded(group: Group) -> Iterator[str]:
+    for file in group.files:
+        load, cores = _first(file.run.machine.get("load_average")), file.run.machine.get("cores")
+        if load is not None and isinstance(cores, int) and load + file.run.threads > cores + _SPARE_CORES:
+            yield (
+                f"{file.path}: the machine was busy at the start (load {load:.1f} on {_count(cores, 'core')}, of which "
+                f"the run needs {file.run.threads}): stop other work and measure again."
+            )
+
+
+def _mixed(group: Group) -> Iterator[str]:
+    for field in ("versions", "commit"):
+        if any(getattr(file.run, field) != getattr(group.run, field) for file in group.files):
+            yield f"the runs differ in {field}, which may be why their figures differ: measure all with one version."
+
+
+def _first(value: object) -> float | None:
+    numbers = value if isinstance(value, Sequence) and not isinstance(value, str) else ()
+    return float(numbers[0]) if numbers else None
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

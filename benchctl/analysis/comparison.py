@@ -1,0 +1,152 @@
+"""The figures of comparable runs: metrics with intervals, and verdicts, of each method by suite and over all suites."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from benchctl.analysis.fidelity import Fidelity, claims_exact, fidelity, is_lossless
+from benchctl.analysis.frame import pair, to_frame
+from benchctl.analysis.groups import Difference, differences, group
+from benchctl.analysis.metrics import METRICS, Metric
+from benchctl.analysis.stats import Interval, Ints, Levels, bootstrap
+from benchctl.errors import UserError
+from benchctl.recordfile import RunFile
+from benchctl.records import Exactness, MethodInfo, Run
+
+POOLED = "all suites"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A metric of one method: None where it has no meaning, without interval where there is no telling."""
+
+    metric: Metric
+    value: float | None
+    interval: Interval | None
+
+
+@dataclass(frozen=True)
+class MethodFigures:
+    """One method on one suite. `prompts` and `generations` count what its estimates rest on."""
+
+    label: str
+    exactness: Exactness
+    is_baseline: bool
+    prompts: int
+    generations: int
+    estimates: tuple[Estimate, ...]
+    fidelity: Fidelity
+    lossless: bool
+
+    @property
+    def label_lines(self) -> tuple[str, ...]:
+        """The label with each of its options on a line of its own, for places where long labels have no room.
+
+        `two_model[draft_tokens=5,tree=wide]` -> `two_model`, `draft_tokens=5`, `tree=wide`.
+        """
+        name, _, options = self.label.removesuffix("]").partition("[")
+        return (name, *options.split(",")) if options else (name,)
+
+    def estimate(self, metric: Metric) -> Estimate:
+        return next(estimate for estimate in self.estimates if estimate.metric == metric)
+
+
+@dataclass(frozen=True)
+class SuiteFigures:
+    """All methods on one suite, or on all of them (POOLED)."""
+
+    suite: str
+    methods: tuple[MethodFigures, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Files that may be compared. With several suites the last of `suites` is all of them together."""
+
+    files: tuple[RunFile, ...]
+    frame: pd.DataFrame
+    suites: tuple[SuiteFigures, ...]
+    differs: tuple[Difference, ...]
+
+    @property
+    def run(self) -> Run:
+        """The first run: it stands for all in what must be equal."""
+        return self.files[0].run
+
+    @property
+    def pooled(self) -> SuiteFigures:
+        return self.suites[-1]
+
+    @property
+    def methods(self) -> tuple[MethodInfo, ...]:
+        """Every method of the group's runs by its label, the baseline first."""
+        by_label = {method.label: method for file in self.files for method in file.run.methods}
+        return tuple(sorted(by_label.values(), key=lambda method: method.label != self.run.baseline))
+
+
+def compare(files: Sequence[RunFile]) -> tuple[Group, ...]:
+    """The figures of `files`, in groups that may be compared; `differs` says what sets a group apart from the first.
+
+    Raises UserError when no file holds a generation that counts (warm-up does not).
+    """
+    measured = [file for file in files if any(row.repeat >= 0 for row in file.rows)]
+    if not measured:
+        names = ", ".join(str(file.path) for file in files)
+        raise UserError(f"no generations in {names or 'no files'}. Run `benchctl run`, or continue it with --resume.")
+    grouped = group(measured)
+    return tuple(_figures(members, differences(grouped[0][0].run, members[0].run)) for members in grouped)
+
+
+def _figures(files: tuple[RunFile, ...], differs: tuple[Difference, ...]) -> Group:
+    bare = Group(files, to_frame(files), (), differs)
+    suites = list(dict.fromkeys(bare.frame["suite"]))
+    parts = [_suite_figures(bare, suite, bare.frame[bare.frame["suite"] == suite]) for suite in suites]
+    if len(suites) > 1:
+        parts.append(_suite_figures(bare, POOLED, bare.frame))
+    return Group(files, bare.frame, tuple(parts), differs)
+
+
+def _suite_figures(group: Group, suite: str, frame: pd.DataFrame) -> SuiteFigures:
+    measured = set(frame["label"])
+    methods = [method for method in group.methods if method.label in measured]
+    return SuiteFigures(suite, tuple(_method_figures(group.run, method, frame) for method in methods))
+
+
+def _method_figures(run: Run, method: MethodInfo, frame: pd.DataFrame) -> MethodFigures:
+    found = fidelity(frame[frame["label"] == method.label])
+    pairs = pair(frame, method.label, run.baseline)
+    is_baseline = method.label == run.baseline
+    return MethodFigures(
+        label=method.label,
+        exactness=method.exactness,
+        is_baseline=is_baseline,
+        prompts=_prompt_codes(pairs).nunique(),
+        generations=len(pairs),
+        estimates=_estimates(pairs),
+        fidelity=found,
+        lossless=not is_baseline and is_lossless(claims_exact(method.exactness, run.temperature), found),
+    )
+
+
+def _estimates(pairs: pd.DataFrame) -> tuple[Estimate, ...]:
+    tops = np.column_stack([metric.top(pairs).to_numpy(dtype=float) for metric in METRICS])
+    bottoms = np.column_stack([metric.bottom(pairs).to_numpy(dtype=float) for metric in METRICS])
+    levels = Levels(
+        session=_integers(pairs.groupby(["file", "session"]).ngroup()),
+        prompt=_integers(_prompt_codes(pairs)),
+        repeat=_integers(pairs["repeat"]),
+    )
+    intervals = bootstrap(tops, bottoms, levels)
+    return tuple(
+        Estimate(metric, metric.value(pairs), interval) for metric, interval in zip(METRICS, intervals, strict=True)
+    )
+
+
+def _prompt_codes(pairs: pd.DataFrame) -> pd.Series:
+    return pairs.groupby(["suite", "prompt_id"]).ngroup()
+
+
+def _integers(codes: pd.Series) -> Ints:
+    return codes.to_numpy().astype(np.int64)

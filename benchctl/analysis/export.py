@@ -1,0 +1,98 @@
+"""A comparison for programs: CSV with a line per suite and method, JSON with everything, both at full precision."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from benchctl.analysis.cautions import cautions
+from benchctl.analysis.comparison import Estimate, Group, MethodFigures, SuiteFigures
+
+Value = str | int | float | bool | None
+Document = dict[str, object]
+
+
+def to_csv(groups: Sequence[Group]) -> str:
+    """One line per group, suite and method. Empty where there is no value; units stand in the names of the columns."""
+    lines = [
+        {"group": number, "suite": suite.suite, "baseline": group.run.baseline, **_flat(method)}
+        for number, group in enumerate(groups, 1)
+        for suite in group.suites
+        for method in suite.methods
+    ]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue().rstrip("\n")
+
+
+def to_json(groups: Sequence[Group]) -> str:
+    """An object with `groups`; see the keys below."""
+    document = {"groups": [_group(group) for group in groups]}
+    return json.dumps(document, indent=2, allow_nan=False)
+
+
+def _flat(method: MethodFigures) -> dict[str, Value]:
+    line: dict[str, Value] = {
+        "label": method.label,
+        "claim": method.exactness,
+        "lossless": method.lossless,
+        "prompts": method.prompts,
+        "generations": method.generations,
+    }
+    for estimate in method.estimates:
+        interval = estimate.interval
+        line[estimate.metric.name] = estimate.value
+        line[f"{estimate.metric.name}_low"] = interval.low if interval else None
+        line[f"{estimate.metric.name}_high"] = interval.high if interval else None
+    return line | asdict(method.fidelity)
+
+
+def _group(group: Group) -> Document:
+    run = group.run
+    return {
+        "files": [str(file.path) for file in group.files],
+        "baseline": run.baseline,
+        "target": run.target.name,
+        "draft": run.draft.name if run.draft else None,
+        "dtype": run.dtype,
+        "device": run.device,
+        "executor": run.executor,
+        "threads": run.threads,
+        "temperature": run.temperature,
+        "max_new_tokens": run.max_new_tokens,
+        "machine": dict(run.machine),
+        "differs_from_first_group": [asdict(difference) for difference in group.differs],
+        "cautions": list(cautions(group)),
+        "suites": [_suite(suite) for suite in group.suites],
+    }
+
+
+def _suite(suite: SuiteFigures) -> Document:
+    return {"suite": suite.suite, "methods": [_method(method) for method in suite.methods]}
+
+
+def _method(method: MethodFigures) -> Document:
+    return {
+        "label": method.label,
+        "claim": method.exactness,
+        "baseline": method.is_baseline,
+        "lossless": method.lossless,
+        "prompts": method.prompts,
+        "generations": method.generations,
+        "verdicts": asdict(method.fidelity),
+        "metrics": {estimate.metric.name: _estimate(estimate) for estimate in method.estimates},
+    }
+
+
+def _estimate(estimate: Estimate) -> Document:
+    interval = estimate.interval
+    return {
+        "value": estimate.value,
+        "low": interval.low if interval else None,
+        "high": interval.high if interval else None,
+        "unit": estimate.metric.unit,
+        "better": estimate.metric.better,
+    }

@@ -1,0 +1,111 @@
+"""Records as a table: one line per generation, with sums of the per-step lists and the unit in each column's name."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import pandas as pd
+
+from benchctl.recordfile import RunFile, read
+from benchctl.records import Row
+
+# Answers to the same turn, measured in turns by the same process: only these are compared with each other.
+_PAIRED = ["file", "suite", "prompt_id", "turn", "repeat", "session"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A generation in the frame. `file` numbers the files; times are None where it failed.
+
+    `decode_s` is the time after the first token and `whole_s` the time with prefill. `depth_layers` sums the layers run
+    over all tokens; `full_layers` is what these tokens take at full depth.
+    """
+
+    file: int
+    suite: str
+    prompt_id: str
+    turn: int
+    label: str
+    repeat: int
+    session: int
+    order: int
+    prompt_tokens: int
+    new_tokens: int
+    steps: int
+    committed_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
+    target_rows: int
+    depth_layers: int
+    full_layers: int
+    ttft_s: float | None
+    decode_s: float | None
+    whole_s: float | None
+    peak_memory_bytes: int | None
+    stop_reason: str | None
+    verdict: str | None
+    first_divergence: int | None
+    margin: float | None
+    noise: float | None
+    error: str | None
+
+
+def load(paths: Sequence[Path | str], *, warm_up: bool = False) -> pd.DataFrame:
+    """The generations of results files, see `to_frame`. Raises UserError for a file that cannot be read."""
+    return to_frame([read(path) for path in paths], warm_up=warm_up)
+
+
+def to_frame(files: Sequence[RunFile], *, warm_up: bool = False) -> pd.DataFrame:
+    """A Line per generation of `files`, in the order of files and rows, warm-up left out unless asked for."""
+    lines = [
+        _line(number, row, file.run.target.layers)
+        for number, file in enumerate(files)
+        for row in file.rows
+        if warm_up or row.repeat >= 0
+    ]
+    # By columns: pandas would take the dataclasses themselves, but copies each deeply.
+    return pd.DataFrame({field.name: [getattr(line, field.name) for line in lines] for field in fields(Line)})
+
+
+def pair(frame: pd.DataFrame, label: str, baseline: str) -> pd.DataFrame:
+    """The generations of `label` that did not fail, each with the baseline's answer to the same turn, if that did not.
+
+    The baseline's columns end in `_baseline`. Every figure is taken over these pairs, so that all figures of a method,
+    and the baseline's times, speak of the same prompts.
+    """
+    whole = frame[frame["error"].isna()]
+    answers, baselines = whole[whole["label"] == label], whole[whole["label"] == baseline]
+    return answers.merge(baselines, on=_PAIRED, suffixes=("", "_baseline"))
+
+
+def _line(number: int, row: Row, layers: int) -> Line:
+    decode_s = sum(row.step_s)
+    return Line(
+        file=number,
+        suite=row.suite,
+        prompt_id=row.prompt_id,
+        turn=row.turn,
+        label=row.label,
+        repeat=row.repeat,
+        session=row.session,
+        order=row.order,
+        prompt_tokens=row.prompt_tokens,
+        new_tokens=len(row.token_ids),
+        steps=len(row.step_s),
+        committed_tokens=sum(row.committed),
+        drafted_tokens=sum(row.drafted),
+        accepted_tokens=sum(row.accepted),
+        target_rows=sum(row.rows),
+        depth_layers=sum(row.layers),
+        full_layers=layers * len(row.layers),
+        ttft_s=row.ttft_s,
+        decode_s=None if row.ttft_s is None else decode_s,
+        whole_s=None if row.ttft_s is None else row.ttft_s + decode_s,
+        peak_memory_bytes=row.peak_memory_bytes,
+        stop_reason=row.stop_reason,
+        verdict=row.verdict,
+        first_divergence=row.first_divergence,
+        margin=row.margin,
+        noise=row.noise,
+        error=row.error,
+    )

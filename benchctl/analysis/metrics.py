@@ -1,0 +1,77 @@
+"""Every reported number, defined once: tables, files and plots share these. Each is a ratio of two sums over pairs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import pandas as pd
+
+from benchctl.analysis.fidelity import agreed_tokens, compared_tokens
+
+Better = Literal["higher", "lower"]
+Unit = Literal["ratio", "share", "s", "tokens/s", "tokens"]
+Column = Callable[[pd.DataFrame], pd.Series]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number about one method on a set of prompts: sum of `top` / sum of `bottom` over its pairs (see frame.pair).
+
+    As a ratio of sums it gives every second, step or token the same weight; a mean of per-prompt ratios would count
+    short answers as much as long ones.
+    """
+
+    name: str
+    label: str
+    unit: Unit
+    better: Better
+    top: Column
+    bottom: Column
+
+    def value(self, pairs: pd.DataFrame) -> float | None:
+        """The metric over `pairs`; None where it has no meaning, as an acceptance rate where nothing was drafted."""
+        bottom = float(self.bottom(pairs).sum())
+        return float(self.top(pairs).sum()) / bottom if bottom else None
+
+
+def _column(name: str) -> Column:
+    return lambda pairs: pairs[name].astype(float)
+
+
+def _each(pairs: pd.DataFrame) -> pd.Series:
+    return pd.Series(1.0, index=pairs.index)
+
+
+SPEEDUP = Metric("speedup", "speed-up", "ratio", "higher", _column("whole_s_baseline"), _column("whole_s"))
+DECODE_SPEEDUP = Metric(
+    "decode_speedup", "speed-up, decode only", "ratio", "higher", _column("decode_s_baseline"), _column("decode_s")
+)
+TOKENS_PER_S = Metric("tokens_per_s", "tokens/s", "tokens/s", "higher", _column("new_tokens"), _column("whole_s"))
+TPOT = Metric("tpot_s", "TPOT", "s", "lower", _column("decode_s"), _column("committed_tokens"))
+TTFT = Metric("ttft_s", "TTFT", "s", "lower", _column("ttft_s"), _each)
+BLOCK_EFFICIENCY = Metric(
+    "block_efficiency", "block efficiency", "tokens", "higher", _column("committed_tokens"), _column("steps")
+)
+MEAN_ACCEPTED = Metric(
+    "mean_accepted_tokens", "mean accepted tokens", "tokens", "higher", _column("accepted_tokens"), _column("steps")
+)
+ACCEPTANCE_RATE = Metric(
+    "acceptance_rate", "acceptance rate", "share", "higher", _column("accepted_tokens"), _column("drafted_tokens")
+)
+DEPTH_FRACTION = Metric(
+    "depth_fraction", "depth fraction", "share", "lower", _column("depth_layers"), _column("full_layers")
+)
+TOKEN_AGREEMENT = Metric("token_agreement", "token agreement", "share", "higher", agreed_tokens, compared_tokens)
+
+METRICS = (
+    SPEEDUP,
+    DECODE_SPEEDUP,
+    TOKENS_PER_S,
+    TPOT,
+    TTFT,
+    BLOCK_EFFICIENCY,
+    MEAN_ACCEPTED,
+    ACCEPTANCE_RATE,
+    DEPTH_FRACTION,
+    TOKEN_AGREEMENT,
+)

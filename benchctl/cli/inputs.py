@@ -1,0 +1,51 @@
+"""What the verbs that analyse results share: the files named on the command line, and notes about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from glob import glob, has_magic
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from benchctl.errors import UserError
+
+if TYPE_CHECKING:
+    from benchctl.analysis.comparison import Group
+    from benchctl.recordfile import RunFile
+
+
+def read_files(names: Sequence[str]) -> list[RunFile]:
+    """The files of `names`, which may be patterns such as results/*.jsonl; what is left out of them is said on stderr.
+
+    Raises UserError for a pattern without a match, and for a file that cannot be read.
+    """
+    from benchctl.recordfile import read
+
+    files = [read(path) for path in _paths(names)]
+    for file in files:
+        for notice in file.notices:
+            click.echo(f"Note: {notice}", err=True)
+        if not file.rows:
+            click.echo(f"Note: {file.path}: holds no generations yet and is left out.", err=True)
+    return files
+
+
+def tell_cautions(groups: Sequence[Group]) -> None:
+    """What to know about the figures, on stderr: for outputs that have no place for it."""
+    from benchctl.analysis.cautions import cautions
+
+    for group in groups:
+        for caution in cautions(group):
+            click.echo(f"Note: {caution}", err=True)
+
+
+def _paths(names: Sequence[str]) -> list[Path]:
+    found: dict[Path, None] = {}
+    for name in names:
+        matches = sorted(glob(name)) if has_magic(name) and not Path(name).exists() else [name]
+        if not matches:
+            raise UserError(f"no file matches {name}. Measure with `benchctl run` first, or name results files.")
+        found.update(dict.fromkeys(map(Path, matches)))
+    return list(found)

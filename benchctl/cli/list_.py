@@ -1,0 +1,124 @@
+"""`benchctl list`: what there is to run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from benchctl.decoding.method import Method
+    from benchctl.options import Option
+
+
+@dataclass(frozen=True)
+class _MethodLine:
+    """What the listing says of a method; exactness is that of its default options."""
+
+    name: str
+    family: str
+    exactness: str
+    options: tuple[Option, ...]
+    description: str
+
+
+@dataclass(frozen=True)
+class _BenchLine:
+    """What the listing says of a suite: prompts in the published file and in the sample embedded here."""
+
+    name: str
+    published: int
+    embedded: int
+    turns: int
+    licence: str
+    address: str
+
+
+@click.command(name="list", no_args_is_help=True)
+@click.argument("kind", type=click.Choice(["methods", "benches", "models"]))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def list_(kind: str, as_json: bool) -> None:
+    """List the methods, the benches (prompt suites) or the embedded models.
+
+    \b
+    Examples:
+      benchctl list methods
+      benchctl list models --json
+    """
+    rows, columns = _LISTINGS[kind]
+    lines = [asdict(row) for row in rows()]
+    if as_json:
+        click.echo(json.dumps(lines, indent=2))
+        return
+    _print_table(lines, columns)
+
+
+def _methods() -> Sequence[_MethodLine]:
+    from benchctl.registry import method_names
+
+    return [_describe(name) for name in method_names()]
+
+
+def _describe(name: str) -> _MethodLine:
+    from benchctl.registry import build, method_class, method_options
+
+    method_type = method_class(name)
+    description = _first_line(method_type)
+    return _MethodLine(name, _family(method_type), build(name).exactness, method_options(name), description)
+
+
+def _family(method_type: type[Method]) -> str:
+    """The base class that a method is written against: the nearest one that decoding provides."""
+    families = (base.__name__ for base in method_type.__mro__ if base.__module__.startswith("benchctl.decoding"))
+    return next(families, "Method")
+
+
+def _first_line(owner: type[object]) -> str:
+    return (owner.__doc__ or "").strip().partition("\n")[0].replace("``", "")
+
+
+def _benches() -> Sequence[_BenchLine]:
+    from benchctl.measuring.prompts import describe
+
+    return [
+        _BenchLine(suite.name, suite.prompts, suite.embedded_prompts, suite.turns, suite.licence, suite.address)
+        for suite in describe()
+    ]
+
+
+def _models() -> Sequence[Any]:
+    from benchctl.packs import models
+
+    return models()
+
+
+_LISTINGS: dict[str, tuple[Callable[[], Sequence[Any]], tuple[str, ...]]] = {
+    "methods": (_methods, ("name", "family", "exactness", "description")),
+    "benches": (_benches, ("name", "published", "embedded", "turns", "licence")),
+    "models": (_models, ("name", "role", "parameters", "draft", "licence", "description")),
+}
+
+
+def _print_table(lines: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    if not lines:
+        click.echo("None in this installation.")
+        return
+    table = Table(*columns, box=None, pad_edge=False)
+    for line in lines:
+        table.add_row(*(Text(_cell(line, column)) for column in columns))
+    Console(highlight=False).print(table)
+
+
+def _cell(line: dict[str, Any], column: str) -> str:
+    value = line[column]
+    if column == "description" and line.get("options"):
+        options = ", ".join(f"{option['name']}={option['default']}" for option in line["options"])
+        return f"{value}\n{options}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

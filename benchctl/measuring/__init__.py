@@ -1,0 +1,1 @@
+"""From a suite of prompts to a file of measured rows."""

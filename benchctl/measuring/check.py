@@ -1,0 +1,104 @@
+"""Everything that can be wrong with a run, checked before any weights are loaded."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from benchctl import recordfile
+from benchctl.errors import UserError
+from benchctl.measuring.choices import Choice, Models, check_tokenizers, choose_methods, choose_models
+from benchctl.measuring.clock import utc_now
+from benchctl.measuring.fit import fit_suite
+from benchctl.measuring.prompts import Suite, load_suite
+from benchctl.measuring.settings import ModelSettings, PromptSettings, RunSettings
+
+_NAMED = 2
+
+
+@dataclass(frozen=True)
+class CheckedRun:
+    """A run that can start: what was asked for, with every default and choice filled in. The baseline is choices[0]."""
+
+    settings: RunSettings
+    choices: tuple[Choice, ...]
+    models: Models
+    suites: tuple[Suite, ...]
+    dtype: str
+    device: str
+    out: Path
+
+
+def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
+    """Read prompts and tokenizers and check everything else. Raises UserError for whatever the user can put right."""
+    models = choose_models(settings.models)
+    choices = choose_methods(settings.methods, models.draft)
+    device, dtype = choose_device(settings.models)
+    suites = load_suites(settings.prompts, notify)
+    out = settings.out or settings.folder / f"{name_run(suites, choices, settings.methods)}.jsonl"
+    check_out(out, settings)
+    tokenizer = check_tokenizers(models, choices)
+    suites = tuple(fit_suite(suite, tokenizer, settings.prompts.long_prompts, notify) for suite in suites)
+    return CheckedRun(settings, choices, models, suites, dtype, device, out)
+
+
+def choose_device(settings: ModelSettings) -> tuple[str, str]:
+    """Device and dtype; "auto" is a GPU where there is one, bfloat16 on it and float32 on a CPU."""
+    usable = torch.cuda.is_available()
+    if settings.device == "cuda" and not usable:
+        raise UserError("This machine has no GPU that torch can use; run with --device cpu.")
+    device = ("cuda" if usable else "cpu") if settings.device == "auto" else settings.device
+    dtype = ("bfloat16" if device == "cuda" else "float32") if settings.dtype == "auto" else settings.dtype
+    return device, dtype
+
+
+def load_suites(settings: PromptSettings, notify: Callable[[str], None]) -> tuple[Suite, ...]:
+    """The prompts asked for, suite by suite, each bench once."""
+    suites = tuple(
+        load_suite(bench, data_dir=settings.data_dir, source=settings.source, limit=settings.limit, notify=notify)
+        for bench in dict.fromkeys(settings.benches)
+    )
+    names = [suite.name for suite in suites]
+    double = next((name for name in names if names.count(name) > 1), None)
+    if double is not None:
+        raise UserError(f"Two benches are called '{double}', and their rows could not be told apart; rename one file.")
+    return suites
+
+
+def check_out(out: Path, settings: RunSettings) -> None:
+    """Whether the results can be written, and whether a file to be resumed is one."""
+    if settings.resume and settings.out is None:
+        raise UserError("--resume needs the file to go on with: add --out FILE.")
+    recordfile.check_output(out, resume=settings.resume)
+    if not out.exists():
+        _check_folder(out)
+    elif settings.resume and b"\n" in out.read_bytes():
+        recordfile.read(out)
+
+
+def name_run(suites: Sequence[Suite], choices: Sequence[Choice], methods: Sequence[str]) -> str:
+    """`<suite>-<label>-<time>`, without signs that a shell or a file pattern would take for its own."""
+    benches = [suite.name for suite in suites]
+    labels = [choice.label for choice in choices[1:]] or [choices[0].label]
+    chosen = "all" if "all" in methods else _join(labels, "methods")
+    time = utc_now().strftime("%Y%m%dT%H%M%S")
+    return re.sub(r"[^\w.+=-]+", "-", f"{_join(benches, 'suites')}-{chosen}").strip("-") + f"-{time}"
+
+
+def _join(names: Sequence[str], noun: str) -> str:
+    return "+".join(names) if len(names) <= _NAMED else f"{len(names)}-{noun}"
+
+
+def _check_folder(out: Path) -> None:
+    """Permission bits do not tell everything (a read-only file system, root): only writing does."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out.parent):
+            pass
+    except OSError as error:
+        raise UserError(f"{out}: cannot be written: {error.strerror}. Give another --out.") from error

@@ -1,0 +1,82 @@
+"""The methods and models of a run, chosen and checked without loading any weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from benchctl import packs, registry
+from benchctl.decoding.method import Method
+from benchctl.decoding.target import TargetTokenizer, load_tokenizer
+from benchctl.errors import UserError
+from benchctl.measuring.settings import ModelSettings
+
+NO_DRAFT = "it needs a draft model; name one with --draft-model"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A method under its canonical label; `unsupported` says why it will not run, or is empty."""
+
+    label: str
+    method: Method
+    unsupported: str = ""
+
+    def draft_model(self, default: str) -> str:
+        """The draft model it loads: its own option before the run's; empty for a method that needs none."""
+        return str(getattr(self.method, "draft_model", "") or default) if self.method.needs_draft_model else ""
+
+
+@dataclass(frozen=True)
+class Models:
+    """Names of the target and of the draft model (empty: none): embedded names, folders or hub ids."""
+
+    target: str
+    draft: str
+
+
+def choose_models(settings: ModelSettings) -> Models:
+    """The models asked for; by default the embedded target, and for an embedded target the draft that belongs to it."""
+    target = settings.target or packs.default_target().name
+    embedded = {model.name: model.draft for model in packs.models()}
+    return Models(target, settings.draft or embedded.get(target, ""))
+
+
+def choose_methods(texts: Sequence[str], draft: str) -> tuple[Choice, ...]:
+    """The baseline, then what `texts` ask for, each once.
+
+    A method without the draft model it needs is unsupported when `all` brought it in. Raises UserError when it was
+    asked for by name, and for labels that the registry refuses.
+    """
+    named = {_choose(text).label for text in texts if text.strip() != "all"}
+    choices = [_choose(text) for text in (registry.BASELINE, *registry.split_labels(texts))]
+    unique = {choice.label: choice for choice in choices}.values()
+    return tuple(_check_draft(choice, draft, choice.label in named) for choice in unique)
+
+
+def check_tokenizers(models: Models, choices: Iterable[Choice]) -> TargetTokenizer:
+    """The target's tokenizer. Raises UserError for a model that is not there, and for a draft model whose tokens mean
+    something else than the target's."""
+    tokenizer = load_tokenizer(packs.resolve(models.target))
+    drafts = [models.draft, *(choice.draft_model(models.draft) for choice in choices)]
+    for draft in filter(None, dict.fromkeys(drafts)):
+        other = load_tokenizer(packs.resolve(draft))
+        if other.sha256 != tokenizer.sha256 and not tokenizer.same_vocabulary(other):
+            raise UserError(
+                f"The draft model '{draft}' has another tokenizer than the target '{models.target}', so its tokens "
+                "mean something else. Name a draft model of the target's own family with --draft-model."
+            )
+    return tokenizer
+
+
+def _choose(text: str) -> Choice:
+    method = registry.build(text)
+    return Choice(registry.canonical_label(method, registry.parse_label(text)), method)
+
+
+def _check_draft(choice: Choice, draft: str, named: bool) -> Choice:
+    if not choice.method.needs_draft_model or choice.draft_model(draft):
+        return choice
+    if named:
+        raise UserError(f"{choice.label} cannot run: {NO_DRAFT}.")
+    return replace(choice, unsupported=NO_DRAFT)

@@ -1,0 +1,34 @@
+"""The clock that every measurement reads, and the only door to time."""
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+
+class Clock:
+    """Seconds that never run backwards, with the device's queued work waited for.
+
+    A step ends when its tokens have reached the host, but work queued behind them (a cache being written) would still
+    run on a GPU and be charged to the next step; waiting before each reading charges it where it belongs.
+    """
+
+    def __init__(self, device: str = "cpu") -> None:
+        self._wait = _wait_for(device)
+
+    def __call__(self) -> float:
+        """Seconds since an arbitrary moment."""
+        self._wait()
+        return time.perf_counter()
+
+
+def utc_now() -> datetime:
+    """The present moment, in UTC, for names and headers; never for measuring."""
+    return datetime.now(UTC)
+
+
+def _wait_for(device: str) -> Callable[[], None]:
+    if not device.startswith("cuda"):
+        return lambda: None
+    import torch
+
+    return lambda: torch.cuda.synchronize(device)

@@ -1,0 +1,84 @@
+"""The first record of a results file: what was fixed before the first generation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchctl.decoding.target import Target
+from benchctl.measuring.check import CheckedRun
+from benchctl.measuring.choices import Choice
+from benchctl.measuring.clock import utc_now
+from benchctl.measuring.machine import commit, machine_facts, versions
+from benchctl.measuring.prompts import Suite
+from benchctl.records import MethodInfo, ModelInfo, Run, SuiteInfo
+from benchctl.registry import method_options, parse_label
+
+EXECUTOR = "static"  # a preallocated cache, no compilation
+ATTENTION = "bmm+sdpa"  # what decoding/layers.py mixes few and many rows with
+
+
+def run_record(checked: CheckedRun, choices: Sequence[Choice], target: ModelInfo, draft: ModelInfo | None) -> Run:
+    """The header. `choices` are the checked run's, with what turned out unsupported marked."""
+    settings = checked.settings
+    answers = settings.answers
+    return Run(
+        name=checked.out.stem,
+        created=utc_now().isoformat(timespec="seconds"),
+        command=settings.command,
+        baseline=choices[0].label,
+        target=target,
+        draft=draft,
+        suites=tuple(map(suite_info, checked.suites)),
+        methods=tuple(map(method_info, choices)),
+        dtype=checked.dtype,
+        device=checked.device,
+        executor=EXECUTOR,
+        attention=ATTENTION,
+        threads=settings.models.threads,
+        temperature=answers.temperature,
+        top_p=answers.top_p,
+        top_k=answers.top_k,
+        seed=answers.seed,
+        max_new_tokens=answers.max_new_tokens,
+        repeats=settings.repeat.repeats,
+        order="abba",
+        machine=machine_facts(checked.device),
+        versions=versions(),
+        commit=commit(),
+    )
+
+
+def model_info(name: str, target: Target) -> ModelInfo:
+    """A loaded model's facts and hashes. A folder is recorded by its own name: where it lies is nobody's business."""
+    return ModelInfo(
+        name=Path(name).resolve().name if Path(name).is_dir() else name,
+        **asdict(target.info),
+        weights_sha256=target.weights_sha256,
+        tokenizer_sha256=target.tokenizer.sha256,
+        chat_template_sha256=target.tokenizer.chat_template_sha256,
+    )
+
+
+def suite_info(suite: Suite) -> SuiteInfo:
+    return SuiteInfo(
+        name=suite.name,
+        source=suite.source,
+        origin=suite.origin,
+        sha256=suite.prompts_sha256,
+        prompts=len(suite.prompts),
+    )
+
+
+def method_info(choice: Choice) -> MethodInfo:
+    method = choice.method
+    name = parse_label(choice.label).name
+    return MethodInfo(
+        label=choice.label,
+        name=name,
+        options={option.name: getattr(method, option.name) for option in method_options(name)},
+        exactness=method.exactness,
+        reason=method.reason,
+        unsupported=choice.unsupported,
+    )

@@ -1,0 +1,98 @@
+"""One line of a prompt file: its fields by kind; every complaint names the file and the line."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from benchctl.errors import UserError
+
+
+@dataclass(frozen=True)
+class Line:
+    """The fields of one line of a prompt file, and where the line stands."""
+
+    file: str
+    number: int
+    fields: Mapping[str, object]
+
+    def error(self, problem: str) -> UserError:
+        return line_error(self.file, self.number, problem)
+
+    def has(self, field: str) -> bool:
+        """Whether the field is there and not null."""
+        return self.fields.get(field) is not None
+
+    def identifier(self, field: str) -> str:
+        """A text or whole-number id as text."""
+        value = self._value(field)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        return self._filled(field, value)
+
+    def text(self, field: str) -> str:
+        """A text that is not blank."""
+        return self._filled(field, self._value(field))
+
+    def optional_text(self, field: str) -> str:
+        """A text that may be empty or absent."""
+        return self._text(field, self.fields[field]) if self.has(field) else ""
+
+    def texts(self, field: str) -> tuple[str, ...]:
+        """A list of one or more texts, none blank."""
+        values = self._list(field)
+        if not values:
+            raise self.error(f'field "{field}" is an empty list; give at least one text')
+        return tuple(self._filled(f"{field}[{n}]", value) for n, value in enumerate(values))
+
+    def optional_texts(self, field: str, at_most: int) -> tuple[str, ...]:
+        """A list of at most that many texts, some perhaps empty; a lone text counts as one, absent as none."""
+        if not self.has(field):
+            return ()
+        values = [self.fields[field]] if isinstance(self.fields[field], str) else self._list(field)
+        if len(values) > at_most:
+            raise self.error(f'field "{field}" has {len(values)} entries for {at_most} turn(s); give one per turn')
+        return tuple(self._text(f"{field}[{n}]", value) for n, value in enumerate(values))
+
+    def only_object(self, field: str) -> "Line":
+        """The one object inside a list of exactly one, as a line of its own at the same place."""
+        values = self._list(field)
+        if len(values) != 1 or not isinstance(values[0], dict):
+            raise self.error(f'field "{field}" must be a list of exactly one object')
+        return Line(self.file, self.number, values[0])
+
+    def _value(self, field: str) -> object:
+        if not self.has(field):
+            raise self.error(
+                f'field "{field}" is missing; add it (the line has: {", ".join(self.fields) or "nothing"})'
+            )
+        return self.fields[field]
+
+    def _list(self, field: str) -> list[object]:
+        value = self._value(field)
+        if not isinstance(value, list):
+            raise self.error(f'field "{field}" must be a list, not {kind(value)}')
+        return value
+
+    def _text(self, field: str, value: object) -> str:
+        if not isinstance(value, str):
+            raise self.error(f'field "{field}" must be text, not {kind(value)}')
+        if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise self.error(
+                f'field "{field}" holds half a surrogate pair, which is no character; write the text as UTF-8'
+            )
+        return value
+
+    def _filled(self, field: str, value: object) -> str:
+        text = self._text(field, value)
+        if not text.strip():
+            raise self.error(f'field "{field}" is empty; fill it in or delete the line')
+        return text
+
+
+def line_error(file: str, number: int, problem: str) -> UserError:
+    return UserError(f"{file}:{number}: {problem}")
+
+
+def kind(value: object) -> str:
+    """What a JSON value is, in words."""
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")

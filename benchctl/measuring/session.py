@@ -1,0 +1,95 @@
+"""One process's share of a run: warm up, then every planned generation that is not in the file yet, written at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from benchctl.measuring.events import Progress, Report
+from benchctl.measuring.measure import Measurer
+from benchctl.measuring.plan import Plan, Task
+from benchctl.recordfile import Writer
+from benchctl.records import Row, row_key
+
+STABLE_WITHIN = 0.05
+
+
+@dataclass
+class Session:
+    """Measures what is missing. `done` generations of the plan are in the file; `measured` and `failed` are of this
+    process and leave warm-up out."""
+
+    plan: Plan
+    measurer: Measurer
+    writer: Writer
+    report: Report
+    done: int = 0
+    measured: int = 0
+    failed: int = 0
+    warm_up_rounds: int = 0
+
+    def __post_init__(self) -> None:
+        self._stored = {row_key(row): row for row in self.writer.stored.rows}
+
+    def measure(self, most_warm_up_rounds: int) -> None:
+        """Everything that is missing; a machine that has nothing to do is not warmed up."""
+        self.done = sum(task.key in self._stored for tasks in self.plan.by_prompt() for task in tasks)
+        if self.done == len(self.plan):
+            return
+        self._warm_up(most_warm_up_rounds)
+        for tasks in self.plan.by_prompt():
+            if any(task.key not in self._stored for task in tasks):
+                self._measure_prompt(tasks)
+
+    def _measure_prompt(self, tasks: Sequence[Task]) -> None:
+        self.measurer.begin_prompt(tasks[0].prompt)
+        for task in tasks:
+            stored = self._stored.get(task.key)
+            if stored is not None:
+                self.measurer.recall(task, stored)
+                continue
+            row = self._write(task)
+            self.done += 1
+            self.measured += 1
+            self.failed += row.error is not None
+            self.report(Progress(self.done, len(self.plan), task.label))
+
+    def _warm_up(self, most_rounds: int) -> None:
+        """Rounds of the measured loop until two in a row take the same time, or `most_rounds` are done."""
+        before = max((-row.repeat for row in self._stored.values() if row.repeat < 0), default=0)
+        previous_s: Mapping[str, float] = {}
+        for number in range(1, most_rounds + 1):
+            latest_s = self._warm_up_round(self.plan.warm_up(before + number))
+            self.warm_up_rounds = number
+            if previous_s and is_stable(previous_s, latest_s):
+                return
+            previous_s = latest_s
+
+    def _warm_up_round(self, tasks: Sequence[Task]) -> dict[str, float]:
+        """Seconds of decoding per label."""
+        spent_s = {task.label: 0.0 for task in tasks}
+        self.measurer.begin_prompt(tasks[0].prompt)
+        for task in tasks:
+            row = self._write(task)
+            spent_s[task.label] += (row.ttft_s or 0.0) + sum(row.step_s)
+            self.report(Progress(self.done, len(self.plan), task.label, warm_up=True))
+        return spent_s
+
+    def _write(self, task: Task) -> Row:
+        row = self.measurer.measure(task)
+        self.writer.append(row)
+        return row
+
+
+def is_stable(previous_s: Mapping[str, float], latest_s: Mapping[str, float]) -> bool:
+    """Whether no label's round differs from its round before by more than 5% of the shorter.
+
+    >>> is_stable({"autoregressive": 2.00, "two_model": 1.00}, {"autoregressive": 1.95, "two_model": 1.04})
+    True
+    >>> is_stable({"autoregressive": 2.00, "two_model": 1.50}, {"autoregressive": 1.95, "two_model": 1.04})
+    False
+    """
+    return all(
+        abs(seconds - previous_s[label]) <= STABLE_WITHIN * min(seconds, previous_s[label])
+        for label, seconds in latest_s.items()
+    )

@@ -1,0 +1,115 @@
+"""Where the bytes of a suite come from: --data-dir, the local cache, the public address, or the embedded sample."""
+
+import os
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Literal
+
+from benchctl.errors import UserError
+from benchctl.measuring.download import Downloader, UnreachableError
+from benchctl.measuring.prompt_cache import Notify, cache_folder, keep, read_kept, sha256
+from benchctl.measuring.suites import SuiteSpec
+
+Source = Literal["published", "embedded", "file"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The bytes of a suite: `file` names them in errors, `origin` in the record of a run."""
+
+    content: bytes
+    source: Source
+    origin: str
+    file: str
+
+
+def find_suite(spec: SuiteSpec, *, data_dir: Path | None, source: str, downloader: Downloader, notify: Notify) -> Found:
+    """The bytes of a known suite from the first place that has them; `source` is auto, published or embedded.
+
+    A --data-dir that is given must have the file. Raises UserError with what to do.
+    """
+    if source == "embedded":
+        return _chosen_sample(spec, data_dir, notify)
+    if data_dir:
+        found = _in_folder(spec, data_dir, source, notify)
+    elif content := read_kept(Path(spec.file).name, spec.sha256, notify):
+        found = Found(content, "published", spec.address, spec.address)
+    else:
+        found = _at_address(spec, source, downloader, notify)
+    if spec.terms and found.source != "embedded":
+        notify(f"{spec.name}: {spec.terms}")
+    return found
+
+
+def read_file(path: Path) -> bytes:
+    """The bytes of a user's file. Raises UserError when there are none to be had."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}; check the path and its permissions") from None
+
+
+def _chosen_sample(spec: SuiteSpec, data_dir: Path | None, notify: Notify) -> Found:
+    if data_dir:
+        raise UserError("--source embedded reads no --data-dir; leave one of the two out")
+    notify(f"{spec.name}: embedded sample of {spec.embedded_prompts} prompts, not the published {spec.prompts}")
+    return _sample(spec)
+
+
+def _sample(spec: SuiteSpec) -> Found:
+    place = f"assets/prompts/{spec.name}.jsonl"
+    content = files("benchctl").joinpath(place).read_bytes()
+    return Found(content, "embedded", f"benchctl/{place}", f"benchctl/{place}")
+
+
+def _in_folder(spec: SuiteSpec, folder: Path, source: str, notify: Notify) -> Found:
+    path = _place_in(spec, folder)
+    content = read_file(path)
+    if sha256(content) == spec.sha256:
+        return Found(content, "published", spec.address, str(path))
+    difference = f"{path} is not the published {spec.name} file (sha256 {sha256(content)}, expected {spec.sha256})"
+    if source == "published":
+        raise UserError(f"{difference}; fetch it anew from {spec.address}, or use --source auto to run it as it is")
+    notify(f"{difference}; the run says source: file")
+    return Found(content, "file", str(path), str(path))
+
+
+def _place_in(spec: SuiteSpec, folder: Path) -> Path:
+    if not os.path.isdir(folder):
+        raise UserError(f"--data-dir {folder} is not a folder; give the folder that holds {spec.file}")
+    for path in (folder / spec.file, folder / Path(spec.file).name):
+        if os.path.isfile(path):
+            return path
+    name = Path(spec.file).name
+    raise UserError(f"--data-dir {folder} has neither {spec.file} nor {name}; put there {spec.address}")
+
+
+def _at_address(spec: SuiteSpec, source: str, downloader: Downloader, notify: Notify) -> Found:
+    if not downloader.offline:
+        notify(f"{spec.name}: fetching the published prompts from {spec.address}")
+    try:
+        content = downloader.fetch(spec.address)
+    except UnreachableError as error:
+        return _instead(spec, source, str(error), notify)
+    if sha256(content) != spec.sha256:
+        raise UserError(
+            f"{spec.address} gave a file that is not the published {spec.name} "
+            f"(sha256 {sha256(content)}, expected {spec.sha256}): the transfer broke off, a proxy replaced it, or the "
+            "set was changed; try again, or use --data-dir FOLDER or --source embedded"
+        )
+    keep(Path(spec.file).name, content, notify)
+    return Found(content, "published", spec.address, spec.address)
+
+
+def _instead(spec: SuiteSpec, source: str, reason: str, notify: Notify) -> Found:
+    if source == "published":
+        raise UserError(
+            f"the published {spec.name} prompts cannot be had: no copy in {cache_folder()}, and {spec.address} "
+            f"is out of reach ({reason}); give --data-dir FOLDER, or allow the sample with --source embedded"
+        )
+    notify(
+        f"{spec.name}: out of reach ({reason}); using the embedded sample of {spec.embedded_prompts} prompts instead "
+        f"of the published {spec.prompts}; give --data-dir FOLDER for the published file"
+    )
+    return _sample(spec)

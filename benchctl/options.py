@@ -1,0 +1,100 @@
+"""Options of a method: the fields of its dataclass, read from and written to the text of a label."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, fields
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from benchctl.errors import UserError
+
+Scalar = str | int | float | bool | None
+_TRUTH = {"true": True, "false": False}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: its name, its kind in words ("a whole number") and its default as a label would write it."""
+
+    name: str
+    kind: str
+    default: str
+
+
+def options_of(owner: type[Any]) -> tuple[Option, ...]:
+    """The options of a dataclass, in the order declared; a field that `__init__` does not take is not an option."""
+    hints = get_type_hints(owner)
+    return tuple(
+        Option(field.name, _kind(hints[field.name]), "" if field.default is MISSING else write_value(field.default))
+        for field in fields(owner)
+        if field.init
+    )
+
+
+def convert_options(name: str, owner: type[Any], texts: Sequence[tuple[str, str]]) -> dict[str, Scalar]:
+    """Option texts of a label as values of the fields' types.
+
+    Raises UserError for an option that `owner` does not have, listing those it has, and for a value that does not fit.
+    """
+    known = {option.name: option for option in options_of(owner)}
+    hints = get_type_hints(owner)
+    values: dict[str, Scalar] = {}
+    for option, text in texts:
+        if option not in known:
+            raise UserError(f"{name} has no option '{option}'. {_known(list(known.values()))}")
+        try:
+            values[option] = _read_value(hints[option], text)
+        except ValueError:
+            raise UserError(f"{name}: option '{option}' cannot be '{text}'; it takes {known[option].kind}.") from None
+    return values
+
+
+def changed_options(instance: Any) -> tuple[tuple[str, str], ...]:
+    """The options of a dataclass instance that differ from their defaults, as text, in the order declared."""
+    return tuple(
+        (field.name, write_value(getattr(instance, field.name)))
+        for field in fields(instance)
+        if field.init and getattr(instance, field.name) != field.default
+    )
+
+
+def write_value(value: Scalar) -> str:
+    """A value as a label writes it: `true`, `none`, `0.5`; reading it again gives the value back."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def _read_value(hint: Any, text: str) -> Scalar:
+    if get_origin(hint) is Literal:
+        return {str(choice): choice for choice in get_args(hint)}[text] if text in map(str, get_args(hint)) else _bad()
+    if get_origin(hint) in (Union, UnionType):
+        if text == "none" and NoneType in get_args(hint):
+            return None
+        return _read_value(_present(hint), text)
+    if hint is bool:
+        return _TRUTH[text.lower()] if text.lower() in _TRUTH else _bad()
+    if hint is float:
+        return float(text) if math.isfinite(float(text)) else _bad()
+    return int(text) if hint is int else text
+
+
+def _bad() -> Scalar:
+    raise ValueError
+
+
+def _present(hint: Any) -> Any:
+    """`int` of `int | None`."""
+    return next(part for part in get_args(hint) if part is not NoneType)
+
+
+def _kind(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return " or ".join(map(str, get_args(hint)))
+    if get_origin(hint) in (Union, UnionType):
+        return f"{_kind(_present(hint))} or none"
+    return {int: "a whole number", float: "a number", bool: "true or false"}.get(hint, "a text")
+
+
+def _known(options: Sequence[Option]) -> str:
+    if not options:
+        return "It has no options."
+    return f"It has: {', '.join(f'{option.name}={option.default}' for option in options)}."

@@ -1,0 +1,86 @@
+"""The models that travel inside the package: their index, and the way from a model's name to where its files are."""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from benchctl.errors import UserError
+
+MODELS = Path(__file__).parent / "assets" / "models"
+WEIGHTS = "model.safetensors"
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+
+
+@dataclass(frozen=True)
+class PackModel:
+    """One embedded model. `sha256` is that of its weights; `draft` names the model that drafts for it, if any."""
+
+    name: str
+    folder: str
+    role: str
+    parameters: int
+    bytes: int
+    sha256: str
+    tokenizer_sha256: str
+    licence: str
+    description: str
+    draft: str = ""
+
+    @property
+    def path(self) -> Path:
+        return MODELS / self.folder
+
+
+@cache
+def models() -> tuple[PackModel, ...]:
+    """Every embedded model, in the order of the index; none where the package carries no index."""
+    index = MODELS / "index.json"
+    if not index.exists():
+        return ()
+    return tuple(PackModel(**entry) for entry in json.loads(index.read_text(encoding="utf-8")))
+
+
+def default_target() -> PackModel:
+    """The embedded model that is the target when none is named. Raises UserError where the package carries none."""
+    targets = [model for model in models() if model.role == "target"]
+    if not targets:
+        raise UserError(
+            "This installation carries no embedded target; reinstall benchctl, or name a model with --model."
+        )
+    return targets[0]
+
+
+def resolve(name_or_path: str | Path) -> Path | str:
+    """Where a model's files are: the folder of an embedded name (checked against its sha256 once per process), an
+    existing folder as it is, or the text itself when it can be a hub id (`owner/name`).
+
+    Raises UserError for anything else, listing the embedded names, and for embedded weights that were altered.
+    """
+    name = str(name_or_path)
+    for model in models():
+        if model.name == name:
+            return _checked(model)
+    if name and Path(name).is_dir():
+        return Path(name)
+    if isinstance(name_or_path, str) and _HUB_ID.fullmatch(name):
+        return name
+    embedded = ", ".join(model.name for model in models()) or "none in this installation"
+    raise UserError(
+        f"'{name}' is neither an embedded model nor a folder. Embedded models: {embedded}; or give a folder, "
+        "or a hub id of the form owner/name."
+    )
+
+
+@cache
+def _checked(model: PackModel) -> Path:
+    weights = model.path / WEIGHTS
+    if not weights.is_file():
+        raise UserError(f"The embedded model '{model.name}' lacks {WEIGHTS}; reinstall benchctl.")
+    with weights.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != model.sha256:
+        raise UserError(f"The weights of the embedded model '{model.name}' are not those shipped; reinstall benchctl.")
+    return model.path

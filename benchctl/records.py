@@ -1,0 +1,208 @@
+"""What a run writes and analysis reads: a JSONL file per run, with a Run in its first line, then a Row per generation.
+
+The types here are checked wherever they are made, so a number that cannot be true never reaches a file or a table.
+Reading, appending and resuming are in recordfile.py.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+from pydantic import ConfigDict, Field, TypeAdapter, model_validator
+from pydantic.dataclasses import dataclass
+
+SCHEMA_VERSION: Final = 1
+
+_CHECKED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+_LISTS = Field(strict=False)  # only for the list itself (JSON has no tuples); what is in it stays strict
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(ge=0)]
+Counts = Annotated[tuple[Count, ...], _LISTS]
+Texts = Annotated[tuple[str, ...], _LISTS]
+Scalar = str | bool | int | float | None
+Fact = Scalar | Sequence[Scalar]
+Exactness = Literal["exact", "exact_greedy", "lossy"]
+Verdict = Literal["identical", "tie", "lossy", "sampled"]
+
+
+@dataclass(frozen=True, kw_only=True, config=_CHECKED)
+class ModelInfo:
+    """A model, and the hashes that tell whether another run used the same one."""
+
+    name: str
+    family: str
+    layers: Positive
+    hidden_size: Positive
+    parameters: Positive
+    vocabulary: Positive
+    context_tokens: Positive
+    weights_sha256: str
+    tokenizer_sha256: str
+    chat_template_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, config=_CHECKED)
+class SuiteInfo:
+    """A suite as it was used: where it came from, the hash of its prompts and how many there were."""
+
+    name: str
+    source: Literal["published", "embedded", "file"]
+    origin: str
+    sha256: str
+    prompts: Count
+
+
+@dataclass(frozen=True, kw_only=True, config=_CHECKED)
+class MethodInfo:
+    """A method of a run: its label, all its options, its claim, and why it could not run here (or "")."""
+
+    label: str
+    name: str
+    options: Mapping[str, Scalar]
+    exactness: Exactness
+    reason: str = ""
+    unsupported: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, config=_CHECKED)
+class Run:
+    """Everything that was fixed before the first generation of a run."""
+
+    kind: Literal["run"] = "run"
+    schema_version: Literal[1] = SCHEMA_VERSION
+    name: str
+    created: str
+    command: Texts
+    baseline: str
+    target: ModelInfo
+    draft: ModelInfo | None
+    suites: Annotated[tuple[SuiteInfo, ...], _LISTS]
+    methods: Annotated[tuple[MethodInfo, ...], _LISTS]
+    dtype: str
+    device: str
+    executor: str
+    attention: str
+    threads: Positive
+    temperature: Seconds
+    top_p: Annotated[float, Field(gt=0, le=1)]
+    top_k: Count
+    seed: int
+    max_new_tokens: Positive
+    repeats: Positive
+    order: str
+    machine: Mapping[str, Fact]
+    versions: Mapping[str, str]
+    commit: str
+
+    @model_validator(mode="after")
+    def _baseline_is_a_method(self) -> "Run":
+        if self.baseline not in {method.label for method in self.methods}:
+            raise ValueError(f"the baseline '{self.baseline}' is not among the run's methods")
+        return self
+
+
+@dataclass(frozen=True, kw_only=True, config=_CHECKED)
+class Row:
+    """One generation. Prefill yields its first token, each step the `committed` next ones.
+
+    `step_s`, `committed`, `drafted`, `accepted` and `rows` have one entry per step; `layers` has one per token of
+    `token_ids`. `committed[i]` is `accepted[i]`, plus one where the target added its bonus token, so that
+    `len(token_ids) == 1 + sum(committed)`. A failed generation has an `error` and no numbers.
+
+    Example: prefill gives token 5; a step drafts 7 8 9, accepts 7 8 and adds 4:
+    `token_ids=(5, 7, 8, 4), committed=(3,), drafted=(3,), accepted=(2,), rows=(4,), layers=(12, 12, 12, 12)`.
+    """
+
+    kind: Literal["row"] = "row"
+    suite: str
+    prompt_id: str
+    turn: Count
+    label: str
+    repeat: int
+    session: Count
+    order: Count
+    prompt_tokens: Count
+    token_ids: Counts = ()
+    text: str = ""
+    stop_reason: Literal["stop", "length", "context"] | None = None
+    ttft_s: Seconds | None = None
+    step_s: Annotated[tuple[Seconds, ...], _LISTS] = ()
+    committed: Annotated[tuple[Positive, ...], _LISTS] = ()
+    drafted: Counts = ()
+    accepted: Counts = ()
+    rows: Counts = ()
+    layers: Counts = ()
+    peak_memory_bytes: Count | None = None
+    verdict: Verdict | None = None
+    first_divergence: Count | None = None
+    margin: float | None = None
+    noise: Seconds | None = None
+    error: str | None = None
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> "Row":
+        problem = _failure_problem(self) if self.error is not None else _ledger_problem(self) or _verdict_problem(self)
+        if problem:
+            raise ValueError(problem)
+        return self
+
+
+def _failure_problem(row: Row) -> str:
+    numbers = (row.token_ids, row.step_s, row.committed, row.drafted, row.accepted, row.rows, row.layers)
+    if any(numbers) or row.ttft_s is not None or row.stop_reason is not None or row.verdict is not None:
+        return "a failed generation has an error and no tokens, times or verdict"
+    return "" if row.error else "an error needs a message"
+
+
+def _ledger_problem(row: Row) -> str:
+    if row.ttft_s is None or row.stop_reason is None:
+        return "a generation without an error needs ttft_s and stop_reason"
+    steps = len(row.step_s)
+    if any(len(per_step) != steps for per_step in (row.committed, row.drafted, row.accepted, row.rows)):
+        return "step_s, committed, drafted, accepted and rows differ in length"
+    if len(row.token_ids) != 1 + sum(row.committed):
+        return f"{len(row.token_ids)} token_ids, but prefill and steps committed {1 + sum(row.committed)}"
+    if len(row.layers) != len(row.token_ids):
+        return f"{len(row.token_ids)} token_ids, but {len(row.layers)} entries in layers"
+    for step, (committed, accepted, drafted) in enumerate(zip(row.committed, row.accepted, row.drafted, strict=True)):
+        if committed - accepted not in (0, 1) or accepted > drafted:
+            return f"step {step}: {committed} committed, {accepted} accepted of {drafted} drafted cannot be"
+    return ""
+
+
+def _verdict_problem(row: Row) -> str:
+    if row.verdict == "identical" and row.first_divergence is not None:
+        return "identical, but with a first divergence"
+    if row.verdict in ("tie", "lossy") and row.first_divergence is None:
+        return f"{row.verdict}, but without a first divergence"
+    return ""
+
+
+class RowKey(NamedTuple):
+    """What names a generation within its run; no two rows of a file share it."""
+
+    suite: str
+    prompt_id: str
+    turn: int
+    label: str
+    repeat: int
+    session: int
+
+
+def row_key(row: Row) -> RowKey:
+    return RowKey(row.suite, row.prompt_id, row.turn, row.label, row.repeat, row.session)
+
+
+RUN = TypeAdapter(Run)
+ROW = TypeAdapter(Row)
+
+
+def to_line(record: Run | Row) -> bytes:
+    """A record as a line of its file, newline included."""
+    return (RUN.dump_json(record) if isinstance(record, Run) else ROW.dump_json(record)) + b"\n"
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON schema of a line of a results file."""
+    return TypeAdapter(Run | Row).json_schema()

@@ -1,0 +1,146 @@
+"""From a label such as `two_model[draft_tokens=5]` to a method: names by file, options by dataclass field.
+
+Built-in methods are found by file name in benchctl.methods, so a new file needs no reinstall. Other distributions
+announce theirs as entry points of the group `benchctl.methods`; a built-in of the same name wins.
+"""
+
+from __future__ import annotations
+
+import difflib
+import pkgutil
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
+
+from benchctl.errors import UserError
+from benchctl.options import Option, changed_options, convert_options, options_of
+
+if TYPE_CHECKING:
+    from benchctl.decoding.method import Method
+
+BASELINE = "autoregressive"
+METHODS = "benchctl.methods"
+_LABEL = re.compile(r"(?P<name>[A-Za-z_][\w-]*)(\[(?P<options>.*)\])?")
+
+
+@dataclass(frozen=True)
+class Label:
+    """A method's name and the options asked for, as text: both selector and column heading."""
+
+    name: str
+    options: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def text(self) -> str:
+        """`name`, or `name[option=value,option=value]`."""
+        if not self.options:
+            return self.name
+        return f"{self.name}[{','.join(f'{option}={value}' for option, value in self.options)}]"
+
+
+def parse_label(text: str) -> Label:
+    """Read `name[option=value,...]`. Raises UserError for anything else, and for an option given twice.
+
+    >>> parse_label("medusa[tree=wide,heads=3]")
+    Label(name='medusa', options=(('tree', 'wide'), ('heads', '3')))
+    """
+    match = _LABEL.fullmatch(text.strip())
+    if match is None:
+        raise _not_a_label(text)
+    parts = [part.strip() for part in (match["options"] or "").split(",") if part.strip()]
+    options = tuple(_parse_option(text, part) for part in parts)
+    for name, _ in options:
+        if [other for other, _ in options].count(name) > 1:
+            raise UserError(f"Label '{text}' gives option '{name}' twice; give it once.")
+    return Label(match["name"], options)
+
+
+def method_names() -> tuple[str, ...]:
+    """Every method that can be named, sorted; imports none of them."""
+    return tuple(sorted({*builtin_names(), *_plugins()}))
+
+
+def builtin_names() -> tuple[str, ...]:
+    """The methods that benchctl ships, sorted: the file names in methods/."""
+    folders = import_module(METHODS).__path__
+    return tuple(sorted(file.name for file in pkgutil.iter_modules(folders) if not file.name.startswith("_")))
+
+
+def method_class(name: str) -> type[Method]:
+    """The class behind a name. Raises UserError, listing the known names, for any other."""
+    if name in builtin_names():
+        return _class_in_file(name)
+    if name in _plugins():
+        return _class_of_plugin(_plugins()[name])
+    close = difflib.get_close_matches(name, method_names(), n=1)
+    hint = f" Did you mean '{close[0]}'?" if close else ""
+    raise UserError(f"Unknown method '{name}'.{hint} Known methods: {', '.join(method_names())}.")
+
+
+def method_options(name: str) -> tuple[Option, ...]:
+    """The options of a method with their kinds and defaults, as declared."""
+    return options_of(method_class(name))
+
+
+def build(label_text: str) -> Method:
+    """The method that a label asks for. Raises UserError for an unknown method or option and for a misfit value."""
+    label = parse_label(label_text)
+    method_type = method_class(label.name)
+    options = convert_options(label.name, method_type, label.options)
+    try:
+        return method_type(**options)
+    except ValueError as error:
+        raise UserError(f"{label.text}: {error}") from error
+
+
+def canonical_label(method: Method, label: Label) -> str:
+    """The one spelling of a method's label: only the options that differ from their defaults, in the order declared."""
+    return Label(label.name, changed_options(method)).text
+
+
+def split_labels(texts: Sequence[str]) -> tuple[str, ...]:
+    """The labels asked for, `all` replaced by every built-in method, repetitions dropped, first mention first."""
+    expanded = [label for text in texts for label in (builtin_names() if text.strip() == "all" else (text.strip(),))]
+    return tuple(dict.fromkeys(expanded))
+
+
+def _parse_option(label: str, part: str) -> tuple[str, str]:
+    name, equals, value = (piece.strip() for piece in part.partition("="))
+    if not (name and equals and value):
+        raise _not_a_label(label)
+    return name, value
+
+
+def _not_a_label(text: str) -> UserError:
+    return UserError(
+        f"'{text}' is not a label. Write a method's name, with options in brackets where wanted: "
+        "two_model or two_model[draft_tokens=5]."
+    )
+
+
+def _class_in_file(name: str) -> type[Method]:
+    """The class named like its file, case and underscores ignored: early_exit.py holds EarlyExit."""
+    module = import_module(f"{METHODS}.{name}")
+    wanted = name.replace("_", "").lower()
+    for found in vars(module).values():
+        if isinstance(found, type) and found.__name__.lower() == wanted:
+            return found
+    expected = name.title().replace("_", "")
+    raise UserError(f"methods/{name}.py holds no class of its own name; call its class {expected}.")
+
+
+@cache
+def _plugins() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=METHODS)}
+
+
+def _class_of_plugin(entry: EntryPoint) -> type[Method]:
+    try:
+        found: type[Method] = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"Method '{entry.name}' ({entry.value}) cannot be imported: {error}. Reinstall it.") from error
+    return found

@@ -1,0 +1,1 @@
+"""Trains the reference models and, later, every trainable part of a method."""

@@ -1,0 +1,100 @@
+"""Trains the byte-level BPE tokenizer of the reference models and writes it with its chat template.
+
+Encoding adds no special token by itself: `<|bos|>` comes from the chat template, and a plain text document is
+`<|bos|>text<|end|>` because packing.py puts them there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from benchctl.errors import UserError
+
+BOS, PAD, USER, ASSISTANT, SYSTEM, END = SPECIALS = (
+    "<|bos|>",
+    "<|pad|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|system|>",
+    "<|end|>",
+)
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}"
+    "{% for message in messages %}"
+    "{% if message['role'] not in ['system', 'user', 'assistant'] %}"
+    "{{ raise_exception('unknown role ' + message['role'] + '; use system, user or assistant') }}"
+    "{% endif %}"
+    "{{ '<|' + message['role'] + '|>\\n' + message['content'] | trim + '<|end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
+)
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int = 4096) -> Tokenizer:
+    """A byte-level BPE with `vocabulary` tokens at most; digits stay single so that numbers have one spelling."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=list(SPECIALS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a special token. Raises UserError when the tokenizer is not one of ours."""
+    found = tokenizer.token_to_id(token)
+    if found is None:
+        raise UserError(f"this tokenizer has no token {token}; use one that `benchctl train target` made")
+    return int(found)
+
+
+def user_turn(content: str) -> str:
+    """A user turn and the opening of the answer, exactly as the chat template renders them."""
+    return f"{USER}\n{content.strip()}{END}\n{ASSISTANT}\n"
+
+
+def answer_turn(content: str) -> str:
+    """What follows `user_turn`, exactly as the chat template renders it."""
+    return f"{content.strip()}{END}\n"
+
+
+def system_turn(content: str) -> str:
+    """A system turn exactly as the chat template renders it."""
+    return f"{SYSTEM}\n{content.strip()}{END}\n"
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, positions: int) -> None:
+    """Writes tokenizer.json, tokenizer_config.json, special_tokens_map.json and chat_template.jinja."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"bos_token": BOS, "eos_token": END, "pad_token": PAD}
+    settings = {
+        **names,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "additional_special_tokens": [USER, ASSISTANT, SYSTEM],
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": positions,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    (folder / "special_tokens_map.json").write_text(json.dumps(names, indent=2) + "\n")
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a model folder. Raises UserError when tokenizer.json is missing."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise UserError(f"{path}: no tokenizer here; train the target first or point to its folder")
+    return Tokenizer.from_file(str(path))

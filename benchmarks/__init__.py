@@ -1,0 +1,1 @@
+"""Benchmarks of benchctl itself, `python -m benchmarks`: ratios with intervals, never timed tests."""

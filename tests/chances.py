@@ -1,0 +1,79 @@
+"""Every way a random program can go, with its probability: exact distributions where sampling would only estimate."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchctl.decoding import verify
+
+Outcome = TypeVar("Outcome")
+
+
+class Chance:
+    """One way through a program: follows ``fixed`` choices, then the first possible ones, and notes the others."""
+
+    def __init__(self, fixed: tuple[int, ...]) -> None:
+        self._fixed = fixed
+        self._taken: tuple[int, ...] = ()
+        self.untaken: list[tuple[int, ...]] = []
+        self.probability = 1.0
+
+    def choose(self, probs: Sequence[float]) -> int:
+        """An index, which has the probability given for it."""
+        possible = [index for index, prob in enumerate(probs) if prob > 0.0]
+        if len(self._taken) < len(self._fixed):
+            index = self._fixed[len(self._taken)]
+        else:
+            index = possible[0]
+            self.untaken += [(*self._taken, other) for other in possible[1:]]
+        self._taken += (index,)
+        self.probability *= probs[index] / sum(probs)
+        return index
+
+
+class Uniform:
+    """A number from [0, 1) that is decided only where it is compared: chance * q < p holds with min(1, p / q)."""
+
+    def __init__(self, chance: Chance, factor: float = 1.0) -> None:
+        self._chance = chance
+        self._factor = factor
+
+    def __mul__(self, factor: float) -> Uniform:
+        return Uniform(self._chance, self._factor * factor)
+
+    def __lt__(self, bound: float) -> bool:
+        below = min(1.0, bound / self._factor) if self._factor > 0.0 else float(bound > 0.0)
+        return self._chance.choose((below, 1.0 - below)) == 0
+
+
+def distribution(program: Callable[[Chance], Outcome], monkeypatch: pytest.MonkeyPatch) -> dict[Outcome, float]:
+    """Probability of each outcome of ``program``, whose draws and accept decisions all go through benchctl's own."""
+    totals: dict[Outcome, float] = defaultdict(float)
+    pending: list[tuple[int, ...]] = [()]
+    while pending:
+        chance = Chance(pending.pop())
+        with monkeypatch.context() as patch:
+            _take_over(patch, chance)
+            totals[program(chance)] += chance.probability
+        pending += chance.untaken
+    return dict(totals)
+
+
+def _take_over(patch: pytest.MonkeyPatch, chance: Chance) -> None:
+    def multinomial(probs: Tensor, count: int, *, generator: torch.Generator) -> Tensor:
+        assert count == 1
+        return torch.tensor([chance.choose(probs.tolist())])
+
+    patch.setattr(torch, "multinomial", multinomial)
+    patch.setattr(verify, "_uniform", lambda generator: Uniform(chance))
+
+
+def total_variation(one: dict[Outcome, float], other: dict[Outcome, float]) -> float:
+    """Half the sum of absolute differences: 0 for equal distributions, 1 for disjoint ones."""
+    return 0.5 * sum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in one.keys() | other.keys())

@@ -1,0 +1,235 @@
+"""What the tests compare with: decoding written as plainly as it can be, by full recomputation.
+
+Nothing here uses a cache, a mask, a position or anything of benchctl: each question runs transformers' own model over
+the whole text. That is slow, and shares no mistake with the code under test.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import DynamicCache
+
+Rounds = list[tuple[int, int]]  # drafted and accepted, round by round
+Drafter = Callable[[list[int], int], list[int]]  # text so far and budget in, proposal out
+
+
+def in_float64(model: Any) -> Any:
+    """The model, its norms changed to stay in float64; transformers' own go through float32, good for 1e-7 only."""
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = MethodType(_norm_gemma if "Gemma" in type(module).__name__ else _norm, module)
+    return model.requires_grad_(False)
+
+
+def _norm(module: Any, x: Tensor) -> Tensor:
+    eps: float = module.variance_epsilon
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * module.weight
+
+
+def _norm_gemma(module: Any, x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + module.eps) * (1.0 + module.weight)
+
+
+def noisy_copy(model: Any, scale: float = 0.04, seed: int = 1) -> Any:
+    """A draft model: the same weights, each off by about ``scale`` of itself, so that some of its guesses are right."""
+    twin = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.mul_(1 + scale * torch.randn(parameter.shape, generator=generator).to(parameter.dtype))
+    return twin
+
+
+class Naive:
+    """A transformers model asked about one whole text at a time; it remembers its answers."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.layers = int(model.config.num_hidden_layers)
+        self._answers: dict[Any, Tensor] = {}
+
+    def argmax(self, text: Sequence[int]) -> int:
+        """The greedy next token."""
+        return int(self.logits(self.last_states(text)[-1]).argmax())
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[..., vocabulary] through final norm and head."""
+        answer: Tensor = self.model.lm_head(self.model.model.norm(states))
+        return answer
+
+    def last_states(self, text: Sequence[int], depths: Sequence[int] | None = None) -> Tensor:
+        """[layers + 1, width] residual of the last token before the first layer and after each; see states."""
+        key = (tuple(text), None if depths is None else tuple(depths))
+        if key not in self._answers:
+            self._answers[key] = self.states(text, depths)[:, -1].clone()
+        return self._answers[key]
+
+    @torch.inference_mode()
+    def states(self, text: Sequence[int], depths: Sequence[int] | None = None, cache: Any = None) -> Tensor:
+        """[layers + 1, tokens, width] residuals in one parallel pass.
+
+        ``depths`` [tokens] says how many layers each token runs: above, its residual is frozen, and what the others see
+        of it there are the keys and values of the frozen residual.
+        """
+        depth = torch.tensor([self.layers] * len(text) if depths is None else list(depths))
+        seen: list[Tensor] = []
+
+        def freeze(index: int) -> Callable[[Any, Any, Tensor], Tensor]:
+            def hook(_module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+                if index == 0:
+                    seen.append(inputs[0][0])
+                kept = torch.where((depth > index)[:, None], output, inputs[0])
+                seen.append(kept[0])
+                return kept
+
+            return hook
+
+        handles = [layer.register_forward_hook(freeze(i)) for i, layer in enumerate(self.model.model.layers)]
+        try:
+            self.model(torch.tensor([list(text)]), past_key_values=cache, use_cache=cache is not None)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return torch.stack(seen)
+
+    def cached(self, text: Sequence[int], depths: Sequence[int] | None = None) -> Tensor:
+        """[layers, 2 * kv_heads, tokens, head_dim]: keys, in transformers' order of dimensions, then values."""
+        key = ("cached", tuple(text), None if depths is None else tuple(depths))
+        if key not in self._answers:
+            cache = DynamicCache()
+            self.states(text, depths, cache)
+            self._answers[key] = torch.stack([torch.cat((layer.keys[0], layer.values[0])) for layer in cache.layers])
+        return self._answers[key]
+
+
+def autoregressive(naive: Naive, prompt: Sequence[int], limit: int, stops: frozenset[int] = frozenset()) -> list[int]:
+    """The answer, token by token, up to the limit or the first stop token."""
+    text = list(prompt)
+    while len(text) < len(prompt) + limit:
+        text.append(naive.argmax(text))
+        if text[-1] in stops:
+            break
+    return text[len(prompt) :]
+
+
+def replay(
+    prompt: Sequence[int], answer: Sequence[int], limit: int, draft: Drafter, drafts_before_prefill: bool = False
+) -> Rounds:
+    """The rounds a greedy draft-and-verify method must take, given the answer it must give.
+
+    ``limit`` is the number of new tokens allowed; a proposal never reaches the last of them, which is the bonus token.
+    ``drafts_before_prefill``: transformers' habit of letting the prefill verify a draft; otherwise it gives one token.
+    """
+    text = [*prompt, *answer]
+    at = len(prompt) + (0 if drafts_before_prefill else 1)
+    rounds: Rounds = []
+    while at < len(text):
+        proposal = draft(text[:at], len(prompt) + limit - at - 1)
+        accepted = 0
+        while proposal[accepted : accepted + 1] == text[at + accepted : at + accepted + 1] != []:
+            accepted += 1
+        rounds.append((len(proposal), accepted))
+        at += accepted + 1
+    return rounds
+
+
+def model_drafter(naive: Naive, draft_tokens: int, confidence: float = 0.0, context_tokens: int = 1 << 30) -> Drafter:
+    """Greedy guesses of another model; stops after one it gave less than ``confidence`` and where its context ends."""
+
+    def draft(text: list[int], budget: int) -> list[int]:
+        proposal: list[int] = []
+        for _ in range(min(draft_tokens, budget, context_tokens + 1 - len(text))):
+            probs = naive.logits(naive.last_states([*text, *proposal])[-1]).softmax(-1)
+            proposal.append(int(probs.argmax()))
+            if float(probs.max()) < confidence:
+                break
+        return proposal
+
+    return draft
+
+
+def lookup_drafter(draft_tokens: int, max_ngram: int, match: str = "first", allow_short: bool = True) -> Drafter:
+    """What followed the earlier place whose context agrees with the text's end in the most tokens, up to max_ngram."""
+
+    def agreement(text: list[int], end: int) -> int:
+        size = 0
+        while size < min(max_ngram, end) and text[end - 1 - size] == text[-1 - size]:
+            size += 1
+        return size
+
+    def draft(text: list[int], budget: int) -> list[int]:
+        last_end = len(text) - 1 if allow_short else len(text) - draft_tokens
+        ends = [end for end in range(1, last_end + 1) if agreement(text, end) > 0]
+        longest = max((agreement(text, end) for end in ends), default=0)
+        best = [end for end in ends if agreement(text, end) == longest]
+        if not best:
+            return []
+        end = best[0] if match == "first" else best[-1]
+        return text[end : end + min(draft_tokens, budget)] if budget > 0 else []
+
+    return draft
+
+
+@dataclass(frozen=True)
+class ExitRule:
+    """Leave at the first of ``layers`` whose confidence reaches ``threshold``."""
+
+    layers: tuple[int, ...]
+    confidence: str = "softmax_gap"
+    threshold: float = 0.9
+
+    def choose(self, naive: Naive, text: Sequence[int], depths: Sequence[int] | None = None) -> tuple[int, int]:
+        """Next token and the layers its row runs; ``depths`` of the rows before it, frozen above, if not all full."""
+        states = naive.last_states(text, None if depths is None else [*depths, naive.layers])
+        for layer in self.layers:
+            if self._confidence(naive, states, layer) >= self.threshold:
+                return int(naive.logits(states[layer]).argmax()), layer
+        return int(naive.logits(states[-1]).argmax()), naive.layers
+
+    def _confidence(self, naive: Naive, states: Tensor, layer: int) -> float:
+        if self.confidence == "state_cosine":
+            return float(F.cosine_similarity(states[layer - 1], states[layer], dim=0))
+        ordered = naive.logits(states[layer]).softmax(-1).sort(descending=True).values
+        return float(ordered[0] - ordered[1] if self.confidence == "softmax_gap" else ordered[0])
+
+
+def exit_drafter(naive: Naive, rule: ExitRule, draft_tokens: int) -> Drafter:
+    """Guesses of the exits; a guess never changes what the next one sees of the layers below its exit."""
+
+    def draft(text: list[int], budget: int) -> list[int]:
+        proposal: list[int] = []
+        for _ in range(min(draft_tokens, budget)):
+            proposal.append(rule.choose(naive, [*text, *proposal])[0])
+        return proposal
+
+    return draft
+
+
+@dataclass(frozen=True)
+class ExitAnswer:
+    """tokens, and the layers run for each of them, the prefill token first."""
+
+    tokens: list[int]
+    layers: list[int]
+
+
+def exit_answer(naive: Naive, prompt: Sequence[int], limit: int, rule: ExitRule, propagate: bool) -> ExitAnswer:
+    """What early exit without verification must say, and where each token must leave.
+
+    With ``propagate`` later tokens see frozen residuals of those that left early; without, ordinary ones.
+    """
+    text = [*prompt, naive.argmax(prompt)]
+    depths = [naive.layers] * len(prompt)
+    while len(text) < len(prompt) + limit:
+        token, layer = rule.choose(naive, text, depths if propagate else None)
+        text.append(token)
+        depths.append(layer)
+    return ExitAnswer(text[len(prompt) :], depths[len(prompt) - 1 :])

@@ -1,0 +1,111 @@
+"""Pairs of a target and a draft model with their oracles, and one call that decodes a prompt with a label."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import count
+from typing import Any
+
+import torch
+from oracles import Naive, Rounds, in_float64, noisy_copy
+from tiny import tiny_model
+
+from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.sampling import Sampling
+from benchctl.decoding.target import Target, TargetTokenizer
+from benchctl.registry import build
+
+torch.set_num_threads(1)
+
+VOCABULARY = 24  # small, so that texts repeat themselves and drafts are right now and then
+CONTEXT_TOKENS = 64
+LAYERS = 4
+
+# Labels whose answer must be the target's own, and labels whose answer need not be.
+EXACT = (
+    "autoregressive",
+    "two_model",
+    "two_model[draft_tokens=1]",
+    "two_model[draft_tokens=4,confidence=0.5]",
+    "prompt_lookup",
+    "prompt_lookup[draft_tokens=3,max_ngram=3,match=last]",
+    "prompt_lookup[draft_tokens=2,max_ngram=1,allow_short=false]",
+    "early_exit[mode=draft,exits=1,threshold=0]",
+    "early_exit[mode=draft,exits=3,threshold=0,draft_tokens=6]",
+    "early_exit[mode=draft,confidence=softmax_max,threshold=0.5]",
+    "early_exit[mode=draft,confidence=state_cosine,threshold=0.9,min_exit=2]",
+    "early_exit[mode=draft,threshold=2]",
+    "early_exit[threshold=2]",
+    "early_exit[threshold=2,kv_policy=deferred_exact]",
+)
+LOSSY = (
+    "early_exit[threshold=0.3]",
+    "early_exit[threshold=0.3,kv_policy=deferred_exact]",
+    "early_exit[confidence=state_cosine,threshold=0.8,exits=1+3]",
+)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target and a draft model, as transformers' models and as Targets, with an oracle for each."""
+
+    model: Any
+    draft_model: Any
+    target: Target
+    draft: Target
+    naive: Naive
+    naive_draft: Naive
+
+    def with_stops(self, *stop_ids: int) -> Target:
+        """The same target, ending answers at these ids."""
+        twin = copy.copy(self.target)
+        twin.tokenizer_or_none = TargetTokenizer(None, self.model.config, frozenset(stop_ids))
+        return twin
+
+
+def pair_of(model: Any, draft_model: Any) -> Pair:
+    """A pair of these two transformers models."""
+    return Pair(model, draft_model, Target(model, None), Target(draft_model, None), Naive(model), Naive(draft_model))
+
+
+@cache
+def pair(family: str, seed: int = 0, context_tokens: int = CONTEXT_TOKENS) -> Pair:
+    """A float64 pair of this family; the draft model is the target with noise on its weights."""
+    sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": context_tokens}
+    model = in_float64(tiny_model(family, seed=seed, layers=LAYERS, dtype=torch.float64, **sizes))
+    return pair_of(model, noisy_copy(model))
+
+
+def prompt_of(tokens: int, seed: int = 0) -> list[int]:
+    """Random ids; the second half of a longer prompt repeats part of the first, as texts do."""
+    generator = torch.Generator().manual_seed(100 * tokens + seed)
+    ids: list[int] = torch.randint(3, VOCABULARY, (tokens,), generator=generator).tolist()
+    quarter = tokens // 4
+    return [*ids[: tokens - quarter], *ids[:quarter]]
+
+
+def run(
+    label: str,
+    target: Target,
+    prompt: Sequence[int],
+    limit: int,
+    *,
+    draft: Target | None = None,
+    sampling: Sampling | None = None,
+    prompt_seed: int = 0,
+) -> Generation:
+    """Decode one prompt with a fresh method; the clock counts its own calls."""
+    method = build(label)
+    if draft is not None:
+        method.prepare(target, lambda _name: draft, "draft")
+    ticks = count()
+    clock = lambda: float(next(ticks))  # noqa: E731
+    return decode(method, target, list(prompt), Limits(limit), sampling or Sampling(), clock, prompt_seed)
+
+
+def rounds_of(generation: Generation) -> Rounds:
+    """Drafted and accepted, step by step."""
+    return [(step.drafted, step.accepted) for step in generation.steps]

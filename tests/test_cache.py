@@ -1,0 +1,132 @@
+"""The cache of keys and values, on numbers that can be read off."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from benchctl.decoding.cache import Cache
+
+
+def new_cache(layers: int = 2, capacity: int = 4) -> Cache:
+    return Cache(layers, kv_heads=1, head_dim=1, capacity=capacity, like=torch.zeros(0, dtype=torch.float64))
+
+
+def kv(*keys: float) -> Tensor:
+    """[2, rows, 1]: these keys, and ten times as much for the values."""
+    return torch.tensor([keys, [10.0 * key for key in keys]], dtype=torch.float64)[..., None]
+
+
+def keys(cache: Cache, layer: int) -> list[float]:
+    return [float(key) for key in cache.kv[layer][0, : cache.lengths[layer], 0]]
+
+
+def values(cache: Cache, layer: int) -> list[float]:
+    return [float(value) for value in cache.kv[layer][1, : cache.lengths[layer], 0]]
+
+
+def filled(*rows: int) -> Cache:
+    """Layer n holds rows 0, 1, ... up to its number."""
+    cache = new_cache(layers=len(rows))
+    for layer, count in enumerate(rows):
+        cache.write(layer, 0, kv(*(float(row) for row in range(count))))
+    return cache
+
+
+def test_a_write_gives_back_all_rows_up_to_its_last() -> None:
+    cache = new_cache()
+    cache.write(0, 0, kv(1, 2))
+    seen_keys, seen_values = cache.write(0, 2, kv(3))
+    assert seen_keys.shape == seen_values.shape == (1, 3, 1)
+    assert seen_keys.flatten().tolist() == [1, 2, 3]
+    assert seen_values.flatten().tolist() == [10, 20, 30]
+
+
+def test_layers_hold_different_numbers_of_rows() -> None:
+    cache = filled(4, 1)
+    assert cache.lengths == [4, 1]
+    assert (keys(cache, 0), keys(cache, 1)) == ([0, 1, 2, 3], [0])
+
+
+def test_writing_over_drafted_rows_forgets_what_came_after() -> None:
+    cache = filled(4)
+    cache.write(0, 1, kv(7))
+    assert keys(cache, 0) == [0, 7]
+
+
+def test_a_write_beyond_the_capacity_keeps_every_layer() -> None:
+    cache = filled(3, 2)
+    room = cache.capacity
+    cache.write(0, 3, kv(*(float(row) for row in range(3, room + 5))))
+    assert cache.capacity > room
+    assert keys(cache, 0) == list(range(room + 5))
+    assert values(cache, 0) == [10.0 * row for row in range(room + 5)]
+    assert keys(cache, 1) == [0, 1]
+    cache.write(1, 2, kv(*(float(row) for row in range(2, room + 5))))
+    assert keys(cache, 1) == list(range(room + 5))
+
+
+def test_views_survive_a_later_growth() -> None:
+    cache = filled(3)
+    seen, _ = cache.write(0, 3, kv(3))
+    cache.write(0, 4, kv(*([9.0] * cache.capacity)))
+    assert seen.flatten().tolist() == [0, 1, 2, 3]
+
+
+def test_keep_moves_the_rows_of_a_path_together_in_every_layer() -> None:
+    cache = filled(7, 7)
+    cache.keep(2, [2, 4, 5])
+    for layer in (0, 1):
+        assert keys(cache, layer) == [0, 1, 2, 4, 5]
+        assert values(cache, layer) == [0, 10, 20, 40, 50]
+
+
+def test_keep_of_a_prefix_only_forgets_the_rest() -> None:
+    cache = filled(5, 5)
+    cache.keep(1, [1, 2])
+    assert keys(cache, 0) == keys(cache, 1) == [0, 1, 2]
+
+
+def test_keep_of_nothing_forgets_all_open_rows() -> None:
+    cache = filled(5, 2)
+    cache.keep(3, [])
+    assert cache.lengths == [3, 2]
+
+
+def test_a_layer_that_lacks_kept_rows_keeps_those_it_has() -> None:
+    cache = filled(7, 5, 2)
+    cache.keep(2, [2, 4, 6])
+    assert [keys(cache, layer) for layer in range(3)] == [[0, 1, 2, 4, 6], [0, 1, 2, 4], [0, 1]]
+
+
+def test_keep_in_place_does_not_lengthen_a_layer_that_lacks_rows() -> None:
+    cache = filled(6, 3)
+    cache.keep(2, [2, 3, 4])
+    assert [keys(cache, layer) for layer in range(2)] == [[0, 1, 2, 3, 4], [0, 1, 2]]
+
+
+def test_truncate_shortens_only_what_is_longer() -> None:
+    cache = filled(6, 3)
+    cache.truncate(4)
+    assert cache.lengths == [4, 3]
+
+
+def test_rows_written_after_truncation_follow_what_is_left() -> None:
+    cache = filled(6)
+    cache.truncate(2)
+    seen, _ = cache.write(0, 2, kv(8))
+    assert seen.flatten().tolist() == [0, 1, 8]
+
+
+def test_a_fork_and_its_original_do_not_share_rows() -> None:
+    cache = filled(3, 2)
+    twin = cache.fork()
+    twin.write(0, 1, kv(7))
+    cache.write(1, 2, kv(9))
+    assert [keys(cache, layer) for layer in range(2)] == [[0, 1, 2], [0, 1, 9]]
+    assert [keys(twin, layer) for layer in range(2)] == [[0, 7], [0, 1]]
+    assert twin.capacity == cache.capacity
+
+
+def test_the_cache_has_the_dtype_of_the_model() -> None:
+    assert Cache(1, 2, 3, 4, like=torch.zeros(0, dtype=torch.bfloat16)).kv[0].dtype == torch.bfloat16

@@ -1,0 +1,86 @@
+"""`benchctl compare` answers every mistake with one message, and prints what programs can read."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from fixtures_records import RUN, usual_rows, write
+
+from benchctl.cli import main
+
+
+def _compare(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["compare", *map(str, arguments)])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write(tmp_path / "run.jsonl", usual_rows())
+
+
+def test_the_table_is_plain_where_there_is_no_terminal(path: Path) -> None:
+    result = _compare(path)
+    assert result.exit_code == 0
+    assert "two_model" in result.stdout and "\x1b" not in result.stdout
+    assert "--repeats 2" in result.stdout
+
+
+def test_json_is_alone_on_stdout(path: Path) -> None:
+    torn = path.read_bytes()[:-20]
+    path.write_bytes(torn)
+    result = _compare(path, "--format", "json")
+    assert [method["label"] for method in json.loads(result.stdout)["groups"][0]["suites"][0]["methods"]]
+    assert "Note:" in result.stderr and "the last line is torn" in result.stderr
+
+
+def test_csv_leaves_its_notes_to_stderr(path: Path) -> None:
+    result = _compare(path, "--format", "csv")
+    assert {line.count(",") for line in result.stdout.splitlines()} == {result.stdout.splitlines()[0].count(",")}
+    assert "--repeats 2" in result.stderr
+
+
+def test_a_pattern_in_quotes_is_expanded_and_files_count_once(path: Path) -> None:
+    write(path.with_name("other.jsonl"), usual_rows())
+    document = json.loads(_compare(path, path.with_name("*.jsonl"), "--format", "json").stdout)
+    assert document["groups"][0]["files"] == [str(path), str(path.with_name("other.jsonl"))]
+
+
+def test_files_that_are_not_comparable_are_shown_apart(path: Path) -> None:
+    other = write(path.with_name("other.jsonl"), usual_rows(), replace(RUN, threads=2))
+    result = _compare(path, other)
+    assert result.exit_code == 0
+    assert "Not comparable with group 1: threads is 2, there 1." in result.stdout
+
+
+def test_a_file_without_generations_is_left_out_with_a_note(path: Path) -> None:
+    empty = write(path.with_name("empty.jsonl"), [])
+    result = _compare(path, empty)
+    assert result.exit_code == 0
+    assert f"{empty}: holds no generations yet" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "run.jsonl: cannot be read: No such file"),
+        ("", "run.jsonl: is empty"),
+        ('{"prompt": "Hello"}\n', "run.jsonl:1: is not the start of a benchctl run"),
+        ('{"kind": "run", "schema_version": 9}\n', "run.jsonl:1: written by a newer benchctl, schema 9"),
+    ],
+)
+def test_a_file_that_cannot_be_used_gives_one_message(tmp_path: Path, content: str | None, message: str) -> None:
+    path = tmp_path / "run.jsonl"
+    if content is not None:
+        path.write_text(content)
+    result = _compare(path)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1 and not result.stdout
+
+
+def test_a_pattern_without_a_match_says_what_to_do(tmp_path: Path) -> None:
+    result = _compare(tmp_path / "*.jsonl")
+    assert result.exit_code == 2
+    assert "no file matches" in result.stderr and "benchctl run" in result.stderr

@@ -1,0 +1,53 @@
+"""`benchctl plot` draws what is in results/ by default, and refuses what it cannot draw before reading anything."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from fixtures_records import usual_rows, write
+
+from benchctl.cli import main
+
+
+def _plot(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["plot", *map(str, arguments)])
+
+
+def test_without_files_everything_in_results_is_plotted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").mkdir()
+    write(tmp_path / "results" / "first.jsonl", usual_rows(3))
+    result = _plot("--pareto")
+    assert (result.exit_code, result.stdout) == (0, "Plot: results/pareto.png\n")
+    assert (tmp_path / "results" / "pareto.png").read_bytes().startswith(b"\x89PNG")
+    assert "--limit" in result.stderr
+
+
+def test_files_and_the_picture_can_be_named(tmp_path: Path) -> None:
+    out = tmp_path / "first.svg"
+    result = _plot("--pareto", write(tmp_path / "run.jsonl", usual_rows(3)), "--out", out)
+    assert result.exit_code == 0
+    assert out.read_text().startswith("<?xml")
+
+
+def test_without_results_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = _plot("--pareto")
+    assert result.exit_code == 2
+    assert "no file matches results/*.jsonl" in result.stderr and "benchctl run" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_kind_of_plot_must_be_said(tmp_path: Path) -> None:
+    result = _plot(write(tmp_path / "run.jsonl", usual_rows(3)))
+    assert result.exit_code == 2
+    assert "--pareto" in result.stderr
+
+
+@pytest.mark.parametrize("out", ["plot.bmp", "plot", "run.jsonl/plot.png"])
+def test_an_unfit_picture_is_refused_before_the_files_are_read(tmp_path: Path, out: str) -> None:
+    broken = tmp_path / "run.jsonl"
+    broken.write_text("broken")
+    result = _plot("--pareto", broken, "--out", tmp_path / out)
+    assert result.exit_code == 2
+    assert out in result.stderr and "not the start" not in result.stderr

@@ -1,0 +1,251 @@
+"""Sampled output has the target's distribution: by exact enumeration of all draws, and by a G-test on real ones.
+
+Wrong rules, of the kinds published codes contain, are put through the same tests and must be caught.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from chances import Chance, distribution, total_variation
+from scipy import stats  # type: ignore[import-untyped]
+from torch import Tensor
+
+from benchctl.decoding.draft import ROOT, Draft
+from benchctl.decoding.sampling import Sampling, draw
+from benchctl.decoding.verify import verify_rejection
+
+VOCABULARY = 4
+DEPTH = 2
+TOKENS = DEPTH + 1  # the longest path and the bonus token
+NO_GENERATOR = torch.Generator()
+Text = tuple[int, ...]
+Model = Callable[[Text], Tensor]
+
+
+def model(seed: int, sampling: Sampling, vocabulary: int = VOCABULARY) -> Model:
+    """A language model that is a table: warped probabilities [vocabulary] after each text."""
+
+    @cache
+    def probs(text: Text) -> Tensor:
+        mixed = seed * 1009 + sum((token + 1) * 31**place for place, token in enumerate(text))
+        table = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(mixed), dtype=torch.float64)
+        return sampling.probs(1.5 * table)[0]
+
+    return probs
+
+
+target = model(1, Sampling(1.0))
+drafter = model(2, Sampling(1.0))
+cut_target = model(1, Sampling(0.8, top_k=3))  # a token the target cannot say, and the drafter can
+cut_drafter = model(2, Sampling(1.2, top_p=0.7))  # and the reverse
+
+
+def joint(probs: Model, tokens: int = TOKENS, vocabulary: int = VOCABULARY) -> dict[Text, float]:
+    """Probability of every text of ``tokens`` tokens."""
+    return {text: _chance_of(probs, (), text) for text in itertools.product(range(vocabulary), repeat=tokens)}
+
+
+def _chance_of(probs: Model, text: Text, more: Text) -> float:
+    chance = 1.0
+    for place, token in enumerate(more):
+        chance *= float(probs((*text, *more[:place]))[token])
+    return chance
+
+
+def continued(found: dict[Text, float], probs: Model) -> dict[Text, float]:
+    """Committed tokens, followed by plain sampling up to TOKENS tokens."""
+    totals: Counter[Text] = Counter()
+    for text, chance in found.items():
+        for more in itertools.product(range(VOCABULARY), repeat=TOKENS - len(text)):
+            totals[text + more] += chance * _chance_of(probs, text, more)  # type: ignore[assignment]
+    return dict(totals)
+
+
+def texts_of(draft: Draft) -> list[Text]:
+    """The text each row ends, the root's first."""
+    texts: list[Text] = [()]
+    for token, parent in zip(draft.tokens, draft.parents, strict=True):
+        texts.append((*texts[parent + 1], token))
+    return texts
+
+
+def commit(draft: Draft, target_probs: Model) -> Text:
+    """One verification as a step does it: the tokens it commits."""
+    rows = torch.stack([target_probs(text) for text in texts_of(draft)])
+    verdict = verify_rejection(draft, rows, NO_GENERATOR)
+    return (*(draft.tokens[row] for row in verdict.path), verdict.next_token)
+
+
+def drawn_tree(shape: Text, draft_probs: Model, replacement: bool) -> Draft:
+    """A tree whose rows are drawn from the drafter; ``shape`` holds the parents."""
+    tokens: list[int] = []
+    rows: list[Tensor] = []
+    for row, parent in enumerate(shape):
+        text = texts_of(Draft(tuple(tokens), shape[:row]))[parent + 1]
+        probs = draft_probs(text)
+        left = probs.clone()
+        if not replacement:
+            left[[tokens[other] for other in range(row) if shape[other] == parent]] = 0.0
+        tokens.append(draw(left, NO_GENERATOR))
+        rows.append(probs)
+    return Draft(tuple(tokens), shape, probs=torch.stack(rows), replacement=replacement)
+
+
+CHAIN = (ROOT, 0)
+TREES = {
+    "chain": CHAIN,
+    "one token": (ROOT,),
+    "two siblings": (ROOT, ROOT),
+    "three siblings": (ROOT, ROOT, ROOT),
+    "two levels": (ROOT, ROOT, 0, 0),
+    "unequal depth": (ROOT, ROOT, 1, 1),
+}
+
+
+@pytest.mark.parametrize("replacement", [True, False], ids=["drawn independently", "drawn without replacement"])
+@pytest.mark.parametrize("shape", TREES.values(), ids=TREES.keys())
+def test_drafts_drawn_from_a_model_leave_the_target_s_distribution(
+    shape: Text, replacement: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(chance: Chance) -> Text:
+        return commit(drawn_tree(shape, drafter, replacement), target)
+
+    assert total_variation(continued(distribution(step, monkeypatch), target), joint(target)) < 1e-13
+
+
+@pytest.mark.parametrize("shape", [CHAIN, (ROOT, ROOT)], ids=["chain", "two siblings"])
+def test_supports_that_differ_leave_the_target_s_distribution(shape: Text, monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(chance: Chance) -> Text:
+        return commit(drawn_tree(shape, cut_drafter, True), cut_target)
+
+    assert total_variation(continued(distribution(step, monkeypatch), cut_target), joint(cut_target)) < 1e-13
+
+
+DETERMINISTIC = {
+    "chain": Draft.chain([2, 1]),
+    "siblings": Draft((0, 3, 1), (ROOT, ROOT, ROOT)),
+    "all tokens": Draft((0, 1, 2, 3), (ROOT,) * 4),
+    "duplicate siblings": Draft((2, 2, 1), (ROOT, ROOT, ROOT)),
+    "the same token on two branches": Draft((2, 0, 1, 1, 3), (ROOT, ROOT, 0, 1, 1)),
+    "scratch rows among them": Draft((2, 0, 1, 3), (ROOT, ROOT, ROOT, 0), scratch=(False, True, False, True)),
+    "nothing": Draft(),
+}
+
+
+@pytest.mark.parametrize("draft", DETERMINISTIC.values(), ids=DETERMINISTIC.keys())
+def test_deterministic_drafts_leave_the_target_s_distribution(draft: Draft, monkeypatch: pytest.MonkeyPatch) -> None:
+    for probs in (target, cut_target):
+        found = distribution(lambda chance: commit(draft, probs), monkeypatch)  # noqa: B023 called at once
+        assert total_variation(continued(found, probs), joint(probs)) < 1e-13
+
+
+def test_drafts_chosen_by_looking_at_the_text_are_still_point_masses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter may be random in any way its ``probs`` do not mention: here it flips a coin between two chains."""
+
+    def step(chance: Chance) -> Text:
+        return commit(Draft.chain([[2, 1], [0, 0]][chance.choose((0.3, 0.7))]), target)
+
+    assert total_variation(continued(distribution(step, monkeypatch), target), joint(target)) < 1e-13
+
+
+def wrong_distribution_of_the_draft(chance: Chance) -> Text:
+    """Tokens drawn from one distribution, verified as if from another."""
+    sharper = model(2, Sampling(0.6))
+    drawn = drawn_tree(CHAIN, sharper, True)
+    claimed = torch.stack([drafter(text) for text in texts_of(drawn)[:-1]])
+    return commit(Draft.chain(drawn.tokens, claimed), target)
+
+
+def unwarped_bonus(chance: Chance) -> Text:
+    """The token after a fully accepted draft comes from the distribution before warping (two published codes)."""
+    draft = drawn_tree(CHAIN, cut_drafter, True)
+    whole = texts_of(draft)[-1]
+    return commit(draft, lambda text: target(text) if text == whole else cut_target(text))
+
+
+def siblings_called_independent(chance: Chance) -> Text:
+    draft = drawn_tree((ROOT, ROOT, ROOT), drafter, False)
+    return commit(Draft(draft.tokens, draft.parents, probs=draft.probs, replacement=True), target)
+
+
+def draft_called_deterministic(chance: Chance) -> Text:
+    """Drawn tokens judged by the rule for fixed ones: accepted with p(x), struck out when rejected."""
+    return commit(Draft.chain(drawn_tree(CHAIN, drafter, True).tokens), target)
+
+
+def accepted_unread(chance: Chance) -> Text:
+    return (*drawn_tree((ROOT,), drafter, True).tokens, draw(target(()), NO_GENERATOR))
+
+
+@pytest.mark.parametrize(
+    ("rule", "probs"),
+    [
+        (wrong_distribution_of_the_draft, target),
+        (unwarped_bonus, cut_target),
+        (siblings_called_independent, target),
+        (accepted_unread, target),
+    ],
+)
+def test_wrong_rules_are_caught(rule: Callable[[Chance], Text], probs: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert total_variation(continued(distribution(rule, monkeypatch), probs), joint(probs)) > 0.005
+
+
+def test_a_drawn_token_may_be_called_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It costs acceptance, not correctness: given the token, the point-mass rule is exact whatever drew it."""
+    found = distribution(draft_called_deterministic, monkeypatch)
+    assert total_variation(continued(found, target), joint(target)) < 1e-13
+
+
+# From here on real draws: what enumeration replaces, the uniform numbers and torch's multinomial, is in play too.
+DRAWS = 100_000
+WIDE = 6
+PAIRS = list(itertools.product(range(WIDE), repeat=2))
+
+
+def g_test(counts: Counter[Text], expected: dict[Text, float]) -> float:
+    """p-value of the G-test that ``counts`` were drawn from ``expected``."""
+    observed = np.array([counts[pair] for pair in PAIRS], dtype=float)
+    chances = np.array([expected[pair] for pair in PAIRS])
+    return float(stats.power_divergence(observed, observed.sum() * chances, lambda_="log-likelihood").pvalue)
+
+
+def first_two(draft: Draft, rows: Tensor, target_probs: Model, generator: torch.Generator) -> Text:
+    verdict = verify_rejection(draft, rows, generator)
+    tokens = (*(draft.tokens[row] for row in verdict.path), verdict.next_token)
+    return tokens if len(tokens) == 2 else (*tokens, draw(target_probs(tokens), generator))
+
+
+def test_a_hundred_thousand_real_draws_pass_the_g_test_on_the_first_two_tokens() -> None:
+    wide_target, wide_drafter = model(3, Sampling(1.0), WIDE), model(4, Sampling(1.0), WIDE)
+    generator = torch.Generator().manual_seed(11)
+    proposals = torch.multinomial(wide_drafter(()), DRAWS, replacement=True, generator=generator).tolist()
+    probs = wide_drafter(())[None]
+    drafts = [Draft((token,), (ROOT,), probs=probs) for token in range(WIDE)]
+    rows = [torch.stack((wide_target(()), wide_target((token,)))) for token in range(WIDE)]
+    counts = Counter(first_two(drafts[token], rows[token], wide_target, generator) for token in proposals)
+    assert g_test(counts, joint(wide_target, 2, WIDE)) > 0.001
+
+
+def test_the_g_test_flags_a_total_variation_of_a_twentieth() -> None:
+    """Mass 0.05 moved from likely pairs to others; and nothing flagged where nothing was moved."""
+    expected = joint(model(3, Sampling(1.0), WIDE), 2, WIDE)
+    right = np.array([expected[pair] for pair in PAIRS])
+    moved = right.copy()
+    likely = np.argsort(right)[-6:]
+    moved[likely] -= 0.05 * right[likely] / right[likely].sum()
+    others = np.setdiff1d(np.arange(len(PAIRS)), likely)
+    moved[others] += 0.05 * right[others] / right[others].sum()
+    assert 0.5 * np.abs(moved - right).sum() == pytest.approx(0.05)
+    source = np.random.default_rng(5)
+    for seed in range(20):
+        counts = source.multinomial(DRAWS, moved)
+        assert g_test(Counter(dict(zip(PAIRS, counts.tolist(), strict=True))), expected) < 1e-6, seed
+    fair = Counter(dict(zip(PAIRS, source.multinomial(DRAWS, right).tolist(), strict=True)))
+    assert g_test(fair, expected) > 0.001

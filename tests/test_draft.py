@@ -1,0 +1,70 @@
+"""Drafts: rows below the root, their depths and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchctl.decoding.draft import ROOT, Draft
+
+
+def test_a_tree_knows_its_depths_and_children() -> None:
+    """The example of the docstring: "5 7" and, besides, "9"."""
+    draft = Draft((5, 7, 9), (ROOT, 0, ROOT))
+    assert len(draft) == 3
+    assert draft.depths == (1, 2, 1)
+    assert draft.depth == 2
+    assert draft.children(ROOT) == [0, 2]
+    assert draft.children(0) == [1]
+    assert draft.children(1) == []
+    assert not draft.is_chain
+
+
+def test_a_chain_is_the_tree_with_one_branch() -> None:
+    draft = Draft.chain([4, 4, 8])
+    assert (draft.tokens, draft.parents) == ((4, 4, 8), (ROOT, 0, 1))
+    assert draft.is_chain
+    assert draft.depths == (1, 2, 3)
+
+
+def test_a_chain_keeps_the_distributions_its_tokens_were_drawn_from() -> None:
+    probs = torch.full((2, 3), 1 / 3)
+    assert Draft.chain([0, 2], probs).probs is probs
+    assert Draft.chain([0, 2]).probs is None
+
+
+def test_an_empty_draft_has_no_depth() -> None:
+    for draft in (Draft(), Draft.chain([])):
+        assert (len(draft), draft.depth, draft.depths, draft.children(ROOT)) == (0, 0, (), [])
+        assert draft.is_chain
+
+
+def test_scratch_rows_are_nobody_s_children_and_do_not_count_as_depth() -> None:
+    draft = Draft((5, 6, 7), (ROOT, 0, 1), scratch=(False, True, True))
+    assert draft.depths == (1, 2, 3)
+    assert draft.depth == 1
+    assert draft.children(0) == draft.children(1) == []
+
+
+def test_a_draft_of_scratch_rows_alone_proposes_nothing() -> None:
+    draft = Draft((5, 6), (ROOT, ROOT), scratch=(True, True))
+    assert draft.depth == 0
+    assert draft.children(ROOT) == []
+
+
+@pytest.mark.parametrize("parents", [(0,), (ROOT, 1), (ROOT, 2, ROOT), (-2,)])
+def test_a_parent_that_does_not_precede_its_child_is_refused(parents: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="a parent must come before its child"):
+        Draft(tuple(range(len(parents))), parents)
+
+
+def test_a_row_that_could_be_accepted_below_scratch_is_refused() -> None:
+    with pytest.raises(ValueError, match="row 1 could be accepted, but its parent 0 is scratch"):
+        Draft((5, 6), (ROOT, 0), scratch=(True, False))
+
+
+def test_lists_of_different_length_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 tokens but 1 parents"):
+        Draft((5, 6), (ROOT,))
+    with pytest.raises(ValueError, match="2 tokens but 1 scratch marks"):
+        Draft((5, 6), (ROOT, 0), scratch=(True,))

@@ -1,0 +1,89 @@
+"""Verdicts are counted, agreement ends at the first divergence, and lossless needs a claim and every answer."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fixtures_records import BASELINE, DRAFTED, baseline_row, drafted_row, failed, write
+
+from benchctl.analysis.fidelity import Fidelity, agreed_tokens, claims_exact, compared_tokens, fidelity, is_lossless
+from benchctl.analysis.frame import load, pair
+from benchctl.records import Exactness, Row
+
+
+def _agreement(tmp_path: Path, *rows: Row) -> tuple[float, float]:
+    pairs = pair(load([write(tmp_path / "run.jsonl", rows)]), DRAFTED, BASELINE)
+    return float(agreed_tokens(pairs).sum()), float(compared_tokens(pairs).sum())
+
+
+def test_identical_answers_agree_in_every_token(tmp_path: Path) -> None:
+    assert _agreement(tmp_path, baseline_row(), drafted_row()) == (9, 9)
+
+
+@pytest.mark.parametrize(("baseline_tokens", "steps"), [(17, 4), (9, 8)])
+def test_a_lossy_answer_agrees_up_to_its_first_divergence_of_the_longer_one(
+    tmp_path: Path, baseline_tokens: int, steps: int
+) -> None:
+    lossy = replace(drafted_row(steps=steps), verdict="lossy", first_divergence=4)
+    assert _agreement(tmp_path, baseline_row(tokens=baseline_tokens), lossy) == (4, 17)
+
+
+def test_a_tie_ends_the_comparison(tmp_path: Path) -> None:
+    tie = replace(drafted_row(), verdict="tie", first_divergence=4)
+    assert _agreement(tmp_path, baseline_row(), tie) == (4, 4)
+
+
+def test_an_answer_that_ends_too_early_does_not_agree_in_full(tmp_path: Path) -> None:
+    """A second turn with a history of its own is judged on a baseline answer that is not in the file."""
+    shorter = replace(drafted_row(steps=4), verdict="lossy", first_divergence=9)
+    assert _agreement(tmp_path, baseline_row(tokens=9), shorter) == (9, 10)
+
+
+def test_sampled_answers_are_not_compared(tmp_path: Path) -> None:
+    assert _agreement(tmp_path, baseline_row(), replace(drafted_row(), verdict="sampled")) == (0, 0)
+
+
+def test_verdicts_and_failures_are_counted(tmp_path: Path) -> None:
+    rows = [
+        drafted_row("p0"),
+        drafted_row("p1"),
+        replace(drafted_row("p2"), verdict="tie", first_divergence=2),
+        replace(drafted_row("p3"), verdict="lossy", first_divergence=5),
+        replace(drafted_row("p4"), verdict="sampled"),
+        failed(drafted_row("p5")),
+    ]
+    assert fidelity(load([write(tmp_path / "run.jsonl", rows)])) == Fidelity(2, 1, 1, 1, 1, 3.5)
+
+
+def test_where_nothing_diverged_there_is_no_first_divergence(tmp_path: Path) -> None:
+    assert fidelity(load([write(tmp_path / "run.jsonl", [drafted_row()])])) == Fidelity(identical=1)
+
+
+@pytest.mark.parametrize(
+    ("exactness", "temperature", "claim"),
+    [
+        ("exact", 0, True),
+        ("exact", 0.8, True),
+        ("exact_greedy", 0, True),
+        ("exact_greedy", 0.8, False),
+        ("lossy", 0, False),
+    ],
+)
+def test_a_greedy_claim_is_none_under_sampling(exactness: Exactness, temperature: float, claim: bool) -> None:
+    assert claims_exact(exactness, temperature) == claim
+
+
+@pytest.mark.parametrize(
+    ("claim", "found", "lossless"),
+    [
+        (True, Fidelity(identical=3), True),
+        (True, Fidelity(identical=3, tie=1), True),
+        (False, Fidelity(identical=3), False),
+        (True, Fidelity(identical=3, lossy=1), False),
+        (True, Fidelity(identical=3, failed=1), False),
+        (True, Fidelity(sampled=3), False),
+        (True, Fidelity(), False),
+    ],
+)
+def test_lossless_needs_the_claim_and_every_answer(claim: bool, found: Fidelity, lossless: bool) -> None:
+    assert is_lossless(claim, found) == lossless

@@ -1,0 +1,120 @@
+"""Exact methods say what the target says: token for token, whatever the family, the prompt, the limit or the stop."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from oracles import autoregressive, model_drafter, replay
+from runs import CONTEXT_TOKENS, EXACT, LAYERS, VOCABULARY, Pair, pair, prompt_of, rounds_of, run
+
+MODELS = (("llama", 0), ("llama", 1), ("qwen3", 2), ("mixtral", 3), ("mistral_window", 4), ("qwen2_window", 5))
+NEW_TOKENS = 40
+
+
+@cache
+def answer(family: str, seed: int, prompt_tokens: int) -> list[int]:
+    """The oracle's answer, up to NEW_TOKENS or the end of the context."""
+    limit = min(NEW_TOKENS, CONTEXT_TOKENS - prompt_tokens)
+    return autoregressive(pair(family, seed).naive, prompt_of(prompt_tokens, seed), limit)
+
+
+@pytest.mark.parametrize(("family", "seed"), MODELS)
+@pytest.mark.parametrize("label", EXACT)
+def test_exact_method_gives_the_target_s_own_tokens(label: str, family: str, seed: int) -> None:
+    models = pair(family, seed)
+    for prompt_tokens in (1, 2, 13, CONTEXT_TOKENS - 7, CONTEXT_TOKENS - 1):
+        got = run(label, models.target, prompt_of(prompt_tokens, seed), NEW_TOKENS, draft=models.draft)
+        assert list(got.token_ids) == answer(family, seed, prompt_tokens)
+        assert got.stop_reason == ("length" if prompt_tokens + NEW_TOKENS <= CONTEXT_TOKENS else "context")
+
+
+@pytest.mark.parametrize("label", EXACT)
+def test_exact_method_stops_at_any_limit(label: str) -> None:
+    """One, two, and as many new tokens as are drafted, less or more by up to two: 1 to 8 holds all of them."""
+    models = pair("llama")
+    for limit in range(1, 9):
+        got = run(label, models.target, prompt_of(13), limit, draft=models.draft)
+        assert list(got.token_ids) == answer("llama", 0, 13)[:limit]
+        assert 1 + sum(len(step.tokens) for step in got.steps) == len(got.token_ids) == len(got.layers)
+        assert all(len(step.tokens) - step.accepted in (0, 1) for step in got.steps)
+
+
+def _first_places(prompt_tokens: int) -> dict[int, int]:
+    """Each token of the answer and where it comes first: as a stop token it would end the answer there."""
+    places: dict[int, int] = {}
+    for index, token in enumerate(answer("llama", 0, prompt_tokens)):
+        places.setdefault(token, index)
+    return places
+
+
+@pytest.mark.parametrize("label", EXACT)
+def test_answer_ends_with_the_first_stop_token_wherever_it_falls(label: str) -> None:
+    models = pair("llama")
+    for stop, index in _first_places(13).items():
+        got = run(label, models.with_stops(stop), prompt_of(13), NEW_TOKENS, draft=models.draft)
+        assert list(got.token_ids) == answer("llama", 0, 13)[: index + 1]
+        assert got.stop_reason == "stop"
+        assert 1 + sum(len(step.tokens) for step in got.steps) == len(got.token_ids) == len(got.layers)
+
+
+def _stop_in_each_role(models: Pair, draft_tokens: int) -> dict[str, int]:
+    """Stop tokens that would fall inside an accepted block, on a bonus token, and on the first token."""
+    text = answer("llama", 0, 13)
+    rounds = replay(prompt_of(13), text, NEW_TOKENS, model_drafter(models.naive_draft, draft_tokens))
+    places = _first_places(13)
+    roles = {"first": text[0]}
+    at = 1
+    for _, accepted in rounds:
+        for offset in range(accepted + 1):
+            role = "bonus" if offset == accepted else "last accepted" if offset == accepted - 1 else "inside"
+            token = text[at + offset]
+            if places[token] == at + offset:
+                roles.setdefault(role, token)
+        at += accepted + 1
+    return roles
+
+
+def test_stop_token_is_met_in_every_role() -> None:
+    """Inside an accepted block, at its end, as bonus, as the very first token; accepted is counted up to the stop."""
+    models = pair("llama")
+    roles = _stop_in_each_role(models, draft_tokens=4)
+    assert set(roles) == {"first", "inside", "last accepted", "bonus"}
+    for stop in roles.values():
+        got = run("two_model[draft_tokens=4]", models.with_stops(stop), prompt_of(13), NEW_TOKENS, draft=models.draft)
+        expected = autoregressive(models.naive, prompt_of(13), NEW_TOKENS, frozenset({stop}))
+        drafter = model_drafter(models.naive_draft, 4)
+        assert list(got.token_ids) == expected
+        assert rounds_of(got) == replay(prompt_of(13), expected, NEW_TOKENS, drafter)
+
+
+def test_drafted_stop_token_that_is_rejected_ends_nothing() -> None:
+    models = pair("llama")
+    text = answer("llama", 0, 13)
+    draft = model_drafter(models.naive_draft, 4)
+    guesses = {token for at in range(1, NEW_TOKENS) for token in draft([*prompt_of(13), *text[:at]], 4)}
+    never_said = guesses - set(text)
+    assert never_said, "no rejected guess to make a stop token of"
+    for stop in never_said:
+        got = run("two_model[draft_tokens=4]", models.with_stops(stop), prompt_of(13), NEW_TOKENS, draft=models.draft)
+        assert list(got.token_ids) == text
+        assert got.stop_reason == "length"
+
+
+@pytest.mark.parametrize("label", EXACT)
+def test_first_of_several_stop_ids_ends_the_answer(label: str) -> None:
+    models = pair("llama")
+    places = _first_places(13)
+    stops = [token for token in places if places[token] >= 5]
+    unused = next(token for token in range(VOCABULARY) if token not in places)
+    got = run(label, models.with_stops(*stops, unused), prompt_of(13), NEW_TOKENS, draft=models.draft)
+    assert list(got.token_ids) == answer("llama", 0, 13)[: min(places[stop] for stop in stops) + 1]
+
+
+def test_threshold_nought_leaves_at_the_first_exit_and_above_one_never() -> None:
+    models = pair("llama")
+    for policy in ("propagate", "deferred_exact"):
+        first = run(f"early_exit[threshold=0,exits=2+3,kv_policy={policy}]", models.target, prompt_of(13), 10)
+        never = run(f"early_exit[threshold=2,exits=2+3,kv_policy={policy}]", models.target, prompt_of(13), 10)
+        assert first.layers == (LAYERS,) + (2,) * 9
+        assert never.layers == (LAYERS,) * 10

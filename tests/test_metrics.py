@@ -1,0 +1,62 @@
+"""Every metric, worked out by hand on two prompts of different length."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from fixtures_records import BASELINE, DRAFTED, EXITING, baseline_row, drafted_row, exiting_row, write
+
+from benchctl.analysis import metrics
+from benchctl.analysis.frame import load, pair
+from benchctl.analysis.metrics import METRICS, Metric
+
+
+@pytest.fixture
+def frame(tmp_path: Path) -> pd.DataFrame:
+    """Baseline: 9 tokens in 2 + 8 s, 17 tokens in 2 + 32 s. Drafted: half the steps. Early exit: half the layers."""
+    short = [baseline_row("p0"), drafted_row("p0", steps=4), exiting_row("p0", tokens=9)]
+    long = [baseline_row("p1", tokens=17, step_s=2.0), drafted_row("p1", steps=8), exiting_row("p1", tokens=17)]
+    return load([write(tmp_path / "run.jsonl", short + long)])
+
+
+@pytest.mark.parametrize(
+    ("metric", "label", "value"),
+    [
+        (metrics.SPEEDUP, BASELINE, 1.0),
+        (metrics.SPEEDUP, DRAFTED, (10 + 34) / (6 + 10)),
+        (metrics.DECODE_SPEEDUP, DRAFTED, (8 + 32) / (4 + 8)),
+        (metrics.TOKENS_PER_S, DRAFTED, (9 + 17) / (6 + 10)),
+        (metrics.TPOT, BASELINE, (8 + 32) / (8 + 16)),
+        (metrics.TPOT, DRAFTED, (4 + 8) / (8 + 16)),
+        (metrics.TTFT, DRAFTED, 2.0),
+        (metrics.BLOCK_EFFICIENCY, BASELINE, 1.0),
+        (metrics.BLOCK_EFFICIENCY, DRAFTED, 2.0),
+        (metrics.MEAN_ACCEPTED, BASELINE, 0.0),
+        (metrics.MEAN_ACCEPTED, DRAFTED, 1.0),
+        (metrics.ACCEPTANCE_RATE, BASELINE, None),
+        (metrics.ACCEPTANCE_RATE, DRAFTED, 1 / 3),
+        (metrics.DEPTH_FRACTION, DRAFTED, 1.0),
+        (metrics.DEPTH_FRACTION, EXITING, (2 * 12 + (8 + 16) * 6) / (26 * 12)),
+        (metrics.TOKEN_AGREEMENT, BASELINE, None),
+        (metrics.TOKEN_AGREEMENT, DRAFTED, 1.0),
+        (metrics.TOKEN_AGREEMENT, EXITING, (2 + 2) / (9 + 17)),
+    ],
+)
+def test_metric_is_the_ratio_of_sums(frame: pd.DataFrame, metric: Metric, label: str, value: float | None) -> None:
+    found = metric.value(pair(frame, label, BASELINE))
+    assert found == (None if value is None else pytest.approx(value))
+
+
+def test_speedup_is_not_the_mean_of_ratios(frame: pd.DataFrame) -> None:
+    """The long prompt gains 3.4x and the short one 1.67x: a mean of ratios would say 2.53."""
+    assert metrics.SPEEDUP.value(pair(frame, DRAFTED, BASELINE)) == pytest.approx(2.75)
+
+
+def test_names_are_those_of_the_files_and_unique() -> None:
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+    assert all(metric.name.isidentifier() for metric in METRICS)
+
+
+def test_nothing_measured_has_no_value(frame: pd.DataFrame) -> None:
+    nothing = pair(frame, "missing", BASELINE)
+    assert [metric.value(nothing) for metric in METRICS] == [None] * len(METRICS)

@@ -1,0 +1,107 @@
+"""Names of models to folders."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchctl import packs
+from benchctl.errors import UserError
+
+WEIGHTS = b"weights"
+
+
+@pytest.fixture
+def pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A pack of one target and its draft model, whose weights are seven bytes each."""
+    entries = [_entry("big", "target", draft="small"), _entry("small", "draft")]
+    for entry in entries:
+        folder = tmp_path / str(entry["folder"])
+        folder.mkdir()
+        (folder / packs.WEIGHTS).write_bytes(WEIGHTS)
+    (tmp_path / "index.json").write_text(json.dumps(entries))
+    monkeypatch.setattr(packs, "MODELS", tmp_path)
+    _forget()
+    yield tmp_path
+    _forget()
+
+
+def _forget() -> None:
+    packs.models.cache_clear()
+    packs._checked.cache_clear()
+
+
+def _entry(name: str, role: str, draft: str = "") -> dict[str, object]:
+    return {
+        "name": name,
+        "folder": f"{name}-folder",
+        "role": role,
+        "parameters": 10,
+        "bytes": len(WEIGHTS),
+        "sha256": hashlib.sha256(WEIGHTS).hexdigest(),
+        "tokenizer_sha256": "",
+        "licence": "Apache-2.0",
+        "description": "A model",
+        "draft": draft,
+    }
+
+
+def test_an_embedded_name_is_its_folder(pack: Path) -> None:
+    assert packs.resolve("big") == pack / "big-folder"
+
+
+def test_the_default_target_is_the_first_of_that_role_and_names_its_draft_model(pack: Path) -> None:
+    assert (packs.default_target().name, packs.default_target().draft) == ("big", "small")
+
+
+def test_altered_weights_are_refused(pack: Path) -> None:
+    (pack / "big-folder" / packs.WEIGHTS).write_bytes(b"other")
+    with pytest.raises(UserError, match="weights of the embedded model 'big' are not those shipped"):
+        packs.resolve("big")
+
+
+def test_missing_weights_are_refused(pack: Path) -> None:
+    (pack / "small-folder" / packs.WEIGHTS).unlink()
+    with pytest.raises(UserError, match="'small' lacks model.safetensors"):
+        packs.resolve("small")
+
+
+def test_weights_are_hashed_once_per_process(pack: Path) -> None:
+    packs.resolve("big")
+    (pack / "big-folder" / packs.WEIGHTS).write_bytes(b"other")
+    assert packs.resolve("big") == pack / "big-folder"
+
+
+def test_a_folder_is_itself(pack: Path, tmp_path: Path) -> None:
+    assert packs.resolve(tmp_path) == tmp_path
+    assert packs.resolve(str(tmp_path)) == tmp_path
+
+
+def test_owner_and_name_is_a_hub_id(pack: Path) -> None:
+    assert packs.resolve("owner/some-model_1.1B") == "owner/some-model_1.1B"
+
+
+@pytest.mark.parametrize("name", ["bigg", "./missing/folder", "/missing/folder", "../missing", "a/b/c", ""])
+def test_anything_else_lists_the_embedded_names(pack: Path, name: str) -> None:
+    with pytest.raises(UserError, match="Embedded models: big, small; or give a folder"):
+        packs.resolve(name)
+
+
+def test_a_package_without_models_says_so(pack: Path) -> None:
+    (pack / "index.json").unlink()
+    assert packs.models() == ()
+    with pytest.raises(UserError, match="carries no embedded target"):
+        packs.default_target()
+
+
+def test_the_shipped_index_is_true() -> None:
+    """Every model of the index is there, with the size and the hashes the index gives."""
+    assert {"target", "draft"} <= {model.role for model in packs.models()}
+    names = {model.name for model in packs.models()}
+    for model in packs.models():
+        assert packs.resolve(model.name) == model.path
+        assert (model.path / packs.WEIGHTS).stat().st_size == model.bytes
+        assert hashlib.sha256((model.path / "tokenizer.json").read_bytes()).hexdigest() == model.tokenizer_sha256
+        assert not model.draft or model.draft in names

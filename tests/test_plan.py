@@ -1,0 +1,104 @@
+"""Early exit without verification equals its plan: one parallel pass in which residuals freeze where tokens left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from oracles import ExitRule, exit_answer
+from runs import LAYERS, Pair, pair, prompt_of, run
+from torch import Tensor
+
+from benchctl.decoding.loop import Generation
+from benchctl.decoding.method import Context
+
+NEW_TOKENS = 30
+EVERY = tuple(range(1, LAYERS))
+RULES = (
+    ("", ExitRule(EVERY, threshold=0.3)),
+    ("exits=1", ExitRule((1,), threshold=0.0)),
+    ("exits=2+3", ExitRule((2, 3), threshold=0.2)),
+    ("confidence=softmax_max", ExitRule(EVERY, "softmax_max", 0.5)),
+    ("confidence=state_cosine", ExitRule(EVERY, "state_cosine", 0.8)),
+    ("min_exit=2,confidence=state_cosine", ExitRule((2, 3), "state_cosine", 0.7)),
+    ("", ExitRule(EVERY, threshold=2.0)),
+)
+MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
+POLICIES = ("propagate", "deferred_exact")
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A generation and the logits [tokens, vocabulary] each of its tokens was chosen by."""
+
+    generation: Generation
+    target_logits: Tensor
+
+
+def _label(options: str, rule: ExitRule, policy: str) -> str:
+    parts = [options, f"threshold={rule.threshold}", f"kv_policy={policy}"]
+    return f"early_exit[{','.join(part for part in parts if part)}]"
+
+
+def _run_logged(monkeypatch: pytest.MonkeyPatch, label: str, models: Pair, prompt: list[int]) -> Logged:
+    seen: list[Tensor] = []
+    pick = Context.pick
+
+    def noting(context: Context, logits: Tensor) -> int:
+        seen.append(logits.clone())
+        return pick(context, logits)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Context, "pick", noting)
+        generation = run(label, models.target, prompt, NEW_TOKENS)
+    return Logged(generation, torch.cat(seen))
+
+
+def _planned_logits(models: Pair, prompt: list[int], generation: Generation, policy: str) -> Tensor:
+    """[tokens, vocabulary] of one pass over prompt and answer, each token read off where it left."""
+    text = [*prompt, *generation.token_ids[:-1]]
+    depths = [LAYERS] * (len(prompt) - 1) + list(generation.layers)
+    states = models.naive.states(text, depths if policy == "propagate" else None)
+    rows = range(len(prompt) - 1, len(text))
+    return models.naive.logits(torch.stack([states[depths[row], row] for row in rows]))
+
+
+@pytest.mark.parametrize(("family", "seed"), MODELS)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("options", "rule"), RULES)
+def test_early_exit_equals_its_plan(
+    monkeypatch: pytest.MonkeyPatch, options: str, rule: ExitRule, policy: str, family: str, seed: int
+) -> None:
+    """The layers are those the rule dictates by full recomputation, and the logits are those of one parallel pass."""
+    models = pair(family, seed)
+    for prompt_tokens in (1, 13):
+        prompt = prompt_of(prompt_tokens, seed)
+        logged = _run_logged(monkeypatch, _label(options, rule, policy), models, prompt)
+        expected = exit_answer(models.naive, prompt, NEW_TOKENS, rule, propagate=policy == "propagate")
+        assert list(logged.generation.layers) == expected.layers
+        assert list(logged.generation.token_ids) == expected.tokens
+        planned = _planned_logits(models, prompt, logged.generation, policy)
+        assert (logged.target_logits - planned).abs().max() < 1e-12
+
+
+def test_mixture_of_experts_equals_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers' router takes its softmax in float32, hence the wider tolerance."""
+    models = pair("mixtral", 3)
+    for policy in POLICIES:
+        label = _label("", ExitRule(EVERY, threshold=0.3), policy)
+        logged = _run_logged(monkeypatch, label, models, prompt_of(13))
+        planned = _planned_logits(models, prompt_of(13), logged.generation, policy)
+        assert len(set(logged.generation.layers)) > 2
+        assert (logged.target_logits - planned).abs().max() < 1e-5
+
+
+def test_plan_of_the_other_policy_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the comparison can fail: what skipped layers hold of a token matters to the tokens after it."""
+    models = pair("llama")
+    for policy, other in zip(POLICIES, reversed(POLICIES), strict=True):
+        label = _label("", ExitRule(EVERY, threshold=0.3), policy)
+        logged = _run_logged(monkeypatch, label, models, prompt_of(13))
+        assert len(set(logged.generation.layers)) > 2
+        wrong = _planned_logits(models, prompt_of(13), logged.generation, other)
+        assert (logged.target_logits - wrong).abs().max() > 1e-3

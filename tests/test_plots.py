@@ -1,0 +1,160 @@
+"""The Pareto plot is drawn for the usual and the odd run, with labels that can be read."""
+
+import re
+from dataclasses import replace
+from itertools import combinations, product
+from pathlib import Path
+
+import pytest
+from fixtures_records import DRAFTED, RUN, baseline_row, drafted_row, failed, method, usual_rows, write
+
+from benchctl.analysis.comparison import Group, compare
+from benchctl.analysis.placing import Box, Label, place
+from benchctl.analysis.plots import check_image, pareto
+from benchctl.errors import UserError
+from benchctl.recordfile import read
+from benchctl.records import Row, Run
+
+
+def _groups(tmp_path: Path, rows: list[Row], run: Run = RUN) -> tuple[Group, ...]:
+    return compare([read(write(tmp_path / "run.jsonl", rows, run))])
+
+
+def _texts(path: Path) -> str:
+    """The comments in which matplotlib's SVG keeps the text it draws as paths."""
+    return "\n".join(re.findall(r"<!-- (.*?) -->", path.read_text(encoding="utf-8"), re.DOTALL))
+
+
+def test_the_plot_names_methods_target_device_and_baseline(tmp_path: Path) -> None:
+    out = tmp_path / "plot.svg"
+    pareto(_groups(tmp_path, usual_rows()), out)
+    texts = _texts(out)
+    for text in (
+        "reference on cpu, float32, threads: 1, baseline: autoregressive",
+        "koala: 20 prompts, up to 64 new tokens",
+        "speed-up over autoregressive, whole answers (bars: 95% interval)",
+        "token agreement with autoregressive",
+        "two_model",
+        "draft_tokens=3",
+        "early_exit",
+        "lossless",
+        "lossy",
+        "frontier (faded: beaten by another)",
+    ):
+        assert text in texts, text
+
+
+def test_a_broken_claim_is_not_drawn_as_lossless(tmp_path: Path) -> None:
+    rows = [baseline_row(), replace(drafted_row(), verdict="lossy", first_divergence=1)]
+    out = tmp_path / "plot.svg"
+    pareto(_groups(tmp_path, rows), out)
+    assert "exact by claim, not by its answers" in _texts(out)
+    assert "lossless" not in _texts(out)
+
+
+@pytest.mark.parametrize("methods", [1, 2, 8])
+def test_a_picture_is_drawn_for_any_number_of_exact_methods(tmp_path: Path, methods: int) -> None:
+    labels = [f"two_model[draft_tokens={number}]" for number in range(methods - 1)]
+    rows = [replace(drafted_row(step_s=1 + 0.01 * number), label=label) for number, label in enumerate(labels)]
+    out = tmp_path / "plot.png"
+    pareto(_groups(tmp_path, [baseline_row(), *rows], replace(RUN, methods=(*RUN.methods, *map(method, labels)))), out)
+    width, height = (int.from_bytes(out.read_bytes()[start : start + 4]) for start in (16, 20))
+    assert width > 1000 and height > 600
+
+
+@pytest.mark.parametrize(
+    ("ending", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml"), ("PNG", b"\x89PNG")]
+)
+def test_the_ending_decides_the_format(tmp_path: Path, ending: str, start: bytes) -> None:
+    out = tmp_path / "new folder" / f"plot.{ending}"
+    pareto(_groups(tmp_path, usual_rows(3)), out)
+    assert out.read_bytes().startswith(start)
+
+
+def test_runs_that_are_not_comparable_get_a_panel_each(tmp_path: Path) -> None:
+    one = write(tmp_path / "1.jsonl", usual_rows(3))
+    two = write(tmp_path / "2.jsonl", usual_rows(3), replace(RUN, dtype="bfloat16"))
+    out = tmp_path / "plot.svg"
+    pareto(compare([read(one), read(two)]), out)
+    assert "not comparable with the first panel: dtype is bfloat16" in _texts(out)
+
+
+def test_too_many_panels_are_refused(tmp_path: Path) -> None:
+    files = [
+        read(write(tmp_path / f"{threads}.jsonl", usual_rows(2), replace(RUN, threads=threads)))
+        for threads in range(1, 6)
+    ]
+    with pytest.raises(UserError, match="5 groups .* name the files"):
+        pareto(compare(files), tmp_path / "plot.png")
+
+
+def test_sampled_answers_cannot_be_plotted(tmp_path: Path) -> None:
+    rows = [baseline_row(), replace(drafted_row(), verdict="sampled")]
+    with pytest.raises(UserError, match="--temperature 0"):
+        pareto(_groups(tmp_path, rows, replace(RUN, temperature=0.5)), tmp_path / "plot.png")
+
+
+def test_a_method_that_always_failed_is_left_out(tmp_path: Path) -> None:
+    out = tmp_path / "plot.svg"
+    pareto(_groups(tmp_path, [baseline_row(), failed(drafted_row())]), out)
+    assert DRAFTED.partition("[")[0] not in _texts(out)
+
+
+def test_a_run_whose_baseline_always_failed_cannot_be_plotted(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no prompt was answered by the baseline"):
+        pareto(_groups(tmp_path, [failed(baseline_row()), drafted_row()]), tmp_path / "plot.png")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("plot.gif", "End --out in .png"), ("plot", "End --out in .png"), ("a/b.png", "cannot be written")],
+)
+def test_a_picture_that_cannot_be_written_is_refused_before_work(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "a").write_text("a file")
+    with pytest.raises(UserError, match=message):
+        check_image(tmp_path / name)
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return min(one.right, other.right) > max(one.left, other.left) and min(one.top, other.top) > max(
+        one.bottom, other.bottom
+    )
+
+
+def _within(box: Box, area: Box) -> bool:
+    return area.left <= box.left and box.right <= area.right and area.bottom <= box.bottom and box.top <= area.top
+
+
+def test_labels_of_points_close_together_on_one_line_cover_neither_each_other_nor_points() -> None:
+    labels = [Label(300 + 30 * number, 300, 150, 40) for number in range(8)]
+    points = [Box(label.x - 8, label.y - 8, label.x + 8, label.y + 8) for label in labels]
+    area = Box(0, 0, 1000, 600)
+    boxes = place(labels, points, area)
+    assert all(_within(box, area) for box in boxes)
+    pairs = [*combinations(boxes, 2), *product(boxes, points)]
+    assert [pair for pair in pairs if _overlap(*pair)] == []
+    assert place(labels, points, area) == boxes
+
+
+def test_a_line_to_a_label_does_not_pass_under_another_label() -> None:
+    """Straight above and below the right point the left one's wide label and an obstacle are in the way."""
+    labels = [Label(400, 300, 300, 40), Label(450, 300, 60, 40)]
+    boxes = place(labels, [Box(300, 200, 600, 290)], Box(0, 200, 1000, 600))
+    end_x, end_y = labels[1].line_end(boxes[1])
+    middle_x, middle_y = (450 + end_x) / 2, (300 + end_y) / 2
+    assert not _overlap(boxes[0], Box(middle_x, middle_y, middle_x + 1e-9, middle_y + 1e-9))
+    assert not _overlap(*boxes)
+
+
+def test_a_lone_label_stands_close_above_its_point() -> None:
+    assert place([Label(500, 300, 100, 20)], [], Box(0, 0, 1000, 600)) == (Box(450, 314, 550, 334),)
+
+
+def test_a_label_at_the_edge_stays_inside() -> None:
+    area = Box(0, 0, 1000, 600)
+    (box,) = place([Label(995, 595, 100, 20)], [], area)
+    assert _within(box, area)
+
+
+def test_more_labels_than_fit_are_placed_all_the_same() -> None:
+    assert len(place([Label(50, 50, 80, 30)] * 12, [], Box(0, 0, 100, 100))) == 12

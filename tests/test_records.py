@@ -1,0 +1,276 @@
+"""Records keep what a run measured, whatever happens to the run, and refuse what cannot be true."""
+
+import json
+import resource
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, drafted_row, exiting_row, failed, write
+from pydantic import ValidationError
+
+from benchctl.errors import UserError
+from benchctl.recordfile import Writer, check_output, read
+from benchctl.records import Row, Run, json_schema, row_key, to_line
+
+ROWS = [baseline_row("p0"), drafted_row("p0"), exiting_row("p0"), failed(baseline_row("p1"))]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.jsonl"
+
+
+def test_a_file_gives_back_the_run_and_rows_that_were_written(path: Path) -> None:
+    with Writer(path, RUN) as writer:
+        for row in ROWS:
+            writer.append(row)
+    found = read(path)
+    assert (found.run, found.rows, found.notices) == (RUN, tuple(ROWS), ())
+    assert found.keys() == {row_key(row) for row in ROWS}
+    assert row_key(ROWS[1]) == ("koala", "p0", 0, DRAFTED, 0, 0)
+
+
+def test_each_line_is_in_the_file_as_soon_as_it_is_appended(path: Path) -> None:
+    with Writer(path, RUN) as writer:
+        writer.append(ROWS[0])
+        assert read(path).rows == (ROWS[0],)
+
+
+@pytest.mark.parametrize("cut", range(1, 40, 6))
+def test_a_run_killed_in_the_middle_of_a_line_resumes_without_loss_or_doubling(path: Path, cut: int) -> None:
+    write(path, ROWS)
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert read(path).rows == tuple(ROWS[:3] if cut > 1 else ROWS)
+    notices: list[str] = []
+    with Writer(path, RUN, resume=True, notify=notices.append) as writer:
+        done = writer.stored.keys()
+        for row in ROWS:
+            if row_key(row) not in done:
+                writer.append(row)
+    assert read(path).rows == tuple(ROWS)
+    assert [f"{path}:5: the last line is torn" in notice for notice in notices] == ([True] if cut > 1 else [])
+
+
+def test_a_torn_last_line_that_ends_in_a_newline_is_dropped_too(path: Path) -> None:
+    path.write_bytes(write(path, ROWS[:1]).read_bytes() + b'{"kind": "row", "sui\n')
+    found = read(path)
+    assert found.rows == (ROWS[0],)
+    assert f"{path}:3" in found.notices[0]
+
+
+@pytest.mark.parametrize("left", [b"", to_line(RUN)[:5], to_line(RUN)[:100], to_line(RUN)[:-1]])
+def test_a_run_killed_in_its_first_line_starts_again(path: Path, left: bytes) -> None:
+    path.write_bytes(left)
+    with Writer(path, RUN, resume=True) as writer:
+        writer.append(ROWS[0])
+    assert read(path).rows == (ROWS[0],)
+
+
+def test_resuming_never_cuts_a_file_that_is_not_ours(path: Path) -> None:
+    path.write_text("my notes")
+    with pytest.raises(UserError, match="not the start of a benchctl run"), Writer(path, RUN, resume=True):
+        pass
+    assert path.read_text() == "my notes"
+
+
+def test_resuming_a_file_that_is_not_there_starts_it(path: Path) -> None:
+    with Writer(path.parent / "new" / "run.jsonl", RUN, resume=True) as writer:
+        assert writer.stored.rows == ()
+
+
+def test_an_existing_file_is_not_written_without_resume(path: Path) -> None:
+    before = write(path, ROWS).read_bytes()
+    with pytest.raises(UserError, match="--resume"), Writer(path, RUN):
+        pass
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"max_new_tokens": 128}, "max_new_tokens differs: it has 64, this run has 128"),
+        ({"target": replace(RUN.target, weights_sha256="zz")}, "target differs"),
+        ({"methods": RUN.methods[:2]}, "methods differs"),
+        ({"machine": {"cpu": "B", "gpu": ""}}, "another machine .cpu differs"),
+    ],
+)
+def test_resuming_with_other_settings_names_the_field_that_differs(
+    path: Path, changes: dict[str, Any], named: str
+) -> None:
+    before = write(path, ROWS).read_bytes()
+    with pytest.raises(UserError, match=named), Writer(path, replace(RUN, **changes), resume=True):
+        pass
+    assert path.read_bytes() == before
+
+
+def test_resuming_later_in_another_load_is_the_same_run(path: Path) -> None:
+    later = replace(RUN, name="later", command=("again",), machine={**RUN.machine, "load_average": [3.0, 2.0, 1.0]})
+    with Writer(write(path, ROWS), later, resume=True) as writer:
+        assert writer.stored.run == RUN
+
+
+def test_a_second_writer_is_refused_and_harms_nothing(path: Path) -> None:
+    with Writer(path, RUN) as writer:
+        writer.append(ROWS[0])
+        with pytest.raises(UserError, match="another run is writing it"), Writer(path, RUN, resume=True):
+            pass
+        writer.append(ROWS[1])
+    assert read(path).rows == tuple(ROWS[:2])
+
+
+def test_a_full_disk_leaves_whole_lines_and_says_so(path: Path) -> None:
+    """The limit on file size makes the system take half of the second row and then refuse, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Writer(path, RUN) as writer:
+        writer.append(ROWS[0])
+        whole = path.read_bytes()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 50, hard))
+        try:
+            with pytest.raises(UserError, match="Rows so far are kept"):
+                writer.append(ROWS[1])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert path.read_bytes() == whole
+        writer.append(ROWS[1])
+    assert read(path).rows == tuple(ROWS[:2])
+
+
+def test_output_is_checked_before_anything_slow(path: Path) -> None:
+    check_output(path)
+    check_output(path.parent / "new" / "folder" / "run.jsonl")
+    assert list(path.parent.iterdir()) == []
+    write(path, [])
+    check_output(path, resume=True)
+    for unfit, message in [
+        (path, "--resume"),
+        (path.parent, "not an ordinary file"),
+        (Path("/dev/null"), "not an ordinary file"),
+        (path / "below.jsonl", "cannot be written"),
+        (Path("/proc/run.jsonl"), "cannot be written"),
+    ]:
+        with pytest.raises(UserError, match=message), Writer(unfit, RUN):
+            pass
+
+
+def _no_run(line: dict[str, Any]) -> None:
+    line["kind"] = "walk"
+
+
+def _newer(line: dict[str, Any]) -> None:
+    line |= {"schema_version": 7, "wonder": True}
+
+
+def _unknown_key(line: dict[str, Any]) -> None:
+    line["wonder"] = True
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_no_run, r"run.jsonl:1: is not the start of a benchctl run"),
+        (_newer, r"run.jsonl:1: written by a newer benchctl, schema 7 \(this one reads 1\); upgrade"),
+        (_unknown_key, r"run.jsonl:1: wonder: Unexpected keyword argument"),
+        (lambda line: line.pop("dtype"), r"run.jsonl:1: dtype: "),
+        (lambda line: line.update(baseline="other"), r"run.jsonl:1: the baseline 'other' is not among"),
+    ],
+)
+def test_a_first_line_that_is_not_a_run_is_named(
+    path: Path, change: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    line = json.loads(to_line(RUN))
+    change(line)
+    path.write_text(json.dumps(line) + "\n")
+    with pytest.raises(UserError, match=message):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"\n\n", "is empty"),
+        (b"a,b\n1,2\n", ":1: is not"),
+        (b"\xff\xfe\n", ":1: is not"),
+        (b"[" * 9000, ":1: "),
+    ],
+)
+def test_a_file_of_something_else_is_named(path: Path, content: bytes, message: str) -> None:
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read(path)
+
+
+def test_a_missing_file_is_named(path: Path) -> None:
+    with pytest.raises(UserError, match="run.jsonl: cannot be read: No such file"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (b'"ttft_s":2.0', b'"ttft_s":NaN', "ttft_s: Input should be a finite number"),
+        (b'"ttft_s":2.0', b'"ttft_s":-2.0', "ttft_s: Input should be greater than or equal to 0"),
+        (b'"step_s":[1.0', b'"step_s":[1e999', "step_s.0: Input should be a finite number"),
+        (b'"step_s":[1.0', b'"step_s":[-0.5', "step_s.0: Input should be greater than or equal to 0"),
+        (b'"committed":[1,', b'"committed":[-1,', "committed.0: Input should be greater than 0"),
+        (b'"token_ids":[0,', b'"token_ids":[', "8 token_ids, but prefill and steps committed 9"),
+        (b'"label":"auto', b'"label":"other', "is not part of the run in line 1"),
+        (b'"kind":"row"', b'"kind":"row","wonder":1', "wonder: Unexpected"),
+        (b'"kind":"row"', b'"kind":"row"}', "Invalid JSON"),
+    ],
+)
+def test_a_broken_line_in_the_middle_is_named_with_its_number(path: Path, old: bytes, new: bytes, message: str) -> None:
+    lines = write(path, ROWS).read_bytes().splitlines(keepends=True)
+    assert old in lines[1]
+    lines[1] = lines[1].replace(old, new)
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(UserError, match=rf"run.jsonl:2: .*{message}"):
+        read(path)
+
+
+def test_the_same_generation_twice_is_named_with_both_lines(path: Path) -> None:
+    with pytest.raises(UserError, match="run.jsonl:4: the same generation as line 2"):
+        read(write(path, [ROWS[0], ROWS[1], ROWS[0]]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"accepted": (3, 1, 1, 1)}, "step 0: 2 committed, 3 accepted of 3 drafted"),
+        ({"accepted": (0, 1, 1, 1)}, "step 0: 2 committed, 0 accepted"),
+        ({"drafted": (0, 3, 3, 3)}, "step 0: 2 committed, 1 accepted of 0 drafted"),
+        ({"committed": (1, 2, 2, 2)}, "9 token_ids, but prefill and steps committed 8"),
+        ({"rows": (4,)}, "differ in length"),
+        ({"layers": (12,)}, "9 token_ids, but 1 entries in layers"),
+        ({"stop_reason": None}, "needs ttft_s and stop_reason"),
+        ({"ttft_s": None}, "needs ttft_s and stop_reason"),
+        ({"first_divergence": 3}, "identical, but with a first divergence"),
+        ({"verdict": "lossy"}, "lossy, but without a first divergence"),
+        ({"error": "out of memory"}, "a failed generation has an error and no tokens"),
+    ],
+)
+def test_a_row_that_cannot_be_true_is_never_made(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        replace(drafted_row(), **changes)
+
+
+def test_a_row_whose_last_path_was_cut_at_the_stop_token_has_no_bonus_token_there() -> None:
+    row = replace(drafted_row(), accepted=(1, 1, 1, 2), stop_reason="stop")
+    assert sum(row.committed) == 8
+
+
+def test_the_schema_describes_every_line() -> None:
+    definitions = json_schema()["$defs"]
+    assert set(json.loads(to_line(RUN))) == set(definitions["Run"]["properties"])
+    assert set(json.loads(to_line(ROWS[0]))) == set(definitions["Row"]["properties"])
+    assert definitions["Row"]["additionalProperties"] is False
+
+
+def test_records_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        ROWS[0].label = "other"  # type: ignore[misc]
+    assert ROWS[0].label == BASELINE
+    assert isinstance(RUN, Run) and isinstance(ROWS[0], Row)

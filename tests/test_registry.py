@@ -1,0 +1,205 @@
+"""Labels to methods, on a package of fake methods."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchctl import registry
+from benchctl.errors import UserError
+from benchctl.registry import Label, parse_label
+
+TWO_STEP = '''
+from __future__ import annotations
+from dataclasses import dataclass, field
+from typing import Literal
+
+@dataclass(frozen=True)
+class Helper:
+    """Not the method."""
+
+@dataclass
+class TwoStep:
+    """Takes two steps at a time."""
+
+    draft_tokens: int = 4
+    threshold: float = 0.5
+    mode: Literal["exit", "draft"] = "exit"
+    heads: int | None = None
+    adaptive: bool = False
+    model: str = ""
+    state: list[int] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.draft_tokens < 1:
+            raise ValueError("draft_tokens must be at least 1")
+'''
+
+
+@pytest.fixture(autouse=True)
+def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package of two built-in methods, and a distribution that announces two more."""
+    folder = tmp_path / "fake_methods"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "_shared.py").write_text("")
+    (folder / "two_step.py").write_text(TWO_STEP)
+    (folder / "misnamed.py").write_text("class Other:\n    pass\n")
+    (tmp_path / "elsewhere.py").write_text(TWO_STEP.replace("TwoStep", "Elsewhere"))
+    distribution = tmp_path / "elsewhere-1.0.dist-info"
+    distribution.mkdir()
+    (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n")
+    (distribution / "entry_points.txt").write_text(
+        "[fake_methods]\nfar_step = elsewhere:Elsewhere\nbroken = elsewhere:Missing\ntwo_step = elsewhere:Elsewhere\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "METHODS", "fake_methods")
+    registry._plugins.cache_clear()
+    yield
+    registry._plugins.cache_clear()
+    for name in [name for name in sys.modules if name.split(".")[0] in ("fake_methods", "elsewhere")]:
+        del sys.modules[name]
+
+
+def options_of(label: str) -> dict[str, object]:
+    return {name: value for name, value in vars(registry.build(label)).items() if name != "state"}
+
+
+def test_a_label_is_a_name_and_options_in_brackets() -> None:
+    assert parse_label("two_step") == Label("two_step")
+    assert parse_label(" two_step[mode=draft, heads=3] ") == Label("two_step", (("mode", "draft"), ("heads", "3")))
+    assert parse_label("two_step[]") == Label("two_step")
+
+
+def test_the_text_of_a_label_reads_back_as_the_label() -> None:
+    label = Label("two_step", (("model", "some/folder"), ("heads", "3")))
+    assert label.text == "two_step[model=some/folder,heads=3]"
+    assert parse_label(label.text) == label
+
+
+@pytest.mark.parametrize(
+    "text", ["", "two step", "two_step[heads]", "two_step[heads=]", "two_step[=3]", "two_step[a=1", "[a=1]"]
+)
+def test_what_is_no_label_is_answered_with_an_example(text: str) -> None:
+    with pytest.raises(UserError, match=r"is not a label.*two_model\[draft_tokens=5\]"):
+        parse_label(text)
+
+
+def test_an_option_given_twice_is_refused() -> None:
+    with pytest.raises(UserError, match="gives option 'heads' twice"):
+        parse_label("two_step[heads=1,heads=2]")
+
+
+def test_names_come_from_files_and_from_other_distributions() -> None:
+    assert registry.builtin_names() == ("misnamed", "two_step")
+    assert registry.method_names() == ("broken", "far_step", "misnamed", "two_step")
+
+
+def test_naming_methods_imports_none_of_them() -> None:
+    registry.method_names()
+    assert "fake_methods.two_step" not in sys.modules
+    assert "elsewhere" not in sys.modules
+
+
+def test_the_class_is_the_one_named_like_its_file() -> None:
+    assert registry.method_class("two_step").__name__ == "TwoStep"
+
+
+def test_a_built_in_wins_over_another_distribution_and_the_rest_come_from_there() -> None:
+    assert registry.method_class("two_step").__module__ == "fake_methods.two_step"
+    assert registry.method_class("far_step").__module__ == "elsewhere"
+
+
+def test_an_unknown_method_lists_the_known_ones_and_guesses() -> None:
+    with pytest.raises(
+        UserError, match="Unknown method 'two_stop'. Did you mean 'two_step'. Known methods: broken, far"
+    ):
+        registry.build("two_stop")
+
+
+def test_a_file_without_its_class_is_named() -> None:
+    with pytest.raises(UserError, match=r"methods/misnamed.py holds no class of its own name; call its class Misnamed"):
+        registry.method_class("misnamed")
+
+
+def test_a_plugin_that_cannot_be_imported_is_named() -> None:
+    with pytest.raises(UserError, match=r"Method 'broken' \(elsewhere:Missing\) cannot be imported"):
+        registry.method_class("broken")
+
+
+def test_options_are_converted_to_the_types_of_the_fields() -> None:
+    label = "two_step[draft_tokens=7,threshold=1,mode=draft,heads=3,adaptive=true,model=some/folder]"
+    expected = {
+        "draft_tokens": 7,
+        "threshold": 1.0,
+        "mode": "draft",
+        "heads": 3,
+        "adaptive": True,
+        "model": "some/folder",
+    }
+    assert options_of(label) == expected
+    assert isinstance(options_of(label)["threshold"], float)
+
+
+def test_none_is_a_value_where_the_field_takes_it() -> None:
+    assert options_of("two_step[heads=none]")["heads"] is None
+
+
+@pytest.mark.parametrize(
+    ("option", "kind"),
+    [
+        ("draft_tokens=many", "a whole number"),
+        ("draft_tokens=2.5", "a whole number"),
+        ("draft_tokens=none", "a whole number"),
+        ("threshold=nan", "a number"),
+        ("threshold=inf", "a number"),
+        ("threshold=high", "a number"),
+        ("mode=both", "exit or draft"),
+        ("heads=few", "a whole number or none"),
+        ("adaptive=perhaps", "true or false"),
+    ],
+)
+def test_a_value_that_does_not_fit_names_the_option_and_what_it_takes(option: str, kind: str) -> None:
+    name, _, value = option.partition("=")
+    with pytest.raises(UserError, match=f"^two_step: option '{name}' cannot be '{value}'; it takes {kind}.$"):
+        registry.build(f"two_step[{option}]")
+
+
+def test_an_unknown_option_lists_the_known_ones_with_their_defaults() -> None:
+    known = "draft_tokens=4, threshold=0.5, mode=exit, heads=none, adaptive=false, model="
+    with pytest.raises(UserError, match=f"two_step has no option 'tokens'. It has: {known}"):
+        registry.build("two_step[tokens=3]")
+
+
+def test_what_is_not_taken_by_init_is_no_option() -> None:
+    with pytest.raises(UserError, match="no option 'state'"):
+        registry.build("two_step[state=3]")
+
+
+def test_a_value_that_the_method_itself_refuses_names_the_label() -> None:
+    with pytest.raises(UserError, match=r"^two_step\[draft_tokens=0\]: draft_tokens must be at least 1"):
+        registry.build("two_step[draft_tokens=0]")
+
+
+@pytest.mark.parametrize(
+    ("asked", "canonical"),
+    [
+        ("two_step", "two_step"),
+        ("two_step[draft_tokens=4]", "two_step"),
+        ("two_step[heads=03,threshold=0.50,draft_tokens=2]", "two_step[draft_tokens=2,heads=3]"),
+        ("two_step[adaptive=TRUE]", "two_step[adaptive=true]"),
+    ],
+)
+def test_the_canonical_label_keeps_only_changed_options_in_the_order_declared(asked: str, canonical: str) -> None:
+    method = registry.build(asked)
+    assert registry.canonical_label(method, parse_label(asked)) == canonical
+    assert options_of(canonical) == options_of(asked)
+
+
+def test_all_is_every_built_in_and_repetitions_are_dropped() -> None:
+    assert registry.split_labels(["two_step[heads=3]", "all", "two_step"]) == (
+        "two_step[heads=3]",
+        "misnamed",
+        "two_step",
+    )

@@ -1,0 +1,138 @@
+"""Greedy exact methods take the very steps that their drafter and the target's text dictate.
+
+Verification repairs the text whatever the draft was, so a wrong mask, a wrong position or a stale draft cache shows
+only in the steps. The oracle drafts by full recomputation and accepts by comparing with the known text.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from mutants import ForgetfulTwoModel, LateTwoModel
+from oracles import Drafter, ExitRule, Rounds, autoregressive, exit_drafter, lookup_drafter, model_drafter, replay
+from runs import CONTEXT_TOKENS, LAYERS, Pair, pair, prompt_of, rounds_of, run
+
+from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.sampling import Sampling
+from benchctl.methods.two_model import TwoModel
+
+NEW_TOKENS = 40
+MODELS = (("llama", 0), ("qwen3", 2), ("mixtral", 3), ("mistral_window", 4))
+PROMPTS = (1, 13, CONTEXT_TOKENS - 7)
+
+TWO_MODEL = ((1, 0.0), (4, 0.0), (5, 0.25), (3, 0.4), (9, 0.0))
+LOOKUP = (
+    (10, 2, "first", True),
+    (3, 3, "last", True),
+    (2, 2, "first", False),
+    (4, 1, "last", False),
+    (1, 1, "first", True),
+)
+EVERY = tuple(range(1, LAYERS))
+EXITS = (
+    ("exits=1", ExitRule((1,), threshold=0.0), 4),
+    ("exits=3", ExitRule((3,), threshold=0.0), 5),
+    ("exits=3+1", ExitRule((1, 3), threshold=0.3), 4),
+    ("confidence=softmax_max", ExitRule(EVERY, "softmax_max", 0.5), 1),
+    ("confidence=state_cosine,min_exit=2", ExitRule((2, 3), "state_cosine", 0.8), 5),
+    ("exits=2", ExitRule((2,), threshold=2.0), 3),
+)
+
+
+@cache
+def answer(family: str, seed: int, prompt_tokens: int) -> list[int]:
+    """The oracle's answer, up to NEW_TOKENS or the end of the context."""
+    limit = min(NEW_TOKENS, CONTEXT_TOKENS - prompt_tokens)
+    return autoregressive(pair(family, seed).naive, prompt_of(prompt_tokens, seed), limit)
+
+
+def _assert_rounds(label: str, drafter: Drafter, family: str, seed: int) -> None:
+    models = pair(family, seed)
+    for prompt_tokens in PROMPTS:
+        text = answer(family, seed, prompt_tokens)
+        prompt = prompt_of(prompt_tokens, seed)
+        got = run(label, models.target, prompt, NEW_TOKENS, draft=models.draft)
+        assert list(got.token_ids) == text
+        assert rounds_of(got) == replay(prompt, text, len(text), drafter)
+        assert [step.rows for step in got.steps] == [1 + step.drafted for step in got.steps]
+
+
+@pytest.mark.parametrize(("family", "seed"), MODELS)
+@pytest.mark.parametrize(("draft_tokens", "confidence"), TWO_MODEL)
+def test_two_model_steps_equal_replay(draft_tokens: int, confidence: float, family: str, seed: int) -> None:
+    label = f"two_model[draft_tokens={draft_tokens},confidence={confidence}]"
+    _assert_rounds(label, model_drafter(pair(family, seed).naive_draft, draft_tokens, confidence), family, seed)
+
+
+@pytest.mark.parametrize(("family", "seed"), MODELS)
+@pytest.mark.parametrize(("draft_tokens", "max_ngram", "match", "allow_short"), LOOKUP)
+def test_prompt_lookup_steps_equal_replay(
+    draft_tokens: int, max_ngram: int, match: str, allow_short: bool, family: str, seed: int
+) -> None:
+    options = f"draft_tokens={draft_tokens},max_ngram={max_ngram},match={match},allow_short={str(allow_short).lower()}"
+    drafter = lookup_drafter(draft_tokens, max_ngram, match, allow_short)
+    _assert_rounds(f"prompt_lookup[{options}]", drafter, family, seed)
+
+
+@pytest.mark.parametrize(("family", "seed"), MODELS)
+@pytest.mark.parametrize(("options", "rule", "draft_tokens"), EXITS)
+def test_early_exit_draft_steps_equal_replay(
+    options: str, rule: ExitRule, draft_tokens: int, family: str, seed: int
+) -> None:
+    label = f"early_exit[mode=draft,{options},threshold={rule.threshold},draft_tokens={draft_tokens}]"
+    _assert_rounds(label, exit_drafter(pair(family, seed).naive, rule, draft_tokens), family, seed)
+
+
+def _steps_of(draft: Drafter, prompt_tokens: int = 13) -> Rounds:
+    text = answer("llama", 0, prompt_tokens)
+    return replay(prompt_of(prompt_tokens), text, len(text), draft)
+
+
+def test_replayed_settings_hold_every_kind_of_step() -> None:
+    """Nothing accepted, part, all; an empty draft; one cut short by the limit: else the tests above prove little."""
+    models = pair("llama")
+    two_model = _steps_of(model_drafter(models.naive_draft, 4))
+    assert {0, 4} < {accepted for drafted, accepted in two_model if drafted == 4}
+    assert {drafted for drafted, _ in _steps_of(model_drafter(models.naive_draft, 5, 0.25))} >= {1, 2, 3, 5}
+    assert any(0 < accepted < drafted for drafted, accepted in two_model)
+    lookup = _steps_of(lookup_drafter(10, 2))
+    assert (0, 0) in lookup
+    assert any(accepted > 0 for _, accepted in lookup)
+    exits = _steps_of(exit_drafter(models.naive, EXITS[2][1], 4))
+    assert {0, 4} < {accepted for _, accepted in exits}
+    assert exits[-1][0] < 4 or two_model[-1][0] < 4
+
+
+def _exit_layers(models: Pair, rule: ExitRule) -> set[int]:
+    text = [*prompt_of(13), *answer("llama", 0, 13)]
+    return {rule.choose(models.naive, text[:at])[1] for at in range(13, len(text))}
+
+
+def test_replayed_exit_rules_leave_at_several_layers() -> None:
+    models = pair("llama")
+    assert _exit_layers(models, EXITS[2][1]) == {1, 3, LAYERS}
+    assert _exit_layers(models, EXITS[3][1]) == {1, 2, 3, LAYERS}
+    assert _exit_layers(models, EXITS[4][1]) == {2, 3, LAYERS}
+
+
+@pytest.mark.parametrize("prompt_tokens", [5, 20, 32, 33, 50])
+def test_text_beyond_the_draft_model_s_context_goes_on_without_drafts(prompt_tokens: int) -> None:
+    """A draft model of shorter context than the target's used to end in an error about tensor shapes."""
+    models, short = pair("llama"), pair("llama", 0, 32)
+    prompt = prompt_of(prompt_tokens)
+    text = answer("llama", 0, prompt_tokens)
+    got = run("two_model[draft_tokens=4]", models.target, prompt, NEW_TOKENS, draft=short.draft)
+    assert list(got.token_ids) == text
+    assert rounds_of(got) == replay(prompt, text, len(text), model_drafter(models.naive_draft, 4, 0.0, 32))
+
+
+@pytest.mark.parametrize("mutant", [ForgetfulTwoModel, LateTwoModel])
+def test_replay_exposes_a_faulty_draft_cache_that_the_text_hides(mutant: type[TwoModel]) -> None:
+    models = pair("llama", 0, 512)
+    method = mutant(draft_tokens=4)
+    method.prepare(models.target, lambda _name: models.draft, "draft")
+    got = decode(method, models.target, prompt_of(13), Limits(NEW_TOKENS), Sampling(), lambda: 0.0)
+    text = autoregressive(models.naive, prompt_of(13), NEW_TOKENS)
+    assert list(got.token_ids) == text
+    assert rounds_of(got) != replay(prompt_of(13), text, NEW_TOKENS, model_drafter(models.naive_draft, 4))

@@ -1,0 +1,183 @@
+"""A stream of rows on their way through the layers: parts, deferred rows, commits, against one plain pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from streams import TEXT, VARIANTS, after, assert_cached_as_if_fresh, assert_same, commit, logits_of, target_of
+from tiny import tiny_model
+
+from benchctl.decoding.stream import Stream
+from benchctl.decoding.target import Target
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(params=VARIANTS)
+def target(request: pytest.FixtureRequest) -> Target:
+    return target_of(request.param)
+
+
+def test_rows_run_part_of_the_way_and_joined_by_others_end_as_in_one_pass(target: Target) -> None:
+    stream = after(target, TEXT[:10])
+    stream.push(TEXT[10:12])
+    stream.advance(2)
+    stream.push(TEXT[12:15])
+    stream.advance(1)
+    stream.push(TEXT[15:16])
+    stream.advance(3)
+    stream.push(TEXT[16:20])
+    stream.advance()
+    assert_same(stream.logits(), logits_of(target, TEXT[:20])[10:])
+    stream.keep(range(10))
+    assert_cached_as_if_fresh(stream, TEXT[:20])
+
+
+def test_states_are_those_after_the_last_layer_each_row_ran() -> None:
+    target = target_of("llama")
+    stream = after(target, TEXT[:5])
+    stream.push(TEXT[5:6])
+    stream.advance(2)
+    stream.push(TEXT[6:7])
+    whole = Stream(target, 7)
+    whole.push(TEXT[:7])
+    whole.advance(2)
+    assert_same(stream.states[0], whole.states[5])
+    assert_same(stream.states[1], target.embed(TEXT[6:7])[0])
+
+
+def test_advancing_again_changes_nothing(target: Target) -> None:
+    stream = after(target, TEXT[:5])
+    stream.push(TEXT[5:9])
+    stream.advance(3)
+    before = stream.states.clone()
+    stream.advance(3)
+    stream.advance(2)
+    assert torch.equal(stream.states, before)
+
+
+def test_rejected_chain_leaves_the_cache_as_if_never_read(target: Target) -> None:
+    stream = after(target, TEXT[:9])
+    stream.push(TEXT[9:15])
+    stream.advance()
+    stream.keep([0, 1])
+    assert_cached_as_if_fresh(stream, TEXT[:11])
+
+
+def test_rows_kept_before_they_ran_all_layers_run_them_later(target: Target) -> None:
+    stream = after(target, TEXT[:8])
+    for position, layers in ((8, 1), (9, 3), (10, 2), (11, 1)):
+        stream.push([TEXT[position]])
+        stream.advance(layers)
+        stream.keep(range(stream.rows))
+        assert stream.length == position + 1
+    stream.push([TEXT[12]])
+    stream.advance()
+    assert_same(stream.logits(), logits_of(target, TEXT[:13])[8:])
+    stream.keep(range(stream.rows))
+    assert_cached_as_if_fresh(stream, TEXT[:13])
+
+
+def test_finished_and_unfinished_rows_are_kept_together(target: Target) -> None:
+    stream = after(target, TEXT[:8])
+    stream.push(TEXT[8:11])
+    stream.advance()
+    stream.push(TEXT[11:13])
+    stream.advance(2)
+    stream.keep(range(5))
+    assert (stream.base, stream.tokens) == (11, TEXT[11:13])
+    stream.push(TEXT[13:14])
+    stream.advance()
+    assert_same(stream.logits(), logits_of(target, TEXT[:14])[11:])
+    stream.keep(range(3))
+    assert_cached_as_if_fresh(stream, TEXT[:14])
+
+
+def test_a_rejected_part_of_a_draft_that_was_never_run_is_forgotten(target: Target) -> None:
+    stream = after(target, TEXT[:8])
+    stream.push([50])
+    stream.advance()
+    stream.push([11, 12])
+    stream.advance(1)
+    stream.push([13])
+    stream.keep([0])
+    assert_cached_as_if_fresh(stream, [*TEXT[:8], 50])
+    assert_same(commit(stream, [77]), logits_of(target, [*TEXT[:8], 50, 77])[-1:])
+
+
+def test_a_truncated_stream_goes_on_like_a_fresh_one(target: Target) -> None:
+    stream = after(target, TEXT[:20])
+    stream.truncate(9)
+    assert stream.length == 9
+    commit(stream, TEXT[14:18])
+    assert_cached_as_if_fresh(stream, TEXT[:9] + TEXT[14:18])
+
+
+def test_truncation_to_more_than_there_is_changes_nothing() -> None:
+    stream = after(target_of("llama"), TEXT[:6])
+    stream.truncate(9)
+    assert stream.length == 6
+    assert_cached_as_if_fresh(stream, TEXT[:6])
+
+
+def test_a_fork_goes_its_own_way(target: Target) -> None:
+    stream = after(target, TEXT[:9])
+    twin = stream.fork()
+    commit(twin, TEXT[10:13])
+    commit(stream, TEXT[15:16])
+    assert_cached_as_if_fresh(twin, TEXT[:9] + TEXT[10:13])
+    assert_cached_as_if_fresh(stream, TEXT[:9] + TEXT[15:16])
+
+
+def test_open_rows_forbid_truncation_and_forks() -> None:
+    stream = after(target_of("llama"), TEXT[:6])
+    stream.push([1])
+    with pytest.raises(ValueError, match="without open rows can be truncated"):
+        stream.truncate(3)
+    with pytest.raises(ValueError, match="without open rows can be forked"):
+        stream.fork()
+
+
+def test_text_longer_than_the_capacity_given_makes_the_cache_grow() -> None:
+    target = target_of("llama")
+    stream = Stream(target, 2)
+    text = (TEXT * 5)[:110]
+    for start in range(0, 110, 11):
+        commit(stream, text[start : start + 11])
+    assert_cached_as_if_fresh(stream, text)
+
+
+def test_fill_gives_upper_layers_the_keys_of_the_frozen_state() -> None:
+    """State propagation: to a model whose upper layers add nothing, the same state would arrive at each of them."""
+    model = tiny_model("llama", layers=4, seed=1, dtype=torch.float64)
+    for layer in model.model.layers[2:]:
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+    still = after(Target(model, None), TEXT[:9])
+    stream = after(target_of("llama"), TEXT[:8])
+    stream.push(TEXT[8:9])
+    stream.advance(2)
+    before = stream.states.clone()
+    stream.fill(2)
+    assert torch.equal(stream.states, before)
+    assert stream.cache.lengths == [9] * 4
+    for ours, theirs in zip(stream.cache.kv, still.cache.kv, strict=True):
+        assert_same(ours[:, 8], theirs[:, 8])
+
+
+def test_a_filled_row_is_never_run_again() -> None:
+    stream = after(target_of("llama"), TEXT[:8])
+    stream.push(TEXT[8:9])
+    stream.advance(2)
+    stream.fill(2)
+    stream.keep([0])
+    assert stream.rows == 0
+    filled = stream.cache.kv[3][:, 8].clone()
+    commit(stream, TEXT[9:11])
+    assert torch.equal(stream.cache.kv[3][:, 8], filled)

@@ -1,0 +1,117 @@
+"""Verdicts: identical, tie or lossy, each against logits written down here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchctl.measuring.verdict import Judgement, Referee, first_divergence
+
+PROMPT = [1, 2]
+BASELINE = (5, 6, 7)
+
+
+class Logits:
+    """Logits of four tokens, `single` computed row by row and `together` in one pass; counts what is asked."""
+
+    def __init__(self, single: list[float], together: list[float]) -> None:
+        self._single, self._together = torch.tensor(single), torch.tensor(together)
+        self.prefixes: list[list[int]] = []
+
+    def next_logits(self, tokens: Sequence[int], *, one_by_one: bool = False) -> Tensor:
+        self.prefixes.append(list(tokens))
+        return self._single if one_by_one else self._together
+
+
+def no_baseline(prompt_ids: list[int]) -> Sequence[int]:
+    pytest.fail("the baseline's answer was known")
+
+
+def referee(single: list[float], together: list[float]) -> tuple[Referee, Logits]:
+    """A referee that knows the baseline's answer: 0 1 2."""
+    logits = Logits(single, together)
+    judge = Referee(logits, no_baseline)
+    judge.remember(PROMPT, (0, 1, 2))
+    return judge, logits
+
+
+def test_the_same_tokens_are_identical_and_cost_no_control() -> None:
+    judge, logits = referee([], [])
+    assert judge.judge(PROMPT, (0, 1, 2)) == Judgement("identical")
+    assert logits.prefixes == []
+
+
+def test_two_best_tokens_within_twice_the_noise_are_a_tie() -> None:
+    """At index 1 the baseline said 1 and the method 3, whose logits lie 0.5 apart; the two ways differ by 0.25."""
+    judge, logits = referee([0.0, 2.0, 0.0, 1.5], [0.0, 1.75, 0.0, 1.5])
+    assert judge.judge(PROMPT, (0, 3, 0)) == Judgement("tie", 1, 0.5, 0.25)
+    assert logits.prefixes == [[1, 2, 0], [1, 2, 0]]
+
+
+def test_a_gap_beyond_twice_the_noise_is_lossy() -> None:
+    judge, _ = referee([0.0, 2.0, 0.0, 1.25], [0.0, 2.25, 0.0, 1.25])
+    assert judge.judge(PROMPT, (0, 3, 0)) == Judgement("lossy", 1, 0.75, 0.25)
+
+
+def test_a_token_that_is_not_among_the_tied_is_lossy_however_close_the_others() -> None:
+    judge, _ = referee([0.0, 2.0, 0.0, 2.0], [0.0, 2.0, 0.0, 2.0])
+    assert judge.judge(PROMPT, (0, 2, 0)) == Judgement("lossy", 1, 0.0, 0.0)
+
+
+def test_equal_best_logits_are_a_tie_without_any_noise() -> None:
+    judge, _ = referee([0.0, 2.0, 0.0, 2.0], [0.0, 2.0, 0.0, 2.0])
+    assert judge.judge(PROMPT, (0, 3, 0)) == Judgement("tie", 1, 0.0, 0.0)
+
+
+def test_an_answer_that_only_ends_earlier_or_later_is_lossy_without_a_control() -> None:
+    judge, logits = referee([], [])
+    assert judge.judge(PROMPT, (0, 1)) == Judgement("lossy", 2)
+    assert judge.judge(PROMPT, (0, 1, 2, 3)) == Judgement("lossy", 3)
+    assert logits.prefixes == []
+
+
+def test_the_control_of_one_place_is_computed_once_per_prompt() -> None:
+    judge, logits = referee([0.0, 2.0, 0.0, 1.0], [0.0, 2.0, 0.0, 1.0])
+    judge.judge(PROMPT, (0, 3, 0))
+    judge.judge(PROMPT, (0, 2, 0))
+    assert len(logits.prefixes) == 2
+
+
+def test_a_prompt_the_baseline_was_never_asked_is_asked_once() -> None:
+    """A second turn after another first answer is another prompt; comparing with the baseline's turn would be wrong."""
+    asked: list[list[int]] = []
+
+    def ask(prompt_ids: list[int]) -> Sequence[int]:
+        asked.append(prompt_ids)
+        return (9, 9)
+
+    judge = Referee(Logits([], []), ask)
+    judge.remember(PROMPT, BASELINE)
+    assert judge.judge([1, 2, 3], (9, 9)) == Judgement("identical")
+    assert judge.judge([1, 2, 3], (9, 9)) == Judgement("identical")
+    assert asked == [[1, 2, 3]]
+
+
+def test_a_baseline_that_does_not_repeat_itself_is_noticed_and_its_first_answer_stays() -> None:
+    judge, _ = referee([], [])
+    assert judge.remember(PROMPT, (0, 1, 2))
+    assert not judge.remember(PROMPT, (0, 1, 3))
+    assert judge.judge(PROMPT, (0, 1, 2)) == Judgement("identical")
+
+
+def test_nothing_is_known_after_forgetting() -> None:
+    judge = Referee(Logits([], []), lambda prompt_ids: (4,))
+    judge.remember(PROMPT, BASELINE)
+    judge.forget()
+    assert judge.judge(PROMPT, (4,)) == Judgement("identical")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "place"),
+    [((), (), None), ((5,), (5,), None), ((5, 6), (5, 7), 1), ((5, 6), (5,), 1), ((), (5,), 0), ((4,), (5,), 0)],
+)
+def test_first_divergence(first: tuple[int, ...], second: tuple[int, ...], place: int | None) -> None:
+    assert first_divergence(first, second) == place

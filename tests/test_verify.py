@@ -1,0 +1,183 @@
+"""Verdicts on literal drafts. That sampled verdicts have the target's distribution is shown in test_distribution.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchctl.decoding import verify
+from benchctl.decoding.draft import ROOT, Draft
+from benchctl.decoding.verify import Verdict, verify_greedy, verify_rejection, verify_typical
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def one_hot(tokens: list[int], vocabulary: int = 10) -> Tensor:
+    return torch.eye(vocabulary, dtype=torch.float64)[tokens]
+
+
+def test_greedy_accepts_up_to_the_first_difference_and_adds_the_target_s_token() -> None:
+    """The example of the docstring."""
+    assert verify_greedy(Draft.chain([5, 7]), [5, 8, 3]) == Verdict((0,), 8)
+
+
+def test_greedy_adds_a_token_after_a_chain_accepted_whole() -> None:
+    assert verify_greedy(Draft.chain([5, 7]), [5, 7, 3]) == Verdict((0, 1), 3)
+
+
+def test_greedy_without_acceptance_adds_what_the_root_says() -> None:
+    assert verify_greedy(Draft.chain([5, 7]), [4, 7, 3]) == Verdict((), 4)
+
+
+def test_an_empty_draft_is_plain_decoding() -> None:
+    assert verify_greedy(Draft(), [6]) == Verdict((), 6)
+    assert verify_rejection(Draft(), one_hot([6]), generator()) == Verdict((), 6)
+    assert verify_typical(Draft(), one_hot([6]), generator()) == Verdict((), 6)
+
+
+def test_greedy_takes_the_branch_that_agrees() -> None:
+    draft = Draft((5, 7, 9), (ROOT, 0, ROOT))
+    assert verify_greedy(draft, [9, 1, 2, 3]) == Verdict((2,), 3)
+    assert verify_greedy(draft, [5, 7, 2, 3]) == Verdict((0, 1), 2)
+    assert verify_greedy(draft, [4, 7, 2, 3]) == Verdict((), 4)
+
+
+def test_the_same_token_on_two_branches_is_judged_where_it_stands() -> None:
+    """Both branches continue with 7; the target wants 7 after 9 only."""
+    draft = Draft((5, 7, 9, 7), (ROOT, 0, ROOT, 2))
+    assert verify_greedy(draft, [9, 1, 1, 7, 4]) == Verdict((2, 3), 4)
+    assert verify_greedy(draft, [5, 1, 1, 7, 4]) == Verdict((0,), 1)
+
+
+def test_of_duplicate_siblings_the_first_is_followed() -> None:
+    draft = Draft((5, 5, 8, 9), (ROOT, ROOT, 0, 1))
+    assert verify_greedy(draft, [5, 8, 9, 3, 4]) == Verdict((0, 2), 3)
+    assert verify_greedy(draft, [5, 9, 9, 3, 4]) == Verdict((0,), 9)
+
+
+def test_branches_of_unequal_depth_are_never_padded_with_token_zero() -> None:
+    """A published implementation pads short branches with id 0 and accepts the padding when the target says 0."""
+    draft = Draft((5, 7, 7, 9), (ROOT, 0, 1, ROOT))
+    assert verify_greedy(draft, [9, 7, 7, 7, 0]) == Verdict((3,), 0)
+    assert verify_greedy(draft, [0, 7, 7, 7, 0]) == Verdict((), 0)
+    assert verify_rejection(draft, one_hot([9, 7, 7, 7, 0]), generator()) == Verdict((3,), 0)
+    assert verify_typical(draft, one_hot([9, 7, 7, 7, 0]), generator()) == Verdict((3,), 0)
+
+
+def test_token_zero_is_accepted_where_it_was_really_drafted() -> None:
+    assert verify_greedy(Draft.chain([0, 0]), [0, 0, 0]) == Verdict((0, 1), 0)
+
+
+def test_scratch_rows_are_never_accepted() -> None:
+    draft = Draft((5, 7, 5), (ROOT, 0, ROOT), scratch=(False, True, True))
+    assert verify_greedy(draft, [5, 7, 1, 2]) == Verdict((0,), 7)
+    assert verify_rejection(draft, one_hot([5, 7, 1, 2]), generator()) == Verdict((0,), 7)
+    assert verify_typical(draft, one_hot([5, 7, 1, 2]), generator()) == Verdict((0,), 7)
+    only_scratch = Draft((5,), (ROOT,), scratch=(True,))
+    assert verify_greedy(only_scratch, [5, 2]) == Verdict((), 5)
+    assert verify_rejection(only_scratch, one_hot([5, 2]), generator()) == Verdict((), 5)
+
+
+def test_rejection_on_point_masses_is_greedy() -> None:
+    """Deterministic drafts, random trees with many equal tokens: both rules must walk the same way."""
+    source = generator(1)
+    accepted = 0
+    for seed in range(300):
+        parents = [ROOT, *(int(torch.randint(-1, row, (), generator=source)) for row in range(1, 9))]
+        tokens = torch.randint(0, 3, (19,), generator=source).tolist()
+        draft, argmaxes = Draft(tuple(tokens[:9]), tuple(parents)), tokens[9:]
+        verdict = verify_rejection(draft, one_hot(argmaxes), generator(seed))
+        assert verdict == verify_greedy(draft, argmaxes)
+        accepted += len(verdict.path)
+    assert accepted > 100
+
+
+def test_rejection_never_rejects_what_the_target_likes_at_least_as_much() -> None:
+    target_probs = torch.tensor([[0.5, 0.5], [0.2, 0.8]], dtype=torch.float64)
+    draft = Draft.chain([0], torch.tensor([[0.5, 0.5]], dtype=torch.float64))
+    assert all(verify_rejection(draft, target_probs, generator(seed)).path == (0,) for seed in range(200))
+
+
+def test_rejection_never_accepts_what_the_target_cannot_say() -> None:
+    target_probs = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
+    draft = Draft.chain([0], torch.tensor([[1.0, 0.0]], dtype=torch.float64))
+    assert all(verify_rejection(draft, target_probs, generator(seed)) == Verdict((), 1) for seed in range(200))
+
+
+def test_even_the_luckiest_draw_does_not_accept_the_impossible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "_uniform", lambda generator: 0.0)
+    target_probs = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
+    assert verify_rejection(Draft.chain([0]), target_probs, generator()) == Verdict((), 1)
+
+
+def test_a_rejected_sibling_leaves_its_mass_to_the_others() -> None:
+    """Point masses on 0 and 1: with 0 rejected, 1 is all that p = (0.5, 0.5, 0) leaves, so it is always accepted."""
+    target_probs = torch.tensor([[0.5, 0.5, 0.0], [0, 0, 1], [0, 0, 1]], dtype=torch.float64)
+    draft = Draft((0, 1), (ROOT, ROOT))
+    paths = [verify_rejection(draft, target_probs, generator(seed)).path for seed in range(400)]
+    assert set(paths) == {(0,), (1,)}
+    assert 140 < paths.count((0,)) < 260
+
+
+def test_rejection_leaves_its_inputs_alone() -> None:
+    target_probs = torch.full((4, 3), 1 / 3, dtype=torch.float64)
+    draft_probs = torch.tensor([[0.8, 0.1, 0.1]] * 3, dtype=torch.float64)
+    before = target_probs.clone(), draft_probs.clone()
+    for seed in range(20):
+        draft = Draft((0, 1, 2), (ROOT, ROOT, ROOT), probs=draft_probs, replacement=False)
+        verify_rejection(draft, target_probs, generator(seed))
+    assert torch.equal(target_probs, before[0])
+    assert torch.equal(draft_probs, before[1])
+
+
+def test_a_verdict_depends_on_its_generator_alone() -> None:
+    target_probs = torch.full((3, 4), 0.25, dtype=torch.float64)
+    draft = Draft.chain([1, 2], torch.tensor([[0.1, 0.7, 0.1, 0.1], [0.1, 0.1, 0.7, 0.1]], dtype=torch.float64))
+    first = [verify_rejection(draft, target_probs, generator(seed)) for seed in range(50)]
+    torch.rand(17)
+    assert first == [verify_rejection(draft, target_probs, generator(seed)) for seed in range(50)]
+    assert len({verdict.path for verdict in first}) == 3
+
+
+def test_typical_acceptance_asks_for_epsilon_of_a_sure_target() -> None:
+    """At H(p) = 0.61 the bar delta exp(-H) is 0.16, so epsilon 0.09 holds: 0.12 passes, 0.08 does not."""
+    target_probs = torch.tensor([[0.8, 0.12, 0.08], [0, 0, 1]], dtype=torch.float64)
+    assert verify_typical(Draft.chain([1]), target_probs, generator()) == Verdict((0,), 2)
+    assert verify_typical(Draft.chain([2]), target_probs, generator()).path == ()
+
+
+def test_typical_acceptance_asks_less_of_an_unsure_target() -> None:
+    """Uniform over 20 tokens: exp(-H) is 0.05, the bar 0.3 * 0.05 = 0.015, and 0.05 passes."""
+    uniform = torch.full((1, 20), 0.05, dtype=torch.float64)
+    target_probs = torch.cat((uniform, one_hot([7], 20)))
+    assert verify_typical(Draft.chain([3]), target_probs, generator()) == Verdict((0,), 7)
+    assert verify_typical(Draft.chain([3]), target_probs, generator(), delta=1.1).path == ()
+    assert verify_typical(Draft.chain([3]), target_probs, generator(), delta=1.1, epsilon=0.04).path == (0,)
+
+
+def test_typical_acceptance_keeps_the_longest_branch_and_the_first_of_equals() -> None:
+    target_probs = torch.tensor([[0.4, 0.6], [0.5, 0.5], [0.5, 0.5], [0, 1], [1, 0]], dtype=torch.float64)
+    longest = Draft((0, 1, 1, 0), (ROOT, ROOT, 1, ROOT))
+    assert verify_typical(longest, target_probs, generator()) == Verdict((1, 2), 1)
+    equals = Draft((0, 1, 1, 0), (ROOT, ROOT, 0, 1))
+    assert verify_typical(equals, target_probs, generator()) == Verdict((0, 2), 1)
+
+
+def test_typical_acceptance_of_a_fair_coin_has_the_stated_bar() -> None:
+    """H is ln 2, the bar min(eps, delta / 2): with both out of the way at 0.5 the comparison is strict."""
+    target_probs = torch.full((2, 2), 0.5, dtype=torch.float64)
+    assert math.isclose(float(torch.special.entr(target_probs[0]).sum()), math.log(2))
+    assert verify_typical(Draft.chain([0]), target_probs, generator(), epsilon=1.0, delta=0.99).path == (0,)
+    assert verify_typical(Draft.chain([0]), target_probs, generator(), epsilon=1.0, delta=1.01).path == ()
+
+
+@pytest.mark.parametrize("rule", [verify_rejection, verify_typical])
+def test_after_an_accepted_path_the_next_token_comes_from_its_last_row(rule: Callable[..., Verdict]) -> None:
+    target_probs = one_hot([5, 7, 3])
+    assert rule(Draft.chain([5, 7]), target_probs, generator()) == Verdict((0, 1), 3)
