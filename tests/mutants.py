@@ -26,6 +26,7 @@ class StaleStream:
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._stale = 0
+        self.target = stream.target
         self.push, self.advance, self.logits, self.keep = stream.push, stream.advance, stream.logits, stream.keep
 
     @property

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from chances import Chance, distribution, total_variation
-from scipy import stats  # type: ignore[import-untyped]
+from scipy import stats
 from torch import Tensor
 
 from benchctl.decoding.draft import ROOT, Draft

@@ -17,8 +17,8 @@ from benchctl.registry import build
 
 VOCABULARY = 5
 PROMPT = (1, 3, 0, 1, 3)  # its tail occurred before, so prompt lookup finds something
-SAMPLING = Sampling(temperature=1.5, top_k=3, top_p=0.95)
-TOKENS = 4
+SAMPLING = Sampling(temperature=1.5, top_k=2)
+TOKENS = 5
 
 LABELS = (
     "autoregressive",
@@ -59,12 +59,13 @@ def _next_probs(answer: tuple[int, ...]) -> list[float]:
 def _chance_of(answer: tuple[int, ...]) -> float:
     chance = 1.0
     for place, token in enumerate(answer):
-        chance *= _next_probs(answer[:place])[token]
+        if chance > 0.0:
+            chance *= _next_probs(answer[:place])[token]
     return chance
 
 
 def test_there_are_many_answers() -> None:
-    assert sum(chance > 0.001 for chance in truth().values()) > 25
+    assert sum(chance > 0.001 for chance in truth().values()) > 20
     assert sum(truth().values()) == pytest.approx(1.0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
@@ -12,6 +13,8 @@ from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.stream import Stream
 from benchctl.decoding.target import Target
 from benchctl.errors import UserError
+
+StopReason = Literal["stop", "length", "context"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Generation:
     """
 
     token_ids: tuple[int, ...]
-    stop_reason: str
+    stop_reason: StopReason
     ttft_s: float
     steps: tuple[Step, ...]
     step_s: tuple[float, ...]
@@ -99,7 +102,7 @@ def _truncate(step: Step, context: Context) -> Step:
     return replace(step, tokens=step.tokens[:end], accepted=min(step.accepted, end), layers=step.layers[:end])
 
 
-def _stop_reason(context: Context, limits: Limits, last: int) -> str | None:
+def _stop_reason(context: Context, limits: Limits, last: int) -> StopReason | None:
     if last in context.target.stop_ids:
         return "stop"
     if context.remaining_tokens > 0:

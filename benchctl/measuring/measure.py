@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, cast
 
 from benchctl.decoding.loop import Generation, Limits, decode
 from benchctl.decoding.method import Method
@@ -18,8 +17,6 @@ from benchctl.measuring.plan import SESSION, Task
 from benchctl.measuring.prompts import Prompt
 from benchctl.measuring.verdict import Judgement, Referee
 from benchctl.records import Row
-
-StopReason = Literal["stop", "length", "context"]
 
 
 @dataclass(frozen=True)
@@ -141,7 +138,7 @@ def _row(
         prompt_tokens=prompt_tokens,
         token_ids=tuple(generation.token_ids),
         text=text,
-        stop_reason=cast(StopReason, generation.stop_reason),
+        stop_reason=generation.stop_reason,
         ttft_s=generation.ttft_s,
         step_s=tuple(generation.step_s),
         committed=tuple(len(step.tokens) for step in steps),
