@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from benchctl.errors import UserError
-from benchctl.records import ROW, RUN, SCHEMA_VERSION, Row, RowKey, Run, row_key, to_line
+from benchctl.records import ROW, RUN, SCHEMA_VERSION, ModelInfo, Row, RowKey, Run, SuiteInfo, row_key, to_line
 
 _Record = TypeVar("_Record", Run, Row)
 _RUN_STARTS = b'{"kind":"run"'
@@ -71,8 +71,8 @@ def check_writable(path: Path) -> None:
         if path.exists() and not path.is_file():
             raise UserError(f"{path}: is not an ordinary file. Give --out the name of one.")
         place = path if path.exists() else next(folder for folder in path.absolute().parents if folder.exists())
-    except PermissionError as error:
-        raise UserError(f"{path}: its folder may not be looked into. Give another --out.") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be looked at: {error.strerror}. Give another --out.") from error
     if not os.access(place, os.W_OK) or (place != path and not place.is_dir()):
         raise UserError(f"{path}: {place} cannot be written. Give another --out, or the permission to write it.")
 
@@ -224,7 +224,7 @@ def _check_same_run(stored: RunFile, run: Run) -> None:
         old, new = getattr(stored.run, field), getattr(run, field)
         if old != new:
             raise UserError(
-                f"{stored.path}: cannot be resumed, {field} differs: it has {_short(old)}, this run has {_short(new)}. "
+                f"{stored.path}: cannot be resumed, {field} differs: {_difference(old, new)}. "
                 "Use the settings of its first line, or give another --out."
             )
     for fact in ("cpu", "gpu"):
@@ -232,6 +232,23 @@ def _check_same_run(stored: RunFile, run: Run) -> None:
             raise UserError(f"{stored.path}: was measured on another machine ({fact} differs). Give another --out.")
 
 
+def _difference(old: Any, new: Any) -> str:
+    """What `old` has and `new` has not, by name where it has one: lists of methods and suites are long."""
+    if not (isinstance(old, tuple) and isinstance(new, tuple)):
+        return f"it has {_short(old)}, this run has {_short(new)}"
+    lost, added = ([item for item in one if item not in other] for one, other in ((old, new), (new, old)))
+    if not (lost or added):
+        return "it has them in another order"
+    return f"it has {_names(lost)}, this run has {_names(added)} instead"
+
+
+def _names(items: list[Any]) -> str:
+    return ", ".join(map(_short, items)) or "nothing"
+
+
 def _short(value: Any) -> str:
-    text = str(getattr(value, "name", value))
-    return text if len(text) <= 80 else text[:77] + "..."
+    if isinstance(value, SuiteInfo):
+        return f"{value.name} ({value.prompts} prompts, {value.source} from {value.origin}, {value.sha256[:8]})"
+    if isinstance(value, ModelInfo):
+        return f"{value.name} (weights {value.weights_sha256[:8]})"
+    return str(getattr(value, "label", value))

@@ -36,26 +36,29 @@ def main(threads: tuple[int, ...], prompts: int, max_new_tokens: int, out: Path)
     from benchmarks.runs import help_seconds
 
     out.mkdir(parents=True, exist_ok=True)
-    for old in out.glob("*.jsonl"):
-        old.unlink()
+    exact_runs = {n: out / f"exact-threads-{n}.jsonl" for n in threads}
+    default_run = out / "default.jsonl"
+    # Only its own earlier runs: --out may be a folder with measurements of somebody else.
+    for old in (*exact_runs.values(), default_run):
+        old.unlink(missing_ok=True)
     found: dict[str, Any] = {"machine": machine_facts("cpu"), "versions": versions(), "help_seconds": help_seconds()}
     sizes = {"max_new_tokens": max_new_tokens}
     found["library"] = [row for n in threads for row in _child("speed", threads=n, prompts=prompts, **sizes)]
     found["exact"] = [
         _child(
             "runs",
-            out=str(out / f"exact-threads-{n}.jsonl"),
+            out=str(path),
             methods=EXACT_METHODS,
             benches=SUITES,
             limit=prompts,
             threads=n,
             **sizes,
         )
-        for n in threads
+        for n, path in exact_runs.items()
     ]
     found["default"] = _child(
         "runs",
-        out=str(out / "default.jsonl"),
+        out=str(default_run),
         methods=["all"],
         benches=["koala"],
         limit=None,

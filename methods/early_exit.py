@@ -20,7 +20,7 @@ from benchctl.decoding.target import Target
 
 @dataclass
 class EarlyExit(AdaptiveDepth, Speculative):
-    """Exit where confidence reaches ``threshold``; a threshold above 1 never exits, 0 always exits at the first layer.
+    """Exit where confidence reaches ``threshold``; a threshold above 1 never exits, 0 exits at the first layer.
 
     mode          exit (lossy) or draft (exits propose, the full model verifies: exact)
     confidence    softmax_gap (top1 - top2), softmax_max, state_cosine (of the last two states)
@@ -47,6 +47,8 @@ class EarlyExit(AdaptiveDepth, Speculative):
             raise ValueError(f"min_exit is {self.min_exit}; it must not be negative")
         if self.exits and not all(part.isdecimal() and int(part) > 0 for part in self.exits.split("+")):
             raise ValueError(f"exits is {self.exits!r}; join layer numbers by +, such as 4+8")
+        if self.exits and self._chosen()[-1] < self.min_exit:
+            raise ValueError(f"every exit of {self.exits} lies below min_exit {self.min_exit}; none would be left")
 
     @property
     def exactness(self) -> Exactness:  # type: ignore[override]

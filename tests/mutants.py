@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,6 @@ from torch import Tensor
 from benchctl.decoding.draft import Draft
 from benchctl.decoding.method import Context, Speculative
 from benchctl.decoding.sampling import draw
-from benchctl.decoding.stream import Stream
 from benchctl.decoding.target import Target
 from benchctl.decoding.verify import Verdict
 from benchctl.methods.early_exit import EarlyExit
@@ -23,7 +23,7 @@ from benchctl.methods.two_model import TwoModel
 class StaleStream:
     """A stream that is told to forget rejected rows and keeps them: the mistake that verification hides."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Any) -> None:
         self._stream = stream
         self._stale = 0
         self.target = stream.target
@@ -31,7 +31,7 @@ class StaleStream:
 
     @property
     def length(self) -> int:
-        return self._stream.length - self._stale
+        return int(self._stream.length) - self._stale
 
     def truncate(self, length: int) -> None:
         self._stale += self.length - length
@@ -40,10 +40,11 @@ class StaleStream:
 class ForgetfulTwoModel(TwoModel):
     """two_model with a draft cache that is never rolled back."""
 
+    _stream: Any
+
     def start(self, context: Context) -> int:
-        first = super().start(context)
-        assert self._stream is not None
-        self._stream = StaleStream(self._stream)  # type: ignore[assignment]
+        first: int = super().start(context)
+        self._stream = StaleStream(self._stream)
         return first
 
 

@@ -30,12 +30,17 @@ def in_float64(model: Any) -> Any:
 
 
 def _norm(module: Any, x: Tensor) -> Tensor:
-    eps: float = module.variance_epsilon
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * module.weight
+    gain: Tensor = module.weight
+    return _unit(x, module.variance_epsilon) * gain
 
 
 def _norm_gemma(module: Any, x: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + module.eps) * (1.0 + module.weight)
+    gain: Tensor = 1.0 + module.weight
+    return _unit(x, module.eps) * gain
+
+
+def _unit(x: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
 def noisy_copy(model: Any, scale: float = 0.04, seed: int = 1) -> Any:
@@ -104,7 +109,7 @@ class Naive:
         """[layers, 2 * kv_heads, tokens, head_dim]: keys, in transformers' order of dimensions, then values."""
         key = ("cached", tuple(text), None if depths is None else tuple(depths))
         if key not in self._answers:
-            cache = DynamicCache()
+            cache: Any = DynamicCache()
             self.states(text, depths, cache)
             self._answers[key] = torch.stack([torch.cat((layer.keys[0], layer.values[0])) for layer in cache.layers])
         return self._answers[key]

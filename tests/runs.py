@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any
 
 import torch
-from oracles import Naive, Rounds, in_float64, noisy_copy
+from oracles import Naive, Rounds, autoregressive, in_float64, noisy_copy
 from tiny import tiny_model
 
 from benchctl.decoding.loop import Generation, Limits, decode
@@ -18,10 +18,9 @@ from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.target import Target, TargetTokenizer
 from benchctl.registry import build
 
-torch.set_num_threads(1)
-
 VOCABULARY = 24  # small, so that texts repeat themselves and drafts are right now and then
 CONTEXT_TOKENS = 64
+NEW_TOKENS = 40
 LAYERS = 4
 
 # Labels whose answer must be the target's own, and labels whose answer need not be.
@@ -85,6 +84,13 @@ def prompt_of(tokens: int, seed: int = 0) -> list[int]:
     ids: list[int] = torch.randint(3, VOCABULARY, (tokens,), generator=generator).tolist()
     quarter = tokens // 4
     return [*ids[: tokens - quarter], *ids[:quarter]]
+
+
+@cache
+def answer(family: str, seed: int, prompt_tokens: int) -> list[int]:
+    """What the target of this pair says to prompt_of: NEW_TOKENS tokens, or as many as the context takes."""
+    limit = min(NEW_TOKENS, CONTEXT_TOKENS - prompt_tokens)
+    return autoregressive(pair(family, seed).naive, prompt_of(prompt_tokens, seed), limit)
 
 
 def run(

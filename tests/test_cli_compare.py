@@ -42,9 +42,18 @@ def test_csv_leaves_its_notes_to_stderr(path: Path) -> None:
 
 
 def test_a_pattern_in_quotes_is_expanded_and_files_count_once(path: Path) -> None:
-    write(path.with_name("other.jsonl"), usual_rows())
+    write(path.with_name("other.jsonl"), usual_rows(), replace(RUN, name="other"))
+    (path.parent / "link.jsonl").symlink_to(path)
     document = json.loads(_compare(path, path.with_name("*.jsonl"), "--format", "json").stdout)
     assert document["groups"][0]["files"] == [str(path), str(path.with_name("other.jsonl"))]
+
+
+def test_a_copy_of_a_file_is_refused_for_it_would_count_as_another_session(path: Path) -> None:
+    copy = path.with_name("copy.jsonl")
+    copy.write_bytes(path.read_bytes())
+    result = _compare(path, copy)
+    assert result.exit_code == 2
+    assert f"{copy}: holds the same run as {path}. Name only one of the two." in result.stderr
 
 
 def test_files_that_are_not_comparable_are_shown_apart(path: Path) -> None:

@@ -1,10 +1,11 @@
 """`benchctl plot` draws what is in results/ by default, and refuses what it cannot draw before reading anything."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from fixtures_records import usual_rows, write
+from fixtures_records import RUN, usual_rows, write
 
 from benchctl.cli import main
 
@@ -28,6 +29,17 @@ def test_files_and_the_picture_can_be_named(tmp_path: Path) -> None:
     result = _plot("--pareto", write(tmp_path / "run.jsonl", usual_rows(3)), "--out", out)
     assert result.exit_code == 0
     assert out.read_text().startswith("<?xml")
+
+
+def test_a_sampled_run_in_results_does_not_keep_the_others_from_being_plotted(tmp_path: Path) -> None:
+    """README's own commands measured a sampled run into results/, and then nothing there could be plotted."""
+    rows = [replace(row, verdict=row.verdict and "sampled", first_divergence=None) for row in usual_rows(3)]
+    sampled = write(tmp_path / "0.jsonl", rows, replace(RUN, temperature=0.7))
+    result = _plot("--pareto", sampled, write(tmp_path / "1.jsonl", usual_rows(3)), "--out", tmp_path / "plot.svg")
+    assert result.exit_code == 0
+    assert f"{sampled}: was sampled, so it has no token agreement and is left out." in result.stderr
+    assert "not comparable" not in (tmp_path / "plot.svg").read_text()
+    assert "--temperature 0" in _plot("--pareto", sampled, "--out", tmp_path / "plot.svg").stderr
 
 
 def test_without_results_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

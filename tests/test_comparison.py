@@ -137,7 +137,7 @@ def test_a_sound_run_has_no_cautions(tmp_path: Path) -> None:
     ("changes", "caution"),
     [
         ({"suites": (replace(KOALA, source="embedded"),)}, "koala: embedded samples .*--source published"),
-        ({"suites": (replace(KOALA, prompts=30),)}, "run.jsonl has 20 of 30 prompts: .*--resume"),
+        ({"suites": (replace(KOALA, prompts=30),)}, "run.jsonl has all of 20 of 30 prompts: .*--resume"),
         ({"machine": {"cores": 2, "load_average": [1.9, 0.0, 0.0]}}, r"busy at the start \(load 1.9 on 2 cores"),
         ({"methods": (*RUN.methods, method("medusa", unsupported="no heads"))}, "medusa was not measured: no heads"),
     ],
@@ -147,6 +147,20 @@ def test_what_a_run_says_of_itself_leads_to_a_caution(tmp_path: Path, changes: d
     group = _group(tmp_path, rows + [replace(row, repeat=1) for row in rows], replace(RUN, **changes))
     (found,) = cautions(group)
     assert re.search(caution, found)
+
+
+def test_a_prompt_whose_last_repeat_was_cut_off_is_not_finished(tmp_path: Path) -> None:
+    rows = usual_rows()
+    (found,) = cautions(_group(tmp_path, (rows + [replace(row, repeat=1) for row in rows])[:-1]))
+    assert "run.jsonl has all of 19 of 20 prompts" in found
+
+
+def test_a_lossy_method_that_writes_less_is_not_praised_for_its_speed_up(tmp_path: Path) -> None:
+    """Half the text in half the time is no speed-up, though the ratio of times says so."""
+    rows = [baseline_row(tokens=21), drafted_row(steps=10), exiting_row(tokens=11)]
+    found = cautions(_group(tmp_path, rows))[0]
+    assert found.startswith(f"{EXITING} wrote 11 tokens where the baseline wrote 21")
+    assert not any(DRAFTED in caution for caution in cautions(_group(tmp_path, rows)))
 
 
 def test_an_exact_method_with_a_lossy_answer_is_called_a_bug(tmp_path: Path) -> None:

@@ -93,6 +93,16 @@ def test_sampled_answers_depend_on_the_seeds_alone(label: str) -> None:
     assert len({answer(seed, prompt_seed) for seed in (1, 2) for prompt_seed in (1, 2)}) == 4
 
 
+@pytest.mark.parametrize("label", [*EXACT, *LOSSY])
+def test_drawing_from_the_top_token_alone_takes_the_greedy_steps(label: str) -> None:
+    """Drafts are drawn from warped distributions too: with top_k=1 nothing is left to chance."""
+    models = pair("llama")
+    prompt = prompt_of(13)
+    greedy = run(label, models.target, prompt, NEW_TOKENS, draft=models.draft)
+    certain = run(label, models.target, prompt, NEW_TOKENS, draft=models.draft, sampling=replace(WARM, top_k=1))
+    assert (certain.token_ids, certain.steps, certain.layers) == (greedy.token_ids, greedy.steps, greedy.layers)
+
+
 class Audit:
     """Watches every stream and compares what its cache holds after each commit with a fresh pass over its text."""
 
@@ -161,7 +171,7 @@ class Audit:
 
 def _interleaved(fresh: Tensor, kv_heads: int) -> Tensor:
     """Keys with the two halves of each rotated pair side by side, as benchctl stores them; values as they are."""
-    keys = fresh[:kv_heads].unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+    keys = torch.stack(fresh[:kv_heads].chunk(2, dim=-1), dim=-1).flatten(-2)
     return torch.cat((keys, fresh[kv_heads:]))
 
 

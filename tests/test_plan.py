@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 import torch
@@ -11,7 +12,10 @@ from runs import LAYERS, Pair, pair, prompt_of, run
 from torch import Tensor
 
 from benchctl.decoding.loop import Generation
-from benchctl.decoding.method import Context
+from benchctl.decoding.method import Context, View
+from benchctl.decoding.sampling import Sampling
+from benchctl.decoding.stream import Stream
+from benchctl.methods.early_exit import EarlyExit
 
 NEW_TOKENS = 30
 EVERY = tuple(range(1, LAYERS))
@@ -102,3 +106,15 @@ def test_plan_of_the_other_policy_does_not_fit(monkeypatch: pytest.MonkeyPatch) 
         assert len(set(logged.generation.layers)) > 2
         wrong = _planned_logits(models, prompt_of(13), logged.generation, other)
         assert (logged.target_logits - wrong).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("confidence", ["softmax_gap", "softmax_max"])
+def test_confidence_equal_to_the_threshold_leaves(confidence: Literal["softmax_gap", "softmax_max"]) -> None:
+    """Two tokens alike, gap 0 and maximum 0.5: so a threshold of 0 leaves at the first exit whatever the logits."""
+    models = pair("llama")
+    state = torch.zeros(1, 1, dtype=torch.float64)
+    view = View(1, state, None, lambda _state: torch.zeros(1, 2, dtype=torch.float64))
+    context = Context(models.target, Stream(models.target, 1), [3], 1, 1, Sampling(), Sampling().generator())
+    reached = 0.0 if confidence == "softmax_gap" else 0.5
+    assert EarlyExit(confidence=confidence, threshold=reached).decide(context, view)
+    assert not EarlyExit(confidence=confidence, threshold=reached + 1e-9).decide(context, view)

@@ -93,7 +93,9 @@ def test_an_existing_file_is_not_written_without_resume(path: Path) -> None:
     [
         ({"max_new_tokens": 128}, "max_new_tokens differs: it has 64, this run has 128"),
         ({"target": replace(RUN.target, weights_sha256="zz")}, "target differs"),
-        ({"methods": RUN.methods[:2]}, "methods differs"),
+        ({"methods": RUN.methods[:2]}, "methods differs: it has early_exit, this run has nothing instead"),
+        ({"methods": RUN.methods[::-1]}, "methods differs: it has them in another order"),
+        ({"suites": (replace(RUN.suites[0], prompts=3),)}, r"it has koala \(20 prompts.* this run has koala \(3 "),
         ({"machine": {"cpu": "B", "gpu": ""}}, "another machine .cpu differs"),
     ],
 )

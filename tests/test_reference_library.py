@@ -59,7 +59,7 @@ def generate(
     """transformers' greedy assisted generation of ``prompt``; ``settings`` are fields of its GenerationConfig."""
     spy = Spy()
     # A padding id would make it hide every such token of the prompt from attention.
-    config = GenerationConfig(do_sample=False, max_new_tokens=new_tokens, **(settings or {}))
+    config: Any = GenerationConfig(do_sample=False, max_new_tokens=new_tokens, **(settings or {}))  # type: ignore[no-untyped-call]
     # What the model's own configuration says would fill in for None.
     config.eos_token_id = model.generation_config.eos_token_id = list(stops) or None
     handle = model.model.layers[-1].register_forward_hook(spy.watch)
@@ -167,7 +167,8 @@ def stories(shared: Path) -> Pair:
     folder = shared / "models" / "stories260K"
     if not folder.is_dir():
         pytest.skip("no stories260K here")
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.eval().requires_grad_(False)
     return pair_of(model, noisy_copy(model, 0.1))
 
 
@@ -190,7 +191,8 @@ def test_trained_model_says_what_was_published_by_every_method(stories: Pair, go
 
 
 def test_trained_model_takes_the_steps_of_assisted_generation(stories: Pair, golden: list[dict[str, Any]]) -> None:
-    prompt = golden[1]["prompt_ids"]
+    # Of the four, one whose two likeliest tokens are never closer than 2e-3: rounding does not decide a draft.
+    prompt = golden[3]["prompt_ids"]
     naive, draft = stories.naive, stories.naive_draft
     assistant = _fixed_length(copy.copy(stories.draft_model), 5)
     _assert_same_rounds("two_model", stories, prompt, model_drafter(draft, 5), assistant=assistant)

@@ -6,19 +6,16 @@ only in the steps. The oracle drafts by full recomputation and accepts by compar
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 from mutants import ForgetfulTwoModel, LateTwoModel
 from oracles import Drafter, ExitRule, Rounds, autoregressive, exit_drafter, lookup_drafter, model_drafter, replay
-from runs import CONTEXT_TOKENS, LAYERS, Pair, pair, prompt_of, rounds_of, run
+from runs import CONTEXT_TOKENS, LAYERS, NEW_TOKENS, Pair, answer, pair, prompt_of, rounds_of, run
 
 from benchctl.decoding.loop import Limits, decode
 from benchctl.decoding.sampling import Sampling
 from benchctl.methods.two_model import TwoModel
 
-NEW_TOKENS = 40
-MODELS = (("llama", 0), ("qwen3", 2), ("mixtral", 3), ("mistral_window", 4))
+MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
 PROMPTS = (1, 13, CONTEXT_TOKENS - 7)
 
 TWO_MODEL = ((1, 0.0), (4, 0.0), (5, 0.25), (3, 0.4), (9, 0.0))
@@ -38,13 +35,6 @@ EXITS = (
     ("confidence=state_cosine,min_exit=2", ExitRule((2, 3), "state_cosine", 0.8), 5),
     ("exits=2", ExitRule((2,), threshold=2.0), 3),
 )
-
-
-@cache
-def answer(family: str, seed: int, prompt_tokens: int) -> list[int]:
-    """The oracle's answer, up to NEW_TOKENS or the end of the context."""
-    limit = min(NEW_TOKENS, CONTEXT_TOKENS - prompt_tokens)
-    return autoregressive(pair(family, seed).naive, prompt_of(prompt_tokens, seed), limit)
 
 
 def _assert_rounds(label: str, drafter: Drafter, family: str, seed: int) -> None:

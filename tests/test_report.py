@@ -117,10 +117,10 @@ def test_only_borne_out_claims_are_called_lossless(tmp_path: Path) -> None:
 
 def test_sampled_answers_have_a_column_of_their_own_and_no_agreement(tmp_path: Path) -> None:
     rows = [replace(row, verdict="sampled", first_divergence=None) if row.verdict else row for row in usual_rows()]
-    text = _text(tmp_path, rows=rows, run=replace(RUN, temperature=0.7))
-    assert "temperature 0.7" in text
+    text = _text(tmp_path, rows=rows, run=replace(RUN, temperature=0.7, top_p=0.9, top_k=50))
+    assert "temperature 0.7, top-p 0.9, top-k 50" in " ".join(text.split())
     line = [line.split() for line in text.splitlines() if line.startswith("two_model")][2]
-    assert line == ["two_model", "–", "20", "0", "exact", "no"]
+    assert line == ["two_model", "–", "20", "0", "exact", "–"]
 
 
 @pytest.mark.parametrize("format", FORMATS)

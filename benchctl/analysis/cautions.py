@@ -2,10 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 
+import pandas as pd
+
 from benchctl.analysis.comparison import Group
 from benchctl.analysis.fidelity import claims_exact
+from benchctl.analysis.frame import pair
+from benchctl.records import Run
 
 _FEW_PROMPTS = 10
+_OTHER_LENGTH = 0.1  # share of the baseline's tokens by which a method's answers may be shorter or longer
 _SPARE_CORES = 0.5  # how far the load may pass the cores before somebody has to wait
 
 
@@ -13,6 +18,7 @@ def cautions(group: Group) -> tuple[str, ...]:
     """Warnings about the figures of `group`, the gravest first."""
     found = (
         _broken_claims,
+        _other_lengths,
         _failures,
         _unsupported,
         _unfinished,
@@ -34,6 +40,17 @@ def _broken_claims(group: Group) -> Iterator[str]:
             )
 
 
+def _other_lengths(group: Group) -> Iterator[str]:
+    for method in group.pooled.methods:
+        pairs = pair(group.frame, method.label, group.run.baseline)
+        tokens, baseline_tokens = int(pairs["new_tokens"].sum()), int(pairs["new_tokens_baseline"].sum())
+        if abs(tokens - baseline_tokens) > _OTHER_LENGTH * baseline_tokens:
+            yield (
+                f"{method.label} wrote {tokens} tokens where the baseline wrote {baseline_tokens}: its speed-up is "
+                "partly that of another length of text; compare tokens/s and TPOT instead."
+            )
+
+
 def _failures(group: Group) -> Iterator[str]:
     failed = group.frame[group.frame["error"].notna()]
     for label, rows in failed.groupby("label", sort=False):
@@ -51,11 +68,18 @@ def _unsupported(group: Group) -> Iterator[str]:
 
 
 def _unfinished(group: Group) -> Iterator[str]:
-    for file in group.files:
+    for number, file in enumerate(group.files):
         asked = sum(suite.prompts for suite in file.run.suites)
-        answered = len({(row.suite, row.prompt_id) for row in file.rows if row.repeat >= 0})
-        if answered < asked:
-            yield f"{file.path} has {answered} of {_count(asked, 'prompt')}: continue its run with --resume."
+        finished = _finished(group.frame[group.frame["file"] == number], file.run)
+        if finished < asked:
+            yield f"{file.path} has all of {finished} of {_count(asked, 'prompt')}: continue its run with --resume."
+
+
+def _finished(frame: pd.DataFrame, run: Run) -> int:
+    """Prompts that every method answered in every repeat, as far as the turns of a prompt can be told from its rows."""
+    labels = sum(not method.unsupported for method in run.methods)
+    prompts = frame.groupby(["suite", "prompt_id"])["turn"].agg(["size", "nunique"])
+    return int((prompts["size"] >= prompts["nunique"] * labels * run.repeats).sum())
 
 
 def _few_prompts(group: Group) -> Iterator[str]:

@@ -82,11 +82,18 @@ def _heading(groups: Sequence[Group], group: Group) -> Iterator[str]:
 
 def _settings(run: Run) -> str:
     threads = "1 thread" if run.threads == 1 else f"{run.threads} threads"
-    sampling = "greedy" if run.temperature == 0 else f"temperature {run.temperature:g}"
     return (
-        f"{run.target.name} ({run.target.layers} layers), {run.dtype}, {run.device}, {threads}, {sampling}, "
-        f"up to {run.max_new_tokens} new tokens"
+        f"{run.target.name} ({run.target.layers} layers), {run.executor} executor, {run.dtype}, {run.device}, "
+        f"{threads}, {_sampling(run)}, up to {run.max_new_tokens} new tokens"
     )
+
+
+def _sampling(run: Run) -> str:
+    if run.temperature == 0:
+        return "greedy"
+    top_p = f", top-p {run.top_p:g}" if run.top_p < 1 else ""
+    top_k = f", top-k {run.top_k}" if run.top_k else ""
+    return f"temperature {run.temperature:g}{top_p}{top_k}"
 
 
 def _number(metric: Metric, pattern: str, scale: float = 1) -> Callable[[MethodFigures], str]:
@@ -107,7 +114,10 @@ def _speedup(method: MethodFigures) -> str:
 
 
 def _lossless(method: MethodFigures) -> str:
-    return _NONE if method.is_baseline else "yes" if method.lossless else "no"
+    """Empty for sampled answers: one text cannot show whether their distribution is the target's."""
+    if method.is_baseline or method.fidelity.sampled:
+        return _NONE
+    return "yes" if method.lossless else "no"
 
 
 _SPEED = _Block(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def read_files(names: Sequence[str]) -> list[RunFile]:
     """The files of `names`, which may be patterns such as results/*.jsonl; what is left out of them is said on stderr.
 
-    Raises UserError for a pattern without a match, and for a file that cannot be read.
+    Raises UserError for a pattern without a match, for a file that cannot be read, and for a copy of another one.
     """
     from benchctl.recordfile import read
 
@@ -29,7 +29,16 @@ def read_files(names: Sequence[str]) -> list[RunFile]:
             click.echo(f"Note: {notice}", err=True)
         if not file.rows:
             click.echo(f"Note: {file.path}: holds no generations yet and is left out.", err=True)
+    _check_copies([file for file in files if file.rows])
     return files
+
+
+def _check_copies(files: Sequence[RunFile]) -> None:
+    """A run that is read twice would count as two sessions and narrow every interval."""
+    for number, file in enumerate(files):
+        for earlier in files[:number]:
+            if earlier.run == file.run and earlier.rows[0] == file.rows[0]:
+                raise UserError(f"{file.path}: holds the same run as {earlier.path}. Name only one of the two.")
 
 
 def tell_cautions(groups: Sequence[Group]) -> None:
@@ -42,10 +51,11 @@ def tell_cautions(groups: Sequence[Group]) -> None:
 
 
 def _paths(names: Sequence[str]) -> list[Path]:
-    found: dict[Path, None] = {}
+    found: dict[Path, Path] = {}
     for name in names:
         matches = sorted(glob(name)) if has_magic(name) and not Path(name).exists() else [name]
         if not matches:
             raise UserError(f"no file matches {name}. Measure with `benchctl run` first, or name results files.")
-        found.update(dict.fromkeys(map(Path, matches)))
-    return list(found)
+        for path in map(Path, matches):
+            found.setdefault(path.resolve(), path)
+    return list(found.values())

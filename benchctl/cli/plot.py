@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from benchctl.recordfile import RunFile
 
 
 @click.command()
@@ -22,7 +26,8 @@ import click
 def plot(files: tuple[str, ...], pareto: bool, out: Path) -> None:
     """Plot the methods in results files (by default results/*.jsonl), all suites together.
 
-    Runs that may not be compared, because a setting differs, get a panel each.
+    Runs that may not be compared, because a setting differs, get a panel each. Sampled runs are left out: their answers
+    cannot be compared token by token.
 
     \b
     Examples:
@@ -36,7 +41,18 @@ def plot(files: tuple[str, ...], pareto: bool, out: Path) -> None:
     from benchctl.cli.inputs import read_files, tell_cautions
 
     plots.check_image(out)
-    groups = compare(read_files(files or ("results/*.jsonl",)))
+    groups = compare(_greedy(read_files(files or ("results/*.jsonl",))))
     plots.pareto(groups, out)
     tell_cautions(groups)
     click.echo(f"Plot: {out}")
+
+
+def _greedy(files: list[RunFile]) -> list[RunFile]:
+    """The runs without sampling; all where there is none, for the plot to refuse with its reason."""
+    greedy = [file for file in files if file.run.temperature == 0]
+    if not greedy:
+        return files
+    for file in files:
+        if file.run.temperature > 0:
+            click.echo(f"Note: {file.path}: was sampled, so it has no token agreement and is left out.", err=True)
+    return greedy

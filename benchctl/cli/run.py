@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +15,16 @@ if TYPE_CHECKING:
     from benchctl.measuring.settings import LongPrompts, RunSettings
 
 DTYPES = ["auto", "float32", "bfloat16", "float16", "float64"]
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers: nan, which compares with nothing and so passes every bound, and inf are none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 @click.command()
@@ -97,14 +108,14 @@ DTYPES = ["auto", "float32", "bfloat16", "float16", "float64"]
 )
 @click.option(
     "--temperature",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=0.0,
     show_default=True,
     help="0 is greedy, and the only one with verdicts.",
 )
 @click.option(
     "--top-p",
-    type=click.FloatRange(min=0, min_open=True, max=1),
+    type=FiniteRange(min=0, min_open=True, max=1),
     default=1.0,
     show_default=True,
     help="Draw from the smallest set of tokens that has this probability.",

@@ -27,7 +27,7 @@ class Step:
     tokens    committed ids: the accepted ones, then the bonus token
     drafted   tokens along the deepest branch of the draft
     accepted  drafted tokens kept
-    rows      rows that ran through the target's last layer
+    rows      rows the step brought to the target: the root and its draft
     layers    layers run for each committed token
     """
 
