@@ -16,5 +16,5 @@ class Autoregressive(Method):
         stream.push(context.tokens[-1:])
         stream.advance()
         token = context.pick(stream.logits())
-        stream.keep((0,))
+        stream.keep(range(1))
         return Step((token,), 0, 0, 1, (context.target.layers,))

@@ -11,10 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 
+from benchctl.decoding.adaptive import AdaptiveDepth, View
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.method import AdaptiveDepth, Context, Exactness, Speculative, Step, View
+from benchctl.decoding.method import Context, Exactness, Speculative, Step
 from benchctl.decoding.target import Target
 
 
@@ -79,9 +81,11 @@ class EarlyExit(AdaptiveDepth, Speculative):
         return self._confidence(view) >= self.threshold
 
     def _confidence(self, view: View) -> float:
+        # Half precision has steps of 1/256 below 1, too coarse for a threshold.
+        wide = torch.promote_types(view.state.dtype, torch.float32)
         if self.confidence == "state_cosine":
-            return float(F.cosine_similarity(view.previous, view.state))
-        top = view.logits.softmax(-1).topk(2).values[0]
+            return float(F.cosine_similarity(view.previous.to(wide), view.state.to(wide)))
+        top = view.logits.softmax(-1, dtype=wide).topk(2).values[0]
         return float(top[0]) if self.confidence == "softmax_max" else float(top[0] - top[1])
 
     def draft(self, context: Context, budget: int) -> Draft:

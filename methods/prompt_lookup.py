@@ -41,13 +41,23 @@ class PromptLookup(Speculative):
 
         Example: in 7 1 2 9 8 1 2 with draft_tokens 2, the tail 1 2 was followed by 9 8.
         """
+        ends = _places(tokens[-1], tokens[:-1])
         for size in range(min(self.max_ngram, len(tokens) - 1), 0, -1):
             tail = tokens[-size:]
-            starts = range(len(tokens) - size)
-            for start in starts if self.match == "first" else reversed(starts):
-                if tokens[start : start + size] != tail:
+            for end in ends if self.match == "first" else reversed(ends):
+                if tokens[max(end + 1 - size, 0) : end + 1] != tail:
                     continue
-                found = tokens[start + size : start + size + self.draft_tokens]
+                found = tokens[end + 1 : end + 1 + self.draft_tokens]
                 if len(found) == self.draft_tokens or (found and self.allow_short):
                     return found
         return []
+
+
+def _places(token: int, tokens: list[int]) -> list[int]:
+    """Where ``token`` stands in ``tokens``, ascending; list.index searches far faster than a loop here could."""
+    places: list[int] = []
+    while True:
+        try:
+            places.append(tokens.index(token, places[-1] + 1 if places else 0))
+        except ValueError:
+            return places

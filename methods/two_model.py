@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.method import Context, Speculative
-from benchctl.decoding.sampling import draw
+from benchctl.decoding.method import Chain, Context, Speculative
 from benchctl.decoding.stream import Stream
 from benchctl.decoding.target import Target
 
@@ -24,8 +24,9 @@ from benchctl.decoding.target import Target
 class TwoModel(Speculative):
     """Draft ``draft_tokens`` tokens with a smaller model, verify them in one pass of the target.
 
-    draft        the draft model; empty takes what --draft-model names
-    confidence   stop drafting after a token whose draft probability is below this; 0 never stops
+    draft_model   the draft model; empty takes what --draft-model names
+    draft_tokens  tokens drafted per verification
+    confidence    stop drafting after a token whose draft probability is below this; 0 never stops
     """
 
     draft_model: str = ""
@@ -54,25 +55,19 @@ class TwoModel(Speculative):
 
     def draft(self, context: Context, budget: int) -> Draft:
         assert self._stream is not None, "start() opens the draft model's stream"
-        sampling = context.sampling
         # A text longer than the draft model's context goes on without drafts.
         room = self._stream.target.context_tokens - len(context.tokens) + 1
         # What the draft model has read beyond the committed text was rejected; after full acceptance it lacks a row.
         self._stream.truncate(min(self._stream.length, len(context.tokens) - 1))
         unread = context.tokens[self._stream.length :]
-        tokens: list[int] = []
-        probs: list[Tensor] = []
+        chain = Chain(context)
         for _ in range(min(self.draft_tokens, budget, room)):
-            draft_logits = self._feed(unread)
-            if sampling.greedy:
-                tokens.append(int(draft_logits.argmax(-1).item()))
-            else:
-                probs.append(sampling.probs(draft_logits))
-                tokens.append(draw(probs[-1][0], context.generator))
-            if self.confidence and float(draft_logits.softmax(-1)[0, tokens[-1]]) < self.confidence:
+            draft_logits = _fit(self._feed(unread), context.target.vocabulary)
+            token = chain.add(draft_logits)
+            if self.confidence and float(draft_logits.softmax(-1)[0, token]) < self.confidence:
                 break
-            unread = tokens[-1:]
-        return Draft.chain(tokens, torch.cat(probs) if probs else None)
+            unread = [token]
+        return chain.draft()
 
     def _feed(self, tokens: list[int]) -> Tensor:
         """The draft model reads ``tokens``; its logits [1, vocabulary] after the last."""
@@ -82,3 +77,9 @@ class TwoModel(Speculative):
         draft_logits = self._stream.logits(len(tokens) - 1)
         self._stream.keep(range(len(tokens)))
         return draft_logits
+
+
+def _fit(draft_logits: Tensor, vocabulary: int) -> Tensor:
+    """Heads of one tokenizer may be padded to different widths; padding is never drafted."""
+    missing = vocabulary - draft_logits.shape[-1]
+    return F.pad(draft_logits, (0, missing), value=-torch.inf) if missing > 0 else draft_logits[:, :vocabulary]

@@ -15,7 +15,8 @@ from tiny import tiny_model
 
 from benchctl.decoding.loop import Generation, Limits, decode
 from benchctl.decoding.sampling import Sampling
-from benchctl.decoding.target import Target, TargetTokenizer
+from benchctl.decoding.target import Target
+from benchctl.decoding.tokenizer import TargetTokenizer
 from benchctl.registry import build
 
 VOCABULARY = 24  # small, so that texts repeat themselves and drafts are right now and then

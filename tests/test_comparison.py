@@ -137,7 +137,7 @@ def test_a_sound_run_has_no_cautions(tmp_path: Path) -> None:
     ("changes", "caution"),
     [
         ({"suites": (replace(KOALA, source="embedded"),)}, "koala: embedded samples .*--source published"),
-        ({"suites": (replace(KOALA, prompts=30),)}, "run.jsonl has all of 20 of 30 prompts: .*--resume"),
+        ({"suites": (replace(KOALA, prompts=30),)}, "run.jsonl has 20 of 30 prompts in full: .*--resume"),
         ({"machine": {"cores": 2, "load_average": [1.9, 0.0, 0.0]}}, r"busy at the start \(load 1.9 on 2 cores"),
         ({"methods": (*RUN.methods, method("medusa", unsupported="no heads"))}, "medusa was not measured: no heads"),
     ],
@@ -152,7 +152,7 @@ def test_what_a_run_says_of_itself_leads_to_a_caution(tmp_path: Path, changes: d
 def test_a_prompt_whose_last_repeat_was_cut_off_is_not_finished(tmp_path: Path) -> None:
     rows = usual_rows()
     (found,) = cautions(_group(tmp_path, (rows + [replace(row, repeat=1) for row in rows])[:-1]))
-    assert "run.jsonl has all of 19 of 20 prompts" in found
+    assert "run.jsonl has 19 of 20 prompts in full" in found
 
 
 def test_a_lossy_method_that_writes_less_is_not_praised_for_its_speed_up(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_an_exact_method_with_a_lossy_answer_is_called_a_bug(tmp_path: Path) -> 
 
 def test_failures_few_prompts_and_one_repeat_are_told(tmp_path: Path) -> None:
     rows = [baseline_row("p0"), drafted_row("p0"), baseline_row("p1"), failed(drafted_row("p1"), "out of memory")]
-    run = replace(RUN, suites=(replace(KOALA, prompts=2),))
+    run = replace(RUN, suites=(replace(KOALA, prompts=2),), methods=RUN.methods[:2], repeats=1)
     failures, few, once = cautions(_group(tmp_path, rows, run))
     assert f"{DRAFTED} failed on 1 generation, first on koala/p1: out of memory" in failures
     assert few == "1 prompt cannot stand for a suite: raise --limit to 10 or more."
@@ -183,4 +183,4 @@ def test_runs_of_different_versions_are_compared_with_a_caution(tmp_path: Path) 
     one = write(tmp_path / "1.jsonl", usual_rows())
     two = write(tmp_path / "2.jsonl", usual_rows(), replace(RUN, versions={"torch": "3"}))
     (group,) = compare([read(one), read(two)])
-    assert "the runs differ in versions" in cautions(group)[0]
+    assert any("the runs differ in versions" in caution for caution in cautions(group))

@@ -17,13 +17,11 @@ def test_a_tree_knows_its_depths_and_children() -> None:
     assert draft.children(ROOT) == [0, 2]
     assert draft.children(0) == [1]
     assert draft.children(1) == []
-    assert not draft.is_chain
 
 
 def test_a_chain_is_the_tree_with_one_branch() -> None:
     draft = Draft.chain([4, 4, 8])
     assert (draft.tokens, draft.parents) == ((4, 4, 8), (ROOT, 0, 1))
-    assert draft.is_chain
     assert draft.depths == (1, 2, 3)
 
 
@@ -36,7 +34,6 @@ def test_a_chain_keeps_the_distributions_its_tokens_were_drawn_from() -> None:
 def test_an_empty_draft_has_no_depth() -> None:
     for draft in (Draft(), Draft.chain([])):
         assert (len(draft), draft.depth, draft.depths, draft.children(ROOT)) == (0, 0, (), [])
-        assert draft.is_chain
 
 
 def test_scratch_rows_are_nobody_s_children_and_do_not_count_as_depth() -> None:

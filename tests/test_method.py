@@ -10,9 +10,10 @@ import pytest
 import torch
 from tiny import tiny_target
 
+from benchctl.decoding.adaptive import View
 from benchctl.decoding.draft import ROOT, Draft
 from benchctl.decoding.loop import Generation, Limits, decode
-from benchctl.decoding.method import Context, Outcome, Speculative, View
+from benchctl.decoding.method import Context, Outcome, Speculative
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.target import Target
 

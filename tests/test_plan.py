@@ -11,8 +11,9 @@ from oracles import ExitRule, exit_answer
 from runs import LAYERS, Pair, pair, prompt_of, run
 from torch import Tensor
 
+from benchctl.decoding.adaptive import View
 from benchctl.decoding.loop import Generation
-from benchctl.decoding.method import Context, View
+from benchctl.decoding.method import Context
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.stream import Stream
 from benchctl.methods.early_exit import EarlyExit

@@ -6,7 +6,7 @@ from itertools import combinations, product
 from pathlib import Path
 
 import pytest
-from fixtures_records import DRAFTED, RUN, baseline_row, drafted_row, failed, method, usual_rows, write
+from fixtures_records import DRAFTED, KOALA, RUN, baseline_row, drafted_row, failed, method, usual_rows, write
 
 from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.placing import Box, Label, place
@@ -42,6 +42,12 @@ def test_the_plot_names_methods_target_device_and_baseline(tmp_path: Path) -> No
         "frontier (faded: beaten by another)",
     ):
         assert text in texts, text
+
+
+def test_the_plot_says_that_prompts_are_an_embedded_sample(tmp_path: Path) -> None:
+    out = tmp_path / "plot.svg"
+    pareto(_groups(tmp_path, usual_rows(), replace(RUN, suites=(replace(KOALA, source="embedded"),))), out)
+    assert "koala (embedded): 20 prompts" in _texts(out)
 
 
 def test_a_broken_claim_is_not_drawn_as_lossless(tmp_path: Path) -> None:

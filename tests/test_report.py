@@ -44,7 +44,7 @@ def _figures(tmp_path: Path, rows: list[Row] | None = None, run: Run = RUN) -> d
 
 def test_the_table_holds_every_figure_and_names_the_baseline(tmp_path: Path) -> None:
     text = _text(tmp_path, rows=[baseline_row("p0"), drafted_row("p0"), baseline_row("p1"), drafted_row("p1")])
-    assert "Baseline autoregressive on reference (12 layers), float32, cpu, 1 thread" in text
+    assert "Baseline autoregressive on reference (12 layers), eager executor, float32, cpu, 1 thread" in " ".join(text.split())
     lines = [line.split() for line in text.splitlines() if line.startswith("two_model")]
     assert lines[0] == ["two_model", "1.67x", "[1.67,", "1.67]", "2.00x", "1.5", "500.00", "2000.0", "2"]
     assert lines[1] == ["two_model", "2.00", "1.00", "0.333", "1.000"]
@@ -99,6 +99,12 @@ def test_markdown_is_one_table_per_suite_with_as_many_cells_in_each_line(tmp_pat
     assert len(table) == 2 + 3
     assert len({line.count("|") for line in table}) == 1
     assert f"| `{DRAFTED}` | 1.59x [" in text
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_no_format_lets_an_embedded_sample_pass_for_the_published_suite(tmp_path: Path, format: Format) -> None:
+    text = _text(tmp_path, format, run=replace(RUN, suites=(replace(KOALA, source="embedded"),)))
+    assert "embedded" in text
 
 
 @pytest.mark.parametrize("format", ["table", "md"])

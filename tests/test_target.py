@@ -9,7 +9,8 @@ import pytest
 import torch
 from tiny import VARIANTS, tiny_folder, tiny_target, tiny_tokenizer
 
-from benchctl.decoding.target import Target, TargetTokenizer, load_tokenizer
+from benchctl.decoding.target import Target
+from benchctl.decoding.tokenizer import TargetTokenizer, load_tokenizer
 from benchctl.errors import UserError
 
 MESSAGES = [{"role": "user", "content": "Once upon"}, {"role": "assistant", "content": "a time"}]

@@ -12,7 +12,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
-from benchctl.decoding.target import Target, TargetTokenizer
+from benchctl.decoding.target import Target
+from benchctl.decoding.tokenizer import TargetTokenizer
 
 VOCABULARY = 96
 

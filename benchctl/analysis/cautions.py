@@ -72,7 +72,7 @@ def _unfinished(group: Group) -> Iterator[str]:
         asked = sum(suite.prompts for suite in file.run.suites)
         finished = _finished(group.frame[group.frame["file"] == number], file.run)
         if finished < asked:
-            yield f"{file.path} has all of {finished} of {_count(asked, 'prompt')}: continue its run with --resume."
+            yield f"{file.path} has {finished} of {_count(asked, 'prompt')} in full: continue its run with --resume."
 
 
 def _finished(frame: pd.DataFrame, run: Run) -> int:

@@ -79,6 +79,11 @@ class Group:
     def pooled(self) -> SuiteFigures:
         return self.suites[-1]
 
+    def title(self, figures: SuiteFigures) -> str:
+        """The suite's name, with "(embedded)" for a sample, so that nobody takes it for the published prompts."""
+        embedded = {suite.name for suite in self.run.suites if suite.source == "embedded"}
+        return f"{figures.suite} (embedded)" if figures.suite in embedded else figures.suite
+
     @property
     def methods(self) -> tuple[MethodInfo, ...]:
         """Every method of the group's runs by its label, the baseline first."""

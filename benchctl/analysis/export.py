@@ -16,7 +16,10 @@ Document = dict[str, object]
 def to_csv(groups: Sequence[Group]) -> str:
     """One line per group, suite and method. Empty where there is no value; units stand in the names of the columns."""
     lines = [
-        {"group": number, "suite": suite.suite, "baseline": group.run.baseline, **_flat(method)}
+        {
+            **{"group": number, "suite": suite.suite, "source": _source(group, suite)},
+            **{"baseline": group.run.baseline, **_flat(method)},
+        }
         for number, group in enumerate(groups, 1)
         for suite in group.suites
         for method in suite.methods
@@ -66,12 +69,19 @@ def _group(group: Group) -> Document:
         "machine": dict(run.machine),
         "differs_from_first_group": [asdict(difference) for difference in group.differs],
         "cautions": list(cautions(group)),
-        "suites": [_suite(suite) for suite in group.suites],
+        "suites": [_suite(group, suite) for suite in group.suites],
     }
 
 
-def _suite(suite: SuiteFigures) -> Document:
-    return {"suite": suite.suite, "methods": [_method(method) for method in suite.methods]}
+def _source(group: Group, figures: SuiteFigures) -> str:
+    """Where the prompts came from: published, embedded or file; all of them for all suites together."""
+    sources = {suite.name: suite.source for suite in group.run.suites}
+    return sources.get(figures.suite) or "+".join(sorted(set(sources.values())))
+
+
+def _suite(group: Group, suite: SuiteFigures) -> Document:
+    methods = [_method(method) for method in suite.methods]
+    return {"suite": suite.suite, "source": _source(group, suite), "methods": methods}
 
 
 def _method(method: MethodFigures) -> Document:

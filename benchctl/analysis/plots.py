@@ -181,7 +181,8 @@ def _describe(axes: Axes, group: Group) -> None:
     prompts = max(method.prompts for method in group.pooled.methods)
     lines = [
         f"{run.target.name} on {run.device}, {run.dtype}, threads: {run.threads}, baseline: {run.baseline}",
-        f"{', '.join(suite.suite for suite in suites)}: {prompts} prompts, up to {run.max_new_tokens} new tokens",
+        f"{', '.join(group.title(suite) for suite in suites)}: {prompts} prompt{'s' if prompts != 1 else ''}, "
+        f"up to {run.max_new_tokens} new tokens",
     ]
     if group.differs:
         differing = "; ".join(f"{found.field} is {found.other}" for found in group.differs)

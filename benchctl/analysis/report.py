@@ -189,7 +189,7 @@ def _table(block: _Block, group: Group) -> Table:
         table.add_column(_at_bottom(column.title.split(), lines), justify="right", no_wrap=True)
     for suite in group.suites:
         if len(group.suites) > 1:
-            table.add_row(Text(suite.suite, style="italic"))
+            table.add_row(Text(group.title(suite), style="italic"))
         for method in suite.methods:
             table.add_row(
                 Text("\n ".join(method.label_lines)), *(Text(column.cell(method)) for column in block.columns)
@@ -210,7 +210,7 @@ def _markdown_parts(groups: Sequence[Group], group: Group) -> Iterator[str]:
     yield from _heading(groups, group)
     columns = [column for block in _blocks(group.run) for column in block.columns]
     for suite in group.suites:
-        yield f"**{suite.suite}**"
+        yield f"**{group.title(suite)}**"
         lines = [["method", *(column.title for column in columns)], ["---", *("---:" for _ in columns)]]
         lines += [[f"`{method.label}`", *(column.cell(method) for column in columns)] for method in suite.methods]
         yield "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -18,7 +18,8 @@ class Draft:
     tokens      [rows] proposed token ids
     parents     [rows] the row each one continues, ROOT for children of the root; a parent precedes its children
     scratch     [rows] True for rows that only ride along: never accepted, their logits go back to the drafter
-    probs       [rows, vocabulary] the distribution each token was really drawn from, None for deterministic drafts
+    probs       [rows, vocabulary] the distribution each token was really drawn from, None for deterministic drafts;
+                for siblings without replacement the one before any of them was removed
     replacement whether siblings were drawn independently (True) or without replacement (False)
 
     Siblings are tried in row order. Raises ValueError for a parent that does not precede its child.
@@ -53,10 +54,6 @@ class Draft:
 
     def is_scratch(self, row: int) -> bool:
         return bool(self.scratch) and self.scratch[row]
-
-    @cached_property
-    def is_chain(self) -> bool:
-        return all(parent == row - 1 for row, parent in enumerate(self.parents))
 
     @cached_property
     def depths(self) -> tuple[int, ...]:

@@ -31,6 +31,8 @@ def check_family(config: Any) -> None:
     """UserError unless the configuration is of a family, and of a variant, this forward reproduces."""
     if config.model_type not in FAMILIES:
         raise UserError(f"models of type {config.model_type!r} are not supported; known: {', '.join(FAMILIES)}")
+    if getattr(config, "quantization_config", None):
+        raise UserError("quantised checkpoints are not supported; name the unquantised model")
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "dynamic":
         raise UserError("rope type 'dynamic' is not supported: its keys change with the length of the text")
@@ -111,7 +113,7 @@ def _read_attention(module: Any, config: Any, index: int, fast: bool, rotated: i
         query_norm=_read_head_norm(module, "q_norm", config, order, 1 if per_head else heads),
         key_norm=_read_head_norm(module, "k_norm", config, order, 1 if per_head else kv_heads),
         norm_per_head=per_head,
-        clip=getattr(config, "clip_qkv", None),
+        clip=config.clip_qkv if config.model_type == "olmoe" else None,
         window=_window(config, index),
     )
 
@@ -131,13 +133,10 @@ def _read_head_norm(module: Any, name: str, config: Any, order: list[int], copie
 
 
 def _window(config: Any, index: int) -> int | None:
-    """Sliding window of a layer. Qwen's list of layer types decides where it exists; elsewhere it holds for all."""
-    types = getattr(config, "layer_types", None)
-    if types is not None and types[index] != "sliding_attention":
-        return None
-    if types is None and config.model_type in ("llama", "gemma", "qwen2", "qwen3", "olmoe"):
-        return None
-    return getattr(config, "sliding_window", None)
+    """Sliding window of a layer: Qwen heeds its list of layer types, Mistral and kin only the width, others neither."""
+    if config.model_type in ("qwen2", "qwen3"):
+        return config.sliding_window if config.layer_types[index] == "sliding_attention" else None
+    return config.sliding_window if config.model_type in ("mistral", "mixtral", "phi3") else None
 
 
 def _fused(module: Any, whole: str, parts: tuple[str, ...]) -> tuple[Tensor, Tensor | None]:
@@ -166,5 +165,5 @@ def _read_experts(module: Any, config: Any) -> Experts:
         down=module.experts.down_proj.detach(),
         act=_ACTIVATIONS[_activation_name(config)],
         top_k=config.num_experts_per_tok,
-        renormalise=getattr(config, "norm_topk_prob", True),
+        renormalise=getattr(module.gate, "norm_topk_prob", True),
     )

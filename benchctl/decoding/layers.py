@@ -18,7 +18,6 @@ from benchctl.decoding.kernels import Linear, Norm
 
 # Up to this many rows two batched products beat the fused kernel, whose set-up costs more than the work.
 _FEW_ROWS = 16
-_NOTHING = torch.zeros(1)  # stands where baddbmm wants a summand that beta=0 ignores
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,10 @@ class Mlp:
     down: Linear
     act: Callable[[Tensor], Tensor]
 
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return (self.gate_up.weight, self.down.weight)
+
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         both = self.gate_up(x)
         width = self.down.in_features
@@ -62,6 +65,10 @@ class Experts:
     act: Callable[[Tensor], Tensor]
     top_k: int
     renormalise: bool
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return (self.router, self.gate_up, self.down)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and indices [rows, top_k] of the experts each row goes to."""
@@ -121,11 +128,14 @@ class Layout:
         else:
             index = torch.tensor(list(positions[skip:]), device=rotary.device)
         self.rotary = rotary[index].unsqueeze(1)
+        if self.rotary.shape[0] != self.rows:
+            raise ValueError(f"rows reach position {max(positions)}, beyond the context of {rotary.shape[0]}")
+        self._last = positions[-1] if ancestors is None else max(positions)
         self._bias: dict[int | None, Tensor | None] = {}
 
     def bias(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
         """[rows, slots] 0 where a row may look and -inf elsewhere; None when every row may see everything."""
-        if window is not None and max(self._positions) < window:
+        if window is not None and self._last < window:
             window = None
         if window not in self._bias:
             self._bias[window] = self._build(window, dtype)
@@ -195,8 +205,8 @@ def _mix_few(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor
         grouped = queries.reshape(kv_heads, groups, head_dim)
     else:
         grouped = queries.view(rows, kv_heads, groups, head_dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
-    if bias is None:
-        scores = torch.baddbmm(_NOTHING.to(values), grouped, keys.transpose(1, 2), beta=0, alpha=attention.scale)
+    if bias is None:  # beta=0 ignores the summand
+        scores = torch.baddbmm(queries.new_empty(1), grouped, keys.transpose(1, 2), beta=0, alpha=attention.scale)
     else:
         wide = bias if rows == 1 else bias.repeat(groups, 1)
         scores = torch.baddbmm(wide, grouped, keys.transpose(1, 2), alpha=attention.scale)

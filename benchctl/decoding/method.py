@@ -1,18 +1,17 @@
-"""What a method is: how it starts, what one step does, and the two families that do most of the work for it."""
+"""What a method is: how it starts, what one step does, and the family of methods that draft and verify."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from benchctl.decoding.draft import ROOT, Draft
-from benchctl.decoding.sampling import Sampling
+from benchctl.decoding.draft import Draft
+from benchctl.decoding.sampling import Sampling, draw
 from benchctl.decoding.stream import Stream
 from benchctl.decoding.target import Target
 from benchctl.decoding.verify import Verdict, verify_greedy, verify_rejection
@@ -28,7 +27,7 @@ class Step:
     drafted   tokens along the deepest branch of the draft
     accepted  drafted tokens kept
     rows      rows the step brought to the target: the root and its draft
-    layers    layers run for each committed token
+    layers    layers run by the step for each committed token; those of earlier tokens that were put off count when run
     """
 
     tokens: tuple[int, ...]
@@ -58,6 +57,28 @@ class Context:
     def pick(self, logits: Tensor) -> int:
         """The next token for logits [1, vocabulary]: the argmax, or one drawn."""
         return self.sampling.draw(logits, self.generator)
+
+
+class Chain:
+    """A chain being drafted: tokens chosen as the run chooses them, and the distributions they were drawn from."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._probs: list[Tensor] = []
+        self.tokens: list[int] = []
+
+    def add(self, draft_logits: Tensor) -> int:
+        """The token proposed for draft logits [1, vocabulary]."""
+        sampling = self._context.sampling
+        if sampling.greedy:
+            self.tokens.append(int(draft_logits.argmax(-1).item()))
+        else:
+            self._probs.append(sampling.probs(draft_logits))
+            self.tokens.append(draw(self._probs[-1][0], self._context.generator))
+        return self.tokens[-1]
+
+    def draft(self) -> Draft:
+        return Draft.chain(self.tokens, torch.cat(self._probs) if self._probs else None)
 
 
 class Method(ABC):
@@ -133,94 +154,3 @@ class Speculative(Method):
         tokens = (*(draft.tokens[row] for row in verdict.path), verdict.next_token)
         depth = context.target.layers
         return Step(tokens, draft.depth, len(verdict.path), 1 + len(draft), (depth,) * len(tokens))
-
-
-class View:
-    """One row at a possible exit: its residual after ``layer`` layers, the one before, and logits made on demand."""
-
-    def __init__(self, layer: int, state: Tensor, previous: Tensor | None, head: Callable[[Tensor], Tensor]) -> None:
-        self.layer = layer
-        self.state = state
-        self._previous = previous
-        self._head = head
-
-    @property
-    def previous(self) -> Tensor:
-        """[1, width]; only there for methods that set ``compares_states``."""
-        if self._previous is None:
-            raise ValueError("set compares_states to be given the state of the layer before")
-        return self._previous
-
-    @cached_property
-    def logits(self) -> Tensor:
-        """[1, vocabulary] logits of the exit head."""
-        return self._head(self.state)
-
-
-class AdaptiveDepth(Method):
-    """One token per step, at a depth chosen on the way; or the same rule as a drafter that the full model verifies.
-
-    ``kv_policy`` says what layers above an exit hold of a token: ``propagate`` writes the keys and values of the frozen
-    state (CALM), ``deferred_exact`` computes the missing layers later, together with the next token that goes deeper.
-    """
-
-    compares_states: ClassVar[bool] = False
-
-    @abstractmethod
-    def exit_layers(self, target: Target) -> tuple[int, ...]:
-        """Layer counts after which a token may leave, ascending, all below the target's depth."""
-
-    @abstractmethod
-    def decide(self, context: Context, view: View) -> bool:
-        """Whether the row leaves here."""
-
-    def exit_head(self, target: Target, layer: int, state: Tensor) -> Tensor:
-        """Logits [1, vocabulary] of a state that leaves after ``layer`` layers; the target's own head by default."""
-        return target.head(state)
-
-    def climb(self, context: Context) -> View:
-        """Run the last pushed row upwards until it leaves or reaches the last layer."""
-        stream, target = context.stream, context.target
-        for layer in self.exit_layers(target):
-            previous = self._advance(stream, layer)
-            view = View(layer, stream.states[-1:], previous, partial(self.exit_head, target, layer))
-            if self.decide(context, view):
-                return view
-        stream.advance()
-        return View(target.layers, stream.states[-1:], None, target.head)
-
-    def _advance(self, stream: Stream, layer: int) -> Tensor | None:
-        previous = None
-        if self.compares_states:
-            stream.advance(layer - 1)
-            previous = stream.states[-1:]
-        stream.advance(layer)
-        return previous
-
-    def exit_step(self, context: Context, kv_policy: Literal["propagate", "deferred_exact"]) -> Step:
-        """One token, from wherever its row leaves."""
-        stream = context.stream
-        stream.push(context.tokens[-1:])
-        view = self.climb(context)
-        token = context.pick(view.logits)
-        if kv_policy == "propagate" and view.layer < context.target.layers:
-            stream.fill(view.layer)
-        stream.keep(range(stream.rows))
-        return Step((token,), 0, 0, 1, (view.layer,))
-
-    def draft_by_exits(self, context: Context, budget: int) -> Draft:
-        """A chain proposed by the exits; its rows stay at the layer where they left until verification takes over."""
-        tokens: list[int] = []
-        probs: list[Tensor] = []
-        for _ in range(budget):
-            view = self.climb(context)
-            if context.sampling.greedy:
-                tokens.append(int(view.logits.argmax(-1).item()))
-            else:
-                probs.append(context.sampling.probs(view.logits))
-                tokens.append(int(torch.multinomial(probs[-1][0], 1, generator=context.generator).item()))
-            context.stream.push(tokens[-1:])
-        return Draft.chain(tokens, torch.cat(probs) if probs else None)
-
-
-__all__ = ["ROOT", "AdaptiveDepth", "Context", "Draft", "Method", "Outcome", "Speculative", "Step", "View"]

@@ -30,6 +30,7 @@ class Stream:
         self.base = 0
         self.tokens: list[int] = []
         self._parents: list[int] = []
+        self._is_chain = True
         self._states: Tensor | None = None
 
     @property
@@ -43,7 +44,9 @@ class Stream:
 
     def push(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> None:
         """Add open rows; ``parents`` are indices of open rows, by default each row continues the one before it."""
-        self._parents += range(self.rows - 1, self.rows - 1 + len(tokens)) if parents is None else parents
+        chain = range(self.rows - 1, self.rows - 1 + len(tokens))
+        self._is_chain = self._is_chain and (parents is None or list(parents) == list(chain))
+        self._parents += chain if parents is None else parents
         self.tokens += tokens
 
     @property
@@ -78,6 +81,8 @@ class Stream:
     def fill(self, first: int) -> None:
         """Give layers ``first`` .. the keys and values of the last open row's present state; it runs them no more."""
         start = self.length - 1
+        if self.cache.lengths[first] != start:
+            raise ValueError("earlier rows still wait for these layers; run them before this one is filled in")
         self.target.fill(self.states[-1:], self.cache, first, self._layout(start))
 
     def logits(self, first: int = 0) -> Tensor:
@@ -87,9 +92,12 @@ class Stream:
 
     def keep(self, rows: Sequence[int]) -> None:
         """Commit these open rows (ascending, each the parent of the next) and forget the others."""
-        self.cache.keep(self.base, [self.base + row for row in rows])
         kept = len(rows)
-        # Layers never hold more rows than the ones above them in the text, so the last layer tells what is finished.
+        if self._is_chain and rows == range(self.rows):
+            self._forget_finished()
+            return
+        self.cache.keep(self.base, [self.base + row for row in rows])
+        # A layer never holds more rows than the one below it, so what the last layer holds is finished.
         finished = self.cache.lengths[-1] - self.base
         if finished >= kept:
             self._forget_all(kept)
@@ -98,11 +106,23 @@ class Stream:
         self.tokens = [self.tokens[row] for row in rows][finished:]
         self._parents = list(range(-1, kept - 1 - finished))
         self._states = states[finished:]
+        self._is_chain = True
         self.base += finished
+
+    def _forget_finished(self) -> None:
+        """Keep every row of a chain: those that ran all layers leave the stream, the others wait."""
+        finished = self.cache.lengths[-1] - self.base
+        if finished == self.rows:
+            self._forget_all(finished)
+        elif finished:
+            self._states = self.states[finished:]
+            del self.tokens[:finished]
+            self._parents = list(range(-1, self.rows - 1))
+            self.base += finished
 
     def _forget_all(self, kept: int) -> None:
         self.base += kept
-        self.tokens, self._parents, self._states = [], [], None
+        self.tokens, self._parents, self._states, self._is_chain = [], [], None, True
 
     def truncate(self, length: int) -> None:
         """Go back to the first ``length`` rows of a stream without open rows."""
@@ -121,7 +141,7 @@ class Stream:
 
     def _layout(self, start: int) -> Layout:
         skip = start - self.base
-        if all(parent == row - 1 for row, parent in enumerate(self._parents)):
+        if self._is_chain:
             return self.target.layout(self.base, range(self.base, self.length), skip=skip)
         positions: list[int] = []
         seen: list[list[int]] = []

@@ -1,12 +1,8 @@
-"""The target model: load it, turn text into tokens and back, run rows through its layers.
-
-The only door to transformers.
-"""
+"""The target model: load it, and run rows of one sequence through its layers."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,6 +18,8 @@ from benchctl.decoding.cache import Cache
 from benchctl.decoding.families import check_family, context_tokens, read_layers, read_norm, rotary_table
 from benchctl.decoding.kernels import Linear, may_copy
 from benchctl.decoding.layers import Layer, Layout, fill_layers, run_layers
+from benchctl.decoding.probe import SPLIT, Probe
+from benchctl.decoding.tokenizer import TargetTokenizer, from_pretrained, load_tokenizer
 from benchctl.errors import UserError
 
 DTYPES = {
@@ -30,9 +28,8 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-
-
 _HEAD_ROWS = 8  # the head's kernel depends on the number of rows too; all rows would take much memory
+_HASHED_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -47,70 +44,6 @@ class TargetInfo:
     context_tokens: int
 
 
-class TargetTokenizer:
-    """Text to ids and back, with what the configuration says of context and stop ids; needs no weights."""
-
-    def __init__(self, tokenizer: Any, config: Any, stop_ids: frozenset[int]) -> None:
-        self._tokenizer = tokenizer
-        self.context_tokens = context_tokens(config)
-        self.vocabulary = int(config.vocab_size)
-        self.stop_ids = stop_ids
-
-    @cached_property
-    def sha256(self) -> str:
-        """Hash of the vocabulary and of everything else that decides how text becomes ids."""
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        whole = backend.to_str() if backend is not None else json.dumps(self._tokenizer.get_vocab(), sort_keys=True)
-        return hashlib.sha256(whole.encode()).hexdigest()
-
-    @property
-    def chat_template_sha256(self) -> str:
-        template = self._tokenizer.chat_template
-        return hashlib.sha256(str(template).encode()).hexdigest() if template else ""
-
-    def same_vocabulary(self, other: TargetTokenizer) -> bool:
-        """Whether every id means the same text in both, as drafting with another model requires."""
-        return bool(self._tokenizer.get_vocab() == other._tokenizer.get_vocab())
-
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Ids of a conversation that asks for the assistant's next answer.
-
-        Without a chat template the contents are joined by blank lines, after the tokenizer's own first token if any.
-        """
-        if self._tokenizer.chat_template:
-            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-            ids = self._tokenizer.encode(text, add_special_tokens=False)
-        else:
-            ids = self._tokenizer.encode("\n\n".join(message["content"] for message in messages))
-            first = self._tokenizer.bos_token_id
-            ids = ids if first is None or ids[:1] == [first] else [first, *ids]
-        return [int(token) for token in ids]
-
-    def decode_text(self, ids: Sequence[int]) -> str:
-        """Text of ``ids`` without special tokens."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
-
-
-def load_tokenizer(path: str | Path) -> TargetTokenizer:
-    """Tokenizer and configuration of a folder or hub id; UserError when there is none or the family is unknown."""
-    import transformers
-
-    config = _from_pretrained(transformers.AutoConfig, path)
-    check_family(config)
-    tokenizer = _from_pretrained(transformers.AutoTokenizer, path)
-    return TargetTokenizer(tokenizer, config, _stop_ids(path, config, tokenizer))
-
-
-def _from_pretrained(kind: Any, path: str | Path, **options: Any) -> Any:
-    try:
-        return kind.from_pretrained(str(path), **options)
-    except Exception as error:  # a broken folder raises whatever the reader of the broken file happens to raise
-        lines = str(error).strip().splitlines() or ["no reason given"]
-        reason = lines[0] if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {lines[0]}"
-        hint = "" if Path(path).is_dir() else " (a hub id needs network; a local model is named by its folder)"
-        raise UserError(f"cannot load {path}: {reason}{hint}") from error
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     """transformers without progress bars, and afterwards as it was."""
@@ -123,20 +56,6 @@ def _quiet() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-
-
-def _stop_ids(path: str | Path, config: Any, tokenizer: Any) -> frozenset[int]:
-    """Every id that ends an answer: generation configuration first, as transformers' generate does."""
-    import transformers
-
-    try:
-        found = transformers.GenerationConfig.from_pretrained(str(path)).eos_token_id
-    except OSError:
-        found = None
-    for value in (found, config.eos_token_id, tokenizer.eos_token_id):
-        if value is not None:
-            return frozenset(value if isinstance(value, list) else [value])
-    return frozenset()
 
 
 class Target:
@@ -162,19 +81,41 @@ class Target:
 
     @classmethod
     def load(cls, path: str | Path, *, dtype: str = "float32", device: str = "cpu") -> Target:
-        """Load a folder or hub id of a supported family in ``dtype`` onto ``device``; UserError when that fails."""
+        """Load a folder or hub id of a supported family in ``dtype`` onto ``device``.
+
+        Raises UserError where that fails, and where this forward does not say what transformers' own says.
+        """
         import transformers
 
         tokenizer = load_tokenizer(path)
-        folder = Path(path) if Path(path).is_dir() else None
+        local = Path(path).is_dir()
         # Reading a local folder takes no time worth a bar; a download keeps its own.
-        with _quiet() if folder else nullcontext():
-            options = {"dtype": DTYPES[dtype], "output_loading_info": True}
-            model, info = _from_pretrained(transformers.AutoModelForCausalLM, path, **options)
+        with _quiet() if local else nullcontext():
+            options = {"dtype": DTYPES[dtype], "output_loading_info": True, "experts_implementation": "eager"}
+            model, info = from_pretrained(transformers.AutoModelForCausalLM, path, **options)
         if info["missing_keys"]:
             names = sorted(info["missing_keys"])
             raise UserError(f"{path} lacks {len(names)} weights of its configuration, such as {names[0]}; get it anew")
-        return cls(model.to(device).eval(), tokenizer, folder)
+        folder = Path(path) if local else Path(transformers.utils.cached_file(str(path), "config.json")).parent
+        model = model.to(device).eval()
+        probe = Probe.take(model)
+        target = cls(model, tokenizer, folder)
+        del model
+        if (error := probe.error(target._probe_logits)) is not None:
+            raise UserError(
+                f"{path}: logits differ from those of transformers by {error:.2g} of their spread; this variant of "
+                f"{target.config.model_type!r} is not supported, or its weights overflow {dtype}: try another --dtype"
+            )
+        return target
+
+    def _probe_logits(self, ids: list[int]) -> Tensor:
+        """Logits [rows, vocabulary] of ``ids``, run in two parts."""
+        cache, parts = self.new_cache(len(ids)), []
+        for start, part in ((0, ids[:SPLIT]), (SPLIT, ids[SPLIT:])):
+            if part:
+                layout = self.layout(start, range(start, start + len(part)))
+                parts.append(self.head(self.run(self.embed(part), cache, 0, self.layers, layout)))
+        return torch.cat(parts)
 
     @property
     def tokenizer(self) -> TargetTokenizer:
@@ -207,15 +148,26 @@ class Target:
 
     @cached_property
     def weights_sha256(self) -> str:
-        """Hash over the weight files of a local folder; of the embedding and head where there is no folder."""
+        """Hash of the weights and of the configuration that says how they are read; of all tensors without a folder."""
         digest = hashlib.sha256()
         files = sorted(self._folder.glob("*.safetensors")) if self._folder is not None else []
-        for file in files:
-            digest.update(file.read_bytes())
-        if not files:
-            for tensor in (self.embedding, self.lm_head.weight, self.final_norm.gain):
+        if self._folder is None or not files:
+            for tensor in self._tensors():
                 digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            return digest.hexdigest()
+        for file in (*files, self._folder / "config.json"):
+            with file.open("rb") as stream:
+                while block := stream.read(_HASHED_AT_ONCE):
+                    digest.update(block)
         return digest.hexdigest()
+
+    def _tensors(self) -> Iterator[Tensor]:
+        """Every weight this forward uses."""
+        yield from (self.embedding, self.lm_head.weight, self.final_norm.gain)
+        for block in self.blocks:
+            yield from (block.attention_norm.gain, block.attention.qkv.weight, block.attention.out.weight)
+            yield block.mlp_norm.gain
+            yield from block.mlp.weights
 
     def new_cache(self, tokens: int) -> Cache:
         """An empty cache with room for ``tokens`` rows per layer."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from benchctl import packs, registry
 from benchctl.decoding.method import Method
-from benchctl.decoding.target import TargetTokenizer, load_tokenizer
+from benchctl.decoding.tokenizer import TargetTokenizer, load_tokenizer
 from benchctl.errors import UserError
 from benchctl.measuring.settings import ModelSettings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from benchctl.decoding.target import TargetTokenizer
+from benchctl.decoding.tokenizer import TargetTokenizer
 from benchctl.errors import UserError
 from benchctl.measuring.conversation import messages
 from benchctl.measuring.prompts import Prompt, Suite

@@ -28,7 +28,7 @@ from benchctl.training.trainer import Data, Progress, Trainer, TrainSettings
 Clock = Callable[[], float]
 Report = Callable[[Progress], None]
 
-DRAFT_STAGES = (Stage(0.4, 256, 16), Stage(1.0, 256, 16))
+DRAFT_STAGES = (Stage(0.3, 256, 16), Stage(1.0, 256, 16))
 OWN_ANSWER_TOKENS = 160
 HELD_OUT_PROMPTS = 128
 LONGEST_PROMPT = 200

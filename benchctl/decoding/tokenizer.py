@@ -1,0 +1,99 @@
+"""A target's tokenizer: text to ids and back, and what the configuration says of context and stop ids."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from benchctl.decoding.families import check_family, context_tokens
+from benchctl.errors import UserError
+
+
+class TargetTokenizer:
+    """Text to ids and back, with what the configuration says of context and stop ids; needs no weights."""
+
+    def __init__(self, tokenizer: Any, config: Any, stop_ids: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self.context_tokens = context_tokens(config)
+        self.vocabulary = int(config.vocab_size)
+        self.stop_ids = stop_ids
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of the vocabulary and of everything else that decides how text becomes ids."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        whole = backend.to_str() if backend is not None else json.dumps(self._tokenizer.get_vocab(), sort_keys=True)
+        return hashlib.sha256(whole.encode()).hexdigest()
+
+    @property
+    def chat_template_sha256(self) -> str:
+        template = self._tokenizer.chat_template
+        return hashlib.sha256(str(template).encode()).hexdigest() if template else ""
+
+    def same_vocabulary(self, other: TargetTokenizer) -> bool:
+        """Whether every id means the same text in both, as drafting with another model requires."""
+        return bool(self._tokenizer.get_vocab() == other._tokenizer.get_vocab())
+
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Ids of a conversation that asks for the assistant's next answer.
+
+        Without a chat template the contents are joined by blank lines, after the tokenizer's own first token if any.
+        """
+        if self._tokenizer.chat_template:
+            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            ids = self._tokenizer.encode(text, add_special_tokens=False)
+        else:
+            ids = self._tokenizer.encode("\n\n".join(message["content"] for message in messages))
+            first = self._tokenizer.bos_token_id
+            ids = ids if first is None or ids[:1] == [first] else [first, *ids]
+        return [int(token) for token in ids]
+
+    def decode_text(self, ids: Sequence[int]) -> str:
+        """Text of ``ids`` without special tokens."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def load_tokenizer(path: str | Path) -> TargetTokenizer:
+    """Tokenizer and configuration of a folder or hub id; UserError when there is none or the family is unknown."""
+    import transformers
+
+    config = from_pretrained(transformers.AutoConfig, path)
+    check_family(config)
+    tokenizer = from_pretrained(transformers.AutoTokenizer, path)
+    return TargetTokenizer(tokenizer, config, _stop_ids(path, config, tokenizer))
+
+
+def from_pretrained(kind: Any, path: str | Path, **options: Any) -> Any:
+    try:
+        return kind.from_pretrained(str(path), **options)
+    except Exception as error:  # a broken folder raises whatever the reader of the broken file happens to raise
+        lines = str(error).strip().splitlines() or ["no reason given"]
+        reason = lines[0] if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {lines[0]}"
+        hint = "" if Path(path).is_dir() else " (a hub id needs network; a local model is named by its folder)"
+        raise UserError(f"cannot load {path}: {reason}{hint}") from error
+
+
+def _stop_ids(path: str | Path, config: Any, tokenizer: Any) -> frozenset[int]:
+    """Every id that ends an answer: generation configuration first, as transformers' generate does."""
+    for value in (_generation_stop(Path(path)), config.eos_token_id, tokenizer.eos_token_id):
+        if value is not None:
+            return frozenset(value if isinstance(value, list) else [value])
+    return frozenset()
+
+
+def _generation_stop(path: Path) -> Any:
+    """What the generation configuration says, None where there is none; a broken one is an error."""
+    import transformers
+
+    if path.is_dir():
+        if not (path / "generation_config.json").is_file():
+            return None
+        return from_pretrained(transformers.GenerationConfig, path).eos_token_id
+    try:
+        return transformers.GenerationConfig.from_pretrained(str(path)).eos_token_id
+    except OSError:  # a repository without the file
+        return None
