@@ -207,12 +207,18 @@ class ExitRule:
 
 
 def exit_drafter(naive: Naive, rule: ExitRule, draft_tokens: int) -> Drafter:
-    """Guesses of the exits; a guess never changes what the next one sees of the layers below its exit."""
+    """Guesses of the exits, up to the first row that reaches the last layer: its token is the target's own.
+
+    A guess never changes what the next one sees of the layers below its exit.
+    """
 
     def draft(text: list[int], budget: int) -> list[int]:
         proposal: list[int] = []
         for _ in range(min(draft_tokens, budget)):
-            proposal.append(rule.choose(naive, [*text, *proposal])[0])
+            token, layer = rule.choose(naive, [*text, *proposal])
+            if layer == naive.layers:
+                break
+            proposal.append(token)
         return proposal
 
     return draft
@@ -220,10 +226,11 @@ def exit_drafter(naive: Naive, rule: ExitRule, draft_tokens: int) -> Drafter:
 
 @dataclass(frozen=True)
 class ExitAnswer:
-    """tokens, and the layers run for each of them, the prefill token first."""
+    """tokens, the layer each of them left at, and the layers its step ran, put-off ones of earlier tokens included."""
 
     tokens: list[int]
-    layers: list[int]
+    exits: list[int]
+    ran: list[int]
 
 
 def exit_answer(naive: Naive, prompt: Sequence[int], limit: int, rule: ExitRule, propagate: bool) -> ExitAnswer:
@@ -237,4 +244,16 @@ def exit_answer(naive: Naive, prompt: Sequence[int], limit: int, rule: ExitRule,
         token, layer = rule.choose(naive, text, depths if propagate else None)
         text.append(token)
         depths.append(layer)
-    return ExitAnswer(text[len(prompt) :], depths[len(prompt) - 1 :])
+    exits = depths[len(prompt) - 1 :]
+    return ExitAnswer(text[len(prompt) :], exits, exits if propagate else _caught_up(exits, len(prompt)))
+
+
+def _caught_up(exits: Sequence[int], prompt_tokens: int) -> list[int]:
+    """Layers each step runs where layers are put off: a step that goes deeper takes every earlier row along."""
+    depths = [exits[0]] * prompt_tokens
+    ran = [exits[0]]
+    for layer in exits[1:]:
+        depths.append(0)
+        ran.append(sum(max(0, layer - depth) for depth in depths))
+        depths = [max(depth, layer) for depth in depths]
+    return ran

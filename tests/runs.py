@@ -79,6 +79,15 @@ def pair(family: str, seed: int = 0, context_tokens: int = CONTEXT_TOKENS) -> Pa
     return pair_of(model, noisy_copy(model))
 
 
+def with_head_of(model: Any, vocabulary: int) -> Any:
+    """A copy of a transformers model for the first ``vocabulary`` ids only."""
+    twin = copy.deepcopy(model)
+    twin.config.vocab_size = vocabulary
+    for module in (twin.model.embed_tokens, twin.lm_head):
+        module.weight = torch.nn.Parameter(module.weight[:vocabulary].clone(), requires_grad=False)
+    return twin
+
+
 def prompt_of(tokens: int, seed: int = 0) -> list[int]:
     """Random ids; the second half of a longer prompt repeats part of the first, as texts do."""
     generator = torch.Generator().manual_seed(100 * tokens + seed)

@@ -64,7 +64,12 @@ DOORS: dict[str, tuple[str, ...]] = {
     "time": ("benchctl/measuring/clock.py", "benchctl/training/"),
     "torch": ("benchctl/decoding/", "benchctl/measuring/", "benchctl/training/", "methods/"),
     "tokenizers": ("benchctl/decoding/target.py", "benchctl/training/"),
-    "transformers": ("benchctl/decoding/target.py", "benchctl/decoding/tokenizer.py", "benchctl/training/"),
+    "transformers": (
+        "benchctl/decoding/hub.py",
+        "benchctl/decoding/target.py",
+        "benchctl/decoding/tokenizer.py",
+        "benchctl/training/",
+    ),
     "urllib": ("benchctl/measuring/download.py",),
 }
 METHOD_LIBRARIES = {"torch"}

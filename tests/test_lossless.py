@@ -3,8 +3,25 @@
 from __future__ import annotations
 
 import pytest
-from oracles import autoregressive, model_drafter, replay
-from runs import CONTEXT_TOKENS, EXACT, LAYERS, NEW_TOKENS, VOCABULARY, Pair, answer, pair, prompt_of, rounds_of, run
+import torch
+from oracles import Naive, autoregressive, in_float64, model_drafter, noisy_copy, replay
+from runs import (
+    CONTEXT_TOKENS,
+    EXACT,
+    LAYERS,
+    NEW_TOKENS,
+    VOCABULARY,
+    Pair,
+    answer,
+    pair,
+    prompt_of,
+    rounds_of,
+    run,
+    with_head_of,
+)
+from tiny import tiny_model
+
+from benchctl.decoding.target import Target
 
 MODELS = (("llama", 0), ("llama", 1), ("qwen3", 2), ("mixtral", 3), ("mistral_window", 4), ("qwen2_window", 5))
 
@@ -108,3 +125,26 @@ def test_threshold_nought_leaves_at_the_first_exit_and_above_one_never() -> None
         never = run(f"early_exit[threshold=2,exits=2+3,kv_policy={policy}]", models.target, prompt_of(13), 10)
         assert first.layers == (LAYERS,) + (2,) * 9
         assert never.layers == (LAYERS,) * 10
+
+
+@pytest.mark.parametrize("wider", ["draft", "target"])
+def test_heads_padded_to_different_widths_draft_what_they_share(wider: str) -> None:
+    """One tokenizer, padded to 48 in one model and to 56 in the other. The wide draft's own favourites are padding."""
+    wide = in_float64(tiny_model("llama", layers=LAYERS, dtype=torch.float64, vocab_size=56))
+    wide_draft = noisy_copy(wide)
+    wide_draft.lm_head.weight[48:] *= 2.0
+    narrow, narrow_draft = with_head_of(wide, 48), with_head_of(wide_draft, 48)
+    drafts = model_drafter(Naive(narrow_draft), 4, 0.2)
+    prompt = prompt_of(13)
+    expected = autoregressive(Naive(narrow), prompt, NEW_TOKENS)
+    if wider == "target":  # padding is never said by a trained model
+        wide.lm_head.bias = torch.nn.Parameter(torch.tensor([0.0] * 48 + [-1e4] * 8, dtype=torch.float64))
+        target, draft = Target(wide, None), Target(narrow_draft, None)
+    else:
+        target, draft = Target(narrow, None), Target(wide_draft, None)
+        padding = [row for row in range(13, 52) if Naive(wide_draft).argmax([*prompt, *expected][:row]) >= 48]
+        assert len(padding) > 5
+    got = run("two_model[draft_tokens=4,confidence=0.2]", target, prompt, NEW_TOKENS, draft=draft)
+    assert list(got.token_ids) == expected
+    assert rounds_of(got) == replay(prompt, expected, NEW_TOKENS, drafts)
+    assert any(step.accepted > 1 for step in got.steps)

@@ -7,16 +7,21 @@ from typing import Literal
 
 import pytest
 import torch
-from oracles import ExitRule, exit_answer
+from oracles import ExitAnswer, ExitRule, exit_answer
 from runs import LAYERS, Pair, pair, prompt_of, run
 from torch import Tensor
 
 from benchctl.decoding.adaptive import View
+from benchctl.decoding.cache import Cache
+from benchctl.decoding.layers import Layout
 from benchctl.decoding.loop import Generation
 from benchctl.decoding.method import Context
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.stream import Stream
+from benchctl.decoding.target import Target
+from benchctl.errors import UserError
 from benchctl.methods.early_exit import EarlyExit
+from benchctl.registry import build
 
 NEW_TOKENS = 30
 EVERY = tuple(range(1, LAYERS))
@@ -60,10 +65,10 @@ def _run_logged(monkeypatch: pytest.MonkeyPatch, label: str, models: Pair, promp
     return Logged(generation, torch.cat(seen))
 
 
-def _planned_logits(models: Pair, prompt: list[int], generation: Generation, policy: str) -> Tensor:
+def _planned_logits(models: Pair, prompt: list[int], expected: ExitAnswer, policy: str) -> Tensor:
     """[tokens, vocabulary] of one pass over prompt and answer, each token read off where it left."""
-    text = [*prompt, *generation.token_ids[:-1]]
-    depths = [LAYERS] * (len(prompt) - 1) + list(generation.layers)
+    text = [*prompt, *expected.tokens[:-1]]
+    depths = [LAYERS] * (len(prompt) - 1) + expected.exits
     states = models.naive.states(text, depths if policy == "propagate" else None)
     rows = range(len(prompt) - 1, len(text))
     return models.naive.logits(torch.stack([states[depths[row], row] for row in rows]))
@@ -75,38 +80,56 @@ def _planned_logits(models: Pair, prompt: list[int], generation: Generation, pol
 def test_early_exit_equals_its_plan(
     monkeypatch: pytest.MonkeyPatch, options: str, rule: ExitRule, policy: str, family: str, seed: int
 ) -> None:
-    """The layers are those the rule dictates by full recomputation, and the logits are those of one parallel pass."""
+    """Tokens, layers run and logits: of full recomputation, of counting by hand and of one parallel pass."""
     models = pair(family, seed)
     for prompt_tokens in (1, 13):
         prompt = prompt_of(prompt_tokens, seed)
         logged = _run_logged(monkeypatch, _label(options, rule, policy), models, prompt)
         expected = exit_answer(models.naive, prompt, NEW_TOKENS, rule, propagate=policy == "propagate")
-        assert list(logged.generation.layers) == expected.layers
         assert list(logged.generation.token_ids) == expected.tokens
-        planned = _planned_logits(models, prompt, logged.generation, policy)
+        assert list(logged.generation.layers) == expected.ran
+        planned = _planned_logits(models, prompt, expected, policy)
         assert (logged.target_logits - planned).abs().max() < 1e-12
 
 
 def test_mixture_of_experts_equals_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers' router takes its softmax in float32, hence the wider tolerance."""
-    models = pair("mixtral", 3)
+    models, prompt, rule = pair("mixtral", 3), prompt_of(13), ExitRule(EVERY, threshold=0.3)
     for policy in POLICIES:
-        label = _label("", ExitRule(EVERY, threshold=0.3), policy)
-        logged = _run_logged(monkeypatch, label, models, prompt_of(13))
-        planned = _planned_logits(models, prompt_of(13), logged.generation, policy)
-        assert len(set(logged.generation.layers)) > 2
+        logged = _run_logged(monkeypatch, _label("", rule, policy), models, prompt)
+        expected = exit_answer(models.naive, prompt, NEW_TOKENS, rule, propagate=policy == "propagate")
+        planned = _planned_logits(models, prompt, expected, policy)
+        assert len(set(expected.exits)) > 2
         assert (logged.target_logits - planned).abs().max() < 1e-5
 
 
 def test_plan_of_the_other_policy_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """So the comparison can fail: what skipped layers hold of a token matters to the tokens after it."""
-    models = pair("llama")
+    models, prompt, rule = pair("llama"), prompt_of(13), ExitRule(EVERY, threshold=0.3)
     for policy, other in zip(POLICIES, reversed(POLICIES), strict=True):
-        label = _label("", ExitRule(EVERY, threshold=0.3), policy)
-        logged = _run_logged(monkeypatch, label, models, prompt_of(13))
-        assert len(set(logged.generation.layers)) > 2
-        wrong = _planned_logits(models, prompt_of(13), logged.generation, other)
+        logged = _run_logged(monkeypatch, _label("", rule, policy), models, prompt)
+        expected = exit_answer(models.naive, prompt, NEW_TOKENS, rule, propagate=policy == "propagate")
+        assert len(set(expected.exits)) > 2
+        wrong = _planned_logits(models, prompt, expected, other)
         assert (logged.target_logits - wrong).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_layers_reported_are_those_the_target_ran(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+    """Counted where layers run; keys and values alone, of a row that left early, are no layer."""
+    ran: list[int] = []
+    run_layers = Target.run
+
+    def counting(target: Target, rows: Tensor, cache: Cache, first: int, last: int, layout: Layout) -> Tensor:
+        ran.append((last - first) * rows.shape[0])
+        return run_layers(target, rows, cache, first, last, layout)
+
+    monkeypatch.setattr(Target, "run", counting)
+    rule = ExitRule(EVERY, threshold=0.3)
+    generation = run(_label("", rule, policy), pair("llama").target, prompt_of(13), NEW_TOKENS)
+    assert len(set(generation.layers)) > 2
+    assert max(generation.layers) > LAYERS or policy == "propagate"
+    assert sum(ran) == sum(generation.layers) + LAYERS * 12
 
 
 @pytest.mark.parametrize("confidence", ["softmax_gap", "softmax_max"])
@@ -119,3 +142,9 @@ def test_confidence_equal_to_the_threshold_leaves(confidence: Literal["softmax_g
     reached = 0.0 if confidence == "softmax_gap" else 0.5
     assert EarlyExit(confidence=confidence, threshold=reached).decide(context, view)
     assert not EarlyExit(confidence=confidence, threshold=reached + 1e-9).decide(context, view)
+
+
+def test_exits_of_which_min_exit_leaves_none_are_refused_by_name() -> None:
+    with pytest.raises(UserError, match=r"every exit of 2 lies below min_exit 4"):
+        build("early_exit[exits=2,min_exit=4]")
+    assert isinstance(build("early_exit[exits=2+4,min_exit=4]"), EarlyExit)

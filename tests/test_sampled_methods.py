@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 import torch
 from chances import distribution, total_variation
-from tiny import tiny_target
+from tiny import tiny_model, tiny_target
 
 from benchctl.decoding.loop import Limits, decode
 from benchctl.decoding.sampling import Sampling
@@ -36,10 +36,12 @@ def model(seed: int) -> Target:
     return tiny_target("llama", seed=seed, layers=2, vocab_size=VOCABULARY)
 
 
-def generate(label: str) -> tuple[int, ...]:
+def generate(label: str, target: Target | None = None, draft: Target | None = None) -> tuple[int, ...]:
+    """An answer of model 1, with model 2 as draft model, or of others."""
+    target = target or model(1)
     method = build(label)
-    method.prepare(model(1), lambda name: model(2), "the other")
-    generation = decode(method, model(1), PROMPT, Limits(TOKENS), SAMPLING, lambda: 0.0)
+    method.prepare(target, lambda name: draft or model(2), "the other")
+    generation = decode(method, target, PROMPT, Limits(TOKENS), SAMPLING, lambda: 0.0)
     return generation.token_ids
 
 
@@ -72,6 +74,28 @@ def test_there_are_many_answers() -> None:
 @pytest.mark.parametrize("label", LABELS)
 def test_exact_method_samples_from_the_target_s_distribution(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = distribution(lambda chance: generate(label), monkeypatch)
+    assert total_variation(found, truth()) < 1e-9
+
+
+def padded(seed: int, padding_logit: float) -> Target:
+    """The model of this seed with two more ids, whose logits are raised by ``padding_logit``."""
+    model = tiny_model("llama", seed=seed, layers=2, dtype=torch.float64, vocab_size=VOCABULARY).requires_grad_(False)
+    embedding, head = model.model.embed_tokens.weight, model.lm_head.weight
+    model.model.embed_tokens.weight = torch.nn.Parameter(torch.cat((embedding, embedding[:2])))
+    model.lm_head.weight = torch.nn.Parameter(torch.cat((head, head[:2])))
+    raised = torch.tensor([0.0] * VOCABULARY + [padding_logit] * 2, dtype=torch.float64)
+    model.lm_head.bias = torch.nn.Parameter(raised)
+    return Target(model, None)
+
+
+@pytest.mark.parametrize("wider", ["draft", "target"])
+def test_heads_padded_to_different_widths_leave_the_distribution_alone(
+    wider: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trained target never says its padding; what a draft model says of its own must not matter."""
+    target = padded(1, -1e4) if wider == "target" else model(1)
+    draft = padded(2, 1.0) if wider == "draft" else model(2)
+    found = distribution(lambda chance: generate(LABELS[1], target, draft), monkeypatch)
     assert total_variation(found, truth()) < 1e-9
 
 

@@ -181,3 +181,50 @@ def test_a_filled_row_is_never_run_again() -> None:
     filled = stream.cache.kv[3][:, 8].clone()
     commit(stream, TEXT[9:11])
     assert torch.equal(stream.cache.kv[3][:, 8], filled)
+
+
+def test_a_row_with_earlier_rows_waiting_below_it_cannot_be_filled_in() -> None:
+    """Its keys would take the slots of theirs."""
+    stream = after(target_of("llama"), TEXT[:8])
+    stream.push(TEXT[8:10])
+    stream.advance(2)
+    with pytest.raises(ValueError, match="earlier rows still wait for these layers"):
+        stream.fill(2)
+    assert stream.cache.lengths == [10, 10, 8, 8]
+
+
+@pytest.mark.parametrize("parents", [None, (-1, -1)], ids=["chain", "tree"])
+@pytest.mark.parametrize("beyond", [1, 2])
+def test_rows_beyond_the_context_are_refused(parents: tuple[int, int] | None, beyond: int) -> None:
+    """One rotation for two rows would be used for both."""
+    target = target_of("llama")
+    context = target.context_tokens
+    last = context - 2 + beyond
+    positions = (last, last + 1) if parents is None else (last + 1, last + 1)
+    ancestors = None if parents is None else ((0,), (1,))
+    with pytest.raises(ValueError, match=f"position {last + 1}, beyond the context of {context}"):
+        target.layout(last, positions, ancestors)
+    assert target.layout(context - 2, (context - 2, context - 1)).rotary.shape[0] == 2
+
+
+@pytest.mark.parametrize("unfinished", [0, 2, 3], ids=["all finished", "some finished", "none finished"])
+def test_keeping_a_whole_chain_is_the_same_however_its_rows_are_named(target: Target, unfinished: int) -> None:
+    """A range of all rows takes a short cut, a list does not."""
+    streams = [after(target, TEXT[:8]) for _ in range(2)]
+    for stream, kept in zip(streams, (range(3), [0, 1, 2]), strict=True):
+        if unfinished < 3:
+            stream.push(TEXT[8 : 11 - unfinished])
+            stream.advance()
+        if unfinished:
+            stream.push(TEXT[11 - unfinished : 11])
+            stream.advance(2)
+        stream.keep(kept)
+        assert (stream.base, stream.tokens) == (11 - unfinished, TEXT[11 - unfinished : 11])
+    assert streams[0].cache.lengths == streams[1].cache.lengths
+    for stream in streams:
+        stream.push(TEXT[11:13])
+        stream.advance()
+    assert torch.equal(streams[0].logits(), streams[1].logits())
+    for stream in streams:
+        stream.keep(range(stream.rows))
+        assert_cached_as_if_fresh(stream, TEXT[:13])

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 from streams import TEXT, VARIANTS, after, assert_cached_as_if_fresh, assert_same, commit, logits_of, target_of
-from tiny import VOCABULARY
+from tiny import VOCABULARY, tiny_target
 
 from benchctl.decoding.stream import Stream
 from benchctl.decoding.target import Target
@@ -157,3 +157,21 @@ def test_keeping_nothing_forgets_every_open_row() -> None:
     stream.keep([])
     assert (stream.rows, stream.length) == (0, 8)
     assert_cached_as_if_fresh(stream, TEXT[:8])
+
+
+@pytest.mark.parametrize("rows", [2, 8, 9, 16, 17])
+def test_float32_kernels_run_a_tree_as_its_branches_alone(rows: int) -> None:
+    """Transposed weights up to 8 rows, packed ones above; one attention up to 16, the other above."""
+    target = tiny_target("llama", layers=4, seed=1, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(rows)
+    parents = [-1, *(int(torch.randint(0, row, (), generator=generator)) for row in range(1, rows))]
+    tokens = torch.randint(0, VOCABULARY, (rows,), generator=generator).tolist()
+    before = after(target, TEXT[:9])
+    stream = before.fork()
+    stream.push(tokens, parents)
+    stream.advance()
+    for row in range(rows):
+        alone = before.fork()
+        for other in path_to(row, parents):
+            last = commit(alone, [tokens[other]])[-1]
+        torch.testing.assert_close(stream.logits()[row], last, rtol=0.0, atol=1e-4)

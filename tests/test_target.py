@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiny import VARIANTS, tiny_folder, tiny_target, tiny_tokenizer
 
+from benchctl.decoding import tokenizer
 from benchctl.decoding.target import Target
 from benchctl.decoding.tokenizer import TargetTokenizer, load_tokenizer
 from benchctl.errors import UserError
@@ -89,8 +90,10 @@ def test_a_target_without_a_tokenizer_has_no_stop_ids_and_says_so_when_asked_for
         _ = target.tokenizer
 
 
-def test_a_missing_folder_is_named_with_a_hint(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot load .*nowhere.* a local model is named by its folder"):
+def test_a_missing_folder_is_named_with_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's own client used to try again for half a minute before it said that there was no network."""
+    monkeypatch.setattr(tokenizer, "hub_reachable", lambda: False)
+    with pytest.raises(UserError, match=r"cannot load .*nowhere.* name a local folder or an embedded model"):
         Target.load(tmp_path / "nowhere")
 
 
@@ -136,6 +139,33 @@ def test_a_broken_configuration_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match=f"cannot load {tmp_path}"):
         load_tokenizer(tmp_path)
+
+
+def test_a_broken_generation_configuration_is_named_and_not_ignored(tmp_path: Path) -> None:
+    """Without it, answers would end elsewhere than where their authors meant."""
+    (tiny_folder(tmp_path) / "generation_config.json").write_text("{")
+    for load in (load_tokenizer, Target.load):
+        with pytest.raises(UserError, match=f"cannot load {tmp_path}"):
+            load(tmp_path)
+
+
+def _configure(folder: Path, **fields: object) -> Path:
+    config = folder / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **fields}))
+    return folder
+
+
+def test_a_quantised_checkpoint_is_refused(tmp_path: Path) -> None:
+    folder = _configure(tiny_folder(tmp_path), quantization_config={"quant_method": "gptq", "bits": 4})
+    with pytest.raises(UserError, match="quantised checkpoints are not supported"):
+        Target.load(folder)
+
+
+def test_the_hash_of_weights_tells_configurations_apart_that_read_them_differently(tmp_path: Path) -> None:
+    one, copy, other = (tiny_folder(tmp_path / name) for name in ("one", "copy", "other"))
+    _configure(other, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
+    assert Target.load(one).weights_sha256 == Target.load(copy).weights_sha256
+    assert Target.load(one).weights_sha256 != Target.load(other).weights_sha256
 
 
 def test_hashes_tell_weights_and_vocabularies_apart(tmp_path: Path) -> None:

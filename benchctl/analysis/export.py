@@ -16,10 +16,7 @@ Document = dict[str, object]
 def to_csv(groups: Sequence[Group]) -> str:
     """One line per group, suite and method. Empty where there is no value; units stand in the names of the columns."""
     lines = [
-        {
-            **{"group": number, "suite": suite.suite, "source": _source(group, suite)},
-            **{"baseline": group.run.baseline, **_flat(method)},
-        }
+        {"group": number, "suite": suite.suite, "source": _source(group, suite), **_flat(group, method)}
         for number, group in enumerate(groups, 1)
         for suite in group.suites
         for method in suite.methods
@@ -37,8 +34,9 @@ def to_json(groups: Sequence[Group]) -> str:
     return json.dumps(document, indent=2, allow_nan=False)
 
 
-def _flat(method: MethodFigures) -> dict[str, Value]:
+def _flat(group: Group, method: MethodFigures) -> dict[str, Value]:
     line: dict[str, Value] = {
+        "baseline": group.run.baseline,
         "label": method.label,
         "claim": method.exactness,
         "lossless": method.lossless,
@@ -65,6 +63,8 @@ def _group(group: Group) -> Document:
         "executor": run.executor,
         "threads": run.threads,
         "temperature": run.temperature,
+        "top_p": run.top_p,
+        "top_k": run.top_k,
         "max_new_tokens": run.max_new_tokens,
         "machine": dict(run.machine),
         "differs_from_first_group": [asdict(difference) for difference in group.differs],

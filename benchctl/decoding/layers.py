@@ -123,14 +123,14 @@ class Layout:
         self._positions = positions
         self._ancestors = ancestors
         self._device = rotary.device
+        self._last = positions[-1] if ancestors is None else max(positions)
+        if self._last >= rotary.shape[0]:
+            raise ValueError(f"rows reach position {self._last}, beyond the context of {rotary.shape[0]}")
         if ancestors is None:
             index: slice | Tensor = slice(positions[skip], positions[skip] + self.rows)
         else:
             index = torch.tensor(list(positions[skip:]), device=rotary.device)
         self.rotary = rotary[index].unsqueeze(1)
-        if self.rotary.shape[0] != self.rows:
-            raise ValueError(f"rows reach position {max(positions)}, beyond the context of {rotary.shape[0]}")
-        self._last = positions[-1] if ancestors is None else max(positions)
         self._bias: dict[int | None, Tensor | None] = {}
 
     def bias(self, window: int | None, dtype: torch.dtype) -> Tensor | None:

@@ -26,7 +26,7 @@ class Step:
     tokens    committed ids: the accepted ones, then the bonus token
     drafted   tokens along the deepest branch of the draft
     accepted  drafted tokens kept
-    rows      rows the step brought to the target: the root and its draft
+    rows      rows that finished the target's last layer in this step
     layers    layers run by the step for each committed token; those of earlier tokens that were put off count when run
     """
 

@@ -44,6 +44,14 @@ class TargetInfo:
     context_tokens: int
 
 
+def _downloaded(hub_id: str) -> Path | None:
+    """The folder in which the files of a hub id were cached."""
+    from transformers.utils.hub import cached_file
+
+    config = cached_file(hub_id, "config.json")
+    return Path(config).parent if config else None
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """transformers without progress bars, and afterwards as it was."""
@@ -96,7 +104,7 @@ class Target:
         if info["missing_keys"]:
             names = sorted(info["missing_keys"])
             raise UserError(f"{path} lacks {len(names)} weights of its configuration, such as {names[0]}; get it anew")
-        folder = Path(path) if local else Path(transformers.utils.cached_file(str(path), "config.json")).parent
+        folder = Path(path) if local else _downloaded(str(path))
         model = model.to(device).eval()
         probe = Probe.take(model)
         target = cls(model, tokenizer, folder)

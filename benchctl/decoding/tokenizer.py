@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from benchctl.decoding.families import check_family, context_tokens
+from benchctl.decoding.hub import hub_reachable
 from benchctl.errors import UserError
 
 
@@ -64,17 +66,26 @@ def load_tokenizer(path: str | Path) -> TargetTokenizer:
     config = from_pretrained(transformers.AutoConfig, path)
     check_family(config)
     tokenizer = from_pretrained(transformers.AutoTokenizer, path)
+    tokenizer.model_max_length = sys.maxsize  # lengths are checked against the context, by us and with a clear error
     return TargetTokenizer(tokenizer, config, _stop_ids(path, config, tokenizer))
 
 
 def from_pretrained(kind: Any, path: str | Path, **options: Any) -> Any:
+    """``kind.from_pretrained``; what goes wrong is a UserError. Without network only the hub's cache is read."""
+    local = Path(path).is_dir()
+    if not local:
+        options["local_files_only"] = not hub_reachable()
     try:
         return kind.from_pretrained(str(path), **options)
     except Exception as error:  # a broken folder raises whatever the reader of the broken file happens to raise
+        if options.get("local_files_only"):
+            raise UserError(
+                f"cannot load {path}: it is no folder here, the model hub cannot be reached, and its cache does not "
+                "hold it. Connect to the network, or name a local folder or an embedded model (benchctl list models)"
+            ) from error
         lines = str(error).strip().splitlines() or ["no reason given"]
         reason = lines[0] if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {lines[0]}"
-        hint = "" if Path(path).is_dir() else " (a hub id needs network; a local model is named by its folder)"
-        raise UserError(f"cannot load {path}: {reason}{hint}") from error
+        raise UserError(f"cannot load {path}: {reason}") from error
 
 
 def _stop_ids(path: str | Path, config: Any, tokenizer: Any) -> frozenset[int]:
@@ -94,6 +105,7 @@ def _generation_stop(path: Path) -> Any:
             return None
         return from_pretrained(transformers.GenerationConfig, path).eos_token_id
     try:
-        return transformers.GenerationConfig.from_pretrained(str(path)).eos_token_id
+        offline = not hub_reachable()
+        return transformers.GenerationConfig.from_pretrained(str(path), local_files_only=offline).eos_token_id
     except OSError:  # a repository without the file
         return None

@@ -1,0 +1,21 @@
+"""Whether the model hub can be reached: without it, only what is cached can be loaded, and that without waiting."""
+
+from __future__ import annotations
+
+import os
+import socket
+from functools import cache
+
+
+@cache
+def hub_reachable() -> bool:
+    """Whether the hub's name can be looked up, or a proxy does that. The hub's own client retries for half a minute."""
+    from transformers.utils.hub import constants  # type: ignore[attr-defined]
+
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True
+    try:
+        socket.getaddrinfo(constants.ENDPOINT.partition("//")[2].partition("/")[0].partition(":")[0], 443)
+    except OSError:
+        return False
+    return True
