@@ -25,14 +25,16 @@ from benchctl.registry import build
 
 NEW_TOKENS = 30
 EVERY = tuple(range(1, LAYERS))
+UPPER = tuple(range(LAYERS // 2, LAYERS))  # the default: no exit below half the depth
 RULES = (
-    ("", ExitRule(EVERY, threshold=0.3)),
+    ("min_exit=1", ExitRule(EVERY, threshold=0.3)),
     ("exits=1", ExitRule((1,), threshold=0.0)),
     ("exits=2+3", ExitRule((2, 3), threshold=0.2)),
-    ("confidence=softmax_max", ExitRule(EVERY, "softmax_max", 0.5)),
-    ("confidence=state_cosine", ExitRule(EVERY, "state_cosine", 0.8)),
+    ("confidence=softmax_max,min_exit=1", ExitRule(EVERY, "softmax_max", 0.5)),
+    ("confidence=state_cosine,min_exit=1", ExitRule(EVERY, "state_cosine", 0.8)),
     ("min_exit=2,confidence=state_cosine", ExitRule((2, 3), "state_cosine", 0.7)),
-    ("", ExitRule(EVERY, threshold=2.0)),
+    ("", ExitRule(UPPER, threshold=0.3)),
+    ("min_exit=1", ExitRule(EVERY, threshold=2.0)),
 )
 MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
 POLICIES = ("propagate", "deferred_exact")
@@ -96,7 +98,7 @@ def test_mixture_of_experts_equals_its_plan(monkeypatch: pytest.MonkeyPatch) -> 
     """transformers' router takes its softmax in float32, hence the wider tolerance."""
     models, prompt, rule = pair("mixtral", 3), prompt_of(13), ExitRule(EVERY, threshold=0.3)
     for policy in POLICIES:
-        logged = _run_logged(monkeypatch, _label("", rule, policy), models, prompt)
+        logged = _run_logged(monkeypatch, _label("min_exit=1", rule, policy), models, prompt)
         expected = exit_answer(models.naive, prompt, NEW_TOKENS, rule, propagate=policy == "propagate")
         planned = _planned_logits(models, prompt, expected, policy)
         assert len(set(expected.exits)) > 2
@@ -107,7 +109,7 @@ def test_plan_of_the_other_policy_does_not_fit(monkeypatch: pytest.MonkeyPatch) 
     """So the comparison can fail: what skipped layers hold of a token matters to the tokens after it."""
     models, prompt, rule = pair("llama"), prompt_of(13), ExitRule(EVERY, threshold=0.3)
     for policy, other in zip(POLICIES, reversed(POLICIES), strict=True):
-        logged = _run_logged(monkeypatch, _label("", rule, policy), models, prompt)
+        logged = _run_logged(monkeypatch, _label("min_exit=1", rule, policy), models, prompt)
         expected = exit_answer(models.naive, prompt, NEW_TOKENS, rule, propagate=policy == "propagate")
         assert len(set(expected.exits)) > 2
         wrong = _planned_logits(models, prompt, expected, other)
@@ -126,7 +128,7 @@ def test_layers_reported_are_those_the_target_ran(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Target, "run", counting)
     rule = ExitRule(EVERY, threshold=0.3)
-    generation = run(_label("", rule, policy), pair("llama").target, prompt_of(13), NEW_TOKENS)
+    generation = run(_label("min_exit=1", rule, policy), pair("llama").target, prompt_of(13), NEW_TOKENS)
     assert len(set(generation.layers)) > 2
     assert max(generation.layers) > LAYERS or policy == "propagate"
     assert sum(ran) == sum(generation.layers) + LAYERS * 12

@@ -31,7 +31,7 @@ EXITS = (
     ("exits=1", ExitRule((1,), threshold=0.0), 4),
     ("exits=3", ExitRule((3,), threshold=0.0), 5),
     ("exits=3+1", ExitRule((1, 3), threshold=0.3), 4),
-    ("confidence=softmax_max", ExitRule(EVERY, "softmax_max", 0.5), 1),
+    ("confidence=softmax_max,min_exit=1", ExitRule(EVERY, "softmax_max", 0.5), 1),
     ("confidence=state_cosine,min_exit=2", ExitRule((2, 3), "state_cosine", 0.8), 5),
     ("exits=2", ExitRule((2,), threshold=2.0), 3),
 )

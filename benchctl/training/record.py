@@ -118,6 +118,7 @@ def _limits(outcome: Outcome) -> str:
     if outcome.acceptance is not None:
         return "It proposes tokens for the target that it was distilled from; on its own it writes poor text."
     return (
-        "A small real model for measuring decoding methods offline: it writes English, answers briefly and ends its "
-        "answers with `<|end|>`. It knows very little: its facts and its arithmetic are mostly wrong."
+        "A small real model for measuring decoding methods offline: it writes simple English and usually ends its "
+        "answers with `<|end|>`. It knows very little: its facts and its arithmetic are mostly wrong, and its greedy "
+        "text often repeats itself."
     )
