@@ -50,9 +50,8 @@ class Mlp:
         return (self.gate_up.weight, self.down.weight)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        both = self.gate_up(x)
-        width = self.down.in_features
-        return self.down.add_to(residual, self.act(both[:, :width]).mul_(both[:, width:]))
+        gate, up = self.gate_up(x).chunk(2, 1)
+        return self.down.add_to(residual, self.act(gate).mul_(up))
 
 
 @dataclass(frozen=True)
@@ -131,15 +130,17 @@ class Layout:
         else:
             index = torch.tensor(list(positions[skip:]), device=rotary.device)
         self.rotary = rotary[index].unsqueeze(1)
-        self._bias: dict[int | None, Tensor | None] = {}
+        self._bias: dict[tuple[int | None, int], Tensor | None] = {}
 
-    def bias(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """[rows, slots] 0 where a row may look and -inf elsewhere; None when every row may see everything."""
+    def bias(self, window: int | None, dtype: torch.dtype, copies: int = 1) -> Tensor | None:
+        """[copies * rows, slots] 0 where a row may look, -inf elsewhere; None when every row may see everything."""
         if window is not None and self._last < window:
             window = None
-        if window not in self._bias:
-            self._bias[window] = self._build(window, dtype)
-        return self._bias[window]
+        key = (window, copies)
+        if key not in self._bias:
+            built = self._build(window, dtype)
+            self._bias[key] = built if built is None or copies == 1 else built.repeat(copies, 1)
+        return self._bias[key]
 
     def _build(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
         if self.rows == 1 and self._ancestors is None and window is None:
@@ -163,9 +164,11 @@ def attend(attention: Attention, residual: Tensor, x: Tensor, cache: Cache, laye
     """residual + attention of rows ``x`` [rows, width] over the cache, into which their keys and values go first."""
     queries, kv = _project(attention, x, layout)
     keys, values = cache.write(layer, layout.start, kv)
+    if layout.rows <= _FEW_ROWS:  # one row of scores for every query head of a group
+        bias = layout.bias(attention.window, x.dtype, attention.heads // attention.kv_heads)
+        return attention.out.add_to(residual, _mix_few(attention, queries, keys, values, bias))
     bias = layout.bias(attention.window, x.dtype)
-    mix = _mix_few if layout.rows <= _FEW_ROWS else _mix_many
-    return attention.out.add_to(residual, mix(attention, queries, keys, values, bias))
+    return attention.out.add_to(residual, _mix_many(attention, queries, keys, values, bias))
 
 
 def fill(attention: Attention, x: Tensor, cache: Cache, layer: int, layout: Layout) -> None:
@@ -208,8 +211,7 @@ def _mix_few(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor
     if bias is None:  # beta=0 ignores the summand
         scores = torch.baddbmm(queries.new_empty(1), grouped, keys.transpose(1, 2), beta=0, alpha=attention.scale)
     else:
-        wide = bias if rows == 1 else bias.repeat(groups, 1)
-        scores = torch.baddbmm(wide, grouped, keys.transpose(1, 2), alpha=attention.scale)
+        scores = torch.baddbmm(bias, grouped, keys.transpose(1, 2), alpha=attention.scale)
     if values.dtype in (torch.float32, torch.float64):
         weights = scores.softmax(-1)
     else:
