@@ -9,6 +9,7 @@ from runs import (
     CONTEXT_TOKENS,
     EXACT,
     LAYERS,
+    LOSSY,
     NEW_TOKENS,
     VOCABULARY,
     Pair,
@@ -22,8 +23,17 @@ from runs import (
 from tiny import tiny_model
 
 from benchctl.decoding.target import Target
+from benchctl.registry import build, builtin_names, parse_label
 
 MODELS = (("llama", 0), ("llama", 1), ("qwen3", 2), ("mixtral", 3), ("mistral_window", 4), ("qwen2_window", 5))
+
+
+def test_every_built_in_method_is_held_to_its_claim() -> None:
+    """A new file in methods/ must enter the lists of runs.py, and each list holds only what its labels claim."""
+    assert {parse_label(label).name for label in (*EXACT, *LOSSY)} == set(builtin_names())
+    assert {build(label).exactness for label in LOSSY} == {"lossy"}
+    above_one = [label for label in EXACT if build(label).exactness == "lossy"]
+    assert all("threshold=2" in label for label in above_one)  # never exits, so nothing is lost
 
 
 @pytest.mark.parametrize(("family", "seed"), MODELS)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import shorten
+from textwrap import shorten, wrap
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -24,7 +24,7 @@ _MOST_GROUPS = 4
 _WIDTH_INCHES, _HEIGHT_INCHES, _DPI = 7.6, 4.9, 160
 _FADED = 0.4
 _LINE = "#999999"
-_TITLE_CHARACTERS = 100
+_TITLE_CHARACTERS = 90  # of the figure width at this size
 _LABEL_POINTS = 8.5
 _MARKER_POINTS = 7.0
 
@@ -187,7 +187,8 @@ def _describe(axes: Axes, group: Group) -> None:
     if group.differs:
         differing = "; ".join(f"{found.field} is {found.other}" for found in group.differs)
         lines.append(shorten(f"not comparable with the first panel: {differing}", _TITLE_CHARACTERS))
-    axes.set_title("\n".join(lines), fontsize=9.5, loc="left")
+    wrapped = [part for line in lines for part in wrap(line, _TITLE_CHARACTERS)]
+    axes.set_title("\n".join(wrapped), fontsize=9.5, loc="left")
     axes.set_xlabel(f"speed-up over {run.baseline}, whole answers (bars: 95% interval)")
     axes.set_ylabel(f"token agreement with {run.baseline}")
     axes.axvline(1, color=_LINE, linewidth=0.8, linestyle=":", zorder=0)
