@@ -17,7 +17,12 @@ from rich.console import Console
 from rich.table import Table
 
 SUITES = ("koala", "self-instruct", "wizardlm", "mt-bench")
-EXACT_METHODS = ("two_model", "two_model[draft_tokens=3]", "prompt_lookup", "early_exit[mode=draft]")
+EXACT_METHODS = (
+    "two_model[draft_tokens=3]",
+    "prompt_lookup",
+    "prompt_lookup[draft_tokens=5,max_ngram=3,match=last]",
+    "early_exit[mode=draft]",
+)
 
 
 @click.command()
