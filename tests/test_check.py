@@ -149,3 +149,10 @@ def test_a_file_gets_its_name_from_suite_label_and_time(
     assert checked.out.name.startswith("three-two_model-draft_tokens=2-+early_exit-threshold=0.0-")
     assert name_run(checked.suites, checked.choices, ("all",)).startswith("three-all-")
     assert name_run(checked.suites * 3, checked.choices * 2, ()).startswith("3-suites-5-methods-")
+
+
+def test_a_run_with_two_draft_models_is_refused() -> None:
+    """The header held the first one's hash only, so that neither resume nor compare could see the second change."""
+    texts = ("two_model[draft_model=small]", "two_model[draft_model=smaller]")
+    with pytest.raises(UserError, match="one draft model.* small, smaller"):
+        choose_methods(texts, "draft")

@@ -51,6 +51,7 @@ def choose_methods(texts: Sequence[str], draft: str) -> tuple[Choice, ...]:
     named = {_choose(text).label for text in texts if text.strip() != "all"}
     choices = [_choose(text) for text in (registry.BASELINE, *registry.split_labels(texts))]
     unique = {choice.label: choice for choice in choices}.values()
+    _check_one_draft([choice.draft_model(draft) for choice in unique])
     return tuple(_check_draft(choice, draft, choice.label in named) for choice in unique)
 
 
@@ -72,6 +73,15 @@ def check_tokenizers(models: Models, choices: Iterable[Choice]) -> TargetTokeniz
 def _choose(text: str) -> Choice:
     method = registry.build(text)
     return Choice(registry.canonical_label(method, registry.parse_label(text)), method)
+
+
+def _check_one_draft(drafts: Sequence[str]) -> None:
+    """The header names one draft model; a second would leave no trace that resume or compare could see."""
+    names = list(dict.fromkeys(filter(None, drafts)))
+    if len(names) > 1:
+        raise UserError(
+            f"A run has one draft model, but its labels name {', '.join(names)}: measure each in its own run."
+        )
 
 
 def _check_draft(choice: Choice, draft: str, named: bool) -> Choice:
