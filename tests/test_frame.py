@@ -14,7 +14,7 @@ def test_a_line_sums_the_steps_of_its_generation(tmp_path: Path) -> None:
     line = frame.iloc[0]
     assert (line["ttft_s"], line["decode_s"], line["whole_s"]) == (2.0, 2.0, 4.0)
     assert (line["new_tokens"], line["committed_tokens"], line["steps"]) == (9, 8, 4)
-    assert (line["drafted_tokens"], line["accepted_tokens"], line["target_rows"]) == (12, 4, 16)
+    assert (line["drafted_tokens"], line["accepted_tokens"]) == (12, 4)
     assert (line["depth_layers"], line["full_layers"]) == (9 * 12, 9 * 12)
 
 

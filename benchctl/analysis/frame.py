@@ -35,7 +35,6 @@ class Line:
     committed_tokens: int
     drafted_tokens: int
     accepted_tokens: int
-    target_rows: int
     depth_layers: int
     full_layers: int
     ttft_s: float | None
@@ -95,7 +94,6 @@ def _line(number: int, row: Row, layers: int) -> Line:
         committed_tokens=sum(row.committed),
         drafted_tokens=sum(row.drafted),
         accepted_tokens=sum(row.accepted),
-        target_rows=sum(row.rows),
         depth_layers=sum(row.layers),
         full_layers=layers * len(row.layers),
         ttft_s=row.ttft_s,

@@ -170,7 +170,7 @@ class Target:
         return digest.hexdigest()
 
     def _tensors(self) -> Iterator[Tensor]:
-        """Every weight this forward uses."""
+        """The weight products and norms of this forward: what tells apart models that come without safetensors."""
         yield from (self.embedding, self.lm_head.weight, self.final_norm.gain)
         for block in self.blocks:
             yield from (block.attention_norm.gain, block.attention.qkv.weight, block.attention.out.weight)
