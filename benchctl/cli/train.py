@@ -34,7 +34,7 @@ def run_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--resume", is_flag=True, help="Continue from the newest checkpoint in --out."),
         click.option("--compile/--no-compile", "compiled", help="Compile the loss with torch.compile."),
         click.option("--seed", default=0, show_default=True, help="Seed of weights and data order."),
-        click.option("--batch-tokens", default=8192, show_default=True, help="Tokens per optimiser step."),
+        click.option("--batch-tokens", default=4096, show_default=True, help="Tokens per optimiser step."),
         click.option("--optimizer", type=click.Choice(["muon", "adamw"]), default="muon", show_default=True),
         click.option("--rate", default=4e-3, show_default=True, help="Peak learning rate of AdamW."),
         click.option("--matrix-rate", default=0.02, show_default=True, help="Peak learning rate of Muon."),
@@ -58,7 +58,7 @@ def shape_options(layers: int, hidden: int, heads: int, kv_heads: int, mlp: int)
 
 @train.command()
 @run_options
-@shape_options(layers=12, hidden=256, heads=8, kv_heads=4, mlp=704)
+@shape_options(layers=16, hidden=192, heads=6, kv_heads=3, mlp=640)
 @click.option("--vocabulary", default=4096, show_default=True, help="Tokens of the new tokenizer.")
 def target(
     data: tuple[Path, ...],

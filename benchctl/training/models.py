@@ -22,11 +22,11 @@ from benchctl.training.tokenizer import BOS, END, PAD, save_tokenizer, token_id
 class ModelShape:
     """The sizes of a Llama-like model with tied embeddings."""
 
-    layers: int = 12
-    hidden: int = 256
-    heads: int = 8
-    kv_heads: int = 4
-    mlp: int = 704
+    layers: int = 16
+    hidden: int = 192
+    heads: int = 6
+    kv_heads: int = 3
+    mlp: int = 640
     positions: int = 1024
 
 

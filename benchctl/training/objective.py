@@ -29,16 +29,19 @@ class HeldOut:
     tokens: int
 
 
-def logits_of(module: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    """Logits [rows, tokens, vocabulary] of a causal language model."""
-    logits = module(input_ids=tokens, use_cache=False).logits
+def logits_of(module: nn.Module, batch: Batch) -> torch.Tensor:
+    """Logits [rows, tokens, vocabulary] of a causal language model; no document sees another."""
+    output = module(
+        input_ids=batch.tokens, attention_mask=batch.mask, position_ids=batch.positions, use_cache=False
+    )
+    logits = output.logits
     assert isinstance(logits, torch.Tensor)
     return logits
 
 
 def next_token_loss(module: nn.Module, batch: Batch) -> torch.Tensor:
     """Weighted sum of the cross-entropy of every token given those before it, in nats."""
-    losses = _token_losses(logits_of(module, batch.tokens), batch.tokens)
+    losses = _token_losses(logits_of(module, batch), batch.tokens)
     return (losses * batch.weights[:, 1:]).sum()
 
 
@@ -54,8 +57,8 @@ class Distillation:
 
     def __call__(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         with torch.no_grad():
-            target_logs = logits_of(self.target, batch.tokens)[:, :-1].float().log_softmax(-1)
-        draft_logits = logits_of(module, batch.tokens)
+            target_logs = logits_of(self.target, batch)[:, :-1].float().log_softmax(-1)
+        draft_logits = logits_of(module, batch)
         draft_logs = draft_logits[:, :-1].float().log_softmax(-1)
         divergence = functional.kl_div(draft_logs, target_logs, log_target=True, reduction="none").sum(-1)
         loss = (divergence * batch.weights[:, 1:]).sum() * self.share
@@ -72,7 +75,7 @@ def measure_held_out(module: nn.Module, batches: Sequence[Batch], token_bytes: t
     with torch.no_grad():
         for batch in batches:
             counted = batch.weights[:, 1:] == 1
-            losses = _token_losses(logits_of(module, batch.tokens), batch.tokens)
+            losses = _token_losses(logits_of(module, batch), batch.tokens)
             nats += float(losses[counted].sum())
             tokens += int(counted.sum())
             text_bytes += int(token_bytes[batch.tokens[:, 1:][counted]].sum())

@@ -38,10 +38,19 @@ class Document:
 
 @dataclass(frozen=True)
 class Batch:
-    """`tokens` [rows, row_tokens] and the loss weight of each of them, float32, same shape."""
+    """All [rows, row_tokens]: tokens, the loss weight of each (float32), its document's number within the row (-1 for
+    padding) and its position within that document."""
 
     tokens: torch.Tensor
     weights: torch.Tensor
+    documents: torch.Tensor
+    positions: torch.Tensor
+
+    @property
+    def mask(self) -> torch.Tensor:
+        """What each token may see [rows, 1, row_tokens, row_tokens]: itself and what stands before it in its document."""
+        same = self.documents[:, None, :, None] == self.documents[:, None, None, :]
+        return same.tril()
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,26 @@ class Piece:
 
     tokens: Tokens
     weights: Weights
+
+
+@dataclass(frozen=True)
+class Row:
+    """Pieces one after the other, padded; see Batch."""
+
+    tokens: Tokens
+    weights: Weights
+    documents: npt.NDArray[np.int16]
+    positions: npt.NDArray[np.int16]
+
+
+def batch_of(rows: Sequence[Row]) -> Batch:
+    """Rows of equal length as tensors."""
+    weights = np.stack([row.weights for row in rows]).astype(np.float32) / 100
+    tokens, documents, positions = (
+        torch.from_numpy(np.stack(column).astype(np.int64))
+        for column in zip(*((row.tokens, row.documents, row.positions) for row in rows), strict=True)
+    )
+    return Batch(tokens, torch.from_numpy(weights), documents, positions)
 
 
 def tokenize(records: Iterable[Record], tokenizer: Tokenizer) -> list[Document]:
@@ -80,16 +109,13 @@ class PackedCorpus:
     _epoch: int = field(default=-1, init=False)
     _first_row: int = field(default=0, init=False)
     _next_row: int = field(default=0, init=False)
-    _rows: list[Piece] = field(default_factory=list, init=False)
+    _rows: list[Row] = field(default_factory=list, init=False)
 
     def rows(self, start: int, count: int) -> Batch:
         """Rows start .. start + count - 1. Raises ValueError when no document has any weight."""
-        picked = [self._row(number) for number in range(start, start + count)]
-        tokens = np.stack([row.tokens for row in picked]).astype(np.int64)
-        weights = np.stack([row.weights for row in picked]).astype(np.float32) / 100
-        return Batch(torch.from_numpy(tokens), torch.from_numpy(weights))
+        return batch_of([self._row(number) for number in range(start, start + count)])
 
-    def _row(self, number: int) -> Piece:
+    def _row(self, number: int) -> Row:
         if number < self._first_row:
             self._epoch, self._first_row, self._next_row = -1, 0, 0
         while number >= self._next_row:
@@ -98,7 +124,7 @@ class PackedCorpus:
             self._first_row, self._next_row = self._next_row, self._next_row + len(self._rows)
         return self._rows[number - self._first_row]
 
-    def _pack(self, epoch: int) -> list[Piece]:
+    def _pack(self, epoch: int) -> list[Row]:
         random = np.random.default_rng([self.seed, self.stage, epoch])
         chosen = [
             document
@@ -149,7 +175,7 @@ def chunks(document: Document, bos: Tokens, longest: int) -> list[Piece]:
     return [Piece(part, _constant(len(part), 100)) for part in cut]
 
 
-def fill_rows(pieces: Iterable[Piece], row_tokens: int, pad: int) -> list[Piece]:
+def fill_rows(pieces: Iterable[Piece], row_tokens: int, pad: int) -> list[Row]:
     """Places pieces whole, each into the first open row with room; rows are padded to `row_tokens`.
 
     Pieces of 3, 3, 2 tokens in rows of 5 give the rows (3, 2) and (3).
@@ -173,15 +199,18 @@ def fill_rows(pieces: Iterable[Piece], row_tokens: int, pad: int) -> list[Piece]
     return [_padded(row, row_tokens, pad) for row in closed + open_rows]
 
 
-def _padded(pieces: Sequence[Piece], row_tokens: int, pad: int) -> Piece:
+def _padded(pieces: Sequence[Piece], row_tokens: int, pad: int) -> Row:
     tokens = np.full(row_tokens, pad, dtype=np.uint16)
     weights = np.zeros(row_tokens, dtype=np.uint8)
+    documents = np.full(row_tokens, -1, dtype=np.int16)
+    positions = np.zeros(row_tokens, dtype=np.int16)
     start = 0
-    for piece in pieces:
+    for number, piece in enumerate(pieces):
         stop = start + len(piece.tokens)
         tokens[start:stop], weights[start:stop] = piece.tokens, piece.weights
+        documents[start:stop], positions[start:stop] = number, np.arange(stop - start)
         start = stop
-    return Piece(tokens, weights)
+    return Row(tokens, weights, documents, positions)
 
 
 def _answer_starts(piece: Piece) -> int:

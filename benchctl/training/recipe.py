@@ -11,16 +11,16 @@ import torch
 from tokenizers import Tokenizer
 
 from benchctl.training.corpus import Record, data_files, data_hash, is_held_out, read_records
-from benchctl.training.packing import Batch, PackedCorpus, Piece, chunks, conversation, fill_rows, tokenize
+from benchctl.training.packing import Batch, PackedCorpus, Piece, batch_of, chunks, conversation, fill_rows, tokenize
 from benchctl.training.schedule import Stage
 from benchctl.training.sources import LATE, MAIN, weight
-from benchctl.training.synthetic import story_records, synthetic_records
+from benchctl.training.synthetic import story_records, suite_records, synthetic_records
 from benchctl.training.tokenizer import BOS, PAD, SPECIALS, token_id, train_tokenizer
 from benchctl.training.trainer import Data
 
-STAGES = (Stage(0.6, 256, 16), Stage(0.88, 512, 8), Stage(1.0, 1024, 4))
+STAGES = (Stage(0.6, 256, 8), Stage(0.88, 512, 4), Stage(1.0, 1024, 2))
 STAGE_WEIGHTS = (MAIN, LATE, LATE)
-SYNTHETIC_CHATS = 6000
+TASKS, SYNTHETIC_CHATS = 40_000, 1500
 HELD_OUT_ROWS = 64
 HELD_OUT_ROW_TOKENS = 512
 TOKENIZER_CHARS = 30_000_000
@@ -47,8 +47,9 @@ def read_corpus(paths: Sequence[Path]) -> Corpus:
             part = chats if held else texts if is_held_out(record) else train
             if weight(record.source, MAIN) + weight(record.source, LATE) > 0:
                 part.append(record)
-    train += story_records(train) + synthetic_records(SYNTHETIC_CHATS)
-    held_out = {name: records for name, records in (("instruct", chats), ("text", texts)) if records}
+    train += story_records(train) + synthetic_records(TASKS, SYNTHETIC_CHATS)
+    parts = (("instruct", chats), ("text", texts), ("tasks", suite_records()))
+    held_out = {name: records for name, records in parts if records}
     return Corpus(train, held_out, data_hash(files))
 
 
@@ -85,7 +86,7 @@ def held_out_batches(records: Sequence[Record], tokenizer: Tokenizer) -> list[Ba
     pieces = [piece for piece in pieces if len(piece.tokens) <= HELD_OUT_ROW_TOKENS]
     order = np.random.default_rng(0).permutation(len(pieces))
     rows = fill_rows([pieces[i] for i in order], HELD_OUT_ROW_TOKENS, token_id(tokenizer, PAD))[:HELD_OUT_ROWS]
-    return [_batch(rows[start : start + 8]) for start in range(0, len(rows), 8)]
+    return [batch_of(rows[start : start + 8]) for start in range(0, len(rows), 8)]
 
 
 def token_bytes(tokenizer: Tokenizer) -> torch.Tensor:
@@ -95,9 +96,3 @@ def token_bytes(tokenizer: Tokenizer) -> torch.Tensor:
     for token, index in vocabulary.items():
         sizes[index] = 0 if token in SPECIALS else len(token)  # the byte alphabet has one character per byte
     return sizes
-
-
-def _batch(rows: Sequence[Piece]) -> Batch:
-    tokens = np.stack([row.tokens for row in rows]).astype(np.int64)
-    weights = np.stack([row.weights for row in rows]).astype(np.float32) / 100
-    return Batch(torch.from_numpy(tokens), torch.from_numpy(weights))

@@ -1,0 +1,98 @@
+"""What a method with trained modules writes: build, loss, yardsticks. benchctl.training does the rest."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from benchctl.decoding.target import TargetInfo
+
+
+class Labels(NamedTuple):
+    """Tokens to predict [rows, n] and the loss weight of each, 0 where there is nothing to predict."""
+
+    tokens: Tensor
+    weights: Tensor
+
+
+@dataclass(frozen=True)
+class Tally:
+    """So many right of so many; tallies of several batches add up."""
+
+    right: float
+    of: float
+
+    @property
+    def share(self) -> float:
+        return self.right / self.of if self.of else 0.0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(self.right + other.right, self.of + other.of)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """Packed rows of text as the frozen target saw them; nothing here carries a gradient.
+
+    tokens     [rows, n]; documents within a row do not see one another
+    weights    [rows, n] loss weight of each token: 1 for answers and text, 0 for padding
+    documents  [rows, n] number of each token's document within its row, -1 for padding
+    positions  [rows, n] position of each token within its document
+    states     layers + 1 residuals [rows, n, width]: the embedding, then the state after each layer
+    final      [rows, n, width] the last state after the final norm: what the LM head reads
+    norm       the target's final norm: residual -> normed, same shape; differentiable in its input
+    head       the target's LM head: normed [..., width] -> target logits [..., vocabulary]; differentiable likewise
+    """
+
+    tokens: Tensor
+    weights: Tensor
+    documents: Tensor
+    positions: Tensor
+    states: Sequence[Tensor]
+    final: Tensor
+    norm: Callable[[Tensor], Tensor]
+    head: Callable[[Tensor], Tensor]
+
+    def ahead(self, distance: int) -> Labels:
+        """The token ``distance`` after each one; weight 0 where that lies beyond the document or the row.
+
+        Tokens 5 6 7 | 8 9 of two documents, all of weight 1, give for distance 1: tokens 6 7 8 9 8, weights 1 1 0 1 0.
+        """
+        index = torch.arange(self.tokens.shape[1], device=self.tokens.device) + distance
+        inside = index < self.tokens.shape[1]
+        index = index.clamp(max=self.tokens.shape[1] - 1)
+        same = (self.documents[:, index] == self.documents) & (self.documents >= 0) & inside
+        return Labels(self.tokens[:, index], self.weights[:, index] * same)
+
+
+@dataclass(frozen=True)
+class TrainingDefaults:
+    """How a method's modules are trained unless the command line says otherwise."""
+
+    rate: float = 1e-3
+    schedule: Literal["cosine", "linear"] = "cosine"
+    warmup: float = 0.1
+    epochs: float = 2.0
+
+
+class Trainable(ABC):
+    """Mix-in for a method with trained modules. Its dataclass has an option ``modules``: the folder of the weights."""
+
+    training: ClassVar[TrainingDefaults] = TrainingDefaults()
+
+    @abstractmethod
+    def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
+        """Fresh modules for a target with ``lm_head`` [vocabulary, width]; torch's generator is seeded by the caller."""
+
+    @abstractmethod
+    def loss(self, module: nn.Module, lesson: Lesson) -> Tensor:
+        """Weighted sum of the losses in nats; the trainer divides by the sum of the lesson's weights."""
+
+    @abstractmethod
+    def yardsticks(self, module: nn.Module, lesson: Lesson) -> Mapping[str, Tally]:
+        """What the modules are good for, by name, such as ``head_1_top1``; measured on held-out text."""
