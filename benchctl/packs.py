@@ -16,7 +16,10 @@ _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 @dataclass(frozen=True)
 class PackModel:
-    """One embedded model. `sha256` is that of its weights; `draft` names the model that drafts for it, if any."""
+    """One embedded model. `role` is target, draft or moe (a target too), `bytes` and `sha256` are those of its weights.
+
+    `draft` names the model that drafts for it, if any; `data` says in a few words what it has read.
+    """
 
     name: str
     folder: str
@@ -27,6 +30,7 @@ class PackModel:
     tokenizer_sha256: str
     licence: str
     description: str
+    data: str = ""
     draft: str = ""
 
     @property

@@ -251,4 +251,5 @@ def _short(value: Any) -> str:
         return f"{value.name} ({value.prompts} prompts, {value.source} from {value.origin}, {value.sha256[:8]})"
     if isinstance(value, ModelInfo):
         return f"{value.name} (weights {value.weights_sha256[:8]})"
-    return str(getattr(value, "label", value))
+    modules = getattr(value, "modules_sha256", "")
+    return str(getattr(value, "label", value)) + (f" (modules {modules[:8]})" if modules else "")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 from pydantic.dataclasses import dataclass
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2  # 1 lacked the exact answers of suites; it is read as ever
 
 _CHECKED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 _LISTS = Field(strict=False)  # only for the list itself (JSON has no tuples); what is in it stays strict
@@ -44,18 +44,35 @@ class ModelInfo:
 
 @dataclass(frozen=True, kw_only=True, config=_CHECKED)
 class SuiteInfo:
-    """A suite as it was used: where it came from, the hash of its prompts and how many there were."""
+    """A suite as it was used: where it came from, the hash of its prompts and how many there were.
+
+    `own` marks a suite of benchctl itself, which is embedded whole. `exact_answers` holds, by prompt id, how a right
+    answer to each turn ends ("" where that cannot be said): facts of the prompts, so written once and not in each row.
+    """
 
     name: str
     source: Literal["published", "embedded", "file"]
     origin: str
     sha256: str
     prompts: Count
+    own: bool = False
+    exact_answers: Mapping[str, Texts] = Field(default_factory=dict)
+
+    @property
+    def is_sample(self) -> bool:
+        """Whether the prompts only stand in for the published ones of that name."""
+        return self.source == "embedded" and not self.own
+
+    def exact_answer(self, prompt_id: str, turn: int) -> str:
+        """How a right answer to a turn ends, or "" where it cannot be checked."""
+        answers = self.exact_answers.get(prompt_id, ())
+        return answers[turn] if turn < len(answers) else ""
 
 
 @dataclass(frozen=True, kw_only=True, config=_CHECKED)
 class MethodInfo:
-    """A method of a run: its label, all its options, its claim, and why it could not run here (or "")."""
+    """A method of a run: its label, all its options, its claim, why it could not run here (or ""), and the hash of its
+    trained modules ("" where it has none, and in files written before methods had any)."""
 
     label: str
     name: str
@@ -63,6 +80,7 @@ class MethodInfo:
     exactness: Exactness
     reason: str = ""
     unsupported: str = ""
+    modules_sha256: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, config=_CHECKED)
@@ -70,7 +88,7 @@ class Run:
     """Everything that was fixed before the first generation of a run."""
 
     kind: Literal["run"] = "run"
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1, 2] = SCHEMA_VERSION
     name: str
     created: str
     command: Texts

@@ -128,7 +128,7 @@ def _prompts(target: Target, count: int) -> list[list[int]]:
 
 
 def _compare(ours: Arm, theirs: Arm, threads: int) -> Comparison:
-    interval = _interval(theirs.seconds, ours.seconds)
+    interval = paired_interval(theirs.seconds, ours.seconds)
     return Comparison(
         ours=ours.name,
         theirs=theirs.name,
@@ -145,12 +145,12 @@ def _compare(ours: Arm, theirs: Arm, threads: int) -> Comparison:
     )
 
 
-def _interval(above: Sequence[float], below: Sequence[float]) -> Interval:
-    """95% interval of sum(above) / sum(below), prompts resampled in pairs."""
+def paired_interval(above: Sequence[float], below: Sequence[float]) -> Interval:
+    """95% interval of sum(above) / sum(below), prompts or steps resampled in pairs."""
     zeros = np.zeros(len(above), dtype=np.int64)
     levels = Levels(zeros, np.arange(len(above)), zeros)
     found = bootstrap(np.array(above)[:, None], np.array(below)[:, None], levels)[0]
-    assert found is not None, "two prompts or more always have an interval"
+    assert found is not None, "two pairs or more always have an interval"
     return found
 
 

@@ -8,37 +8,47 @@ LayerSkip (2404.16710).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
 from benchctl.decoding.adaptive import AdaptiveDepth, View
 from benchctl.decoding.draft import Draft
+from benchctl.decoding.exits import agreements, balanced_loss, exit_yardsticks
 from benchctl.decoding.method import Context, Exactness, Speculative, Step
-from benchctl.decoding.target import Target
+from benchctl.decoding.modules import load_modules
+from benchctl.decoding.target import Target, TargetInfo
+from benchctl.decoding.trainable import Lesson, Tally, Trainable
+from benchctl.errors import UserError
 
 
 @dataclass
-class EarlyExit(AdaptiveDepth, Speculative):
+class EarlyExit(AdaptiveDepth, Speculative, Trainable):
     """Exit where confidence reaches ``threshold``; a threshold above 1 never exits, 0 exits at the first layer.
 
     mode          exit (lossy) or draft (exits propose, the full model verifies: exact)
-    confidence    softmax_gap (top1 - top2), softmax_max, state_cosine (of the last two states)
+    confidence    softmax_gap (top1 - top2), softmax_max, state_cosine (of the last two states), classifier (trained)
     min_exit      first layer that may be an exit; 0 takes half of the depth (ours; lower exits rarely agree)
     exits         exit layers joined by +, such as 4+8; empty means every layer from min_exit
     kv_policy     what skipped layers hold of a token: propagate or deferred_exact (mode=draft always defers)
     draft_tokens  tokens drafted per verification in mode=draft
+    modules       folder of the trained classifiers, one per exit layer
     """
 
     mode: Literal["exit", "draft"] = "exit"
-    confidence: Literal["softmax_gap", "softmax_max", "state_cosine"] = "softmax_gap"
+    confidence: Literal["softmax_gap", "softmax_max", "state_cosine", "classifier"] = "softmax_gap"
     threshold: float = 0.9
     min_exit: int = 0
     exits: str = ""
     kv_policy: Literal["propagate", "deferred_exact"] = "propagate"
     draft_tokens: int = 4
+    modules: str = ""
+    _classifiers: nn.Module = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.threshold >= 0.0:  # nan too
@@ -51,6 +61,8 @@ class EarlyExit(AdaptiveDepth, Speculative):
             raise ValueError(f"exits is {self.exits!r}; join layer numbers by +, such as 4+8")
         if self.exits and self._chosen()[-1] < self.min_exit:
             raise ValueError(f"every exit of {self.exits} lies below min_exit {self.min_exit}; none would be left")
+        if self.modules and not self.needs_modules:
+            raise ValueError(f"confidence={self.confidence} has no modules; they are for confidence=classifier")
 
     @property
     def exactness(self) -> Exactness:  # type: ignore[override]
@@ -64,18 +76,44 @@ class EarlyExit(AdaptiveDepth, Speculative):
     def compares_states(self) -> bool:  # type: ignore[override]
         return self.confidence == "state_cosine"
 
-    def unsupported(self, target: Target) -> str | None:
+    @property
+    def needs_modules(self) -> bool:
+        return self.confidence == "classifier"
+
+    def unsupported(self, target: Target | TargetInfo) -> str | None:
         beyond = [layer for layer in self._chosen() if layer >= target.layers]
         if beyond or self.min_exit >= target.layers:
             return f"exit {max([*beyond, self.min_exit])} is not below the target's {target.layers} layers"
         return None
 
-    def exit_layers(self, target: Target) -> tuple[int, ...]:
+    def exit_layers(self, target: Target | TargetInfo) -> tuple[int, ...]:
         first = self.min_exit or max(1, target.layers // 2)
         return tuple(layer for layer in self._chosen() or range(first, target.layers) if layer >= self.min_exit)
 
     def _chosen(self) -> tuple[int, ...]:
         return tuple(sorted({int(part) for part in self.exits.split("+")})) if self.exits else ()
+
+    def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
+        """For each exit a linear score of its state, named after its layer."""
+        if not self.needs_modules:
+            raise UserError(f"confidence={self.confidence} has nothing to train; early_exit[confidence=classifier] has")
+        if problem := self.unsupported(info):
+            raise UserError(f"early_exit cannot be trained for this target: {problem}")
+        score = partial(nn.Linear, info.hidden_size, 1, device=lm_head.device)
+        return nn.ModuleDict({str(layer): score() for layer in self.exit_layers(info)})
+
+    def loss(self, module: nn.Module, lesson: Lesson) -> Tensor:
+        """Of all exits together; a token's weight is that of the one it must predict."""
+        scores, weights = _scores(module, lesson), lesson.ahead(1).weights
+        right = agreements(lesson, tuple(scores))
+        return torch.stack([balanced_loss(scores[layer], right[layer], weights) for layer in scores]).sum()
+
+    def yardsticks(self, module: nn.Module, lesson: Lesson) -> Mapping[str, Tally]:
+        return exit_yardsticks(_scores(module, lesson), lesson)
+
+    def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:
+        if self.needs_modules:
+            self._classifiers = load_modules(self, "early_exit", target, self.modules)
 
     def decide(self, context: Context, view: View) -> bool:
         return self._confidence(view) >= self.threshold
@@ -83,6 +121,8 @@ class EarlyExit(AdaptiveDepth, Speculative):
     def _confidence(self, view: View) -> float:
         # Half precision has steps of 1/256 below 1, too coarse for a threshold.
         wide = torch.promote_types(view.state.dtype, torch.float32)
+        if self.confidence == "classifier":
+            return float(self._classifiers.get_submodule(str(view.layer))(view.state).to(wide).sigmoid())
         if self.confidence == "state_cosine":
             return float(F.cosine_similarity(view.previous.to(wide), view.state.to(wide)))
         top = view.logits.softmax(-1, dtype=wide).topk(2).values[0]
@@ -95,3 +135,9 @@ class EarlyExit(AdaptiveDepth, Speculative):
         if self.mode == "draft":
             return Speculative.step(self, context)
         return self.exit_step(context, self.kv_policy)
+
+
+def _scores(module: nn.Module, lesson: Lesson) -> dict[int, Tensor]:
+    """Scores [rows, n] of each exit layer."""
+    dtype = next(module.parameters()).dtype
+    return {int(name): score(lesson.states[int(name)].to(dtype))[..., 0] for name, score in module.named_children()}

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.method import Context, Speculative
+from benchctl.decoding.method import Context, Outcome, Speculative
 from benchctl.decoding.sampling import draw
 from benchctl.decoding.target import Target
 from benchctl.decoding.verify import Verdict
 from benchctl.methods.early_exit import EarlyExit
+from benchctl.methods.medusa import Medusa
 from benchctl.methods.prompt_lookup import PromptLookup
 from benchctl.methods.two_model import TwoModel
 
@@ -55,6 +56,13 @@ class LateTwoModel(TwoModel):
         super().prepare(target, models, draft_model)
         self._model = copy.copy(models(draft_model))
         self._model.rotary = torch.cat((self._model.rotary[:20], self._model.rotary[19:-1]))
+
+
+class LateMedusa(Medusa):
+    """medusa whose heads read the root's row, whatever was accepted."""
+
+    def observe(self, context: Context, outcome: Outcome) -> None:
+        self._state = outcome.states[:1]
 
 
 class UnrepairedRule(Speculative):

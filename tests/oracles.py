@@ -19,6 +19,7 @@ from transformers import DynamicCache
 
 Rounds = list[tuple[int, int]]  # drafted and accepted, round by round
 Drafter = Callable[[list[int], int], list[int]]  # text so far and budget in, proposal out
+TreeDrafter = Callable[[list[int], int], list[list[int]]]  # the same, several proposals: the branches of a tree
 
 
 def in_float64(model: Any) -> Any:
@@ -133,17 +134,28 @@ def replay(
     ``limit`` is the number of new tokens allowed; a proposal never reaches the last of them, which is the bonus token.
     ``drafts_before_prefill``: transformers' habit of letting the prefill verify a draft; otherwise it gives one token.
     """
+    return replay_tree(prompt, answer, limit, lambda text, budget: [draft(text, budget)], drafts_before_prefill)
+
+
+def replay_tree(
+    prompt: Sequence[int], answer: Sequence[int], limit: int, draft: TreeDrafter, drafts_before_prefill: bool = False
+) -> Rounds:
+    """The same for drafts of several branches: the one that agrees longest is accepted as far as it does."""
     text = [*prompt, *answer]
     at = len(prompt) + (0 if drafts_before_prefill else 1)
     rounds: Rounds = []
     while at < len(text):
-        proposal = draft(text[:at], len(prompt) + limit - at - 1)
-        accepted = 0
-        while proposal[accepted : accepted + 1] == text[at + accepted : at + accepted + 1] != []:
-            accepted += 1
-        rounds.append((len(proposal), accepted))
+        branches = draft(text[:at], len(prompt) + limit - at - 1)
+        accepted = max(_agreement(branch, text[at:]) for branch in branches)
+        rounds.append((max(map(len, branches)), accepted))
         at += accepted + 1
     return rounds
+
+
+def _agreement(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens that two texts have in common from the start."""
+    pairs = zip(one, other, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def model_drafter(naive: Naive, draft_tokens: int, confidence: float = 0.0, context_tokens: int = 1 << 30) -> Drafter:
@@ -190,6 +202,7 @@ class ExitRule:
     layers: tuple[int, ...]
     confidence: str = "softmax_gap"
     threshold: float = 0.9
+    classifier: Callable[[int, Tensor], float] | None = None  # layer and its state in, confidence out
 
     def choose(self, naive: Naive, text: Sequence[int], depths: Sequence[int] | None = None) -> tuple[int, int]:
         """Next token and the layers its row runs; ``depths`` of the rows before it, frozen above, if not all full."""
@@ -200,6 +213,8 @@ class ExitRule:
         return int(naive.logits(states[-1]).argmax()), naive.layers
 
     def _confidence(self, naive: Naive, states: Tensor, layer: int) -> float:
+        if self.classifier is not None:
+            return self.classifier(layer, states[layer])
         if self.confidence == "state_cosine":
             return float(F.cosine_similarity(states[layer - 1], states[layer], dim=0))
         ordered = naive.logits(states[layer]).softmax(-1).sort(descending=True).values

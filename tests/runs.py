@@ -12,11 +12,14 @@ from typing import Any
 import torch
 from oracles import Naive, Rounds, autoregressive, in_float64, noisy_copy
 from tiny import tiny_model
+from untrained import untrained_folder
 
 from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.method import Method
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.target import Target
 from benchctl.decoding.tokenizer import TargetTokenizer
+from benchctl.decoding.trainable import Trainable
 from benchctl.registry import build
 
 VOCABULARY = 24  # small, so that texts repeat themselves and drafts are right now and then
@@ -38,13 +41,21 @@ EXACT = (
     "early_exit[mode=draft,confidence=softmax_max,threshold=0.5]",
     "early_exit[mode=draft,confidence=state_cosine,threshold=0.9,min_exit=2]",
     "early_exit[mode=draft,threshold=2]",
+    "early_exit[mode=draft,confidence=classifier,threshold=0.5,min_exit=1]",
     "early_exit[threshold=2]",
     "early_exit[threshold=2,kv_policy=deferred_exact]",
+    "medusa",
+    "medusa[tree=1x1x1]",
+    "medusa[heads=2,tree=6x4]",
+    "medusa[heads=4,tree=3x2x2x1]",
+    "medusa[heads=1,nodes=30]",
 )
 LOSSY = (
     "early_exit[threshold=0.3]",
     "early_exit[threshold=0.3,kv_policy=deferred_exact]",
     "early_exit[confidence=state_cosine,threshold=0.8,exits=1+3]",
+    "early_exit[confidence=classifier,threshold=0.5,min_exit=1]",
+    "medusa[accept=typical]",
 )
 
 
@@ -103,6 +114,20 @@ def answer(family: str, seed: int, prompt_tokens: int) -> list[int]:
     return autoregressive(pair(family, seed).naive, prompt_of(prompt_tokens, seed), limit)
 
 
+def prepared(label: str, target: Target, draft: Target | None = None) -> Method:
+    """A fresh method, ready for the target: with a draft model if there is one, with untrained modules if need be."""
+
+    def model(_name: str) -> Target:
+        assert draft is not None, "this method needs a draft model"
+        return draft
+
+    method = build(label)
+    if isinstance(method, Trainable) and method.needs_modules:
+        method.modules = str(untrained_folder(label, method, target))
+    method.prepare(target, model, "draft")
+    return method
+
+
 def run(
     label: str,
     target: Target,
@@ -114,9 +139,7 @@ def run(
     prompt_seed: int = 0,
 ) -> Generation:
     """Decode one prompt with a fresh method; the clock counts its own calls."""
-    method = build(label)
-    if draft is not None:
-        method.prepare(target, lambda _name: draft, "draft")
+    method = prepared(label, target, draft)
     ticks = count()
     clock = lambda: float(next(ticks))  # noqa: E731
     return decode(method, target, list(prompt), Limits(limit), sampling or Sampling(), clock, prompt_seed)

@@ -9,14 +9,17 @@ from pathlib import Path
 import pytest
 from fixtures_run import make_folder, make_settings, measured, write_prompts
 from tiny import tiny_folder
+from untrained import facts_of, untrained
 
 from benchctl import packs
+from benchctl.decoding.modules import save_modules
 from benchctl.decoding.target import Target
 from benchctl.errors import UserError
 from benchctl.measuring import settings as ask
 from benchctl.measuring.check import CheckedRun, check, name_run
 from benchctl.measuring.choices import choose_methods, choose_models
 from benchctl.measuring.run import run
+from benchctl.methods.medusa import Medusa
 from benchctl.recordfile import read
 
 
@@ -59,16 +62,44 @@ def test_the_baseline_is_first_and_every_label_is_there_once() -> None:
     assert [choice.label for choice in choose_methods(texts, "draft")] == ["autoregressive", "early_exit", "two_model"]
 
 
-def test_all_brings_in_every_method_and_notes_those_without_a_draft_model() -> None:
+def test_all_brings_in_every_method_and_notes_what_some_of_them_lack() -> None:
     choices = {choice.label: choice.unsupported for choice in choose_methods(("all",), draft="")}
-    assert choices["two_model"] == "it needs a draft model; name one with --draft-model"
-    assert {reason for label, reason in choices.items() if label != "two_model"} == {""}
+    assert choices.pop("two_model") == "it needs a draft model; name one with --draft-model"
+    assert choices.pop("medusa").startswith("no trained modules; train some with: benchctl train medusa")
+    assert set(choices.values()) == {""}
 
 
 def test_a_method_asked_for_by_name_without_its_draft_model_is_refused() -> None:
     with pytest.raises(UserError, match="two_model cannot run: it needs a draft model"):
         choose_methods(("all", "two_model"), draft="")
     assert choose_methods(("two_model[draft_model=x]",), draft="")[1].unsupported == ""
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ("medusa", "medusa cannot run: no trained modules; train some with: benchctl train medusa"),
+        ("early_exit[confidence=classifier]", "cannot run: no trained modules; train some with: benchctl train early"),
+        ("medusa[modules=nowhere]", "nowhere: no such folder"),
+    ],
+)
+def test_a_method_asked_for_by_name_without_its_modules_is_refused_before_weights_are_loaded(
+    settings: ask.RunSettings, label: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_weights(monkeypatch)
+    with pytest.raises(UserError, match=message):
+        quiet_check(replace(settings, methods=("all", label)))
+
+
+def test_modules_of_another_method_are_refused_before_weights_are_loaded(
+    settings: ask.RunSettings, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Target.load(folder / "target")
+    save_modules(tmp_path / "heads", untrained(Medusa(), target), facts_of("medusa", Medusa(), target))
+    no_weights(monkeypatch)
+    label = f"early_exit[confidence=classifier,modules={tmp_path / 'heads'}]"
+    with pytest.raises(UserError, match="holds modules of medusa, not of early_exit"):
+        quiet_check(replace(settings, methods=(label,)))
 
 
 def test_the_embedded_target_and_its_draft_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

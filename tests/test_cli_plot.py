@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from fixtures_records import RUN, usual_rows, write
+from fixtures_records import KOALA, RUN, usual_rows, write
 
 from benchctl.cli import main
 
@@ -40,6 +40,15 @@ def test_a_sampled_run_in_results_does_not_keep_the_others_from_being_plotted(tm
     assert f"{sampled}: was sampled, so it has no token agreement and is left out." in result.stderr
     assert "not comparable" not in (tmp_path / "plot.svg").read_text()
     assert "--temperature 0" in _plot("--pareto", sampled, "--out", tmp_path / "plot.svg").stderr
+
+
+def test_sampled_answers_can_be_checked_though_not_compared(tmp_path: Path) -> None:
+    rows = [replace(row, verdict=row.verdict and "sampled", first_divergence=None, text="4") for row in usual_rows(3)]
+    checked = replace(KOALA, exact_answers={f"p{n}": ("4",) for n in range(3)})
+    sampled = write(tmp_path / "0.jsonl", rows, replace(RUN, temperature=0.7, suites=(checked,)))
+    result = _plot("--pareto", "--fidelity", "exact-match", sampled, "--out", tmp_path / "plot.svg")
+    assert result.exit_code == 0
+    assert "exact match on 3 prompts" in (tmp_path / "plot.svg").read_text()
 
 
 def test_without_results_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

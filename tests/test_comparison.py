@@ -69,6 +69,14 @@ def test_draft_models_count_only_where_both_runs_have_one() -> None:
     assert differences(one, other) == (Difference("draft", "reference aa", "reference zz"),)
 
 
+def test_trained_modules_count_where_both_runs_have_the_label() -> None:
+    heads = method("medusa")
+    one, other = (replace(RUN, methods=(*RUN.methods, replace(heads, modules_sha256=sha))) for sha in ("aa", "zz"))
+    assert differences(RUN, one) == ()
+    assert differences(one, one) == ()
+    assert differences(one, other) == (Difference("modules", "medusa aa", "medusa zz"),)
+
+
 def test_files_of_one_group_are_sessions_of_the_same_prompts(tmp_path: Path) -> None:
     one, two = write(tmp_path / "1.jsonl", usual_rows()), write(tmp_path / "2.jsonl", usual_rows())
     (group,) = compare([read(one), read(two)])
@@ -161,6 +169,37 @@ def test_a_lossy_method_that_writes_less_is_not_praised_for_its_speed_up(tmp_pat
     found = cautions(_group(tmp_path, rows))[0]
     assert found.startswith(f"{EXITING} wrote 11 tokens where the baseline wrote 21")
     assert not any(DRAFTED in caution for caution in cautions(_group(tmp_path, rows)))
+
+
+@pytest.mark.parametrize(("right", "told"), [(0, True), (3, True), (4, False), (20, False)])
+def test_a_baseline_that_is_hardly_ever_right_cannot_show_a_loss(tmp_path: Path, right: int, told: bool) -> None:
+    suite = replace(KOALA, exact_answers={f"p{n}": ("text" if n < right else "other",) for n in range(20)})
+    found = cautions(_group(tmp_path, usual_rows(), replace(RUN, suites=(suite,))))
+    assert any(f"the baseline itself is right on {right / 20:.0%}" in caution for caution in found) == told
+
+
+@pytest.mark.parametrize(("lost", "told"), [(0, True), (1, False), (20, False)])
+def test_an_interval_of_no_width_is_no_proof_that_a_lossy_method_loses_nothing(
+    tmp_path: Path, lost: int, told: bool
+) -> None:
+    """Where no answer of 20 was lost no resample loses one, but nor would it often where one in ten is lost."""
+    rows = [
+        replace(row, text="other") if row.label == EXITING and int(row.prompt_id[1:]) < lost else row
+        for row in usual_rows()
+    ]
+    suite = replace(KOALA, exact_answers={f"p{n}": ("text",) for n in range(20)})
+    found = [
+        caution for caution in cautions(_group(tmp_path, rows, replace(RUN, suites=(suite,)))) if "lost" in caution
+    ]
+    assert [caution.startswith(f"{EXITING} lost no answer of 20") for caution in found] == [True] * told
+    assert all("up to 15%" in caution for caution in found)
+
+
+def test_a_suite_of_benchctls_own_is_no_sample_of_another(tmp_path: Path) -> None:
+    rows = usual_rows()
+    run = replace(RUN, suites=(replace(KOALA, source="embedded", own=True),))
+    group = _group(tmp_path, rows + [replace(row, repeat=1) for row in rows], run)
+    assert (cautions(group), group.title(group.pooled)) == ((), "koala")
 
 
 def test_an_exact_method_with_a_lossy_answer_is_called_a_bug(tmp_path: Path) -> None:

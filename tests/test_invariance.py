@@ -12,14 +12,13 @@ import pytest
 import torch
 from mutants import ForgetfulTwoModel
 from oracles import Naive
-from runs import CONTEXT_TOKENS, EXACT, LAYERS, LOSSY, Pair, pair, pair_of, prompt_of, rounds_of, run
+from runs import CONTEXT_TOKENS, EXACT, LAYERS, LOSSY, Pair, pair, pair_of, prepared, prompt_of, rounds_of, run
 from torch import Tensor
 
 from benchctl.decoding.loop import Generation, Limits, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.stream import Stream
-from benchctl.registry import build
 
 NEW_TOKENS = 30
 WARM = Sampling(temperature=0.9, top_p=0.9, seed=5)
@@ -54,12 +53,6 @@ def test_exchanging_a_frequent_token_with_id_nought_changes_no_step(family: str)
         assert after.layers == before.layers
 
 
-def _prepared(label: str, models: Pair) -> Method:
-    method = build(label)
-    method.prepare(models.target, lambda _name: models.draft, "draft")
-    return method
-
-
 def _decode(method: Method, models: Pair, prompt_tokens: int, sampling: Sampling) -> Generation:
     return decode(method, models.target, prompt_of(prompt_tokens), Limits(20), sampling, lambda: 0.0, prompt_tokens)
 
@@ -68,16 +61,18 @@ def _decode(method: Method, models: Pair, prompt_tokens: int, sampling: Sampling
 @pytest.mark.parametrize("label", [*EXACT, *LOSSY])
 def test_prompt_gives_the_same_whatever_ran_before(label: str, sampling: Sampling) -> None:
     models = pair("llama")
-    one = _prepared(label, models)
+    one = prepared(label, models.target, models.draft)
     lengths = (13, 30, CONTEXT_TOKENS - 4, 13, 1)
     forward = [_decode(one, models, length, sampling) for length in lengths]
-    other = _prepared(label, models)
+    other = prepared(label, models.target, models.draft)
     backward = [_decode(other, models, length, sampling) for length in reversed(lengths)]
     assert forward[0] == forward[3]
     assert forward == backward[::-1]
 
 
-@pytest.mark.parametrize("label", ["autoregressive", "two_model", "prompt_lookup", "early_exit[mode=draft,exits=3]"])
+@pytest.mark.parametrize(
+    "label", ["autoregressive", "two_model", "prompt_lookup", "early_exit[mode=draft,exits=3]", "medusa"]
+)
 def test_sampled_answers_depend_on_the_seeds_alone(label: str) -> None:
     models = pair("llama")
 

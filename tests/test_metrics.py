@@ -1,10 +1,22 @@
 """Every metric, worked out by hand on two prompts of different length."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from fixtures_records import BASELINE, DRAFTED, EXITING, baseline_row, drafted_row, exiting_row, write
+from fixtures_records import (
+    BASELINE,
+    DRAFTED,
+    EXITING,
+    KOALA,
+    RUN,
+    baseline_row,
+    drafted_row,
+    exiting_row,
+    failed,
+    write,
+)
 
 from benchctl.analysis import metrics
 from benchctl.analysis.frame import load, pair
@@ -45,6 +57,40 @@ def frame(tmp_path: Path) -> pd.DataFrame:
 def test_metric_is_the_ratio_of_sums(frame: pd.DataFrame, metric: Metric, label: str, value: float | None) -> None:
     found = metric.value(pair(frame, label, BASELINE))
     assert found == (None if value is None else pytest.approx(value))
+
+
+def checked_frame(tmp_path: Path) -> pd.DataFrame:
+    """Of p0 to p3 the first three can be checked; the lossy method fails on p2."""
+    said = {"p0": ("4", "4"), "p1": ("It is 5.", "It is 6."), "p2": ("no", "7"), "p3": ("hello", "bye")}
+    rows = [
+        row
+        for prompt_id, (baseline, lossy) in said.items()
+        for row in (
+            replace(baseline_row(prompt_id), text=baseline),
+            replace(exiting_row(prompt_id), text=lossy),
+        )
+    ]
+    rows[5] = failed(rows[5])
+    suite = replace(KOALA, exact_answers={"p0": ("4",), "p1": ("5",), "p2": ("7",)})
+    return load([write(tmp_path / "checked.jsonl", rows, replace(RUN, suites=(suite,)))])
+
+
+def test_exact_match_is_the_share_of_right_answers_among_those_that_can_be_checked(tmp_path: Path) -> None:
+    frame = checked_frame(tmp_path)
+    assert metrics.EXACT_MATCH.value(pair(frame, BASELINE, BASELINE)) == pytest.approx(2 / 3)
+    assert metrics.EXACT_MATCH_DIFFERENCE.value(pair(frame, BASELINE, BASELINE)) == 0.0
+
+
+def test_a_failed_generation_is_neither_right_nor_wrong_and_leaves_its_pair_out(tmp_path: Path) -> None:
+    """On p0 and p1, which both answered, the baseline is right twice and the lossy method once."""
+    pairs = pair(checked_frame(tmp_path), EXITING, BASELINE)
+    assert metrics.EXACT_MATCH.value(pairs) == 1 / 2
+    assert metrics.EXACT_MATCH_DIFFERENCE.value(pairs) == -1 / 2
+
+
+def test_answers_that_cannot_be_checked_have_no_score_rather_than_0(frame: pd.DataFrame) -> None:
+    pairs = pair(frame, DRAFTED, BASELINE)
+    assert (metrics.EXACT_MATCH.value(pairs), metrics.EXACT_MATCH_DIFFERENCE.value(pairs)) == (None, None)
 
 
 def test_speedup_is_not_the_mean_of_ratios(frame: pd.DataFrame) -> None:

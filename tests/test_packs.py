@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from benchctl import packs
+from benchctl.cli import main
 from benchctl.errors import UserError
 
 WEIGHTS = b"weights"
@@ -44,6 +46,7 @@ def _entry(name: str, role: str, draft: str = "") -> dict[str, object]:
         "tokenizer_sha256": "",
         "licence": "Apache-2.0",
         "description": "A model",
+        "data": "tasks and public chats",
         "draft": draft,
     }
 
@@ -105,3 +108,13 @@ def test_the_shipped_index_is_true() -> None:
         assert (model.path / packs.WEIGHTS).stat().st_size == model.bytes
         assert hashlib.sha256((model.path / "tokenizer.json").read_bytes()).hexdigest() == model.tokenizer_sha256
         assert not model.draft or model.draft in names
+
+
+def test_the_list_has_a_line_of_80_columns_for_each_model(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = CliRunner().invoke(main, ["list", "models"]).output.splitlines()
+    assert [line.split() for line in lines] == [
+        ["name", "role", "parameters", "size", "licence", "data"],
+        ["big", "target", "10", "0.0", "MB", "Apache-2.0", "tasks", "and", "public", "chats"],
+        ["small", "draft", "10", "0.0", "MB", "Apache-2.0", "tasks", "and", "public", "chats"],
+    ]

@@ -6,9 +6,10 @@ from itertools import combinations, product
 from pathlib import Path
 
 import pytest
-from fixtures_records import DRAFTED, KOALA, RUN, baseline_row, drafted_row, failed, method, usual_rows, write
+from fixtures_records import DRAFTED, EXITING, KOALA, RUN, baseline_row, drafted_row, failed, method, usual_rows, write
 
 from benchctl.analysis.comparison import Group, compare
+from benchctl.analysis.metrics import EXACT_MATCH
 from benchctl.analysis.placing import Box, Label, place
 from benchctl.analysis.plots import check_image, pareto
 from benchctl.errors import UserError
@@ -48,6 +49,16 @@ def test_the_plot_says_that_prompts_are_an_embedded_sample(tmp_path: Path) -> No
     out = tmp_path / "plot.svg"
     pareto(_groups(tmp_path, usual_rows(), replace(RUN, suites=(replace(KOALA, source="embedded"),))), out)
     assert "koala (embedded): 20 prompts" in _texts(out)
+
+
+def test_exact_match_can_stand_for_fidelity_where_answers_can_be_checked(tmp_path: Path) -> None:
+    rows = [replace(row, text="5" if row.label == EXITING and row.prompt_id < "p15" else "4") for row in usual_rows()]
+    checked = replace(RUN, suites=(replace(KOALA, exact_answers={f"p{n}": ("4",) for n in range(20)}),))
+    out = tmp_path / "plot.svg"
+    pareto(_groups(tmp_path, rows, checked), out, EXACT_MATCH)
+    assert "exact match on 20 prompts" in _texts(out) and "token agreement" not in _texts(out)
+    with pytest.raises(UserError, match="no answers that can be checked.* --bench tasks"):
+        pareto(_groups(tmp_path, rows), out, EXACT_MATCH)
 
 
 def test_a_broken_claim_is_not_drawn_as_lossless(tmp_path: Path) -> None:

@@ -16,6 +16,9 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 needs_published = pytest.mark.skipif(not SHARED.is_dir(), reason="the published files are not beside the repository")
 
 
+PUBLISHED = [spec for spec in describe() if not spec.own]
+
+
 def embedded(name: str, limit: int | None = None) -> Suite:
     return load_suite(name, data_dir=None, source="embedded", limit=limit, notify=lambda text: None)
 
@@ -35,19 +38,32 @@ def written(folder: Path, content: str | bytes, name: str = "mine.jsonl") -> Pat
 
 
 def test_the_known_suites_are_described_with_size_turns_licence_and_address() -> None:
-    assert suite_names() == ("koala", "self-instruct", "wizardlm", "mt-bench")
-    assert [(spec.prompts, spec.turns) for spec in describe()] == [(180, 1), (252, 1), (218, 1), (80, 2)]
-    assert [spec.licence for spec in describe()] == ["Apache-2.0", "Apache-2.0", "CC BY-NC 4.0", "Apache-2.0"]
-    assert all(spec.address.startswith("https://") and len(spec.sha256) == 64 for spec in describe())
+    assert suite_names() == ("koala", "self-instruct", "wizardlm", "mt-bench", "tasks")
+    assert [(spec.prompts, spec.turns) for spec in describe()] == [(180, 1), (252, 1), (218, 1), (80, 2), (280, 1)]
+    assert [spec.licence for spec in PUBLISHED] == ["Apache-2.0", "Apache-2.0", "CC BY-NC 4.0", "Apache-2.0"]
+    assert all(spec.address.startswith("https://") and len(spec.sha256) == 64 for spec in PUBLISHED)
+    assert [spec.name for spec in describe() if spec.own] == ["tasks"]
 
 
 @pytest.mark.parametrize("spec", describe(), ids=lambda spec: spec.name)
+def test_the_readme_beside_the_files_counts_their_prompts(spec: SuiteSpec, root: Path) -> None:
+    table = (root / "benchctl/assets/prompts/README.md").read_text(encoding="utf-8")
+    assert f"| {spec.name}.jsonl | {spec.embedded_prompts} |" in table
+
+
+@pytest.mark.parametrize("spec", PUBLISHED, ids=lambda spec: spec.name)
 def test_embedded_sample_is_read_by_its_suites_own_reader_and_says_embedded(spec: SuiteSpec) -> None:
     suite = embedded(spec.name)
     assert len(suite.prompts) == spec.embedded_prompts >= 24
     assert (suite.source, suite.origin) == ("embedded", f"benchctl/assets/prompts/{spec.name}.jsonl")
     assert all(len(prompt.turns) == spec.turns and prompt.suite == spec.name for prompt in suite.prompts)
     assert all("sample" in prompt.id for prompt in suite.prompts)
+    assert not any(prompt.exact_answers for prompt in suite.prompts) and not suite.own
+
+
+def test_prompts_without_exact_answers_keep_the_hash_that_runs_of_the_first_version_hold() -> None:
+    """Else no run measured before there were exact answers could be compared or resumed."""
+    assert embedded("koala").prompts_sha256 == "dd0f6d1bfa669ae8feeb58e0dd2d3f8fc75e06ecb8846bc5067b01937640afcc"
 
 
 @pytest.mark.parametrize("name", suite_names())
@@ -77,7 +93,7 @@ def runs_of_words(text: str, length: int) -> set[tuple[str, ...]]:
 @needs_published
 def test_no_embedded_prompt_shares_eight_words_in_a_row_with_a_published_one() -> None:
     theirs = {
-        run for name in suite_names() for p in published(name).prompts for run in runs_of_words("\n".join(p.turns), 8)
+        run for spec in PUBLISHED for p in published(spec.name).prompts for run in runs_of_words("\n".join(p.turns), 8)
     }
     assert len(theirs) > 10_000
     for name in suite_names():
@@ -86,7 +102,7 @@ def test_no_embedded_prompt_shares_eight_words_in_a_row_with_a_published_one() -
 
 
 @needs_published
-@pytest.mark.parametrize("spec", describe(), ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", PUBLISHED, ids=lambda spec: spec.name)
 def test_published_layout_is_read_whole(spec: SuiteSpec) -> None:
     suite = published(spec.name)
     assert (suite.source, suite.origin, suite.sha256) == ("published", spec.address, spec.sha256)
@@ -137,6 +153,26 @@ def test_own_file_takes_prompts_and_turns_with_line_numbers_for_missing_ids(tmp_
     assert suite.prompts[0].reference == ("Hello.",)
 
 
+def test_own_file_asks_for_exact_match_by_an_exact_answer_per_turn(tmp_path: Path) -> None:
+    lines = [
+        '{"prompt": "2 + 2?", "exact_answer": " 4\\n"}',
+        '{"turns": ["2 + 2?", "Why?"], "exact_answer": "4"}',
+        '{"turns": ["Hi.", "2 + 3?"], "exact_answer": ["", "5"]}',
+        '{"prompt": "Hi.", "reference": "Hello.", "answer": "Hello."}',
+    ]
+    answers = [prompt.exact_answers for prompt in own(written(tmp_path, "\n".join(lines))).prompts]
+    assert answers == [("4",), ("4",), ("", "5"), ()]
+
+
+def test_another_exact_answer_is_another_suite(tmp_path: Path) -> None:
+    contents = [
+        '{"prompt": "2 + 2?"}',
+        '{"prompt": "2 + 2?", "exact_answer": "4"}',
+        '{"prompt": "2 + 2?", "exact_answer": "5"}',
+    ]
+    assert len({own(written(tmp_path, content)).prompts_sha256 for content in contents}) == 3
+
+
 def test_byte_order_mark_and_line_separator_inside_a_text_are_taken(tmp_path: Path) -> None:
     suite = own(written(tmp_path, b"\xef\xbb\xbf" + '{"prompt": "one\u2028two"}\n'.encode()))
     assert suite.prompts[0].turns == ("one\u2028two",)
@@ -166,6 +202,8 @@ def test_limit_takes_the_first_prompts_and_leaves_the_file_hash_alone(tmp_path: 
         ('{"turns": "a"}', 1, "must be a list, not text"),
         ('{"turns": ["a", ""]}', 1, '"turns[1]" is empty'),
         ('{"prompt": "a", "reference": ["b", "c"]}', 1, "2 entries for 1 turn"),
+        ('{"prompt": "a", "exact_answer": "?!"}', 1, '"exact_answer" holds no letter or digit'),
+        ('{"prompt": "a", "exact_answer": 4}', 1, '"exact_answer" must be a list, not a number'),
         ('{"prompt": "a", "id": 1.5}', 1, "must be text, not a number"),
         ('{"prompt": "a", "id": true}', 1, "must be text, not true or false"),
         ('{"prompt": "a", "id": "x"}\n{"prompt": "b", "id": "x"}', 2, "also that of line 1"),
@@ -211,7 +249,8 @@ def test_known_suite_with_a_broken_line_is_refused_with_file_and_line(
     [
         (
             "mt_bench",
-            'known: koala, self-instruct, wizardlm, mt-bench, or the path of a .jsonl file. Did you mean "mt-bench"',
+            "known: koala, self-instruct, wizardlm, mt-bench, tasks, or the path of a .jsonl file. "
+            'Did you mean "mt-bench"',
         ),
         ("zzz", 'unknown bench "zzz"'),
         ("absent.jsonl", "cannot read absent.jsonl: No such file"),

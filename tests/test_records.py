@@ -95,6 +95,10 @@ def test_an_existing_file_is_not_written_without_resume(path: Path) -> None:
         ({"target": replace(RUN.target, weights_sha256="zz")}, "target differs"),
         ({"methods": RUN.methods[:2]}, "methods differs: it has early_exit, this run has nothing instead"),
         ({"methods": RUN.methods[::-1]}, "methods differs: it has them in another order"),
+        (
+            {"methods": (*RUN.methods[:2], replace(RUN.methods[2], modules_sha256="0123456789"))},
+            r"it has early_exit, this run has early_exit \(modules 01234567\) instead",
+        ),
         ({"suites": (replace(RUN.suites[0], prompts=3),)}, r"it has koala \(20 prompts.* this run has koala \(3 "),
         ({"machine": {"cpu": "B", "gpu": ""}}, "another machine .cpu differs"),
     ],
@@ -106,6 +110,13 @@ def test_resuming_with_other_settings_names_the_field_that_differs(
     with pytest.raises(UserError, match=named), Writer(path, replace(RUN, **changes), resume=True):
         pass
     assert path.read_bytes() == before
+
+
+def test_a_file_from_before_there_were_trained_modules_is_read(path: Path) -> None:
+    write(path, ROWS)
+    path.write_bytes(path.read_bytes().replace(b',"modules_sha256":""', b""))
+    assert b"modules_sha256" not in path.read_bytes()
+    assert read(path).run == RUN
 
 
 def test_resuming_later_in_another_load_is_the_same_run(path: Path) -> None:
@@ -173,7 +184,7 @@ def _unknown_key(line: dict[str, Any]) -> None:
     ("change", "message"),
     [
         (_no_run, r"run.jsonl:1: is not the start of a benchctl run"),
-        (_newer, r"run.jsonl:1: written by a newer benchctl, schema 7 \(this one reads 1\); upgrade"),
+        (_newer, r"run.jsonl:1: written by a newer benchctl, schema 7 \(this one reads 2\); upgrade"),
         (_unknown_key, r"run.jsonl:1: wonder: Unexpected keyword argument"),
         (lambda line: line.pop("dtype"), r"run.jsonl:1: dtype: "),
         (lambda line: line.update(baseline="other"), r"run.jsonl:1: the baseline 'other' is not among"),
@@ -269,6 +280,45 @@ def test_the_schema_describes_every_line() -> None:
     assert set(json.loads(to_line(RUN))) == set(definitions["Run"]["properties"])
     assert set(json.loads(to_line(ROWS[0]))) == set(definitions["Row"]["properties"])
     assert definitions["Row"]["additionalProperties"] is False
+
+
+def _first_version(path: Path) -> Path:
+    """`path` as version 1 wrote it: its suites had no other fields than these."""
+    first, *rows = path.read_bytes().splitlines(keepends=True)
+    line = json.loads(first)
+    known = ("name", "source", "origin", "sha256", "prompts")
+    line |= {"schema_version": 1, "suites": [{name: suite[name] for name in known} for suite in line["suites"]]}
+    path.write_bytes(json.dumps(line, separators=(",", ":")).encode() + b"\n" + b"".join(rows))
+    return path
+
+
+def test_a_file_of_the_first_version_is_read_with_nothing_to_check_in_it(path: Path) -> None:
+    found = read(_first_version(write(path, ROWS)))
+    assert (found.run, found.rows) == (replace(RUN, schema_version=1), tuple(ROWS))
+    (suite,) = found.run.suites
+    assert (suite.own, suite.exact_answers, suite.exact_answer("p0", 0)) == (False, {}, "")
+
+
+def test_a_file_of_the_first_version_goes_on_as_one(path: Path) -> None:
+    before = _first_version(write(path, ROWS[:2])).read_bytes()
+    with Writer(path, RUN, resume=True) as writer:
+        writer.append(ROWS[2])
+    assert path.read_bytes() == before + to_line(ROWS[2])
+
+
+def test_an_exact_answer_is_found_by_prompt_and_turn() -> None:
+    suite = replace(RUN.suites[0], exact_answers={"p0": ("4",), "p1": ("", "5")})
+    assert [suite.exact_answer("p0", 0), suite.exact_answer("p0", 1)] == ["4", ""]
+    assert [suite.exact_answer("p1", 0), suite.exact_answer("p1", 1)] == ["", "5"]
+
+
+def test_resuming_with_other_exact_answers_is_refused(path: Path) -> None:
+    checked = replace(RUN, suites=(replace(RUN.suites[0], exact_answers={"p0": ("4",)}),))
+    with (
+        pytest.raises(UserError, match="suites differs"),
+        Writer(write(path, ROWS, checked), RUN, resume=True),
+    ):
+        pass
 
 
 def test_records_cannot_be_changed() -> None:

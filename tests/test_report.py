@@ -12,6 +12,7 @@ import pytest
 from fixtures_records import (
     BASELINE,
     DRAFTED,
+    EXITING,
     KOALA,
     MT_BENCH,
     RUN,
@@ -71,6 +72,37 @@ def test_a_single_prompt_has_no_interval(tmp_path: Path) -> None:
         "unit": "ratio",
         "better": "higher",
     }
+
+
+def _checked(lost: int) -> tuple[list[Row], Run]:
+    """All 20 answers of the baseline and the drafting method are right; the lossy one's are wrong on the first few."""
+    rows = [
+        replace(row, text="7" if row.label == EXITING and int(row.prompt_id[1:]) < lost else "4")
+        for row in usual_rows()
+    ]
+    return rows, replace(RUN, suites=(replace(KOALA, exact_answers={f"p{n}": ("4",) for n in range(20)}),))
+
+
+def test_the_loss_of_a_lossy_method_is_shown_with_interval_and_count(tmp_path: Path) -> None:
+    rows, run = _checked(lost=5)
+    text = _text(tmp_path, rows=rows, run=run)
+    assert max(map(len, text.splitlines())) <= 80
+    table = text[text.index("Exact match") :]
+    assert re.search(r"autoregressive +1\.000 \[1\.000, 1\.000\] +baseline +20\n", table)
+    assert re.search(r"two_model +1\.000 \[1\.000, 1\.000\] +\+0\.000 \[\+0\.000, \+0\.000\] +20\n", table)
+    assert re.search(r"early_exit +0\.750 \[0\.\d+, 0\.\d+\] +-0\.250 \[-0\.\d+, -0\.\d+\] +20\n", table)
+    assert re.search(r"\| \+0\.000 \[\+0\.000, \+0\.000\] \| 20 \|", _text(tmp_path, "md", rows, run))
+    lost = _figures(tmp_path, rows, run)[EXITING]
+    assert (lost["metrics"]["exact_match"]["value"], lost["checked_prompts"]) == (0.75, 20)
+    assert lost["metrics"]["exact_match_difference"]["high"] < 0
+    line = list(csv.DictReader(io.StringIO(_text(tmp_path, "csv", rows, run))))[2]
+    assert (line["exact_match"], line["exact_match_difference"], line["checked_prompts"]) == ("0.75", "-0.25", "20")
+
+
+@pytest.mark.parametrize("format", ["table", "md"])
+def test_exact_match_is_left_out_where_there_is_nothing_to_check(tmp_path: Path, format: Format) -> None:
+    assert "exact match" not in _text(tmp_path, format).lower()
+    assert _figures(tmp_path)[DRAFTED]["metrics"]["exact_match"]["value"] is None
 
 
 def test_json_has_full_precision_and_no_number_that_json_lacks(tmp_path: Path) -> None:

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from fixtures_run import LABELS, make_folder, make_settings, measured, timeless
+from untrained import facts_of, untrained
 
+from benchctl.decoding.modules import modules_sha256, save_modules
+from benchctl.decoding.target import Target
 from benchctl.errors import UserError
 from benchctl.measuring import settings as ask
 from benchctl.measuring.check import check
@@ -17,6 +20,7 @@ from benchctl.measuring.events import Notice, Progress
 from benchctl.measuring.measure import Spent
 from benchctl.measuring.run import RunSummary, run
 from benchctl.measuring.session import is_stable
+from benchctl.methods.medusa import Medusa
 from benchctl.recordfile import RunFile, read
 from benchctl.records import row_key
 
@@ -142,6 +146,44 @@ def test_resuming_with_other_settings_is_refused_and_changes_nothing(
     with pytest.raises(UserError, match="max_new_tokens differs: it has 6, this run has 7"):
         measure(replace(settings, answers=ask.AnswerSettings(max_new_tokens=7), resume=True))
     assert out.read_bytes() == whole.path.read_bytes()
+
+
+@pytest.fixture
+def heads(settings: ask.RunSettings, tmp_path: Path) -> Path:
+    """Untrained modules of medusa for the run's target."""
+    _save_heads(tmp_path / "heads", Target.load(settings.models.target), seed=0)
+    return tmp_path / "heads"
+
+
+def _save_heads(folder: Path, target: Target, seed: int) -> None:
+    save_modules(folder, untrained(Medusa(), target, seed), facts_of("medusa", Medusa(), target))
+
+
+def test_the_header_has_the_hash_of_trained_modules(settings: ask.RunSettings, heads: Path, tmp_path: Path) -> None:
+    measure(replace(settings, methods=("prompt_lookup", f"medusa[modules={heads}]")))
+    file = read(tmp_path / "out.jsonl")
+    assert [method.modules_sha256 for method in file.run.methods] == ["", "", modules_sha256(str(heads))]
+    assert {row.verdict for row in measured(file) if row.label.startswith("medusa")} <= {"identical", "tie"}
+    assert any(sum(row.accepted) for row in measured(file) if row.label.startswith("medusa"))
+
+
+def test_resuming_with_other_modules_is_refused(settings: ask.RunSettings, heads: Path) -> None:
+    """The label says where they are, so only the hash can tell that others are there now."""
+    asked = replace(settings, methods=(f"medusa[modules={heads}]",))
+    measure(asked)
+    first = modules_sha256(str(heads))[:8]
+    _save_heads(heads, Target.load(settings.models.target), seed=1)
+    with pytest.raises(UserError, match=f"methods differs: it has medusa.*modules {first}.*this run has medusa"):
+        measure(replace(asked, resume=True))
+
+
+def test_modules_for_another_target_end_the_run_before_it_begins(
+    settings: ask.RunSettings, heads: Path, folder: Path, tmp_path: Path
+) -> None:
+    _save_heads(heads, Target.load(folder / "draft"), seed=0)
+    with pytest.raises(UserError, match="made for tiny .*1 layers of 32.*but the target has weights"):
+        measure(replace(settings, methods=(f"medusa[modules={heads}]",)))
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_warm_up_can_be_left_out(settings: ask.RunSettings, tmp_path: Path) -> None:

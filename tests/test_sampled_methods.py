@@ -8,12 +8,12 @@ from functools import cache
 import pytest
 import torch
 from chances import distribution, total_variation
+from runs import prepared
 from tiny import tiny_model, tiny_target
 
 from benchctl.decoding.loop import Limits, decode
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.target import Target
-from benchctl.registry import build
 
 VOCABULARY = 5
 PROMPT = (1, 3, 0, 1, 3)  # its tail occurred before, so prompt lookup finds something
@@ -27,7 +27,11 @@ LABELS = (
     "prompt_lookup[draft_tokens=2]",
     "early_exit[mode=draft,threshold=0,exits=1,draft_tokens=2]",
     "early_exit[mode=draft,threshold=0.3,draft_tokens=3]",
+    "early_exit[mode=draft,confidence=classifier,threshold=0.5,exits=1]",
     "early_exit[threshold=2]",
+    "medusa[heads=2,tree=2x2]",
+    "medusa[heads=2,tree=1x1]",
+    "medusa[nodes=6]",
 )
 
 
@@ -39,8 +43,7 @@ def model(seed: int) -> Target:
 def generate(label: str, target: Target | None = None, draft: Target | None = None) -> tuple[int, ...]:
     """An answer of model 1, with model 2 as draft model, or of others."""
     target = target or model(1)
-    method = build(label)
-    method.prepare(target, lambda name: draft or model(2), "the other")
+    method = prepared(label, target, draft or model(2))
     generation = decode(method, target, PROMPT, Limits(TOKENS), SAMPLING, lambda: 0.0)
     return generation.token_ids
 
@@ -99,7 +102,9 @@ def test_heads_padded_to_different_widths_leave_the_distribution_alone(
     assert total_variation(found, truth()) < 1e-9
 
 
-@pytest.mark.parametrize("label", ["early_exit[threshold=0,exits=1]", "early_exit[threshold=0.3]"])
+@pytest.mark.parametrize(
+    "label", ["early_exit[threshold=0,exits=1]", "early_exit[threshold=0.3]", "medusa[accept=typical]"]
+)
 def test_lossy_method_does_not(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or this file would find nothing."""
     found = distribution(lambda chance: generate(label), monkeypatch)

@@ -22,7 +22,7 @@ import pytest
 import torch
 from mutants import FlatterEarlyExit, FlatterTwoModel, UnrepairedLookup, UnrepairedTwoModel, UnwarpedBonusTwoModel
 from oracles import in_float64, noisy_copy
-from runs import Pair, pair_of
+from runs import Pair, pair_of, prepared
 from scipy.stats import chi2
 from tiny import tiny_model
 from torch import Tensor
@@ -31,7 +31,6 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 from benchctl.decoding.method import Context, Method, Step
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.stream import Stream
-from benchctl.registry import build
 
 VOCABULARY = 8
 TOKENS = 3
@@ -101,7 +100,7 @@ def _counts(runs: Iterable[list[Step]]) -> Counter[Answer]:
 
 @cache
 def _runs(label: str) -> list[list[Step]]:
-    return list(_steps(build(label), DRAWS))
+    return list(_steps(prepared(label, models().target, models().draft), DRAWS))
 
 
 def _p_value(counts: Counter[Answer], joint: Joint) -> float:
@@ -120,6 +119,7 @@ LABELS = (
     "two_model[draft_tokens=2]",
     "prompt_lookup[draft_tokens=2]",
     "early_exit[mode=draft,exits=1,threshold=0,draft_tokens=2]",
+    "medusa[heads=2,tree=2x2]",
 )
 
 

@@ -1,117 +1,108 @@
-"""Whole jobs on a tiny text: target, draft, card, pack."""
+"""Training a target through the command line: what it leaves behind, and how it goes on."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
-from fixtures_training import CHATS, TEXTS, TINY, ticking_clock
+from fixtures_training import COMMON, SHAPE, done, refused, train_tiny_target, write_data
 from transformers import AutoModelForCausalLM
 
-from benchctl.cli.train import train
+from benchctl.decoding.target import Target
 from benchctl.errors import UserError
-from benchctl.training.corpus import Record
-from benchctl.training.jobs import RunOptions, export_checkpoint, train_draft, train_target
-from benchctl.training.models import load_model
+from benchctl.training.jobs import steps_of
+from benchctl.training.model_jobs import export_checkpoint
 from benchctl.training.pack import PackEntry, add_to_pack
-from benchctl.training.synthetic import story_records, synthetic_records
+from benchctl.training.packing import PackedCorpus, Piece, constant
+from benchctl.training.schedule import Stage
+from benchctl.training.settings import Data
+
+SIZES = (*SHAPE, "--mlp", 64, "--vocabulary", 300, "--batch-tokens", 2048)
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    chats = [{"source": "unit", "instruction": r.prompt, "output": r.text} for r in CHATS]
-    texts = [{"source": "unit", "text": r.text} for r in TEXTS]
-    lines = [json.dumps(record) for record in chats + texts]
-    (folder / "train.jsonl").write_text("\n".join(lines))
-    (folder / "val.jsonl").write_text("\n".join(lines[:20]))
-    return folder
+    return write_data(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")
 def target(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("models") / "tiny"
-    train_target(
-        RunOptions((data,), out, steps=3, batch_tokens=2048), TINY, 300, ticking_clock(), lambda progress: None
-    )
-    return out
+    return train_tiny_target(data, tmp_path_factory.mktemp("models") / "tiny")
 
 
-def test_the_finished_target_is_a_folder_for_transformers(target: Path) -> None:
+def test_the_finished_target_is_a_folder_for_transformers_and_for_decoding(target: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(target)
     assert model.dtype == torch.bfloat16
     assert model.generation_config.eos_token_id == 5
+    assert Target.load(target).stop_ids == {5}
+
+
+def test_the_record_has_settings_measures_data_and_code(target: Path) -> None:
     training = json.loads((target / "training.json").read_text())
     assert training["settings"]["budget"] == {"steps": 3, "seconds": None}
-    assert set(training["outcome"]["held_out"]) == {"instruct"}
+    assert set(training["outcome"]["held_out"]) == {"instruct", "text"}
+    assert training["outcome"]["held_out"]["text"]["bits_per_byte"] > 0
     assert set(training["data_sha256"]) == {"train.jsonl", "val.jsonl"}
+    assert training["provenance"]["versions"]["torch"] == torch.__version__
 
 
-def test_the_card_says_what_was_read_and_how_to_repeat_it(target: Path) -> None:
+def test_the_card_says_what_was_read_and_how_to_repeat_it_but_not_where(target: Path) -> None:
     card = (target / "README.md").read_text()
     assert "| unit | 66 | 1 / 1 | not stated |" in card
+    assert "benchctl run --model tiny" in card
     assert "benchctl train target --data " in card
     assert "--steps 3" in card
     assert str(target.parent) not in card
 
 
-def test_a_draft_is_distilled_and_both_go_into_the_pack(data: Path, target: Path, tmp_path: Path) -> None:
-    out = tmp_path / "tiny-draft"
-    options = RunOptions((data,), out, steps=2, batch_tokens=1024)
-    accepted = train_draft(options, target, 4, TINY, ticking_clock(), lambda progress: None)
-    assert 0 <= accepted <= 1
-    pack = tmp_path / "pack"
-    add_to_pack(target, PackEntry("tiny", "target", "MIT", "first", draft="tiny-draft"), pack)
-    add_to_pack(out, PackEntry("tiny-draft", "draft", "MIT", "second"), pack)
-    packed = add_to_pack(target, PackEntry("tiny", "target", "MIT", "again", draft="tiny-draft"), pack)
-    index = json.loads((pack / "index.json").read_text())
-    assert [(entry["name"], entry["description"]) for entry in index] == [("tiny", "again"), ("tiny-draft", "second")]
-    assert packed.sha256 == hashlib.sha256((pack / "tiny" / "model.safetensors").read_bytes()).hexdigest()
-    assert packed.parameters == sum(parameter.numel() for parameter in load_model(target).parameters())
+def test_an_earlier_run_is_not_overwritten_but_resumed(data: Path, target: Path, tmp_path: Path) -> None:
+    """A run that lost its last checkpoint does its steps again and ends with the same weights."""
+    out = tmp_path / "again"
+    shutil.copytree(target, out)
+    shutil.rmtree(out / "checkpoints")
+    arguments = ("train", "target", "--data", data, "--out", out, "--steps", 3, *SIZES, *COMMON)
+    assert "continue it with --resume" in refused(*arguments)
+    assert "nothing to resume yet" in done(*arguments, "--resume")
+    assert (out / "model.safetensors").read_bytes() == (target / "model.safetensors").read_bytes()
+    assert "seed: 0 there, 1 now" in refused(*arguments, "--resume", "--seed", 1)
+
+
+def test_epochs_are_turned_into_steps_over_all_stages() -> None:
+    """Rows of 4 tokens: 6 pieces of 4 are 6 rows a pass. Half of the run reads 2 rows a step, half of it 1."""
+    import numpy as np
+
+    pieces = [Piece(np.zeros(4, dtype=np.uint16), constant(4, 100))] * 6
+    rows = [PackedCorpus(lambda random: pieces, 4, 0, seed=0, stage=stage) for stage in range(2)]
+    data = Data(rows, {}, torch.zeros(1))
+    assert steps_of(3, (Stage(0.5, 4, 2), Stage(1.0, 4, 1)), data, batch_tokens=4) == 12
+    assert steps_of(0.001, (Stage(1.0, 4, 1),), Data(rows[:1], {}, torch.zeros(1)), batch_tokens=4) == 1
 
 
 def test_an_unfinished_run_can_be_exported(target: Path, tmp_path: Path) -> None:
-    export_checkpoint(target, tmp_path / "out")
-    exported, finished = load_model(tmp_path / "out").state_dict(), load_model(target).state_dict()
-    assert all(torch.equal(exported[name], finished[name]) for name in finished)
+    out = tmp_path / "out"
+    assert "Wrote" in done("train", "export", "--run", target, "--out", out)
+    assert (out / "model.safetensors").read_bytes() == (target / "model.safetensors").read_bytes()
+    Target.load(out)
     with pytest.raises(UserError, match="missing"):
-        add_to_pack(tmp_path / "out", PackEntry("x", "target", "MIT", ""), tmp_path / "pack")
+        add_to_pack(out, PackEntry("x", "target", "MIT", "", ""), tmp_path / "pack")
     with pytest.raises(UserError, match="no checkpoint"):
-        export_checkpoint(tmp_path, tmp_path / "out")
+        export_checkpoint(tmp_path, out)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--steps", "1", "--minutes", "1"], "either --minutes or --steps"),
-        (["--optimizer", "sgd", "--steps", "1"], "'sgd' is not one of"),
-        (["--data", "nowhere", "--steps", "1"], "no such file or folder"),
-    ],
-)
-def test_wrong_usage_says_what_to_do(data: Path, tmp_path: Path, arguments: list[str], complaint: str) -> None:
-    result = CliRunner().invoke(train, ["target", "--data", str(data), "--out", str(tmp_path), *arguments])
-    assert result.exit_code != 0
-    assert complaint in result.output + str(result.exception)
-
-
-def test_synthetic_chats_are_the_same_every_time_and_sums_are_right() -> None:
-    records = synthetic_records(300)
-    assert records == synthetic_records(300)
-    sums = [r for r in records if r.prompt is not None and r.prompt.startswith("Add ")]
-    assert sums
-    for record in sums:
-        assert record.prompt is not None
-        a, b = (int(word.strip(".")) for word in record.prompt.split() if word.strip(".").isdigit())
-        assert str(a + b) in record.text
-
-
-def test_a_story_is_asked_for_by_the_word_it_is_about() -> None:
-    story = Record("tinystories_sample", None, "Once upon a time a boat sailed. The boat was blue. A boat!")
-    assert [record.prompt for record in story_records([story, story])] == [
-        "Tell me a short story about a boat.",
-        "Write a short story for children about a boat.",
+def test_a_model_goes_into_the_pack_and_replaces_its_earlier_self(target: Path, tmp_path: Path) -> None:
+    pack = tmp_path / "pack"
+    add_to_pack(target, PackEntry("tiny", "target", "MIT", "first", "chats", draft="other"), pack)
+    add_to_pack(target, PackEntry("other", "draft", "MIT", "second", "chats"), pack)
+    packed = add_to_pack(target, PackEntry("tiny", "moe", "MIT", "again", "chats", draft="other"), pack)
+    index = json.loads((pack / "index.json").read_text())
+    assert [(entry["name"], entry["role"], entry["description"]) for entry in index] == [
+        ("tiny", "moe", "again"),
+        ("other", "draft", "second"),
     ]
+    assert packed.sha256 == hashlib.sha256((pack / "tiny" / "model.safetensors").read_bytes()).hexdigest()
+    model = AutoModelForCausalLM.from_pretrained(target)
+    assert packed.parameters == sum(parameter.numel() for parameter in model.parameters())

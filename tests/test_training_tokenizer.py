@@ -1,4 +1,4 @@
-"""The tokenizer: what goes in comes out, and the template is what the packer writes."""
+"""The reference tokenizer: what goes in comes out, and its folder reads as it was written."""
 
 from __future__ import annotations
 
@@ -9,15 +9,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from benchctl.errors import UserError
-from benchctl.training.tokenizer import (
-    answer_turn,
-    load_tokenizer,
-    save_tokenizer,
-    system_turn,
-    token_id,
-    train_tokenizer,
-    user_turn,
-)
+from benchctl.training.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +40,7 @@ def test_digits_stay_single(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("1234").tokens == ["1", "2", "3", "4"]
 
 
-def test_template_renders_what_the_packer_writes(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_the_template_trims_contents_and_asks_for_an_answer(tokenizer: Tokenizer, tmp_path: Path) -> None:
     save_tokenizer(tokenizer, tmp_path, positions=64)
     saved = AutoTokenizer.from_pretrained(tmp_path)
     messages = [
@@ -57,11 +49,20 @@ def test_template_renders_what_the_packer_writes(tokenizer: Tokenizer, tmp_path:
         {"role": "assistant", "content": "Hello\nyou"},
         {"role": "user", "content": "Bye"},
     ]
-    expected = "<|bos|>" + system_turn("Be kind.") + user_turn("Hi") + answer_turn("Hello\nyou") + user_turn("Bye")
+    expected = (
+        "<|bos|><|system|>\nBe kind.<|end|>\n<|user|>\nHi<|end|>\n<|assistant|>\nHello\nyou<|end|>\n"
+        "<|user|>\nBye<|end|>\n<|assistant|>\n"
+    )
     assert saved.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == expected
     ids = saved.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    pieces = (system_turn("Be kind."), user_turn("Hi"), answer_turn("Hello\nyou"), user_turn("Bye"))
-    assert ids == [token_id(tokenizer, "<|bos|>")] + [i for piece in pieces for i in tokenizer.encode(piece).ids]
+    assert ids == tokenizer.encode(expected).ids
+
+
+def test_a_role_that_the_template_does_not_know_is_an_error(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    save_tokenizer(tokenizer, tmp_path, positions=64)
+    saved = AutoTokenizer.from_pretrained(tmp_path)
+    with pytest.raises(Exception, match="unknown role tool; use system, user or assistant"):
+        saved.apply_chat_template([{"role": "tool", "content": "Hi"}], tokenize=False)
 
 
 def test_transformers_reads_the_folder(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -1,172 +1,280 @@
-"""The loop: it learns, it resumes exactly, and a failed save costs nothing."""
+"""The loop: it learns, it measures, it stops at nonsense, and it does what its settings say."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from fixtures_training import Fixture, small_fixture, small_settings, ticking_clock, tiny_model
-from torch import nn
-from torch.nn import functional
-from transformers import LlamaForCausalLM
+from tiny_training import (
+    BATCH_TOKENS,
+    STAGES,
+    CountingRows,
+    TinyModule,
+    TinyObjective,
+    tiny_data,
+    tiny_module,
+    tiny_settings,
+    tiny_trainer,
+)
+from torch import Tensor, nn
 
 from benchctl.errors import UserError
-from benchctl.training.checkpoint import Position, checkpoints, load_checkpoint, load_weights, save_checkpoint
-from benchctl.training.objective import Distillation, next_token_loss
-from benchctl.training.optim import OptimizerSettings, optimizer_name
+from benchctl.training.checkpoint import checkpoints
+from benchctl.training.optim import Optimizers, OptimizerSettings, optimizer_name
 from benchctl.training.packing import Batch
-from benchctl.training.schedule import Budget, Stage, learning_rate, stage_index
-from benchctl.training.trainer import Progress, Trainer, TrainSettings
-
-
-@pytest.fixture(scope="module")
-def small() -> Fixture:
-    return small_fixture()
+from benchctl.training.schedule import Budget, ScheduleName, Stage
+from benchctl.training.trainer import Data, Progress, Trainer, TrainSettings
 
 
 class Killed(Exception):
     """What ends a run in the middle."""
 
 
-def run(
-    small: Fixture, folder: Path, settings: TrainSettings, resume: bool = False, kill_at: int | None = None
-) -> tuple[LlamaForCausalLM, list[Progress]]:
-    model = tiny_model(small.tokenizer)
-    seen: list[Progress] = []
+def ticking_clock() -> Callable[[], float]:
+    """A clock that moves one second with every look; the loop looks twice a step."""
+    ticks = count()
+    return lambda: float(next(ticks))
 
+
+def killed_at(step: int) -> Callable[[Progress], None]:
     def report(progress: Progress) -> None:
-        seen.append(progress)
-        if progress.step == kill_at:
+        if progress.step == step:
             raise Killed
 
-    trainer = Trainer(model, next_token_loss, small.data, settings, folder, ticking_clock(), report)
-    if resume:
-        assert trainer.resume()
+    return report
+
+
+def log_of(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def weights_of(module: nn.Module) -> dict[str, list[float]]:
+    return {name: parameter.tolist() for name, parameter in module.named_parameters()}
+
+
+def trained(folder: Path, settings: TrainSettings, dtype: torch.dtype = torch.float32) -> dict[str, list[float]]:
+    trainer = tiny_trainer(folder, settings, dtype=dtype)
     trainer.train()
-    return model, seen
-
-
-def unigram_loss(batches: list[Batch]) -> float:
-    """Loss of always guessing by how often a token occurs in the very text that is measured."""
-    counted = torch.cat([batch.tokens[:, 1:][batch.weights[:, 1:] == 1] for batch in batches])
-    shares = torch.bincount(counted).float() / len(counted)
-    return float(-(shares[shares > 0] * shares[shares > 0].log()).sum())
-
-
-def test_training_beats_the_unigram_baseline(small: Fixture, tmp_path: Path) -> None:
-    model, seen = run(small, tmp_path, small_settings(steps=80))
-    held_out = Trainer(
-        model, next_token_loss, small.data, small_settings(steps=1), tmp_path, ticking_clock()
-    ).held_out()["unit"]
-    assert seen[0].loss > 5
-    assert held_out.nats_per_token < 0.75 * unigram_loss(list(small.data.held_out["unit"]))
-    assert 0 < held_out.bits_per_byte < held_out.nats_per_token / math.log(2)
+    return weights_of(trainer.module)
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_a_killed_run_ends_with_the_same_weights(small: Fixture, tmp_path: Path, optimizer: str) -> None:
-    settings = replace(
-        small_settings(steps=16, checkpoint_s=5.0), optimizer=OptimizerSettings(name=optimizer_name(optimizer))
-    )
-    whole, _ = run(small, tmp_path / "whole", settings)
-    with pytest.raises(Killed):
-        run(small, tmp_path / "killed", settings, kill_at=13)
-    assert 0 < int(checkpoints(tmp_path / "killed")[-1].name.removeprefix("step-")) < 13
-    resumed, seen = run(small, tmp_path / "killed", settings, resume=True)
-    assert seen[-1].step == 16
-    for name, expected in whole.state_dict().items():
-        assert torch.equal(resumed.state_dict()[name], expected), name
-
-
-def test_the_log_has_a_line_of_json_per_measured_step(small: Fixture, tmp_path: Path) -> None:
-    run(small, tmp_path, small_settings(steps=20))
-    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [10, 20]
-    assert lines[1]["progress"] == 1.0
-
-
-def test_a_resumed_run_logs_every_step_once(small: Fixture, tmp_path: Path) -> None:
-    settings = replace(small_settings(steps=12, checkpoint_s=4.0), log_steps=1)
-    with pytest.raises(Killed):
-        run(small, tmp_path, settings, kill_at=9)
-    run(small, tmp_path, settings, resume=True)
-    steps = [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert steps == list(range(1, 13))
-
-
-def test_a_run_by_the_clock_ends_when_its_time_is_over(small: Fixture, tmp_path: Path) -> None:
-    settings = TrainSettings(Budget(seconds=6), (Stage(0.5, 32, 2), Stage(1.0, 64, 1)), batch_tokens=64, bf16=False)
-    _, seen = run(small, tmp_path, settings)
-    assert len(seen) == 6
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_training_learns_the_rule_of_the_text(tmp_path: Path, optimizer: str, schedule: ScheduleName) -> None:
+    seen: list[Progress] = []
+    settings = replace(tiny_settings(steps=80, optimizer=optimizer), schedule=schedule)
+    held_out = tiny_trainer(tmp_path, settings, report=seen.append).train()["unit"]
+    assert seen[0].loss == pytest.approx(math.log(13), abs=0.6)
+    assert held_out["loss"].share < 0.3
     assert seen[-1].rate == pytest.approx(0.0)
 
 
-def test_a_save_that_fails_leaves_the_last_good_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_checkpoint(tmp_path, Position(step=1), {"w": torch.ones(2)}, {})
-
-    def full_disk(*_: object) -> None:
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(torch, "save", full_disk)
-    with pytest.raises(OSError, match="No space"):
-        save_checkpoint(tmp_path, Position(step=2), {"w": torch.zeros(2)}, {})
-    monkeypatch.undo()
-    found = load_checkpoint(tmp_path)
-    assert found is not None
-    assert (found.position.step, found.weights["w"].tolist()) == (1, [1.0, 1.0])
-    save_checkpoint(tmp_path, Position(step=2), {"w": torch.zeros(2)}, {})
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+def test_held_out_measures_come_every_so_many_steps_and_at_the_end(tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    trainer = tiny_trainer(tmp_path, tiny_settings(steps=10), report=seen.append)
+    last = trainer.train()
+    assert [progress.step for progress in seen if progress.held_out] == [4, 8, 10]
+    assert seen[-1].held_out == last == trainer.held_out()
+    logged = [line for line in log_of(tmp_path) if line["held_out"]]
+    assert [line["step"] for line in logged] == [4, 8, 10]
+    assert logged[-1]["held_out"] == {"unit": {"loss": last["unit"]["loss"].share}}
 
 
-def test_only_the_last_checkpoints_are_kept(tmp_path: Path) -> None:
-    assert load_checkpoint(tmp_path) is None
-    for step in (1, 2, 3):
-        save_checkpoint(tmp_path, Position(step=step), {"w": torch.ones(1)}, {})
-    assert [path.name for path in checkpoints(tmp_path)] == ["step-0000002", "step-0000003"]
+def test_measuring_leaves_the_module_in_its_mode(tmp_path: Path) -> None:
+    modes: list[bool] = []
 
+    class Watching(TinyObjective):
+        def __call__(self, module: nn.Module, batch: Batch) -> Tensor:
+            modes.append(module.training)
+            return super().__call__(module, batch)
 
-def test_weights_of_another_shape_are_refused() -> None:
-    with pytest.raises(UserError, match="another shape"):
-        load_weights(nn.Linear(2, 2), {"weight": torch.ones(3, 2), "bias": torch.ones(2)})
-
-
-def test_the_draft_learns_the_targets_distribution(small: Fixture, tmp_path: Path) -> None:
-    target, _ = run(small, tmp_path / "target", small_settings(steps=40))
-    draft = tiny_model(small.tokenizer, seed=1)
-    trainer = Trainer(
-        draft, Distillation(target), small.data, small_settings(steps=40), tmp_path / "draft", ticking_clock()
-    )
-    batch = small.data.stages[1].rows(0, 8)
-    with torch.no_grad():
-        before = float(Distillation(target)(draft, batch))
+    trainer = Trainer(tiny_module(), Watching(), tiny_data(), tiny_settings(steps=1), tmp_path, ticking_clock())
     trainer.train()
-    with torch.no_grad():
-        assert float(Distillation(target)(draft, batch)) < 0.5 * before
-        assert float(Distillation(target)(target, batch)) == pytest.approx(0, abs=1e-3)
+    assert modes == [True, True, True, True, False]
+    assert trainer.module.training
 
 
-def test_next_token_loss_is_the_weighted_cross_entropy() -> None:
-    class Fixed(nn.Module):
-        def forward(self, input_ids: torch.Tensor, use_cache: bool) -> object:
-            return SimpleNamespace(logits=functional.one_hot(input_ids, 3).float())
-
-    batch = Batch(torch.tensor([[0, 0, 2]]), torch.tensor([[1.0, 1.0, 0.5]]))
-    right, wrong = -math.log(math.e / (math.e + 2)), -math.log(1 / (math.e + 2))
-    assert float(next_token_loss(Fixed(), batch)) == pytest.approx(right + 0.5 * wrong)
+def test_the_log_has_a_line_of_json_per_measured_step(tmp_path: Path) -> None:
+    tiny_trainer(tmp_path, replace(tiny_settings(steps=25), held_out_steps=100)).train()
+    assert [line["step"] for line in log_of(tmp_path)] == [10, 20, 25]
+    assert log_of(tmp_path)[-1]["progress"] == 1.0
 
 
-def test_rate_warms_up_and_falls_to_zero() -> None:
-    assert [learning_rate(p, warmup=0.02) for p in (0.0, 0.01, 0.02, 1.0)] == [0.0, 0.5, 1.0, pytest.approx(0.0)]
+def test_a_resumed_run_logs_every_step_once(tmp_path: Path) -> None:
+    """Also when the kill tore the last line."""
+    settings = replace(tiny_settings(every_s=4.0), log_steps=1)
+    with pytest.raises(Killed):
+        tiny_trainer(tmp_path, settings, ticking_clock(), killed_at(9)).train()
+    assert 0 < int(checkpoints(tmp_path)[-1].name.removeprefix("step-")) < 9
+    with (tmp_path / "log.jsonl").open("a") as log:
+        log.write('{"step": 9, "prog')
+    trainer = tiny_trainer(tmp_path, settings, ticking_clock())
+    assert trainer.resume()
+    trainer.train()
+    assert [line["step"] for line in log_of(tmp_path)] == list(range(1, 13))
 
 
-def test_stages_follow_the_progress() -> None:
-    stages = (Stage(0.6, 256, 16), Stage(1.0, 512, 8))
-    assert [stage_index(stages, progress) for progress in (0.0, 0.59, 0.6, 1.0)] == [0, 0, 1, 1]
+def test_resuming_a_finished_run_only_measures(tmp_path: Path) -> None:
+    first = tiny_trainer(tmp_path, tiny_settings())
+    measured = first.train()
+    again = tiny_trainer(tmp_path, tiny_settings())
+    assert again.resume()
+    assert again.train() == measured
+    assert weights_of(again.module) == weights_of(first.module)
+
+
+def test_a_run_by_the_clock_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    tiny_trainer(tmp_path, tiny_settings(steps=None, seconds=12), ticking_clock(), seen.append).train()
+    assert [progress.elapsed_s for progress in seen] == [2, 4, 6, 8, 10, 12]
+    assert {progress.tokens_per_s for progress in seen} == {BATCH_TOKENS}
+
+
+class Poisoned(TinyObjective):
+    """The loss is `value` at one micro-batch."""
+
+    def __init__(self, at: int, value: float) -> None:
+        self._left = at
+        self._value = value
+
+    def __call__(self, module: nn.Module, batch: Batch) -> Tensor:
+        self._left -= 1
+        return super().__call__(module, batch) * (self._value if self._left == 0 else 1.0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(tmp_path: Path, value: float) -> None:
+    settings = tiny_settings(every_s=0.0)
+    trainer = Trainer(tiny_module(), Poisoned(22, value), tiny_data(), settings, tmp_path, ticking_clock())
+    with pytest.raises(UserError, match=r"stopped at step 6: the loss is (nan|inf); continue from .*step-0000005 with"):
+        trainer.train()
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-0000004", "step-0000005"]
+    lower = replace(settings, optimizer=replace(settings.optimizer, rate=0.01))
+    again = tiny_trainer(tmp_path, lower)
+    assert again.resume()
+    assert math.isfinite(again.train()["unit"]["loss"].share)
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_too(tmp_path: Path) -> None:
+    class Steep(TinyObjective):
+        def __call__(self, module: nn.Module, batch: Batch) -> Tensor:
+            loss = super().__call__(module, batch)
+            loss.register_hook(lambda gradient: gradient * math.inf)  # type: ignore[no-untyped-call]
+            return loss
+
+    trainer = Trainer(tiny_module(), Steep(), tiny_data(), tiny_settings(), tmp_path, ticking_clock())
+    with pytest.raises(
+        UserError, match="step 1: the gradient is .*; no checkpoint is saved yet; start again with a low"
+    ):
+        trainer.train()
+    assert checkpoints(tmp_path) == []
+
+
+def test_accumulation_is_the_same_as_one_large_batch(tmp_path: Path) -> None:
+    """Eight rows at once or one by one, with weights of their own; rounding aside."""
+    at_once = replace(tiny_settings(optimizer="adamw"), stages=(Stage(1.0, 8, 8),))
+    one_by_one = replace(at_once, stages=(Stage(1.0, 8, 1),))
+    expected = trained(tmp_path / "at once", at_once, torch.float64)
+    got = trained(tmp_path / "one by one", one_by_one, torch.float64)
+    for name, values in expected.items():
+        assert torch.allclose(torch.tensor(got[name]), torch.tensor(values), rtol=0, atol=1e-12), name
+
+
+def test_the_first_step_is_that_of_the_plain_optimizer(tmp_path: Path) -> None:
+    """Clipped, at the rate of the schedule, with the gradient of the mean loss."""
+    settings = replace(tiny_settings(steps=1, optimizer="adamw"), warmup=0.0, clip=0.1, stages=(Stage(1.0, 8, 8),))
+    got = trained(tmp_path, settings, torch.float64)
+    module, batch = tiny_module(torch.float64), CountingRows(8).rows(0, 8)
+    (TinyObjective()(module, batch) / weight_of(batch)).backward()  # type: ignore[no-untyped-call]
+    learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    assert float(torch.nn.utils.clip_grad_norm_(learned, 0.1)) > 0.1
+    torch.optim.AdamW(learned, lr=0.05, betas=(0.9, 0.95), weight_decay=0.01).step()
+    for name, expected in module.named_parameters():
+        assert torch.allclose(torch.tensor(got[name]), expected.float(), rtol=0, atol=1e-6), name
+
+
+def weight_of(batch: Batch) -> float:
+    """Tokens 0-4 and 5-7 of every row are documents: six of the seven predictions are within one."""
+    return float(batch.weights[:, [1, 2, 3, 4, 6, 7]].sum(dtype=torch.float64))
+
+
+def test_a_frozen_parameter_stays_as_it_was(tmp_path: Path) -> None:
+    got = trained(tmp_path, tiny_settings())
+    before = weights_of(tiny_module())
+    assert got["frozen.weight"] == before["frozen.weight"]
+    assert got["middle.weight"] != before["middle.weight"]
+
+
+def test_bf16_is_autocast_of_float32_and_leaves_float64_alone(tmp_path: Path) -> None:
+    settings = tiny_settings(steps=3)
+    narrow = replace(settings, bf16=True)
+    assert trained(tmp_path / "32", settings) != trained(tmp_path / "32 bf16", narrow)
+    wide = trained(tmp_path / "64", settings, torch.float64)
+    assert wide == trained(tmp_path / "64 bf16", narrow, torch.float64)
+
+
+@pytest.mark.slow
+def test_compiling_changes_rounding_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced as for the real compiler but run by torch itself, which needs no C++ compiler."""
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda loss, dynamic: compile_(loss, dynamic=dynamic, backend="eager"))
+    plain = trained(tmp_path / "plain", tiny_settings(), torch.float64)
+    compiled = trained(tmp_path / "compiled", replace(tiny_settings(), compiled=True), torch.float64)
+    for name, values in plain.items():
+        assert torch.allclose(torch.tensor(compiled[name]), torch.tensor(values), rtol=0, atol=1e-9), name
+
+
+def test_a_step_without_any_weight_learns_nothing_and_goes_on(tmp_path: Path) -> None:
+    class Weightless(CountingRows):
+        def rows(self, start: int, count: int) -> Batch:
+            batch = super().rows(start, count)
+            return replace(batch, weights=torch.zeros_like(batch.weights))
+
+    data = Data([Weightless(stage.row_tokens) for stage in STAGES], {}, torch.ones(1))
+    settings = replace(tiny_settings(steps=3), optimizer=OptimizerSettings("adamw", decay=0.0))
+    trainer = Trainer(tiny_module(), TinyObjective(), data, settings, tmp_path, ticking_clock())
+    assert trainer.train() == {}
+    assert weights_of(trainer.module) == weights_of(tiny_module())
+
+
+def test_every_row_of_a_stage_is_read_once_and_in_order(tmp_path: Path) -> None:
+    read: list[tuple[int, int]] = []
+
+    class Watched(CountingRows):
+        def rows(self, start: int, count: int) -> Batch:
+            read.append((start, count))
+            return super().rows(start, count)
+
+    data = Data([Watched(stage.row_tokens) for stage in STAGES], {}, torch.ones(1))
+    trainer = Trainer(tiny_module(), TinyObjective(), data, tiny_settings(steps=4), tmp_path, ticking_clock())
+    trainer.train()
+    first_stage = [(start, 2) for start in range(0, 16, 2)]
+    assert read == first_stage + [(start, 1) for start in range(8)]
+    assert trainer.position.rows == [16, 8]
+    assert trainer.position.tokens == 4 * BATCH_TOKENS
+
+
+def test_muon_takes_matrices_and_adamw_the_rest() -> None:
+    module = TinyModule()
+    state = Optimizers(module, OptimizerSettings("muon")).state_dict()
+    assert [len(state[part]["param_groups"][0]["params"]) for part in ("0", "1")] == [3, 1]
+    assert list(Optimizers(nn.Linear(2, 2, bias=False), OptimizerSettings("muon")).state_dict()) == ["0"]
+
+
+def test_a_module_without_trained_parameters_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing to train"):
+        Optimizers(nn.Linear(2, 2).requires_grad_(False), OptimizerSettings())
+
+
+def test_an_unknown_optimizer_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UserError, match="'sgd'; there are muon and adamw"):
+        optimizer_name("sgd")
 
 
 def test_a_budget_is_steps_or_seconds() -> None:

@@ -7,10 +7,13 @@ import pandas as pd
 from benchctl.analysis.comparison import Group
 from benchctl.analysis.fidelity import claims_exact
 from benchctl.analysis.frame import pair
+from benchctl.analysis.metrics import EXACT_MATCH, EXACT_MATCH_DIFFERENCE
+from benchctl.analysis.stats import Interval
 from benchctl.records import Run
 
 _FEW_PROMPTS = 10
 _OTHER_LENGTH = 0.1  # share of the baseline's tokens by which a method's answers may be shorter or longer
+_LITTLE_TO_LOSE = 0.2  # exact match of a baseline that a method could hardly fall below
 _SPARE_CORES = 0.5  # how far the load may pass the cores before somebody has to wait
 
 
@@ -19,6 +22,8 @@ def cautions(group: Group) -> tuple[str, ...]:
     found = (
         _broken_claims,
         _other_lengths,
+        _little_to_lose,
+        _nothing_lost,
         _failures,
         _unsupported,
         _unfinished,
@@ -48,6 +53,29 @@ def _other_lengths(group: Group) -> Iterator[str]:
             yield (
                 f"{method.label} wrote {tokens} tokens where the baseline wrote {baseline_tokens}: its speed-up is "
                 "partly that of another length of text; compare tokens/s and TPOT instead."
+            )
+
+
+def _little_to_lose(group: Group) -> Iterator[str]:
+    for method in group.pooled.methods:
+        right = method.estimate(EXACT_MATCH).value
+        if method.is_baseline and right is not None and right < _LITTLE_TO_LOSE:
+            yield (
+                f"the baseline itself is right on {right:.0%} of what can be checked, so exact match can show "
+                "little loss: use a --model that masters these prompts, or a larger --max-new-tokens where answers "
+                "are cut off."
+            )
+
+
+def _nothing_lost(group: Group) -> Iterator[str]:
+    """No resample of answers that all agree loses one, so their interval says nothing: the rule of three does."""
+    for method in group.pooled.methods:
+        agree = method.estimate(EXACT_MATCH_DIFFERENCE).interval == Interval(0.0, 0.0)
+        if agree and not method.is_baseline and not claims_exact(method.exactness, group.run.temperature):
+            checked = method.checked_prompts
+            yield (
+                f"{method.label} lost no answer of {checked} that can be checked, which leaves room for a loss of up "
+                f"to {min(3 / checked, 1):.0%} (95%): check more prompts to narrow it."
             )
 
 
@@ -94,7 +122,7 @@ def _one_repeat(group: Group) -> Iterator[str]:
 
 
 def _embedded(group: Group) -> Iterator[str]:
-    names = [suite.name for suite in group.run.suites if suite.source == "embedded"]
+    names = [suite.name for suite in group.run.suites if suite.is_sample]
     if names:
         yield (
             f"{', '.join(names)}: embedded samples in the manner of the published prompts, not to be quoted as those. "

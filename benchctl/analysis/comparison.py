@@ -29,13 +29,15 @@ class Estimate:
 
 @dataclass(frozen=True)
 class MethodFigures:
-    """One method on one suite. `prompts` and `generations` count what its estimates rest on."""
+    """One method on one suite. `prompts` and `generations` count what its estimates rest on; exact match rests on
+    `checked_prompts`, those that came with an exact answer."""
 
     label: str
     exactness: Exactness
     is_baseline: bool
     prompts: int
     generations: int
+    checked_prompts: int
     estimates: tuple[Estimate, ...]
     fidelity: Fidelity
     lossless: bool
@@ -81,8 +83,8 @@ class Group:
 
     def title(self, figures: SuiteFigures) -> str:
         """The suite's name, with "(embedded)" for a sample, so that nobody takes it for the published prompts."""
-        embedded = {suite.name for suite in self.run.suites if suite.source == "embedded"}
-        return f"{figures.suite} (embedded)" if figures.suite in embedded else figures.suite
+        samples = {suite.name for suite in self.run.suites if suite.is_sample}
+        return f"{figures.suite} (embedded)" if figures.suite in samples else figures.suite
 
     @property
     def methods(self) -> tuple[MethodInfo, ...]:
@@ -129,6 +131,7 @@ def _method_figures(run: Run, method: MethodInfo, frame: pd.DataFrame) -> Method
         is_baseline=is_baseline,
         prompts=_prompt_codes(pairs).nunique(),
         generations=len(pairs),
+        checked_prompts=_prompt_codes(pairs[pairs["checked_answers"] > 0]).nunique(),
         estimates=_estimates(pairs),
         fidelity=found,
         lossless=not is_baseline and is_lossless(claims_exact(method.exactness, run.temperature), found),

@@ -42,6 +42,7 @@ def _flat(group: Group, method: MethodFigures) -> dict[str, Value]:
         "lossless": method.lossless,
         "prompts": method.prompts,
         "generations": method.generations,
+        "checked_prompts": method.checked_prompts,
     }
     for estimate in method.estimates:
         interval = estimate.interval
@@ -92,6 +93,7 @@ def _method(method: MethodFigures) -> Document:
         "lossless": method.lossless,
         "prompts": method.prompts,
         "generations": method.generations,
+        "checked_prompts": method.checked_prompts,
         "verdicts": asdict(method.fidelity),
         "metrics": {estimate.metric.name: _estimate(estimate) for estimate in method.estimates},
     }

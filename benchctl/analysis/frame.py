@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from benchctl.analysis.exact_match import is_right
 from benchctl.recordfile import RunFile, read
-from benchctl.records import Row
+from benchctl.records import Row, Run, SuiteInfo
 
 # Answers to the same turn, measured in turns by the same process: only these are compared with each other.
 _PAIRED = ["file", "suite", "prompt_id", "turn", "repeat", "session"]
@@ -18,7 +19,8 @@ class Line:
     """A generation in the frame. `file` numbers the files; times are None where it failed.
 
     `decode_s` is the time after the first token and `whole_s` the time with prefill. `depth_layers` sums the layers run
-    over all tokens; `full_layers` is what these tokens take at full depth.
+    over all tokens; `full_layers` is what these tokens take at full depth. `checked_answers` is 1 where the prompt came
+    with an exact answer and the generation did not fail, and `right_answers` 1 where it also ends with that.
     """
 
     file: int
@@ -37,6 +39,8 @@ class Line:
     accepted_tokens: int
     depth_layers: int
     full_layers: int
+    checked_answers: int
+    right_answers: int
     ttft_s: float | None
     decode_s: float | None
     whole_s: float | None
@@ -57,7 +61,7 @@ def load(paths: Sequence[Path | str], *, warm_up: bool = False) -> pd.DataFrame:
 def to_frame(files: Sequence[RunFile], *, warm_up: bool = False) -> pd.DataFrame:
     """A Line per generation of `files`, in the order of files and rows, warm-up left out unless asked for."""
     lines = [
-        _line(number, row, file.run.target.layers)
+        _line(number, row, file.run)
         for number, file in enumerate(files)
         for row in file.rows
         if warm_up or row.repeat >= 0
@@ -77,8 +81,9 @@ def pair(frame: pd.DataFrame, label: str, baseline: str) -> pd.DataFrame:
     return answers.merge(baselines, on=_PAIRED, suffixes=("", "_baseline"))
 
 
-def _line(number: int, row: Row, layers: int) -> Line:
+def _line(number: int, row: Row, run: Run) -> Line:
     decode_s = sum(row.step_s)
+    exact_answer = "" if row.error else _suite(run, row.suite).exact_answer(row.prompt_id, row.turn)
     return Line(
         file=number,
         suite=row.suite,
@@ -95,7 +100,9 @@ def _line(number: int, row: Row, layers: int) -> Line:
         drafted_tokens=sum(row.drafted),
         accepted_tokens=sum(row.accepted),
         depth_layers=sum(row.layers),
-        full_layers=layers * len(row.layers),
+        full_layers=run.target.layers * len(row.layers),
+        checked_answers=int(exact_answer != ""),
+        right_answers=int(exact_answer != "" and is_right(row.text, exact_answer)),
         ttft_s=row.ttft_s,
         decode_s=None if row.ttft_s is None else decode_s,
         whole_s=None if row.ttft_s is None else row.ttft_s + decode_s,
@@ -107,3 +114,7 @@ def _line(number: int, row: Row, layers: int) -> Line:
         noise=row.noise,
         error=row.error,
     )
+
+
+def _suite(run: Run, name: str) -> SuiteInfo:
+    return next(suite for suite in run.suites if suite.name == name)

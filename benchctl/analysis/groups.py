@@ -57,7 +57,10 @@ _SETTINGS = (
 
 
 def differences(one: Run, other: Run) -> tuple[Difference, ...]:
-    """What keeps two runs from being compared; empty when nothing does. Draft models count where both runs have one."""
+    """What keeps two runs from being compared; empty when nothing does.
+
+    Draft models count where both runs have one, trained modules where both run their label.
+    """
     found = [
         Difference(setting.field, str(setting.shown(one)), str(setting.shown(other)))
         for setting in _SETTINGS
@@ -65,7 +68,16 @@ def differences(one: Run, other: Run) -> tuple[Difference, ...]:
     ]
     if one.draft and other.draft and one.draft.weights_sha256 != other.draft.weights_sha256:
         found.append(Difference("draft", _model(one.draft), _model(other.draft)))
+    mine, theirs = _modules(one), _modules(other)
+    for label in sorted(mine.keys() & theirs.keys()):
+        if mine[label] != theirs[label]:
+            found.append(Difference("modules", f"{label} {mine[label][:8]}", f"{label} {theirs[label][:8]}"))
     return tuple(found)
+
+
+def _modules(run: Run) -> dict[str, str]:
+    """The hashes of trained modules, by label."""
+    return {method.label: method.modules_sha256 for method in run.methods if method.modules_sha256}
 
 
 def group(files: Sequence[RunFile]) -> tuple[tuple[RunFile, ...], ...]:

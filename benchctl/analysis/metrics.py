@@ -38,6 +38,11 @@ def _column(name: str) -> Column:
     return lambda pairs: pairs[name].astype(float)
 
 
+def _more(name: str) -> Column:
+    """How much more the method has than the baseline has on the same turn."""
+    return lambda pairs: (pairs[name] - pairs[f"{name}_baseline"]).astype(float)
+
+
 def _each(pairs: pd.DataFrame) -> pd.Series:
     return pd.Series(1.0, index=pairs.index)
 
@@ -62,6 +67,19 @@ DEPTH_FRACTION = Metric(
     "depth_fraction", "depth fraction", "share", "lower", _column("depth_layers"), _column("full_layers")
 )
 TOKEN_AGREEMENT = Metric("token_agreement", "token agreement", "share", "higher", agreed_tokens, compared_tokens)
+# Over the answers that can be checked (see exact_match.py). As everywhere, a generation that failed is no answer and
+# leaves its pair out: it is counted as failed, and neither as wrong nor as the baseline's loss.
+EXACT_MATCH = Metric(
+    "exact_match", "exact match", "share", "higher", _column("right_answers"), _column("checked_answers")
+)
+EXACT_MATCH_DIFFERENCE = Metric(
+    "exact_match_difference",
+    "exact match, difference to the baseline",
+    "share",
+    "higher",
+    _more("right_answers"),
+    _column("checked_answers"),
+)
 
 METRICS = (
     SPEEDUP,
@@ -74,4 +92,6 @@ METRICS = (
     ACCEPTANCE_RATE,
     DEPTH_FRACTION,
     TOKEN_AGREEMENT,
+    EXACT_MATCH,
+    EXACT_MATCH_DIFFERENCE,
 )

@@ -13,7 +13,7 @@ from matplotlib.text import Text
 
 from benchctl.analysis.comparison import Group, MethodFigures
 from benchctl.analysis.fidelity import claims_exact
-from benchctl.analysis.metrics import SPEEDUP, TOKEN_AGREEMENT
+from benchctl.analysis.metrics import SPEEDUP, TOKEN_AGREEMENT, Metric
 from benchctl.analysis.pareto import Point, frontier
 from benchctl.analysis.placing import Box, Label, place
 from benchctl.errors import UserError
@@ -74,10 +74,11 @@ def check_image(path: Path) -> None:
     check_writable(path)
 
 
-def pareto(groups: Sequence[Group], path: Path) -> None:
-    """Draw speed-up against token agreement, a panel for each group, and write it to `path` (see check_image).
+def pareto(groups: Sequence[Group], path: Path, fidelity: Metric = TOKEN_AGREEMENT) -> None:
+    """Draw speed-up against `fidelity` (token agreement or exact match), a panel for each group, and write it to `path`
+    (see check_image).
 
-    Raises UserError for runs without token agreement, for too many groups, and when the file cannot be written.
+    Raises UserError for runs without that figure, for too many groups, and when the file cannot be written.
     """
     check_image(path)
     if len(groups) > _MOST_GROUPS:
@@ -86,11 +87,11 @@ def pareto(groups: Sequence[Group], path: Path) -> None:
     FigureCanvasAgg(figure)
     panels = [figure.add_subplot(len(groups), 1, number) for number in range(1, len(groups) + 1)]
     for group, axes in zip(groups, panels, strict=True):
-        _draw(axes, group)
+        _draw(axes, group, fidelity)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     for group, axes in zip(groups, panels, strict=True):
-        _label(axes, _dots(group))
+        _label(axes, _dots(group, fidelity))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
@@ -98,27 +99,29 @@ def pareto(groups: Sequence[Group], path: Path) -> None:
         raise UserError(f"{path}: cannot be written: {error.strerror}. Give another --out.") from error
 
 
-def _dots(group: Group) -> tuple[_Dot, ...]:
+def _dots(group: Group, fidelity: Metric) -> tuple[_Dot, ...]:
     methods = [method for method in group.pooled.methods if method.estimate(SPEEDUP).value is not None]
     if not methods:
         raise UserError(f"{group.files[0].path}: no prompt was answered by the baseline. See `benchctl compare`.")
-    points = [_point(group, method) for method in methods]
+    points = [_point(group, method, fidelity) for method in methods]
     return tuple(
         _Dot(method, point, _look(group, method), best)
         for method, point, best in zip(methods, points, frontier(points), strict=True)
     )
 
 
-def _point(group: Group, method: MethodFigures) -> Point:
-    if method.is_baseline:
+def _point(group: Group, method: MethodFigures, fidelity: Metric) -> Point:
+    if method.is_baseline and fidelity is TOKEN_AGREEMENT:
         return Point(1.0, 1.0)
-    speedup, agreement = method.estimate(SPEEDUP).value, method.estimate(TOKEN_AGREEMENT).value
-    if speedup is None or agreement is None:
-        raise UserError(
-            f"{group.files[0].path}: {method.label} has no answers to compare token by token (were they sampled?). "
-            "Plot a run with --temperature 0."
-        )
-    return Point(speedup, agreement)
+    speedup, kept = method.estimate(SPEEDUP).value, method.estimate(fidelity).value
+    if speedup is not None and kept is not None:
+        return Point(speedup, kept)
+    problem = (
+        "no answers to compare token by token (were they sampled?). Plot a run with --temperature 0."
+        if fidelity is TOKEN_AGREEMENT
+        else "no answers that can be checked. Plot a run with --bench tasks."
+    )
+    raise UserError(f"{group.files[0].path}: {method.label} has {problem}")
 
 
 def _look(group: Group, method: MethodFigures) -> _Look:
@@ -129,13 +132,13 @@ def _look(group: Group, method: MethodFigures) -> _Look:
     return _UNPROVEN if claims_exact(method.exactness, group.run.temperature) else _LOSSY
 
 
-def _draw(axes: Axes, group: Group) -> None:
-    dots = _dots(group)
+def _draw(axes: Axes, group: Group, fidelity: Metric) -> None:
+    dots = _dots(group, fidelity)
     _draw_frontier(axes, dots)
     for dot in dots:
         _draw_dot(axes, dot)
     _set_limits(axes, dots)
-    _describe(axes, group)
+    _describe(axes, group, fidelity)
     _add_legend(axes, dots)
 
 
@@ -167,16 +170,17 @@ def _draw_frontier(axes: Axes, dots: Sequence[_Dot]) -> None:
 
 
 def _set_limits(axes: Axes, dots: Sequence[_Dot]) -> None:
-    """Room for labels all round; agreement ends at 1, so no tick stands above it."""
+    """Room for labels all round; no tick stands above the highest point, for agreement ends at 1."""
     left, right = min(dot.reach[0] for dot in dots), max(dot.reach[1] for dot in dots)
     width = max(right - left, 0.2)
     axes.set_xlim(left - 0.15 * width, right + 0.2 * width)
-    height = max(1 - min(dot.point.y for dot in dots), 0.1)
-    axes.set_ylim(1 - 1.2 * height, 1 + 0.4 * height)
-    axes.set_yticks([tick for tick in axes.get_yticks() if 1 - 1.2 * height <= tick <= 1 + 1e-9])
+    bottom, top = min(dot.point.y for dot in dots), max(dot.point.y for dot in dots)
+    height = max(top - bottom, 0.1)
+    axes.set_ylim(top - 1.2 * height, top + 0.4 * height)
+    axes.set_yticks([tick for tick in axes.get_yticks() if top - 1.2 * height <= tick <= top + 1e-9])
 
 
-def _describe(axes: Axes, group: Group) -> None:
+def _describe(axes: Axes, group: Group, fidelity: Metric) -> None:
     run, suites = group.run, group.suites[:-1] or group.suites
     prompts = max(method.prompts for method in group.pooled.methods)
     lines = [
@@ -190,7 +194,9 @@ def _describe(axes: Axes, group: Group) -> None:
     wrapped = [part for line in lines for part in wrap(line, _TITLE_CHARACTERS)]
     axes.set_title("\n".join(wrapped), fontsize=9.5, loc="left")
     axes.set_xlabel(f"speed-up over {run.baseline}, whole answers (bars: 95% interval)")
-    axes.set_ylabel(f"token agreement with {run.baseline}")
+    checked = max(method.checked_prompts for method in group.pooled.methods)
+    basis = f"with {run.baseline}" if fidelity is TOKEN_AGREEMENT else f"on {checked} prompts"
+    axes.set_ylabel(f"{fidelity.label} {basis}")
     axes.axvline(1, color=_LINE, linewidth=0.8, linestyle=":", zorder=0)
     axes.grid(color="#EEEEEE", zorder=0)
     axes.set_axisbelow(True)

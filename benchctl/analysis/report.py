@@ -19,6 +19,8 @@ from benchctl.analysis.metrics import (
     BLOCK_EFFICIENCY,
     DECODE_SPEEDUP,
     DEPTH_FRACTION,
+    EXACT_MATCH,
+    EXACT_MATCH_DIFFERENCE,
     MEAN_ACCEPTED,
     SPEEDUP,
     TOKEN_AGREEMENT,
@@ -113,6 +115,23 @@ def _speedup(method: MethodFigures) -> str:
     return f"{estimate.value:.2f}x [{spread}]"
 
 
+def _share(metric: Metric, pattern: str) -> Callable[[MethodFigures], str]:
+    def cell(method: MethodFigures) -> str:
+        estimate = method.estimate(metric)
+        if estimate.value is None:
+            return _NONE
+        interval = estimate.interval
+        spread = "n/a" if interval is None else f"{interval.low:{pattern}}, {interval.high:{pattern}}"
+        return f"{estimate.value:{pattern}} [{spread}]"
+
+    return cell
+
+
+def _loss(method: MethodFigures) -> str:
+    named = method.is_baseline and method.checked_prompts
+    return "baseline" if named else _share(EXACT_MATCH_DIFFERENCE, "+.3f")(method)
+
+
 def _lossless(method: MethodFigures) -> str:
     """Empty for sampled answers: one text cannot show whether their distribution is the target's."""
     if method.is_baseline or method.fidelity.sampled:
@@ -147,20 +166,32 @@ _COMPARED = (
 )
 _SAMPLED = (_Column("sampled", lambda method: _verdicts(method, method.fidelity.sampled)),)
 
+_EXACT_MATCH = _Block(
+    "Exact match",
+    (
+        _Column("exact match [95%]", _share(EXACT_MATCH, ".3f")),
+        _Column("difference [95%]", _loss),
+        _Column("checked prompts", lambda method: str(method.checked_prompts)),
+    ),
+)
+
 
 def _verdicts(method: MethodFigures, count: int) -> str:
     return _NONE if method.is_baseline else str(count)
 
 
-def _blocks(run: Run) -> tuple[_Block, ...]:
+def _blocks(group: Group) -> tuple[_Block, ...]:
+    """Exact match has a place only where there are answers to check."""
     fidelity = (
         _Column("token agreement", _number(TOKEN_AGREEMENT, "{:.3f}")),
-        *(_COMPARED if run.temperature == 0 else _SAMPLED),
+        *(_COMPARED if group.run.temperature == 0 else _SAMPLED),
         _Column("failed", lambda method: str(method.fidelity.failed)),
         _Column("claim", lambda method: method.exactness.replace("_", " ")),
         _Column("lossless", _lossless),
     )
-    return _SPEED, _DRAFTING, _Block("Fidelity", fidelity)
+    blocks = _SPEED, _DRAFTING, _Block("Fidelity", fidelity)
+    checked = any(method.checked_prompts for method in group.pooled.methods)
+    return (*blocks, _EXACT_MATCH) if checked else blocks
 
 
 def _terminal(groups: Sequence[Group], width: int) -> str:
@@ -169,7 +200,7 @@ def _terminal(groups: Sequence[Group], width: int) -> str:
     for group in groups:
         for line in _heading(groups, group):
             console.print(Text(line))
-        for block in _blocks(group.run):
+        for block in _blocks(group):
             console.print()
             console.print(_table(block, group))
         console.print()
@@ -208,7 +239,7 @@ def _markdown(groups: Sequence[Group]) -> str:
 
 def _markdown_parts(groups: Sequence[Group], group: Group) -> Iterator[str]:
     yield from _heading(groups, group)
-    columns = [column for block in _blocks(group.run) for column in block.columns]
+    columns = [column for block in _blocks(group) for column in block.columns]
     for suite in group.suites:
         yield f"**{group.title(suite)}**"
         lines = [["method", *(column.title for column in columns)], ["---", *("---:" for _ in columns)]]

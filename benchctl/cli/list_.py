@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from benchctl.packs import PackModel
 
 if TYPE_CHECKING:
     from benchctl.decoding.method import Method
@@ -27,14 +29,21 @@ class _MethodLine:
 
 @dataclass(frozen=True)
 class _BenchLine:
-    """What the listing says of a suite: prompts in the published file and in the sample embedded here."""
+    """What the listing says of a suite: prompts in the published file, if there is one, and embedded here."""
 
     name: str
-    published: int
+    published: int | None
     embedded: int
     turns: int
     licence: str
     address: str
+
+
+@dataclass(frozen=True)
+class _ModelLine(PackModel):
+    """What the index of the pack says of a model, and the size of its weights for people."""
+
+    size: str = field(kw_only=True)
 
 
 @click.command(name="list", no_args_is_help=True)
@@ -84,21 +93,28 @@ def _benches() -> Sequence[_BenchLine]:
     from benchctl.measuring.prompts import describe
 
     return [
-        _BenchLine(suite.name, suite.prompts, suite.embedded_prompts, suite.turns, suite.licence, suite.address)
+        _BenchLine(
+            suite.name,
+            None if suite.own else suite.prompts,
+            suite.embedded_prompts,
+            suite.turns,
+            suite.licence,
+            suite.address,
+        )
         for suite in describe()
     ]
 
 
-def _models() -> Sequence[Any]:
+def _models() -> Sequence[_ModelLine]:
     from benchctl.packs import models
 
-    return models()
+    return [_ModelLine(size=f"{model.bytes / 1e6:.1f} MB", **asdict(model)) for model in models()]
 
 
 _LISTINGS: dict[str, tuple[Callable[[], Sequence[Any]], tuple[str, ...]]] = {
     "methods": (_methods, ("name", "family", "exactness", "description")),
     "benches": (_benches, ("name", "published", "embedded", "turns", "licence")),
-    "models": (_models, ("name", "role", "parameters", "draft", "licence", "description")),
+    "models": (_models, ("name", "role", "parameters", "size", "licence", "data")),
 }
 
 
@@ -121,4 +137,6 @@ def _cell(line: dict[str, Any], column: str) -> str:
     if column == "description" and line.get("options"):
         options = ", ".join(f"{option['name']}={option['default']}" for option in line["options"])
         return f"{value}\n{options}"
+    if value is None:
+        return "–"
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -13,8 +13,13 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("files", nargs=-1, metavar="[FILES]...")
+@click.option("--pareto", is_flag=True, help="Speed-up against fidelity, with the methods no other beats in both.")
 @click.option(
-    "--pareto", is_flag=True, help="Speed-up against token agreement, with the methods no other beats in both."
+    "--fidelity",
+    type=click.Choice(["token-agreement", "exact-match"]),
+    default="token-agreement",
+    show_default=True,
+    help="What --pareto takes for fidelity; exact-match needs answers that can be checked, as in --bench tasks.",
 )
 @click.option(
     "--out",
@@ -23,26 +28,30 @@ if TYPE_CHECKING:
     show_default=True,
     help="Picture to write: .png, .svg or .pdf.",
 )
-def plot(files: tuple[str, ...], pareto: bool, out: Path) -> None:
+def plot(files: tuple[str, ...], pareto: bool, fidelity: str, out: Path) -> None:
     """Plot the methods in results files (by default results/*.jsonl), all suites together.
 
-    Runs that may not be compared, because a setting differs, get a panel each. Sampled runs are left out: their answers
-    cannot be compared token by token.
+    Runs that may not be compared, because a setting differs, get a panel each. Sampled runs have no token agreement,
+    and are left out of its plot.
 
     \b
     Examples:
       benchctl plot --pareto
       benchctl plot --pareto results/first.jsonl --out first.svg
+      benchctl plot --pareto --fidelity exact-match results/tasks.jsonl
     """
     if not pareto:
         raise click.UsageError("say what to plot: --pareto.")
     from benchctl.analysis import plots
     from benchctl.analysis.comparison import compare
+    from benchctl.analysis.metrics import EXACT_MATCH, TOKEN_AGREEMENT
     from benchctl.cli.inputs import read_files, tell_cautions
 
     plots.check_image(out)
-    groups = compare(_greedy(read_files(files or ("results/*.jsonl",))))
-    plots.pareto(groups, out)
+    found = read_files(files or ("results/*.jsonl",))
+    by_tokens = fidelity == "token-agreement"
+    groups = compare(_greedy(found) if by_tokens else found)
+    plots.pareto(groups, out, TOKEN_AGREEMENT if by_tokens else EXACT_MATCH)
     tell_cautions(groups)
     click.echo(f"Plot: {out}")
 

@@ -1,169 +1,160 @@
-"""`benchctl train`: trains the reference target and its draft model from JSON lines files."""
+"""`benchctl train`: models, and the modules of methods, from the user's own data."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+import re
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from benchctl.cli.train_options import (
+    device_options,
+    gathered,
+    learning_options,
+    options_of,
+    run_options,
+    shape_options,
+    start_options,
+    target_options,
+)
+from benchctl.cli.train_run import run_job
+from benchctl.registry import METHODS, builtin_names, parse_label
+from benchctl.training.options import DRAFT_LEARNING, MODEL_LEARNING, TrainOptions
+from benchctl.training.shapes import MOE, TARGET, DraftStart, ModelShape
 
-@click.group()
+if TYPE_CHECKING:
+    from benchctl.training.jobs import Surroundings
+    from benchctl.training.record import Result
+
+MODELS, TOOLS = ("target", "draft", "moe"), ("export", "pack")
+DRAFT_PROMPTS = 12_000
+_TRAINABLE = re.compile(r"^class \w+\([^)]*\bTrainable\b", re.MULTILINE)
+
+
+class _Parts(click.Group):
+    """Models and tools are commands; any other name is the label of a method whose modules are to be trained."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*MODELS, *_methods_with_modules(), *TOOLS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        known = super().get_command(ctx, cmd_name)
+        if known is not None:
+            return known
+        label = parse_label(cmd_name)
+        if label.name not in _methods_with_modules():
+            from benchctl.training.module_job import trainable
+
+            trainable(label)
+        return _modules_command(label.text)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        methods = _methods_with_modules()
+        for heading, names in (("Models", MODELS), ("Modules of methods", methods), ("What was trained", TOOLS)):
+            commands = [(name, self.get_command(ctx, name)) for name in names]
+            with formatter.section(heading):
+                formatter.write_dl([(name, found.get_short_help_str(70)) for name, found in commands if found])
+
+
+class _Estimable(click.Command):
+    """A command that needs neither data nor a folder where --estimate is given."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--estimate" in args:
+            for parameter in self.params:
+                parameter.required = parameter.required and parameter.name == "model"
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_Parts, subcommand_metavar="PART [OPTIONS]...")
 def train() -> None:
-    """Train the reference models.
+    """Train a model, or the modules of a method for a target of yours.
+
+    A method is given as a label, such as 'medusa[heads=3]'. Several processes share the work when torchrun starts them.
 
     \b
-    Example:
-      benchctl train target --data data/train --out models/ref-dense --minutes 90
-      benchctl train draft --model models/ref-dense --data data/train --out models/ref-draft --minutes 15
+    Examples:
+      benchctl train medusa --model ref-dense --data my.jsonl --out medusa-heads
+      benchctl train draft --model ref-dense --data my.jsonl --out my-draft --minutes 15
     """
-    # A thread that waits for its sibling must leave the core to others; read by OpenMP when torch is first imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-
-def run_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that every training job has."""
-    path = click.Path(path_type=Path)
-    added = (
-        click.option("--data", type=path, multiple=True, required=True, help="JSON lines file or folder; repeatable."),
-        click.option("--out", type=path, required=True, help="Folder for the model and its checkpoints."),
-        click.option("--minutes", type=click.FloatRange(min=0.01), help="Train this long; the rate is 0 by then."),
-        click.option("--steps", type=click.IntRange(min=1), help="Train this many steps instead."),
-        click.option("--threads", type=click.IntRange(min=1), help="CPU threads [default: what torch chooses]."),
-        click.option("--resume", is_flag=True, help="Continue from the newest checkpoint in --out."),
-        click.option("--compile/--no-compile", "compiled", help="Compile the loss with torch.compile."),
-        click.option("--seed", default=0, show_default=True, help="Seed of weights and data order."),
-        click.option("--batch-tokens", default=4096, show_default=True, help="Tokens per optimiser step."),
-        click.option("--optimizer", type=click.Choice(["muon", "adamw"]), default="muon", show_default=True),
-        click.option("--rate", default=4e-3, show_default=True, help="Peak learning rate of AdamW."),
-        click.option("--matrix-rate", default=0.02, show_default=True, help="Peak learning rate of Muon."),
-    )
-    for option in reversed(added):
-        command = option(command)
-    return command
-
-
-def shape_options(layers: int, hidden: int, heads: int, kv_heads: int, mlp: int) -> Callable[..., Callable[..., None]]:
-    """The sizes of the model, with these defaults."""
-    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv-heads": kv_heads, "mlp": mlp, "positions": 1024}
-
-    def add(command: Callable[..., None]) -> Callable[..., None]:
-        for name, default in reversed(sizes.items()):
-            command = click.option(f"--{name}", default=default, show_default=True)(command)
-        return command
-
-    return add
 
 
 @train.command()
-@run_options
-@shape_options(layers=16, hidden=192, heads=6, kv_heads=3, mlp=640)
-@click.option("--vocabulary", default=4096, show_default=True, help="Tokens of the new tokenizer.")
-def target(
-    data: tuple[Path, ...],
-    out: Path,
-    minutes: float | None,
-    steps: int | None,
-    threads: int | None,
-    resume: bool,
-    compiled: bool,
-    seed: int,
-    batch_tokens: int,
-    optimizer: str,
-    rate: float,
-    matrix_rate: float,
-    layers: int,
-    hidden: int,
-    heads: int,
-    kv_heads: int,
-    mlp: int,
-    positions: int,
-    vocabulary: int,
-) -> None:
+@options_of(run_options(mix=True), shape_options(TARGET), learning_options(MODEL_LEARNING), device_options())
+@click.option("--vocabulary", type=click.IntRange(min=300), default=4096, show_default=True, help="Of a new tokenizer.")
+@gathered
+def target(options: TrainOptions, shape: ModelShape, threads: int | None, vocabulary: int) -> None:
     """Train a target: a small Llama with a tokenizer of its own.
 
-    Records are {"instruction", "input", "output"} or {"text"}, with an optional "source". Chats in files named *val*
-    and one text in a hundred are held out; simple synthetic chats are added.
+    Records are {"instruction", "input", "output"}, {"messages"} or {"text"}, with an optional "source". Those in files
+    named *val* are held out, else one in a hundred.
 
     \b
     Example:
       benchctl train target --data data/train --out models/ref-dense --minutes 90 --threads 2
     """
-    from benchctl.cli.train_progress import TrainingDisplay
-    from benchctl.training.jobs import RunOptions, train_target
-    from benchctl.training.models import ModelShape
-    from benchctl.training.optim import OptimizerSettings, optimizer_name
-    from benchctl.training.trainer import use_threads
 
-    use_threads(threads)
-    learning = OptimizerSettings(optimizer_name(optimizer), rate, matrix_rate)
-    options = RunOptions(data, out, minutes, steps, resume, compiled, seed, batch_tokens, learning)
-    shape = ModelShape(layers, hidden, heads, kv_heads, mlp, positions)
-    with TrainingDisplay() as display:
-        train_target(options, shape, vocabulary, display.clock, display)
-    click.echo(f"Wrote {out}")
+    def job(around: Surroundings) -> Result | None:
+        from benchctl.training.model_jobs import train_target
+
+        return train_target(options, shape, vocabulary, around)
+
+    run_job(job, options, threads)
 
 
 @train.command()
-@run_options
-@shape_options(layers=2, hidden=128, heads=4, kv_heads=2, mlp=352)
-@click.option("--model", type=click.Path(path_type=Path), required=True, help="Folder of the target to draft for.")
-@click.option("--prompts", default=3072, show_default=True, help="Prompts that the target answers as lessons.")
-def draft(
-    data: tuple[Path, ...],
-    out: Path,
-    minutes: float | None,
-    steps: int | None,
-    threads: int | None,
-    resume: bool,
-    compiled: bool,
-    seed: int,
-    batch_tokens: int,
-    optimizer: str,
-    rate: float,
-    matrix_rate: float,
-    layers: int,
-    hidden: int,
-    heads: int,
-    kv_heads: int,
-    mlp: int,
-    positions: int,
-    model: Path,
-    prompts: int,
-) -> None:
-    """Distil a draft model from a target: first on the corpus, then on the target's own answers.
+@options_of(run_options(mix=True), target_options(DRAFT_PROMPTS), start_options(), learning_options(DRAFT_LEARNING))
+@device_options()
+@gathered
+def draft(options: TrainOptions, start: DraftStart, threads: int | None) -> None:
+    """Train a draft model: a few layers that learn to say what the target says.
 
     \b
     Example:
-      benchctl train draft --model models/ref-dense --data data/train --out models/ref-draft --minutes 15
+      benchctl train draft --model ref-dense --data data/train --out models/ref-draft --minutes 15
     """
-    from benchctl.cli.train_progress import TrainingDisplay
-    from benchctl.training.jobs import RunOptions, train_draft
-    from benchctl.training.models import ModelShape
-    from benchctl.training.optim import OptimizerSettings, optimizer_name
-    from benchctl.training.trainer import use_threads
 
-    use_threads(threads)
-    learning = OptimizerSettings(optimizer_name(optimizer), rate, matrix_rate)
-    options = RunOptions(data, out, minutes, steps, resume, compiled, seed, batch_tokens, learning)
-    shape = ModelShape(layers, hidden, heads, kv_heads, mlp, positions)
-    with TrainingDisplay() as display:
-        accepted = train_draft(options, model, prompts, shape, display.clock, display)
-    click.echo(f"Wrote {out}; it drafts {accepted:.1%} of the target's greedy tokens right")
+    def job(around: Surroundings) -> Result | None:
+        from benchctl.training.draft_job import train_draft
+
+        return train_draft(options, start, around)
+
+    run_job(job, options, threads, options.model)
+
+
+@train.command()
+@click.option("--model", required=True, metavar="NAME|FOLDER|ID", help="The model whose tokenizer it shares.")
+@options_of(run_options(mix=True), shape_options(MOE), learning_options(MODEL_LEARNING), device_options())
+@gathered
+def moe(options: TrainOptions, shape: ModelShape, threads: int | None) -> None:
+    """Train a mixture of experts (OLMoE's layout) on the tokenizer of another model.
+
+    \b
+    Example:
+      benchctl train moe --model ref-dense --data data/train --out models/ref-moe --minutes 60
+    """
+
+    def job(around: Surroundings) -> Result | None:
+        from benchctl.training.model_jobs import train_moe
+
+        return train_moe(options, shape, around)
+
+    run_job(job, options, threads)
 
 
 @train.command()
 @click.option("--run", type=click.Path(path_type=Path), required=True, help="The --out folder of an unfinished run.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the model.")
 def export(run: Path, out: Path) -> None:
-    """Write the newest checkpoint of an unfinished run as a model folder.
+    """Write the newest checkpoint of an unfinished model as a model folder.
 
     \b
     Example:
       benchctl train export --run models/ref-dense --out models/so-far
     """
-    from benchctl.training.jobs import export_checkpoint
+    from benchctl.training.model_jobs import export_checkpoint
 
     export_checkpoint(run, out)
     click.echo(f"Wrote {out}")
@@ -171,22 +162,60 @@ def export(run: Path, out: Path) -> None:
 
 @train.command()
 @click.option("--model", type=click.Path(path_type=Path), required=True, help="Folder of a finished model.")
-@click.option("--role", type=click.Choice(["target", "draft"]), required=True)
-@click.option("--description", required=True, help="One line for the list of models.")
+@click.option("--role", type=click.Choice(["target", "draft", "moe"]), required=True)
+@click.option("--description", required=True, help="One line about the model.")
+@click.option("--data", required=True, help="What it has read, in a few words, for the list of models.")
 @click.option("--licence", default="Apache-2.0", show_default=True)
 @click.option("--draft", default="", help="Name of the model that drafts for it.")
 @click.option("--pack", type=click.Path(path_type=Path), required=True, help="The folder that holds index.json.")
-def pack(model: Path, role: str, description: str, licence: str, draft: str, pack: Path) -> None:
+def pack(model: Path, role: str, description: str, data: str, licence: str, draft: str, pack: Path) -> None:
     """Put a finished model into the reference pack, under its folder's name.
 
     \b
     Example:
-      benchctl train pack --model models/ref-draft --role draft --description "2 layers" --pack benchctl/assets/models
+      benchctl train pack --model models/ref-draft --role draft --description "2 layers" \\
+        --data "own answers" --pack benchctl/assets/models
     """
     from benchctl.training.pack import PackEntry, add_to_pack
 
-    packed = add_to_pack(model, PackEntry(model.name, role, licence, description, draft), pack)
+    packed = add_to_pack(model, PackEntry(model.name, role, licence, description, data, draft), pack)
     click.echo(f"Packed {packed.name}: {packed.parameters:,} parameters, {packed.bytes:,} bytes")
+
+
+def _modules_command(label: str) -> click.Command:
+    """The command that trains the modules of one method; the method itself is imported when it runs."""
+
+    @click.command(name=label, cls=_Estimable, short_help=f"Train the modules of the method {label}.")
+    @options_of(run_options(mix=False), target_options(0), learning_options(None), device_options())
+    @click.option("--estimate", is_flag=True, help="Only print the memory and time to expect on a GPU; reads no data.")
+    @gathered
+    def modules(options: TrainOptions, threads: int | None, estimate: bool) -> None:
+        if estimate:
+            from benchctl.training.estimate import estimate as expected
+            from benchctl.training.estimate import render
+
+            click.echo(render(expected(options, label)))
+            return
+
+        def job(around: Surroundings) -> Result | None:
+            from benchctl.training.module_job import train_modules
+
+            return train_modules(options, label, around)
+
+        run_job(job, options, threads, options.model)
+
+    modules.help = (
+        f"Train the modules of the method {label} on a frozen target.\n\n\b\nExample:\n"
+        f"  benchctl train {label} --model ref-dense --data my.jsonl --out {parse_label(label).name}-modules"
+    )
+    return modules
+
+
+def _methods_with_modules() -> list[str]:
+    """Built-in methods that are Trainable; read from their files, since importing one loads torch for a second."""
+    files = [file for folder in import_module(METHODS).__path__ for file in sorted(Path(folder).glob("*.py"))]
+    named = [file for file in files if file.stem in builtin_names()]
+    return [file.stem for file in named if _TRAINABLE.search(file.read_text(encoding="utf-8"))]
 
 
 if __name__ == "__main__":

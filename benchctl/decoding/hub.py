@@ -1,10 +1,11 @@
-"""Whether the model hub can be reached: without it, only what is cached can be loaded, and that without waiting."""
+"""The model hub: whether it can be reached (without it only what is cached can be loaded), and where it leaves files."""
 
 from __future__ import annotations
 
 import os
 import socket
 from functools import cache
+from pathlib import Path
 
 
 @cache
@@ -19,3 +20,11 @@ def hub_reachable() -> bool:
     except OSError:
         return False
     return True
+
+
+def downloaded(hub_id: str) -> Path | None:
+    """The folder in which the files of a hub id were cached."""
+    from transformers.utils.hub import cached_file
+
+    config = cached_file(hub_id, "config.json")
+    return Path(config).parent if config else None

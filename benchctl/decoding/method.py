@@ -99,13 +99,17 @@ class Method(ABC):
         """Once per run: load what the method needs besides the target. ``models`` loads a model by name."""
 
     def start(self, context: Context) -> int:
-        """Prefill: the prompt through all layers; the first token. State of earlier prompts must not survive this."""
+        """Prefill and the first token. State of earlier prompts must not survive this."""
+        return context.pick(context.target.head(self.prefill(context)))
+
+    def prefill(self, context: Context) -> Tensor:
+        """Run the prompt through all layers and commit it; the residual [1, width] of its last token."""
         stream = context.stream
         stream.push(context.tokens)
         stream.advance()
-        first = context.pick(stream.logits(stream.rows - 1))
+        last = stream.states[-1:]
         stream.keep(range(stream.rows))
-        return first
+        return last
 
     @abstractmethod
     def step(self, context: Context) -> Step:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from benchctl.decoding.cache import Cache
 from benchctl.decoding.families import check_family, context_tokens, read_layers, read_norm, rotary_table
+from benchctl.decoding.hub import downloaded
 from benchctl.decoding.kernels import Linear, may_copy
 from benchctl.decoding.layers import Layer, Layout, fill_layers, run_layers
 from benchctl.decoding.probe import SPLIT, Probe
@@ -44,16 +45,8 @@ class TargetInfo:
     context_tokens: int
 
 
-def _downloaded(hub_id: str) -> Path | None:
-    """The folder in which the files of a hub id were cached."""
-    from transformers.utils.hub import cached_file
-
-    config = cached_file(hub_id, "config.json")
-    return Path(config).parent if config else None
-
-
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """transformers without progress bars, and afterwards as it was."""
     from transformers.utils import logging
 
@@ -64,6 +57,13 @@ def _quiet() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def check_complete(path: str | Path, info: Mapping[str, Any]) -> None:
+    """Raises UserError where transformers' loading info says that weights are missing: it would make them up."""
+    if info["missing_keys"]:
+        names = sorted(info["missing_keys"])
+        raise UserError(f"{path} lacks {len(names)} weights of its configuration, such as {names[0]}; get it anew")
 
 
 class Target:
@@ -98,13 +98,11 @@ class Target:
         tokenizer = load_tokenizer(path)
         local = Path(path).is_dir()
         # Reading a local folder takes no time worth a bar; a download keeps its own.
-        with _quiet() if local else nullcontext():
+        with quiet() if local else nullcontext():
             options = {"dtype": DTYPES[dtype], "output_loading_info": True, "experts_implementation": "eager"}
             model, info = from_pretrained(transformers.AutoModelForCausalLM, path, **options)
-        if info["missing_keys"]:
-            names = sorted(info["missing_keys"])
-            raise UserError(f"{path} lacks {len(names)} weights of its configuration, such as {names[0]}; get it anew")
-        folder = Path(path) if local else _downloaded(str(path))
+        check_complete(path, info)
+        folder = Path(path) if local else downloaded(str(path))
         model = model.to(device).eval()
         probe = Probe.take(model)
         target = cls(model, tokenizer, folder)

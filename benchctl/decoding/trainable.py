@@ -61,7 +61,8 @@ class Lesson:
     def ahead(self, distance: int) -> Labels:
         """The token ``distance`` after each one; weight 0 where that lies beyond the document or the row.
 
-        Tokens 5 6 7 | 8 9 of two documents, all of weight 1, give for distance 1: tokens 6 7 8 9 8, weights 1 1 0 1 0.
+        Tokens 5 6 7 | 8 9 of two documents, all of weight 1, give for distance 1: tokens 6 7 8 9 9, weights 1 1 0 1 0.
+        The weight is that of the token to predict, so a prompt that counts for nothing is not learnt.
         """
         index = torch.arange(self.tokens.shape[1], device=self.tokens.device) + distance
         inside = index < self.tokens.shape[1]
@@ -84,10 +85,20 @@ class Trainable(ABC):
     """Mix-in for a method with trained modules. Its dataclass has an option ``modules``: the folder of the weights."""
 
     training: ClassVar[TrainingDefaults] = TrainingDefaults()
+    modules: str
+
+    @property
+    def needs_modules(self) -> bool:
+        """Whether the method uses modules with the options it has."""
+        return True
 
     @abstractmethod
     def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
-        """Fresh modules for a target with ``lm_head`` [vocabulary, width]; torch's generator is seeded by the caller."""
+        """Fresh modules for a target with ``lm_head`` [vocabulary, width]; torch's generator is seeded by the caller.
+
+        They are float32, on the device of ``lm_head``; the names and shapes of their weights follow from the target and
+        the options. Raises UserError where the options make no modules.
+        """
 
     @abstractmethod
     def loss(self, module: nn.Module, lesson: Lesson) -> Tensor:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 from benchctl import packs, registry
 from benchctl.decoding.method import Method
+from benchctl.decoding.modules import check_modules, no_modules
 from benchctl.decoding.tokenizer import TargetTokenizer, load_tokenizer
+from benchctl.decoding.trainable import Trainable
 from benchctl.errors import UserError
 from benchctl.measuring.settings import ModelSettings
 
@@ -25,6 +27,17 @@ class Choice:
     def draft_model(self, default: str) -> str:
         """The draft model it loads: its own option before the run's; empty for a method that needs none."""
         return str(getattr(self.method, "draft_model", "") or default) if self.method.needs_draft_model else ""
+
+    @property
+    def name(self) -> str:
+        """The method's name, without its options."""
+        return registry.parse_label(self.label).name
+
+    @property
+    def modules(self) -> str | None:
+        """The folder of the trained modules it loads, empty where none was named; None for a method without modules."""
+        method = self.method
+        return method.modules if isinstance(method, Trainable) and method.needs_modules else None
 
 
 @dataclass(frozen=True)
@@ -45,14 +58,15 @@ def choose_models(settings: ModelSettings) -> Models:
 def choose_methods(texts: Sequence[str], draft: str) -> tuple[Choice, ...]:
     """The baseline, then what `texts` ask for, each once.
 
-    A method without the draft model it needs is unsupported when `all` brought it in. Raises UserError when it was
-    asked for by name, and for labels that the registry refuses.
+    A method without the draft model or the trained modules it needs is unsupported when `all` brought it in. Raises
+    UserError when it was asked for by name, for modules that are not there or of another method, and for labels that
+    the registry refuses.
     """
     named = {_choose(text).label for text in texts if text.strip() != "all"}
     choices = [_choose(text) for text in (registry.BASELINE, *registry.split_labels(texts))]
     unique = {choice.label: choice for choice in choices}.values()
     _check_one_draft([choice.draft_model(draft) for choice in unique])
-    return tuple(_check_draft(choice, draft, choice.label in named) for choice in unique)
+    return tuple(_check_needs(choice, draft, choice.label in named) for choice in unique)
 
 
 def check_tokenizers(models: Models, choices: Iterable[Choice]) -> TargetTokenizer:
@@ -84,9 +98,20 @@ def _check_one_draft(drafts: Sequence[str]) -> None:
         )
 
 
-def _check_draft(choice: Choice, draft: str, named: bool) -> Choice:
-    if not choice.method.needs_draft_model or choice.draft_model(draft):
-        return choice
-    if named:
-        raise UserError(f"{choice.label} cannot run: {NO_DRAFT}.")
-    return replace(choice, unsupported=NO_DRAFT)
+def _check_needs(choice: Choice, draft: str, named: bool) -> Choice:
+    missing = _missing(choice, draft)
+    if missing and named:
+        raise UserError(f"{choice.label} cannot run: {missing}.")
+    return replace(choice, unsupported=missing)
+
+
+def _missing(choice: Choice, draft: str) -> str:
+    """What the method needs and nobody named, or nothing. Modules that were named are looked at."""
+    if choice.method.needs_draft_model and not choice.draft_model(draft):
+        return NO_DRAFT
+    if choice.modules is None:
+        return ""
+    if not choice.modules:
+        return no_modules(choice.name)
+    check_modules(choice.name, choice.modules)
+    return ""

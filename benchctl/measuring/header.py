@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from benchctl.decoding.modules import modules_sha256
 from benchctl.decoding.target import Target
 from benchctl.measuring.check import CheckedRun
 from benchctl.measuring.choices import Choice
@@ -13,7 +14,7 @@ from benchctl.measuring.clock import utc_now
 from benchctl.measuring.machine import commit, machine_facts, versions
 from benchctl.measuring.prompts import Suite
 from benchctl.records import MethodInfo, ModelInfo, Run, SuiteInfo
-from benchctl.registry import method_options, parse_label
+from benchctl.registry import method_options
 
 EXECUTOR = "static"  # a preallocated cache, no compilation
 ATTENTION = "bmm+sdpa"  # what decoding/layers.py mixes few and many rows with
@@ -68,17 +69,19 @@ def suite_info(suite: Suite) -> SuiteInfo:
         origin=suite.origin,
         sha256=suite.prompts_sha256,
         prompts=len(suite.prompts),
+        own=suite.own,
+        exact_answers={prompt.id: prompt.exact_answers for prompt in suite.prompts if any(prompt.exact_answers)},
     )
 
 
 def method_info(choice: Choice) -> MethodInfo:
     method = choice.method
-    name = parse_label(choice.label).name
     return MethodInfo(
         label=choice.label,
-        name=name,
-        options={option.name: getattr(method, option.name) for option in method_options(name)},
+        name=choice.name,
+        options={option.name: getattr(method, option.name) for option in method_options(choice.name)},
         exactness=method.exactness,
         reason=method.reason,
         unsupported=choice.unsupported,
+        modules_sha256=modules_sha256(choice.modules) if choice.modules and not choice.unsupported else "",
     )

@@ -9,13 +9,17 @@ from benchctl.measuring.prompt_line import Line, kind, line_error
 
 @dataclass(frozen=True)
 class Prompt:
-    """One item of a suite: the user's turns and, where the suite has them, one reference answer per turn."""
+    """One item of a suite: the user's turns and, where the suite has them, one reference answer per turn.
+
+    `exact_answers` are those that can be checked without a judge, one per turn: a right answer ends with it.
+    """
 
     id: str
     suite: str
     turns: tuple[str, ...]
     reference: tuple[str, ...] = ()
     category: str = ""
+    exact_answers: tuple[str, ...] = ()
 
 
 Reader = Callable[[str, Line], Prompt]
@@ -41,7 +45,8 @@ def read_prompts(suite: str, file: str, content: bytes, reader: Reader) -> tuple
 
 
 def read_user_line(suite: str, line: Line) -> Prompt:
-    """A line of a user's file: `prompt` or `turns`; at will `reference`, `category`, `id` (else the line number)."""
+    """A line of a user's file: `prompt` or `turns`; at will `id` (else the line number), `reference`, `category`, and
+    `exact_answer`, which asks for the score `exact match`."""
     if line.has("prompt") == line.has("turns"):
         known = ", ".join(line.fields) or "nothing"
         raise line.error(f'give either "prompt" (text) or "turns" (a list of texts); the line has: {known}')
@@ -52,6 +57,7 @@ def read_user_line(suite: str, line: Line) -> Prompt:
         turns=turns,
         reference=line.optional_texts("reference", at_most=len(turns)),
         category=line.optional_text("category"),
+        exact_answers=line.optional_answers("exact_answer", at_most=len(turns)),
     )
 
 

@@ -52,6 +52,13 @@ class Line:
             raise self.error(f'field "{field}" has {len(values)} entries for {at_most} turn(s); give one per turn')
         return tuple(self._text(f"{field}[{n}]", value) for n, value in enumerate(values))
 
+    def optional_answers(self, field: str, at_most: int) -> tuple[str, ...]:
+        """Like optional_texts, each either empty or with something in it that an answer can be checked for."""
+        answers = self.optional_texts(field, at_most)
+        if any(answer.strip() and not any(map(str.isalnum, answer)) for answer in answers):
+            raise self.error(f'field "{field}" holds no letter or digit, so no answer could be checked; leave it out')
+        return tuple(answer.strip() for answer in answers)
+
     def only_object(self, field: str) -> "Line":
         """The one object inside a list of exactly one, as a line of its own at the same place."""
         values = self._list(field)

@@ -3,7 +3,7 @@
 import difflib
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -28,12 +28,18 @@ class Suite:
     source: Source
     origin: str
     sha256: str
+    own: bool = False
 
     @property
     def prompts_sha256(self) -> str:
         """sha256 of the prompts in use, as JSON with sorted keys: equal when the same prompts run in the same order."""
-        text = json.dumps([asdict(prompt) for prompt in self.prompts], sort_keys=True, separators=(",", ":"))
+        text = json.dumps([_hashed(prompt) for prompt in self.prompts], sort_keys=True, separators=(",", ":"))
         return sha256(text.encode())
+
+
+def _hashed(prompt: Prompt) -> dict[str, object]:
+    """Its fields; exact answers only where it has some, so that other prompts keep the hash that older files hold."""
+    return {name: value for name, value in asdict(prompt).items() if value or name != "exact_answers"}
 
 
 def suite_names() -> tuple[str, ...]:
@@ -69,7 +75,7 @@ def load_suite(
         return _suite(*_own_file(name_or_path), read_user_line, limit)
     network = downloader or _process_downloader()
     found = find_suite(spec, data_dir=data_dir, source=source, downloader=network, notify=notify)
-    return _suite(spec.name, found, spec.read, limit)
+    return replace(_suite(spec.name, found, spec.read, limit), own=spec.own)
 
 
 @cache

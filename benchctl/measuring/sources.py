@@ -27,10 +27,16 @@ class Found:
 def find_suite(spec: SuiteSpec, *, data_dir: Path | None, source: str, downloader: Downloader, notify: Notify) -> Found:
     """The bytes of a known suite from the first place that has them; `source` is auto, published or embedded.
 
-    A --data-dir that is given must have the file. Raises UserError with what to do.
+    A --data-dir that is given must have the file. benchctl's own suite has no other place than the package, and comes
+    from there whatever is asked for. Raises UserError with what to do.
     """
+    if source == "embedded" and data_dir:
+        raise UserError("--source embedded reads no --data-dir; leave one of the two out")
+    if spec.own:
+        return _embedded(spec)
     if source == "embedded":
-        return _chosen_sample(spec, data_dir, notify)
+        notify(f"{spec.name}: embedded sample of {spec.embedded_prompts} prompts, not the published {spec.prompts}")
+        return _embedded(spec)
     if data_dir:
         found = _in_folder(spec, data_dir, source, notify)
     elif content := read_kept(Path(spec.file).name, spec.sha256, notify):
@@ -50,14 +56,7 @@ def read_file(path: Path) -> bytes:
         raise UserError(f"cannot read {path}: {error.strerror or error}; check the path and its permissions") from None
 
 
-def _chosen_sample(spec: SuiteSpec, data_dir: Path | None, notify: Notify) -> Found:
-    if data_dir:
-        raise UserError("--source embedded reads no --data-dir; leave one of the two out")
-    notify(f"{spec.name}: embedded sample of {spec.embedded_prompts} prompts, not the published {spec.prompts}")
-    return _sample(spec)
-
-
-def _sample(spec: SuiteSpec) -> Found:
+def _embedded(spec: SuiteSpec) -> Found:
     place = f"assets/prompts/{spec.name}.jsonl"
     content = files("benchctl").joinpath(place).read_bytes()
     return Found(content, "embedded", f"benchctl/{place}", f"benchctl/{place}")
@@ -112,4 +111,4 @@ def _instead(spec: SuiteSpec, source: str, reason: str, notify: Notify) -> Found
         f"{spec.name}: out of reach ({reason}); using the embedded sample of {spec.embedded_prompts} prompts instead "
         f"of the published {spec.prompts}; give --data-dir FOLDER for the published file"
     )
-    return _sample(spec)
+    return _embedded(spec)

@@ -1,4 +1,4 @@
-"""The table of the known suites: where each is published, under which licence, and how its fields are read."""
+"""The table of the known suites: where each comes from, under which licence, and how its fields are read."""
 
 from dataclasses import dataclass
 
@@ -8,18 +8,25 @@ from benchctl.measuring.prompt_line import Line
 
 @dataclass(frozen=True)
 class SuiteSpec:
-    """A published suite. `sha256` pins the bytes that `address` must give; `file` is its place below a --data-dir."""
+    """A known suite. `sha256` pins the bytes that `address` must give; `file` is its place below a --data-dir.
+
+    A suite without an address is benchctl's own: the embedded file is the suite, and not a sample of a published one.
+    """
 
     name: str
     prompts: int
     turns: int
     licence: str
-    address: str
-    sha256: str
-    file: str
     embedded_prompts: int
     read: Reader
+    address: str = ""
+    sha256: str = ""
+    file: str = ""
     terms: str = ""
+
+    @property
+    def own(self) -> bool:
+        return not self.address
 
 
 def read_koala(suite: str, line: Line) -> Prompt:
@@ -51,6 +58,13 @@ def read_mt_bench(suite: str, line: Line) -> Prompt:
         raise line.error(f'field "turns" has {len(turns)} entries; a line of {suite} has 2')
     reference = line.optional_texts("reference", at_most=2)
     return Prompt(line.identifier("question_id"), suite, turns, reference, category=line.text("category"))
+
+
+def read_tasks(suite: str, line: Line) -> Prompt:
+    """The references are made by rule, and answers can be checked by them."""
+    exact_answers = (line.text("reference"),)
+    turns = (line.text("prompt"),)
+    return Prompt(line.identifier("id"), suite, turns, category=line.text("skill"), exact_answers=exact_answers)
 
 
 SUITES = (
@@ -100,5 +114,13 @@ SUITES = (
         file="mt_bench/question.jsonl",
         embedded_prompts=24,
         read=read_mt_bench,
+    ),
+    SuiteSpec(
+        name="tasks",
+        prompts=280,
+        turns=1,
+        licence="Apache-2.0",
+        embedded_prompts=280,
+        read=read_tasks,
     ),
 )

@@ -1,4 +1,4 @@
-"""The model card: what a model is, what it has read under which licence, how it was made and how well it does."""
+"""The card: what a model or a method's modules are, what they have read under which licence, and how well they do."""
 
 from __future__ import annotations
 
@@ -21,18 +21,22 @@ class Sample:
 
 @dataclass(frozen=True)
 class Card:
-    """Everything a card says. `shape` and `recipe` are sentences; `command` is what makes the model again."""
+    """Everything a card says. `shape`, `purpose` and `recipe` are sentences; `command` makes the result again.
+
+    `use` is the command line that runs it. `records` are what was read, or whose prompts were answered.
+    """
 
     name: str
     parameters: int
     shape: str
+    purpose: str
+    use: str
     recipe: str
     command: str
     held_out: Mapping[str, HeldOut]
     samples: Sequence[Sample]
     records: Sequence[Record]
     data_sha256: Mapping[str, str]
-    limits: str
 
 
 def render_card(card: Card) -> str:
@@ -41,28 +45,29 @@ def render_card(card: Card) -> str:
         f"# {card.name}",
         f"{card.parameters:,} parameters. {card.shape}",
         "## What it is for",
-        card.limits,
+        card.purpose,
+        _code(card.use),
         "## How it was trained",
         card.recipe,
-        f"```\n{card.command}\n```",
-        "## Held-out loss",
-        _table(("set", "nats per token", "bits per byte", "tokens"), _losses(card.held_out)),
-        "## Greedy samples",
-        "\n\n".join(f"**{sample.prompt}**\n\n{_quoted(sample.answer)}" for sample in card.samples),
+        _code(card.command),
+        "## Measured on held-out text",
+        *(f"{name}:\n\n{_measures(held)}" for name, held in card.held_out.items()),
+    ]
+    if card.samples:
+        parts += ["## Greedy samples", "\n\n".join(f"**{s.prompt}**\n\n{_quoted(s.answer)}" for s in card.samples)]
+    parts += [
         "## What it has read",
-        "Weight: how often a document is read in one pass of the main and of the late stage.",
+        "Weight: how often the reference recipe reads a document in one pass of the main and of the late stage.",
         _table(("source", "documents", "weights", "licence"), _sources(card.records)),
-        "Training files, sha256:",
+        "Training data, sha256:",
         _table(("file", "sha256"), sorted(card.data_sha256.items())),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _losses(held_out: Mapping[str, HeldOut]) -> list[tuple[str, ...]]:
-    return [
-        (name, f"{measured.nats_per_token:.3f}", f"{measured.bits_per_byte:.3f}", f"{measured.tokens:,}")
-        for name, measured in held_out.items()
-    ]
+def _measures(held: HeldOut) -> str:
+    rows = [(name, f"{tally.share:.3f}", f"{tally.of:,.0f}") for name, tally in held.items()]
+    return _table(("measure", "value", "out of"), rows)
 
 
 def _sources(records: Sequence[Record]) -> list[tuple[str, ...]]:
@@ -77,6 +82,10 @@ def _sources(records: Sequence[Record]) -> list[tuple[str, ...]]:
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _code(command: str) -> str:
+    return f"```\n{command}\n```"
 
 
 def _quoted(text: str) -> str:

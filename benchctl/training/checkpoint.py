@@ -1,21 +1,34 @@
-"""Checkpoints that are there entirely or not at all: written beside, flushed, then renamed."""
+"""Checkpoints that are there entirely or not at all: written beside, flushed, then renamed.
+
+A checkpoint is a folder `step-<n>` of model.safetensors, optimizer.pt, position.json and fingerprint.json.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from benchctl.errors import UserError
 
 KEEP = 2
+NAMED_DIFFERENCES = 8
+
+CANNOT_WRITE = (OSError, SafetensorError, RuntimeError)  # torch.save gives RuntimeError when the disk is full
+CANNOT_READ = (*CANNOT_WRITE, EOFError, pickle.UnpicklingError, ValueError, KeyError, TypeError)
+
+Notify = Callable[[str], None]
 
 
 @dataclass
@@ -30,49 +43,75 @@ class Position:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was read back from one checkpoint folder."""
+    """What one checkpoint folder holds.
+
+    `random` is the state of the random generators by device type. `fingerprint` says by name what else decides the
+    result: settings, data, the shapes of the module. A run may only go on with the same one.
+    """
 
     position: Position
-    weights: dict[str, torch.Tensor]
-    optimizer: dict[str, Any]
-    random: torch.Tensor
+    weights: Mapping[str, Tensor]
+    optimizer: Mapping[str, Any]
+    random: Mapping[str, Tensor]
+    fingerprint: Mapping[str, str]
 
 
-def save_checkpoint(
-    folder: Path, position: Position, weights: dict[str, torch.Tensor], optimizer: dict[str, Any]
-) -> Path:
-    """Writes `folder`/step-<n> and removes all but the last `KEEP`. A failure leaves the earlier ones as they were."""
-    folder.mkdir(parents=True, exist_ok=True)
-    final = folder / f"step-{position.step:07d}"
-    partial = folder / f".partial-{position.step:07d}"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, partial / "model.safetensors")
-    torch.save({"optimizer": optimizer, "random": torch.get_rng_state()}, partial / "optimizer.pt")
-    (partial / "position.json").write_text(json.dumps(asdict(position)) + "\n")
-    for entry in partial.iterdir():
-        _flush(entry)
-    shutil.rmtree(final, ignore_errors=True)
-    partial.rename(final)
-    for old in checkpoints(folder)[:-KEEP]:
-        shutil.rmtree(old)
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Writes `folder`/step-<n> and removes all but the last `KEEP`.
+
+    Raises UserError when it cannot be written; the earlier checkpoints are then as they were and nothing is left over.
+    """
+    step = checkpoint.position.step
+    partial, final = folder / f".partial-{step:07d}", _folder_of(folder, step)
+    with writing(folder, f"checkpoint {final.name}"):
+        remove_partial(folder)
+        try:
+            partial.mkdir(parents=True)
+            _write(partial, checkpoint)
+            if final.exists():
+                final.rename(folder / f".partial-replaced-{step:07d}")
+            partial.rename(final)
+            _flush(folder)
+            for old in checkpoints(folder)[:-KEEP]:
+                _remove(old)
+        finally:
+            remove_partial(folder)
     return final
 
 
-def load_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint under `folder`, or None if there is none yet."""
+def load_checkpoint(folder: Path, notify: Notify = lambda notice: None) -> Checkpoint | None:
+    """The newest checkpoint under `folder` that can be read, or None if there is none yet.
+
+    `notify` is told of each damaged one that is passed over. Raises UserError when all are damaged.
+    """
     found = checkpoints(folder)
-    if not found:
-        return None
-    newest = found[-1]
-    extra = torch.load(newest / "optimizer.pt", weights_only=True)
-    position = Position(**json.loads((newest / "position.json").read_text()))
-    return Checkpoint(position, load_file(newest / "model.safetensors"), extra["optimizer"], extra["random"])
+    for path in reversed(found):
+        try:
+            return _read(path)
+        except CANNOT_READ as error:
+            notify(f"{path}: this checkpoint is damaged ({_said(error)}); falling back to the one before")
+    if found:
+        raise UserError(f"{folder}: every checkpoint is damaged; start again without --resume in a fresh --out folder")
+    return None
 
 
-def load_weights(module: nn.Module, weights: dict[str, torch.Tensor]) -> None:
-    """Puts saved weights into a module. Raises UserError unless they are those of this module."""
-    own = {name: parameter for name, parameter in module.named_parameters()}
+def check_fingerprint(path: Path, saved: Mapping[str, str], current: Mapping[str, str]) -> None:
+    """Raises UserError that names each entry in which the run under `path` differs from the current one."""
+    names = [name for name in sorted(saved.keys() | current.keys()) if saved.get(name) != current.get(name)]
+    if not names:
+        return
+    lines = [f"  {name}: {saved.get(name, 'none')} there, {current.get(name, 'none')} now" for name in names]
+    more = [f"  and {len(lines) - NAMED_DIFFERENCES} more"] if len(lines) > NAMED_DIFFERENCES else []
+    told = "\n".join(lines[:NAMED_DIFFERENCES] + more)
+    raise UserError(
+        f"{path}: this run cannot be resumed, it was started with something else:\n{told}\n"
+        "Use the same again, or train into a fresh --out folder."
+    )
+
+
+def load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Puts saved weights into the trained parameters. Raises UserError unless they are those of this module."""
+    own = trained_parameters(module)
     if own.keys() != weights.keys() or any(own[name].shape != weights[name].shape for name in own):
         raise UserError("the checkpoint belongs to a model of another shape; train into a fresh --out folder")
     with torch.no_grad():
@@ -80,11 +119,87 @@ def load_weights(module: nn.Module, weights: dict[str, torch.Tensor]) -> None:
             parameter.copy_(weights[name])
 
 
+def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that training changes, tied ones once."""
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
 def checkpoints(folder: Path) -> list[Path]:
     """Complete checkpoint folders, oldest first."""
     return sorted(folder.glob("step-*"))
 
 
+def remove_partial(folder: Path) -> None:
+    """Removes what a killed or failed save has left."""
+    for path in folder.glob(".partial-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_newer(folder: Path, step: int) -> None:
+    """Removes the checkpoints after `step`: damaged ones that a resumed run has passed over."""
+    for path in checkpoints(folder):
+        if path > _folder_of(folder, step):
+            shutil.rmtree(path)
+
+
+@contextmanager
+def writing(folder: Path, what: str) -> Iterator[None]:
+    """Turns a failure to write below `folder` into a UserError with the free space and what to do."""
+    try:
+        yield
+    except CANNOT_WRITE as error:
+        newest = checkpoints(folder)[-1:]
+        kept = f"{newest[0]} is kept; then continue from it with --resume" if newest else "nothing is saved yet"
+        raise UserError(
+            f"{folder}: cannot write {what} ({_said(error)}); {_free_space(folder)}.\nFree some space; {kept}."
+        ) from error
+
+
+def _write(folder: Path, checkpoint: Checkpoint) -> None:
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.weights.items()}
+    save_file(weights, folder / "model.safetensors")
+    torch.save({"optimizer": checkpoint.optimizer, "random": checkpoint.random}, folder / "optimizer.pt")
+    (folder / "position.json").write_text(json.dumps(asdict(checkpoint.position)) + "\n")
+    (folder / "fingerprint.json").write_text(json.dumps(dict(checkpoint.fingerprint), indent=2) + "\n")
+    for entry in (*folder.iterdir(), folder):
+        _flush(entry)
+
+
+def _read(folder: Path) -> Checkpoint:
+    extra = torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu")
+    return Checkpoint(
+        position=Position(**json.loads((folder / "position.json").read_text())),
+        weights=load_file(folder / "model.safetensors"),
+        optimizer=extra["optimizer"],
+        random=extra["random"],
+        fingerprint=json.loads((folder / "fingerprint.json").read_text()),
+    )
+
+
+def _folder_of(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:07d}"
+
+
+def _remove(checkpoint: Path) -> None:
+    """Takes the name away first: what is half removed must not look like a checkpoint."""
+    gone = checkpoint.with_name(f".partial-{checkpoint.name}")
+    checkpoint.rename(gone)
+    shutil.rmtree(gone)
+
+
 def _flush(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    """Sees to it that a file, or the names in a folder, outlive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _free_space(folder: Path) -> str:
+    at = next(path for path in (folder, *folder.parents) if path.exists())
+    return f"{shutil.disk_usage(at).free / 1e6:,.0f} MB are free there"
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"

@@ -1,107 +1,114 @@
-"""Reads training records from JSON lines and says exactly where one is broken."""
+"""What a training record is, and how one is made of the fields of a line; says exactly which line is broken."""
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from benchctl.errors import UserError
 
-HELD_OUT_OF = 100  # one text document in so many is kept for the held-out loss
+HELD_OUT_OF = 100  # where no held-out file is given, one record in so many is kept for the held-out loss
+ROLES = ("system", "user", "assistant")
+FIELDS = '"messages", or "instruction" and "output" (with an "input" or without), or "text"'
 
 
 class CorpusError(UserError):
-    """A training file that cannot be used; the message names the file and the line."""
+    """Training data that cannot be used; the message names the file and the line."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn of a chat; `role` is one of ROLES."""
+
+    role: str
+    content: str
 
 
 @dataclass(frozen=True)
 class Record:
-    """One document: an answer to a prompt, or plain text when `prompt` is None."""
+    """One document: a chat that ends with the assistant's answer, or plain text (then without messages)."""
 
     source: str
-    prompt: str | None
-    text: str
+    messages: tuple[Message, ...] = ()
+    text: str = ""
 
+    @classmethod
+    def chat(cls, source: str, prompt: str, answer: str) -> Record:
+        """A question and its answer."""
+        return cls(source, (Message("user", prompt), Message("assistant", answer)))
 
-def data_files(paths: Sequence[Path]) -> list[Path]:
-    """Files as given, folders as their *.jsonl and *.jsonl.gz, sorted. Raises CorpusError if nothing is there."""
-    found: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            inside = sorted(entry for entry in path.iterdir() if entry.name.endswith((".jsonl", ".jsonl.gz")))
-            if not inside:
-                raise CorpusError(f"{path}: no *.jsonl or *.jsonl.gz file in this folder")
-            found.extend(inside)
-        elif path.is_file():
-            found.append(path)
-        else:
-            raise CorpusError(f"{path}: no such file or folder; give a JSON lines file or a folder of them")
-    return found
+    @classmethod
+    def plain(cls, source: str, text: str) -> Record:
+        return cls(source, text=text)
 
+    @property
+    def prompt(self) -> tuple[Message, ...]:
+        """What stands before the last answer; empty for plain text."""
+        return self.messages[:-1]
 
-def read_records(path: Path) -> Iterator[Record]:
-    """The records of one file, plain or gzip. Raises CorpusError naming file and line; an empty file is an error."""
-    count = 0
-    for number, line in _lines(path):
-        if line.strip():
-            count += 1
-            yield _record(line, f"{path}:{number}")
-    if count == 0:
-        raise CorpusError(f"{path}: no records in this file")
+    @property
+    def answer(self) -> str:
+        """The last answer, or the plain text."""
+        return self.messages[-1].content if self.messages else self.text
 
 
 def is_held_out(record: Record) -> bool:
-    """Whether a text document belongs to the held-out part; decided by its content, so it never moves."""
-    digest = hashlib.sha256(record.text.encode()).digest()
-    return record.prompt is None and int.from_bytes(digest[:4], "big") % HELD_OUT_OF == 0
+    """Whether a record is the one in a hundred that is held out; decided by its content, so it never moves."""
+    said = [part for message in record.messages for part in (message.role, message.content)]
+    digest = hashlib.sha256("\n".join([*said, record.text] if said else [record.text]).encode()).digest()
+    return int.from_bytes(digest[:4], "big") % HELD_OUT_OF == 0
 
 
-def data_hash(files: Iterable[Path]) -> dict[str, str]:
-    """File name -> sha256 of its bytes, to record which data a model has seen."""
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    opener = gzip.open if path.name.endswith(".gz") else open
-    number = 0
-    try:
-        with opener(path, "rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                yield number, line
-    except (EOFError, gzip.BadGzipFile) as error:
-        raise CorpusError(f"{path}:{number + 1}: broken gzip data ({error}); fetch the file again") from error
-
-
-def _record(line: bytes, where: str) -> Record:
-    try:
-        fields = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise CorpusError(f"{where}: not UTF-8 (byte {error.start}); convert the file to UTF-8") from error
-    except json.JSONDecodeError as error:
-        raise CorpusError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
-    if not isinstance(fields, dict):
+def record_of(fields: Any, where: str, source: str) -> Record:
+    """The record that these fields hold; `source` counts where they name none. Raises CorpusError naming `where`."""
+    if not isinstance(fields, Mapping):
         raise CorpusError(f"{where}: a record must be a JSON object, not {type(fields).__name__}")
-    source = _text(fields, "source", where) if "source" in fields else "unnamed"
+    source = _text(fields, "source", where) if "source" in fields else source
+    if "messages" in fields:
+        return Record(source, _messages(fields["messages"], where))
+    if "instruction" in fields or "output" in fields:
+        return Record.chat(source, _prompt(fields, where), _text(fields, "output", where))
     if "text" in fields:
-        return Record(source, None, _text(fields, "text", where))
-    if "instruction" not in fields and "output" not in fields:
-        raise CorpusError(f'{where}: needs "text", or "instruction" and "output"; found {sorted(fields)}')
-    return Record(source, _prompt(fields, where), _text(fields, "output", where))
+        return Record.plain(source, _text(fields, "text", where))
+    raise CorpusError(f"{where}: needs {FIELDS}; found {sorted(fields)}")
 
 
-def _prompt(fields: dict[str, Any], where: str) -> str:
+def _messages(value: Any, where: str) -> tuple[Message, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise CorpusError(f'{where}: field "messages" must be a list of objects with "role" and "content"')
+    messages = tuple(_message(entry, f"{where}: message {number}") for number, entry in enumerate(value, start=1))
+    if messages[-1].role != "assistant":
+        raise CorpusError(f"{where}: the last message is the {messages[-1].role}'s; it must be the assistant's answer")
+    turns = messages[1:] if messages[0].role == "system" else messages
+    for number, message in enumerate(turns):
+        if message.role != ("user", "assistant")[number % 2]:
+            place = number + 1 + len(messages) - len(turns)
+            raise CorpusError(
+                f"{where}: message {place} is the {message.role}'s; after a system message, if any, user and assistant "
+                "must take turns, the user first"
+            )
+    return messages
+
+
+def _message(entry: Any, where: str) -> Message:
+    if not isinstance(entry, Mapping):
+        raise CorpusError(f'{where}: must be an object with "role" and "content", not {type(entry).__name__}')
+    role = _text(entry, "role", where)
+    if role not in ROLES:
+        raise CorpusError(f'{where}: unknown role "{role}"; use one of: {", ".join(ROLES)}')
+    return Message(role, _text(entry, "content", where))
+
+
+def _prompt(fields: Mapping[str, Any], where: str) -> str:
     instruction = _text(fields, "instruction", where)
     if not fields.get("input"):
         return instruction
     return f"{instruction}\n\n{_text(fields, 'input', where)}"
 
 
-def _text(fields: dict[str, Any], name: str, where: str) -> str:
+def _text(fields: Mapping[str, Any], name: str, where: str) -> str:
     if name not in fields:
         raise CorpusError(f'{where}: field "{name}" is missing')
     value = fields[name]
@@ -109,4 +116,8 @@ def _text(fields: dict[str, Any], name: str, where: str) -> str:
         raise CorpusError(f'{where}: field "{name}" must be text, not {type(value).__name__}')
     if not value.strip():
         raise CorpusError(f'{where}: field "{name}" is empty')
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise CorpusError(
+            f'{where}: field "{name}" holds half of a surrogate pair, which no text may; mend its escapes'
+        )
     return value.strip()

@@ -1,160 +1,172 @@
-"""Whole training jobs: read the data, build the model, train it, write the folder that transformers reads."""
+"""What all training jobs share: refusing early what cannot work, the length of the run, running it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-import numpy as np
-from tokenizers import Tokenizer
-from transformers import LlamaForCausalLM
+import torch
+from torch import nn
 
 from benchctl.errors import UserError
-from benchctl.training.checkpoint import load_checkpoint, load_weights
-from benchctl.training.corpus import Record
-from benchctl.training.models import ModelShape, build_model, empty_model, load_model, save_model
-from benchctl.training.objective import Distillation, Objective, next_token_loss
-from benchctl.training.optim import OptimizerSettings
-from benchctl.training.own_text import acceptance, own_documents
-from benchctl.training.packing import Document, PackedCorpus, tokenize
-from benchctl.training.recipe import STAGES, Corpus, corpus_data, read_corpus, tokenizer_for
-from benchctl.training.record import greedy_samples, outcome_of, write_card, write_record
+from benchctl.training.checkpoint import Notify
+from benchctl.training.distributed import World
+from benchctl.training.objective import HeldOut, Objective
+from benchctl.training.optim import OptimizerSettings, optimizer_name
+from benchctl.training.options import Provenance, TrainOptions
+from benchctl.training.own_text import Answered
+from benchctl.training.packing import PackedCorpus
+from benchctl.training.progress import Progress
+from benchctl.training.recipe import Corpus, read_corpus, reference_corpus
 from benchctl.training.schedule import Budget, Stage
-from benchctl.training.sources import LATE, weight
-from benchctl.training.tokenizer import load_tokenizer, save_tokenizer
-from benchctl.training.trainer import Data, Progress, Trainer, TrainSettings
+from benchctl.training.settings import Data, TrainSettings
+from benchctl.training.trainer import Trainer
 
-Clock = Callable[[], float]
-Report = Callable[[Progress], None]
-
-DRAFT_STAGES = (Stage(0.3, 256, 16), Stage(1.0, 256, 16))
-OWN_ANSWER_TOKENS = 160
-HELD_OUT_PROMPTS = 128
-LONGEST_PROMPT = 200
+CHECKPOINTS = "checkpoints"
+RESULTS = ("training.json", "modules.json", "config.json", CHECKPOINTS)
 
 
 @dataclass(frozen=True)
-class RunOptions:
-    """What every training job is told."""
+class Surroundings:
+    """What a job is given besides its options: a clock in seconds, whom to tell, the processes that share the work."""
 
-    data: tuple[Path, ...]
-    out: Path
-    minutes: float | None = None
-    steps: int | None = None
-    resume: bool = False
-    compiled: bool = False
-    seed: int = 0
-    batch_tokens: int = 8192
-    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-
-    def settings(self, stages: tuple[Stage, ...]) -> TrainSettings:
-        """The settings of a run in these stages. Raises UserError unless exactly one budget is given."""
-        if (self.minutes is None) == (self.steps is None):
-            raise UserError("Give the length of the training with either --minutes or --steps.")
-        return TrainSettings(
-            budget=Budget(steps=self.steps, seconds=None if self.minutes is None else self.minutes * 60),
-            stages=stages,
-            batch_tokens=self.batch_tokens,
-            optimizer=self.optimizer,
-            seed=self.seed,
-            compiled=self.compiled,
-        )
-
-    def command(self, kind: str, target_folder: Path | None = None) -> str:
-        """The command line that makes this run, with the names of folders instead of their paths."""
-        data = " ".join(f"--data {path.name}" for path in self.data)
-        length = f"--minutes {self.minutes:g}" if self.minutes is not None else f"--steps {self.steps}"
-        model = f" --model {target_folder.name}" if target_folder is not None else ""
-        tail = f"--batch-tokens {self.batch_tokens} --seed {self.seed}"
-        return f"benchctl train {kind}{model} {data} --out {self.out.name} {length} {tail}"
+    clock: Callable[[], float]
+    provenance: Provenance
+    report: Callable[[Progress], None] = lambda progress: None
+    answered: Callable[[Answered], None] = lambda answered: None
+    notify: Notify = lambda notice: None
+    world: World = field(default_factory=World.single)
 
 
-def train_target(options: RunOptions, shape: ModelShape, vocabulary: int, clock: Clock, report: Report) -> None:
-    """Trains a target and writes it to the output folder; checkpoints lie in its folder `checkpoints`."""
-    settings = options.settings(STAGES)
-    corpus = read_corpus(options.data)
-    tokenizer = _tokenizer(options, corpus, vocabulary, shape.positions)
-    model = build_model(shape, tokenizer, options.seed)
-    data = corpus_data(corpus, tokenizer, STAGES, options.seed)
-    trainer = _trained(model, next_token_loss, data, settings, options, clock, report)
-    save_model(model, tokenizer, options.out)
-    outcome = outcome_of(options.out, model, trainer, options.command("target"))
-    write_record(options.out, outcome, settings, corpus)
-    write_card(options.out, outcome, greedy_samples(model, tokenizer), corpus)
+@dataclass(frozen=True)
+class Finished:
+    """A trained module's run, and what it measured at its end by the name of the held-out set."""
+
+    trainer: Trainer
+    settings: TrainSettings
+    held_out: Mapping[str, HeldOut]
 
 
-def train_draft(
-    options: RunOptions, target_folder: Path, prompts: int, shape: ModelShape, clock: Clock, report: Report
-) -> float:
-    """Distils a draft model for a target: first on the corpus, then on its own answers. Returns the acceptance."""
-    settings = options.settings(DRAFT_STAGES)
-    target = load_model(target_folder)
-    tokenizer = load_tokenizer(target_folder)
-    corpus = read_corpus(options.data)
-    own = own_documents(target, tokenizer, _heads(corpus.train, tokenizer, prompts, options.seed), OWN_ANSWER_TOKENS)
-    unseen = _heads(corpus.held_out.get("instruct", corpus.train), tokenizer, HELD_OUT_PROMPTS, options.seed)
-    unseen_own = own_documents(target, tokenizer, unseen, OWN_ANSWER_TOKENS)
-    data = _draft_data(corpus, own, tokenizer, options.seed)
-    draft = build_model(shape, tokenizer, options.seed)
-    trainer = _trained(draft, Distillation(target), data, settings, options, clock, report)
-    save_model(draft, tokenizer, options.out)
-    reached = acceptance(draft, tokenizer, unseen_own)
-    outcome = outcome_of(options.out, draft, trainer, options.command("draft", target_folder), reached)
-    write_record(options.out, outcome, settings, corpus)
-    write_card(options.out, outcome, greedy_samples(draft, tokenizer), corpus)
-    return reached
+def check(options: TrainOptions, world: World) -> None:
+    """Raises UserError for what can be seen to be wrong before anything is read."""
+    check_device(options.device)
+    if world.leads:
+        _check_out(options)
 
 
-def export_checkpoint(run: Path, out: Path) -> None:
-    """Writes the newest checkpoint of an unfinished run as a model folder."""
-    found = load_checkpoint(run / "checkpoints")
-    if found is None:
-        raise UserError(f"{run}: no checkpoint in its folder 'checkpoints' yet")
-    tokenizer = load_tokenizer(run)
-    model = empty_model(run)
-    load_weights(model, found.weights)
-    save_model(model, tokenizer, out)
+def check_device(device: str) -> None:
+    """Raises UserError for a GPU that is not there."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise UserError(f"unknown device '{device}'; there are cpu, cuda and cuda:1")
+    if not device.startswith("cuda"):
+        return
+    there = torch.cuda.device_count()
+    if there == 0:
+        raise UserError("there is no usable GPU here; train with --device cpu")
+    if int(device.partition(":")[2] or 0) >= there:
+        raise UserError(f"there is no {device}: this machine has {there}, counted from 0")
 
 
-def _trained(
-    model: LlamaForCausalLM,
+def target_dtype(options: TrainOptions) -> str:
+    """What the weights of a frozen target are kept in: on a GPU bfloat16 unless something else is asked for."""
+    if options.dtype != "auto":
+        return options.dtype
+    return "bfloat16" if options.device.startswith("cuda") else "float32"
+
+
+def corpus_of(options: TrainOptions) -> Corpus:
+    """The data asked for. Raises UserError where it is missing or broken."""
+    return reference_corpus(options.data) if options.reference_mix else read_corpus(options.data)
+
+
+def settings_of(options: TrainOptions, stages: tuple[Stage, ...], data: Data) -> TrainSettings:
+    """The settings of a run in these stages; `options` are with their defaults."""
+    assert options.optimizer and options.schedule and options.batch_tokens
+    assert options.rate is not None and options.matrix_rate is not None and options.warmup is not None
+    steps = options.steps
+    if options.epochs is not None:
+        steps = steps_of(options.epochs, stages, data, options.batch_tokens)
+    return TrainSettings(
+        budget=Budget(steps=steps, seconds=None if options.minutes is None else options.minutes * 60),
+        stages=stages,
+        batch_tokens=options.batch_tokens,
+        optimizer=OptimizerSettings(optimizer_name(options.optimizer), options.rate, options.matrix_rate),
+        schedule=options.schedule,
+        warmup=options.warmup,
+        clip=options.clip,
+        seed=options.seed,
+        device=options.device,
+        bf16=options.dtype != "float32",
+        compiled=options.compiled,
+        held_out_steps=options.held_out_every,
+    )
+
+
+def steps_of(epochs: float, stages: Sequence[Stage], data: Data, batch_tokens: int) -> int:
+    """Steps in which the data are read `epochs` times, all stages together; one at least."""
+    passes, began = 0.0, 0.0  # passes through the data that one step makes, on average over the stages
+    for stage, rows in zip(stages, data.stages, strict=True):
+        assert isinstance(rows, PackedCorpus)
+        step_rows = stage.micro_batches(batch_tokens) * stage.micro_rows
+        passes += (stage.until - began) * step_rows / rows.rows_per_pass()
+        began = stage.until
+    return max(1, math.ceil(epochs / passes))
+
+
+def train(
+    module: nn.Module,
     objective: Objective,
     data: Data,
-    settings: TrainSettings,
-    options: RunOptions,
-    clock: Clock,
-    report: Report,
-) -> Trainer:
-    model.config.save_pretrained(options.out)
-    trainer = Trainer(model, objective, data, settings, options.out / "checkpoints", clock, report)
-    if options.resume:
-        trainer.resume()
-    trainer.train()
-    return trainer
+    stages: tuple[Stage, ...],
+    options: TrainOptions,
+    around: Surroundings,
+    facts: Mapping[str, str],
+) -> Finished:
+    """Runs the training; `facts` are what else a resumed run must share with its beginning, by name."""
+    settings = settings_of(options, stages, data)
+    trainer = Trainer(
+        module,
+        objective,
+        data,
+        settings,
+        options.out / CHECKPOINTS,
+        around.clock,
+        around.report,
+        around.world,
+        around.notify,
+        facts,
+    )
+    if options.resume and not trainer.resume():
+        around.notify(f"{options.out}: nothing to resume yet; starting at the beginning")
+    return Finished(trainer, settings, trainer.train())
 
 
-def _tokenizer(options: RunOptions, corpus: Corpus, vocabulary: int, positions: int) -> Tokenizer:
-    """The tokenizer already in the folder when resuming, else a new one."""
-    if options.resume and (options.out / "tokenizer.json").is_file():
-        return load_tokenizer(options.out)
-    tokenizer = tokenizer_for(corpus, vocabulary)
-    save_tokenizer(tokenizer, options.out, positions)
-    return tokenizer
+def wait_for_first(world: World, device: torch.device) -> None:
+    """Returns once the first process has called this too."""
+    world.sum(torch.zeros((), device=device))
 
 
-def _heads(records: Sequence[Record], tokenizer: Tokenizer, count: int, seed: int) -> list[list[int]]:
-    """`count` different prompts of chat records at most, picked by the weights of the late stage."""
-    random = np.random.default_rng(seed)
-    unique = {r.prompt: r for r in records if r.prompt is not None and weight(r.source, LATE) > 0}
-    chats = [record for record in unique.values() if random.random() < weight(record.source, LATE)]
-    picked = [chats[index] for index in random.permutation(len(chats))[: count * 2]]
-    heads = [document.head.tolist() for document in tokenize(picked, tokenizer)]
-    return [head for head in heads if len(head) <= LONGEST_PROMPT][:count]
+def data_facts(corpus: Corpus) -> dict[str, str]:
+    """The data as facts of a run."""
+    return {f"data {name}": digest[:16] for name, digest in corpus.hashes.items()}
 
 
-def _draft_data(corpus: Corpus, own: Sequence[Document], tokenizer: Tokenizer, seed: int) -> Data:
-    """First the corpus, then the target's own answers."""
-    base = corpus_data(corpus, tokenizer, DRAFT_STAGES[:1], seed)
-    packed = PackedCorpus(own, tokenizer, DRAFT_STAGES[1].row_tokens, seed, stage=1, weights=LATE)
-    return Data([base.stages[0], packed], base.held_out, base.token_bytes)
+def _check_out(options: TrainOptions) -> None:
+    """An earlier result is never overwritten, and a folder that cannot be written is told before hours of training."""
+    out = options.out
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: is a file; name a folder with --out")
+    there = [name for name in RESULTS if (out / name).exists()]
+    if there and not options.resume:
+        raise UserError(
+            f"{out}: holds {there[0]} of an earlier run; continue it with --resume or name another folder with --out"
+        )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out}: cannot be made ({error.strerror}); name another folder with --out") from error
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise UserError(f"{out}: cannot be written to; name another folder with --out")

@@ -1,17 +1,18 @@
-"""The optimisers of a run behind one object: Muon for the weight matrices, AdamW for everything else."""
+"""The optimisers of a run behind one object: Muon for the weight matrices if asked for, AdamW for everything else."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from benchctl.errors import UserError
 
 OptimizerName = Literal["muon", "adamw"]
+FUSED_DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -23,29 +24,28 @@ class OptimizerSettings:
     matrix_rate: float = 0.02
     matrix_decay: float = 0.05
     decay: float = 0.01
-    clip: float = 1.0
 
 
 class Optimizers:
-    """Steps several optimisers as one; `factor` scales every peak learning rate."""
+    """Steps several optimisers as one. `parameters` are the trained ones: those of the module with requires_grad."""
 
     def __init__(self, module: nn.Module, settings: OptimizerSettings) -> None:
-        matrices = [p for name, p in module.named_parameters() if settings.name == "muon" and is_matrix(name, p)]
+        named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+        if not named:
+            raise ValueError("nothing to train: no parameter of the module requires a gradient")
+        matrices = [p for name, p in named if settings.name == "muon" and is_matrix(name, p)]
         taken = {id(parameter) for parameter in matrices}
-        others = [p for p in module.parameters() if p.requires_grad and id(p) not in taken]
-        self._parameters = matrices + others
-        self._clip = settings.clip
-        self._parts: list[torch.optim.Optimizer] = [
-            torch.optim.AdamW(others, lr=settings.rate, betas=(0.9, 0.95), weight_decay=settings.decay, fused=True)
-        ]
-        if matrices:
-            muon = torch.optim.Muon(matrices, lr=settings.matrix_rate, weight_decay=settings.matrix_decay)
-            self._parts.append(muon)
-        self._peaks = [part.param_groups[0]["lr"] for part in self._parts]
+        others = [p for _, p in named if id(p) not in taken]
+        self.parameters: Sequence[nn.Parameter] = matrices + others
+        self._parts = [part for part in (_adamw(others, settings), _muon(matrices, settings)) if part is not None]
+        self._peaks = [float(part.param_groups[0]["lr"]) for part in self._parts]
+
+    def clip(self, limit: float) -> Tensor:
+        """Scales the gradients down to the norm `limit` together; returns the norm they had, a scalar."""
+        return torch.nn.utils.clip_grad_norm_(self.parameters, limit)
 
     def step(self, factor: float) -> None:
-        """Clips the gradients, applies them at `factor` times the peak rates and clears them."""
-        torch.nn.utils.clip_grad_norm_(self._parameters, self._clip)
+        """Applies the gradients at `factor` times the peak rates and clears them."""
         for part, peak in zip(self._parts, self._peaks, strict=True):
             part.param_groups[0]["lr"] = peak * factor
             part.step()
@@ -73,3 +73,18 @@ def optimizer_name(text: str) -> OptimizerName:
 def is_matrix(name: str, parameter: nn.Parameter) -> bool:
     """Whether Muon takes it: a trained 2-D weight that is neither an embedding nor an output head."""
     return parameter.requires_grad and parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
+
+
+def _adamw(parameters: list[nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer | None:
+    if not parameters:
+        return None
+    fused = all(parameter.device.type in FUSED_DEVICES for parameter in parameters)
+    return torch.optim.AdamW(parameters, lr=settings.rate, betas=(0.9, 0.95), weight_decay=settings.decay, fused=fused)
+
+
+def _muon(matrices: list[nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer | None:
+    if not matrices:
+        return None
+    if not hasattr(torch.optim, "Muon"):
+        raise UserError(f"Muon comes with torch 2.9, this is {torch.__version__}; use --optimizer adamw")
+    return torch.optim.Muon(matrices, lr=settings.matrix_rate, weight_decay=settings.matrix_decay)

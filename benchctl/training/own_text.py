@@ -1,84 +1,131 @@
-"""The target's own greedy answers: what a draft model learns from, and what its acceptance is measured on."""
+"""The target's own answers, kept on disk as they come: what a draft model and a method's modules learn from.
+
+Self-distillation: trained on the target's own text, modules learn to say what the target will say, not what a data set
+says (Zhou et al., "DistillSpec", 2023, arXiv:2310.08461; Cai et al., "Medusa", 2024, arXiv:2401.10774, section 2.3).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from tokenizers import Tokenizer
-from transformers import LlamaForCausalLM
 
-from benchctl.training.packing import Document
-from benchctl.training.tokenizer import BOS, END, PAD, token_id
+from benchctl.errors import UserError
+from benchctl.training.chat import ChatFormat
+from benchctl.training.corpus import Message, Record
+from benchctl.training.frozen import FrozenTarget
+from benchctl.training.generate import Answering, answer
+from benchctl.training.packing import Document, Turn, token_dtype
+from benchctl.training.sources import LATE, weight
+
+SOURCE = "own"
+CACHE_BYTES = 8e9  # keys and values of a batch; rows that need more are answered in smaller batches
+
+Prompt = tuple[Message, ...]
+Ids = tuple[int, ...]
 
 
-def own_documents(
-    target: LlamaForCausalLM,
-    tokenizer: Tokenizer,
-    heads: Sequence[Sequence[int]],
-    new_tokens: int,
-    batch_rows: int = 128,
-) -> list[Document]:
-    """A document per prompt, its body written greedily by the target.
+@dataclass(frozen=True)
+class Answered:
+    """How far the answering is: prompts done of all that had to be answered now, and new tokens a second."""
 
-    `heads` are prompts as tokens without `<|bos|>`, ending where the answer begins.
+    done: int
+    of: int
+    tokens_per_s: float
+
+
+def pick_prompts(records: Sequence[Record], count: int, seed: int) -> list[Prompt]:
+    """`count` different prompts of chats at most, those of each source as often as the late stage reads it."""
+    random = np.random.default_rng(seed)
+    unique = dict.fromkeys((record.source, record.prompt) for record in records if record.prompt)
+    chosen = [prompt for source, prompt in unique if random.random() < weight(source, LATE)]
+    return [chosen[index] for index in random.permutation(len(chosen))[:count]]
+
+
+class OwnText:
+    """Answers of one target in one way, in a file below `folder`: what is there is not answered again.
+
+    `clock` gives seconds. Answers of prompts that with them would not fit into the target's context are left out.
     """
-    documents: list[Document] = []
-    for batch in _batches(heads, batch_rows):
-        answers = greedy_answers(target, tokenizer, batch, new_tokens)
-        documents += [
-            Document("own", np.asarray(head, dtype=np.uint16), np.asarray(body, dtype=np.uint16))
-            for head, body in zip(batch, answers, strict=True)
-        ]
-    return documents
+
+    def __init__(
+        self, target: FrozenTarget, chat: ChatFormat, settings: Answering, folder: Path, clock: Callable[[], float]
+    ) -> None:
+        self._target = target
+        self._chat = chat
+        self._settings = settings
+        self._clock = clock
+        self.path = folder / f"{_key(target, settings)}.jsonl"
+
+    def documents(self, prompts: Sequence[Prompt], report: Callable[[Answered], None]) -> list[Document]:
+        """A document per prompt, in this order: the prompt as the target is given it, and its answer."""
+        room = self._target.info.context_tokens - self._settings.new_tokens
+        heads = [ids for head in self._chat.heads(prompts) if len(ids := tuple(map(int, head))) <= room]
+        if prompts and not heads:
+            context, name = self._target.info.context_tokens, self._target.files.name
+            raise UserError(
+                f"no prompt and {self._settings.new_tokens} tokens of answer fit into the {context} tokens of {name}; "
+                "give fewer --answer-tokens or shorter prompts"
+            )
+        known = self._read()
+        missing = [head for head in dict.fromkeys(heads) if head not in known]
+        for head, body in self._answer(missing, report):
+            known[head] = body
+        dtype = token_dtype(self._target.info.vocabulary)
+        turns = (Turn(np.asarray(head, dtype=dtype), np.asarray(known[head], dtype=dtype)) for head in heads)
+        return [Document(SOURCE, (turn,)) for turn in turns]
+
+    def _answer(self, heads: Sequence[Ids], report: Callable[[Answered], None]) -> Iterator[tuple[Ids, Ids]]:
+        """The answers, each batch written to the file before it is given."""
+        done, tokens, began = 0, 0, self._clock()
+        for number, batch in enumerate(_batches(heads, self._rows(heads))):
+            settings = replace(self._settings, seed=self._settings.seed + number)
+            answers = answer(self._target.model, batch, self._target.files.tokenizer.stop_ids, settings)
+            pairs = [(head, tuple(body)) for head, body in zip(batch, answers, strict=True)]
+            self._append(pairs)
+            done, tokens = done + len(batch), tokens + sum(map(len, answers))
+            report(Answered(done, len(heads), tokens / max(self._clock() - began, 1e-9)))
+            yield from pairs
+
+    def _rows(self, heads: Sequence[Ids]) -> int:
+        config: Any = self._target.model.config
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        size = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * self._target.model.dtype.itemsize
+        longest = max(map(len, heads), default=0) + self._settings.new_tokens
+        return max(1, min(self._settings.rows, int(CACHE_BYTES / (size * longest))))
+
+    def _read(self) -> dict[Ids, Ids]:
+        """What is in the file; a line torn by a kill is cut off."""
+        if not self.path.is_file():
+            return {}
+        whole, _, torn = self.path.read_text().rpartition("\n")
+        if torn:
+            self.path.write_text(f"{whole}\n" if whole else "")
+        pairs = (json.loads(line) for line in whole.splitlines())
+        return {tuple(pair["prompt"]): tuple(pair["answer"]) for pair in pairs}
+
+    def _append(self, pairs: Sequence[tuple[Ids, Ids]]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            file.writelines(json.dumps({"prompt": head, "answer": body}) + "\n" for head, body in pairs)
 
 
-def greedy_answers(
-    target: LlamaForCausalLM, tokenizer: Tokenizer, heads: Sequence[Sequence[int]], new_tokens: int
-) -> list[list[int]]:
-    """The target's greedy continuation of each prompt, `<|end|>` included where it came; all in one batch."""
-    bos, end, pad = (token_id(tokenizer, token) for token in (BOS, END, PAD))
-    longest = max(len(head) for head in heads) + 1
-    rows = [[pad] * (longest - 1 - len(head)) + [bos, *head] for head in heads]
-    tokens = torch.tensor(rows)
-    generator: Any = target
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        written = generator.generate(
-            tokens,
-            attention_mask=tokens.ne(pad).long(),
-            max_new_tokens=new_tokens,
-            do_sample=False,
-            eos_token_id=end,
-            pad_token_id=pad,
-            use_cache=True,
-        )
-    return [_until(row[longest:].tolist(), end) for row in written]
+def _key(target: FrozenTarget, settings: Answering) -> str:
+    """What decides an answer besides its prompt: weights, tokenizer, precision, length, and how tokens are drawn."""
+    how = {name: value for name, value in asdict(settings).items() if name != "rows"}
+    identity = {"weights": target.weights_sha256, "tokenizer": target.files.tokenizer.sha256}
+    told = {**identity, "dtype": str(target.model.dtype), **how}
+    return f"own-{hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]}"
 
 
-def acceptance(draft: LlamaForCausalLM, tokenizer: Tokenizer, documents: Sequence[Document]) -> float:
-    """Share of the target's greedy tokens that the draft model would have drafted, given the text before them."""
-    bos = token_id(tokenizer, BOS)
-    agreed, total = 0, 0
-    with torch.no_grad():
-        for document in documents:
-            tokens = torch.tensor([[bos, *document.head.tolist(), *document.body.tolist()]])
-            logits = draft(input_ids=tokens, use_cache=False).logits
-            first = 1 + len(document.head)
-            drafted = logits[0, first - 1 : -1].argmax(-1)
-            agreed += int((drafted == tokens[0, first:]).sum())
-            total += len(document.body)
-    return agreed / max(total, 1)
-
-
-def _batches(heads: Sequence[Sequence[int]], rows: int) -> Iterator[list[Sequence[int]]]:
+def _batches(heads: Sequence[Ids], rows: int) -> Iterator[list[Ids]]:
     """Batches of prompts of similar length, in an order that mixes short and long ones."""
     by_length = sorted(heads, key=len)
     batches = [by_length[start : start + rows] for start in range(0, len(by_length), rows)]
     for index in np.random.default_rng(0).permutation(len(batches)):
         yield batches[index]
-
-
-def _until(tokens: list[int], end: int) -> list[int]:
-    return tokens[: tokens.index(end) + 1] if end in tokens else tokens

@@ -34,6 +34,7 @@ class PackEntry:
     role: str
     licence: str
     description: str
+    data: str
     draft: str = ""
 
 
@@ -59,6 +60,7 @@ def add_to_pack(model: Path, entry: PackEntry, pack: Path) -> PackModel:
         tokenizer_sha256=_sha256(folder / "tokenizer.json"),
         licence=entry.licence,
         description=entry.description,
+        data=entry.data,
         draft=entry.draft,
     )
     _write_index(pack / "index.json", packed)

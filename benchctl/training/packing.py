@@ -1,39 +1,40 @@
-"""Turns records into rows of tokens of one length, each row beginning where a document begins.
+"""Packs documents into rows of one length; no document of a row sees another, so a row is worth its documents alone.
 
-A token also has a weight: 1 for text and answers, `PROMPT_WEIGHT` for what the user says, 0 for padding.
+A token also has a weight: 1 for text and answers, less for what is said to the model, 0 for padding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from tokenizers import Tokenizer
 
-from benchctl.training.corpus import Record
-from benchctl.training.sources import rule_for, shorten, weight
-from benchctl.training.tokenizer import BOS, END, PAD, answer_turn, system_turn, token_id, user_turn
-
-Tokens = npt.NDArray[np.uint16]
+Tokens = npt.NDArray[np.unsignedinteger]
 Weights = npt.NDArray[np.uint8]  # in percent
 
-PROMPT_WEIGHT = 30
-SECOND_TURN_SHARE = 0.15
-SYSTEM_SHARE = 0.05
-SYSTEM_PROMPT = "You are a helpful assistant."
+FULL = 100
 OPEN_ROWS = 64
+NO_TOKENS: Tokens = np.zeros(0, dtype=np.uint16)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """`head`: what the model is given before the answer; `answer`: what it is to write, its stop token included."""
+
+    head: Tokens
+    answer: Tokens
 
 
 @dataclass(frozen=True)
 class Document:
-    """The tokens of one record: `head` is the user's turn (empty for plain text), `body` the answer or the text."""
+    """The tokens of one record: the turns of a chat, the whole of it in order, or else (without turns) plain text."""
 
     source: str
-    head: Tokens
-    body: Tokens
+    turns: tuple[Turn, ...] = ()
+    text: Tokens = field(default_factory=lambda: NO_TOKENS)
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,14 @@ class Batch:
 
     @property
     def mask(self) -> torch.Tensor:
-        """What each token may see [rows, 1, row_tokens, row_tokens]: itself and what stands before it in its document."""
+        """What a token may see [rows, 1, row_tokens, row_tokens]: itself and what stands before it in its document."""
         same = self.documents[:, None, :, None] == self.documents[:, None, None, :]
         return same.tril()
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch on `device`; a GPU goes on with what it is doing meanwhile."""
+        parts = (self.tokens, self.weights, self.documents, self.positions)
+        return Batch(*(part.to(device, non_blocking=True) for part in parts))
 
 
 @dataclass(frozen=True)
@@ -63,57 +69,66 @@ class Piece:
 
 @dataclass(frozen=True)
 class Row:
-    """Pieces one after the other, padded; see Batch."""
+    """Pieces one after the other, padded; `sizes` holds the number of tokens of each piece."""
 
     tokens: Tokens
     weights: Weights
-    documents: npt.NDArray[np.int16]
-    positions: npt.NDArray[np.int16]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CutPieces:
+    """The pieces of documents that were cut to a length, and how many answers were left out because none of it fits."""
+
+    pieces: list[Piece]
+    dropped_answers: int
+
+
+def token_dtype(vocabulary: int) -> type[np.unsignedinteger]:
+    """The smallest type that holds every id below `vocabulary`."""
+    return np.uint16 if vocabulary <= 2**16 else np.uint32
 
 
 def batch_of(rows: Sequence[Row]) -> Batch:
     """Rows of equal length as tensors."""
-    weights = np.stack([row.weights for row in rows]).astype(np.float32) / 100
-    tokens, documents, positions = (
-        torch.from_numpy(np.stack(column).astype(np.int64))
-        for column in zip(*((row.tokens, row.documents, row.positions) for row in rows), strict=True)
-    )
-    return Batch(tokens, torch.from_numpy(weights), documents, positions)
-
-
-def tokenize(records: Iterable[Record], tokenizer: Tokenizer) -> list[Document]:
-    """Encodes records as the chat template would render them."""
-    kept = list(records)
-    heads = tokenizer.encode_batch_fast([user_turn(r.prompt) if r.prompt is not None else "" for r in kept])
-    bodies = tokenizer.encode_batch_fast([_body(record) for record in kept])
-    return [
-        Document(record.source, _ids(head.ids), _ids(body.ids))
-        for record, head, body in zip(kept, heads, bodies, strict=True)
-    ]
+    tokens = np.stack([row.tokens for row in rows]).astype(np.int64)
+    weights = np.stack([row.weights for row in rows]).astype(np.float32) / FULL
+    documents, positions = np.full_like(tokens, -1), np.zeros_like(tokens)
+    for number, row in enumerate(rows):
+        used = sum(row.sizes)
+        documents[number, :used] = np.repeat(np.arange(len(row.sizes)), row.sizes)
+        positions[number, :used] = np.concatenate([np.arange(size) for size in row.sizes])
+    return Batch(*(torch.from_numpy(part) for part in (tokens, weights, documents, positions)))
 
 
 @dataclass
 class PackedCorpus:
     """Rows of `row_tokens` tokens in an order fixed by the seed: pass after pass, each pass shuffled anew.
 
-    `rows(start, count)` gives rows by their number since the beginning of the stage, so the position in the data
-    is one integer. `stage` numbers the stage of the run, `weights` the column of weights in sources.py.
+    `pieces` gives the pieces of one pass, drawn with that pass's generator. `rows(start, count)` gives rows by their
+    number since the beginning of the stage, so the position in the data is one integer. `stage` numbers the stage of
+    the run. `dropped_answers` were too far from the beginning of their chat to fit into a row.
     """
 
-    documents: Sequence[Document]
-    tokenizer: Tokenizer
+    pieces: Callable[[np.random.Generator], Sequence[Piece]]
     row_tokens: int
+    pad_id: int
     seed: int
-    stage: int
-    weights: int
+    stage: int = 0
+    dropped_answers: int = 0
     _epoch: int = field(default=-1, init=False)
     _first_row: int = field(default=0, init=False)
     _next_row: int = field(default=0, init=False)
     _rows: list[Row] = field(default_factory=list, init=False)
 
     def rows(self, start: int, count: int) -> Batch:
-        """Rows start .. start + count - 1. Raises ValueError when no document has any weight."""
+        """Rows start .. start + count - 1. Raises UserError when there is nothing to pack."""
         return batch_of([self._row(number) for number in range(start, start + count)])
+
+    def rows_per_pass(self) -> int:
+        """Rows of the first pass; where documents are drawn by weight, other passes have a few more or less."""
+        self._row(0)
+        return len(self._rows)
 
     def _row(self, number: int) -> Row:
         if number < self._first_row:
@@ -126,41 +141,44 @@ class PackedCorpus:
 
     def _pack(self, epoch: int) -> list[Row]:
         random = np.random.default_rng([self.seed, self.stage, epoch])
-        chosen = [
-            document
-            for document in self.documents
-            for _ in range(_copies(weight(document.source, self.weights), random))
-        ]
-        if not chosen:
-            raise ValueError("no document has a weight above 0 in this stage; see benchctl/training/sources.py")
-        pieces = self._pieces(chosen, random)
+        pieces = self.pieces(random)
         order = random.permutation(len(pieces))
-        rows = fill_rows([pieces[index] for index in order], self.row_tokens, token_id(self.tokenizer, PAD))
+        rows = fill_rows([pieces[index] for index in order], self.row_tokens, self.pad_id)
         return [rows[index] for index in random.permutation(len(rows))]
 
-    def _pieces(self, documents: Sequence[Document], random: np.random.Generator) -> list[Piece]:
-        bos = _ids([token_id(self.tokenizer, BOS)])
-        system = _ids(self.tokenizer.encode(system_turn(SYSTEM_PROMPT)).ids)
-        texts = [document for document in documents if not len(document.head)]
-        chats = [document for document in documents if len(document.head)]
-        pieces = [chunk for document in texts for chunk in chunks(document, bos, self.row_tokens)]
-        order = iter(random.permutation(len(chats)))
-        for index in order:
-            opening = np.concatenate([bos, system]) if random.random() < SYSTEM_SHARE else bos
-            turns = [chats[index]]
-            if random.random() < SECOND_TURN_SHARE:
-                turns.extend(chats[more] for more in [next(order, None)] if more is not None)
-            pieces.append(conversation(opening, turns))
-        return [cut_to(piece, self.row_tokens) for piece in pieces if _answer_starts(piece) < self.row_tokens * 0.75]
+
+def cut_pieces(documents: Iterable[Document], longest: int, prompt_weight: int) -> CutPieces:
+    """Every document as pieces of at most `longest` tokens: text in chunks, a chat up to where it is cut.
+
+    A chat of which no answer is left is left out. `prompt_weight` is in percent.
+    """
+    pieces: list[Piece] = []
+    dropped = 0
+    for document in documents:
+        if not document.turns:
+            pieces += chunks(document.text, longest)
+            continue
+        starts = answer_starts(document.turns)
+        dropped += sum(start >= longest for start in starts)
+        if starts[0] < longest:
+            pieces.append(cut_to(conversation(document.turns, prompt_weight), longest))
+    return CutPieces(pieces, dropped)
 
 
-def conversation(opening: Tokens, turns: Sequence[Document]) -> Piece:
-    """One piece of a chat: opening, then head and body of every turn."""
-    tokens, weights = [opening], [_constant(len(opening), PROMPT_WEIGHT)]
+def answer_starts(turns: Sequence[Turn]) -> list[int]:
+    """Where the answer of each turn begins: heads of 2 and 1 tokens, the first answer of 3 tokens, give 2 and 6."""
+    starts, end = [], 0
     for turn in turns:
-        tokens += [turn.head, turn.body]
-        weights += [_constant(len(turn.head), PROMPT_WEIGHT), _constant(len(turn.body), 100)]
-    return Piece(np.concatenate(tokens), np.concatenate(weights))
+        starts.append(end + len(turn.head))
+        end = starts[-1] + len(turn.answer)
+    return starts
+
+
+def conversation(turns: Sequence[Turn], prompt_weight: int) -> Piece:
+    """One piece of a chat: head and answer of every turn, the heads at `prompt_weight` percent."""
+    parts = [part for turn in turns for part in (turn.head, turn.answer)]
+    weights = [constant(len(part), FULL if number % 2 else prompt_weight) for number, part in enumerate(parts)]
+    return Piece(np.concatenate(parts), np.concatenate(weights))
 
 
 def cut_to(piece: Piece, longest: int) -> Piece:
@@ -168,14 +186,18 @@ def cut_to(piece: Piece, longest: int) -> Piece:
     return Piece(piece.tokens[:longest], piece.weights[:longest])
 
 
-def chunks(document: Document, bos: Tokens, longest: int) -> list[Piece]:
-    """Plain text with its `<|bos|>`, cut into pieces of at most `longest` tokens."""
-    tokens = np.concatenate([bos, document.body])
-    cut = [tokens[start : start + longest] for start in range(0, len(tokens), longest)]
-    return [Piece(part, _constant(len(part), 100)) for part in cut]
+def chunks(text: Tokens, longest: int) -> list[Piece]:
+    """Plain text, cut into pieces of at most `longest` tokens."""
+    cut = [text[start : start + longest] for start in range(0, len(text), longest)]
+    return [Piece(part, constant(len(part), FULL)) for part in cut]
 
 
-def fill_rows(pieces: Iterable[Piece], row_tokens: int, pad: int) -> list[Row]:
+def constant(count: int, percent: int) -> Weights:
+    """`count` equal weights."""
+    return np.full(count, percent, dtype=np.uint8)
+
+
+def fill_rows(pieces: Iterable[Piece], row_tokens: int, pad_id: int) -> list[Row]:
     """Places pieces whole, each into the first open row with room; rows are padded to `row_tokens`.
 
     Pieces of 3, 3, 2 tokens in rows of 5 give the rows (3, 2) and (3).
@@ -196,41 +218,12 @@ def fill_rows(pieces: Iterable[Piece], row_tokens: int, pad: int) -> list[Row]:
             place = len(room) - 1
         open_rows[place].append(piece)
         room[place] -= size
-    return [_padded(row, row_tokens, pad) for row in closed + open_rows]
+    return [_padded(row, row_tokens, pad_id) for row in closed + open_rows]
 
 
-def _padded(pieces: Sequence[Piece], row_tokens: int, pad: int) -> Row:
-    tokens = np.full(row_tokens, pad, dtype=np.uint16)
-    weights = np.zeros(row_tokens, dtype=np.uint8)
-    documents = np.full(row_tokens, -1, dtype=np.int16)
-    positions = np.zeros(row_tokens, dtype=np.int16)
-    start = 0
-    for number, piece in enumerate(pieces):
-        stop = start + len(piece.tokens)
-        tokens[start:stop], weights[start:stop] = piece.tokens, piece.weights
-        documents[start:stop], positions[start:stop] = number, np.arange(stop - start)
-        start = stop
-    return Row(tokens, weights, documents, positions)
-
-
-def _answer_starts(piece: Piece) -> int:
-    return int(np.argmax(piece.weights == 100))
-
-
-def _body(record: Record) -> str:
-    if record.prompt is None:
-        return f"{record.text}{END}"
-    return answer_turn(shorten(record.text, rule_for(record.source).answer_chars))
-
-
-def _copies(times: float, random: np.random.Generator) -> int:
-    whole = int(times)
-    return whole + int(random.random() < times - whole)
-
-
-def _ids(ids: Sequence[int]) -> Tokens:
-    return np.asarray(ids, dtype=np.uint16)
-
-
-def _constant(count: int, percent: int) -> Weights:
-    return np.full(count, percent, dtype=np.uint8)
+def _padded(pieces: Sequence[Piece], row_tokens: int, pad_id: int) -> Row:
+    sizes = tuple(len(piece.tokens) for piece in pieces)
+    missing = row_tokens - sum(sizes)
+    tokens = [piece.tokens for piece in pieces] + [np.full(missing, pad_id, dtype=pieces[0].tokens.dtype)]
+    weights = [piece.weights for piece in pieces] + [constant(missing, 0)]
+    return Row(np.concatenate(tokens), np.concatenate(weights), sizes)

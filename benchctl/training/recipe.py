@@ -1,29 +1,44 @@
-"""From data files to everything a run of the reference recipe needs."""
+"""From data to everything a run needs: the recipe of the reference models, and lessons for any target."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from tokenizers import Tokenizer
 
-from benchctl.training.corpus import Record, data_files, data_hash, is_held_out, read_records
-from benchctl.training.packing import Batch, PackedCorpus, Piece, batch_of, chunks, conversation, fill_rows, tokenize
+from benchctl.errors import UserError
+from benchctl.training.chat import ChatFormat, Joints
+from benchctl.training.corpus import Message, Record, is_held_out
+from benchctl.training.mix import PROMPT_WEIGHT, Mix, joined_turns
+from benchctl.training.packing import (
+    FULL,
+    Batch,
+    CutPieces,
+    Document,
+    PackedCorpus,
+    Piece,
+    batch_of,
+    chunks,
+    conversation,
+    cut_pieces,
+    fill_rows,
+)
+from benchctl.training.reading import read_parts
 from benchctl.training.schedule import Stage
-from benchctl.training.sources import LATE, MAIN, weight
+from benchctl.training.settings import Data
+from benchctl.training.sources import LATE, MAIN, rule_for, shorten, weight
 from benchctl.training.synthetic import story_records, suite_records, synthetic_records
-from benchctl.training.tokenizer import BOS, PAD, SPECIALS, token_id, train_tokenizer
-from benchctl.training.trainer import Data
+from benchctl.training.tokenizer import train_tokenizer
 
 STAGES = (Stage(0.6, 256, 8), Stage(0.88, 512, 4), Stage(1.0, 1024, 2))
 STAGE_WEIGHTS = (MAIN, LATE, LATE)
 TASKS, SYNTHETIC_CHATS = 40_000, 1500
+SYSTEM_PROMPT = "You are a helpful assistant."
 HELD_OUT_ROWS = 64
-HELD_OUT_ROW_TOKENS = 512
-TOKENIZER_CHARS = 30_000_000
+HELD_OUT = Stage(1.0, 512, 8)
+ENOUGH_RECORDS = 500  # of so many, one in a hundred finds at least one but for one data set in 150
 
 
 @dataclass(frozen=True)
@@ -35,22 +50,39 @@ class Corpus:
     hashes: dict[str, str]
 
 
-def read_corpus(paths: Sequence[Path]) -> Corpus:
-    """Reads every file; chats of files named *val* and one text in a hundred are held out. Raises CorpusError."""
-    files = data_files(paths)
+def read_corpus(sources: Sequence[str]) -> Corpus:
+    """Reads files, folders and data sets of the hub.
+
+    Held out is what stands in files named *val*; of chats, and of texts, that have no such file it is one record in a
+    hundred. Raises UserError when there is nothing to train on or nothing to hold out.
+    """
     train: list[Record] = []
-    chats: list[Record] = []
-    texts: list[Record] = []
-    for path in files:
-        held = "val" in path.name.split(".")[0]
-        for record in read_records(path):
-            part = chats if held else texts if is_held_out(record) else train
-            if weight(record.source, MAIN) + weight(record.source, LATE) > 0:
-                part.append(record)
+    given: list[Record] = []
+    hashes: dict[str, str] = {}
+    for part in read_parts(sources):
+        (given if part.held_out else train).extend(part.records)
+        hashes[part.name if part.name not in hashes else f"{part.name} ({len(hashes) + 1})"] = part.sha256
+    kinds = {kind for kind in (True, False) if not any(bool(record.messages) == kind for record in given)}
+    moved = [bool(record.messages) in kinds and is_held_out(record) for record in train]
+    held_out = given + [record for record, out in zip(train, moved, strict=True) if out]
+    train = [record for record, out in zip(train, moved, strict=True) if not out]
+    if not train:
+        raise UserError("all of the data has a name with val or test and is held out; give files to train on")
+    if not held_out:
+        raise UserError(
+            f"{len(train)} records are too few to hold out one in a hundred; give {ENOUGH_RECORDS} or more, or put "
+            "some of them into a file whose name ends in _val"
+        )
+    return Corpus(train, _by_kind(held_out), hashes)
+
+
+def reference_corpus(sources: Sequence[str]) -> Corpus:
+    """The corpus of the reference models: what `sources` hold but for what weighs nothing, and what rules make."""
+    corpus = read_corpus(sources)
+    train = _weighty(corpus.train)
     train += story_records(train) + synthetic_records(TASKS, SYNTHETIC_CHATS)
-    parts = (("instruct", chats), ("text", texts), ("tasks", suite_records()))
-    held_out = {name: records for name, records in parts if records}
-    return Corpus(train, held_out, data_hash(files))
+    held_out = {name: kept for name, records in corpus.held_out.items() if (kept := _weighty(records))}
+    return Corpus(train, {**held_out, "tasks": suite_records()}, corpus.hashes)
 
 
 def tokenizer_for(corpus: Corpus, vocabulary: int) -> Tokenizer:
@@ -60,39 +92,104 @@ def tokenizer_for(corpus: Corpus, vocabulary: int) -> Tokenizer:
         text
         for record in corpus.train
         if random.random() < weight(record.source, MAIN)
-        for text in (record.prompt or "", record.text)
+        for text in (*(message.content for message in record.prompt), record.answer)
     ]
     return train_tokenizer(texts, vocabulary)
 
 
-def corpus_data(corpus: Corpus, tokenizer: Tokenizer, stages: Sequence[Stage] = STAGES, seed: int = 0) -> Data:
-    """Packed rows for every stage and the held-out batches."""
-    documents = tokenize(corpus.train, tokenizer)
+def corpus_data(corpus: Corpus, chat: ChatFormat, stages: Sequence[Stage] = STAGES, seed: int = 0) -> Data:
+    """The data of the reference recipe, packed as Mix does. Raises UserError for a template whose turns do not join."""
+    joints = chat.joints(SYSTEM_PROMPT)
+    documents = chat.tokenize(map(_shortened, corpus.train))
     packed = [
-        PackedCorpus(documents, tokenizer, stage.row_tokens, seed, index, STAGE_WEIGHTS[min(index, 2)])
+        PackedCorpus(
+            pieces=Mix(documents, joints, stage.row_tokens, STAGE_WEIGHTS[min(index, 2)]).pieces,
+            row_tokens=stage.row_tokens,
+            pad_id=chat.pad_id,
+            seed=seed,
+            stage=index,
+        )
         for index, stage in enumerate(stages)
     ]
-    held_out = {name: held_out_batches(records, tokenizer) for name, records in corpus.held_out.items()}
-    return Data(packed, held_out, token_bytes(tokenizer))
+    held_out = {
+        name: held_out_batches(_fitting_pieces(chat.tokenize(map(_shortened, records)), joints), HELD_OUT, chat.pad_id)
+        for name, records in corpus.held_out.items()
+    }
+    return Data(packed, held_out, chat.token_bytes())
 
 
-def held_out_batches(records: Sequence[Record], tokenizer: Tokenizer) -> list[Batch]:
-    """A fixed sample of the held-out records as batches of 8 rows."""
-    bos = np.asarray([token_id(tokenizer, BOS)], dtype=np.uint16)
-    pieces: list[Piece] = []
-    for document in tokenize(records, tokenizer):
-        chat = len(document.head) > 0
-        pieces += [conversation(bos, [document])] if chat else chunks(document, bos, HELD_OUT_ROW_TOKENS)
-    pieces = [piece for piece in pieces if len(piece.tokens) <= HELD_OUT_ROW_TOKENS]
+def lesson_data(
+    corpus: Corpus, chat: ChatFormat, row_tokens: int, micro_rows: int, seed: int, prompt_weight: float
+) -> Data:
+    """Data for any target: every record is read once a pass, as it is, and prompts weigh `prompt_weight` (0 to 1).
+
+    Raises UserError when rows of `row_tokens` tokens hold no answer at all.
+    """
+    rows = lesson_rows(chat.tokenize(corpus.train), chat, row_tokens, seed, prompt_weight)
+    held_out = {
+        name: lesson_batches(chat.tokenize(records), chat, Stage(1.0, row_tokens, micro_rows), prompt_weight)
+        for name, records in corpus.held_out.items()
+    }
+    return Data([rows], held_out, chat.token_bytes())
+
+
+def lesson_rows(
+    documents: Sequence[Document], chat: ChatFormat, row_tokens: int, seed: int, prompt_weight: float, stage: int = 0
+) -> PackedCorpus:
+    """Every document once a pass; a chat is cut at the end of a row, see `dropped_answers` for what is lost by that."""
+    cut = _cut(documents, row_tokens, prompt_weight)
+    return PackedCorpus(lambda random: cut.pieces, row_tokens, chat.pad_id, seed, stage, cut.dropped_answers)
+
+
+def lesson_batches(documents: Sequence[Document], chat: ChatFormat, stage: Stage, prompt_weight: float) -> list[Batch]:
+    """Held-out batches of documents as `lesson_rows` cuts them."""
+    return held_out_batches(_cut(documents, stage.row_tokens, prompt_weight).pieces, stage, chat.pad_id)
+
+
+def held_out_batches(pieces: Sequence[Piece], stage: Stage, pad_id: int) -> list[Batch]:
+    """A fixed sample of the pieces, HELD_OUT_ROWS rows at most, as batches of the stage's rows."""
     order = np.random.default_rng(0).permutation(len(pieces))
-    rows = fill_rows([pieces[i] for i in order], HELD_OUT_ROW_TOKENS, token_id(tokenizer, PAD))[:HELD_OUT_ROWS]
-    return [batch_of(rows[start : start + 8]) for start in range(0, len(rows), 8)]
+    rows = fill_rows([pieces[index] for index in order], stage.row_tokens, pad_id)[:HELD_OUT_ROWS]
+    return [batch_of(rows[start : start + stage.micro_rows]) for start in range(0, len(rows), stage.micro_rows)]
 
 
-def token_bytes(tokenizer: Tokenizer) -> torch.Tensor:
-    """Bytes of every token [vocabulary]; special tokens stand for none."""
-    vocabulary = tokenizer.get_vocab()
-    sizes = torch.zeros(len(vocabulary), dtype=torch.int64)
-    for token, index in vocabulary.items():
-        sizes[index] = 0 if token in SPECIALS else len(token)  # the byte alphabet has one character per byte
-    return sizes
+def _cut(documents: Sequence[Document], row_tokens: int, prompt_weight: float) -> CutPieces:
+    if not 0 <= prompt_weight <= 1:
+        raise UserError(f"the weight of prompts is {prompt_weight:g}; give one from 0 to 1")
+    cut = cut_pieces(documents, row_tokens, round(FULL * prompt_weight))
+    if not cut.pieces:
+        raise UserError(
+            f"every prompt is longer than a row of {row_tokens} tokens; give longer rows or shorter prompts"
+        )
+    return cut
+
+
+def _fitting_pieces(documents: Sequence[Document], joints: Joints) -> list[Piece]:
+    """Texts in chunks and whole chats, less those longer than a held-out row."""
+    pieces: list[Piece] = []
+    for document in documents:
+        if document.turns:
+            pieces.append(conversation(joined_turns([document], joints, joints.opening), PROMPT_WEIGHT))
+        else:
+            pieces += chunks(document.text, HELD_OUT.row_tokens)
+    return [piece for piece in pieces if len(piece.tokens) <= HELD_OUT.row_tokens]
+
+
+def _shortened(record: Record) -> Record:
+    """The record with its answer cut to the length that its source is given."""
+    if not record.messages:
+        return record
+    answer = shorten(record.answer, rule_for(record.source).answer_chars)
+    return replace(record, messages=(*record.prompt, Message("assistant", answer)))
+
+
+def _weighty(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if weight(record.source, MAIN) + weight(record.source, LATE) > 0]
+
+
+def _by_kind(records: Sequence[Record]) -> dict[str, list[Record]]:
+    kinds = {
+        "instruct": [record for record in records if record.messages],
+        "text": [record for record in records if not record.messages],
+    }
+    return {name: members for name, members in kinds.items() if members}

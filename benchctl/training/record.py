@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from tokenizers import Tokenizer
-from transformers import LlamaForCausalLM
+from transformers import PreTrainedModel
 
 from benchctl.training.card import Card, Sample, render_card
-from benchctl.training.models import parameter_count
+from benchctl.training.chat import ChatFormat
+from benchctl.training.corpus import Message
+from benchctl.training.generate import Answering, answer
+from benchctl.training.jobs import Finished
 from benchctl.training.objective import HeldOut
-from benchctl.training.own_text import greedy_answers
+from benchctl.training.options import Provenance
 from benchctl.training.recipe import Corpus
-from benchctl.training.tokenizer import user_turn
-from benchctl.training.trainer import Trainer, TrainSettings
 
 SAMPLE_PROMPTS = (
     "What is the capital of France?",
@@ -24,101 +25,93 @@ SAMPLE_PROMPTS = (
     "Explain why the sky is blue.",
     "Give me three tips for staying healthy.",
     "What is 7 + 5?",
+    "Sort these numbers from small to large: 31, 4, 17, 9",
     "Take on the role of a pirate. Tell me about your ship.",
 )
 SAMPLE_TOKENS = 160
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A finished run, as far as its card needs to know it."""
+class Result:
+    """What a job has made, for its record. `part` is what was trained; `shape`, `purpose`, `method` are sentences.
 
-    name: str
+    `held_out` are the measures at the end of the training with those taken once afterwards. `use` is a command line
+    that runs the result, with {folder} and {model} where the folder and the target are named.
+    """
+
+    part: str
     parameters: int
     shape: str
-    command: str
-    tokens: int
-    steps: int
-    minutes: float
-    acceptance: float | None
-    held_out: dict[str, HeldOut]
+    purpose: str
+    method: str
+    use: str
+    held_out: Mapping[str, HeldOut]
+    samples: Sequence[Sample] = ()
 
 
-def outcome_of(
-    folder: Path, model: LlamaForCausalLM, trainer: Trainer, command: str, acceptance: float | None = None
-) -> Outcome:
-    """Measures the finished model and gathers the facts of its run."""
-    config = model.config
-    shape = (
-        f"Llama layout: {config.num_hidden_layers} layers of {config.hidden_size}, "
-        f"{config.num_attention_heads} heads, {config.num_key_value_heads} key/value heads, "
-        f"MLP {config.intermediate_size}, vocabulary {config.vocab_size}, "
-        f"context {config.max_position_embeddings} tokens, tied embeddings, bfloat16."
-    )
-    position = trainer.position
-    return Outcome(
-        folder.name,
-        parameter_count(model),
-        shape,
-        command,
-        position.tokens,
-        position.step,
-        position.elapsed_s / 60,
-        acceptance,
-        trainer.held_out(),
-    )
-
-
-def write_record(folder: Path, outcome: Outcome, settings: TrainSettings, corpus: Corpus) -> None:
-    """Writes training.json: the settings that made the weights, the data's hashes and what was reached."""
-    record = {"outcome": asdict(outcome), "settings": asdict(settings), "data_sha256": corpus.hashes}
-    (folder / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-
-
-def write_card(folder: Path, outcome: Outcome, samples: Sequence[Sample], corpus: Corpus) -> None:
-    """Writes README.md."""
+def write_result(
+    folder: Path, result: Result, run: Finished, corpus: Corpus, target: str, provenance: Provenance
+) -> None:
+    """Writes training.json and README.md. `target` is the name of the target that the result is for, if any."""
+    position = run.trainer.position
+    outcome = {
+        "part": result.part,
+        "parameters": result.parameters,
+        "steps": position.step,
+        "tokens": position.tokens,
+        "minutes": round(position.elapsed_s / 60, 1),
+        "held_out": {name: {key: tally.share for key, tally in held.items()} for name, held in result.held_out.items()},
+    }
+    facts: dict[str, Any] = {
+        "outcome": outcome,
+        "settings": asdict(run.settings),
+        "data_sha256": dict(corpus.hashes),
+        "provenance": asdict(provenance),
+    }
+    (folder / "training.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     card = Card(
-        name=outcome.name,
-        parameters=outcome.parameters,
-        shape=outcome.shape,
-        recipe=_recipe(outcome),
-        command=outcome.command,
-        held_out=outcome.held_out,
-        samples=samples,
+        name=folder.resolve().name,
+        parameters=result.parameters,
+        shape=result.shape,
+        purpose=result.purpose,
+        use=result.use.format(folder=folder.resolve().name, model=target),
+        recipe=f"{_length(run)} {result.method}",
+        command=provenance.command,
+        held_out=result.held_out,
+        samples=result.samples,
         records=corpus.train,
         data_sha256=corpus.hashes,
-        limits=_limits(outcome),
     )
     (folder / "README.md").write_text(render_card(card), encoding="utf-8")
 
 
-def greedy_samples(model: LlamaForCausalLM, tokenizer: Tokenizer) -> list[Sample]:
-    """The model's greedy answers to a few fixed prompts."""
-    heads = [tokenizer.encode(user_turn(prompt)).ids for prompt in SAMPLE_PROMPTS]
-    answers = greedy_answers(model, tokenizer, heads, SAMPLE_TOKENS)
-    return [Sample(prompt, tokenizer.decode(answer)) for prompt, answer in zip(SAMPLE_PROMPTS, answers, strict=True)]
-
-
-def _recipe(outcome: Outcome) -> str:
-    text = (
-        f"From scratch on a CPU: {outcome.steps:,} optimiser steps over {outcome.tokens:,} tokens in "
-        f"{outcome.minutes:.0f} minutes; Muon for the weight matrices, AdamW for the rest, linear warm-up and a cosine "
-        "to zero, bfloat16 autocast."
-    )
-    if outcome.acceptance is None:
-        return f"{text} Rows grow from 256 to 512 and 1,024 tokens; the late stages read mostly chats."
+def model_shape(config: Any) -> str:
+    """The sizes of a model in a sentence."""
+    mlp = f"MLP {config.intermediate_size}"
+    if experts := getattr(config, "num_experts", 0):
+        mlp = f"{experts} experts of {config.intermediate_size}, {config.num_experts_per_tok} for each token"
     return (
-        f"{text} The loss is the divergence from the target's distribution, first on the corpus, then on the "
-        f"target's own greedy answers. On answers to unseen prompts it drafts {outcome.acceptance:.1%} of the "
-        "target's greedy tokens right."
+        f"{config.model_type} layout: {config.num_hidden_layers} layers of {config.hidden_size}, "
+        f"{config.num_attention_heads} heads, {config.num_key_value_heads} key/value heads, "
+        f"{mlp}, vocabulary {config.vocab_size}, "
+        f"context {config.max_position_embeddings} tokens, "
+        f"{'tied' if config.tie_word_embeddings else 'untied'} embeddings, bfloat16."
     )
 
 
-def _limits(outcome: Outcome) -> str:
-    if outcome.acceptance is not None:
-        return "It proposes tokens for the target that it was distilled from; on its own it writes poor text."
+def greedy_samples(model: PreTrainedModel, chat: ChatFormat, stop_ids: frozenset[int]) -> list[Sample]:
+    """The model's greedy answers to a few fixed prompts; it is in eval mode."""
+    heads = chat.heads([(Message("user", prompt),) for prompt in SAMPLE_PROMPTS])
+    answers = answer(model, [head.tolist() for head in heads], stop_ids, Answering(SAMPLE_TOKENS))
+    return [Sample(prompt, chat.text_of(ids)) for prompt, ids in zip(SAMPLE_PROMPTS, answers, strict=True)]
+
+
+def _length(run: Finished) -> str:
+    position, settings = run.trainer.position, run.settings
+    optimizer = {"muon": "Muon for the weight matrices, AdamW for the rest", "adamw": "AdamW"}[settings.optimizer.name]
+    minutes = position.elapsed_s / 60
     return (
-        "A small real model for measuring decoding methods offline: it writes simple English and usually ends its "
-        "answers with `<|end|>`. It knows very little: its facts and its arithmetic are mostly wrong, and its greedy "
-        "text often repeats itself."
+        f"{position.step:,} optimiser steps over {position.tokens:,} tokens in {minutes:.0f} minutes on "
+        f"{settings.device}; {optimizer}, linear warm-up over {settings.warmup:.0%}, then a {settings.schedule} to "
+        f"zero{', bfloat16 autocast' if settings.bf16 else ''}."
     )

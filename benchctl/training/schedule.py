@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
+
+ScheduleName = Literal["cosine", "linear"]
 
 
 @dataclass(frozen=True)
@@ -27,22 +30,26 @@ class Budget:
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the run, up to the progress `until`, with rows of `row_tokens` and `rows` of them in one pass."""
+    """Part of a run, up to the progress `until`: rows of `row_tokens` tokens, `micro_rows` of them a micro-batch."""
 
     until: float
     row_tokens: int
     micro_rows: int
 
+    def micro_batches(self, batch_tokens: int) -> int:
+        """How many micro-batches make up a step of `batch_tokens` tokens; one at least."""
+        return max(1, batch_tokens // (self.row_tokens * self.micro_rows))
 
-def learning_rate(progress: float, warmup: float = 0.02, floor: float = 0.0) -> float:
-    """Factor on the peak rate: linear warm-up, then half a cosine down to `floor`.
 
-    learning_rate(0.01, warmup=0.02) is 0.5, learning_rate(0.02, warmup=0.02) is 1, learning_rate(1) is `floor`.
+def learning_rate(progress: float, warmup: float = 0.02, schedule: ScheduleName = "cosine") -> float:
+    """Factor on the peak rate: linear warm-up over that share of the run, then half a cosine or a line down to 0.
+
+    learning_rate(0.01, warmup=0.02) is 0.5, learning_rate(0.02, warmup=0.02) is 1, learning_rate(1) is 0.
     """
     if progress < warmup:
         return progress / warmup
     along = (progress - warmup) / (1 - warmup)
-    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * along))
+    return 1 - along if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * along))
 
 
 def stage_index(stages: tuple[Stage, ...], progress: float) -> int:

@@ -52,20 +52,20 @@ def synthetic_records(tasks: int, chats: int, seed: int = 0) -> list[Record]:
     """So many tasks and so many other chats, the same ones for the same seed."""
     chance = random.Random(seed)
     made = [chance.choice(MAKERS)(chance) for _ in range(chats)]
-    records = [Record("tasks", task.question, task.answer) for task in training_tasks(tasks, seed)]
-    return records + [Record("synthetic", question, answer) for question, answer in made]
+    records = [Record.chat("tasks", task.question, task.answer) for task in training_tasks(tasks, seed)]
+    return records + [Record.chat("synthetic", question, answer) for question, answer in made]
 
 
 def suite_records() -> list[Record]:
     """The tasks that no model is trained on."""
-    return [Record("tasks", task.question, task.answer) for task in suite_tasks()]
+    return [Record.chat("tasks", task.question, task.answer) for task in suite_tasks()]
 
 
 def story_records(records: Iterable[Record]) -> list[Record]:
     """Stories as answers to a request that names the word that matters most in them."""
     return [
-        Record("stories", STORY_REQUESTS[number % len(STORY_REQUESTS)].format(word=_subject(record.text)), record.text)
-        for number, record in enumerate(r for r in records if r.source == "tinystories_sample")
+        Record.chat("stories", STORY_REQUESTS[number % len(STORY_REQUESTS)].format(word=_subject(r.text)), r.text)
+        for number, r in enumerate(record for record in records if record.source == "tinystories_sample")
     ]
 
 

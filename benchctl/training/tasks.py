@@ -1,7 +1,7 @@
 """Tasks with answers made by rule: arithmetic, sorting, words, dates, units. Every answer ends with its key.
 
-One question in ten, by the hash of its text, is kept for the suite `tasks`; training never sees those.
-`python -m benchctl.training.tasks` prints the suite.
+One question in ten, by the hash of its text, is kept for the suite `tasks`; training never sees those, though it may
+see the same sum in other words. `python -m benchctl.training.tasks` prints the suite.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -60,8 +61,8 @@ Maker = Callable[[random.Random], Task]
 
 def _add(chance: random.Random) -> Task:
     a, b = chance.randint(2, 99), chance.randint(2, 99)
-    asked = chance.choice(("What is {a} + {b}?", "Add {a} and {b}.", "How much is {a} plus {b}?", "Calculate {a} + {b}."))
-    return Task("add", asked.format(a=a, b=b), f"{a} + {b} = {a + b}", str(a + b))
+    wordings = ("What is {a} + {b}?", "Add {a} and {b}.", "How much is {a} plus {b}?", "Calculate {a} + {b}.")
+    return Task("add", chance.choice(wordings).format(a=a, b=b), f"{a} + {b} = {a + b}", str(a + b))
 
 
 def _add_three(chance: random.Random) -> Task:
@@ -149,7 +150,11 @@ def _date(chance: random.Random) -> Task:
     place, steps = chance.randrange(len(names)), chance.randint(1, 5)
     passed = [names[(place + step) % len(names)] for step in range(steps + 1)]
     plural = kind if steps == 1 else f"{kind}s"
-    wordings = ("Which {k} comes {n} {p} after {d}?", "What {k} is {n} {p} after {d}?", "It is {d}. Which {k} is it {n} {p} later?")
+    wordings = (
+        "Which {k} comes {n} {p} after {d}?",
+        "What {k} is {n} {p} after {d}?",
+        "It is {d}. Which {k} is it {n} {p} later?",
+    )
     question = chance.choice(wordings).format(k=kind, n=steps, p=plural, d=passed[0])
     return Task("date", question, f"{', '.join(passed)}. The answer is {passed[-1]}", passed[-1])
 
@@ -213,12 +218,12 @@ def _held_out(maker: Maker, chance: random.Random) -> Iterator[Task]:
             yield task
 
 
-def main() -> None:
-    """Prints the suite as JSON lines."""
+def suite_lines() -> Iterator[str]:
+    """The suite as the lines of its prompt file."""
     for number, task in enumerate(suite_tasks(), start=1):
         line = {"id": f"tasks_{number}", "skill": task.skill, "prompt": task.question, "reference": task.key}
-        print(json.dumps(line))
+        yield json.dumps(line) + "\n"
 
 
 if __name__ == "__main__":
-    main()
+    sys.stdout.writelines(suite_lines())

@@ -1,7 +1,7 @@
 """Trains the byte-level BPE tokenizer of the reference models and writes it with its chat template.
 
 Encoding adds no special token by itself: `<|bos|>` comes from the chat template, and a plain text document is
-`<|bos|>text<|end|>` because packing.py puts them there.
+`<|bos|>text<|end|>` because chat.py puts them there.
 """
 
 from __future__ import annotations
@@ -58,21 +58,6 @@ def token_id(tokenizer: Tokenizer, token: str) -> int:
     if found is None:
         raise UserError(f"this tokenizer has no token {token}; use one that `benchctl train target` made")
     return int(found)
-
-
-def user_turn(content: str) -> str:
-    """A user turn and the opening of the answer, exactly as the chat template renders them."""
-    return f"{USER}\n{content.strip()}{END}\n{ASSISTANT}\n"
-
-
-def answer_turn(content: str) -> str:
-    """What follows `user_turn`, exactly as the chat template renders it."""
-    return f"{content.strip()}{END}\n"
-
-
-def system_turn(content: str) -> str:
-    """A system turn exactly as the chat template renders it."""
-    return f"{SYSTEM}\n{content.strip()}{END}\n"
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, positions: int) -> None:

@@ -1,62 +1,40 @@
-"""The one training loop: any module, any objective, checkpoints that resume exactly."""
+"""The one training loop: any module, any objective, one process or several, checkpoints that resume exactly."""
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from benchctl.training.checkpoint import Position, load_checkpoint, load_weights, save_checkpoint
-from benchctl.training.objective import HeldOut, Objective, measure_held_out
-from benchctl.training.optim import Optimizers, OptimizerSettings
-from benchctl.training.packing import Batch, PackedCorpus
-from benchctl.training.schedule import Budget, Stage, learning_rate, stage_index
+from benchctl.decoding.trainable import Tally
+from benchctl.errors import UserError
+from benchctl.training.checkpoint import (
+    Checkpoint,
+    Notify,
+    Position,
+    check_fingerprint,
+    checkpoints,
+    load_checkpoint,
+    load_weights,
+    remove_newer,
+    remove_partial,
+    save_checkpoint,
+    trained_parameters,
+)
+from benchctl.training.distributed import World
+from benchctl.training.objective import Objective, loss_weights, measure_held_out
+from benchctl.training.optim import Optimizers
+from benchctl.training.packing import Batch
+from benchctl.training.progress import Progress, TrainingLog
+from benchctl.training.schedule import learning_rate, stage_index
+from benchctl.training.settings import Data, TrainSettings
 
-
-@dataclass(frozen=True)
-class TrainSettings:
-    """Everything that decides the result of a run besides the module, the objective and the data."""
-
-    budget: Budget
-    stages: tuple[Stage, ...]
-    batch_tokens: int = 8192
-    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-    warmup: float = 0.02
-    seed: int = 0
-    bf16: bool = True
-    compiled: bool = False
-    checkpoint_s: float = 240.0
-    held_out_steps: int = 100
-    log_steps: int = 10
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What the loop reports after a step; `held_out` only when it was measured."""
-
-    step: int
-    progress: float
-    loss: float
-    rate: float
-    tokens: int
-    elapsed_s: float
-    tokens_per_s: float
-    held_out: Mapping[str, HeldOut] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Data:
-    """Training rows per stage, held-out batches per name, and the bytes of every token [vocabulary]."""
-
-    stages: Sequence[PackedCorpus]
-    held_out: Mapping[str, Sequence[Batch]]
-    token_bytes: torch.Tensor
+__all__ = ["Data", "Progress", "TrainSettings", "Trainer", "use_threads"]
 
 
 def use_threads(count: int | None) -> None:
@@ -66,7 +44,11 @@ def use_threads(count: int | None) -> None:
 
 
 class Trainer:
-    """Trains `module` in place. `folder` takes checkpoints and log.jsonl; `clock` gives seconds."""
+    """Trains `module` in place, moved to the device of the settings. `folder` takes checkpoints and log.jsonl.
+
+    `clock` gives seconds; `notify` takes warnings; `facts` are what else a resumed run must share with its beginning,
+    by name: hashes of the data, the label of a method. Raises UserError when `world` cannot share a step evenly.
+    """
 
     def __init__(
         self,
@@ -77,93 +59,163 @@ class Trainer:
         folder: Path,
         clock: Callable[[], float],
         report: Callable[[Progress], None] = lambda progress: None,
+        world: World = World.single(),  # noqa: B008 - frozen
+        notify: Notify = lambda notice: None,
+        facts: Mapping[str, str] | None = None,
     ) -> None:
-        self.module = module
+        _check_shares(settings, world)
+        self.device = world.device(settings.device)
+        self.module = module.to(self.device)
         self.position = Position(rows=[0] * len(settings.stages))
-        self._objective = torch.compile(objective, dynamic=False) if settings.compiled else objective
+        self._objective = objective
+        self._loss = torch.compile(objective.__call__, dynamic=False) if settings.compiled else objective
         self._data = data
         self._settings = settings
         self._folder = folder
         self._clock = clock
         self._report = report
+        self._world = world
+        self._notify = notify
+        self._fingerprint = {**settings.fingerprint(), **_shapes(module), **(facts or {})}
+        self._log = TrainingLog(folder)
         self._optimizers = Optimizers(module, settings.optimizer)
+        self._saved_step = 0
+        self._bf16 = settings.bf16 and all(p.dtype != torch.float64 for p in module.parameters())
 
     def resume(self) -> bool:
-        """Continues from the newest checkpoint in the folder; False if there is none."""
-        found = load_checkpoint(self._folder)
+        """Continues from the newest checkpoint in the folder; False if there is none.
+
+        Raises UserError when that run was another one, or when no checkpoint can be read.
+        """
+        found = load_checkpoint(self._folder, self._notify if self._world.leads else lambda notice: None)
         if found is None:
             return False
+        check_fingerprint(self._folder, found.fingerprint, self._fingerprint)
         load_weights(self.module, found.weights)
         self._optimizers.load_state_dict(found.optimizer)
-        torch.set_rng_state(found.random)
+        self._set_random(found.random)
         self.position = found.position
-        self._forget_log()
+        self._saved_step = found.position.step
+        if self._world.leads:
+            remove_newer(self._folder, found.position.step)
+            self._log.forget_after(found.position.step)
         return True
 
-    def train(self) -> dict[str, HeldOut]:
-        """Runs until the budget is spent; returns the held-out losses of the finished module."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+    def train(self) -> dict[str, dict[str, Tally]]:
+        """Runs until the budget is spent; returns the held-out measures of the finished module, to the first process.
+
+        Raises UserError when the loss is not finite, when the disk is full, and when the folder holds another run.
+        """
+        self._begin()
         self.module.train()
         saved_at = mark = self._clock()
+        measured: dict[str, dict[str, Tally]] = {}
         while (progress := self._progress()) < 1:
+            began = self._clock()
             loss, tokens = self._step(progress)
             now = self._clock()
-            seconds, mark = now - mark, now
-            self.position.elapsed_s += seconds
-            self._tell(loss, tokens / max(seconds, 1e-9))
+            self.position.elapsed_s += now - mark
+            mark = now
+            self._agree_on_time()
+            measured = self._tell(loss, tokens / max(now - began, 1e-9))
             if now - saved_at >= self._settings.checkpoint_s:
                 self._save()
                 saved_at = now
         self._save()
-        return self.held_out()
+        return measured or (self.held_out() if self._world.leads else {})
 
-    def held_out(self) -> dict[str, HeldOut]:
-        """The loss on every held-out set."""
+    def held_out(self) -> dict[str, dict[str, Tally]]:
+        """The objective's measures on every held-out set, by the name of the set."""
+        measure = self._objective.measure
         with self._precision():
             return {
-                name: measure_held_out(self.module, batches, self._data.token_bytes)
+                name: measure_held_out(self.module, (batch.to(self.device) for batch in batches), measure)
                 for name, batches in self._data.held_out.items()
             }
+
+    def _begin(self) -> None:
+        if self._saved_step == 0 and checkpoints(self._folder):
+            raise UserError(
+                f"{self._folder}: there are checkpoints of an earlier run here; "
+                "continue it with --resume or train into a fresh --out folder"
+            )
+        if self.position.step == 0:
+            torch.manual_seed(self._settings.seed + self._world.rank)
+        if self._world.leads:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            remove_partial(self._folder)
+        self._world.same_weights(self._optimizers.parameters)
 
     def _progress(self) -> float:
         return self._settings.budget.progress(self.position.step, self.position.elapsed_s)
 
     def _step(self, progress: float) -> tuple[float, int]:
-        """One optimiser step: its mean loss and the tokens read."""
-        micro_batches = self._next_batches(stage_index(self._settings.stages, progress))
-        weight = sum(float(batch.weights[:, 1:].sum()) for batch in micro_batches)
-        total = 0.0
+        """One optimiser step: its mean loss and the tokens read by all processes.
+
+        Nothing waits for the GPU before the whole step is under way.
+        """
+        stage = stage_index(self._settings.stages, progress)
+        micro_batches = self._next_batches(stage)
+        weight = self._weight(micro_batches)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
         for batch in micro_batches:
             with self._precision():
-                loss = self._objective(self.module, batch) / weight
+                loss = self._loss(self.module, batch.to(self.device)) / weight
             loss.backward()  # type: ignore[no-untyped-call]
-            total += float(loss.detach())
-        self._optimizers.step(learning_rate(progress, self._settings.warmup))
-        tokens = sum(batch.tokens.numel() for batch in micro_batches)
+            total += loss.detach()
+        self._world.sum(total)
+        self._world.sum_gradients(self._optimizers.parameters)
+        norm = self._optimizers.clip(self._settings.clip)
+        self._optimizers.step(learning_rate(progress, self._settings.warmup, self._settings.schedule))
         self.position.step += 1
+        tokens = sum(batch.tokens.numel() for batch in micro_batches) * self._world.size
         self.position.tokens += tokens
-        return total, tokens
+        return self._finite(total, norm), tokens
 
     def _next_batches(self, index: int) -> list[Batch]:
+        """This process's share of the step's micro-batches, every size-th of them."""
         stage = self._settings.stages[index]
-        count = max(1, self._settings.batch_tokens // (stage.row_tokens * stage.micro_rows))
         first = self.position.rows[index]
-        self.position.rows[index] = first + count * stage.micro_rows
-        starts = range(first, first + count * stage.micro_rows, stage.micro_rows)
+        after = first + stage.micro_batches(self._settings.batch_tokens) * stage.micro_rows
+        self.position.rows[index] = after
+        starts = range(first, after, stage.micro_rows)[self._world.rank :: self._world.size]
         return [self._data.stages[index].rows(start, stage.micro_rows) for start in starts]
 
-    def _precision(self) -> AbstractContextManager[Any]:
-        return torch.autocast("cpu", dtype=torch.bfloat16) if self._settings.bf16 else nullcontext()
+    def _weight(self, micro_batches: Sequence[Batch]) -> Tensor:
+        """The loss weight of the whole step over all processes; tiny rather than 0 where nothing is to be learned."""
+        own = sum(float(loss_weights(batch).sum(dtype=torch.float64)) for batch in micro_batches)
+        weight = torch.tensor(own, dtype=torch.float64).to(self.device)
+        return self._world.sum(weight).clamp_(min=1e-9)
 
-    def _tell(self, loss: float, tokens_per_s: float) -> None:
-        step, settings = self.position.step, self._settings
-        measured = self.held_out() if step % settings.held_out_steps == 0 else {}
-        progress = self._progress()
+    def _finite(self, loss: Tensor, norm: Tensor) -> float:
+        """The loss as a number. Raises UserError when it or the gradient is not finite: the weights are then lost."""
+        number, gradient = torch.stack([loss, norm.to(loss.dtype)]).tolist()
+        if math.isfinite(number) and math.isfinite(gradient):
+            return float(number)
+        what = f"the gradient is {gradient}" if math.isfinite(number) else f"the loss is {number}"
+        kept = checkpoints(self._folder)[-1:]
+        after = f"continue from {kept[0]} with --resume and" if kept else "no checkpoint is saved yet; start again with"
+        raise UserError(f"training stopped at step {self.position.step}: {what}; {after} a lower --rate")
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, dtype=torch.bfloat16) if self._bf16 else nullcontext()
+
+    def _agree_on_time(self) -> None:
+        """All processes end a run by the clock at the same step: that of the first one's clock."""
+        if self._settings.budget.seconds is not None:
+            self.position.elapsed_s = self._world.from_first(self.position.elapsed_s, self.device)
+
+    def _tell(self, loss: float, tokens_per_s: float) -> dict[str, dict[str, Tally]]:
+        """Reports and logs the step; returns the held-out measures where they were due."""
+        if not self._world.leads:
+            return {}
+        step, settings, progress = self.position.step, self._settings, self._progress()
+        measured = self.held_out() if step % settings.held_out_steps == 0 or progress == 1 else {}
         event = Progress(
             step=step,
             progress=progress,
             loss=loss,
-            rate=learning_rate(progress, settings.warmup),
+            rate=learning_rate(progress, settings.warmup, settings.schedule),
             tokens=self.position.tokens,
             elapsed_s=self.position.elapsed_s,
             tokens_per_s=tokens_per_s,
@@ -171,16 +223,42 @@ class Trainer:
         )
         self._report(event)
         if measured or step % settings.log_steps == 0:
-            with (self._folder / "log.jsonl").open("a") as log:
-                log.write(json.dumps(asdict(event)) + "\n")
-
-    def _forget_log(self) -> None:
-        """Drops what the log says of steps after the checkpoint: they are done again."""
-        path = self._folder / "log.jsonl"
-        if path.is_file():
-            lines = path.read_text().splitlines(keepends=True)
-            path.write_text("".join(line for line in lines if json.loads(line)["step"] <= self.position.step))
+            self._log.add(event)
+        return measured
 
     def _save(self) -> None:
-        weights = {name: tensor.detach() for name, tensor in self.module.named_parameters()}
-        save_checkpoint(self._folder, self.position, weights, self._optimizers.state_dict())
+        if not self._world.leads or self._saved_step == self.position.step:
+            return
+        weights = trained_parameters(self.module)
+        state = Checkpoint(self.position, weights, self._optimizers.state_dict(), self._random(), self._fingerprint)
+        save_checkpoint(self._folder, state)
+        self._saved_step = self.position.step
+
+    def _random(self) -> dict[str, Tensor]:
+        states = {"cpu": torch.get_rng_state()}
+        return states | {"cuda": torch.cuda.get_rng_state(self.device)} if self.device.type == "cuda" else states
+
+    def _set_random(self, states: Mapping[str, Tensor]) -> None:
+        torch.set_rng_state(states["cpu"])
+        if self.device.type == "cuda" and "cuda" in states:
+            torch.cuda.set_rng_state(states["cuda"], self.device)
+
+
+def _check_shares(settings: TrainSettings, world: World) -> None:
+    for number, stage in enumerate(settings.stages, start=1):
+        count = stage.micro_batches(settings.batch_tokens)
+        if count % world.size:
+            tokens = stage.row_tokens * stage.micro_rows
+            raise UserError(
+                f"stage {number} reads {count} micro-batches of {stage.micro_rows} x {stage.row_tokens} tokens a step, "
+                f"which {world.size} processes cannot share evenly; "
+                f"set --batch-tokens to a multiple of {tokens * world.size}"
+            )
+
+
+def _shapes(module: nn.Module) -> dict[str, str]:
+    """Name, type and shape of every trained parameter."""
+    return {
+        f"parameter {name}": f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
+        for name, parameter in trained_parameters(module).items()
+    }

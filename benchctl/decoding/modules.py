@@ -1,0 +1,156 @@
+"""The trained modules of a method as a folder: modules.safetensors has the weights, modules.json what they are for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from benchctl.decoding.target import Target
+from benchctl.decoding.trainable import Trainable
+from benchctl.errors import UserError
+
+WEIGHTS = "modules.safetensors"
+FACTS = "modules.json"
+
+
+@dataclass(frozen=True)
+class MadeFor:
+    """The target that modules were trained for."""
+
+    name: str
+    weights_sha256: str
+    layers: int
+    hidden_size: int
+    vocabulary: int
+
+
+@dataclass(frozen=True)
+class ModuleFacts:
+    """What modules.json says.
+
+    options     the options of the method when its modules were trained
+    yardsticks  shares by name, measured on held-out text when training ended; empty where nobody measured
+    """
+
+    method: str
+    options: Mapping[str, str | int | float | bool | None]
+    target: MadeFor
+    yardsticks: Mapping[str, float]
+
+
+def no_modules(name: str) -> str:
+    """Why a method cannot run whose modules nobody named, and what to do about it."""
+    return (
+        f"no trained modules; train some with: benchctl train {name} --model MODEL --out FOLDER, "
+        f"then name them: {name}[modules=FOLDER]"
+    )
+
+
+def save_modules(folder: Path, module: nn.Module, facts: Mapping[str, Any]) -> None:
+    """Write the weights of ``module`` and ``facts``: method, options, target (as MadeFor), yardsticks, and any others.
+
+    The facts are written last: a folder without them is one whose writing was interrupted.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FACTS).unlink(missing_ok=True)
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
+    save_file(weights, folder / WEIGHTS)
+    partial = folder / f"{FACTS}.partial"
+    partial.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    partial.replace(folder / FACTS)
+
+
+def check_modules(name: str, folder: str) -> ModuleFacts:
+    """The facts of modules of the method ``name``, without reading weights.
+
+    Raises UserError where there is no folder, nothing readable in it, or the modules of another method.
+    """
+    facts = read_facts(folder)
+    if facts.method != name:
+        raise UserError(f"{folder}: holds modules of {facts.method}, not of {name}; name those of {name}")
+    return facts
+
+
+def read_facts(folder: str) -> ModuleFacts:
+    """What modules.json in ``folder`` says. Raises UserError where it is missing or cannot be read."""
+    place = Path(folder)
+    if not place.is_dir():
+        raise UserError(f"{folder}: no such folder; name the folder that benchctl train wrote")
+    if not ((place / FACTS).is_file() and (place / WEIGHTS).is_file()):
+        raise UserError(f"{folder}: holds no {FACTS} with its {WEIGHTS}; name the folder that benchctl train wrote")
+    try:
+        found = json.loads((place / FACTS).read_text(encoding="utf-8"))
+        target = MadeFor(**{name: found["target"][name] for name in MadeFor.__dataclass_fields__})
+        return ModuleFacts(found["method"], dict(found["options"]), target, _shares(found.get("yardsticks", {})))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{place / FACTS}: cannot be read ({error!r}); train the modules anew") from error
+
+
+def _shares(found: Mapping[str, Any]) -> dict[str, float]:
+    """Raises ValueError or TypeError for anything but numbers from 0 to 1: they would shape drafts."""
+    shares = {name: float(share) for name, share in dict(found).items()}
+    if not all(0.0 <= share <= 1.0 for share in shares.values()):
+        raise ValueError("yardsticks are shares from 0 to 1")
+    return shares
+
+
+def modules_sha256(folder: str) -> str:
+    """Hash of the weights and of the facts, which may shape drafts too: it tells whether another run used the same."""
+    digest = hashlib.sha256()
+    for file in (WEIGHTS, FACTS):
+        with (Path(folder) / file).open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
+def load_modules(method: Trainable, name: str, target: Target, folder: str) -> nn.Module:
+    """The modules that ``folder`` holds for ``method``, called ``name``: in eval mode, where and as the target is.
+
+    Raises UserError for no folder or an unreadable one, and for modules of another method, another target, or of
+    options that make other modules.
+    """
+    if not folder:
+        raise UserError(f"{name} cannot run: {no_modules(name)}")
+    facts = check_modules(name, folder)
+    _check_target(folder, facts, target)
+    with torch.random.fork_rng(devices=[]):
+        module = method.build(target.info, target.lm_head.weight)
+    try:
+        weights = load_file(Path(folder) / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{folder}: {WEIGHTS} cannot be read ({error}); train the modules anew") from error
+    wanted = {key: tensor.shape for key, tensor in module.state_dict().items()}
+    if wanted != {key: tensor.shape for key, tensor in weights.items()}:
+        raise UserError(f"{folder}: these modules have other shapes than {name} needs; {_other_options(facts, method)}")
+    module.load_state_dict(weights)
+    return module.to(target.device, target.dtype).eval().requires_grad_(False)
+
+
+def _check_target(folder: str, facts: ModuleFacts, target: Target) -> None:
+    made = facts.target
+    if made.weights_sha256 == target.weights_sha256:
+        return
+    info = target.info
+    raise UserError(
+        f"{folder}: made for {made.name} (weights {made.weights_sha256[:8]}, {made.layers} layers of "
+        f"{made.hidden_size}), but the target has weights {target.weights_sha256[:8]} ({info.layers} layers of "
+        f"{info.hidden_size}); name modules trained for this target"
+    )
+
+
+def _other_options(facts: ModuleFacts, method: Trainable) -> str:
+    """The options that differ from those of the training: one of them must be why the shapes do."""
+    other = {key: value for key, value in facts.options.items() if getattr(method, key, value) != value}
+    other.pop("modules", None)
+    if not other:
+        return "train them anew"
+    return f"they were trained with {', '.join(f'{key}={value}' for key, value in other.items())}"

@@ -1,0 +1,74 @@
+"""Static trees: which picks of several rankings, one per depth, are proposed together.
+
+A node is the path of ranks that leads to it, 0 for a ranking's first pick: (0, 2) is the third pick for the second
+token behind the first pick for the first. Trees list parents before children and siblings by rank.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from itertools import product
+from math import prod
+
+from benchctl.decoding.draft import ROOT, Draft
+
+Path = tuple[int, ...]
+
+
+def read_widths(text: str, depth: int) -> tuple[int, ...]:
+    """Widths level by level, such as 4x2x1. Raises ValueError for anything else, and for more than ``depth`` levels."""
+    parts = text.split("x")
+    if len(parts) > depth or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError(f"tree is {text!r}; it takes sparse, or up to {depth} widths joined by x, such as 4x2x1")
+    return tuple(map(int, parts))
+
+
+def wide_tree(widths: Sequence[int]) -> tuple[Path, ...]:
+    """Every combination of the first picks, ``widths[d]`` of them at depth d + 1 (Medusa 2401.10774, section 2.1.2).
+
+    Example: widths (2, 1) give (0) (1) (0 0) (1 0).
+    """
+    levels = range(1, len(widths) + 1)
+    return tuple(path for depth in levels for path in product(*map(range, widths[:depth])))
+
+
+def sparse_tree(shares: Sequence[Sequence[float]], nodes: int) -> tuple[Path, ...]:
+    """The ``nodes`` paths likeliest to be right, where ``shares[d][r]`` is how often rank r of depth d + 1 is.
+
+    Depths are taken to be independent and shares not to grow with the rank, so a path is never likelier than its
+    parent or its elder sibling: greedy addition (Medusa, section 2.3.3) is then best.
+    """
+    chosen: list[Path] = []
+    open_paths: list[tuple[float, int, Path]] = [(-shares[0][0], 1, (0,))]
+    while open_paths and len(chosen) < nodes:
+        path = heapq.heappop(open_paths)[2]
+        chosen.append(path)
+        for other in ((*path, 0), (*path[:-1], path[-1] + 1)):
+            if len(other) <= len(shares) and other[-1] < len(shares[len(other) - 1]):
+                share = prod(shares[depth][rank] for depth, rank in enumerate(other))
+                heapq.heappush(open_paths, (-share, len(other), other))
+    return tuple(sorted(chosen, key=lambda path: (len(path), path)))
+
+
+def rank_shares(tops: Mapping[int, float]) -> list[float]:
+    """How often each rank is right, given how often it is among the first k; ranks between two k count alike.
+
+    Example: {1: 0.5, 2: 0.6, 4: 0.7} gives 0.5, 0.1, 0.05, 0.05.
+    """
+    shares: list[float] = []
+    for k, share in sorted(tops.items()):
+        fresh = k - len(shares)
+        shares += [max(share - sum(shares), 0.0) / fresh] * fresh
+    return shares
+
+
+def pick(tree: Sequence[Path], ranked: Sequence[Sequence[int]]) -> Draft:
+    """The draft of a tree; ``ranked[d]`` are the tokens for depth d + 1, best first. Deeper nodes are left out.
+
+    Example: the tree (0) (1) (0 0) with ranked ((5, 7), (9,)) proposes "5 9" and, besides, "7".
+    """
+    nodes = [path for path in tree if len(path) <= len(ranked)]
+    rows = {path: row for row, path in enumerate(nodes)}
+    tokens = tuple(ranked[len(path) - 1][path[-1]] for path in nodes)
+    return Draft(tokens, tuple(rows.get(path[:-1], ROOT) for path in nodes))

@@ -1,0 +1,72 @@
+"""How the recipe of the reference models reads its documents: by weight, some chats with a second or a system turn.
+
+A second turn is another chat put after the first, so that the model sees conversations though its data hold none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchctl.errors import UserError
+from benchctl.training.chat import Joints
+from benchctl.training.packing import Document, Piece, Tokens, Turn, answer_starts, chunks, conversation, cut_to
+from benchctl.training.sources import weight
+
+PROMPT_WEIGHT = 30
+SECOND_TURN_SHARE = 0.15
+SYSTEM_SHARE = 0.05
+LATEST_START = 0.75  # a chat whose answer begins beyond this part of a row teaches too little for its room
+
+
+@dataclass(frozen=True)
+class Mix:
+    """The pieces of one pass. `weights` is the column of weights in sources.py."""
+
+    documents: Sequence[Document]
+    joints: Joints
+    row_tokens: int
+    weights: int
+
+    def pieces(self, random: np.random.Generator) -> list[Piece]:
+        """Every document as often as its source weighs. Raises UserError when none has any weight."""
+        chosen = [
+            document
+            for document in self.documents
+            for _ in range(_copies(weight(document.source, self.weights), random))
+        ]
+        if not chosen:
+            raise UserError("no document has a weight above 0 in this stage; see benchctl/training/sources.py")
+        pieces = [
+            chunk for document in chosen if not document.turns for chunk in chunks(document.text, self.row_tokens)
+        ]
+        chats = [document for document in chosen if document.turns]
+        order = iter(random.permutation(len(chats)))
+        for index in order:
+            opening = self.joints.told if random.random() < SYSTEM_SHARE else self.joints.opening
+            joined = [chats[index]]
+            if random.random() < SECOND_TURN_SHARE:
+                joined.extend(chats[more] for more in [next(order, None)] if more is not None)
+            turns = joined_turns(joined, self.joints, opening)
+            if answer_starts(turns)[0] < self.row_tokens * LATEST_START:
+                pieces.append(cut_to(conversation(turns, PROMPT_WEIGHT), self.row_tokens))
+        return pieces
+
+
+def joined_turns(chats: Sequence[Document], joints: Joints, opening: Tokens) -> list[Turn]:
+    """The turns of chats put one after the other behind `opening`; each ends as the template ends it before another."""
+    turns: list[Turn] = []
+    for number, chat in enumerate(chats):
+        first, *_ = chat.turns
+        head = first.head[len(joints.opening) :]
+        entered = Turn(head if number else np.concatenate([opening, head]), first.answer)
+        *before, last = [entered, *chat.turns[1:]]
+        turns += [*before, Turn(last.head, np.concatenate([last.answer, joints.after]))]
+    return turns
+
+
+def _copies(times: float, random: np.random.Generator) -> int:
+    whole = int(times)
+    return whole + int(random.random() < times - whole)

@@ -1,0 +1,118 @@
+"""Jobs that train a model from scratch by the reference recipe: a target, or a mixture of experts on its tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedModel
+
+from benchctl.errors import UserError
+from benchctl.training.chat import ChatFormat
+from benchctl.training.checkpoint import load_checkpoint, load_weights
+from benchctl.training.experts import expert_loads, load_yardsticks
+from benchctl.training.frozen import find_target
+from benchctl.training.jobs import CHECKPOINTS, Surroundings, check, corpus_of, data_facts, train
+from benchctl.training.models import (
+    TokenIds,
+    build_model,
+    copy_tokenizer,
+    empty_model,
+    parameter_count,
+    save_config,
+    save_model,
+)
+from benchctl.training.objective import HeldOut, LanguageModel, MixtureLoss
+from benchctl.training.options import MODEL_LEARNING, TrainOptions
+from benchctl.training.recipe import STAGES, Corpus, corpus_data, tokenizer_for
+from benchctl.training.record import Result, greedy_samples, model_shape, write_result
+from benchctl.training.settings import Data
+from benchctl.training.shapes import ModelShape
+from benchctl.training.tokenizer import load_tokenizer, save_tokenizer
+
+BALANCE = 0.01  # share of the balance loss, as OLMoE was trained (arXiv:2409.02060)
+PURPOSE = (
+    "A small real model for measuring decoding methods offline: it writes simple English and usually ends its answers. "
+    "It knows very little: its facts are mostly wrong, and its greedy text often repeats itself."
+)
+METHOD = "From scratch. Rows grow from 256 to 512 and 1,024 tokens; the late stages read mostly chats."
+
+
+def train_target(options: TrainOptions, shape: ModelShape, vocabulary: int, around: Surroundings) -> Result | None:
+    """Trains a target and its tokenizer into a folder that transformers reads; None in all but the first process."""
+    options = options.with_defaults(MODEL_LEARNING)
+    check(options, around.world)
+    corpus = corpus_of(options)
+    tokenizer = _tokenizer(options, corpus, vocabulary, shape.positions, around)
+    model = build_model(shape, TokenIds.of(tokenizer), options.seed)
+    chat = ChatFormat.of(tokenizer)
+    return _train_model("target", model, chat, corpus, options, around)
+
+
+def train_moe(options: TrainOptions, shape: ModelShape, around: Surroundings) -> Result | None:
+    """Trains a mixture of experts that shares the tokenizer of `options.model`; None in all but the first process."""
+    options = options.with_defaults(MODEL_LEARNING)
+    check(options, around.world)
+    files = find_target(options.model)
+    corpus = corpus_of(options)
+    if around.world.leads:
+        copy_tokenizer(files.folder, options.out)
+    model = build_model(shape, TokenIds.of_config(files.config), options.seed)
+    return _train_model("moe", model, ChatFormat.load(files.path), corpus, options, around)
+
+
+def export_checkpoint(run: Path, out: Path) -> None:
+    """Writes the newest checkpoint of an unfinished run of a model as a model folder."""
+    found = load_checkpoint(run / CHECKPOINTS)
+    if found is None:
+        raise UserError(f"{run}: no checkpoint in its folder '{CHECKPOINTS}' yet")
+    if not (run / "config.json").is_file():
+        raise UserError(f"{run}: trains modules of a method, not a model; finish it with --resume instead")
+    model = empty_model(run)
+    load_weights(model, found.weights)
+    save_model(model, out)
+    copy_tokenizer(run, out)
+
+
+def _train_model(
+    part: str, model: PreTrainedModel, chat: ChatFormat, corpus: Corpus, options: TrainOptions, around: Surroundings
+) -> Result | None:
+    data = corpus_data(corpus, chat, STAGES, options.seed)
+    mixture = part == "moe"
+    objective = MixtureLoss(data.token_bytes, BALANCE) if mixture else LanguageModel(data.token_bytes)
+    if around.world.leads:
+        save_config(model, options.out)
+    run = train(model, objective, data, STAGES, options, around, data_facts(corpus))
+    if not around.world.leads:
+        return None
+    save_model(model, options.out)
+    model.eval()  # type: ignore[no-untyped-call]
+    experts = {"experts": _loads(model, data)} if mixture else {}
+    result = Result(
+        part=part,
+        parameters=parameter_count(model),
+        shape=model_shape(model.config),
+        purpose=PURPOSE,
+        method=METHOD,
+        use="benchctl run --model {folder}",
+        held_out={**run.held_out, **experts},
+        samples=greedy_samples(model, chat, find_target(str(options.out)).tokenizer.stop_ids),
+    )
+    write_result(options.out, result, run, corpus, "", around.provenance)
+    return result
+
+
+def _loads(model: PreTrainedModel, data: Data) -> HeldOut:
+    return load_yardsticks(expert_loads(model, [batch for batches in data.held_out.values() for batch in batches]))
+
+
+def _tokenizer(
+    options: TrainOptions, corpus: Corpus, vocabulary: int, positions: int, around: Surroundings
+) -> Tokenizer:
+    """The tokenizer already in the folder when resuming, else a new one; the same in every process."""
+    if options.resume and (options.out / "tokenizer.json").is_file():
+        return load_tokenizer(options.out)
+    tokenizer = tokenizer_for(corpus, vocabulary)
+    if around.world.leads:
+        save_tokenizer(tokenizer, options.out, positions)
+    return tokenizer

@@ -1,0 +1,122 @@
+"""The job that trains the modules of any method that is a decoding.trainable.Trainable, on a frozen target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+
+import torch
+from torch import nn
+
+from benchctl.decoding.modules import MadeFor, save_modules
+from benchctl.decoding.trainable import Tally, Trainable
+from benchctl.errors import UserError
+from benchctl.registry import Label, build, method_class, method_names, method_options, parse_label
+from benchctl.training.chat import ChatFormat
+from benchctl.training.frozen import FrozenTarget, TargetFiles, find_target, load_target
+from benchctl.training.jobs import Surroundings, check, corpus_of, data_facts, target_dtype, train
+from benchctl.training.lesson_text import LessonText, stage_of
+from benchctl.training.lessons import LessonMaker, ModuleObjective
+from benchctl.training.models import parameter_count
+from benchctl.training.objective import HeldOut
+from benchctl.training.options import Learning, TrainOptions
+from benchctl.training.record import Result, write_result
+
+BATCH_TOKENS = 8192
+
+
+def trainable(label: Label) -> Trainable:
+    """The method that a label asks for. Raises UserError, listing what can be trained, where it has no modules."""
+    if label.name not in method_names() or not issubclass(method_class(label.name), Trainable):
+        names = ("target", "draft", "moe", *trainable_names())
+        raise UserError(f"'{label.name}' has nothing to train; what can be trained: {', '.join(names)}.")
+    method = build(label.text)
+    assert isinstance(method, Trainable)
+    if method.modules:
+        raise UserError(f"{label.text}: leave out modules; what is trained goes to the folder --out")
+    if not method.needs_modules:
+        raise UserError(f"{label.text} works without modules, so there is nothing to train; give other options")
+    return method
+
+
+def trainable_names() -> list[str]:
+    """Every method with modules."""
+    return [name for name in method_names() if issubclass(method_class(name), Trainable)]
+
+
+def train_modules(options: TrainOptions, label_text: str, around: Surroundings) -> Result | None:
+    """Trains the modules of a method for `options.model` and writes them; None in all but the first process."""
+    label = parse_label(label_text)
+    method = trainable(label)
+    options = options.with_defaults(_learning(method))
+    check(options, around.world)
+    files = find_target(options.model)
+    _check_window(files, options)
+    corpus = corpus_of(options)
+    target = load_target(files, around.world.device(options.device), target_dtype(options))
+    torch.manual_seed(options.seed)
+    module = method.build(target.info, target.lm_head)
+    text = LessonText(target, ChatFormat.load(files.path), options, around)
+    objective = ModuleObjective(method, LessonMaker(target.model, target.device))
+    facts = {**data_facts(corpus), "target": target.weights_sha256[:16], "method": label.text, "text": text.fact}
+    run = train(module, objective, text.data(corpus), (stage_of(options),), options, around, facts)
+    if not around.world.leads:
+        return None
+    _save(module, method, label, target, run.held_out.values(), options)
+    result = Result(
+        part=label.text,
+        parameters=parameter_count(module),
+        shape=f"Modules of {label.text} for {files.name} (weights {target.weights_sha256[:8]}).",
+        purpose=f"They let the method {label.name} draft for {files.name}, and for no other target.",
+        method=f"{files.name} itself stood still. It read {text.told}.",
+        use=f"benchctl run --model {{model}} --method '{_with_modules(label)}'",
+        held_out=run.held_out,
+    )
+    write_result(options.out, result, run, corpus, files.name, around.provenance)
+    return result
+
+
+def _learning(method: Trainable) -> Learning:
+    how = method.training
+    return Learning("adamw", how.rate, how.rate, how.schedule, how.warmup, BATCH_TOKENS, how.epochs)
+
+
+def _check_window(files: TargetFiles, options: TrainOptions) -> None:
+    """Rows carry a mask of their own, in which a sliding window has no place."""
+    window = getattr(files.config, "sliding_window", None)
+    if window is not None and options.row_tokens > window:
+        raise UserError(f"{files.name} sees {window} tokens at a time; give --row-tokens {window} or fewer")
+
+
+def _save(
+    module: nn.Module,
+    method: Trainable,
+    label: Label,
+    target: FrozenTarget,
+    held_out: Iterable[HeldOut],
+    options: TrainOptions,
+) -> None:
+    info, chosen = target.info, [option.name for option in method_options(label.name) if option.name != "modules"]
+    made_for = MadeFor(target.files.name, target.weights_sha256, info.layers, info.hidden_size, info.vocabulary)
+    facts = {
+        "method": label.name,
+        "options": {name: getattr(method, name) for name in chosen},
+        "target": asdict(made_for),
+        "yardsticks": {name: tally.share for name, tally in _together(held_out).items()},
+    }
+    save_modules(options.out, module, facts)
+
+
+def _together(held_out: Iterable[HeldOut]) -> dict[str, Tally]:
+    """The method's own yardsticks over all held-out sets."""
+    total: dict[str, Tally] = {}
+    for measured in held_out:
+        for name, tally in measured.items():
+            total[name] = total[name] + tally if name in total else tally
+    total.pop("loss", None)
+    return total
+
+
+def _with_modules(label: Label) -> str:
+    """The label that runs what was trained, with {folder} where the folder's name goes."""
+    return Label(label.name, (("modules", "{folder}"), *label.options)).text

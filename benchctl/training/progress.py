@@ -1,0 +1,57 @@
+"""What a training run tells while it runs, and the log.jsonl that keeps it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from benchctl.training.checkpoint import writing
+from benchctl.training.objective import HeldOut
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the loop reports after a step; `held_out` by the name of the set, only when it was measured.
+
+    `loss` is the mean over the step's tokens in nats, `rate` the factor on the peak learning rate, `tokens` and
+    `elapsed_s` count from the beginning of the run, `tokens_per_s` is the speed of this step without its measuring.
+    """
+
+    step: int
+    progress: float
+    loss: float
+    rate: float
+    tokens: int
+    elapsed_s: float
+    tokens_per_s: float
+    held_out: Mapping[str, HeldOut] = field(default_factory=dict)
+
+
+class TrainingLog:
+    """log.jsonl in `folder`: a line of JSON per measured step, held-out measures as means."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "log.jsonl"
+
+    def add(self, progress: Progress) -> None:
+        """Raises UserError when the disk is full."""
+        means = {name: {key: tally.share for key, tally in held.items()} for name, held in progress.held_out.items()}
+        line = json.dumps({**asdict(progress), "held_out": means})
+        with writing(self._path.parent, self._path.name), self._path.open("a") as log:
+            log.write(line + "\n")
+
+    def forget_after(self, step: int) -> None:
+        """Drops what it says of later steps, which a resumed run does again, and a line torn by a kill."""
+        if self._path.is_file():
+            lines = self._path.read_text().splitlines()
+            kept = [line + "\n" for line in lines if _step(line) <= step]
+            self._path.write_text("".join(kept))
+
+
+def _step(line: str) -> float:
+    try:
+        return int(json.loads(line)["step"])
+    except json.JSONDecodeError:
+        return float("inf")

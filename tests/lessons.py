@@ -1,0 +1,34 @@
+"""A lesson made by hand: what a tiny target saw of literal texts, without a trainer or its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from oracles import Naive
+
+from benchctl.decoding.trainable import Lesson
+
+
+def lesson_of(naive: Naive, texts: Sequence[Sequence[int]], weights: Sequence[Sequence[float]] | None = None) -> Lesson:
+    """A row per text, padded to the longest with id 0; by default every token weighs 1."""
+    length = max(map(len, texts))
+    shape = (len(texts), length)
+    tokens, documents = torch.zeros(shape, dtype=torch.int64), torch.full(shape, -1)
+    weight, states = torch.zeros(shape), torch.zeros(naive.layers + 1, *shape, naive.model.config.hidden_size)
+    for row, text in enumerate(texts):
+        tokens[row, : len(text)] = torch.tensor(text)
+        documents[row, : len(text)] = 0
+        weight[row, : len(text)] = 1.0 if weights is None else torch.tensor(weights[row])
+        states[:, row, : len(text)] = naive.states(text).float()
+    norm, head = naive.model.model.norm, naive.model.lm_head
+    return Lesson(
+        tokens=tokens,
+        weights=weight,
+        documents=documents,
+        positions=torch.arange(length).expand(shape),
+        states=tuple(states),
+        final=norm(states[-1].double()).float(),
+        norm=lambda residual: norm(residual.double()),
+        head=lambda normed: head(normed.double()),
+    )

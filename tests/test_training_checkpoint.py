@@ -1,0 +1,242 @@
+"""Checkpoints: whole or not at all, whatever the disk does; resuming is exact, or refused with the reason."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import resource
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_training import assert_same, loaded, names, tiny_settings, tiny_trainer
+from torch import nn
+
+from benchctl.errors import UserError
+from benchctl.training import checkpoint
+from benchctl.training.checkpoint import (
+    Checkpoint,
+    Position,
+    check_fingerprint,
+    load_checkpoint,
+    load_weights,
+    save_checkpoint,
+)
+
+
+def state(step: int, values: int = 2) -> Checkpoint:
+    """A checkpoint whose weights are all its step."""
+    moments = {"0": {"moments": torch.ones(values)}}
+    random = {"cpu": torch.get_rng_state()}
+    return Checkpoint(Position(step), {"w": torch.full((values,), float(step))}, moments, random, {"seed": "0"})
+
+
+def full_disk(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_only_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    assert load_checkpoint(tmp_path) is None
+    for step in (1, 2, 3):
+        save_checkpoint(tmp_path, state(step))
+    assert names(tmp_path) == ["step-0000002", "step-0000003"]
+    found = loaded(tmp_path)
+    assert (found.position, found.weights["w"].tolist()) == (Position(3), [3.0, 3.0])
+    assert found.fingerprint == {"seed": "0"}
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, state(1))
+    save_checkpoint(tmp_path, replace(state(1), weights={"w": torch.zeros(1)}))
+    assert loaded(tmp_path).weights["w"].tolist() == [0.0]
+    assert names(tmp_path) == ["step-0000001"]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    ["save_file", "torch.save", "Path.mkdir", "Path.write_text", "os.fsync", "Path.rename", "shutil.rmtree"],
+)
+def test_a_full_disk_at_any_moment_leaves_the_last_good_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """Removing the oldest one is the last moment: then the new one is already there."""
+    for step in (1, 2):
+        save_checkpoint(tmp_path, state(step))
+    with monkeypatch.context() as patch, pytest.raises(UserError) as told:
+        patch.setattr(*failing(broken))
+        save_checkpoint(tmp_path, state(3))
+    assert "No space left on device" in str(told.value)
+    assert re.search(r"\d MB are free", str(told.value))
+    last = 3 if broken == "shutil.rmtree" else 2
+    assert f"step-000000{last} is kept; then continue from it with --resume" in str(told.value)
+    assert loaded(tmp_path).weights["w"].tolist() == [float(last)] * 2
+    save_checkpoint(tmp_path, state(4))
+    assert names(tmp_path) == [f"step-000000{last}", "step-0000004"]
+
+
+def failing(name: str) -> tuple[Any, str, object]:
+    owner, _, attribute = name.rpartition(".")
+    owners: dict[str, Any] = {"": checkpoint, "torch": torch, "Path": Path, "os": os, "shutil": shutil}
+    if name == "shutil.rmtree":
+        return shutil, "rmtree", lambda path, ignore_errors=False: None if ignore_errors else full_disk()
+    return owners[owner], attribute, full_disk
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """The operating system refuses to let any file grow beyond `size` bytes, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(("weights", "moments"), [(100_000, 2), (2, 100_000)], ids=["weights", "optimizer"])
+def test_a_write_that_the_system_refuses_half_way_leaves_nothing_behind(
+    tmp_path: Path, weights: int, moments: int
+) -> None:
+    """The libraries that write raise exceptions of their own, none of them OSError."""
+    save_checkpoint(tmp_path, state(1))
+    large = replace(state(2, weights), optimizer={"0": {"moments": torch.ones(moments)}})
+    with largest_file(50_000), pytest.raises(UserError, match="cannot write checkpoint step-0000002"):
+        save_checkpoint(tmp_path, large)
+    assert names(tmp_path) == ["step-0000001"]
+    assert loaded(tmp_path).position.step == 1
+
+
+def test_a_full_disk_before_the_first_checkpoint_says_that_nothing_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "save", full_disk)
+    with pytest.raises(UserError, match="nothing is saved yet"):
+        save_checkpoint(tmp_path, state(1))
+    assert names(tmp_path) == []
+
+
+def test_a_full_disk_in_the_middle_of_a_run_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_trainer(tmp_path / "whole", tiny_settings(every_s=0.0)).train()
+    saves = 0
+
+    def third_fails(*arguments: Any) -> None:
+        nonlocal saves
+        saves += 1
+        if saves == 3:
+            full_disk()
+        torch_save(*arguments)
+
+    torch_save = torch.save
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="step-0000002 is kept"):
+        patch.setattr(torch, "save", third_fails)
+        tiny_trainer(tmp_path / "full", tiny_settings(every_s=0.0)).train()
+    trainer = tiny_trainer(tmp_path / "full", tiny_settings(every_s=0.0))
+    assert trainer.resume()
+    trainer.train()
+    assert_same(tmp_path / "whole", tmp_path / "full")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "position.json", "fingerprint.json"])
+@pytest.mark.parametrize("left", [0.0, 0.5])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, name: str, left: float) -> None:
+    for step in (1, 2):
+        save_checkpoint(tmp_path, state(step))
+    truncate(tmp_path / "step-0000002" / name, left)
+    notices: list[str] = []
+    found = load_checkpoint(tmp_path, notices.append)
+    assert found is not None and found.position.step == 1
+    (notice,) = notices
+    assert "step-0000002: this checkpoint is damaged" in notice and "falling back to the one before" in notice
+
+
+def test_a_missing_file_is_damage_too(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save_checkpoint(tmp_path, state(step))
+    (tmp_path / "step-0000002" / "optimizer.pt").unlink()
+    assert loaded(tmp_path).position.step == 1
+
+
+def test_when_all_are_damaged_the_error_says_how_to_start_again(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, state(1))
+    truncate(tmp_path / "step-0000001" / "model.safetensors", 0.5)
+    with pytest.raises(UserError, match="every checkpoint is damaged; start again without --resume in a fresh --out"):
+        load_checkpoint(tmp_path)
+
+
+def test_a_run_goes_on_behind_a_damaged_checkpoint_to_the_same_end(tmp_path: Path) -> None:
+    tiny_trainer(tmp_path / "whole", tiny_settings()).train()
+    stopped = tiny_trainer(tmp_path / "hurt", tiny_settings(every_s=0.0), report=stop_at(7))
+    with pytest.raises(KeyboardInterrupt):
+        stopped.train()
+    truncate(tmp_path / "hurt" / "step-0000006" / "optimizer.pt", 0.5)
+    trainer = tiny_trainer(tmp_path / "hurt", tiny_settings())
+    assert trainer.resume()
+    assert trainer.position.step == 5
+    assert names(tmp_path / "hurt") == ["log.jsonl", "step-0000005"]
+    trainer.train()
+    assert_same(tmp_path / "whole", tmp_path / "hurt")
+
+
+def truncate(path: Path, left: float) -> None:
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * left)])
+
+
+def stop_at(step: int) -> Any:
+    def report(progress: Any) -> None:
+        if progress.step == step:
+            raise KeyboardInterrupt
+
+    return report
+
+
+def test_every_differing_entry_of_the_fingerprint_is_named_with_both_values() -> None:
+    with pytest.raises(UserError) as told:
+        check_fingerprint(Path("out"), {"seed": "0", "data a": "1f", "clip": "1.0"}, {"seed": "1", "clip": "1.0"})
+    assert "seed: 0 there, 1 now" in str(told.value)
+    assert "data a: 1f there, none now" in str(told.value)
+    assert "clip" not in str(told.value)
+
+
+def test_a_run_of_other_settings_is_not_resumed(tmp_path: Path) -> None:
+    tiny_trainer(tmp_path, tiny_settings(steps=2)).train()
+    with pytest.raises(UserError, match="budget_steps: 2 there, 3 now") as told:
+        tiny_trainer(tmp_path, replace(tiny_settings(steps=3), clip=0.5)).resume()
+    assert "clip: 1.0 there, 0.5 now" in str(told.value)
+
+
+def test_a_module_of_another_shape_or_type_is_not_resumed(tmp_path: Path) -> None:
+    tiny_trainer(tmp_path, tiny_settings(steps=2)).train()
+    other = tiny_trainer(tmp_path, tiny_settings(steps=2), dtype=torch.float64)
+    with pytest.raises(UserError, match=r"parameter embed.weight: float32 \[13, 6\] there, float64 \[13, 6\] now"):
+        other.resume()
+
+
+def test_a_lower_rate_may_resume(tmp_path: Path) -> None:
+    """It is what to do after a loss that was not finite."""
+    settings = tiny_settings(steps=2)
+    tiny_trainer(tmp_path, settings).train()
+    lower = replace(settings, optimizer=replace(settings.optimizer, rate=0.01))
+    assert tiny_trainer(tmp_path, lower).resume()
+
+
+def test_a_folder_with_another_run_is_not_trained_into(tmp_path: Path) -> None:
+    tiny_trainer(tmp_path, tiny_settings(steps=2)).train()
+    with pytest.raises(UserError, match="continue it with --resume or train into a fresh --out folder"):
+        tiny_trainer(tmp_path, tiny_settings(steps=2)).train()
+
+
+def test_only_trained_parameters_are_saved(tmp_path: Path) -> None:
+    tiny_trainer(tmp_path, tiny_settings(steps=2)).train()
+    expected = ["embed.weight", "lm_head.weight", "middle.bias", "middle.weight"]
+    assert sorted(loaded(tmp_path).weights) == expected
+
+
+def test_weights_of_another_shape_are_refused() -> None:
+    with pytest.raises(UserError, match="another shape"):
+        load_weights(nn.Linear(2, 2), {"weight": torch.ones(3, 2), "bias": torch.ones(2)})

@@ -1,0 +1,137 @@
+"""Modules of a method: the lessons they learn from, and a run from the command line to decoding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from fixtures_training import COMMON, LESSONS, done, refused, write_data
+from tiny import tiny_folder, tiny_model
+from torch import Tensor
+
+from benchctl.decoding.modules import load_modules
+from benchctl.decoding.target import Target
+from benchctl.decoding.trainable import Lesson, Trainable
+from benchctl.registry import build
+from benchctl.training.lessons import LessonMaker, ModuleObjective
+from benchctl.training.objective import loss_weights
+from benchctl.training.packing import Batch
+
+CPU = torch.device("cpu")
+FAMILIES = ("llama", "gemma", "olmoe", "qwen3")
+# Two documents and padding in the first row, one document in the second.
+SIZES = ((5, 6), (9,))
+TOKENS = 12
+
+
+@pytest.fixture
+def batch() -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    documents = torch.full((len(SIZES), TOKENS), -1)
+    positions = torch.zeros(len(SIZES), TOKENS, dtype=torch.int64)
+    for row, sizes in enumerate(SIZES):
+        start = 0
+        for number, size in enumerate(sizes):
+            documents[row, start : start + size] = number
+            positions[row, start : start + size] = torch.arange(size)
+            start += size
+    tokens = torch.randint(3, 96, (len(SIZES), TOKENS), generator=generator)
+    return Batch(tokens, (documents >= 0).float(), documents, positions)
+
+
+def documents_of(batch: Batch) -> Iterator[tuple[int, slice]]:
+    """Row and place of every document."""
+    for row, sizes in enumerate(SIZES):
+        start = 0
+        for size in sizes:
+            yield row, slice(start, start + size)
+            start += size
+
+
+def close(left: Tensor, right: Tensor) -> bool:
+    return torch.allclose(left, right, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_states_are_those_of_each_document_run_alone(batch: Batch, family: str) -> None:
+    """In float64. transformers' hidden_states end with the normed state, so the last residual is left to the norm."""
+    model = tiny_model(family, dtype=torch.float64)
+    lesson = LessonMaker(model, CPU)(batch)
+    assert len(lesson.states) == model.config.num_hidden_layers + 1
+    for row, place in documents_of(batch):
+        alone = model(batch.tokens[row : row + 1, place], output_hidden_states=True)
+        for state, expected in zip(lesson.states[:-1], alone.hidden_states[:-1], strict=True):
+            assert close(state[row, place], expected[0])
+        assert close(lesson.final[row, place], alone.hidden_states[-1][0])
+        assert close(lesson.norm(lesson.states[-1])[row, place], lesson.final[row, place])
+        assert close(lesson.head(lesson.final)[row, place], alone.logits[0])
+
+
+def test_lessons_carry_no_gradient_but_norm_and_head_pass_it_on(batch: Batch) -> None:
+    model = tiny_model("llama", dtype=torch.float64)
+    lesson = LessonMaker(model, CPU)(batch)
+    assert not any(state.requires_grad for state in (*lesson.states, lesson.final))
+    probe = lesson.states[1].clone().requires_grad_(True)
+    lesson.head(lesson.norm(probe)).sum().backward()
+    assert probe.grad is not None and bool((probe.grad != 0).any())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not model.model.layers[0]._forward_hooks
+
+
+def test_the_objective_is_what_the_method_says(batch: Batch) -> None:
+    model = tiny_model("llama")
+    method = build("medusa[heads=2]")
+    assert isinstance(method, Trainable)
+    target = Target(model, None)
+    module = method.build(target.info, model.lm_head.weight)
+    objective = ModuleObjective(method, LessonMaker(model, CPU))
+    lesson: Lesson = LessonMaker(model, CPU)(batch)
+    with torch.no_grad():
+        loss = float(method.loss(module, lesson))
+        assert float(objective(module, batch)) == loss
+        measured = objective.measure(module, batch)
+    assert (measured["loss"].right, measured["loss"].of) == (loss, float(loss_weights(batch).sum()))
+    assert measured["head_1_top4"] == method.yardsticks(module, lesson)["head_1_top4"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data, a target of random weights, and heads trained for it on its own text."""
+    folder = tmp_path_factory.mktemp("modules")
+    write_data(folder / "data")
+    tiny_folder(folder / "target")
+    words = ("--model", folder / "target", "--data", folder / "data", "--out", folder / "heads")
+    told = done("train", "medusa[heads=2]", *words, "--self-distil", 6, "--answer-tokens", 6, *LESSONS, *COMMON)
+    assert f"--method 'medusa[modules={folder / 'heads'},heads=2]'" in told
+    return folder
+
+
+def test_trained_modules_load_into_decoding_for_their_target(trained: Path) -> None:
+    target = Target.load(trained / "target")
+    method = build("medusa[heads=2]")
+    assert isinstance(method, Trainable)
+    module = load_modules(method, "medusa", target, str(trained / "heads"))
+    assert sum(parameter.numel() for parameter in module.parameters()) > 0
+
+
+def test_their_facts_say_what_they_are_for_and_how_good_they_are(trained: Path) -> None:
+    facts = json.loads((trained / "heads" / "modules.json").read_text())
+    assert (facts["method"], facts["options"]["heads"], "modules" in facts["options"]) == ("medusa", 2, False)
+    assert facts["target"]["name"] == "target"
+    assert facts["target"]["weights_sha256"] == Target.load(trained / "target").weights_sha256
+    assert 0 <= facts["yardsticks"]["head_2_top1"] <= facts["yardsticks"]["head_2_top4"] <= 1
+    assert "loss" not in facts["yardsticks"]
+    training = json.loads((trained / "heads" / "training.json").read_text())
+    assert training["settings"]["optimizer"]["rate"] == 1e-3
+    assert "its own answers to 6 prompts" in (trained / "heads" / "README.md").read_text()
+
+
+def test_the_run_resumes_only_as_it_was(trained: Path) -> None:
+    words = ["--model", trained / "target", "--data", trained / "data", "--out", trained / "heads", *LESSONS, *COMMON]
+    own = ["--self-distil", 6, "--answer-tokens", 6]
+    assert "Wrote" in done("train", "medusa[heads=2]", *words, *own, "--resume")
+    assert "own answers" in refused("train", "medusa[heads=2]", *words, "--self-distil", 5, *own[2:], "--resume")
+    assert "medusa[heads=1]" in refused("train", "medusa[heads=1]", *words, *own, "--resume")

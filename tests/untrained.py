@@ -1,0 +1,65 @@
+"""Modules that nobody trained, for any trainable method and any tiny target, saved as training saves them."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchctl.decoding.method import Method
+from benchctl.decoding.modules import MadeFor, save_modules
+from benchctl.decoding.target import Target
+from benchctl.decoding.trainable import Trainable
+from benchctl.registry import method_options, parse_label
+
+_folders: dict[tuple[str, str], Path] = {}
+
+
+def untrained_folder(label: str, method: Method, target: Target, seed: int = 0) -> Path:
+    """A folder of modules for this label and target; the same weights for the same arguments."""
+    assert isinstance(method, Trainable)
+    key = f"{label} {seed}", target.weights_sha256
+    if key not in _folders:
+        _folders[key] = _place() / str(len(_folders))
+        save_modules(_folders[key], untrained(method, target, seed), facts_of(label, method, target))
+    return _folders[key]
+
+
+def untrained(method: Trainable, target: Target, seed: int = 0) -> nn.Module:
+    """Modules with weights away from their initial ones.
+
+    Each is mixed along its inputs only, so that renaming the target's tokens renames those of its heads.
+    """
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        module = method.build(target.info, target.lm_head.weight)
+        for weight in module.parameters():
+            if weight.ndim == 2:
+                noise = torch.randn(weight.shape[1], weight.shape[1], dtype=torch.float64) / weight.shape[1] ** 0.5
+                fresh = noise if not weight.any() else weight.double() + 0.5 * weight.double() @ noise
+                weight.copy_(fresh)
+    return module
+
+
+def facts_of(label: str, method: Any, target: Target, **more: Any) -> Mapping[str, Any]:
+    """What training writes beside the weights."""
+    name = parse_label(label).name
+    info = target.info
+    made = MadeFor("tiny", target.weights_sha256, info.layers, info.hidden_size, info.vocabulary)
+    options = {option.name: getattr(method, option.name) for option in method_options(name)}
+    return {"method": name, "options": options, "target": asdict(made), **more}
+
+
+@cache
+def _place() -> Path:
+    folder = tempfile.mkdtemp(prefix="untrained-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
