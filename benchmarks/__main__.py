@@ -18,7 +18,7 @@ from rich.table import Table
 
 SUITES = ("koala", "self-instruct", "wizardlm", "mt-bench")
 EXACT_METHODS = (
-    "two_model[draft_tokens=3]",
+    "two_model[draft_tokens=4]",
     "prompt_lookup",
     "prompt_lookup[draft_tokens=5,max_ngram=3,match=last]",
     "early_exit[mode=draft]",

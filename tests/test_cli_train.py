@@ -49,7 +49,7 @@ def test_what_has_nothing_to_train_is_refused_with_what_has(part: str) -> None:
     [
         (("medusa[wings=2]",), "medusa has no option 'wings'"),
         (("medusa[modules=x]",), "leave out modules"),
-        (("medusa", "--data", "nowhere.jsonl"), "nowhere.jsonl: no such file or folder"),
+        (("medusa", "--row-tokens", "64", "--data", "nowhere.jsonl"), "nowhere.jsonl: no such file or folder"),
         (("medusa", "--model", "nowhere"), "'nowhere' is neither an embedded model nor a folder"),
         (("medusa", "--steps", "1", "--epochs", "1"), "with one of --minutes, --steps and --epochs"),
         (("target", "--steps", "1", "--optimizer", "sgd"), "'sgd' is not one of"),
@@ -57,6 +57,14 @@ def test_what_has_nothing_to_train_is_refused_with_what_has(part: str) -> None:
         (("target", "--steps", "1", "--device", "tpu"), "unknown device 'tpu'"),
         (("target", "--steps", "1", "--rate", "nan"), "not a finite number"),
         (("medusa", "--row-tokens", "9"), "every prompt is longer than a row"),
+        (("medusa", "--row-tokens", "129"), "sees 128 tokens at a time; give --row-tokens 128 or fewer"),
+        (("draft", "--row-tokens", "129", "--steps", "1"), "sees 128 tokens at a time; give --row-tokens 128 or fewer"),
+        (("target", "--steps", "1", "--held-out-every", "0"), "'--held-out-every': 0 is not in the range"),
+        (("target", "--steps", "1", "--seed", "-1"), "'--seed': -1 is not in the range"),
+        (("target", "--steps", "1", "--clip", "0"), "'--clip': 0.0 is not in the range"),
+        (("target", "--steps", "1", "--hidden", "100", "--heads", "6"), "--hidden 100 is no multiple of --heads 6"),
+        (("target", "--steps", "1", "--heads", "6", "--kv-heads", "4"), "--heads 6 is no multiple of --kv-heads 4"),
+        (("moe", "--steps", "1", "--experts", "2", "--experts-per-token", "3"), "--experts-per-token 3 is more than"),
     ],
 )
 def test_wrong_input_is_refused_before_anything_is_trained(

@@ -45,6 +45,13 @@ from benchctl.analysis.exact_match import is_right
         ("> 4", "4"),
         ("5 * 2", "5 * 2"),
         ("10\u00b2", "10^2"),
+        (", 4", "4"),
+        ("-apple", "apple"),
+        ("4\ufe0f", "4"),
+        (",4", "4"),
+        ("STRASSE", "stra\u00dfe"),
+        ("12,345,67", "12, 345, 67"),
+        ("2,1,000", "2, 1, 000"),
     ],
 )
 def test_right(answer: str, exact_answer: str) -> None:

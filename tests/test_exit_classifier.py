@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from untrained import facts_of, untrained
 
-from benchctl.decoding.exits import balanced_loss, exit_yardsticks
+from benchctl.decoding.exits import agreements, balanced_loss, exit_yardsticks
 from benchctl.decoding.modules import save_modules
 from benchctl.decoding.trainable import Lesson, Tally
 from benchctl.errors import UserError
@@ -65,13 +65,27 @@ def test_drafts_of_the_exits_take_the_steps_of_replay(family: str, seed: int) ->
 
 def test_either_class_counts_by_the_share_of_the_other() -> None:
     """The example of the docstring: 3 of 4 agree; and a token of weight 0 counts for nothing."""
-    agrees = torch.tensor([[True, True, False, True, False]])
+    agrees = torch.tensor([[True, True, False, True, True]])
     weights = torch.tensor([[1.0, 1.0, 1.0, 1.0, 0.0]])
     scores = torch.tensor([[0.0, 2.0, 1.0, -1.0, 9.0]])
     chance = scores.sigmoid()[0]
     right = -(chance[0].log() + chance[1].log() + chance[3].log()) * 0.25
     wrong = -(1 - chance[2]).log() * 0.75
     torch.testing.assert_close(balanced_loss(scores, agrees, weights), right + wrong)
+
+
+def test_the_loss_is_that_of_every_exit_weighted_by_the_token_to_predict() -> None:
+    models, weights = pair("llama"), [float(number % 3) for number in range(20)]
+    lesson = lesson_of(models.naive, [prompt_of(20)], [weights])
+    method = EarlyExit(confidence="classifier", exits="1+3")
+    module = untrained(method, models.target)
+    expected = torch.zeros(())
+    for layer in EXITS:
+        scores = module.get_submodule(str(layer))(lesson.states[layer])[..., 0]
+        agrees = agreements(lesson, (layer,))[layer]
+        expected = expected + balanced_loss(scores, agrees, torch.tensor([[*weights[1:], 0.0]]))
+    assert float(expected.detach()) > 0
+    torch.testing.assert_close(method.loss(module, lesson), expected)
 
 
 def _literal_lesson() -> Lesson:
@@ -88,6 +102,12 @@ def _literal_lesson() -> Lesson:
     flat = torch.zeros(1, 5, dtype=torch.int64)
     same = lambda rows: rows  # noqa: E731
     return Lesson(flat, torch.ones(1, 5), flat, torch.arange(5)[None], states, states[2], same, same)
+
+
+def test_a_layer_speaks_through_the_final_norm() -> None:
+    """A norm that exchanges the two tokens, as one with a gain may: layer 1 is then right where it was wrong."""
+    lesson = replace(_literal_lesson(), norm=lambda states: 1 - states)
+    assert agreements(lesson, (1,))[1].tolist() == [[False, True, False, True, False]]
 
 
 def test_yardsticks_tell_what_is_let_go_and_what_is_held_back() -> None:

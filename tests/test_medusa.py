@@ -18,10 +18,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from untrained import facts_of, untrained, untrained_folder
 
+from benchctl.decoding.draft import ROOT, Draft
 from benchctl.decoding.loop import Generation, Limits, decode
 from benchctl.decoding.method import Context, Method, Outcome
 from benchctl.decoding.modules import save_modules
 from benchctl.decoding.sampling import Sampling
+from benchctl.decoding.stream import Stream
 from benchctl.decoding.trainable import Lesson, Tally
 from benchctl.methods.medusa import Medusa
 from benchctl.registry import build
@@ -210,6 +212,10 @@ def test_heads_that_nobody_measured_are_taken_to_be_worse_the_further_ahead_they
     assert Medusa(nodes=3)._plan({}, 100) == ((0,), (1,), (0, 0))
 
 
+def test_no_tree_has_more_picks_than_there_are_tokens() -> None:
+    assert Medusa(tree="9x1")._plan({}, 2) == ((0,), (1,), (0, 0), (1, 0))
+
+
 @pytest.mark.parametrize("tree", ["wide", "2x", "0x2", "2x2x2x2", "-1", ""])
 def test_a_tree_that_cannot_be_is_refused(tree: str) -> None:
     with pytest.raises(ValueError, match="it takes sparse, or up to 3 widths joined by x"):
@@ -233,6 +239,17 @@ def test_typical_acceptance_is_called_lossy_and_keeps_more() -> None:
     ]
     assert accepted[0] < accepted[2]
     assert accepted[1] < accepted[2]
+
+
+@pytest.mark.parametrize(("delta", "path"), [(0.9, (0,)), (1.1, ())])
+def test_typical_acceptance_lowers_the_bar_by_delta_where_the_target_is_unsure(
+    delta: float, path: tuple[int, ...]
+) -> None:
+    """Of four equal chances, 0.25 each: the bar is delta exp(-H) = delta / 4, whatever epsilon above it is."""
+    sampling, target = Sampling(1.0), pair("llama").target
+    context = Context(target, Stream(target, 8), [3], 1, 4, sampling, sampling.generator())
+    method = Medusa(accept="typical", epsilon=2.0, delta=delta)
+    assert method.verify(context, Draft((0,), (ROOT,)), torch.zeros(2, 4)).path == path
 
 
 def _sample(label: str, models: Pair, seed: int) -> Generation:

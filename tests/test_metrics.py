@@ -83,7 +83,10 @@ def test_exact_match_is_the_share_of_right_answers_among_those_that_can_be_check
 
 def test_a_failed_generation_is_neither_right_nor_wrong_and_leaves_its_pair_out(tmp_path: Path) -> None:
     """On p0 and p1, which both answered, the baseline is right twice and the lossy method once."""
-    pairs = pair(checked_frame(tmp_path), EXITING, BASELINE)
+    frame = checked_frame(tmp_path)
+    (lost,) = frame[frame["error"].notna()].itertuples()
+    assert (lost.checked_answers, lost.right_answers) == (0, 0)
+    pairs = pair(frame, EXITING, BASELINE)
     assert metrics.EXACT_MATCH.value(pairs) == 1 / 2
     assert metrics.EXACT_MATCH_DIFFERENCE.value(pairs) == -1 / 2
 

@@ -61,6 +61,13 @@ def test_exact_match_can_stand_for_fidelity_where_answers_can_be_checked(tmp_pat
         pareto(_groups(tmp_path, rows), out, EXACT_MATCH)
 
 
+def test_speed_and_exact_match_of_different_prompts_are_not_drawn_as_one_point(tmp_path: Path) -> None:
+    """Pooled suites once gave the speed-up over all prompts and the exact match over the few that can be checked."""
+    partly = replace(RUN, suites=(replace(KOALA, exact_answers={f"p{n}": ("4",) for n in range(5)}),))
+    with pytest.raises(UserError, match="only 5 of 20 prompts have an exact answer"):
+        pareto(_groups(tmp_path, usual_rows(), partly), tmp_path / "plot.svg", EXACT_MATCH)
+
+
 def test_a_broken_claim_is_not_drawn_as_lossless(tmp_path: Path) -> None:
     rows = [baseline_row(), replace(drafted_row(), verdict="lossy", first_divergence=1)]
     out = tmp_path / "plot.svg"

@@ -158,6 +158,8 @@ def test_a_file_for_the_held_out_loss_leaves_all_other_chats_to_training(tmp_pat
     write_chats(tmp_path / "val.jsonl", range(300, 303))
     corpus = read_corpus([str(tmp_path)])
     assert len(corpus.train) == 300
+    (tmp_path / "val.jsonl").rename(tmp_path / "chats.val.jsonl")
+    assert read_corpus([str(tmp_path)]).held_out == corpus.held_out
     assert {name: len(records) for name, records in corpus.held_out.items()} == {"instruct": 3}
     assert set(corpus.hashes) == {"train.jsonl", "val.jsonl"}
 

@@ -106,3 +106,23 @@ def test_a_model_goes_into_the_pack_and_replaces_its_earlier_self(target: Path, 
     assert packed.sha256 == hashlib.sha256((pack / "tiny" / "model.safetensors").read_bytes()).hexdigest()
     model = AutoModelForCausalLM.from_pretrained(target)
     assert packed.parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_a_target_goes_on_from_a_model_with_its_sizes_and_tokenizer(data: Path, target: Path, tmp_path: Path) -> None:
+    words = ("train", "target", "--init-from", target, "--data", data, *COMMON, "--batch-tokens", 2048, "--steps")
+    done(*words, 1, "--rate", 0, "--matrix-rate", 0, "--out", tmp_path / "still")
+    started, still = (AutoModelForCausalLM.from_pretrained(folder) for folder in (target, tmp_path / "still"))
+    assert all(torch.equal(a, b) for a, b in zip(started.parameters(), still.parameters(), strict=True))
+    assert (tmp_path / "still" / "tokenizer.json").read_bytes() == (target / "tokenizer.json").read_bytes()
+    done(*words, 3, "--out", tmp_path / "further")
+    further = AutoModelForCausalLM.from_pretrained(tmp_path / "further")
+    assert not torch.equal(started.model.norm.weight, further.model.norm.weight)
+    card = (tmp_path / "further" / "README.md").read_text()
+    assert "It began as tiny, trained before." in card and "From scratch" not in card
+
+
+def test_sizes_beside_a_model_that_has_its_own_are_refused(data: Path, target: Path, tmp_path: Path) -> None:
+    words = ("train", "target", "--init-from", target, "--data", data, "--out", tmp_path / "x", "--steps", 1)
+    assert "leave out --layers" in refused(*words, "--layers", 4)
+    assert "leave out --vocabulary" in refused(*words, "--vocabulary", 400)
+    assert not (tmp_path / "x").exists()

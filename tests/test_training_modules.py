@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +20,16 @@ from benchctl.decoding.modules import load_modules
 from benchctl.decoding.target import Target
 from benchctl.decoding.trainable import Lesson, Trainable
 from benchctl.registry import build
+from benchctl.training import frozen, module_job
+from benchctl.training.corpus import Record
+from benchctl.training.frozen import chat_of, find_target, load_target
+from benchctl.training.jobs import Surroundings
+from benchctl.training.lesson_text import LessonText
 from benchctl.training.lessons import LessonMaker, ModuleObjective
 from benchctl.training.objective import loss_weights
+from benchctl.training.options import Provenance, TrainOptions
 from benchctl.training.packing import Batch
+from benchctl.training.recipe import Corpus
 
 CPU = torch.device("cpu")
 FAMILIES = ("llama", "gemma", "olmoe", "qwen3")
@@ -126,7 +137,68 @@ def test_their_facts_say_what_they_are_for_and_how_good_they_are(trained: Path) 
     assert "loss" not in facts["yardsticks"]
     training = json.loads((trained / "heads" / "training.json").read_text())
     assert training["settings"]["optimizer"]["rate"] == 1e-3
+    assert set(training["outcome"]["losses"][-1]) == {"step", "loss", "instruct"}
     assert "its own answers to 6 prompts" in (trained / "heads" / "README.md").read_text()
+
+
+def test_only_the_model_itself_goes_to_the_device(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding's own forms of the weights, made to ask who the target is, filled the GPU to 1.6 times the model."""
+    made: list[str] = []
+
+    class Watched(Target):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(self.device.type)
+
+    monkeypatch.setattr(frozen, "Target", Watched)
+    target = load_target(find_target(str(trained / "target")), torch.device("meta"), "float32")
+    assert (made, target.device.type) == (["cpu"], "meta")
+
+
+def test_a_prompt_that_is_held_out_is_not_answered_for_training(trained: Path, tmp_path: Path) -> None:
+    """The target's greedy answer would be the same, so the yardsticks would be about text that was learnt."""
+    held_out, learnt = Record.chat("unit", "Who is red?", "A"), Record.chat("unit", "Who is blue?", "B")
+    options = TrainOptions((), tmp_path, str(trained / "target"), self_distil=9, answer_tokens=6, row_tokens=64)
+    files = find_target(options.model)
+    target, told = load_target(files, CPU, "float32"), list[str]()
+    around = Surroundings(lambda: 0.0, Provenance("", "", {}), notify=told.append)
+    text = LessonText(target, chat_of(files), options, around)
+    text.data(Corpus([learnt, Record.chat("unit", "Who is red?", "other")], {"instruct": [held_out]}, {}))
+    assert told == ["The data hold 1 prompts; --self-distil 9 asks for more."]
+
+
+def test_what_is_lost_by_the_settings_is_told(trained: Path, tmp_path: Path) -> None:
+    """A step of 300 tokens is two passes of 128, and a second answer beyond the row is not learnt."""
+    said = [{"role": role, "content": "red " * 12} for role in ("user", "assistant")]
+    (tmp_path / "long.jsonl").write_text(json.dumps({"messages": said * 3}))
+    words = ("--model", trained / "target", "--data", trained / "data", "--data", tmp_path / "long.jsonl")
+    sizes = ("--row-tokens", 64, "--micro-rows", 2, "--batch-tokens", 300, "--steps", 1)
+    told = done("train", "medusa[heads=1]", *words, "--out", tmp_path / "out", *sizes, *COMMON)
+    assert "A step reads 256 tokens: --batch-tokens 300 is no multiple of a pass of 128" in told
+    assert re.search(r"\d answers begin beyond the end of a row and are left out", told)
+
+
+def test_a_tokenizer_with_ids_that_the_model_lacks_is_refused(trained: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(trained / "target", tmp_path / "other")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 50}))
+    words = ("--model", folder, "--data", trained / "data", "--out", tmp_path / "out", "--steps", 1)
+    for part, *rows in (("medusa", *LESSONS), ("draft", *LESSONS), ("moe",)):
+        told = refused("train", part, *words, *rows)
+        assert "its tokenizer has 320 ids and its configuration a vocabulary of 50" in told
+
+
+def test_a_full_disk_at_the_end_names_the_checkpoint_that_is_kept(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module_job, "save_modules", full_disk)
+    words = ("--model", trained / "target", "--data", trained / "data", "--out", tmp_path / "out", "--steps", 1)
+    told = refused("train", "medusa[heads=1]", *words, *LESSONS, *COMMON)
+    assert "cannot write the modules (OSError: [Errno 28] No space left on device)" in told
+    assert "step-0000001 is kept; then continue from it with --resume" in told
 
 
 def test_the_run_resumes_only_as_it_was(trained: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -94,6 +95,28 @@ def test_what_was_answered_is_not_answered_again(
     assert again[:3] == first
     assert asked == [2]
     assert len([json.loads(line) for line in text.path.read_text().splitlines()]) == 4
+
+
+def test_sampled_answers_after_a_kill_are_those_of_a_run_that_nobody_killed(
+    target: FrozenTarget, tmp_path: Path
+) -> None:
+    how = Answering(new_tokens=8, temperature=1.5, rows=1)
+    whole, killed = own(target, tmp_path / "whole", how), own(target, tmp_path / "killed", how)
+    expected = answers(whole)
+    killed.path.parent.mkdir()
+    killed.path.write_text("".join(whole.path.read_text().splitlines(keepends=True)[:2]))
+    assert answers(killed) == expected
+
+
+def test_a_full_disk_says_that_the_answers_are_kept(
+    target: FrozenTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", full_disk)
+    with pytest.raises(UserError, match="No space left on device.*the answers that are there are kept"):
+        answers(own(target, tmp_path))
 
 
 def test_other_settings_and_other_weights_have_files_of_their_own(target: FrozenTarget, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from benchctl.errors import UserError
 from benchctl.training.checkpoint import checkpoints
-from benchctl.training.optim import Optimizers, OptimizerSettings, optimizer_name
+from benchctl.training.optim import Optimizers, OptimizerSettings, is_matrix, optimizer_name
 from benchctl.training.packing import Batch
 from benchctl.training.schedule import Budget, ScheduleName, Stage
 from benchctl.training.trainer import Data, Progress, Trainer, TrainSettings
@@ -265,6 +265,13 @@ def test_muon_takes_matrices_and_adamw_the_rest() -> None:
     state = Optimizers(module, OptimizerSettings("muon")).state_dict()
     assert [len(state[part]["param_groups"][0]["params"]) for part in ("0", "1")] == [3, 1]
     assert list(Optimizers(nn.Linear(2, 2, bias=False), OptimizerSettings("muon")).state_dict()) == ["0"]
+
+
+def test_muon_leaves_the_router_of_a_mixture_of_experts_to_adamw() -> None:
+    """A row of a router is an expert: making the rows orthogonal forces all experts to be asked equally strongly."""
+    weight = nn.Parameter(torch.ones(2, 2))
+    names = ("model.layers.0.mlp.gate.weight", "router.weight", "gate.weight", "model.layers.0.mlp.gate_proj.weight")
+    assert [is_matrix(name, weight) for name in names] == [False, False, False, True]
 
 
 def test_a_module_without_trained_parameters_is_refused() -> None:

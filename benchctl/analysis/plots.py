@@ -13,7 +13,7 @@ from matplotlib.text import Text
 
 from benchctl.analysis.comparison import Group, MethodFigures
 from benchctl.analysis.fidelity import claims_exact
-from benchctl.analysis.metrics import SPEEDUP, TOKEN_AGREEMENT, Metric
+from benchctl.analysis.metrics import EXACT_MATCH, SPEEDUP, TOKEN_AGREEMENT, Metric
 from benchctl.analysis.pareto import Point, frontier
 from benchctl.analysis.placing import Box, Label, place
 from benchctl.errors import UserError
@@ -114,6 +114,11 @@ def _point(group: Group, method: MethodFigures, fidelity: Metric) -> Point:
     if method.is_baseline and fidelity is TOKEN_AGREEMENT:
         return Point(1.0, 1.0)
     speedup, kept = method.estimate(SPEEDUP).value, method.estimate(fidelity).value
+    if fidelity is EXACT_MATCH and 0 < method.checked_prompts < method.prompts:
+        raise UserError(
+            f"{group.files[0].path}: only {method.checked_prompts} of {method.prompts} prompts have an exact answer, "
+            "so speed and exact match would rest on different prompts. Plot a run of --bench tasks alone."
+        )
     if speedup is not None and kept is not None:
         return Point(speedup, kept)
     problem = (

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from benchctl.cli.train_options import (
     device_options,
@@ -20,6 +22,7 @@ from benchctl.cli.train_options import (
     target_options,
 )
 from benchctl.cli.train_run import run_job
+from benchctl.errors import UserError
 from benchctl.registry import METHODS, builtin_names, parse_label
 from benchctl.training.options import DRAFT_LEARNING, MODEL_LEARNING, TrainOptions
 from benchctl.training.shapes import MOE, TARGET, DraftStart, ModelShape
@@ -84,9 +87,10 @@ def train() -> None:
 @train.command()
 @options_of(run_options(mix=True), shape_options(TARGET), learning_options(MODEL_LEARNING), device_options())
 @click.option("--vocabulary", type=click.IntRange(min=300), default=4096, show_default=True, help="Of a new tokenizer.")
+@click.option("--init-from", default="", metavar="MODEL", help="Go on from a model: its weights, sizes and tokenizer.")
 @gathered
-def target(options: TrainOptions, shape: ModelShape, threads: int | None, vocabulary: int) -> None:
-    """Train a target: a small Llama with a tokenizer of its own.
+def target(options: TrainOptions, shape: ModelShape, threads: int | None, vocabulary: int, init_from: str) -> None:
+    """Train a target: a small Llama with a tokenizer of its own, or a model of yours further.
 
     Records are {"instruction", "input", "output"}, {"messages"} or {"text"}, with an optional "source". Those in files
     named *val* are held out, else one in a hundred.
@@ -95,11 +99,13 @@ def target(options: TrainOptions, shape: ModelShape, threads: int | None, vocabu
     Example:
       benchctl train target --data data/train --out models/ref-dense --minutes 90 --threads 2
     """
+    if init_from:
+        _refuse_sizes(init_from)
 
     def job(around: Surroundings) -> Result | None:
         from benchctl.training.model_jobs import train_target
 
-        return train_target(options, shape, vocabulary, around)
+        return train_target(options, shape, vocabulary, init_from, around)
 
     run_job(job, options, threads)
 
@@ -180,6 +186,15 @@ def pack(model: Path, role: str, description: str, data: str, licence: str, draf
 
     packed = add_to_pack(model, PackEntry(model.name, role, licence, description, data, draft), pack)
     click.echo(f"Packed {packed.name}: {packed.parameters:,} parameters, {packed.bytes:,} bytes")
+
+
+def _refuse_sizes(init_from: str) -> None:
+    """Raises UserError for sizes asked for beside a model that has its own."""
+    context = click.get_current_context()
+    names = [*(field.name for field in fields(ModelShape)), "vocabulary"]
+    given = [name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if given:
+        raise UserError(f"{init_from} has sizes of its own; leave out --{given[0].replace('_', '-')}")
 
 
 def _modules_command(label: str) -> click.Command:

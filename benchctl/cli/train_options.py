@@ -68,8 +68,21 @@ def run_options(mix: bool) -> Adder:
             show_default=True,
             help="Add the tasks, story requests and small chats of the reference recipe.",
         ),
-        click.option("--seed", default=0, show_default=True, help="Seed of fresh weights and of the data's order."),
-        click.option("--held-out-every", default=100, show_default=True, metavar="STEPS", help="Measure so often."),
+        click.option(
+            "--seed",
+            type=click.IntRange(min=0),
+            default=0,
+            show_default=True,
+            help="Seed of fresh weights and of the data's order.",
+        ),
+        click.option(
+            "--held-out-every",
+            type=click.IntRange(min=1),
+            default=100,
+            show_default=True,
+            metavar="STEPS",
+            help="Measure so often.",
+        ),
     )
 
 
@@ -88,7 +101,13 @@ def learning_options(learning: Learning | None) -> Adder:
             "--schedule", type=click.Choice(["cosine", "linear"]), help=f"Way to zero.  {default('schedule')}"
         ),
         click.option("--warmup", type=FiniteRange(0, 1), help=f"Share of the run to warm up in.  {default('warmup')}"),
-        click.option("--clip", type=FiniteRange(min=0), default=1.0, show_default=True, help="Largest gradient norm."),
+        click.option(
+            "--clip",
+            type=FiniteRange(min=0, min_open=True),
+            default=1.0,
+            show_default=True,
+            help="Largest gradient norm.",
+        ),
         click.option(
             "--batch-tokens",
             type=click.IntRange(min=1),

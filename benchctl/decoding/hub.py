@@ -1,4 +1,4 @@
-"""The model hub: whether it can be reached (without it only what is cached can be loaded), and where it leaves files."""
+"""The model hub: whether it can be reached (without it only what is cached can be loaded), where it leaves files."""
 
 from __future__ import annotations
 

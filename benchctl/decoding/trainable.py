@@ -102,7 +102,11 @@ class Trainable(ABC):
 
     @abstractmethod
     def loss(self, module: nn.Module, lesson: Lesson) -> Tensor:
-        """Weighted sum of the losses in nats; the trainer divides by the sum of the lesson's weights."""
+        """Weighted sum of the losses in nats.
+
+        The trainer divides by the sum of the weights of ``ahead(1)`` over all lessons of an optimiser step, those of
+        other processes included: by the tokens that have one of their own document before them.
+        """
 
     @abstractmethod
     def yardsticks(self, module: nn.Module, lesson: Lesson) -> Mapping[str, Tally]:

@@ -9,9 +9,9 @@ from transformers import PreTrainedModel
 from benchctl.decoding.families import context_tokens
 from benchctl.errors import UserError
 from benchctl.training.agreement import drafting
-from benchctl.training.chat import ChatFormat
-from benchctl.training.frozen import FrozenTarget, TargetFiles, find_target, load_target
-from benchctl.training.jobs import Surroundings, check, corpus_of, data_facts, target_dtype, train
+from benchctl.training.checkpoint import writing
+from benchctl.training.frozen import FrozenTarget, TargetFiles, chat_of, check_rows, find_target, load_target
+from benchctl.training.jobs import CHECKPOINTS, Surroundings, check, corpus_of, data_facts, target_dtype, train
 from benchctl.training.lesson_text import LessonText, stage_of
 from benchctl.training.models import (
     TokenIds,
@@ -25,7 +25,7 @@ from benchctl.training.models import (
 from benchctl.training.objective import Distillation
 from benchctl.training.options import DRAFT_LEARNING, TrainOptions
 from benchctl.training.record import Result, model_shape, write_result
-from benchctl.training.shapes import DRAFT_LAYERS, FROM_SCRATCH, FROM_TARGET, DraftStart, ModelShape
+from benchctl.training.shapes import DRAFT_LAYERS, FROM_SCRATCH, FROM_TARGET, DraftStart, ModelShape, check_shape
 
 PURPOSE = "It drafts tokens for the target that it was distilled from; on its own it writes poor text."
 
@@ -36,9 +36,10 @@ def train_draft(options: TrainOptions, start: DraftStart, around: Surroundings) 
     check(options, around.world)
     files = find_target(options.model)
     check_start(start, files)
+    check_rows(files, options.row_tokens)
+    chat = chat_of(files)
     corpus = corpus_of(options)
     target = load_target(files, around.world.device(options.device), target_dtype(options))
-    chat = ChatFormat.load(files.path)
     start = _resolved(start, files.config)
     draft = _begin(start, target, options.seed)
     if around.world.leads:
@@ -46,12 +47,14 @@ def train_draft(options: TrainOptions, start: DraftStart, around: Surroundings) 
         copy_tokenizer(files.folder, options.out)
     text = LessonText(target, chat, options, around)
     data = text.data(corpus)
-    facts = {**data_facts(corpus), "target": target.weights_sha256[:16], "text": text.fact, "start": str(start)}
+    facts = {"target": target.weights_sha256[:16], "text": text.fact, "start": str(start)}
+    facts |= data_facts(corpus, options)
     objective = Distillation(target.model, data.token_bytes)
     run = train(draft, objective, data, (stage_of(options),), options, around, facts)
     if not around.world.leads:
         return None
-    save_model(draft, options.out)
+    with writing(options.out / CHECKPOINTS, "the draft model"):
+        save_model(draft, options.out)
     draft.eval()  # type: ignore[no-untyped-call]
     drafted = {f"{name}, drafting": drafting(draft, documents) for name, documents in text.greedy(corpus).items()}
     result = Result(
@@ -126,6 +129,7 @@ def _begin(start: DraftStart, target: FrozenTarget, seed: int) -> PreTrainedMode
     if start.init_from == FROM_SCRATCH:
         context = context_tokens(target.files.config)
         shape = ModelShape(start.layers, start.hidden, start.heads, start.kv_heads, start.mlp, context)
+        check_shape(shape)
         return build_model(shape, TokenIds.of_config(target.files.config), seed)
     return load_target(find_target(start.init_from), target.device, "float32").model.requires_grad_(True)
 

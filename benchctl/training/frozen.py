@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,12 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from benchctl import packs
+from benchctl.decoding.families import context_tokens
 from benchctl.decoding.hub import downloaded
 from benchctl.decoding.target import DTYPES, Target, TargetInfo, check_complete, quiet
 from benchctl.decoding.tokenizer import TargetTokenizer, from_pretrained, load_tokenizer
+from benchctl.errors import UserError
+from benchctl.training.chat import ChatFormat
 
 
 @dataclass(frozen=True)
@@ -62,15 +66,48 @@ def find_target(name_or_path: str) -> TargetFiles:
     return TargetFiles(_name(name_or_path, path), path, tokenizer, from_pretrained(AutoConfig, path))
 
 
+def chat_of(files: TargetFiles) -> ChatFormat:
+    """How chats are written for it. Raises UserError for a tokenizer with ids that the model has no embedding of."""
+    chat, known = ChatFormat.load(files.path), int(files.config.vocab_size)
+    if chat.vocabulary > known:
+        raise UserError(
+            f"{files.name}: its tokenizer has {chat.vocabulary:,} ids and its configuration a vocabulary of {known:,}; "
+            "put the tokenizer that belongs to the model into its folder"
+        )
+    return chat
+
+
+def seen_tokens(files: TargetFiles) -> int:
+    """The longest rows it may be given: its context, or its sliding window, which rows with masks of their own lack."""
+    window = getattr(files.config, "sliding_window", None)
+    return min(context_tokens(files.config), window or sys.maxsize)
+
+
+def check_rows(files: TargetFiles, row_tokens: int) -> None:
+    """Raises UserError for rows longer than what the target sees."""
+    sees = seen_tokens(files)
+    if row_tokens > sees:
+        raise UserError(f"{files.name} sees {sees} tokens at a time; give --row-tokens {sees} or fewer")
+
+
 def load_target(files: TargetFiles, device: torch.device, dtype: str) -> FrozenTarget:
-    """Reads the weights in `dtype`, a name of DTYPES. Raises UserError where that fails or the family is unknown."""
+    """Reads the weights in `dtype`, a name of DTYPES. Raises UserError where that fails or the family is unknown.
+
+    What decoding makes of the weights, only to be asked who the target is, is made and dropped on the CPU: a GPU never
+    holds both.
+    """
     options = {"dtype": DTYPES[dtype], "attn_implementation": "sdpa", "output_loading_info": True}
     with quiet() if isinstance(files.path, Path) else nullcontext():  # a download keeps its bar
-        model, info = from_pretrained(AutoModelForCausalLM, files.path, **options)
-    check_complete(files.path, info)
-    model = model.to(device).eval().requires_grad_(False)
+        model, loading = from_pretrained(AutoModelForCausalLM, files.path, **options)
+    check_complete(files.path, loading)
+    model = model.eval().requires_grad_(False)
+    info, weights_sha256 = _identity(model, files)
+    return FrozenTarget(files, model.to(device), info, weights_sha256)
+
+
+def _identity(model: PreTrainedModel, files: TargetFiles) -> tuple[TargetInfo, str]:
     target = Target(model, files.tokenizer, files.folder)
-    return FrozenTarget(files, model, target.info, target.weights_sha256)
+    return target.info, target.weights_sha256
 
 
 def _name(asked: str, path: Path | str) -> str:

@@ -127,6 +127,8 @@ def train(
 ) -> Finished:
     """Runs the training; `facts` are what else a resumed run must share with its beginning, by name."""
     settings = settings_of(options, stages, data)
+    if around.world.leads:
+        _tell_losses(data, settings, around.notify)
     trainer = Trainer(
         module,
         objective,
@@ -149,9 +151,23 @@ def wait_for_first(world: World, device: torch.device) -> None:
     world.sum(torch.zeros((), device=device))
 
 
-def data_facts(corpus: Corpus) -> dict[str, str]:
+def data_facts(corpus: Corpus, options: TrainOptions) -> dict[str, str]:
     """The data as facts of a run."""
-    return {f"data {name}": digest[:16] for name, digest in corpus.hashes.items()}
+    mix = {} if options.reference_mix else {"reference mix": "left out"}
+    return {**{f"data {name}": digest[:16] for name, digest in corpus.hashes.items()}, **mix}
+
+
+def _tell_losses(data: Data, settings: TrainSettings, notify: Notify) -> None:
+    """Tells what is not read, and where a step reads another number of tokens than was asked for."""
+    dropped = sum(rows.dropped_answers for rows in data.stages if isinstance(rows, PackedCorpus))
+    if dropped:
+        notify(f"{dropped:,} answers begin beyond the end of a row and are left out; longer --row-tokens keep them.")
+    for stage in settings.stages:
+        in_a_pass = stage.row_tokens * stage.micro_rows
+        read = stage.micro_batches(settings.batch_tokens) * in_a_pass
+        if read != settings.batch_tokens:
+            asked = f"--batch-tokens {settings.batch_tokens} is no multiple of a pass of {in_a_pass:,}"
+            notify(f"A step reads {read:,} tokens: {asked} ({stage.micro_rows} rows of {stage.row_tokens:,}).")
 
 
 def _check_out(options: TrainOptions) -> None:

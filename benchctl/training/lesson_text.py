@@ -78,9 +78,14 @@ class LessonText:
         return f"its own answers to {self.options.self_distil:,} prompts of the data, written {how}"
 
     def _prompts(self, corpus: Corpus) -> list[Prompt]:
-        """Raises UserError when there are none; fewer than were asked for are told."""
+        """Raises UserError when there are none; fewer than were asked for are told.
+
+        A prompt that is held out too is left out whatever its answer in the data: the target's own would be the same.
+        """
         asked = self.options.self_distil
-        prompts = pick_prompts(corpus.train, asked, self.options.seed)
+        held_out = {record.prompt for records in corpus.held_out.values() for record in records}
+        records = [record for record in corpus.train if record.prompt not in held_out]
+        prompts = pick_prompts(records, asked, self.options.seed)
         if not prompts:
             raise UserError("the data hold no prompts that the target could answer; give chats, or --self-distil 0")
         if len(prompts) < asked and self.around.world.leads:

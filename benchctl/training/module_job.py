@@ -12,9 +12,9 @@ from benchctl.decoding.modules import MadeFor, save_modules
 from benchctl.decoding.trainable import Tally, Trainable
 from benchctl.errors import UserError
 from benchctl.registry import Label, build, method_class, method_names, method_options, parse_label
-from benchctl.training.chat import ChatFormat
-from benchctl.training.frozen import FrozenTarget, TargetFiles, find_target, load_target
-from benchctl.training.jobs import Surroundings, check, corpus_of, data_facts, target_dtype, train
+from benchctl.training.checkpoint import writing
+from benchctl.training.frozen import FrozenTarget, chat_of, check_rows, find_target, load_target
+from benchctl.training.jobs import CHECKPOINTS, Surroundings, check, corpus_of, data_facts, target_dtype, train
 from benchctl.training.lesson_text import LessonText, stage_of
 from benchctl.training.lessons import LessonMaker, ModuleObjective
 from benchctl.training.models import parameter_count
@@ -51,14 +51,16 @@ def train_modules(options: TrainOptions, label_text: str, around: Surroundings) 
     options = options.with_defaults(_learning(method))
     check(options, around.world)
     files = find_target(options.model)
-    _check_window(files, options)
+    check_rows(files, options.row_tokens)
+    chat = chat_of(files)
     corpus = corpus_of(options)
     target = load_target(files, around.world.device(options.device), target_dtype(options))
     torch.manual_seed(options.seed)
     module = method.build(target.info, target.lm_head)
-    text = LessonText(target, ChatFormat.load(files.path), options, around)
+    text = LessonText(target, chat, options, around)
     objective = ModuleObjective(method, LessonMaker(target.model, target.device))
-    facts = {**data_facts(corpus), "target": target.weights_sha256[:16], "method": label.text, "text": text.fact}
+    facts = {"target": target.weights_sha256[:16], "method": label.text, "text": text.fact}
+    facts |= data_facts(corpus, options)
     run = train(module, objective, text.data(corpus), (stage_of(options),), options, around, facts)
     if not around.world.leads:
         return None
@@ -81,13 +83,6 @@ def _learning(method: Trainable) -> Learning:
     return Learning("adamw", how.rate, how.rate, how.schedule, how.warmup, BATCH_TOKENS, how.epochs)
 
 
-def _check_window(files: TargetFiles, options: TrainOptions) -> None:
-    """Rows carry a mask of their own, in which a sliding window has no place."""
-    window = getattr(files.config, "sliding_window", None)
-    if window is not None and options.row_tokens > window:
-        raise UserError(f"{files.name} sees {window} tokens at a time; give --row-tokens {window} or fewer")
-
-
 def _save(
     module: nn.Module,
     method: Trainable,
@@ -104,7 +99,8 @@ def _save(
         "target": asdict(made_for),
         "yardsticks": {name: tally.share for name, tally in _together(held_out).items()},
     }
-    save_modules(options.out, module, facts)
+    with writing(options.out / CHECKPOINTS, "the modules"):
+        save_modules(options.out, module, facts)
 
 
 def _together(held_out: Iterable[HeldOut]) -> dict[str, Tally]:

@@ -13,6 +13,7 @@ from benchctl.errors import UserError
 
 OptimizerName = Literal["muon", "adamw"]
 FUSED_DEVICES = ("cpu", "cuda")
+ROUTERS = ("gate", "router")  # which expert a row stands for matters; orthogonal rows ask all experts equally strongly
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,10 @@ def optimizer_name(text: str) -> OptimizerName:
 
 
 def is_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Whether Muon takes it: a trained 2-D weight that is neither an embedding nor an output head."""
-    return parameter.requires_grad and parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
+    """Whether Muon takes it: a trained 2-D weight that is neither an embedding, an output head nor a router."""
+    owner = name.removesuffix(".weight").rpartition(".")[2]
+    left = "embed" in name or "lm_head" in name or owner in ROUTERS
+    return parameter.requires_grad and parameter.ndim == 2 and not left
 
 
 def _adamw(parameters: list[nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer | None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -73,23 +74,31 @@ class OwnText:
                 "give fewer --answer-tokens or shorter prompts"
             )
         known = self._read()
-        missing = [head for head in dict.fromkeys(heads) if head not in known]
-        for head, body in self._answer(missing, report):
+        for head, body in self._answer(list(dict.fromkeys(heads)), set(known), report):
             known[head] = body
         dtype = token_dtype(self._target.info.vocabulary)
         turns = (Turn(np.asarray(head, dtype=dtype), np.asarray(known[head], dtype=dtype)) for head in heads)
         return [Document(SOURCE, (turn,)) for turn in turns]
 
-    def _answer(self, heads: Sequence[Ids], report: Callable[[Answered], None]) -> Iterator[tuple[Ids, Ids]]:
-        """The answers, each batch written to the file before it is given."""
+    def _answer(
+        self, heads: Sequence[Ids], known: Collection[Ids], report: Callable[[Answered], None]
+    ) -> Iterator[tuple[Ids, Ids]]:
+        """The answers that are not known, each batch written to the file before it is given.
+
+        Batches are made as if none were known: one that a kill kept from being answered draws what it would have drawn.
+        """
+        missing = sum(head not in known for head in heads)
         done, tokens, began = 0, 0, self._clock()
-        for number, batch in enumerate(_batches(heads, self._rows(heads))):
+        for number, whole in enumerate(_batches(heads, self._rows(heads))):
+            batch = [head for head in whole if head not in known]
+            if not batch:
+                continue
             settings = replace(self._settings, seed=self._settings.seed + number)
             answers = answer(self._target.model, batch, self._target.files.tokenizer.stop_ids, settings)
             pairs = [(head, tuple(body)) for head, body in zip(batch, answers, strict=True)]
             self._append(pairs)
             done, tokens = done + len(batch), tokens + sum(map(len, answers))
-            report(Answered(done, len(heads), tokens / max(self._clock() - began, 1e-9)))
+            report(Answered(done, missing, tokens / max(self._clock() - began, 1e-9)))
             yield from pairs
 
     def _rows(self, heads: Sequence[Ids]) -> int:
@@ -103,16 +112,24 @@ class OwnText:
         """What is in the file; a line torn by a kill is cut off."""
         if not self.path.is_file():
             return {}
-        whole, _, torn = self.path.read_text().rpartition("\n")
-        if torn:
-            self.path.write_text(f"{whole}\n" if whole else "")
+        read = self.path.read_bytes()
+        whole = read[: read.rfind(b"\n") + 1]
+        if len(whole) < len(read):
+            os.truncate(self.path, len(whole))
         pairs = (json.loads(line) for line in whole.splitlines())
         return {tuple(pair["prompt"]): tuple(pair["answer"]) for pair in pairs}
 
     def _append(self, pairs: Sequence[tuple[Ids, Ids]]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a") as file:
-            file.writelines(json.dumps({"prompt": head, "answer": body}) + "\n" for head, body in pairs)
+        lines = "".join(json.dumps({"prompt": head, "answer": body}) + "\n" for head, body in pairs)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a") as file:
+                file.write(lines)
+        except OSError as error:
+            raise UserError(
+                f"{self.path}: cannot be written ({error.strerror}); free some space, then repeat the command with "
+                "--resume: the answers that are there are kept"
+            ) from error
 
 
 def _key(target: FrozenTarget, settings: Answering) -> str:

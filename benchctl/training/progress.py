@@ -15,8 +15,9 @@ from benchctl.training.objective import HeldOut
 class Progress:
     """What the loop reports after a step; `held_out` by the name of the set, only when it was measured.
 
-    `loss` is the mean over the step's tokens in nats, `rate` the factor on the peak learning rate, `tokens` and
-    `elapsed_s` count from the beginning of the run, `tokens_per_s` is the speed of this step without its measuring.
+    `loss` is the mean over the step's tokens in nats, `rate` the factor on the peak learning rate, `tokens` (padding
+    included) and `elapsed_s` count from the beginning of the run, `tokens_per_s` is the speed of this step without its
+    measuring.
     """
 
     step: int
@@ -41,6 +42,15 @@ class TrainingLog:
         line = json.dumps({**asdict(progress), "held_out": means})
         with writing(self._path.parent, self._path.name), self._path.open("a") as log:
             log.write(line + "\n")
+
+    def losses(self) -> list[dict[str, float]]:
+        """Of every step that was measured: its number, its own loss, and that of each held-out set by its name."""
+        lines = self._path.read_text().splitlines() if self._path.is_file() else []
+        measured = [line for line in map(json.loads, lines) if line["held_out"]]
+        return [
+            {"step": line["step"], "loss": line["loss"]} | {name: of["loss"] for name, of in line["held_out"].items()}
+            for line in measured
+        ]
 
     def forget_after(self, step: int) -> None:
         """Drops what it says of later steps, which a resumed run does again, and a line torn by a kill."""

@@ -91,7 +91,7 @@ def _file_part(path: Path) -> Part:
         raise CorpusError(
             f"{path}: cannot be read ({error.strerror or error}); check the file and its rights"
         ) from error
-    return Part(path.name, is_held_out_name(path.name.split(".")[0]), records, digest)
+    return Part(path.name, is_held_out_name(path.name), records, digest)
 
 
 def is_held_out_name(name: str) -> bool:

@@ -12,9 +12,10 @@ from transformers import PreTrainedModel
 
 from benchctl.training.card import Card, Sample, render_card
 from benchctl.training.chat import ChatFormat
+from benchctl.training.checkpoint import writing
 from benchctl.training.corpus import Message
 from benchctl.training.generate import Answering, answer
-from benchctl.training.jobs import Finished
+from benchctl.training.jobs import CHECKPOINTS, Finished
 from benchctl.training.objective import HeldOut
 from benchctl.training.options import Provenance
 from benchctl.training.recipe import Corpus
@@ -61,6 +62,7 @@ def write_result(
         "tokens": position.tokens,
         "minutes": round(position.elapsed_s / 60, 1),
         "held_out": {name: {key: tally.share for key, tally in held.items()} for name, held in result.held_out.items()},
+        "losses": run.trainer.losses(),
     }
     facts: dict[str, Any] = {
         "outcome": outcome,
@@ -68,7 +70,6 @@ def write_result(
         "data_sha256": dict(corpus.hashes),
         "provenance": asdict(provenance),
     }
-    (folder / "training.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     card = Card(
         name=folder.resolve().name,
         parameters=result.parameters,
@@ -82,7 +83,9 @@ def write_result(
         records=corpus.train,
         data_sha256=corpus.hashes,
     )
-    (folder / "README.md").write_text(render_card(card), encoding="utf-8")
+    with writing(folder / CHECKPOINTS, "the record"):
+        (folder / "training.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        (folder / "README.md").write_text(render_card(card), encoding="utf-8")
 
 
 def model_shape(config: Any) -> str:

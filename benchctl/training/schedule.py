@@ -41,12 +41,24 @@ class Stage:
         return max(1, batch_tokens // (self.row_tokens * self.micro_rows))
 
 
+def fitting(stages: tuple[Stage, ...], longest: int) -> tuple[Stage, ...]:
+    """The same stages with rows of `longest` tokens at most, and so many more of them.
+
+    fitting((Stage(1.0, 1024, 2),), 256) is (Stage(1.0, 256, 8),).
+    """
+    lengths = [min(stage.row_tokens, longest) for stage in stages]
+    return tuple(
+        Stage(stage.until, length, stage.row_tokens * stage.micro_rows // length)
+        for stage, length in zip(stages, lengths, strict=True)
+    )
+
+
 def learning_rate(progress: float, warmup: float = 0.02, schedule: ScheduleName = "cosine") -> float:
     """Factor on the peak rate: linear warm-up over that share of the run, then half a cosine or a line down to 0.
 
     learning_rate(0.01, warmup=0.02) is 0.5, learning_rate(0.02, warmup=0.02) is 1, learning_rate(1) is 0.
     """
-    if progress < warmup:
+    if progress < warmup or warmup == 1:
         return progress / warmup
     along = (progress - warmup) / (1 - warmup)
     return 1 - along if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * along))

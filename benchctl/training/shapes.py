@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from benchctl.errors import UserError
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -20,6 +22,18 @@ class ModelShape:
     positions: int = 1024
     experts: int = 0
     experts_per_token: int = 2
+
+
+def check_shape(shape: ModelShape) -> None:
+    """Raises UserError for sizes that no model can have."""
+    for whole, part in (("hidden", "heads"), ("heads", "kv_heads")):
+        if getattr(shape, whole) % getattr(shape, part):
+            names = [f"--{name.replace('_', '-')} {getattr(shape, name)}" for name in (whole, part)]
+            raise UserError(f"{names[0]} is no multiple of {names[1]}; give one that is")
+    if shape.hidden // shape.heads % 2:
+        raise UserError(f"heads of {shape.hidden // shape.heads} are odd, and positions turn pairs; give other --heads")
+    if shape.experts and shape.experts_per_token > shape.experts:
+        raise UserError(f"--experts-per-token {shape.experts_per_token} is more than --experts {shape.experts}")
 
 
 TARGET = ModelShape()

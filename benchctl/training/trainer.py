@@ -133,6 +133,10 @@ class Trainer:
                 for name, batches in self._data.held_out.items()
             }
 
+    def losses(self) -> list[dict[str, float]]:
+        """Step, training loss and held-out losses by the name of the set, wherever the last were measured."""
+        return self._log.losses()
+
     def _begin(self) -> None:
         if self._saved_step == 0 and checkpoints(self._folder):
             raise UserError(
