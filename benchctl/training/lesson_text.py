@@ -15,6 +15,7 @@ from benchctl.training.options import TrainOptions
 from benchctl.training.own_text import OwnText, Prompt, pick_prompts
 from benchctl.training.packing import FULL, Document
 from benchctl.training.recipe import Corpus, lesson_batches, lesson_data, lesson_rows
+from benchctl.training.requests import user_requests
 from benchctl.training.schedule import Stage
 from benchctl.training.settings import Data
 
@@ -66,7 +67,8 @@ class LessonText:
         """What a resumed run must have asked for too."""
         options = self.options
         own = f"{options.self_distil} own answers of {options.answer_tokens} at {options.self_distil_temperature:g}"
-        return f"{own if options.self_distil else 'records'}, prompts weigh {self._prompt_weight:g}"
+        mixed = ", half to requests" if options.reference_mix else ""
+        return f"{own + mixed if options.self_distil else 'records'}, prompts weigh {self._prompt_weight:g}"
 
     @property
     def told(self) -> str:
@@ -75,7 +77,10 @@ class LessonText:
             return "the data as they are"
         temperature = self.options.self_distil_temperature
         how = f"at temperature {temperature:g}" if temperature else "greedily"
-        return f"its own answers to {self.options.self_distil:,} prompts of the data, written {how}"
+        what = (
+            "prompts, half of the data and half made by rule" if self.options.reference_mix else "prompts of the data"
+        )
+        return f"its own answers to {self.options.self_distil:,} {what}, written {how}"
 
     def _prompts(self, corpus: Corpus) -> list[Prompt]:
         """Raises UserError when there are none; fewer than were asked for are told.
@@ -85,7 +90,8 @@ class LessonText:
         asked = self.options.self_distil
         held_out = {record.prompt for records in corpus.held_out.values() for record in records}
         records = [record for record in corpus.train if record.prompt not in held_out]
-        prompts = pick_prompts(records, asked, self.options.seed)
+        requests = user_requests(records, asked // 2, self.options.seed) if self.options.reference_mix else []
+        prompts = requests + pick_prompts(records, asked - len(requests), self.options.seed)
         if not prompts:
             raise UserError("the data hold no prompts that the target could answer; give chats, or --self-distil 0")
         if len(prompts) < asked and self.around.world.leads:
