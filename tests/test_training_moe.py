@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures_training import COMMON, SHAPE, done, train_tiny_target, write_data
+from fixtures_training import COMMON, SHAPE, done, refused, train_tiny_target, write_data
+from safetensors.torch import load_file
 
 from benchctl.decoding.target import Target
 from benchctl.training.experts import expert_loads, load_yardsticks
-from benchctl.training.models import TokenIds, build_model
+from benchctl.training.models import TokenIds, build_model, spread
 from benchctl.training.packing import Batch
 from benchctl.training.shapes import ModelShape
 
@@ -21,7 +22,7 @@ def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("moe")
     data = write_data(folder / "data")
     target = train_tiny_target(data, folder / "dense")
-    sizes = (*SHAPE, "--mlp", 16, "--experts", 4, "--experts-per-token", 2, "--batch-tokens", 2048)
+    sizes = (*SHAPE[2:], "--layers", 2, "--mlp", 16, "--experts", 4, "--experts-per-token", 2, "--batch-tokens", 2048)
     out = folder / "mixture"
     done("train", "moe", "--model", target, "--data", data, "--out", out, "--steps", 2, *sizes, *COMMON)
     return out
@@ -56,3 +57,27 @@ def test_loads_count_every_token_that_is_not_padding_once_per_chosen_expert() ->
 def test_the_busiest_and_the_idlest_expert_are_told_against_the_mean() -> None:
     told = load_yardsticks(torch.tensor([[3, 1, 2, 2]]))
     assert (told["busiest_expert"].share, told["idlest_expert"].share) == (1.5, 0.5)
+
+
+def test_it_begins_with_the_embedding_and_the_attention_of_the_dense_model_where_sizes_fit(moe: Path) -> None:
+    """Nothing learnt at rates of 0: what is copied is still what it was."""
+    dense, data, out = moe.parent / "dense", moe.parent / "data", moe.parent / "still"
+    words = ("--model", dense, "--data", data, "--steps", 1, "--rate", 0, "--matrix-rate", 0, *COMMON)
+    sizes = (*SHAPE[2:], "--layers", 2, "--mlp", 16, "--experts", 4, "--experts-per-token", 2, "--batch-tokens", 2048)
+    done("train", "moe", *words, *sizes, "--out", out)
+    mixture, source = (load_file(folder / "model.safetensors") for folder in (out, dense))
+    assert torch.equal(mixture["model.embed_tokens.weight"], source["model.embed_tokens.weight"])
+    for own, of in ((0, 0), (1, 2)):  # two layers take the first and the last of three
+        for part in ("self_attn.q_proj", "self_attn.o_proj", "post_attention_layernorm"):
+            name = f"model.layers.{{}}.{part}.weight"
+            assert torch.equal(mixture[name.format(own)], source[name.format(of)])
+    assert "attention of dense" in (out / "README.md").read_text()
+    done("train", "moe", *words, *sizes, "--init-from", "scratch", "--out", moe.parent / "fresh")
+    fresh = load_file(moe.parent / "fresh" / "model.safetensors")
+    assert not torch.equal(fresh["model.embed_tokens.weight"], source["model.embed_tokens.weight"])
+    wider = ("--hidden", 48, "--heads", 2, "--init-from", "model", "--out", moe.parent / "wider")
+    assert "do not fit those of dense" in refused("train", "moe", *words, *sizes, *wider)
+
+
+def test_layers_are_taken_from_both_ends_and_evenly_between() -> None:
+    assert spread(3, 9) == [0, 4, 8] and spread(8, 16) == [0, 2, 4, 6, 9, 11, 13, 15] and spread(1, 4) == [0]

@@ -6,7 +6,7 @@ import re
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 from click.core import ParameterSource
@@ -133,8 +133,15 @@ def draft(options: TrainOptions, start: DraftStart, threads: int | None) -> None
 @train.command()
 @click.option("--model", required=True, metavar="NAME|FOLDER|ID", help="The model whose tokenizer it shares.")
 @options_of(run_options(mix=True), shape_options(MOE), learning_options(MODEL_LEARNING), device_options())
+@click.option(
+    "--init-from",
+    type=click.Choice(["model", "scratch"]),
+    help="Begin with the embedding and attention of --model, or anew.  [default: model, or scratch with other sizes]",
+)
 @gathered
-def moe(options: TrainOptions, shape: ModelShape, threads: int | None) -> None:
+def moe(
+    options: TrainOptions, shape: ModelShape, threads: int | None, init_from: Literal["model", "scratch"] | None
+) -> None:
     """Train a mixture of experts (OLMoE's layout) on the tokenizer of another model.
 
     \b
@@ -145,7 +152,7 @@ def moe(options: TrainOptions, shape: ModelShape, threads: int | None) -> None:
     def job(around: Surroundings) -> Result | None:
         from benchctl.training.model_jobs import train_moe
 
-        return train_moe(options, shape, around)
+        return train_moe(options, shape, init_from or "", around)
 
     run_job(job, options, threads)
 

@@ -20,11 +20,13 @@ from benchctl.training.jobs import CHECKPOINTS, Surroundings, check, corpus_of, 
 from benchctl.training.models import (
     TokenIds,
     build_model,
+    can_take_over,
     copy_tokenizer,
     empty_model,
     parameter_count,
     save_config,
     save_model,
+    take_over,
 )
 from benchctl.training.objective import HeldOut, LanguageModel, MixtureLoss
 from benchctl.training.options import MODEL_LEARNING, TrainOptions
@@ -32,7 +34,7 @@ from benchctl.training.recipe import STAGES, Corpus, corpus_data, tokenizer_for
 from benchctl.training.record import Result, greedy_samples, model_shape, write_result
 from benchctl.training.schedule import fitting
 from benchctl.training.settings import Data
-from benchctl.training.shapes import ModelShape, check_shape
+from benchctl.training.shapes import ModelShape, MoeStart, check_shape
 from benchctl.training.tokenizer import load_tokenizer, save_tokenizer
 
 BALANCE = 0.01  # share of the balance loss, as OLMoE was trained (arXiv:2409.02060)
@@ -74,18 +76,30 @@ def train_target(
     return _train_model("target", _Begun(model, ChatFormat.of(tokenizer)), shape.positions, corpus, options, around)
 
 
-def train_moe(options: TrainOptions, shape: ModelShape, around: Surroundings) -> Result | None:
-    """Trains a mixture of experts that shares the tokenizer of `options.model`; None in all but the first process."""
+def train_moe(options: TrainOptions, shape: ModelShape, init_from: MoeStart, around: Surroundings) -> Result | None:
+    """Trains a mixture of experts that shares the tokenizer of `options.model`; None in all but the first process.
+
+    It begins with the embedding and attention of that model where `init_from` is "model", or empty and the sizes fit.
+    """
     options = options.with_defaults(MODEL_LEARNING)
     check(options, around.world)
     check_shape(shape)
     files = find_target(options.model)
+    fits = can_take_over(shape, files.config)
+    if init_from == "model" and not fits:
+        raise UserError(f"these sizes do not fit those of {files.name}; leave them out, or give --init-from scratch")
     chat = chat_of(files)
     corpus = corpus_of(options)
     if around.world.leads:
         copy_tokenizer(files.folder, options.out)
     model = build_model(shape, TokenIds.of_config(files.config), options.seed)
-    return _train_model("moe", _Begun(model, chat), shape.positions, corpus, options, around)
+    if not fits or init_from == "scratch":
+        return _train_model("moe", _Begun(model, chat), shape.positions, corpus, options, around)
+    dense = load_target(files, torch.device("cpu"), "float32")
+    take_over(model, dense.model)
+    began = f"It began with the embedding, norms and attention of {files.name}; its experts with random weights."
+    begun = _Begun(model, chat, began, {"began as": dense.weights_sha256[:16]})
+    return _train_model("moe", begun, shape.positions, corpus, options, around)
 
 
 def export_checkpoint(run: Path, out: Path) -> None:

@@ -32,6 +32,13 @@ TOKENIZER_FILES = (
 )
 
 
+SHARED = (  # what a layer of a mixture of experts has in common with a dense one
+    "input_layernorm",
+    "post_attention_layernorm",
+    *(f"self_attn.{letter}_proj" for letter in "qkvo"),
+)
+
+
 @dataclass(frozen=True)
 class TokenIds:
     """What a model must know of its tokenizer: the number of ids and the special ones, None where it has none."""
@@ -78,6 +85,36 @@ def build_from_target(target: PreTrainedModel, layers: Sequence[int]) -> PreTrai
         own.base_model.layers[place].load_state_dict(source.base_model.layers[layer].state_dict())
     own.get_output_embeddings().load_state_dict(source.get_output_embeddings().state_dict())
     return model
+
+
+def can_take_over(shape: ModelShape, config: Any) -> bool:
+    """Whether a model of this shape can begin with the embedding and the attention of one of this configuration."""
+    own = (shape.hidden, shape.heads, shape.kv_heads, shape.hidden // shape.heads)
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    same = own == (config.hidden_size, heads, getattr(config, "num_key_value_heads", heads), width)
+    return bool(same and shape.layers <= config.num_hidden_layers and config.model_type == "llama")
+
+
+def take_over(model: PreTrainedModel, dense: PreTrainedModel) -> None:
+    """Copies all that a mixture of experts has in common with a dense model: embedding, norms and attention.
+
+    Its layers take those of layers spread evenly over the dense one. Sparse upcycling (Komatsuzaki et al., 2022,
+    arXiv:2212.05055) also makes every expert a copy of the MLP; experts here are narrower and begin at random.
+    """
+    own: Any = model.base_model
+    source: Any = dense.base_model
+    own.embed_tokens.load_state_dict(source.embed_tokens.state_dict())
+    own.norm.load_state_dict(source.norm.state_dict())
+    for place, layer in enumerate(spread(len(own.layers), len(source.layers))):
+        for name in SHARED:
+            part = own.layers[place].get_submodule(name)
+            part.load_state_dict(source.layers[layer].get_submodule(name).state_dict())
+
+
+def spread(count: int, of: int) -> list[int]:
+    """`count` of the numbers below `of`, evenly spread, both ends among them: spread(3, 9) is [0, 4, 8]."""
+    return [round(place * (of - 1) / max(count - 1, 1)) for place in range(count)]
 
 
 def empty_model(folder: Path) -> PreTrainedModel:

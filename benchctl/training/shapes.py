@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from benchctl.errors import UserError
 
@@ -58,4 +59,5 @@ class DraftStart:
 
 
 FROM_TARGET, FROM_SCRATCH = "target", "scratch"
+MoeStart = Literal["", "model", "scratch"]
 DRAFT_LAYERS = 2
