@@ -158,13 +158,26 @@ def test_only_the_model_itself_goes_to_the_device(trained: Path, monkeypatch: py
 def test_a_prompt_that_is_held_out_is_not_answered_for_training(trained: Path, tmp_path: Path) -> None:
     """The target's greedy answer would be the same, so the yardsticks would be about text that was learnt."""
     held_out, learnt = Record.chat("unit", "Who is red?", "A"), Record.chat("unit", "Who is blue?", "B")
-    options = TrainOptions((), tmp_path, str(trained / "target"), self_distil=9, answer_tokens=6, row_tokens=64)
+    model = str(trained / "target")
+    options = TrainOptions((), tmp_path, model, self_distil=9, answer_tokens=6, row_tokens=64, reference_mix=False)
     files = find_target(options.model)
     target, told = load_target(files, CPU, "float32"), list[str]()
     around = Surroundings(lambda: 0.0, Provenance("", "", {}), notify=told.append)
     text = LessonText(target, chat_of(files), options, around)
     text.data(Corpus([learnt, Record.chat("unit", "Who is red?", "other")], {"instruct": [held_out]}, {}))
-    assert told == ["The data hold 1 prompts; --self-distil 9 asks for more."]
+    assert told == ["There are 1 prompts; --self-distil 9 asks for more."]
+
+
+def test_with_the_reference_mix_half_of_the_prompts_are_requests(trained: Path, tmp_path: Path) -> None:
+    options = TrainOptions((), tmp_path, str(trained / "target"), self_distil=6, answer_tokens=6, row_tokens=64)
+    files = find_target(options.model)
+    target, told = load_target(files, CPU, "float32"), list[str]()
+    around = Surroundings(lambda: 0.0, Provenance("", "", {}), notify=told.append)
+    text = LessonText(target, chat_of(files), options, around)
+    learnt, held_out = Record.chat("unit", "Who is blue?", "B"), Record.chat("unit", "Who is red?", "A")
+    text.data(Corpus([learnt], {"instruct": [held_out]}, {}))
+    assert told == ["There are 4 prompts; --self-distil 6 asks for more."]
+    assert "half made by rule" in text.told and "half to requests" in text.fact
 
 
 def test_what_is_lost_by_the_settings_is_told(trained: Path, tmp_path: Path) -> None:

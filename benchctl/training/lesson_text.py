@@ -90,12 +90,13 @@ class LessonText:
         asked = self.options.self_distil
         held_out = {record.prompt for records in corpus.held_out.values() for record in records}
         records = [record for record in corpus.train if record.prompt not in held_out]
-        requests = user_requests(records, asked // 2, self.options.seed) if self.options.reference_mix else []
+        made = user_requests(records, asked // 2, self.options.seed) if self.options.reference_mix else []
+        requests = [request for request in made if request not in held_out]
         prompts = requests + pick_prompts(records, asked - len(requests), self.options.seed)
         if not prompts:
             raise UserError("the data hold no prompts that the target could answer; give chats, or --self-distil 0")
         if len(prompts) < asked and self.around.world.leads:
-            self.around.notify(f"The data hold {len(prompts)} prompts; --self-distil {asked} asks for more.")
+            self.around.notify(f"There are {len(prompts)} prompts; --self-distil {asked} asks for more.")
         return prompts
 
     @property
