@@ -138,7 +138,7 @@ def test_their_facts_say_what_they_are_for_and_how_good_they_are(trained: Path) 
     training = json.loads((trained / "heads" / "training.json").read_text())
     assert training["settings"]["optimizer"]["rate"] == 1e-3
     assert set(training["outcome"]["losses"][-1]) == {"step", "loss", "instruct"}
-    assert "its own answers to 6 prompts" in (trained / "heads" / "README.md").read_text()
+    assert "its own answers to at most 6 prompts" in (trained / "heads" / "README.md").read_text()
 
 
 def test_only_the_model_itself_goes_to_the_device(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:

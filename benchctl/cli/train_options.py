@@ -66,7 +66,7 @@ def run_options(mix: bool) -> Adder:
             "--reference-mix/--no-reference-mix",
             default=mix,
             show_default=True,
-            help="Add the tasks, story requests and small chats of the reference recipe.",
+            help="Add the tasks, requests and small chats of the reference recipe.",
         ),
         click.option(
             "--seed",

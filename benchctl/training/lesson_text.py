@@ -80,7 +80,7 @@ class LessonText:
         what = (
             "prompts, half of the data and half made by rule" if self.options.reference_mix else "prompts of the data"
         )
-        return f"its own answers to {self.options.self_distil:,} {what}, written {how}"
+        return f"its own answers to at most {self.options.self_distil:,} {what}, written {how}"
 
     def _prompts(self, corpus: Corpus) -> list[Prompt]:
         """Raises UserError when there are none; fewer than were asked for are told.

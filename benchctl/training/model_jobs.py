@@ -38,12 +38,9 @@ from benchctl.training.shapes import ModelShape, MoeStart, check_shape
 from benchctl.training.tokenizer import load_tokenizer, save_tokenizer
 
 BALANCE = 0.01  # share of the balance loss, as OLMoE was trained (arXiv:2409.02060)
-PURPOSE = (
-    "A small real model for measuring decoding methods offline: it writes simple English and usually ends its answers. "
-    "It knows very little: its facts are mostly wrong, and its greedy text often repeats itself."
-)
+PURPOSE = "A target to measure decoding methods with. How well it writes: see its held-out loss and its samples."
 SCRATCH = "From scratch."
-METHOD = "{began} Rows grow from 256 to 512 and 1,024 tokens, as the context allows; late stages read mostly chats."
+METHOD = "{began} Rows grow from 256 to 512 and 1,024 tokens, as the context allows; late stages weigh sources anew."
 
 
 @dataclass(frozen=True)

@@ -75,14 +75,13 @@ class LanguageModel:
 class Distillation:
     """Kullback-Leibler divergence of the draft model's distribution from the target's, token by token, in nats.
 
-    `share` mixes in the ordinary next-token loss: 1 is distillation alone. The target stands still: it is put into eval
-    mode and its parameters take no gradient. Source: Hinton, Vinyals, Dean, "Distilling the Knowledge in a Neural
-    Network", 2015, arXiv:1503.02531; for drafting: Zhou et al., "DistillSpec", 2023, arXiv:2310.08461.
+    The target stands still: it is put into eval mode and its parameters take no gradient. Source: Hinton, Vinyals, Dean,
+    "Distilling the Knowledge in a Neural Network", 2015, arXiv:1503.02531; for drafting: Zhou et al., "DistillSpec",
+    2023, arXiv:2310.08461.
     """
 
     target: nn.Module
     token_bytes: Tensor
-    share: float = 1.0
 
     def __post_init__(self) -> None:
         self.target.eval().requires_grad_(False)
@@ -108,10 +107,7 @@ class Distillation:
         target_logs = _wide(target_logits[:, :-1]).log_softmax(-1)
         draft_logs = _wide(draft_logits[:, :-1]).log_softmax(-1)
         divergence = functional.kl_div(draft_logs, target_logs, log_target=True, reduction="none").sum(-1)
-        loss = (divergence * loss_weights(batch)).sum()
-        if self.share == 1:
-            return loss
-        return loss * self.share + _next_token_loss(draft_logits, batch) * (1 - self.share)
+        return (divergence * loss_weights(batch)).sum()
 
     def _target_logits(self, batch: Batch) -> Tensor:
         with torch.no_grad():
