@@ -75,7 +75,7 @@ class LanguageModel:
 class Distillation:
     """Kullback-Leibler divergence of the draft model's distribution from the target's, token by token, in nats.
 
-    The target stands still: it is put into eval mode and its parameters take no gradient. Source: Hinton, Vinyals, Dean,
+    The target stands still: it is put into eval mode and its parameters take no gradient. Source: Hinton et al.,
     "Distilling the Knowledge in a Neural Network", 2015, arXiv:1503.02531; for drafting: Zhou et al., "DistillSpec",
     2023, arXiv:2310.08461.
     """
