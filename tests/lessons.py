@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import torch
 from oracles import Naive
 
+from benchctl.decoding.families import read_layer, rotary_table
 from benchctl.decoding.trainable import Lesson
 
 
@@ -29,6 +33,14 @@ def lesson_of(naive: Naive, texts: Sequence[Sequence[int]], weights: Sequence[Se
         positions=torch.arange(length).expand(shape),
         states=tuple(states),
         final=norm(states[-1].double()).float(),
-        norm=lambda residual: norm(residual.double()),
+        norm=lambda residual: norm(residual.double()).to(residual.dtype),
         head=lambda normed: head(normed.double()),
+        layer=lambda index: read_layer(_single(naive), index, fast=False),
+        rotary=lambda positions: rotary_table(_single(naive), length, torch.float32)[positions],
     )
+
+
+@cache
+def _single(naive: Naive) -> Any:
+    """The model in float32, as modules are trained."""
+    return copy.deepcopy(naive.model).float()

@@ -49,6 +49,13 @@ EXACT = (
     "medusa[heads=2,tree=6x4]",
     "medusa[heads=4,tree=3x2x2x1]",
     "medusa[heads=1,nodes=30]",
+    "m2r2",
+    "m2r2[gates=1+3,exit=3,draft_tokens=6]",
+    "m2r2[gates=2,adapters=bottleneck,draft_tokens=1]",
+    "m2r2[gates=2,adapters=hybrid,rank=5,alpha=9,confidence=0.2]",
+    "m2r2[width=3]",
+    "m2r2[source=exit,width=2,draft_tokens=3]",
+    "m2r2[source=slow,gates=3]",
 )
 LOSSY = (
     "early_exit[threshold=0.3]",

@@ -19,9 +19,10 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchctl.cli import main
-from benchctl.decoding.target import TargetInfo
+from benchctl.decoding.target import Target, TargetInfo
 from benchctl.decoding.trainable import Lesson, Tally, Trainable
 from benchctl.errors import UserError
+from benchctl.methods.m2r2 import M2R2
 from benchctl.training.dry_run import Work, cost_of_step
 from benchctl.training.estimate import GPUS, SHAPES, Estimate, config_of, estimate, render
 from benchctl.training.lessons import LessonMaker, ModuleObjective
@@ -83,7 +84,8 @@ def real_target(config: Any) -> Any:
 def real_modules(target: Any) -> nn.Module:
     config = target.config
     parameters = sum(parameter.numel() for parameter in target.parameters())
-    info = TargetInfo("llama", config.num_hidden_layers, config.hidden_size, parameters, config.vocab_size, 128)
+    sizes = (config.num_hidden_layers, config.hidden_size, parameters, config.vocab_size, 128, 64, 160)
+    info = TargetInfo("llama", *sizes)
     return ThreeHeads().build(info, target.lm_head.weight)
 
 
@@ -229,3 +231,11 @@ def test_the_command_needs_a_model_but_neither_data_nor_an_output_folder(tmp_pat
     assert "48 tokens" in done.output
     refused = CliRunner().invoke(main, ["train", "medusa", "--estimate"])
     assert "Missing option '--model'" in refused.output
+
+
+def test_the_adapters_of_m2r2_are_counted_with_the_layers_that_they_pass() -> None:
+    """A pass through half of the layers costs less than the whole target's, forward and backward together more."""
+    cost = cost_of_step(M2R2(gates="1"), small_config(), WORK)
+    module = M2R2(gates="1").build(Target(real_target(small_config()), None).info, torch.empty(512, 64))
+    assert cost.module_parameters == sum(parameter.numel() for parameter in module.parameters())
+    assert 0 < cost.module_flops < 6 * cost.target_flops

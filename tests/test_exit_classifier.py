@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from untrained import facts_of, untrained
 
 from benchctl.decoding.exits import agreements, balanced_loss, exit_yardsticks
+from benchctl.decoding.layers import Layer
 from benchctl.decoding.modules import save_modules
 from benchctl.decoding.trainable import Lesson, Tally
 from benchctl.errors import UserError
@@ -101,7 +102,12 @@ def _literal_lesson() -> Lesson:
     ]
     flat = torch.zeros(1, 5, dtype=torch.int64)
     same = lambda rows: rows  # noqa: E731
-    return Lesson(flat, torch.ones(1, 5), flat, torch.arange(5)[None], states, states[2], same, same)
+    texts = (flat, torch.ones(1, 5), flat, torch.arange(5)[None])
+    return Lesson(*texts, states, states[2], norm=same, head=same, layer=_unasked, rotary=same)
+
+
+def _unasked(index: int) -> Layer:
+    raise AssertionError(f"nobody asks for layer {index}")
 
 
 def test_a_layer_speaks_through_the_final_norm() -> None:

@@ -13,6 +13,7 @@ from tiny import tiny_target
 from torch import Tensor
 from untrained import facts_of, untrained
 
+from benchctl.decoding.layers import Layer
 from benchctl.decoding.modules import (
     FACTS,
     WEIGHTS,
@@ -37,6 +38,9 @@ def lesson(tokens: list[int], documents: list[int], weights: list[float] | None 
     def unused(states: Tensor) -> Tensor:
         return states
 
+    def unasked(index: int) -> Layer:
+        raise AssertionError(f"nobody asks for layer {index}")
+
     return Lesson(
         tokens=row,
         weights=torch.ones(1, len(tokens)) if weights is None else torch.tensor([weights]),
@@ -46,6 +50,8 @@ def lesson(tokens: list[int], documents: list[int], weights: list[float] | None 
         final=nothing,
         norm=unused,
         head=unused,
+        layer=unasked,
+        rotary=unused,
     )
 
 

@@ -36,16 +36,17 @@ def untrained_folder(label: str, method: Method, target: Target, seed: int = 0) 
 def untrained(method: Trainable, target: Target, seed: int = 0) -> nn.Module:
     """Modules with weights away from their initial ones.
 
-    Each is mixed along its inputs only, so that renaming the target's tokens renames those of its heads.
+    Each is mixed along its inputs only, so that renaming the target's tokens renames those of its heads; what is zero
+    becomes noise, and has no tokens among its outputs.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         module = method.build(target.info, target.lm_head.weight)
         for weight in module.parameters():
             if weight.ndim == 2:
-                noise = torch.randn(weight.shape[1], weight.shape[1], dtype=torch.float64) / weight.shape[1] ** 0.5
-                fresh = noise if not weight.any() else weight.double() + 0.5 * weight.double() @ noise
-                weight.copy_(fresh)
+                outputs, inputs = weight.shape
+                noise = torch.randn(inputs if weight.any() else outputs, inputs, dtype=torch.float64) / inputs**0.5
+                weight.copy_(weight.double() + 0.5 * weight.double() @ noise if weight.any() else noise)
     return module
 
 

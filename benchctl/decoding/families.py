@@ -50,6 +50,17 @@ def context_tokens(config: Any) -> int:
     return int(config.max_position_embeddings)
 
 
+def query_size(config: Any) -> int:
+    """Width of all query heads of a layer together."""
+    return int(config.num_attention_heads) * _head_dim(config)
+
+
+def mlp_size(config: Any) -> int:
+    """Inner width of a layer's MLP; 0 for a mixture of experts."""
+    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    return 0 if experts else int(config.intermediate_size)
+
+
 def rotary_table(model: Any, positions: int, dtype: torch.dtype) -> Tensor:
     """[positions, head_dim / 2] complex rotations, taken from the model's own module; 1 where a pair is not rotated."""
     device = model.model.embed_tokens.weight.device
@@ -64,7 +75,7 @@ def rotary_table(model: Any, positions: int, dtype: torch.dtype) -> Tensor:
 
 def read_layers(model: Any, fast: bool) -> list[Layer]:
     """All decoder layers of ``model``; ``fast`` holds weights in the layouts of the fast kernels too."""
-    return [_read_layer(model, index, fast) for index in range(len(model.model.layers))]
+    return [read_layer(model, index, fast) for index in range(len(model.model.layers))]
 
 
 def read_norm(module: Any, config: Any, order: Tensor | None = None) -> Norm:
@@ -76,7 +87,8 @@ def read_norm(module: Any, config: Any, order: Tensor | None = None) -> Norm:
     return Norm(gain if order is None else gain[order], eps)
 
 
-def _read_layer(model: Any, index: int, fast: bool) -> Layer:
+def read_layer(model: Any, index: int, fast: bool) -> Layer:
+    """The decoder layer with this index."""
     layer, config = model.model.layers[index], model.config
     return Layer(
         attention_norm=read_norm(layer.input_layernorm, config),

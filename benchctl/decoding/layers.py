@@ -6,7 +6,7 @@ embedding as one complex product in place. families.py fills these structures fr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,6 +55,15 @@ class Mlp:
 
 
 @dataclass(frozen=True)
+class ExpertWeights:
+    """One expert of a mixture: gate_up [2 f, width], down [width, f]."""
+
+    number: int
+    gate_up: Tensor
+    down: Tensor
+
+
+@dataclass(frozen=True)
 class Experts:
     """Mixture of experts: router [experts, width], gate_up [experts, 2 f, width], down [experts, width, f]."""
 
@@ -81,12 +90,17 @@ class Experts:
         """residual + the weighted answers of each row's experts."""
         weights, experts = self.route(x)
         result = torch.zeros_like(x)
-        for expert in sorted(set(experts.flatten().tolist())):
-            row, slot = torch.where(experts == expert)
-            gate, up = F.linear(x[row], self.gate_up[expert]).chunk(2, dim=-1)
-            answer = F.linear(self.act(gate) * up, self.down[expert])
+        for expert in self.fetch(sorted(set(experts.flatten().tolist())), residual):
+            row, slot = torch.where(experts == expert.number)
+            gate, up = F.linear(x[row], expert.gate_up).chunk(2, dim=-1)
+            answer = F.linear(self.act(gate) * up, expert.down)
             result.index_add_(0, row, answer * weights[row, slot, None])
         return residual + result
+
+    def fetch(self, needed: Sequence[int], residual: Tensor) -> Iterator[ExpertWeights]:
+        """The experts ``needed``, one by one; ``residual`` [rows, width] is what their answers will be added to."""
+        for number in needed:
+            yield ExpertWeights(number, self.gate_up[number], self.down[number])
 
 
 @dataclass(frozen=True)
@@ -102,10 +116,12 @@ class Layer:
 class Layout:
     """Where rows stand: their first cache slot, the position of each, and which slots each may see.
 
-    base       cache slot of the first open row; every slot before it is visible to all rows
-    positions  [open rows] position of each open row in the text
-    ancestors  per open row the open rows it may see, itself included; None for a chain
-    skip       open rows that the layers in question have run already; the rest are the rows of this pass
+    base        cache slot of the first open row; every slot before it is visible to all rows
+    positions   [open rows] position of each open row in the text
+    ancestors   per open row the open rows it may see, itself included; None for a chain
+    skip        open rows that the layers in question have run already; the rest are the rows of this pass
+    companions  of so many of the last rows another row runs along behind all of them, which stands where they stand,
+                sees what they see, and enters no cache
     """
 
     def __init__(
@@ -115,6 +131,7 @@ class Layout:
         ancestors: Sequence[Sequence[int]] | None,
         rotary: Tensor,
         skip: int = 0,
+        companions: int = 0,
     ) -> None:
         self.start = base + skip
         self.rows = len(positions) - skip
@@ -129,11 +146,12 @@ class Layout:
             index: slice | Tensor = slice(positions[skip], positions[skip] + self.rows)
         else:
             index = torch.tensor(list(positions[skip:]), device=rotary.device)
-        self.rotary = rotary[index].unsqueeze(1)
+        self._companions = companions
+        self.rotary = _with_companions(rotary[index].unsqueeze(1), companions)
         self._bias: dict[tuple[int | None, int], Tensor | None] = {}
 
     def bias(self, window: int | None, dtype: torch.dtype, copies: int = 1) -> Tensor | None:
-        """[copies * rows, slots] 0 where a row may look, -inf elsewhere; None when every row may see everything."""
+        """[copies * (rows + companions), slots] 0 where a row may look, else -inf; None when all may see everything."""
         if window is not None and self._last < window:
             window = None
         key = (window, copies)
@@ -157,29 +175,46 @@ class Layout:
             slots = torch.cat((torch.arange(self._base), positions))
             visible &= positions[self._skip :, None] - slots[None, :] < window
         bias = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, -torch.inf)
-        return bias.to(self._device)
+        return _with_companions(bias, self._companions).to(self._device)
+
+
+def _with_companions(lines: Tensor, companions: int) -> Tensor:
+    """[rows + companions, ...]: the lines of the last rows once more."""
+    return torch.cat((lines, lines[-companions:])) if companions else lines
 
 
 def attend(attention: Attention, residual: Tensor, x: Tensor, cache: Cache, layer: int, layout: Layout) -> Tensor:
     """residual + attention of rows ``x`` [rows, width] over the cache, into which their keys and values go first."""
-    queries, kv = _project(attention, x, layout)
+    queries, kv = project(attention, x, layout.rotary)
     keys, values = cache.write(layer, layout.start, kv)
-    if layout.rows <= _FEW_ROWS:  # one row of scores for every query head of a group
-        bias = layout.bias(attention.window, x.dtype, attention.heads // attention.kv_heads)
-        return attention.out.add_to(residual, _mix_few(attention, queries, keys, values, bias))
-    bias = layout.bias(attention.window, x.dtype)
-    return attention.out.add_to(residual, _mix_many(attention, queries, keys, values, bias))
+    return attention.out.add_to(residual, mix(attention, queries, keys, values, layout))
+
+
+def mix(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, layout: Layout) -> Tensor:
+    """[rows, heads * head_dim]: for each row of queries [rows, heads, head_dim] the values it sees, weighted."""
+    if queries.shape[0] <= _FEW_ROWS:  # one row of scores for every query head of a group
+        bias = layout.bias(attention.window, queries.dtype, attention.heads // attention.kv_heads)
+        return _mix_few(attention, queries, keys, values, bias)
+    return _mix_many(attention, queries, keys, values, layout.bias(attention.window, queries.dtype))
 
 
 def fill(attention: Attention, x: Tensor, cache: Cache, layer: int, layout: Layout) -> None:
     """Only the keys and values of rows ``x`` [rows, width]: what later rows will see of a row that left early."""
-    cache.write(layer, layout.start, _project(attention, x, layout)[1])
+    cache.write(layer, layout.start, project(attention, x, layout.rotary)[1])
 
 
-def _project(attention: Attention, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Queries [rows, heads, head_dim] and, with keys before values, [2 * kv_heads, rows, head_dim]; both rotated."""
+def project(
+    attention: Attention, x: Tensor, rotary: Tensor, adapt: Callable[[Tensor], None] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Queries [rows, heads, head_dim] and, with keys before values, [2 * kv_heads, rows, head_dim]; both rotated.
+
+    ``rotary`` [rows, 1, head_dim / 2] turns each row. ``adapt`` may change what ``attention.qkv`` gave in place.
+    """
     heads, kv_heads, rows = attention.heads, attention.kv_heads, x.shape[0]
-    qkv = attention.qkv(x).view(rows, heads + 2 * kv_heads, attention.head_dim)
+    flat = attention.qkv(x)
+    if adapt is not None:
+        adapt(flat)
+    qkv = flat.view(rows, heads + 2 * kv_heads, attention.head_dim)
     if attention.query_norm is not None and attention.key_norm is not None:
         qkv[:, :heads] = _norm_heads(attention.query_norm, qkv[:, :heads], attention.norm_per_head)
         keys = qkv[:, heads : heads + kv_heads]
@@ -189,9 +224,9 @@ def _project(attention: Attention, x: Tensor, layout: Layout) -> tuple[Tensor, T
     rotated = qkv[:, : heads + kv_heads]
     pairs = rotated.view(rows, heads + kv_heads, -1, 2)
     if rotated.dtype in (torch.float32, torch.float64):
-        torch.view_as_complex(pairs).mul_(layout.rotary)
+        torch.view_as_complex(pairs).mul_(rotary)
     else:
-        wide = torch.view_as_complex(pairs.float()) * layout.rotary
+        wide = torch.view_as_complex(pairs.float()) * rotary
         rotated.copy_(torch.view_as_real(wide).flatten(-2))
     return qkv[:, :heads], qkv[:, heads:].transpose(0, 1)
 

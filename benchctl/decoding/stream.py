@@ -6,7 +6,7 @@ Rows may stand at different depths. A layer runs only the rows it lacks, all of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from torch import Tensor
 from benchctl.decoding.cache import Cache
 from benchctl.decoding.layers import Layout
 from benchctl.decoding.target import Target
+
+Accompanied = Callable[[Tensor, int, Cache, Layout], tuple[Tensor, list[Tensor]]]
 
 
 class Stream:
@@ -78,6 +80,24 @@ class Stream:
         done = self.target.run(states[skip:] if skip else states, self.cache, first, last, self._layout(start))
         self._states = torch.cat((states[:skip], done)) if skip else done
 
+    def accompany(self, first: int, last: int, companions: int, run: Accompanied) -> list[Tensor]:
+        """Run the open rows through layers ``first`` .. ``last`` - 1, the last ``companions`` of them twice.
+
+        ``run(states, companions, cache, layout)`` gives the rows' states [rows, width] after those layers, and whatever
+        it has to tell of their companions: that is returned. Layers below ``first`` run as in advance. Raises
+        ValueError where not all open rows of that pass, or too few of them, lack exactly these layers.
+        """
+        self.advance(first)
+        lengths = self.cache.lengths
+        start = lengths[first]
+        if len(set(lengths[first:last])) > 1 or not 0 < companions <= self.length - start:
+            raise ValueError(f"{companions} rows cannot be accompanied from layer {first} to {last}: they have run it")
+        skip = start - self.base
+        states = self.states
+        done, told = run(states[skip:] if skip else states, companions, self.cache, self._layout(start, companions))
+        self._states = torch.cat((states[:skip], done)) if skip else done
+        return told
+
     def fill(self, first: int) -> None:
         """Give layers ``first`` .. the keys and values of the last open row's present state; it runs them no more."""
         start = self.length - 1
@@ -139,13 +159,14 @@ class Stream:
         twin.base = self.base
         return twin
 
-    def _layout(self, start: int) -> Layout:
+    def _layout(self, start: int, companions: int = 0) -> Layout:
         skip = start - self.base
         if self._is_chain:
-            return self.target.layout(self.base, range(self.base, self.length), skip=skip)
-        positions: list[int] = []
+            positions = range(self.base, self.length)
+            return self.target.layout(self.base, positions, skip=skip, companions=companions)
+        places: list[int] = []
         seen: list[list[int]] = []
         for row, parent in enumerate(self._parents):
-            positions.append(self.base if parent < 0 else positions[parent] + 1)
+            places.append(self.base if parent < 0 else places[parent] + 1)
             seen.append([*(seen[parent] if parent >= 0 else []), row])
-        return self.target.layout(self.base, positions, seen, skip)
+        return self.target.layout(self.base, places, seen, skip, companions)

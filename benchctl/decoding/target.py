@@ -15,7 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchctl.decoding.cache import Cache
-from benchctl.decoding.families import check_family, context_tokens, read_layers, read_norm, rotary_table
+from benchctl.decoding.families import (
+    check_family,
+    context_tokens,
+    mlp_size,
+    query_size,
+    read_layers,
+    read_norm,
+    rotary_table,
+)
 from benchctl.decoding.hub import downloaded
 from benchctl.decoding.kernels import Linear, may_copy
 from benchctl.decoding.layers import Layer, Layout, fill_layers, run_layers
@@ -35,7 +43,11 @@ _HASHED_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class TargetInfo:
-    """Plain facts of a target, for records."""
+    """Plain facts of a target, for records and for the shapes of modules.
+
+    query_size  width of all query heads of a layer together
+    mlp_size    inner width of a layer's MLP; 0 for a mixture of experts
+    """
 
     family: str
     layers: int
@@ -43,6 +55,8 @@ class TargetInfo:
     parameters: int
     vocabulary: int
     context_tokens: int
+    query_size: int
+    mlp_size: int
 
 
 @contextmanager
@@ -150,6 +164,8 @@ class Target:
             parameters=self.parameters,
             vocabulary=self.vocabulary,
             context_tokens=self.context_tokens,
+            query_size=query_size(self.config),
+            mlp_size=mlp_size(self.config),
         )
 
     @cached_property
@@ -187,10 +203,15 @@ class Target:
         return rows if self._embedding_scale == 1.0 else rows * rows.new_tensor(self._embedding_scale)
 
     def layout(
-        self, base: int, positions: Sequence[int], ancestors: Sequence[Sequence[int]] | None = None, skip: int = 0
+        self,
+        base: int,
+        positions: Sequence[int],
+        ancestors: Sequence[Sequence[int]] | None = None,
+        skip: int = 0,
+        companions: int = 0,
     ) -> Layout:
         """Where rows stand; see Layout."""
-        return Layout(base, positions, ancestors, self.rotary, skip)
+        return Layout(base, positions, ancestors, self.rotary, skip, companions)
 
     def run(self, rows: Tensor, cache: Cache, first: int, last: int, layout: Layout) -> Tensor:
         """Residual ``rows`` [rows, width] through layers first .. last - 1; their keys and values enter the cache."""

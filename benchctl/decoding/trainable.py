@@ -10,6 +10,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from benchctl.decoding.layers import Layer
 from benchctl.decoding.target import TargetInfo
 
 
@@ -47,6 +48,8 @@ class Lesson:
     final      [rows, n, width] the last state after the final norm: what the LM head reads
     norm       the target's final norm: residual -> normed, same shape; differentiable in its input
     head       the target's LM head: normed [..., width] -> target logits [..., vocabulary]; differentiable likewise
+    layer      the target's layer with this index, as decoding runs it; differentiable in what goes through it
+    rotary     positions [tokens] -> their complex rotations [tokens, head_dim / 2]
     """
 
     tokens: Tensor
@@ -57,6 +60,8 @@ class Lesson:
     final: Tensor
     norm: Callable[[Tensor], Tensor]
     head: Callable[[Tensor], Tensor]
+    layer: Callable[[int], Layer]
+    rotary: Callable[[Tensor], Tensor]
 
     def ahead(self, distance: int) -> Labels:
         """The token ``distance`` after each one; weight 0 where that lies beyond the document or the row.

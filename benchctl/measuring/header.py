@@ -55,7 +55,7 @@ def model_info(name: str, target: Target) -> ModelInfo:
     """A loaded model's facts and hashes. A folder is recorded by its own name: where it lies is nobody's business."""
     return ModelInfo(
         name=Path(name).resolve().name if Path(name).is_dir() else name,
-        **asdict(target.info),
+        **{name: value for name, value in asdict(target.info).items() if name in ModelInfo.__dataclass_fields__},
         weights_sha256=target.weights_sha256,
         tokenizer_sha256=target.tokenizer.sha256,
         chat_template_sha256=target.tokenizer.chat_template_sha256,

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchctl.decoding.families import context_tokens
+from benchctl.decoding.families import context_tokens, mlp_size, query_size
 from benchctl.decoding.target import TargetInfo
 from benchctl.decoding.trainable import Trainable
 from benchctl.errors import UserError
@@ -196,6 +196,8 @@ def _info(target: Any) -> TargetInfo:
         parameters=_parameters(target),
         vocabulary=int(config.vocab_size),
         context_tokens=context_tokens(config),
+        query_size=query_size(config),
+        mlp_size=mlp_size(config),
     )
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchctl.decoding.families import context_tokens, read_layer, rotary_table
+from benchctl.decoding.layers import Layer
 from benchctl.decoding.trainable import Lesson, Tally, Trainable
 from benchctl.training.objective import HeldOut, loss_weights
 from benchctl.training.packing import Batch
@@ -25,6 +27,8 @@ class LessonMaker:
     def __init__(self, target: nn.Module, device: torch.device) -> None:
         self._target: Any = target.eval().requires_grad_(False)
         self._device = device
+        self._rotary: Tensor | None = None
+        self._layers: dict[int, Layer] = {}
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
@@ -45,7 +49,21 @@ class LessonMaker:
             final=output.last_hidden_state,
             norm=body.norm,
             head=self._target.get_output_embeddings(),
+            layer=self._layer,
+            rotary=self._rotate,
         )
+
+    def _layer(self, index: int) -> Layer:
+        """Read when first asked for: its products are copies, and no method needs all of a large target's layers."""
+        if index not in self._layers:
+            self._layers[index] = read_layer(self._target, index, fast=False)
+        return self._layers[index]
+
+    def _rotate(self, positions: Tensor) -> Tensor:
+        if self._rotary is None:
+            config, weight = self._target.config, self._target.get_input_embeddings().weight
+            self._rotary = rotary_table(self._target, context_tokens(config), weight.dtype)
+        return self._rotary[positions]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,207 @@
+"""Training the accelerated stream: its pass over whole texts, what it is to become, and how well it has.
+
+M2R2 (arXiv 2502.02040): all gates are trained in one pass, since each interval starts from the slow stream, which
+stands still. The loss is a reconstruction; an exit of equal size in the manner of LITE (arXiv 2310.18581) is trained
+beside it, to compare with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchctl.decoding.accelerated import Adapter, AdapterSettings
+from benchctl.decoding.gates import Interval
+from benchctl.decoding.layers import Layer, Mlp, project
+from benchctl.decoding.target import TargetInfo
+from benchctl.decoding.trainable import Lesson, Tally
+
+CE_SHARE = 0.1  # of the cross-entropy with the text, beside 1 for the divergence from the target's distribution
+COSINE_SHARE = 0.1  # of the distance to the trajectory
+
+
+class LiteExit(nn.Module):
+    """An exit of the slow stream with as many parameters as the adapters below it: low-rank, with a norm of its own."""
+
+    def __init__(self, width: int, parameters: int, device: torch.device) -> None:
+        super().__init__()
+        rank = max(1, (parameters - width) // (2 * width))
+        self.change = AdapterSettings("bottleneck", rank, rank).low_rank(width, width, device, bends=True)
+        self.gain = nn.Parameter(torch.ones(width, device=device))
+
+    def forward(self, state: Tensor, normed: Tensor) -> Tensor:
+        """What goes on to the target's final norm, and is then multiplied by ``gain``, for a residual and it normed."""
+        changed: Tensor = state + self.change(normed)
+        return changed
+
+
+class TwoStreams(nn.Module):
+    """The trained parts: an adapter for each layer of the accelerated stream, and an exit per gate to compare with."""
+
+    def __init__(
+        self, info: TargetInfo, parts: Sequence[Interval], settings: AdapterSettings, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.parts = parts
+        passed = range(1, parts[-1].gate + 1)
+        self.adapters = nn.ModuleDict({str(layer): Adapter(info, settings, device) for layer in passed})
+        exits = {}
+        for interval in parts:
+            below = [self.adapter(layer) for layer in range(interval.first + 1, interval.gate + 1)]
+            parameters = sum(weight.numel() for adapter in below for weight in adapter.parameters())
+            exits[str(interval.gate)] = LiteExit(info.hidden_size, parameters, device)
+        self.exits = nn.ModuleDict(exits)
+
+    def adapter(self, layer: int) -> Adapter:
+        found = self.adapters[str(layer)]
+        assert isinstance(found, Adapter)
+        return found
+
+    def exit(self, gate: int) -> LiteExit:
+        found = self.exits[str(gate)]
+        assert isinstance(found, LiteExit)
+        return found
+
+
+class Trajectories:
+    """The accelerated stream over the texts of a lesson, interval by interval."""
+
+    def __init__(self, module: TwoStreams, lesson: Lesson) -> None:
+        self._module, self._lesson = module, lesson
+        self._rotary = lesson.rotary(lesson.positions.flatten()).unsqueeze(1)
+        self._visible: dict[int | None, Tensor] = {}
+
+    def along(self, interval: Interval) -> list[Tensor]:
+        """Accelerated states [rows, n, width] from the interval's start, where they are the slow ones, to its gate."""
+        state = self._lesson.states[interval.first].float()
+        trail = [state]
+        for layer in range(interval.first + 1, interval.gate + 1):
+            state = self._through(self._lesson.layer(layer - 1), self._module.adapter(layer), layer, state)
+            trail.append(state)
+        return trail
+
+    def _through(self, layer: Layer, adapter: Adapter, number: int, state: Tensor) -> Tensor:
+        mixed = self._mixed(layer, adapter, number, state)
+        if not adapter.own_attention:
+            state = state + layer.attention.out(mixed)
+        state = state + adapter.out(mixed)
+        normed = layer.mlp_norm(state)
+        if adapter.gate_up is None or not isinstance(layer.mlp, Mlp):
+            grown: Tensor = state + adapter.mlp(normed)
+            return grown
+        gate, up = (layer.mlp.gate_up(normed) + adapter.gate_up(normed)).chunk(2, -1)
+        inner = layer.mlp.act(gate) * up
+        grown = state + layer.mlp.down(inner) + adapter.mlp(inner)
+        return grown
+
+    def _mixed(self, layer: Layer, adapter: Adapter, number: int, state: Tensor) -> Tensor:
+        """[rows, n, queries] what the accelerated queries take from the slow stream's values."""
+        attention = layer.attention
+        normed = layer.attention_norm(state).flatten(0, 1)
+
+        def adapt(flat: Tensor) -> None:
+            wanted, base = adapter.query(normed), flat[:, : attention.heads * attention.head_dim]
+            base.copy_(wanted if adapter.own_attention else base + wanted)
+
+        with torch.no_grad():
+            slow = layer.attention_norm(self._lesson.states[number - 1]).flatten(0, 1)
+            held = project(attention, slow, self._rotary)[1]
+        queries = project(attention, normed, self._rotary, adapt)[0]
+        rows, n = self._lesson.tokens.shape
+        keys, values = held.view(2, attention.kv_heads, rows, n, -1).transpose(1, 2).to(queries.dtype)
+        mixed = F.scaled_dot_product_attention(
+            queries.view(rows, n, attention.heads, -1).transpose(1, 2),
+            keys,
+            values,
+            attn_mask=self._mask(attention.window),
+            scale=attention.scale,
+            enable_gqa=attention.heads != attention.kv_heads,
+        )
+        return mixed.transpose(1, 2).flatten(2)
+
+    def _mask(self, window: int | None) -> Tensor:
+        """[rows, 1, n, n] which tokens each may see: those before it in its document, itself included."""
+        if window not in self._visible:
+            documents, positions = self._lesson.documents, self._lesson.positions
+            visible = (documents[:, :, None] == documents[:, None, :]).tril()
+            if window is not None:
+                visible = visible & (positions[:, :, None] - positions[:, None, :] < window)
+            self._visible[window] = visible[:, None]
+        return self._visible[window]
+
+
+def gate_loss(module: TwoStreams, lesson: Lesson) -> Tensor:
+    """Weighted sum over tokens, gates and both kinds of exit.
+
+    Each is KL(target's final distribution || gate's) + CE_SHARE * cross-entropy with the text; the accelerated stream
+    adds COSINE_SHARE * the mean over its layers of 1 - cos(p^l, h^tau(l)).
+    """
+    labels, trajectories = lesson.ahead(1), Trajectories(module, lesson)
+    final = lesson.head(lesson.final).float().log_softmax(-1)
+    losses = torch.zeros_like(labels.weights, dtype=torch.float32)
+    for part in module.parts:
+        trail = trajectories.along(part)
+        losses = losses + _exit_loss(lesson, final, lesson.head(lesson.norm(trail[-1])), labels.tokens)
+        losses = losses + _exit_loss(lesson, final, lite_logits(module, lesson, part.gate), labels.tokens)
+        distances = [1 - cosine for cosine in _cosines(lesson, part, trail)]
+        losses = losses + COSINE_SHARE * torch.stack(distances).mean(0)
+    return (losses * labels.weights).sum()
+
+
+def lite_logits(module: TwoStreams, lesson: Lesson, gate: int) -> Tensor:
+    """[rows, n, vocabulary] of the LITE-style exit at a gate."""
+    state, found = lesson.states[gate].float(), module.exit(gate)
+    return lesson.head(lesson.norm(found(state, lesson.norm(state))) * found.gain)
+
+
+def _exit_loss(lesson: Lesson, final: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
+    """[rows, n]"""
+    said = logits.float().log_softmax(-1)
+    divergence = (final.exp() * (final - said)).sum(-1)
+    return divergence - CE_SHARE * said.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+
+def _cosines(lesson: Lesson, part: Interval, trail: Sequence[Tensor]) -> Iterator[Tensor]:
+    """[rows, n] for each layer of the interval: cosine of the accelerated state and the slow one it is to become."""
+    for layer, state in enumerate(trail[1:], part.first + 1):
+        yield F.cosine_similarity(state, slow_state(lesson.states, part.reaches(layer)), dim=-1)
+
+
+def slow_state(states: Sequence[Tensor], depth: float) -> Tensor:
+    """The slow state at a depth; between two layers, ours, the mean of both weighted by nearness."""
+    below = int(depth)
+    share = depth - below
+    state = states[below].float()
+    return state if share == 0 else state + share * (states[below + 1].float() - state)
+
+
+@torch.no_grad()
+def gate_yardsticks(module: TwoStreams, lesson: Lesson) -> Mapping[str, Tally]:
+    """How early the streams align with the last layer; every token counts by the weight of the one it must predict.
+
+    gate_4_slow, gate_4_accelerated, gate_4_exit  share of tokens whose likeliest successor there is the last layer's:
+        by the slow state, by the accelerated one, by a LITE-style exit of the same size
+    cosine_3_slow, cosine_3_accelerated  mean cosine of the state after layer 3 with the last layer's
+    cosine_3_target                      mean cosine of the accelerated state with the slow one it is to equal
+    """
+    weights, trajectories = lesson.ahead(1).weights, Trajectories(module, lesson)
+    total, last = float(weights.sum()), lesson.states[-1].float()
+    final = lesson.head(lesson.final).argmax(-1)
+    found: dict[str, Tally] = {}
+
+    def note(name: str, values: Tensor) -> None:
+        found[name] = Tally(float((values.float() * weights).sum()), total)
+
+    for part in module.parts:
+        trail = trajectories.along(part)
+        note(f"gate_{part.gate}_slow", lesson.head(lesson.norm(lesson.states[part.gate])).argmax(-1) == final)
+        note(f"gate_{part.gate}_accelerated", lesson.head(lesson.norm(trail[-1])).argmax(-1) == final)
+        note(f"gate_{part.gate}_exit", lite_logits(module, lesson, part.gate).argmax(-1) == final)
+        for layer, target in enumerate(_cosines(lesson, part, trail), part.first + 1):
+            note(f"cosine_{layer}_slow", F.cosine_similarity(lesson.states[layer].float(), last, dim=-1))
+            note(f"cosine_{layer}_accelerated", F.cosine_similarity(trail[layer - part.first], last, dim=-1))
+            note(f"cosine_{layer}_target", target)
+    return found

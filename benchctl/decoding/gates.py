@@ -1,0 +1,52 @@
+"""Gates: the layers where the accelerated stream of M2R2 (arXiv 2502.02040) may be read, and the intervals between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_SHARES = (1 / 8, 1 / 4, 1 / 2, 3 / 4)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Layers ``first`` + 1 .. ``gate`` of a target with ``layers``. Rate 0 reaches the last one's state at the gate.
+
+    Interval(0, 4, 16) has speed 4: after layer 1 the accelerated state is to be what the slow one is after layer 4.
+    """
+
+    first: int
+    gate: int
+    layers: int
+    rate: float = 0.0
+
+    @property
+    def speed(self) -> float:
+        """Layers of the slow stream for each of the accelerated one: R = (N - E_{k-1}) / (E_k - E_{k-1}) by default."""
+        return self.rate or (self.layers - self.first) / (self.gate - self.first)
+
+    def reaches(self, layer: int) -> float:
+        """tau(l): the depth whose slow state the accelerated one is to equal after ``layer`` layers."""
+        return min(self.first + self.speed * (layer - self.first), float(self.layers))
+
+
+def read_gates(text: str) -> tuple[int, ...]:
+    """Layer numbers joined by +, ascending; none for an empty text. Raises ValueError for anything else."""
+    if not text:
+        return ()
+    if not all(part.isdecimal() and int(part) > 0 for part in text.split("+")):
+        raise ValueError(f"gates is {text!r}; join layer numbers by +, such as 2+4+8")
+    gates = tuple(int(part) for part in text.split("+"))
+    if any(after <= before for before, after in zip(gates, gates[1:], strict=False)):
+        raise ValueError(f"gates {text} are out of order; each must lie above the one before")
+    return gates
+
+
+def default_gates(layers: int) -> tuple[int, ...]:
+    """1/8, 1/4, 1/2 and 3/4 of the depth, each layer once and none the last (ours)."""
+    return tuple(gate for gate in sorted({max(1, round(share * layers)) for share in _SHARES}) if gate < layers)
+
+
+def intervals(gates: Sequence[int], layers: int, rate: float = 0.0) -> list[Interval]:
+    """The intervals that end at these gates, ascending and below ``layers``."""
+    return [Interval(first, gate, layers, rate) for first, gate in zip((0, *gates), gates, strict=False)]

@@ -1,0 +1,121 @@
+"""The accelerated stream written as plainly as it can be: one token, one layer after the other, transformers' weights.
+
+Slow states come from transformers' own pass over the whole text. Adapters are merged into copies of the weights, and
+the accelerated state of the last token attends to keys and values made of the slow states below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from oracles import Naive, TreeDrafter
+from torch import Tensor
+
+from benchctl.decoding.accelerated import Adapter, LowRank
+from benchctl.decoding.alignment import TwoStreams
+
+
+def _merged(trained: LowRank) -> Tensor:
+    return trained.scale * trained.up.weight.double() @ trained.down.weight.double()
+
+
+def _bend(trained: LowRank, x: Tensor) -> Tensor:
+    return trained.scale * trained.up.weight.double() @ F.silu(trained.down.weight.double() @ x)
+
+
+def _halves(head_dim: int) -> list[int]:
+    """Where transformers' order of a head's dimensions, first halves then second, finds its own in pairs."""
+    return [*range(0, head_dim, 2), *range(1, head_dim, 2)]
+
+
+def _rotate(model: Any, x: Tensor, positions: Tensor) -> Tensor:
+    """x [tokens, heads, head_dim] in transformers' order."""
+    cos, sin = (part[0, :, None] for part in model.model.rotary_emb(x, positions[None]))
+    first, second = x.chunk(2, -1)
+    rotated: Tensor = x * cos + torch.cat((-second, first), -1) * sin
+    return rotated
+
+
+def accelerated_states(naive: Naive, module: TwoStreams, text: list[int], first: int, gate: int) -> Tensor:
+    """[gate - first + 1, width]: the accelerated state of the last token after each layer, its start included."""
+    slow = naive.states(text)
+    states = [slow[first, -1]]
+    for layer in range(first + 1, gate + 1):
+        states.append(_layer(naive.model, layer - 1, module.adapter(layer), states[-1], slow[layer - 1]))
+    return torch.stack(states)
+
+
+def _layer(model: Any, index: int, adapter: Adapter, state: Tensor, below: Tensor) -> Tensor:
+    layer, own = model.model.layers[index], adapter.own_attention
+    attention = layer.self_attn
+    head_dim = attention.head_dim
+    normed, seen = layer.input_layernorm(state), layer.input_layernorm(below)
+    paired = (_merged(adapter.query) @ normed).view(-1, head_dim)
+    query = paired[:, _halves(head_dim)] + (0 if own else attention.q_proj(normed).view(-1, head_dim))
+    keys, values = (part(seen).view(len(seen), -1, head_dim) for part in (attention.k_proj, attention.v_proj))
+    if hasattr(attention, "q_norm"):
+        query, keys = attention.q_norm(query), attention.k_norm(keys)
+    positions = torch.arange(len(seen))
+    query, keys = _rotate(model, query[None], positions[-1:])[0], _rotate(model, keys, positions)
+    groups = query.shape[0] // keys.shape[1]
+    scores = torch.einsum("hd,thd->ht", query, keys.repeat_interleave(groups, 1)) * attention.scaling
+    window = getattr(model.config, "sliding_window", None)
+    if window:
+        scores[:, : max(0, len(seen) - window)] = -torch.inf
+    mixed = torch.einsum("ht,thd->hd", scores.softmax(-1), values.repeat_interleave(groups, 1)).flatten()
+    state = state + _merged(adapter.out) @ mixed + (0 if own else attention.o_proj(mixed))
+    normed = layer.post_attention_layernorm(state)
+    if adapter.gate_up is None:
+        return state + _bend(adapter.mlp, normed)
+    gates, ups = (_merged(adapter.gate_up) @ normed).chunk(2)
+    inner = layer.mlp.act_fn(layer.mlp.gate_proj(normed) + gates) * (layer.mlp.up_proj(normed) + ups)
+    grown: Tensor = state + layer.mlp.down_proj(inner) + _merged(adapter.mlp) @ inner
+    return grown
+
+
+def exit_states(naive: Naive, module: TwoStreams, text: list[int], gate: int) -> Tensor:
+    """[width] what the LITE-style exit gives to the LM head."""
+    state, norm, found = naive.last_states(text)[gate], naive.model.model.norm, module.exit(gate)
+    normed: Tensor = norm(state + _bend(found.change, norm(state))) * found.gain.double()
+    return normed
+
+
+Guess = Callable[[list[int]], Tensor]
+
+
+def guess(naive: Naive, module: TwoStreams, source: str, first: int, gate: int) -> Guess:
+    """Draft log-probabilities [vocabulary] after a text."""
+    model = naive.model
+
+    def logits(text: list[int]) -> Tensor:
+        if source == "exit":
+            return model.lm_head(exit_states(naive, module, text, gate))  # type: ignore[no-any-return]
+        if source == "slow":
+            return naive.logits(naive.last_states(text)[gate])
+        return naive.logits(accelerated_states(naive, module, text, first, gate)[-1])
+
+    return lambda text: logits(text).log_softmax(-1)
+
+
+def beam_drafter(guess: Guess, draft_tokens: int, width: int, confidence: float = 0.0) -> TreeDrafter:
+    """Every path of a draft that keeps the ``width`` likeliest continuations at each depth."""
+
+    def draft(text: list[int], budget: int) -> list[list[int]]:
+        kept: list[tuple[float, list[int]]] = [(0.0, [])]
+        paths: list[list[int]] = [[]]
+        for _ in range(min(draft_tokens, budget)):
+            grown = [
+                (share + log_share, [*path, token])
+                for share, path in kept
+                for token, log_share in enumerate(guess([*text, *path]).tolist())
+            ]
+            kept = sorted(grown, reverse=True)[:width]
+            paths += [path for _, path in kept]
+            if kept[0][0] < torch.tensor(max(confidence, 1e-300), dtype=torch.float64).log():
+                break
+        return paths
+
+    return draft
