@@ -1,4 +1,4 @@
-"""Plots of a comparison; the only door to matplotlib, used without its global state."""
+"""Plots of a comparison, drawn without matplotlib's global state."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -92,6 +92,11 @@ def pareto(groups: Sequence[Group], path: Path, fidelity: Metric = TOKEN_AGREEME
     figure.set_layout_engine("none")
     for group, axes in zip(groups, panels, strict=True):
         _label(axes, _dots(group, fidelity))
+    save(figure, path)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Raises UserError when the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from benchctl.training.progress import Progress
 
 LINE_EVERY_S = 30.0
+SHOWN_MEASURES = 13
 
 
 class TrainingDisplay:
@@ -80,8 +81,10 @@ def describe(progress: Progress) -> str:
 
 
 def describe_held_out(name: str, held: HeldOut) -> str:
-    """One line: the measures of a held-out set."""
-    return f"{name}: " + "  ".join(f"{key} {tally.share:.3f}" for key, tally in held.items())
+    """One line: the measures of a held-out set, the first dozen where there are many."""
+    shown = [f"{key} {tally.share:.3f}" for key, tally in list(held.items())[:SHOWN_MEASURES]]
+    more = [f"and {len(held) - SHOWN_MEASURES} more in log.jsonl"] if len(held) > SHOWN_MEASURES else []
+    return f"{name}: " + "  ".join([*shown, *more])
 
 
 def describe_answered(answered: Answered) -> str:

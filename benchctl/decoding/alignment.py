@@ -195,11 +195,12 @@ def gate_yardsticks(module: TwoStreams, lesson: Lesson) -> Mapping[str, Tally]:
     def note(name: str, values: Tensor) -> None:
         found[name] = Tally(float((values.float() * weights).sum()), total)
 
-    for part in module.parts:
-        trail = trajectories.along(part)
+    trails = [trajectories.along(part) for part in module.parts]
+    for part, trail in zip(module.parts, trails, strict=True):
         note(f"gate_{part.gate}_slow", lesson.head(lesson.norm(lesson.states[part.gate])).argmax(-1) == final)
         note(f"gate_{part.gate}_accelerated", lesson.head(lesson.norm(trail[-1])).argmax(-1) == final)
         note(f"gate_{part.gate}_exit", lite_logits(module, lesson, part.gate).argmax(-1) == final)
+    for part, trail in zip(module.parts, trails, strict=True):
         for layer, target in enumerate(_cosines(lesson, part, trail), part.first + 1):
             note(f"cosine_{layer}_slow", F.cosine_similarity(lesson.states[layer].float(), last, dim=-1))
             note(f"cosine_{layer}_accelerated", F.cosine_similarity(trail[layer - part.first], last, dim=-1))

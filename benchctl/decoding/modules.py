@@ -96,10 +96,10 @@ def read_facts(folder: str) -> ModuleFacts:
 
 
 def _shares(found: Mapping[str, Any]) -> dict[str, float]:
-    """Raises ValueError or TypeError for anything but numbers from 0 to 1: they would shape drafts."""
+    """Raises ValueError or TypeError for anything but shares and cosines: they would shape drafts."""
     shares = {name: float(share) for name, share in dict(found).items()}
-    if not all(0.0 <= share <= 1.0 for share in shares.values()):
-        raise ValueError("yardsticks are shares from 0 to 1")
+    if not all(-1.0 <= share <= 1.0 for share in shares.values()):
+        raise ValueError("yardsticks lie between -1 and 1")
     return shares
 
 
