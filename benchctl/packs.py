@@ -1,9 +1,10 @@
-"""The models that travel inside the package: their index, and the way from a model's name to where its files are."""
+"""The models that travel inside the package with the modules trained for them: their index, and where files are."""
 
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from benchctl.errors import UserError
 
 MODELS = Path(__file__).parent / "assets" / "models"
 WEIGHTS = "model.safetensors"
+MODULES = "modules.safetensors"
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
@@ -18,7 +20,8 @@ _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 class PackModel:
     """One embedded model. `role` is target, draft or moe (a target too), `bytes` and `sha256` are those of its weights.
 
-    `draft` names the model that drafts for it, if any; `data` says in a few words what it has read.
+    `draft` names the model that drafts for it, if any; `data` says in a few words what it has read. `modules` gives the
+    sha256 of the weights of each method whose modules were trained for it, by the method's name.
     """
 
     name: str
@@ -32,10 +35,15 @@ class PackModel:
     description: str
     data: str = ""
     draft: str = ""
+    modules: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def path(self) -> Path:
         return MODELS / self.folder
+
+    def modules_path(self, method: str) -> Path:
+        """The folder of the modules of a method."""
+        return self.path / "modules" / method
 
 
 @cache
@@ -66,7 +74,7 @@ def resolve(name_or_path: str | Path) -> Path | str:
     name = str(name_or_path)
     for model in models():
         if model.name == name:
-            return _checked(model)
+            return _checked(model.path / WEIGHTS, model.sha256, f"model '{name}'")
     if name and Path(name).is_dir():
         return Path(name)
     if isinstance(name_or_path, str) and _HUB_ID.fullmatch(name):
@@ -78,13 +86,23 @@ def resolve(name_or_path: str | Path) -> Path | str:
     )
 
 
+def modules_for(target: str, method: str) -> Path | None:
+    """The folder of the embedded modules of a method for an embedded target, checked as `resolve` does; None where
+    there are none."""
+    for model in models():
+        if model.name == target and method in model.modules:
+            folder = model.modules_path(method)
+            return _checked(folder / MODULES, model.modules[method], f"modules of {method} for '{target}'")
+    return None
+
+
 @cache
-def _checked(model: PackModel) -> Path:
-    weights = model.path / WEIGHTS
+def _checked(weights: Path, sha256: str, name: str) -> Path:
+    """The folder of a file of weights. Raises UserError where it is missing or altered."""
     if not weights.is_file():
-        raise UserError(f"The embedded model '{model.name}' lacks {WEIGHTS}; reinstall benchctl.")
+        raise UserError(f"The embedded {name} lacks {weights.name}; reinstall benchctl.")
     with weights.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != model.sha256:
-        raise UserError(f"The weights of the embedded model '{model.name}' are not those shipped; reinstall benchctl.")
-    return model.path
+    if found != sha256:
+        raise UserError(f"The weights of the embedded {name} are not those shipped; reinstall benchctl.")
+    return weights.parent

@@ -17,7 +17,7 @@ from benchctl.decoding.target import Target
 from benchctl.errors import UserError
 from benchctl.measuring import settings as ask
 from benchctl.measuring.check import CheckedRun, check, name_run
-from benchctl.measuring.choices import choose_methods, choose_models
+from benchctl.measuring.choices import Models, choose_methods, choose_models
 from benchctl.measuring.run import run
 from benchctl.methods.medusa import Medusa
 from benchctl.recordfile import read
@@ -59,20 +59,25 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_baseline_is_first_and_every_label_is_there_once() -> None:
     texts = ("early_exit[threshold=0.9]", "autoregressive", "two_model[draft_tokens=5]", "two_model", "early_exit")
-    assert [choice.label for choice in choose_methods(texts, "draft")] == ["autoregressive", "early_exit", "two_model"]
+    assert [choice.label for choice in choose_methods(texts, Models("", "draft"))] == [
+        "autoregressive",
+        "early_exit",
+        "two_model",
+    ]
 
 
 def test_all_brings_in_every_method_and_notes_what_some_of_them_lack() -> None:
-    choices = {choice.label: choice.unsupported for choice in choose_methods(("all",), draft="")}
+    choices = {choice.label: choice.unsupported for choice in choose_methods(("all",), Models("", ""))}
     assert choices.pop("two_model") == "it needs a draft model; name one with --draft-model"
-    assert choices.pop("medusa").startswith("no trained modules; train some with: benchctl train medusa")
+    for name in ("medusa", "m2r2"):
+        assert choices.pop(name).startswith(f"no trained modules; train some with: benchctl train {name}")
     assert set(choices.values()) == {""}
 
 
 def test_a_method_asked_for_by_name_without_its_draft_model_is_refused() -> None:
     with pytest.raises(UserError, match="two_model cannot run: it needs a draft model"):
-        choose_methods(("all", "two_model"), draft="")
-    assert choose_methods(("two_model[draft_model=x]",), draft="")[1].unsupported == ""
+        choose_methods(("all", "two_model"), Models("", ""))
+    assert choose_methods(("two_model[draft_model=x]",), Models("", ""))[1].unsupported == ""
 
 
 @pytest.mark.parametrize(
@@ -186,4 +191,4 @@ def test_a_run_with_two_draft_models_is_refused() -> None:
     """The header held the first one's hash only, so that neither resume nor compare could see the second change."""
     texts = ("two_model[draft_model=small]", "two_model[draft_model=smaller]")
     with pytest.raises(UserError, match="one draft model.* small, smaller"):
-        choose_methods(texts, "draft")
+        choose_methods(texts, Models("", "draft"))

@@ -120,3 +120,9 @@ def test_progress_is_one_line_and_each_held_out_set_another() -> None:
 
 def test_wrong_usage_of_the_group_itself_is_exit_code_2() -> None:
     assert benchctl("train", "--fly").exit_code == 2
+
+
+def test_of_many_measures_the_first_are_shown_and_the_others_counted() -> None:
+    held = {f"measure_{number}": Tally(1, 4) for number in range(15)}
+    assert describe_held_out("text", held).endswith("measure_12 0.250  and 2 more in log.jsonl")
+    assert describe_held_out("text", {"loss": Tally(1, 4)}) == "text: loss 0.250"

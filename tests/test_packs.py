@@ -71,6 +71,23 @@ def test_missing_weights_are_refused(pack: Path) -> None:
         packs.resolve("small")
 
 
+def test_modules_belong_to_a_model_and_are_checked(pack: Path) -> None:
+    folder = pack / "big-folder" / "modules" / "medusa"
+    folder.mkdir(parents=True)
+    (folder / packs.MODULES).write_bytes(WEIGHTS)
+    entries = json.loads((pack / "index.json").read_text())
+    entries[0]["modules"] = {"medusa": hashlib.sha256(WEIGHTS).hexdigest()}
+    (pack / "index.json").write_text(json.dumps(entries))
+    _forget()
+    assert packs.modules_for("big", "medusa") == folder
+    assert packs.modules_for("big", "early_exit") is None
+    assert packs.modules_for("small", "medusa") is None
+    _forget()
+    (folder / packs.MODULES).write_bytes(b"other")
+    with pytest.raises(UserError, match="weights of the embedded modules of medusa for 'big' are not those shipped"):
+        packs.modules_for("big", "medusa")
+
+
 def test_weights_are_hashed_once_per_process(pack: Path) -> None:
     packs.resolve("big")
     (pack / "big-folder" / packs.WEIGHTS).write_bytes(b"other")

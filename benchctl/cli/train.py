@@ -174,23 +174,30 @@ def export(run: Path, out: Path) -> None:
 
 
 @train.command()
-@click.option("--model", type=click.Path(path_type=Path), required=True, help="Folder of a finished model.")
-@click.option("--role", type=click.Choice(["target", "draft", "moe"]), required=True)
-@click.option("--description", required=True, help="One line about the model.")
-@click.option("--data", required=True, help="What it has read, in a few words, for the list of models.")
+@click.option("--model", type=click.Path(path_type=Path), required=True, help="Folder of a finished model or modules.")
+@click.option("--role", type=click.Choice(["target", "draft", "moe", "modules"]), required=True)
+@click.option("--description", default="", help="One line about the model.")
+@click.option("--data", default="", help="What it has read, in a few words, for the list of models.")
 @click.option("--licence", default="Apache-2.0", show_default=True)
 @click.option("--draft", default="", help="Name of the model that drafts for it.")
 @click.option("--pack", type=click.Path(path_type=Path), required=True, help="The folder that holds index.json.")
 def pack(model: Path, role: str, description: str, data: str, licence: str, draft: str, pack: Path) -> None:
-    """Put a finished model into the reference pack, under its folder's name.
+    """Put a finished model into the reference pack, under its folder's name; or modules, beside their target.
 
     \b
-    Example:
+    Examples:
       benchctl train pack --model models/ref-draft --role draft --description "2 layers" \\
         --data "own answers" --pack benchctl/assets/models
+      benchctl train pack --model models/m2r2 --role modules --pack benchctl/assets/models
     """
-    from benchctl.training.pack import PackEntry, add_to_pack
+    from benchctl.training.pack import PackEntry, add_modules_to_pack, add_to_pack
 
+    if role == "modules":
+        packed = add_modules_to_pack(model, pack)
+        click.echo(f"Packed modules of {packed.name}: {', '.join(packed.modules)}")
+        return
+    if not description or not data:
+        raise click.UsageError("a model needs --description and --data.")
     packed = add_to_pack(model, PackEntry(model.name, role, licence, description, data, draft), pack)
     click.echo(f"Packed {packed.name}: {packed.parameters:,} parameters, {packed.bytes:,} bytes")
 

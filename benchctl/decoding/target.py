@@ -73,6 +73,16 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
+def folder_sha256(folder: Path) -> str:
+    """Hash of a model folder's weights and of the configuration that says how they are read."""
+    digest = hashlib.sha256()
+    for file in (*sorted(folder.glob("*.safetensors")), folder / "config.json"):
+        with file.open("rb") as stream:
+            while block := stream.read(_HASHED_AT_ONCE):
+                digest.update(block)
+    return digest.hexdigest()
+
+
 def check_complete(path: str | Path, info: Mapping[str, Any]) -> None:
     """Raises UserError where transformers' loading info says that weights are missing: it would make them up."""
     if info["missing_keys"]:
@@ -171,16 +181,11 @@ class Target:
     @cached_property
     def weights_sha256(self) -> str:
         """Hash of the weights and of the configuration that says how they are read; of all tensors without a folder."""
+        if self._folder is not None and any(self._folder.glob("*.safetensors")):
+            return folder_sha256(self._folder)
         digest = hashlib.sha256()
-        files = sorted(self._folder.glob("*.safetensors")) if self._folder is not None else []
-        if self._folder is None or not files:
-            for tensor in self._tensors():
-                digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-            return digest.hexdigest()
-        for file in (*files, self._folder / "config.json"):
-            with file.open("rb") as stream:
-                while block := stream.read(_HASHED_AT_ONCE):
-                    digest.update(block)
+        for tensor in self._tensors():
+            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
     def _tensors(self) -> Iterator[Tensor]:

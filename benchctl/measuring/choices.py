@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchctl import packs, registry
 from benchctl.decoding.method import Method
 from benchctl.decoding.modules import check_modules, no_modules
+from benchctl.decoding.target import Target
 from benchctl.decoding.tokenizer import TargetTokenizer, load_tokenizer
 from benchctl.decoding.trainable import Trainable
 from benchctl.errors import UserError
 from benchctl.measuring.settings import ModelSettings
+from benchctl.records import Scalar
 
 NO_DRAFT = "it needs a draft model; name one with --draft-model"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A method under its canonical label; `unsupported` says why it will not run, or is empty."""
+    """A method under its canonical label; `unsupported` says why it will not run, or is empty.
+
+    `embedded` is the folder of the modules that the package carries for it and the target, where none were named.
+    """
 
     label: str
     method: Method
     unsupported: str = ""
+    embedded: str = ""
 
     def draft_model(self, default: str) -> str:
         """The draft model it loads: its own option before the run's; empty for a method that needs none."""
@@ -35,9 +41,21 @@ class Choice:
 
     @property
     def modules(self) -> str | None:
-        """The folder of the trained modules it loads, empty where none was named; None for a method without modules."""
+        """The folder of the trained modules it loads, empty where there is none; None for a method without modules."""
         method = self.method
-        return method.modules if isinstance(method, Trainable) and method.needs_modules else None
+        return method.modules or self.embedded if isinstance(method, Trainable) and method.needs_modules else None
+
+    def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:
+        """Method.prepare, with the embedded modules where they are to serve."""
+        if self.embedded and isinstance(self.method, Trainable):
+            self.method.modules = self.embedded
+        self.method.prepare(target, models, draft_model)
+
+    @property
+    def options(self) -> Mapping[str, Scalar]:
+        """Every option as it was asked for: where embedded modules lie is nobody's business."""
+        found = {option.name: getattr(self.method, option.name) for option in registry.method_options(self.name)}
+        return found | ({"modules": ""} if self.embedded else {})
 
 
 @dataclass(frozen=True)
@@ -55,8 +73,8 @@ def choose_models(settings: ModelSettings) -> Models:
     return Models(target, settings.draft or embedded.get(target, ""))
 
 
-def choose_methods(texts: Sequence[str], draft: str) -> tuple[Choice, ...]:
-    """The baseline, then what `texts` ask for, each once.
+def choose_methods(texts: Sequence[str], models: Models) -> tuple[Choice, ...]:
+    """The baseline, then what `texts` ask for, each once; with embedded modules for the target where none are named.
 
     A method without the draft model or the trained modules it needs is unsupported when `all` brought it in. Raises
     UserError when it was asked for by name, for modules that are not there or of another method, and for labels that
@@ -64,9 +82,9 @@ def choose_methods(texts: Sequence[str], draft: str) -> tuple[Choice, ...]:
     """
     named = {_choose(text).label for text in texts if text.strip() != "all"}
     choices = [_choose(text) for text in (registry.BASELINE, *registry.split_labels(texts))]
-    unique = {choice.label: choice for choice in choices}.values()
-    _check_one_draft([choice.draft_model(draft) for choice in unique])
-    return tuple(_check_needs(choice, draft, choice.label in named) for choice in unique)
+    unique = {choice.label: _with_embedded(choice, models.target) for choice in choices}.values()
+    _check_one_draft([choice.draft_model(models.draft) for choice in unique])
+    return tuple(_check_needs(choice, models.draft, choice.label in named) for choice in unique)
 
 
 def check_tokenizers(models: Models, choices: Iterable[Choice]) -> TargetTokenizer:
@@ -87,6 +105,12 @@ def check_tokenizers(models: Models, choices: Iterable[Choice]) -> TargetTokeniz
 def _choose(text: str) -> Choice:
     method = registry.build(text)
     return Choice(registry.canonical_label(method, registry.parse_label(text)), method)
+
+
+def _with_embedded(choice: Choice, target: str) -> Choice:
+    if choice.modules != "":
+        return choice
+    return replace(choice, embedded=str(packs.modules_for(target, choice.name) or ""))
 
 
 def _check_one_draft(drafts: Sequence[str]) -> None:

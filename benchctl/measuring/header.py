@@ -14,7 +14,6 @@ from benchctl.measuring.clock import utc_now
 from benchctl.measuring.machine import commit, machine_facts, versions
 from benchctl.measuring.prompts import Suite
 from benchctl.records import MethodInfo, ModelInfo, Run, SuiteInfo
-from benchctl.registry import method_options
 
 EXECUTOR = "static"  # a preallocated cache, no compilation
 ATTENTION = "bmm+sdpa"  # what decoding/layers.py mixes few and many rows with
@@ -79,7 +78,7 @@ def method_info(choice: Choice) -> MethodInfo:
     return MethodInfo(
         label=choice.label,
         name=choice.name,
-        options={option.name: getattr(method, option.name) for option in method_options(choice.name)},
+        options=choice.options,
         exactness=method.exactness,
         reason=method.reason,
         unsupported=choice.unsupported,

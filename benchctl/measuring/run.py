@@ -14,7 +14,7 @@ from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.target import Target
 from benchctl.measuring.check import CheckedRun
 from benchctl.measuring.choices import Choice
-from benchctl.measuring.clock import Clock
+from benchctl.measuring.clock import Clock, Timer
 from benchctl.measuring.events import Notice, Report
 from benchctl.measuring.header import model_info, run_record
 from benchctl.measuring.measure import Measurer, Spent, Terms
@@ -80,7 +80,7 @@ def _prepare(choice: Choice, target: Target, models: ModelStore, draft: str) -> 
     reason = choice.unsupported or choice.method.unsupported(target)
     if reason:
         return replace(choice, unsupported=reason)
-    choice.method.prepare(target, models, draft)
+    choice.prepare(target, models, draft)
     return choice
 
 
@@ -99,7 +99,14 @@ def _measure(
     prompts = tuple(prompt for suite in checked.suites for prompt in suite.prompts)
     plan = Plan(prompts, tuple(methods), checked.settings.repeat.repeats)
     measurer = Measurer(
-        target, methods, choices[0].label, _terms(checked), clock, checked.device, lambda text: report(Notice(text))
+        target,
+        methods,
+        choices[0].label,
+        _terms(checked),
+        clock,
+        checked.device,
+        lambda text: report(Notice(text)),
+        Timer(),
     )
     session = Session(plan, measurer, writer, report)
     with _garbage_frozen():

@@ -1,15 +1,21 @@
-"""Puts a finished model into the reference pack: its files, and its line in the index."""
+"""Puts a finished model, or the modules of a method, into the reference pack: the files, and what the index says."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import shutil
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
+from benchctl.decoding.modules import FACTS, read_facts
+from benchctl.decoding.modules import WEIGHTS as MODULES
+from benchctl.decoding.target import folder_sha256
 from benchctl.errors import UserError
 from benchctl.packs import WEIGHTS, PackModel
 
@@ -24,6 +30,9 @@ FILES = (
     "tokenizer_config.json",
     "training.json",
 )
+
+
+MODULE_FILES = ("README.md", FACTS, MODULES, "training.json")
 
 
 @dataclass(frozen=True)
@@ -43,11 +52,10 @@ def add_to_pack(model: Path, entry: PackEntry, pack: Path) -> PackModel:
 
     Raises UserError when the folder lacks a file.
     """
-    missing = [name for name in FILES if not (model / name).is_file()]
-    if missing:
-        raise UserError(f"{model} is not a finished model: {', '.join(missing)} missing; train it to its end first")
+    _check_files(model, FILES, "model")
     folder = pack / entry.name
     folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder / "modules", ignore_errors=True)  # they were made for the weights that are replaced
     for name in FILES:
         shutil.copyfile(model / name, folder / name)
     packed = PackModel(
@@ -65,6 +73,35 @@ def add_to_pack(model: Path, entry: PackEntry, pack: Path) -> PackModel:
     )
     _write_index(pack / "index.json", packed)
     return packed
+
+
+def add_modules_to_pack(modules: Path, pack: Path) -> PackModel:
+    """Copies the modules of a method, its weights as bfloat16, beside the packed target that they were trained for.
+
+    Raises UserError when the folder lacks a file, and when the pack has no such target or one of other weights.
+    """
+    _check_files(modules, MODULE_FILES, "folder of modules")
+    facts = read_facts(str(modules))
+    index = pack / "index.json"
+    entries = [PackModel(**entry) for entry in json.loads(index.read_text(encoding="utf-8"))] if index.is_file() else []
+    model = next((entry for entry in entries if entry.name == facts.target.name), None)
+    if model is None or folder_sha256(pack / model.folder) != facts.target.weights_sha256:
+        raise UserError(f"{modules}: made for {facts.target.name}, which is not in {pack} with the same weights")
+    folder = pack / model.folder / "modules" / facts.method
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in MODULE_FILES:
+        shutil.copyfile(modules / name, folder / name)
+    halved = {name: weight.to(torch.bfloat16) for name, weight in load_file(modules / MODULES).items()}
+    save_file(halved, folder / MODULES)
+    packed = replace(model, modules={**model.modules, facts.method: _sha256(folder / MODULES)})
+    _write_index(index, packed)
+    return packed
+
+
+def _check_files(folder: Path, names: Sequence[str], what: str) -> None:
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise UserError(f"{folder} is not a finished {what}: {', '.join(missing)} missing; train it to its end first")
 
 
 def stored_parameters(weights: Path) -> int:

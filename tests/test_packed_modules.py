@@ -1,0 +1,85 @@
+"""Modules in the reference pack: packed beside their target, they serve a run that names none, and say so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from fixtures_training import COMMON, LESSONS, done, refused, write_data
+from safetensors.torch import load_file
+from tiny import tiny_folder
+
+from benchctl import packs
+from benchctl.recordfile import read
+from benchctl.training.pack import FILES
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data, a target, a prompt and adapters of m2r2 that have learnt for a step."""
+    folder = tmp_path_factory.mktemp("packed")
+    write_data(folder / "data")
+    for seed, name in enumerate(("tiny-target", "other")):
+        tiny_folder(folder / name, seed=seed, max_position_embeddings=128)
+        for file in FILES:
+            if not (folder / name / file).exists():
+                (folder / name / file).write_text("{}")
+    (folder / "mine.jsonl").write_text('{"id": "a", "turns": ["red blue"]}\n')
+    words = ("--model", folder / "tiny-target", "--data", folder / "data", "--out", folder / "adapters", "--steps", 1)
+    assert "Wrote" in done("train", "m2r2[gates=1+2]", *words, *LESSONS, *COMMON)
+    return folder
+
+
+@pytest.fixture
+def pack(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A pack of that target alone."""
+    model = ("--model", made / "tiny-target", "--role", "target", "--description", "A", "--data", "B")
+    done("train", "pack", *model, "--pack", tmp_path / "pack")
+    monkeypatch.setattr(packs, "MODELS", tmp_path / "pack")
+    packs.models.cache_clear()
+    packs._checked.cache_clear()
+    yield tmp_path / "pack"
+    packs.models.cache_clear()
+    packs._checked.cache_clear()
+
+
+def _run(made: Path, out: Path, label: str) -> tuple[str, ...]:
+    words = ("--bench", made / "mine.jsonl", "--out", out, "--max-new-tokens", 6, "--repeats", 1, "--warm-up", 0)
+    return ("run", "--method", label, *map(str, words))
+
+
+def test_packed_modules_serve_a_run_that_names_none(made: Path, pack: Path, tmp_path: Path) -> None:
+    done("train", "pack", "--model", made / "adapters", "--role", "modules", "--pack", pack)
+    packs.models.cache_clear()
+    done(*_run(made, tmp_path / "run.jsonl", "m2r2[gates=1+2]"))
+    found = read(tmp_path / "run.jsonl")
+    method = found.run.methods[1]
+    assert (method.label, method.options["modules"], len(method.modules_sha256)) == ("m2r2[gates=1+2]", "", 64)
+    assert {row.verdict for row in found.rows if row.label == method.label} == {"identical"}
+    assert str(pack) not in (tmp_path / "run.jsonl").read_text()
+
+
+def test_packed_modules_are_bfloat16_and_replaced_with_their_target(made: Path, pack: Path) -> None:
+    done("train", "pack", "--model", made / "adapters", "--role", "modules", "--pack", pack)
+    folder = pack / "tiny-target" / "modules" / "m2r2"
+    assert {weight.dtype for weight in load_file(folder / "modules.safetensors").values()} == {torch.bfloat16}
+    model = ("--model", made / "tiny-target", "--role", "target", "--description", "A", "--data", "B")
+    done("train", "pack", *model, "--pack", pack)
+    packs.models.cache_clear()
+    assert not folder.exists() and packs.modules_for("tiny-target", "m2r2") is None
+
+
+def test_a_target_without_packed_modules_says_how_to_train_them(made: Path, pack: Path, tmp_path: Path) -> None:
+    told = refused(*_run(made, tmp_path / "run.jsonl", "m2r2"))
+    assert "no trained modules; train some with: benchctl train m2r2" in told
+
+
+def test_modules_of_another_target_are_not_packed(made: Path, pack: Path, tmp_path: Path) -> None:
+    words = ("--role", "modules", "--pack", pack)
+    assert "adapters.json" not in refused("train", "pack", "--model", made / "other", *words)
+    (pack / "tiny-target" / "config.json").write_text("{}")
+    told = refused("train", "pack", "--model", made / "adapters", *words)
+    assert "made for tiny-target, which is not in" in told
+    assert "needs --description and --data" in refused("train", "pack", "--model", made, "--role", "draft", *words[2:])
