@@ -239,3 +239,12 @@ def test_the_adapters_of_m2r2_are_counted_with_the_layers_that_they_pass() -> No
     module = M2R2(gates="1").build(Target(real_target(small_config()), None).info, torch.empty(512, 64))
     assert cost.module_parameters == sum(parameter.numel() for parameter in module.parameters())
     assert 0 < cost.module_flops < 6 * cost.target_flops
+
+
+def test_layers_that_modules_pass_are_told_apart_from_moments() -> None:
+    """Copies of the fused products were once counted as the optimiser's."""
+    cost = cost_of_step(M2R2(gates="1"), small_config(), WORK)
+    assert cost.moment_bytes == pytest.approx(8 * cost.module_parameters, rel=0.01)
+    products = 2 * (64 * (64 + 2 * 32) + 64 * 320)  # queries, keys and values; gate and up; in bfloat16
+    assert products <= cost.layer_bytes < 1.2 * products
+    assert cost_of_step(ThreeHeads(), small_config(), WORK).layer_bytes == 0

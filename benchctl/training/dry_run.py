@@ -60,6 +60,7 @@ class Work:
 class StepCost:
     """Parameters, bytes, and floating-point operations for each token read.
 
+    layer_bytes     layers of the target in a form that modules can pass: copies, for methods that ask for them
     peak_bytes      most bytes held at once in the second step, for the optimiser's moments come with the first
     target_flops    forward of the frozen target
     module_flops    the modules' loss and its backward
@@ -69,6 +70,7 @@ class StepCost:
     module_parameters: int
     target_bytes: int
     module_bytes: int
+    layer_bytes: int
     gradient_bytes: int
     moment_bytes: int
     peak_bytes: int
@@ -78,7 +80,7 @@ class StepCost:
     @property
     def activation_bytes(self) -> int:
         """What the peak holds besides weights, gradients and moments: states of the target, logits, their gradients."""
-        held = self.target_bytes + self.module_bytes + self.gradient_bytes + self.moment_bytes
+        held = self.target_bytes + self.module_bytes + self.layer_bytes + self.gradient_bytes + self.moment_bytes
         return self.peak_bytes - held
 
 
@@ -125,11 +127,15 @@ def cost_of_step(method: Trainable, config: Any, work: Work) -> StepCost:
         module_bytes = ledger.live_bytes - target_bytes
         lessons, optimizers = LessonMaker(target, torch.device("cpu")), Optimizers(module, work.optimizer)
         objective = ModuleObjective(method, lessons)
-        with _precision(work), _counter() as counter:
-            lessons(_batch(work))
+        with _precision(work):
+            with _counter() as counter:
+                lessons(_batch(work))
+            with torch.no_grad():
+                objective(module, _batch(work))
         target_flops = float(counter.get_total_flops())
+        layer_bytes = ledger.live_bytes - target_bytes - module_bytes
         _step(objective, module, optimizers, work, passes=1)
-        moment_bytes = ledger.live_bytes - target_bytes - module_bytes
+        moment_bytes = ledger.live_bytes - target_bytes - module_bytes - layer_bytes
         ledger.peak_bytes = ledger.live_bytes
         # From the second pass on, gradients are added to those that are there: more passes hold no more.
         pass_flops = _step(objective, module, optimizers, work, passes=min(2, work.passes))
@@ -140,6 +146,7 @@ def cost_of_step(method: Trainable, config: Any, work: Work) -> StepCost:
         module_bytes=module_bytes,
         gradient_bytes=sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad),
         moment_bytes=moment_bytes,
+        layer_bytes=layer_bytes,
         peak_bytes=ledger.peak_bytes,
         target_flops=target_flops / work.pass_tokens,
         module_flops=(pass_flops - target_flops) / work.pass_tokens,

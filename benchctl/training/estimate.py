@@ -133,6 +133,7 @@ def _memory_lines(found: Estimate) -> list[str]:
     parts = (
         (f"target, {cost.target_parameters:,} parameters, {precision}, frozen", cost.target_bytes),
         (f"modules, {cost.module_parameters:,} parameters", cost.module_bytes),
+        *([("layers that the modules pass", cost.layer_bytes)] if cost.layer_bytes else []),
         ("gradients", cost.gradient_bytes),
         (f"moments of {work.optimizer.name}", cost.moment_bytes),
         (f"states, logits and their gradients, {passes}", cost.activation_bytes),
