@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from itertools import product
 from typing import TYPE_CHECKING
 
 from benchctl.errors import UserError
@@ -106,6 +107,21 @@ def split_labels(texts: Sequence[str]) -> tuple[str, ...]:
     """The labels asked for, `all` replaced by every built-in method, repetitions dropped, first mention first."""
     expanded = [label for text in texts for label in (builtin_names() if text.strip() == "all" else (text.strip(),))]
     return tuple(dict.fromkeys(expanded))
+
+
+def expand_sweep(text: str) -> tuple[str, ...]:
+    """Every label of a search: values joined by | are alternatives, and all are combined.
+
+    `m2r2[exit=2|4,width=1|3]` gives four labels. Raises UserError for what is no label, or where an option gives
+    nothing to choose from.
+    """
+    label = parse_label(text)
+    names = [name for name, _ in label.options]
+    choices = [[value.strip() for value in values.split("|")] for _, values in label.options]
+    if not any(len(values) > 1 for values in choices) or not all(all(values) for values in choices):
+        raise UserError(f"'{text}' is no sweep. Join the values to try by |, as in two_model[draft_tokens=2|3|4].")
+    combined = product(*(dict.fromkeys(values) for values in choices))
+    return tuple(Label(label.name, tuple(zip(names, values, strict=True))).text for values in combined)
 
 
 def _parse_option(label: str, part: str) -> tuple[str, str]:

@@ -59,6 +59,25 @@ def test_a_run_ends_with_the_table_and_the_files_name(here: Path) -> None:
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
+def test_a_sweep_measures_every_combination_and_names_the_best(here: Path) -> None:
+    """Alone it does not bring in the methods that run by default; beside labels it adds to them."""
+    sweep = ("--sweep", "two_model[draft_tokens=2|3,confidence=0|0.5]")
+    result = invoke(*sweep, "--repeats", "1")
+    assert result.exit_code == 0, result.output
+    labels = [method.label for method in read(here / "out.jsonl").run.methods]
+    assert labels == [
+        "autoregressive",
+        "two_model[draft_tokens=2]",
+        "two_model[draft_tokens=2,confidence=0.5]",
+        "two_model[draft_tokens=3]",
+        "two_model[draft_tokens=3,confidence=0.5]",
+    ]
+    assert "of 4 labels of two_model the best by the lower end of its interval is" in " ".join(result.stdout.split())
+    both = invoke(*sweep, "--method", "prompt_lookup", "--repeats", "1", "--out", "both.jsonl")
+    assert both.exit_code == 0, both.output
+    assert len(read(here / "both.jsonl").run.methods) == 6
+
+
 def test_json_is_all_there_is_on_stdout(here: Path) -> None:
     result = invoke("--method", "prompt_lookup", "--json")
     assert json.loads(result.stdout)

@@ -203,3 +203,18 @@ def test_all_is_every_built_in_and_repetitions_are_dropped() -> None:
         "misnamed",
         "two_step",
     )
+
+
+def test_a_sweep_is_every_combination_of_its_alternatives() -> None:
+    assert registry.expand_sweep("two_step[heads=1|2 | 2,threshold=0.5,draft_tokens=3|4]") == (
+        "two_step[heads=1,threshold=0.5,draft_tokens=3]",
+        "two_step[heads=1,threshold=0.5,draft_tokens=4]",
+        "two_step[heads=2,threshold=0.5,draft_tokens=3]",
+        "two_step[heads=2,threshold=0.5,draft_tokens=4]",
+    )
+
+
+@pytest.mark.parametrize("text", ["two_step", "two_step[heads=2]", "two_step[heads=2|]", "two_step[heads=|2]"])
+def test_a_sweep_of_nothing_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match=r"is no sweep\. Join the values to try by \|"):
+        registry.expand_sweep(text)

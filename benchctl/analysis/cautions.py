@@ -7,8 +7,10 @@ import pandas as pd
 from benchctl.analysis.comparison import Group
 from benchctl.analysis.fidelity import claims_exact
 from benchctl.analysis.frame import pair
+from benchctl.analysis.loading import THROTTLE
 from benchctl.analysis.metrics import EXACT_MATCH, EXACT_MATCH_DIFFERENCE
 from benchctl.analysis.stats import Interval
+from benchctl.analysis.sweeps import best_of_sweeps
 from benchctl.records import Run
 
 _FEW_PROMPTS = 10
@@ -21,12 +23,14 @@ def cautions(group: Group) -> tuple[str, ...]:
     """Warnings about the figures of `group`, the gravest first."""
     found = (
         _broken_claims,
+        _throttled,
         _other_lengths,
         _little_to_lose,
         _nothing_lost,
         _failures,
         _unsupported,
         _unfinished,
+        best_of_sweeps,
         _few_prompts,
         _one_repeat,
         _embedded,
@@ -42,6 +46,15 @@ def _broken_claims(group: Group) -> Iterator[str]:
             yield (
                 f"{method.label} claims to be exact, but {_count(method.fidelity.lossy, 'answer')} left the "
                 "baseline's by more than rounding: a bug in the method. Do not use its figures; see its lossy rows."
+            )
+
+
+def _throttled(group: Group) -> Iterator[str]:
+    for method in group.pooled.methods:
+        if (limit := method.estimate(THROTTLE).value) is not None:
+            yield (
+                f"{method.label}: loading was throttled to {limit:g} MB/s. Its times are those of such a link, not of "
+                "this machine; without bandwidth_mb_s the machine's own are measured."
             )
 
 

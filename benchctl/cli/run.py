@@ -40,6 +40,13 @@ class FiniteRange(click.FloatRange):
     "The baseline, autoregressive, is always measured.",
 )
 @click.option(
+    "--sweep",
+    "sweeps",
+    multiple=True,
+    metavar="LABEL",
+    help="Every combination of the values that a label joins by |: two_model[draft_tokens=2|3|4]. May be repeated.",
+)
+@click.option(
     "--bench",
     "-b",
     "benches",
@@ -153,6 +160,7 @@ class FiniteRange(click.FloatRange):
 @click.option("--json", "as_json", is_flag=True, help="Print the final table as JSON, and nothing else on stdout.")
 def run(
     methods: tuple[str, ...],
+    sweeps: tuple[str, ...],
     benches: tuple[str, ...],
     limit: int | None,
     data_dir: Path | None,
@@ -182,13 +190,14 @@ def run(
     Examples:
       benchctl run --limit 10
       benchctl run --method two_model --method 'early_exit[threshold=0.8]' --bench mt-bench
+      benchctl run --sweep 'm2r2[exit=2|4,draft_tokens=3|5,width=1|2|4]' --limit 20
       benchctl run --bench my_prompts.jsonl --model my_models/target --draft-model my_models/draft
       benchctl run --method prompt_lookup --out results/first.jsonl --resume
     """
     from benchctl.measuring import settings as ask
 
     settings = ask.RunSettings(
-        methods=methods,
+        methods=_with_sweeps(methods, sweeps),
         prompts=ask.PromptSettings(benches, limit, data_dir, source, long_prompts),
         models=ask.ModelSettings(model, draft_model, dtype, device, threads),
         answers=ask.AnswerSettings(max_new_tokens, temperature, top_p, top_k, seed),
@@ -202,6 +211,15 @@ def run(
     click.echo(f"Results: {checked.out}", err=as_json)
     if summary.measured and summary.failed == summary.measured:
         raise click.exceptions.Exit(1)
+
+
+def _with_sweeps(methods: tuple[str, ...], sweeps: tuple[str, ...]) -> tuple[str, ...]:
+    """The labels of the sweeps behind those asked for by name; a sweep alone does not bring in every method."""
+    from benchctl.registry import expand_sweep
+
+    source = click.get_current_context().get_parameter_source("methods")
+    named = () if sweeps and source is click.core.ParameterSource.DEFAULT else methods
+    return (*named, *(label for sweep in sweeps for label in expand_sweep(sweep)))
 
 
 def _measure(settings: RunSettings) -> tuple[CheckedRun, RunSummary]:
