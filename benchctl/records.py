@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 from pydantic.dataclasses import dataclass
 
-SCHEMA_VERSION: Final = 2  # 1 lacked the exact answers of suites; it is read as ever
+SCHEMA_VERSION: Final = 3  # 1 lacked the exact answers of suites, 2 the counters of rows; both are read as ever
 
 _CHECKED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 _LISTS = Field(strict=False)  # only for the list itself (JSON has no tuples); what is in it stays strict
@@ -18,6 +18,7 @@ _LISTS = Field(strict=False)  # only for the list itself (JSON has no tuples); w
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(ge=0)]
+Amount = Annotated[float, Field(ge=0)]
 Counts = Annotated[tuple[Count, ...], _LISTS]
 Texts = Annotated[tuple[str, ...], _LISTS]
 Scalar = str | bool | int | float | None
@@ -88,7 +89,7 @@ class Run:
     """Everything that was fixed before the first generation of a run."""
 
     kind: Literal["run"] = "run"
-    schema_version: Literal[1, 2] = SCHEMA_VERSION
+    schema_version: Literal[1, 2, 3] = SCHEMA_VERSION
     name: str
     created: str
     command: Texts
@@ -128,6 +129,9 @@ class Row:
     `token_ids`. `committed[i]` is `accepted[i]`, plus one where the target added its bonus token, so that
     `len(token_ids) == 1 + sum(committed)`. A failed generation has an `error` and no numbers.
 
+    `counters` is what a method counts beside its steps, by name; of expert loading those of offload.fast_tier.Counts,
+    over the decoding, with `bandwidth_mb_s` where loading was throttled to that.
+
     Example: prefill gives token 5; a step drafts 7 8 9, accepts 7 8 and adds 4:
     `token_ids=(5, 7, 8, 4), committed=(3,), drafted=(3,), accepted=(2,), rows=(4,), layers=(12, 12, 12, 12)`.
     """
@@ -151,6 +155,7 @@ class Row:
     accepted: Counts = ()
     rows: Counts = ()
     layers: Counts = ()
+    counters: Mapping[str, Amount] = Field(default_factory=dict)
     peak_memory_bytes: Count | None = None
     verdict: Verdict | None = None
     first_divergence: Count | None = None
@@ -167,7 +172,7 @@ class Row:
 
 
 def _failure_problem(row: Row) -> str:
-    numbers = (row.token_ids, row.step_s, row.committed, row.drafted, row.accepted, row.rows, row.layers)
+    numbers = (row.token_ids, row.step_s, row.committed, row.drafted, row.accepted, row.rows, row.layers, row.counters)
     if any(numbers) or row.ttft_s is not None or row.stop_reason is not None or row.verdict is not None:
         return "a failed generation has an error and no tokens, times or verdict"
     return "" if row.error else "an error needs a message"

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 import torch
 
-from benchctl.measuring.clock import Clock, utc_now
+from benchctl.measuring.clock import Clock, Timer, utc_now
 
 
 def test_the_clock_counts_seconds_and_never_runs_backwards() -> None:
@@ -28,6 +28,16 @@ def test_on_a_gpu_queued_work_is_waited_for_before_each_reading(monkeypatch: pyt
 def test_on_a_cpu_nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: pytest.fail("waited for a GPU"))
     Clock("cpu")()
+
+
+def test_a_timer_returns_at_its_moment_and_at_once_after_it() -> None:
+    timer = Timer()
+    moment_s = timer.now_s() + 0.01
+    timer.wait_until(moment_s)
+    reached_s = timer.now_s()
+    assert reached_s >= moment_s
+    timer.wait_until(moment_s)
+    assert timer.now_s() - reached_s < 0.01
 
 
 def test_the_time_of_day_says_that_it_is_utc() -> None:

@@ -184,7 +184,7 @@ def _unknown_key(line: dict[str, Any]) -> None:
     ("change", "message"),
     [
         (_no_run, r"run.jsonl:1: is not the start of a benchctl run"),
-        (_newer, r"run.jsonl:1: written by a newer benchctl, schema 7 \(this one reads 2\); upgrade"),
+        (_newer, r"run.jsonl:1: written by a newer benchctl, schema 7 \(this one reads 3\); upgrade"),
         (_unknown_key, r"run.jsonl:1: wonder: Unexpected keyword argument"),
         (lambda line: line.pop("dtype"), r"run.jsonl:1: dtype: "),
         (lambda line: line.update(baseline="other"), r"run.jsonl:1: the baseline 'other' is not among"),

@@ -9,6 +9,7 @@ import pandas as pd
 from benchctl.analysis.fidelity import Fidelity, claims_exact, fidelity, is_lossless
 from benchctl.analysis.frame import pair, to_frame
 from benchctl.analysis.groups import Difference, differences, group
+from benchctl.analysis.loading import LOADING_METRICS, has_loading
 from benchctl.analysis.metrics import METRICS, Metric
 from benchctl.analysis.stats import Interval, Ints, Levels, bootstrap
 from benchctl.errors import UserError
@@ -52,7 +53,9 @@ class MethodFigures:
         return (name, *options.split(",")) if options else (name,)
 
     def estimate(self, metric: Metric) -> Estimate:
-        return next(estimate for estimate in self.estimates if estimate.metric == metric)
+        """Without a value for a metric of what the group's methods do not do, such as loading experts."""
+        found = (estimate for estimate in self.estimates if estimate.metric == metric)
+        return next(found, Estimate(metric, None, None))
 
 
 @dataclass(frozen=True)
@@ -139,8 +142,9 @@ def _method_figures(run: Run, method: MethodInfo, frame: pd.DataFrame) -> Method
 
 
 def _estimates(pairs: pd.DataFrame) -> tuple[Estimate, ...]:
-    tops = np.column_stack([metric.top(pairs).to_numpy(dtype=float) for metric in METRICS])
-    bottoms = np.column_stack([metric.bottom(pairs).to_numpy(dtype=float) for metric in METRICS])
+    metrics = (*METRICS, *LOADING_METRICS) if has_loading(pairs) else METRICS
+    tops = np.column_stack([metric.top(pairs).to_numpy(dtype=float) for metric in metrics])
+    bottoms = np.column_stack([metric.bottom(pairs).to_numpy(dtype=float) for metric in metrics])
     levels = Levels(
         session=_integers(pairs.groupby(["file", "session"]).ngroup()),
         prompt=_integers(_prompt_codes(pairs)),
@@ -148,7 +152,7 @@ def _estimates(pairs: pd.DataFrame) -> tuple[Estimate, ...]:
     )
     intervals = bootstrap(tops, bottoms, levels)
     return tuple(
-        Estimate(metric, metric.value(pairs), interval) for metric, interval in zip(METRICS, intervals, strict=True)
+        Estimate(metric, metric.value(pairs), interval) for metric, interval in zip(metrics, intervals, strict=True)
     )
 
 

@@ -22,7 +22,8 @@ def to_csv(groups: Sequence[Group]) -> str:
         for method in suite.methods
     ]
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+    columns = dict.fromkeys(name for line in lines for name in line)
+    writer = csv.DictWriter(text, list(columns), restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
     return text.getvalue().rstrip("\n")

@@ -10,6 +10,7 @@ from benchctl.analysis.exact_match import is_right
 from benchctl.recordfile import RunFile, read
 from benchctl.records import Row, Run, SuiteInfo
 
+COUNTER = "counter_"  # what the columns of counters begin with
 # Answers to the same turn, measured in turns by the same process: only these are compared with each other.
 _PAIRED = ["file", "suite", "prompt_id", "turn", "repeat", "session"]
 
@@ -59,15 +60,17 @@ def load(paths: Sequence[Path | str], *, warm_up: bool = False) -> pd.DataFrame:
 
 
 def to_frame(files: Sequence[RunFile], *, warm_up: bool = False) -> pd.DataFrame:
-    """A Line per generation of `files`, in the order of files and rows, warm-up left out unless asked for."""
-    lines = [
-        _line(number, row, file.run)
-        for number, file in enumerate(files)
-        for row in file.rows
-        if warm_up or row.repeat >= 0
-    ]
+    """A Line per generation of `files`, in the order of files and rows, warm-up left out unless asked for.
+
+    Beside its fields there is a column `counter_...` for every counter that any of the rows has, empty for the others.
+    """
+    rows = [(number, row) for number, file in enumerate(files) for row in file.rows if warm_up or row.repeat >= 0]
+    lines = [_line(number, row, files[number].run) for number, row in rows]
     # By columns: pandas would take the dataclasses themselves, but copies each deeply.
-    return pd.DataFrame({field.name: [getattr(line, field.name) for line in lines] for field in fields(Line)})
+    columns = {field.name: [getattr(line, field.name) for line in lines] for field in fields(Line)}
+    for name in dict.fromkeys(name for _, row in rows for name in row.counters):
+        columns[COUNTER + name] = [row.counters.get(name) for _, row in rows]
+    return pd.DataFrame(columns)
 
 
 def pair(frame: pd.DataFrame, label: str, baseline: str) -> pd.DataFrame:

@@ -9,7 +9,7 @@ import pandas as pd
 from benchctl.analysis.fidelity import agreed_tokens, compared_tokens
 
 Better = Literal["higher", "lower"]
-Unit = Literal["ratio", "share", "s", "tokens/s", "tokens"]
+Unit = Literal["ratio", "share", "s", "tokens/s", "tokens", "experts", "bytes", "MB/s"]
 Column = Callable[[pd.DataFrame], pd.Series]
 
 

@@ -14,6 +14,18 @@ from rich.text import Text
 from benchctl.analysis.cautions import cautions
 from benchctl.analysis.comparison import Group, MethodFigures, compare
 from benchctl.analysis.export import to_csv, to_json
+from benchctl.analysis.loading import (
+    EVICTED_UNUSED,
+    LATE,
+    LOADED,
+    LOADS,
+    PRECISION,
+    RECALL,
+    RESIDENCY,
+    STALL,
+    THROTTLE,
+    has_loading,
+)
 from benchctl.analysis.metrics import (
     ACCEPTANCE_RATE,
     BLOCK_EFFICIENCY,
@@ -176,12 +188,33 @@ _EXACT_MATCH = _Block(
 )
 
 
+_LOADING = _Block(
+    "Expert loading, per token",
+    (
+        _Column("stall ms", _number(STALL, "{:.2f}", 1e3)),
+        _Column("experts loaded", _number(LOADS, "{:.2f}")),
+        _Column("MB loaded", _number(LOADED, "{:.2f}", 1e-6)),
+        _Column("evicted unused", _number(EVICTED_UNUSED, "{:.2f}")),
+        _Column("loading throttled to", _number(THROTTLE, "{:g} MB/s")),
+    ),
+)
+_FORESIGHT = _Block(
+    "Experts at the moment of need",
+    (
+        _Column("resident", _number(RESIDENCY, "{:.3f}")),
+        _Column("late", _number(LATE, "{:.3f}")),
+        _Column("prediction recall", _number(RECALL, "{:.3f}")),
+        _Column("prediction precision", _number(PRECISION, "{:.3f}")),
+    ),
+)
+
+
 def _verdicts(method: MethodFigures, count: int) -> str:
     return _NONE if method.is_baseline else str(count)
 
 
 def _blocks(group: Group) -> tuple[_Block, ...]:
-    """Exact match has a place only where there are answers to check."""
+    """Expert loading has a place only where experts are loaded, exact match where there are answers to check."""
     fidelity = (
         _Column("token agreement", _number(TOKEN_AGREEMENT, "{:.3f}")),
         *(_COMPARED if group.run.temperature == 0 else _SAMPLED),
@@ -189,7 +222,8 @@ def _blocks(group: Group) -> tuple[_Block, ...]:
         _Column("claim", lambda method: method.exactness.replace("_", " ")),
         _Column("lossless", _lossless),
     )
-    blocks = _SPEED, _DRAFTING, _Block("Fidelity", fidelity)
+    loading = (_LOADING, _FORESIGHT) if has_loading(group.frame) else ()
+    blocks = _SPEED, _DRAFTING, *loading, _Block("Fidelity", fidelity)
     checked = any(method.checked_prompts for method in group.pooled.methods)
     return (*blocks, _EXACT_MATCH) if checked else blocks
 

@@ -122,6 +122,7 @@ class Layout:
     skip        open rows that the layers in question have run already; the rest are the rows of this pass
     companions  of so many of the last rows another row runs along behind all of them, which stands where they stand,
                 sees what they see, and enters no cache
+    absent      slots that hold nothing in the layers in question, so that no row may see them
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class Layout:
         rotary: Tensor,
         skip: int = 0,
         companions: int = 0,
+        absent: Sequence[int] = (),
     ) -> None:
         self.start = base + skip
         self.rows = len(positions) - skip
@@ -147,6 +149,7 @@ class Layout:
         else:
             index = torch.tensor(list(positions[skip:]), device=rotary.device)
         self._companions = companions
+        self._absent = list(absent)
         self.rotary = _with_companions(rotary[index].unsqueeze(1), companions)
         self._bias: dict[tuple[int | None, int], Tensor | None] = {}
 
@@ -161,7 +164,7 @@ class Layout:
         return self._bias[key]
 
     def _build(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        if self.rows == 1 and self._ancestors is None and window is None:
+        if self.rows == 1 and self._ancestors is None and window is None and not self._absent:
             return None
         visible = torch.ones(self.rows, self.start + self.rows, dtype=torch.bool)
         if self._ancestors is None:
@@ -174,6 +177,8 @@ class Layout:
             positions = torch.tensor(list(self._positions))
             slots = torch.cat((torch.arange(self._base), positions))
             visible &= positions[self._skip :, None] - slots[None, :] < window
+        if self._absent:
+            visible[:, self._absent] = False
         bias = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, -torch.inf)
         return _with_companions(bias, self._companions).to(self._device)
 
@@ -277,7 +282,10 @@ def run_layers(layers: Sequence[Layer], first: int, x: Tensor, cache: Cache, lay
     return x
 
 
-def fill_layers(layers: Sequence[Layer], first: int, x: Tensor, cache: Cache, layout: Layout) -> None:
-    """Keys and values of ``layers`` from one and the same residual ``x``: state propagation (CALM 2207.07061, 3.1)."""
-    for index, layer in enumerate(layers, first):
+def fill_layers(layers: Sequence[Layer], first: int, states: Tensor, cache: Cache, layout: Layout) -> None:
+    """Keys and values of a row in ``layers``, each from what stands for its residual there, ``states`` [layers, width].
+
+    One state for all is state propagation (CALM 2207.07061, 3.1).
+    """
+    for index, (layer, x) in enumerate(zip(layers, states.unsqueeze(1), strict=True), first):
         fill(layer.attention, layer.attention_norm(x), cache, index, layout)

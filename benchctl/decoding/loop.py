@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -12,6 +12,7 @@ from benchctl.decoding.method import Context, Method, Step
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.stream import Stream
 from benchctl.decoding.target import Target
+from benchctl.decoding.tiers import Timer
 from benchctl.errors import UserError
 
 StopReason = Literal["stop", "length", "context"]
@@ -31,6 +32,7 @@ class Generation:
     ttft_s   seconds from before prefill to the first token on the host
     step_s   seconds of each step
     layers   layers run for each token, the prefill token first
+    counters what the method counted beside its steps
     """
 
     token_ids: tuple[int, ...]
@@ -39,6 +41,7 @@ class Generation:
     steps: tuple[Step, ...]
     step_s: tuple[float, ...]
     layers: tuple[int, ...]
+    counters: Mapping[str, float] = field(default_factory=dict)
 
 
 @torch.inference_mode()
@@ -50,14 +53,21 @@ def decode(
     sampling: Sampling,
     clock: Callable[[], float],
     prompt_seed: int = 0,
+    timer: Timer | None = None,
 ) -> Generation:
-    """Decode one prompt with one method.
+    """Decode one prompt with one method, which may be given a ``timer`` for what has to wait beside it.
 
     A step returns Python integers, so it ends when its tokens are on the host: that transfer is the
     synchronisation, and every method pays it. Raises UserError for a prompt that is empty or fills the context, and for
     a limit below one.
     """
-    context = _open(target, prompt_ids, limits, sampling, prompt_seed)
+    with method.serve(target, timer) as served:
+        context = _open(served, prompt_ids, limits, sampling, prompt_seed)
+        generation = _generate(method, context, limits, clock)
+    return replace(generation, counters=dict(method.counters()))
+
+
+def _generate(method: Method, context: Context, limits: Limits, clock: Callable[[], float]) -> Generation:
     marks = [clock()]
     first = method.start(context)
     marks.append(clock())
@@ -72,7 +82,7 @@ def decode(
         steps.append(step)
         reason = _stop_reason(context, limits, step.tokens[-1])
     times = [after - before for before, after in zip(marks, marks[1:], strict=False)]
-    depths = [target.layers, *(layer for step in steps for layer in step.layers)]
+    depths = [context.target.layers, *(layer for step in steps for layer in step.layers)]
     answer = tuple(context.tokens[context.prompt_tokens :])
     return Generation(answer, reason, times[0], tuple(steps), tuple(times[1:]), tuple(depths))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -14,6 +15,7 @@ from benchctl.decoding.draft import Draft
 from benchctl.decoding.sampling import Sampling, draw
 from benchctl.decoding.stream import Stream
 from benchctl.decoding.target import Target
+from benchctl.decoding.tiers import Timer
 from benchctl.decoding.verify import Verdict, verify_greedy, verify_rejection
 
 Exactness = Literal["exact", "exact_greedy", "lossy"]
@@ -81,6 +83,16 @@ class Chain:
         return Draft.chain(self.tokens, torch.cat(self._probs) if self._probs else None)
 
 
+def one_token(context: Context) -> Step:
+    """A step that commits one token of the target's own: plain decoding."""
+    stream = context.stream
+    stream.push(context.tokens[-1:])
+    stream.advance()
+    token = context.pick(stream.logits())
+    stream.keep(range(1))
+    return Step((token,), 0, 0, 1, (context.target.layers,))
+
+
 class Method(ABC):
     """Base of all methods. Subclasses are dataclasses; their fields are the options of the label.
 
@@ -97,6 +109,18 @@ class Method(ABC):
 
     def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:  # noqa: B027 optional
         """Once per run: load what the method needs besides the target. ``models`` loads a model by name."""
+
+    def serve(self, target: Target, timer: Timer | None) -> AbstractContextManager[Target]:
+        """The target that one generation decodes on, open from before its clock starts until after it has stopped.
+
+        A method that runs the target's weights in its own way gives a view of it. ``timer`` lets what it has beside the
+        computation wait; it is not for measuring the method itself.
+        """
+        return nullcontext(target)
+
+    def counters(self) -> Mapping[str, float]:
+        """What the last generation counted beside its steps, by name; read after serve has ended."""
+        return {}
 
     def start(self, context: Context) -> int:
         """Prefill and the first token. State of earlier prompts must not survive this."""

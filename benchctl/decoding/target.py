@@ -214,17 +214,18 @@ class Target:
         ancestors: Sequence[Sequence[int]] | None = None,
         skip: int = 0,
         companions: int = 0,
+        absent: Sequence[int] = (),
     ) -> Layout:
         """Where rows stand; see Layout."""
-        return Layout(base, positions, ancestors, self.rotary, skip, companions)
+        return Layout(base, positions, ancestors, self.rotary, skip, companions, absent)
 
     def run(self, rows: Tensor, cache: Cache, first: int, last: int, layout: Layout) -> Tensor:
         """Residual ``rows`` [rows, width] through layers first .. last - 1; their keys and values enter the cache."""
         return run_layers(self.blocks[first:last], first, rows, cache, layout)
 
-    def fill(self, rows: Tensor, cache: Cache, first: int, layout: Layout) -> None:
-        """Keys and values of layers ``first`` .. from the one residual ``rows``, nothing else (state propagation)."""
-        fill_layers(self.blocks[first:], first, rows, cache, layout)
+    def fill(self, states: Tensor, cache: Cache, first: int, layout: Layout) -> None:
+        """Keys and values of one row in layers ``first`` .., each from its own of ``states`` [layers, width]."""
+        fill_layers(self.blocks[first:], first, states, cache, layout)
 
     def head(self, rows: Tensor) -> Tensor:
         """Target logits [rows, vocabulary] of residual ``rows`` [rows, width]."""

@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+_OVERSHOOT_S = 1e-4  # what a short sleep may take longer than asked, as seen on Linux
+
 
 class Clock:
     """Seconds that never run backwards, with the device's queued work waited for.
@@ -19,6 +21,19 @@ class Clock:
         """Seconds since an arbitrary moment."""
         self._wait()
         return time.perf_counter()
+
+
+class Timer:
+    """Lets a transfer of limited bandwidth take its time (see decoding.tiers.Timer). It waits for no device's work."""
+
+    def now_s(self) -> float:
+        """Seconds since an arbitrary moment, of the same clock as Clock's."""
+        return time.perf_counter()
+
+    def wait_until(self, moment_s: float) -> None:
+        """Return at this moment: asleep for most of the time, then looking again and again, as sleep overshoots."""
+        while (left_s := moment_s - time.perf_counter()) > 0:
+            time.sleep(max(left_s - _OVERSHOOT_S, 0.0))
 
 
 def utc_now() -> datetime:

@@ -10,6 +10,7 @@ from benchctl.decoding.loop import Generation, Limits, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.target import Target
+from benchctl.decoding.tiers import Timer
 from benchctl.measuring.conversation import Histories
 from benchctl.measuring.fit import cut_prompt, fits
 from benchctl.measuring.machine import peak_memory_bytes, reset_peak_memory
@@ -48,6 +49,7 @@ class Measurer:
     clock: Callable[[], float]
     device: str = "cpu"
     notify: Callable[[str], None] = lambda notice: None
+    timer: Timer | None = None
     spent: Spent = field(default_factory=Spent)
 
     def __post_init__(self) -> None:
@@ -99,7 +101,8 @@ class Measurer:
 
     def _decode(self, label: str, prompt_ids: list[int], seed: int) -> Generation:
         limits = Limits(max_new_tokens=self.terms.max_new_tokens)
-        return decode(self.methods[label], self.target, prompt_ids, limits, self.terms.sampling, self.clock, seed)
+        sampling, method = self.terms.sampling, self.methods[label]
+        return decode(method, self.target, prompt_ids, limits, sampling, self.clock, seed, self.timer)
 
     def _judge(self, task: Task, prompt_ids: list[int], generation: Generation) -> Judgement:
         if not self.terms.sampling.greedy:
@@ -146,6 +149,7 @@ def _row(
         accepted=tuple(step.accepted for step in steps),
         rows=tuple(step.rows for step in steps),
         layers=tuple(generation.layers),
+        counters=dict(generation.counters),
         peak_memory_bytes=memory_bytes,
         verdict=judgement.verdict,
         first_divergence=judgement.first_divergence,

@@ -1,0 +1,87 @@
+"""Records routing traces: which experts the answers to a bench need, layer by layer, and how long computing takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from benchctl import packs, registry
+from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.offload import Offload, mixtures_of
+from benchctl.decoding.sampling import Sampling
+from benchctl.decoding.target import Target
+from benchctl.errors import UserError
+from benchctl.measuring.clock import Clock, Timer
+from benchctl.measuring.prompts import Prompt
+from benchctl.offload.trace import Generation, Trace
+
+
+@runtime_checkable
+class Offloading(Protocol):
+    """A method that decodes on a target whose experts are offloaded."""
+
+    @property
+    def offload(self) -> Offload: ...
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What to record: the first turn of each prompt, decoded greedily by a method that offloads experts."""
+
+    model: str
+    label: str
+    prompts: tuple[Prompt, ...]
+    max_new_tokens: int
+    dtype: str = "float32"
+    device: str = "cpu"
+    threads: int = 1
+
+
+def record(recording: Recording, progress: Callable[[int], None] = lambda done: None) -> Trace:
+    """The trace of a recording; one generation before it warms up and is thrown away.
+
+    Raises UserError for a model that does not load, for one that the method cannot run on, and for a method that
+    offloads nothing.
+    """
+    torch.set_num_threads(recording.threads)
+    method = registry.build(recording.label)
+    target = Target.load(packs.resolve(recording.model), dtype=recording.dtype, device=recording.device)
+    if reason := method.unsupported(target):
+        raise UserError(f"{recording.label} cannot run on {recording.model}: {reason}.")
+    method.prepare(target, _no_model, "")
+    if not isinstance(method, Offloading):
+        raise UserError(f"{recording.label} loads no experts. Name a method that does: expert_offload.")
+    clock, timer = Clock(recording.device), Timer()
+    generations: list[Generation] = []
+    decode_s = stall_s = 0.0
+    for number, prompt in enumerate((recording.prompts[0], *recording.prompts)):
+        ids = target.tokenizer.encode_chat([{"role": "user", "content": prompt.turns[0]}])
+        answer = decode(method, target, ids, Limits(recording.max_new_tokens), Sampling(), clock, timer=timer)
+        if number:
+            generations.append(method.offload.visits)
+            decode_s += sum(answer.step_s)
+            stall_s += answer.counters["stall_s"]
+        progress(number)
+    trace = _trace(recording, target, method.offload, tuple(generations))
+    return replace(trace, tpot_s=decode_s / max(trace.tokens, 1), stall_s=stall_s / max(trace.tokens, 1))
+
+
+def _trace(recording: Recording, target: Target, offload: Offload, generations: tuple[Generation, ...]) -> Trace:
+    name = Path(recording.model).name
+    return Trace(
+        source=f"{recording.label} on {name}, {recording.dtype}, {recording.device}, {recording.threads} thread(s)",
+        synthetic=False,
+        layers=target.layers,
+        experts=max(found.router.shape[0] for found in mixtures_of(target).values()),
+        top_k=offload.top_k,
+        expert_bytes=offload.expert_bytes,
+        generations=generations,
+    )
+
+
+def _no_model(name: str) -> Target:
+    raise UserError(f"a trace is recorded without a draft model, but the method asks for '{name}'")

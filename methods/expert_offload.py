@@ -1,0 +1,80 @@
+"""Plain decoding of a mixture of experts whose experts do not all fit into fast memory.
+
+The comparators of expert loading ahead of time: which expert a full fast tier lets go (`policy`), and whether the next
+layer's experts are fetched while the present layer computes (`prefetch`). Eliseev, Mazur: Fast Inference of
+Mixture-of-Experts Language Models with Offloading, 2023, arXiv 2312.17238 (LRU, next gate); Hoang et al.: SpecMD: A
+Comprehensive Study On Speculative Expert Prefetching, 2026, arXiv 2602.03921 (Least-Stale, see offload.policies). There
+is no oracle here: what a text will need is known only once it is written. `benchctl simulate offload` has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+from benchctl.decoding.method import Context, Method, Step, one_token
+from benchctl.decoding.offload import NextGate, Offload, OffloadSettings, Tier
+from benchctl.decoding.target import Target
+from benchctl.decoding.tiers import Timer
+from benchctl.offload.policies import PolicyName
+
+
+@dataclass
+class ExpertOffload(Method):
+    """Decode a mixture of experts out of a fast tier of ``capacity`` experts, loading what is missing.
+
+    policy          which expert leaves a full fast tier: on_demand (none stays), lru, lfu or least_stale
+    prefetch        next_gate fetches what the next layer's gate would choose for the present state; none: nothing
+    capacity        experts, of all layers together, that the fast tier holds; 0 is a quarter of all
+    bandwidth_mb_s  throttle loading to so many 10^6 bytes a second; 0 is what the machine does
+    tier            the slow tier: memory of the host, or a memory-mapped file
+    spare           experts to fetch ahead beyond those a token needs
+    blocking        wait for all of a layer's experts before any is computed: nothing is copied while it computes
+    """
+
+    policy: PolicyName = "lru"
+    prefetch: Literal["none", "next_gate"] = "none"
+    capacity: int = 0
+    bandwidth_mb_s: float = 0.0
+    tier: Tier = "memory"
+    spare: int = 0
+    blocking: bool = False
+    _offload: Offload = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._settings()
+        if self.spare < 0:
+            raise ValueError(f"spare is {self.spare}; it must not be negative")
+        if self.spare and self.prefetch == "none":
+            raise ValueError(f"spare is {self.spare}, but prefetch=none fetches nothing ahead; give prefetch=next_gate")
+        if self.blocking and self.prefetch != "none":
+            raise ValueError(f"blocking copies nothing while computing, but prefetch={self.prefetch} does; choose one")
+
+    def _settings(self) -> OffloadSettings:
+        return OffloadSettings(self.policy, self.capacity, self.bandwidth_mb_s, self.tier, self.blocking)
+
+    def unsupported(self, target: Target) -> str | None:
+        return self._settings().unsupported(target)
+
+    def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:
+        self._offload = Offload(target, self._settings())
+
+    @contextmanager
+    def serve(self, target: Target, timer: Timer | None) -> Iterator[Target]:
+        count = self._offload.top_k + self.spare
+        predictor = NextGate(target, count) if self.prefetch == "next_gate" else None
+        with self._offload.serve(timer, predictor) as view:
+            yield view
+
+    def step(self, context: Context) -> Step:
+        return one_token(context)
+
+    def counters(self) -> Mapping[str, float]:
+        return self._offload.counters()
+
+    @property
+    def offload(self) -> Offload:
+        """For recording traces."""
+        return self._offload
