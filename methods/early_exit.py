@@ -14,12 +14,12 @@ from functools import partial
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchctl.decoding.adaptive import AdaptiveDepth, View
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.exits import agreements, balanced_loss, exit_yardsticks
+from benchctl.decoding.exits import agreements, balanced_loss, chance, exit_yardsticks
+from benchctl.decoding.kv_fill import copy_h, deferred_exact
 from benchctl.decoding.method import Context, Exactness, Speculative, Step
 from benchctl.decoding.modules import load_modules
 from benchctl.decoding.target import Target, TargetInfo
@@ -116,17 +116,10 @@ class EarlyExit(AdaptiveDepth, Speculative, Trainable):
             self._classifiers = load_modules(self, "early_exit", target, self.modules)
 
     def decide(self, context: Context, view: View) -> bool:
-        return self._confidence(view) >= self.threshold
-
-    def _confidence(self, view: View) -> float:
-        # Half precision has steps of 1/256 below 1, too coarse for a threshold.
-        wide = torch.promote_types(view.state.dtype, torch.float32)
-        if self.confidence == "classifier":
-            return float(self._classifiers.get_submodule(str(view.layer))(view.state).to(wide).sigmoid())
-        if self.confidence == "state_cosine":
-            return float(F.cosine_similarity(view.previous.to(wide), view.state.to(wide)))
-        top = view.logits.softmax(-1, dtype=wide).topk(2).values[0]
-        return float(top[0]) if self.confidence == "softmax_max" else float(top[0] - top[1])
+        if self.confidence != "classifier":
+            return view.confidence(self.confidence) >= self.threshold
+        score = self._classifiers.get_submodule(str(view.layer))(view.state)
+        return chance(score) >= self.threshold
 
     def draft(self, context: Context, budget: int) -> Draft:
         return self.draft_by_exits(context, min(self.draft_tokens, budget))
@@ -134,7 +127,7 @@ class EarlyExit(AdaptiveDepth, Speculative, Trainable):
     def step(self, context: Context) -> Step:
         if self.mode == "draft":
             return Speculative.step(self, context)
-        return self.exit_step(context, self.kv_policy)
+        return self.exit_step(context, copy_h if self.kv_policy == "propagate" else deferred_exact)
 
 
 def _scores(module: nn.Module, lesson: Lesson) -> dict[int, Tensor]:

@@ -41,6 +41,7 @@ def lesson_of(naive: Naive, texts: Sequence[Sequence[int]], weights: Sequence[Se
 
 
 @cache
+@torch.inference_mode(False)
 def _single(naive: Naive) -> Any:
     """The model in float32, as modules are trained."""
     return copy.deepcopy(naive.model).float()

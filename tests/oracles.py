@@ -260,10 +260,10 @@ def exit_answer(naive: Naive, prompt: Sequence[int], limit: int, rule: ExitRule,
         text.append(token)
         depths.append(layer)
     exits = depths[len(prompt) - 1 :]
-    return ExitAnswer(text[len(prompt) :], exits, exits if propagate else _caught_up(exits, len(prompt)))
+    return ExitAnswer(text[len(prompt) :], exits, exits if propagate else caught_up(exits, len(prompt)))
 
 
-def _caught_up(exits: Sequence[int], prompt_tokens: int) -> list[int]:
+def caught_up(exits: Sequence[int], prompt_tokens: int) -> list[int]:
     """Layers each step runs where layers are put off: a step that goes deeper takes every earlier row along."""
     depths = [exits[0]] * prompt_tokens
     ran = [exits[0]]

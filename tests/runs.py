@@ -56,6 +56,15 @@ EXACT = (
     "m2r2[width=3]",
     "m2r2[source=exit,width=2,draft_tokens=3]",
     "m2r2[source=slow,gates=3]",
+    "m2r2[mode=dynamic,threshold=2]",
+    "m2r2[mode=dynamic,threshold=2,gates=2,router=softmax_gap,kv_fill=deferred_exact]",
+)
+# Exact too, but only a mixture of experts can run them.
+OF_EXPERTS = (
+    "expert_offload",
+    "expert_offload[policy=on_demand,capacity=2,blocking=true]",
+    "expert_offload[policy=lfu,prefetch=next_gate,capacity=3]",
+    "expert_offload[policy=least_stale,prefetch=next_gate,capacity=5,spare=1,tier=file]",
 )
 LOSSY = (
     "early_exit[threshold=0.3]",
@@ -63,6 +72,9 @@ LOSSY = (
     "early_exit[confidence=state_cosine,threshold=0.8,exits=1+3]",
     "early_exit[confidence=classifier,threshold=0.5,min_exit=1]",
     "medusa[accept=typical]",
+    "m2r2[mode=dynamic,threshold=0.5]",
+    "m2r2[mode=dynamic,threshold=0.5,router=linear,kv_fill=absent]",
+    "m2r2[mode=dynamic,threshold=0.2,router=softmax_gap,kv_fill=deferred_exact]",
 )
 
 
@@ -90,6 +102,7 @@ def pair_of(model: Any, draft_model: Any) -> Pair:
 
 
 @cache
+@torch.inference_mode(False)  # whoever asks first: what inference mode makes takes no part in training
 def pair(family: str, seed: int = 0, context_tokens: int = CONTEXT_TOKENS) -> Pair:
     """A float64 pair of this family; the draft model is the target with noise on its weights."""
     sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": context_tokens}

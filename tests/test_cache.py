@@ -128,5 +128,36 @@ def test_a_fork_and_its_original_do_not_share_rows() -> None:
     assert twin.capacity == cache.capacity
 
 
+def test_a_row_that_passes_a_layer_by_is_done_with_and_holds_nothing_there() -> None:
+    """Nothing is zero: what memory happened to hold, infinities among it, must not come through a mask."""
+    cache = filled(3, 3)
+    cache.kv[1].fill_(float("inf"))
+    cache.skip(1, 3)
+    cache.write(0, 3, kv(3))
+    assert (cache.lengths, cache.absent) == ([4, 4], [[], [3]])
+    assert cache.kv[1][:, 3].tolist() == [[0.0], [0.0]]
+
+
+def test_absent_rows_are_forgotten_with_the_others() -> None:
+    cache = filled(3, 3)
+    for slot in (3, 4):
+        cache.skip(1, slot)
+    twin = cache.fork()
+    cache.write(1, 4, kv(4))
+    assert (cache.absent, twin.absent) == ([[], [3]], [[], [3, 4]])
+    twin.truncate(4)
+    assert twin.absent == [[], [3]]
+
+
+def test_absent_rows_move_with_the_rows_that_are_kept() -> None:
+    cache = filled(7, 2)
+    for slot in (2, 3, 4, 5):
+        cache.skip(1, slot)
+    cache.write(1, 6, kv(6))
+    cache.keep(3, [4, 6])
+    assert (cache.lengths, cache.absent) == ([5, 5], [[], [2, 3]])
+    assert keys(cache, 1) == [0, 1, 0, 0, 6]
+
+
 def test_the_cache_has_the_dtype_of_the_model() -> None:
     assert Cache(1, 2, 3, 4, like=torch.zeros(0, dtype=torch.bfloat16)).kv[0].dtype == torch.bfloat16

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from gate_exits import Left, slow_states
 from mutants import ForgetfulTwoModel
 from oracles import Naive
 from runs import CONTEXT_TOKENS, EXACT, LAYERS, LOSSY, Pair, pair, pair_of, prepared, prompt_of, rounds_of, run
 from torch import Tensor
+from transformers import DynamicCache
 
 from benchctl.decoding.loop import Generation, Limits, decode
 from benchctl.decoding.method import Method
@@ -105,17 +107,18 @@ class Audit:
         self._models = models
         self.texts: dict[Stream, list[int]] = {}
         self._depths: dict[Stream, dict[int, int]] = {}
+        self._left: dict[Stream, dict[int, Left]] = {}  # those above whose exits not their frozen state stands in
         self.commits = 0
-        for name in ("keep", "truncate", "fill"):
+        for name in ("keep", "truncate", "fill", "skip"):
             self._watch(monkeypatch, name, getattr(self, f"_{name}"))
 
     @staticmethod
     def _watch(monkeypatch: pytest.MonkeyPatch, name: str, before: Callable[..., Callable[[], None]]) -> None:
         original = getattr(Stream, name)
 
-        def watched(stream: Stream, argument: Any) -> None:
-            after = before(stream, argument)
-            original(stream, argument)
+        def watched(stream: Stream, *arguments: Any) -> None:
+            after = before(stream, *arguments)
+            original(stream, *arguments)
             after()
 
         monkeypatch.setattr(Stream, name, watched)
@@ -129,9 +132,27 @@ class Audit:
         self.texts[stream] = self.texts[stream][:length]
         return lambda: self._check(stream, self.texts[stream])
 
-    def _fill(self, stream: Stream, first: int) -> Callable[[], None]:
-        self._depths.setdefault(stream, {})[stream.length - 1] = first
+    def _fill(self, stream: Stream, first: int, stand_ins: Tensor | None = None) -> Callable[[], None]:
+        if stand_ins is None:
+            self._depths.setdefault(stream, {})[stream.length - 1] = first
+        else:
+            everywhere = stand_ins.expand(LAYERS - first, -1).clone()
+            self._left.setdefault(stream, {})[stream.length - 1] = Left(first, everywhere)
         return lambda: None
+
+    def _skip(self, stream: Stream, first: int) -> Callable[[], None]:
+        self._left.setdefault(stream, {})[stream.length - 1] = Left(first, None)
+        return lambda: None
+
+    def _cached(self, stream: Stream, naive: Naive, text: list[int]) -> Tensor:
+        """[layers, 2 * kv_heads, tokens, head_dim] by full recomputation, in transformers' order of dimensions."""
+        left = self._left.get(stream, {})
+        if not left:
+            depths = [self._depths.get(stream, {}).get(position, LAYERS) for position in range(len(text))]
+            return naive.cached(text, depths)
+        cache: Any = DynamicCache()
+        slow_states(naive, text, [left.get(position) for position in range(len(text))], cache)
+        return torch.stack([torch.cat((layer.keys[0], layer.values[0])) for layer in cache.layers])
 
     def _check(self, stream: Stream, text: list[int]) -> None:
         self.commits += 1
@@ -139,10 +160,11 @@ class Audit:
         naive = self._models.naive if is_target else self._models.naive_draft
         if not is_target:
             self._check_draft_reads_the_text(text)
-        depths = [self._depths.get(stream, {}).get(position, LAYERS) for position in range(len(text))]
-        for kv, length, fresh in zip(stream.cache.kv, stream.cache.lengths, naive.cached(text, depths), strict=True):
+        cache, cached = stream.cache, self._cached(stream, naive, text)
+        for kv, length, absent, fresh in zip(cache.kv, cache.lengths, cache.absent, cached, strict=True):
             assert length <= len(text)
-            assert (kv[:, :length] - _interleaved(fresh, stream.cache.kv_heads)[:, :length]).abs().max() < 1e-12
+            held = [slot for slot in range(length) if slot not in absent]
+            assert (kv[:, held] - _interleaved(fresh, cache.kv_heads)[:, held]).abs().max() < 1e-12
         assert stream.length == len(text)
         self._check_open_rows(stream, naive, text)
 

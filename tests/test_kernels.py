@@ -88,3 +88,22 @@ def test_half_precision_norm_is_computed_in_float32(dtype: torch.dtype) -> None:
     expected = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)).to(dtype) * gain
     assert Norm(gain, 1e-5)(x).dtype == dtype
     torch.testing.assert_close(Norm(gain, 1e-5)(x), expected, rtol=0.01, atol=1e-3)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("bias", [False, True], ids=["without bias", "with bias"])
+def test_the_tail_of_a_product_is_its_last_outputs(bias: bool, fast: bool) -> None:
+    linear = Linear(randn(520, 264), randn(520, seed=2) if bias else None, fast)
+    tail = linear.tail(300)
+    assert tail.out_features == 220
+    for rows in (1, 6, 20):
+        x = randn(rows, 264, seed=rows)
+        torch.testing.assert_close(tail(x), linear(x)[:, 300:], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_stacked_norms_give_each_row_its_own(dtype: torch.dtype) -> None:
+    norms = [Norm(randn(16, dtype=dtype, seed=seed), 1e-5) for seed in range(3)]
+    x = randn(3, 16, dtype=dtype, seed=9)
+    expected = torch.cat([norm(row) for norm, row in zip(norms, x.unsqueeze(1), strict=True)])
+    torch.testing.assert_close(Norm.stacked(norms)(x), expected, rtol=0, atol=0)

@@ -11,6 +11,7 @@ from runs import (
     LAYERS,
     LOSSY,
     NEW_TOKENS,
+    OF_EXPERTS,
     VOCABULARY,
     Pair,
     answer,
@@ -30,7 +31,7 @@ MODELS = (("llama", 0), ("llama", 1), ("qwen3", 2), ("mixtral", 3), ("mistral_wi
 
 def test_every_built_in_method_is_held_to_its_claim() -> None:
     """A new file in methods/ must enter the lists of runs.py, and each list holds only what its labels claim."""
-    assert {parse_label(label).name for label in (*EXACT, *LOSSY)} == set(builtin_names())
+    assert {parse_label(label).name for label in (*EXACT, *LOSSY, *OF_EXPERTS)} == set(builtin_names())
     assert {build(label).exactness for label in LOSSY} == {"lossy"}
     above_one = [label for label in EXACT if build(label).exactness == "lossy"]
     assert all("threshold=2" in label for label in above_one)  # never exits, so nothing is lost
@@ -44,6 +45,16 @@ def test_exact_method_gives_the_target_s_own_tokens(label: str, family: str, see
         got = run(label, models.target, prompt_of(prompt_tokens, seed), NEW_TOKENS, draft=models.draft)
         assert list(got.token_ids) == answer(family, seed, prompt_tokens)
         assert got.stop_reason == ("length" if prompt_tokens + NEW_TOKENS <= CONTEXT_TOKENS else "context")
+
+
+@pytest.mark.parametrize("family", ["olmoe", "mixtral"])
+@pytest.mark.parametrize("label", OF_EXPERTS)
+def test_a_method_for_mixtures_of_experts_gives_their_own_tokens(label: str, family: str) -> None:
+    models = pair(family, 3)
+    assert build(label).unsupported(pair("llama").target) is not None
+    for prompt_tokens in (1, 2, 13, CONTEXT_TOKENS - 7):
+        got = run(label, models.target, prompt_of(prompt_tokens, 3), NEW_TOKENS)
+        assert list(got.token_ids) == answer(family, 3, prompt_tokens)
 
 
 @pytest.mark.parametrize("label", EXACT)

@@ -32,6 +32,7 @@ LABELS = (
     "medusa[heads=2,tree=2x2]",
     "medusa[heads=2,tree=1x1]",
     "medusa[nodes=6]",
+    "m2r2[mode=dynamic,threshold=2]",
 )
 
 
@@ -103,7 +104,13 @@ def test_heads_padded_to_different_widths_leave_the_distribution_alone(
 
 
 @pytest.mark.parametrize(
-    "label", ["early_exit[threshold=0,exits=1]", "early_exit[threshold=0.3]", "medusa[accept=typical]"]
+    "label",
+    [
+        "early_exit[threshold=0,exits=1]",
+        "early_exit[threshold=0.3]",
+        "medusa[accept=typical]",
+        "m2r2[mode=dynamic,threshold=0]",
+    ],
 )
 def test_lossy_method_does_not(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or this file would find nothing."""

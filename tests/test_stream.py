@@ -228,3 +228,64 @@ def test_keeping_a_whole_chain_is_the_same_however_its_rows_are_named(target: Ta
     for stream in streams:
         stream.keep(range(stream.rows))
         assert_cached_as_if_fresh(stream, TEXT[:13])
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, "qwen3", "qwen3_biases", "phi3_partial", "olmoe_clipped", "mixtral"])
+def test_stand_ins_fill_each_layer_with_its_own(variant: str) -> None:
+    """The very residuals that would arrive make the very keys and values of an ordinary pass."""
+    target = target_of(variant)
+    whole, stream = after(target, TEXT[:9]), after(target, TEXT[:8])
+    stream.push(TEXT[8:9])
+    stream.advance(2)
+    arriving, twin = [], after(target, TEXT[:8])
+    twin.push(TEXT[8:9])
+    for layers in (2, 3):
+        twin.advance(layers)
+        arriving.append(twin.states[0])
+    stream.fill(2, torch.stack(arriving))
+    assert stream.cache.lengths == [9] * 4
+    for ours, theirs in zip(stream.cache.kv, whole.cache.kv, strict=True):
+        assert_same(ours[:, 8], theirs[:, 8])
+
+
+@pytest.mark.parametrize("variant", ["llama", "mistral_window"])
+def test_rows_after_one_that_passed_layers_by_do_not_see_it_there(variant: str) -> None:
+    """A layer that nothing was ever written to for it and one that wrote rubbish for it are the same to them."""
+    target, streams = target_of(variant), []
+    for rubbish in (0.0, 1e6):
+        stream = after(target, TEXT[:8])
+        stream.push(TEXT[8:9])
+        stream.advance(2)
+        stream.skip(2)
+        stream.keep([0])
+        assert (stream.rows, stream.cache.lengths) == (0, [9] * 4)
+        for kv in stream.cache.kv[2:]:
+            kv[:, 8] = rubbish
+        stream.push(TEXT[9:12])
+        stream.advance()
+        streams.append(stream)
+    assert torch.equal(streams[0].logits(), streams[1].logits())
+    assert (streams[0].logits() - logits_of(target, TEXT[:12])[9:]).abs().max() > 1e-3
+
+
+def test_branches_do_not_see_an_absent_row_either() -> None:
+    target, logits = target_of("llama"), []
+    for parents in (None, (-1, 0, 0)):
+        stream = after(target, TEXT[:8])
+        stream.push(TEXT[8:9])
+        stream.advance(1)
+        stream.skip(1)
+        stream.keep([0])
+        stream.push(TEXT[9:11] if parents is None else [*TEXT[9:11], 3], parents)
+        stream.advance()
+        logits.append(stream.logits()[:2])
+    assert_same(logits[0], logits[1])
+
+
+def test_a_row_with_earlier_rows_waiting_below_it_cannot_pass_their_layers_by() -> None:
+    stream = after(target_of("llama"), TEXT[:8])
+    stream.push(TEXT[8:10])
+    stream.advance(2)
+    with pytest.raises(ValueError, match="earlier rows still wait for these layers"):
+        stream.skip(2)
+    assert stream.cache.absent == [[]] * 4

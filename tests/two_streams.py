@@ -6,7 +6,7 @@ the accelerated state of the last token attends to keys and values made of the s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -41,14 +41,23 @@ def _rotate(model: Any, x: Tensor, positions: Tensor) -> Tensor:
 
 def accelerated_states(naive: Naive, module: TwoStreams, text: list[int], first: int, gate: int) -> Tensor:
     """[gate - first + 1, width]: the accelerated state of the last token after each layer, its start included."""
-    slow = naive.states(text)
+    return accelerated_beside(naive, module, naive.states(text), first, gate)
+
+
+def accelerated_beside(
+    naive: Naive, module: TwoStreams, slow: Tensor, first: int, gate: int, unseen: Sequence[Sequence[int]] | None = None
+) -> Tensor:
+    """The same beside ``slow`` [layers + 1, tokens, width]; ``unseen`` are the tokens that hold nothing, by layer."""
     states = [slow[first, -1]]
     for layer in range(first + 1, gate + 1):
-        states.append(_layer(naive.model, layer - 1, module.adapter(layer), states[-1], slow[layer - 1]))
+        hidden = unseen[layer - 1] if unseen else []
+        states.append(_layer(naive.model, layer - 1, module.adapter(layer), states[-1], slow[layer - 1], hidden))
     return torch.stack(states)
 
 
-def _layer(model: Any, index: int, adapter: Adapter, state: Tensor, below: Tensor) -> Tensor:
+def _layer(
+    model: Any, index: int, adapter: Adapter, state: Tensor, below: Tensor, hidden: Sequence[int] = ()
+) -> Tensor:
     layer, own = model.model.layers[index], adapter.own_attention
     attention = layer.self_attn
     head_dim = attention.head_dim
@@ -65,6 +74,7 @@ def _layer(model: Any, index: int, adapter: Adapter, state: Tensor, below: Tenso
     window = getattr(model.config, "sliding_window", None)
     if window:
         scores[:, : max(0, len(seen) - window)] = -torch.inf
+    scores[:, list(hidden)] = -torch.inf
     mixed = torch.einsum("ht,thd->hd", scores.softmax(-1), values.repeat_interleave(groups, 1)).flatten()
     state = state + _merged(adapter.out) @ mixed + (0 if own else attention.o_proj(mixed))
     normed = layer.post_attention_layernorm(state)

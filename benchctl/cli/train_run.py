@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from benchctl.registry import Label, parse_label
+
 if TYPE_CHECKING:
     from benchctl.training.jobs import Surroundings
     from benchctl.training.options import TrainOptions
@@ -45,7 +47,7 @@ def run_job(
 
 def command_line(context: click.Context) -> str:
     """The command as it was typed, with the names of files and folders in place of their paths."""
-    words = ["benchctl", *context.command_path.split(" ")[1:]]
+    words = ["benchctl", *map(_label, context.command_path.split(" ")[1:])]
     for parameter in context.command.params:
         if context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE:
             words += _typed(parameter, context.params[str(parameter.name)])
@@ -57,6 +59,15 @@ def _typed(parameter: click.Parameter, value: Any) -> list[str]:
         return [] if parameter.name == "resume" else [(parameter.opts if value else parameter.secondary_opts)[0]]
     values = value if isinstance(value, tuple) else (value,)
     return [f"{parameter.opts[0]} {_name(each)}" for each in values]
+
+
+def _label(word: str) -> str:
+    """A label with the name of its modules in place of their path; any other word as it is."""
+    if "[" not in word:
+        return word
+    label = parse_label(word)
+    options = ((option, _name(value) if option == "modules" else value) for option, value in label.options)
+    return Label(label.name, tuple(options)).text
 
 
 def _name(value: Any) -> str:

@@ -8,7 +8,7 @@ paper's equations were not at hand: where the adapters sit, and what a mixture o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -22,6 +22,7 @@ from benchctl.decoding.layers import Layer, Layout, Mlp, mix, project
 from benchctl.decoding.target import TargetInfo
 
 AdapterKind = Literal["lora", "bottleneck", "hybrid"]
+Tell = Callable[[Tensor], None]
 
 
 class LowRank(nn.Module):
@@ -92,10 +93,13 @@ class _Delta:
 
 
 class AcceleratedLayer:
-    """One layer of the target with its adapter: rows and companions in the same products, adapted for the latter."""
+    """One layer of the target with its adapter: rows and companions in the same products, adapted for the latter.
 
-    def __init__(self, layer: Layer, adapter: Adapter) -> None:
-        self._layer = layer
+    ``tell`` is given the companions behind a layer of experts, before any expert computes the rows.
+    """
+
+    def __init__(self, layer: Layer, adapter: Adapter, tell: Tell | None = None) -> None:
+        self._layer, self._tell = layer, tell
         self._own = adapter.own_attention
         self._query = _Delta(adapter.query, replaces=self._own)
         self._out, self._mlp = _Delta(adapter.out), _Delta(adapter.mlp)
@@ -122,8 +126,10 @@ class AcceleratedLayer:
     def _through_mlp(self, states: Tensor, rows: int) -> Tensor:
         mlp, normed = self._layer.mlp, self._layer.mlp_norm(states)
         if self._gate_up is None or not isinstance(mlp, Mlp):
-            slow = mlp.add_to(states[:rows], normed[:rows])
-            return torch.cat((slow, self._mlp.add_to(states[rows:], normed[rows:])))
+            ahead = self._mlp.add_to(states[rows:], normed[rows:])
+            if self._tell is not None:
+                self._tell(ahead)
+            return torch.cat((mlp.add_to(states[:rows], normed[:rows]), ahead))
         product = mlp.gate_up(normed)
         self._gate_up.add_to(product[rows:], normed[rows:])
         gate, up = product.chunk(2, 1)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import ClassVar, Literal
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from benchctl.decoding.draft import Draft
@@ -14,13 +16,26 @@ from benchctl.decoding.method import Chain, Context, Method, Step
 from benchctl.decoding.stream import Stream
 from benchctl.decoding.target import Target
 
+Measure = Literal["softmax_gap", "softmax_max", "state_cosine"]
+
 
 class View:
-    """One row at a possible exit: its residual after ``layer`` layers, the one before, and logits made on demand."""
+    """One row at a possible exit: its state after ``layer`` layers, the one before, and logits made on demand.
 
-    def __init__(self, layer: int, state: Tensor, previous: Tensor | None, head: Callable[[Tensor], Tensor]) -> None:
+    ``trail``: where the state is the accelerated one of M2R2, all [1, width] that led to it since the gate below.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        state: Tensor,
+        previous: Tensor | None,
+        head: Callable[[Tensor], Tensor],
+        trail: Sequence[Tensor] = (),
+    ) -> None:
         self.layer = layer
         self.state = state
+        self.trail = trail
         self._previous = previous
         self._head = head
 
@@ -36,13 +51,22 @@ class View:
         """[1, vocabulary] logits of the exit head."""
         return self._head(self.state)
 
+    def confidence(self, measure: Measure) -> float:
+        """From 0 to 1: the gap between the two likeliest tokens, the likeliest, or the cosine with the state before."""
+        # Half precision has steps of 1/256 below 1, too coarse for a threshold.
+        wide = torch.promote_types(self.state.dtype, torch.float32)
+        if measure == "state_cosine":
+            return max(0.0, float(F.cosine_similarity(self.previous.to(wide), self.state.to(wide))))
+        top = self.logits.softmax(-1, dtype=wide).topk(2).values[0]
+        return float(top[0]) if measure == "softmax_max" else float(top[0] - top[1])
+
+
+KvFill = Callable[[Stream, View], None]
+"""Gives the layers above the exit that a row leaves by what later rows are to see of it there; see kv_fill."""
+
 
 class AdaptiveDepth(Method):
-    """One token per step, at a depth chosen on the way; or the same rule as a drafter that the full model verifies.
-
-    ``kv_policy`` says what layers above an exit hold of a token: ``propagate`` writes the keys and values of the frozen
-    state (CALM), ``deferred_exact`` computes the missing layers later, together with the next token that goes deeper.
-    """
+    """One token per step, at a depth chosen on the way; or the same rule as a drafter that the full model verifies."""
 
     compares_states: ClassVar[bool] = False
 
@@ -62,22 +86,22 @@ class AdaptiveDepth(Method):
         """Run the open rows upwards until the last one leaves or reaches the last layer."""
         stream, target = context.stream, context.target
         for layer in self.exit_layers(target):
-            previous = self._advance(stream, layer)
-            view = View(layer, stream.states[-1:], previous, partial(self.exit_head, target, layer))
+            view = self.reach(stream, layer)
             if self.decide(context, view):
                 return view
         stream.advance()
         return View(target.layers, stream.states[-1:], None, target.head)
 
-    def _advance(self, stream: Stream, layer: int) -> Tensor | None:
+    def reach(self, stream: Stream, layer: int) -> View:
+        """Run the open rows up to an exit; what is to be seen of the last one there."""
         previous = None
         if self.compares_states:
             stream.advance(layer - 1)
             previous = stream.states[-1:]
         stream.advance(layer)
-        return previous
+        return View(layer, stream.states[-1:], previous, partial(self.exit_head, stream.target, layer))
 
-    def exit_step(self, context: Context, kv_policy: Literal["propagate", "deferred_exact"]) -> Step:
+    def exit_step(self, context: Context, fill: KvFill) -> Step:
         """One token, from wherever its row leaves."""
         stream = context.stream
         stream.push(context.tokens[-1:])
@@ -86,8 +110,8 @@ class AdaptiveDepth(Method):
         view = self.climb(context)
         ran, rows = sum(lengths) - before, lengths[-1] - finished  # with those of deferred rows, without a fill
         token = context.pick(view.logits)
-        if kv_policy == "propagate" and view.layer < context.target.layers:
-            stream.fill(view.layer)
+        if view.layer < context.target.layers:
+            fill(stream, view)
         stream.keep(range(stream.rows))
         return Step((token,), 0, 0, rows, (ran,))
 

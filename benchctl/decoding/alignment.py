@@ -8,14 +8,17 @@ beside it, to compare with.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchctl.decoding.accelerated import Adapter, AdapterSettings
-from benchctl.decoding.gates import Interval
-from benchctl.decoding.layers import Layer, Mlp, project
+from benchctl.decoding.accelerated import AcceleratedLayer, Adapter, AdapterSettings, Tell, run_accelerated
+from benchctl.decoding.arla import Router
+from benchctl.decoding.gates import Interval, between
+from benchctl.decoding.layers import Attention, Layer, Mlp, project
+from benchctl.decoding.stream import Accompanied
 from benchctl.decoding.target import TargetInfo
 from benchctl.decoding.trainable import Lesson, Tally
 
@@ -39,13 +42,17 @@ class LiteExit(nn.Module):
 
 
 class TwoStreams(nn.Module):
-    """The trained parts: an adapter for each layer of the accelerated stream, and an exit per gate to compare with."""
+    """The trained parts: an adapter for each layer of the accelerated stream, and an exit per gate to compare with.
+
+    A router may be given to them afterwards; see decoding.routing.
+    """
 
     def __init__(
         self, info: TargetInfo, parts: Sequence[Interval], settings: AdapterSettings, device: torch.device
     ) -> None:
         super().__init__()
         self.parts = parts
+        self.router: Router | None = None
         passed = range(1, parts[-1].gate + 1)
         self.adapters = nn.ModuleDict({str(layer): Adapter(info, settings, device) for layer in passed})
         exits = {}
@@ -59,6 +66,13 @@ class TwoStreams(nn.Module):
         found = self.adapters[str(layer)]
         assert isinstance(found, Adapter)
         return found
+
+    def run(self, interval: Interval, blocks: Sequence[Layer], tell: Tell | None = None) -> Accompanied:
+        """What takes both streams of a target of these layers through an interval; see Stream.accompany, and for
+        ``tell`` AcceleratedLayer."""
+        passed = range(interval.first, interval.gate)
+        layers = [AcceleratedLayer(blocks[index], self.adapter(index + 1), tell) for index in passed]
+        return partial(run_accelerated, layers, interval.first)
 
     def exit(self, gate: int) -> LiteExit:
         found = self.exits[str(gate)]
@@ -106,10 +120,25 @@ class Trajectories:
             wanted, base = adapter.query(normed), flat[:, : attention.heads * attention.head_dim]
             base.copy_(wanted if adapter.own_attention else base + wanted)
 
-        with torch.no_grad():
-            slow = layer.attention_norm(self._lesson.states[number - 1]).flatten(0, 1)
-            held = project(attention, slow, self._rotary)[1]
-        queries = project(attention, normed, self._rotary, adapt)[0]
+        held = self._slow(number - 1)[1]
+        return self._mix(attention, project(attention, normed, self._rotary, adapt)[0], held)
+
+    @torch.no_grad()
+    def attended(self, index: int) -> Tensor:
+        """[rows, n, width] the slow state behind the attention of layer ``index``: what its MLP's norm reads."""
+        layer = self._lesson.layer(index)
+        mixed = self._mix(layer.attention, *self._slow(index))
+        attended: Tensor = self._lesson.states[index] + layer.attention.out(mixed)
+        return attended
+
+    @torch.no_grad()
+    def _slow(self, index: int) -> tuple[Tensor, Tensor]:
+        """Queries, and keys with values, of the slow stream in layer ``index``; see layers.project."""
+        layer = self._lesson.layer(index)
+        normed = layer.attention_norm(self._lesson.states[index]).flatten(0, 1)
+        return project(layer.attention, normed, self._rotary)
+
+    def _mix(self, attention: Attention, queries: Tensor, held: Tensor) -> Tensor:
         rows, n = self._lesson.tokens.shape
         keys, values = held.view(2, attention.kv_heads, rows, n, -1).transpose(1, 2).to(queries.dtype)
         mixed = F.scaled_dot_product_attention(
@@ -146,7 +175,7 @@ def gate_loss(module: TwoStreams, lesson: Lesson) -> Tensor:
         trail = trajectories.along(part)
         losses = losses + _exit_loss(lesson, final, lesson.head(lesson.norm(trail[-1])), labels.tokens)
         losses = losses + _exit_loss(lesson, final, lite_logits(module, lesson, part.gate), labels.tokens)
-        distances = [1 - cosine for cosine in _cosines(lesson, part, trail)]
+        distances = [1 - cosine for cosine in trajectory_cosines(lesson, part, trail)]
         losses = losses + COSINE_SHARE * torch.stack(distances).mean(0)
     return (losses * labels.weights).sum()
 
@@ -164,18 +193,16 @@ def _exit_loss(lesson: Lesson, final: Tensor, logits: Tensor, tokens: Tensor) ->
     return divergence - CE_SHARE * said.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
-def _cosines(lesson: Lesson, part: Interval, trail: Sequence[Tensor]) -> Iterator[Tensor]:
+def trajectory_cosines(lesson: Lesson, part: Interval, trail: Sequence[Tensor]) -> Iterator[Tensor]:
     """[rows, n] for each layer of the interval: cosine of the accelerated state and the slow one it is to become."""
     for layer, state in enumerate(trail[1:], part.first + 1):
         yield F.cosine_similarity(state, slow_state(lesson.states, part.reaches(layer)), dim=-1)
 
 
 def slow_state(states: Sequence[Tensor], depth: float) -> Tensor:
-    """The slow state at a depth; between two layers, ours, the mean of both weighted by nearness."""
+    """The slow state at a depth, whole or between two layers."""
     below = int(depth)
-    share = depth - below
-    state = states[below].float()
-    return state if share == 0 else state + share * (states[below + 1].float() - state)
+    return between([state.float() for state in states[below : below + 2]], depth - below)
 
 
 @torch.no_grad()
@@ -201,7 +228,7 @@ def gate_yardsticks(module: TwoStreams, lesson: Lesson) -> Mapping[str, Tally]:
         note(f"gate_{part.gate}_accelerated", lesson.head(lesson.norm(trail[-1])).argmax(-1) == final)
         note(f"gate_{part.gate}_exit", lite_logits(module, lesson, part.gate).argmax(-1) == final)
     for part, trail in zip(module.parts, trails, strict=True):
-        for layer, target in enumerate(_cosines(lesson, part, trail), part.first + 1):
+        for layer, target in enumerate(trajectory_cosines(lesson, part, trail), part.first + 1):
             note(f"cosine_{layer}_slow", F.cosine_similarity(lesson.states[layer].float(), last, dim=-1))
             note(f"cosine_{layer}_accelerated", F.cosine_similarity(trail[layer - part.first], last, dim=-1))
             note(f"cosine_{layer}_target", target)

@@ -1,4 +1,4 @@
-"""Drafting with the target's own first layers: rows are pushed as they are proposed, and wait where drafting stopped."""
+"""Drafting with the target's own first layers: rows are pushed as they are proposed and wait where drafting stopped."""
 
 from __future__ import annotations
 

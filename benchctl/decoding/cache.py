@@ -14,7 +14,8 @@ class Cache:
     """Slot i of a layer holds position i once rows are committed; drafted rows follow in row order.
 
     kv[layer] is [2 * kv_heads, capacity, head_dim], keys first: one copy per layer writes both.
-    lengths[layer] counts the rows the layer holds. It never grows with depth: a row runs layer l before l + 1.
+    lengths[layer] counts the rows the layer is done with. It never grows with depth: a row runs layer l before l + 1.
+    absent[layer] are those of its slots, ascending, that hold nothing: rows that passed it by. Nobody may look there.
     """
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, capacity: int, like: Tensor) -> None:
@@ -24,6 +25,7 @@ class Cache:
         self.capacity = capacity + _SLACK_ROWS
         self.kv = [self._empty(self.capacity) for _ in range(layers)]
         self.lengths = [0] * layers
+        self.absent: list[list[int]] = [[] for _ in range(layers)]
 
     def _empty(self, capacity: int) -> Tensor:
         heads, head_dim = self._shape
@@ -40,9 +42,19 @@ class Cache:
             self._grow(end)
         kv = self.kv[layer]
         kv.narrow(1, start, count).copy_(rows)
+        self._forget_absent(layer, start)
         self.lengths[layer] = end
         held = kv.narrow(1, 0, end)
         return held[: self.kv_heads], held[self.kv_heads :]
+
+    def skip(self, layer: int, slot: int) -> None:
+        """The row of ``slot``, the first that the layer is not done with, passes it by."""
+        self.write(layer, slot, self.kv[layer].new_zeros(self._shape[0], 1, self._shape[1]))  # what is hidden is finite
+        self.absent[layer].append(slot)
+
+    def _forget_absent(self, layer: int, start: int) -> None:
+        if self.absent[layer]:
+            self.absent[layer] = [slot for slot in self.absent[layer] if slot < start]
 
     def _grow(self, needed: int) -> None:
         self.capacity = max(needed + _SLACK_ROWS, 2 * self.capacity)
@@ -67,11 +79,16 @@ class Cache:
                 kv = self.kv[layer]
                 index = torch.tensor(held, device=kv.device)
                 kv[:, start : start + len(held)] = kv[:, index]
+            moved = [start + place for place, slot in enumerate(held) if slot in self.absent[layer]]
+            self._forget_absent(layer, start)
+            self.absent[layer] += moved
             self.lengths[layer] = min(length, start + len(held))
 
     def truncate(self, length: int) -> None:
         """Forget every row from slot ``length`` on."""
         self.lengths = [min(held, length) for held in self.lengths]
+        for layer in range(len(self.absent)):
+            self._forget_absent(layer, length)
 
     def fork(self) -> Cache:
         """An independent copy with the same rows."""
@@ -79,4 +96,5 @@ class Cache:
         for layer, length in enumerate(self.lengths):
             twin.kv[layer][:, :length].copy_(self.kv[layer][:, :length])
         twin.lengths = list(self.lengths)
+        twin.absent = [list(slots) for slots in self.absent]
         return twin

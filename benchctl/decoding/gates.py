@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 _SHARES = (1 / 8, 1 / 4, 1 / 2, 3 / 4)
 
 
@@ -28,6 +30,20 @@ class Interval:
     def reaches(self, layer: int) -> float:
         """tau(l): the depth whose slow state the accelerated one is to equal after ``layer`` layers."""
         return min(self.first + self.speed * (layer - self.first), float(self.layers))
+
+    def meets(self, depth: float) -> float:
+        """The inverse of tau: after which layer, perhaps between two, the accelerated state is to equal that slow one.
+
+        The gate for depths that it does not reach. Interval(0, 4, 16).meets(6) is 1.5: halfway from layer 1 to layer 2.
+        """
+        return min(self.first + (depth - self.first) / self.speed, float(self.gate))
+
+
+def between(states: Sequence[Tensor], depth: float) -> Tensor:
+    """The state at a depth; between two of ``states``, ours, the mean of both weighted by nearness."""
+    below = int(depth)
+    share = depth - below
+    return states[below] if share == 0 else states[below] + share * (states[below + 1] - states[below])
 
 
 def read_gates(text: str) -> tuple[int, ...]:

@@ -7,6 +7,9 @@ these kernels, so neither gains from the other's weakness.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -47,6 +50,15 @@ class Linear:
             return torch.addmm(residual, x, self._transposed)
         return residual + self(x)
 
+    def tail(self, start: int) -> Linear:
+        """The product that gives the outputs from ``start`` on, by the same weights: nothing is copied."""
+        twin = copy.copy(self)
+        twin.out_features, twin.weight = self.out_features - start, self.weight[start:]
+        twin.bias = None if self.bias is None else self.bias[start:]
+        twin._transposed = None if self._transposed is None else self._transposed[:, start:]
+        twin._packed = None
+        return twin
+
     def _few(self, rows: int) -> bool:
         return rows == 1 or (rows <= _FEW_ROWS and self._small)
 
@@ -67,6 +79,11 @@ class Norm:
         self._kind = torch.promote_types(gain.dtype, torch.float32)
         self._eps = torch.tensor([eps], dtype=self._kind, device=gain.device)
         self._share = 1.0 / gain.shape[-1]
+
+    @classmethod
+    def stacked(cls, norms: Sequence[Norm]) -> Norm:
+        """One for x [norms, width] in which each row has a norm of its own."""
+        return cls(torch.stack([norm.gain for norm in norms]), float(norms[0]._eps))
 
     def __call__(self, x: Tensor) -> Tensor:
         wide = x if x.dtype is self._kind else x.to(self._kind)

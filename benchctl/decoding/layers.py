@@ -203,11 +203,6 @@ def mix(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, lay
     return _mix_many(attention, queries, keys, values, layout.bias(attention.window, queries.dtype))
 
 
-def fill(attention: Attention, x: Tensor, cache: Cache, layer: int, layout: Layout) -> None:
-    """Only the keys and values of rows ``x`` [rows, width]: what later rows will see of a row that left early."""
-    cache.write(layer, layout.start, project(attention, x, layout.rotary)[1])
-
-
 def project(
     attention: Attention, x: Tensor, rotary: Tensor, adapt: Callable[[Tensor], None] | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -215,13 +210,19 @@ def project(
 
     ``rotary`` [rows, 1, head_dim / 2] turns each row. ``adapt`` may change what ``attention.qkv`` gave in place.
     """
-    heads, kv_heads, rows = attention.heads, attention.kv_heads, x.shape[0]
     flat = attention.qkv(x)
     if adapt is not None:
         adapt(flat)
+    return finish(attention, flat, rotary)
+
+
+def finish(attention: Attention, flat: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor]:
+    """The queries, keys and values of ``project`` from what ``attention.qkv`` gave, which is changed in place."""
+    heads, kv_heads, rows = attention.heads, attention.kv_heads, flat.shape[0]
     qkv = flat.view(rows, heads + 2 * kv_heads, attention.head_dim)
-    if attention.query_norm is not None and attention.key_norm is not None:
+    if attention.query_norm is not None:
         qkv[:, :heads] = _norm_heads(attention.query_norm, qkv[:, :heads], attention.norm_per_head)
+    if attention.key_norm is not None:
         keys = qkv[:, heads : heads + kv_heads]
         qkv[:, heads : heads + kv_heads] = _norm_heads(attention.key_norm, keys, attention.norm_per_head)
     if attention.clip is not None:
@@ -280,12 +281,3 @@ def run_layers(layers: Sequence[Layer], first: int, x: Tensor, cache: Cache, lay
         x = attend(layer.attention, x, layer.attention_norm(x), cache, index, layout)
         x = layer.mlp.add_to(x, layer.mlp_norm(x))
     return x
-
-
-def fill_layers(layers: Sequence[Layer], first: int, states: Tensor, cache: Cache, layout: Layout) -> None:
-    """Keys and values of a row in ``layers``, each from what stands for its residual there, ``states`` [layers, width].
-
-    One state for all is state propagation (CALM 2207.07061, 3.1).
-    """
-    for index, (layer, x) in enumerate(zip(layers, states.unsqueeze(1), strict=True), first):
-        fill(layer.attention, layer.attention_norm(x), cache, index, layout)

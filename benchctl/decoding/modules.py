@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
-from benchctl.decoding.target import Target
-from benchctl.decoding.trainable import Trainable
+from benchctl.decoding.target import Target, TargetInfo
+from benchctl.decoding.trainable import SecondStage, Trainable
 from benchctl.errors import UserError
 
 WEIGHTS = "modules.safetensors"
@@ -121,28 +121,74 @@ def load_modules(method: Trainable, name: str, target: Target, folder: str) -> n
     if not folder:
         raise UserError(f"{name} cannot run: {no_modules(name)}")
     facts = check_modules(name, folder)
-    _check_target(folder, facts, target)
+    _check_target(folder, facts, target.info, target.weights_sha256)
     with torch.random.fork_rng(devices=[]):
         module = method.build(target.info, target.lm_head.weight)
-    try:
-        weights = load_file(Path(folder) / WEIGHTS)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{folder}: {WEIGHTS} cannot be read ({error}); train the modules anew") from error
-    wanted = {key: tensor.shape for key, tensor in module.state_dict().items()}
-    if wanted != {key: tensor.shape for key, tensor in weights.items()}:
-        raise UserError(f"{folder}: these modules have other shapes than {name} needs; {_other_options(facts, method)}")
+    weights, stage = _read_weights(folder), method.second_stage
+    if stage is not None:
+        first = _without(weights, stage.part)
+        if stage.needed and len(first) == len(weights):
+            raise UserError(_no_second_stage(name, folder, stage))
+        weights = weights if stage.needed else first
+    _check_fit(method, name, folder, facts, _shapes(module.state_dict()) == _shapes(weights))
     module.load_state_dict(weights)
     return module.to(target.device, target.dtype).eval().requires_grad_(False)
 
 
-def _check_target(folder: str, facts: ModuleFacts, target: Target) -> None:
+def go_on_from_modules(module: nn.Module, method: Trainable, name: str, info: TargetInfo, weights_sha256: str) -> None:
+    """Give ``module`` the weights of the folder that ``method`` names, all but those of its second stage.
+
+    ``info`` and ``weights_sha256`` are the target's. Raises UserError as load_modules does.
+    """
+    folder, stage = method.modules, method.second_stage
+    assert folder and stage is not None
+    facts = check_modules(name, folder)
+    _check_target(folder, facts, info, weights_sha256)
+    weights = _without(_read_weights(folder), stage.part)
+    wanted = _without(module.state_dict(), stage.part)
+    _check_fit(method, name, folder, facts, _shapes(wanted) == _shapes(weights))
+    module.load_state_dict(weights, strict=False)
+
+
+def _read_weights(folder: str) -> dict[str, Tensor]:
+    try:
+        return load_file(Path(folder) / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{folder}: {WEIGHTS} cannot be read ({error}); train the modules anew") from error
+
+
+def _without(weights: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in weights.items() if not name.startswith(f"{part}.")}
+
+
+def _shapes(weights: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in weights.items()}
+
+
+def _no_second_stage(name: str, folder: str, stage: SecondStage) -> str:
+    label = f"{name}[{stage.options},modules={folder}]"
+    return (
+        f"{folder}: holds no {stage.part}; train one on top of it with: benchctl train '{label}' --model MODEL "
+        "--out NEW (and the label's other options); NEW will hold both"
+    )
+
+
+def _check_fit(method: Trainable, name: str, folder: str, facts: ModuleFacts, shapes_fit: bool) -> None:
+    if not shapes_fit:
+        raise UserError(f"{folder}: these modules have other shapes than {name} needs; {_other_options(facts, method)}")
+    for option in method.trained_for:
+        made, asked = facts.options.get(option), getattr(method, option)
+        if option in facts.options and made != asked:
+            raise UserError(f"{folder}: trained with {option}={made}, not {asked}; give {option}={made}")
+
+
+def _check_target(folder: str, facts: ModuleFacts, info: TargetInfo, weights_sha256: str) -> None:
     made = facts.target
-    if made.weights_sha256 == target.weights_sha256:
+    if made.weights_sha256 == weights_sha256:
         return
-    info = target.info
     raise UserError(
         f"{folder}: made for {made.name} (weights {made.weights_sha256[:8]}, {made.layers} layers of "
-        f"{made.hidden_size}), but the target has weights {target.weights_sha256[:8]} ({info.layers} layers of "
+        f"{made.hidden_size}), but the target has weights {weights_sha256[:8]} ({info.layers} layers of "
         f"{info.hidden_size}); name modules trained for this target"
     )
 

@@ -64,11 +64,11 @@ class Stream:
     def advance(self, last: int | None = None) -> None:
         """Run every open row through the layers below ``last`` (default all) that it has not run yet."""
         last = self.target.layers if last is None else last
-        lengths = self.cache.lengths
+        lengths, absent = self.cache.lengths, self.cache.absent
         first = 0
         while first < last:
             start, group = lengths[first], first
-            while group < last and lengths[group] == start:
+            while group < last and lengths[group] == start and absent[group] == absent[first]:
                 group += 1
             if start < self.length:
                 self._run(start, first, group)
@@ -77,7 +77,7 @@ class Stream:
     def _run(self, start: int, first: int, last: int) -> None:
         skip = start - self.base
         states = self.states
-        done = self.target.run(states[skip:] if skip else states, self.cache, first, last, self._layout(start))
+        done = self.target.run(states[skip:] if skip else states, self.cache, first, last, self._layout(start, first))
         self._states = torch.cat((states[:skip], done)) if skip else done
 
     def accompany(self, first: int, last: int, companions: int, run: Accompanied) -> list[Tensor]:
@@ -85,25 +85,45 @@ class Stream:
 
         ``run(states, companions, cache, layout)`` gives the rows' states [rows, width] after those layers, and whatever
         it has to tell of their companions: that is returned. Layers below ``first`` run as in advance. Raises
-        ValueError where not all open rows of that pass, or too few of them, lack exactly these layers.
+        ValueError where not all open rows of that pass, or too few of them, lack exactly these layers, and where rows
+        before them are absent from some of these layers only.
         """
         self.advance(first)
-        lengths = self.cache.lengths
+        lengths, absent = self.cache.lengths, self.cache.absent
         start = lengths[first]
         if len(set(lengths[first:last])) > 1 or not 0 < companions <= self.length - start:
             raise ValueError(f"{companions} rows cannot be accompanied from layer {first} to {last}: they have run it")
+        if any(slots != absent[first] for slots in absent[first:last]):
+            raise ValueError(f"rows are absent from some of layers {first} to {last} only; run these one by one")
         skip = start - self.base
         states = self.states
-        done, told = run(states[skip:] if skip else states, companions, self.cache, self._layout(start, companions))
+        layout = self._layout(start, first, companions)
+        done, told = run(states[skip:] if skip else states, companions, self.cache, layout)
         self._states = torch.cat((states[:skip], done)) if skip else done
         return told
 
-    def fill(self, first: int) -> None:
-        """Give layers ``first`` .. the keys and values of the last open row's present state; it runs them no more."""
+    def fill(self, first: int, stand_ins: Tensor | None = None) -> None:
+        """Give layers ``first`` .. keys and values for the last open row without running it through them.
+
+        They are made of ``stand_ins`` [layers from first on, or 1 for all, width]: what stands for the residual that
+        would arrive at each; by default the row's present state for all. The row runs these layers no more.
+        """
+        start = self._leave(first)
+        states = self.states[-1:] if stand_ins is None else stand_ins
+        self.target.fill(states.expand(self.target.layers - first, -1), self.cache, first, self._layout(start, first))
+
+    def skip(self, first: int) -> None:
+        """Let the last open row pass layers ``first`` .. by: no row sees it there, and it runs them no more."""
+        start = self._leave(first)
+        for layer in range(first, self.target.layers):
+            self.cache.skip(layer, start)
+
+    def _leave(self, first: int) -> int:
+        """The slot of the last open row, which all others are to be ahead of in layers ``first`` .. ."""
         start = self.length - 1
         if self.cache.lengths[first] != start:
             raise ValueError("earlier rows still wait for these layers; run them before this one is filled in")
-        self.target.fill(self.states[-1:], self.cache, first, self._layout(start))
+        return start
 
     def logits(self, first: int = 0) -> Tensor:
         """Logits [open rows - first, vocabulary] of the states as they are."""
@@ -159,14 +179,15 @@ class Stream:
         twin.base = self.base
         return twin
 
-    def _layout(self, start: int, companions: int = 0) -> Layout:
-        skip = start - self.base
+    def _layout(self, start: int, layer: int, companions: int = 0) -> Layout:
+        """Of the open rows from slot ``start`` on in ``layer``."""
+        skip, absent = start - self.base, self.cache.absent[layer]
         if self._is_chain:
             positions = range(self.base, self.length)
-            return self.target.layout(self.base, positions, skip=skip, companions=companions)
+            return self.target.layout(self.base, positions, skip=skip, companions=companions, absent=absent)
         places: list[int] = []
         seen: list[list[int]] = []
         for row, parent in enumerate(self._parents):
             places.append(self.base if parent < 0 else places[parent] + 1)
             seen.append([*(seen[parent] if parent >= 0 else []), row])
-        return self.target.layout(self.base, places, seen, skip, companions)
+        return self.target.layout(self.base, places, seen, skip, companions, absent)

@@ -24,9 +24,10 @@ from benchctl.decoding.families import (
     read_norm,
     rotary_table,
 )
+from benchctl.decoding.fill import Filler
 from benchctl.decoding.hub import downloaded
 from benchctl.decoding.kernels import Linear, may_copy
-from benchctl.decoding.layers import Layer, Layout, fill_layers, run_layers
+from benchctl.decoding.layers import Layer, Layout, run_layers
 from benchctl.decoding.probe import SPLIT, Probe
 from benchctl.decoding.tokenizer import TargetTokenizer, from_pretrained, load_tokenizer
 from benchctl.errors import UserError
@@ -106,6 +107,7 @@ class Target:
         self.device = self.embedding.device
         self.context_tokens = context_tokens(model.config)
         self.blocks: list[Layer] = read_layers(model, fast)
+        self._fillers: dict[int, Filler] = {}
         self.final_norm = read_norm(model.model.norm, model.config)
         self.lm_head = Linear(model.lm_head.weight, model.lm_head.bias, fast)
         self.rotary = rotary_table(model, self.context_tokens, self.dtype)
@@ -225,7 +227,9 @@ class Target:
 
     def fill(self, states: Tensor, cache: Cache, first: int, layout: Layout) -> None:
         """Keys and values of one row in layers ``first`` .., each from its own of ``states`` [layers, width]."""
-        fill_layers(self.blocks[first:], first, states, cache, layout)
+        if first not in self._fillers:
+            self._fillers[first] = Filler(self.blocks[first:], first)
+        self._fillers[first].fill(states, cache, layout)
 
     def head(self, rows: Tensor) -> Tensor:
         """Target logits [rows, vocabulary] of residual ``rows`` [rows, width]."""

@@ -86,16 +86,38 @@ class TrainingDefaults:
     epochs: float = 2.0
 
 
+@dataclass(frozen=True)
+class SecondStage:
+    """A part that is trained by itself, on top of modules that were trained before and then stand still.
+
+    part      its name among the modules; a folder may hold it or not
+    options   those of a label that trains it and uses it
+    needed    whether the method, with the options it has, is such a label: then ``build`` makes the part too
+    training  how it is trained unless the command line says otherwise
+    """
+
+    part: str
+    options: str
+    needed: bool
+    training: TrainingDefaults
+
+
 class Trainable(ABC):
     """Mix-in for a method with trained modules. Its dataclass has an option ``modules``: the folder of the weights."""
 
     training: ClassVar[TrainingDefaults] = TrainingDefaults()
+    trained_for: ClassVar[tuple[str, ...]] = ()  # options that modules are trained for though no shape tells
     modules: str
 
     @property
     def needs_modules(self) -> bool:
         """Whether the method uses modules with the options it has."""
         return True
+
+    @property
+    def second_stage(self) -> SecondStage | None:
+        """What may be trained on top of the modules. Where it is needed, only its weights require a gradient."""
+        return None
 
     @abstractmethod
     def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:

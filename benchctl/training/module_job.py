@@ -8,8 +8,8 @@ from dataclasses import asdict
 import torch
 from torch import nn
 
-from benchctl.decoding.modules import MadeFor, save_modules
-from benchctl.decoding.trainable import Tally, Trainable
+from benchctl.decoding.modules import MadeFor, check_modules, go_on_from_modules, modules_sha256, save_modules
+from benchctl.decoding.trainable import SecondStage, Tally, Trainable
 from benchctl.errors import UserError
 from benchctl.registry import Label, build, method_class, method_names, method_options, parse_label
 from benchctl.training.checkpoint import writing
@@ -32,7 +32,7 @@ def trainable(label: Label) -> Trainable:
         raise UserError(f"'{label.name}' has nothing to train; what can be trained: {', '.join(names)}.")
     method = build(label.text)
     assert isinstance(method, Trainable)
-    if method.modules:
+    if method.modules and not _second_stage(method):
         raise UserError(f"{label.text}: leave out modules; what is trained goes to the folder --out")
     if not method.needs_modules:
         raise UserError(f"{label.text} works without modules, so there is nothing to train; give other options")
@@ -45,9 +45,14 @@ def trainable_names() -> list[str]:
 
 
 def train_modules(options: TrainOptions, label_text: str, around: Surroundings) -> Result | None:
-    """Trains the modules of a method for `options.model` and writes them; None in all but the first process."""
-    label = parse_label(label_text)
-    method = trainable(label)
+    """Trains the modules of a method for `options.model` and writes them; None in all but the first process.
+
+    Where the method's options ask for a second stage, it goes on from the folder that they name, and what was trained
+    before is written again as it was.
+    """
+    method = trainable(parse_label(label_text))
+    label = _without_modules(parse_label(label_text))
+    _check_first_stage(method, label)
     options = options.with_defaults(_learning(method))
     check(options, around.world)
     files = find_target(options.model)
@@ -57,10 +62,12 @@ def train_modules(options: TrainOptions, label_text: str, around: Surroundings) 
     target = load_target(files, around.world.device(options.device), target_dtype(options))
     torch.manual_seed(options.seed)
     module = method.build(target.info, target.lm_head)
+    if _second_stage(method):
+        go_on_from_modules(module, method, label.name, target.info, target.weights_sha256)
     text = LessonText(target, chat, options, around)
     objective = ModuleObjective(method, LessonMaker(target.model, target.device))
     facts = {"target": target.weights_sha256[:16], "method": label.text, "text": text.fact}
-    facts |= data_facts(corpus, options)
+    facts |= _first_stage_fact(method) | data_facts(corpus, options)
     run = train(module, objective, text.data(corpus), (stage_of(options),), options, around, facts)
     if not around.world.leads:
         return None
@@ -69,8 +76,8 @@ def train_modules(options: TrainOptions, label_text: str, around: Surroundings) 
         part=label.text,
         parameters=parameter_count(module),
         shape=f"Modules of {label.text} for {files.name} (weights {target.weights_sha256[:8]}).",
-        purpose=f"They let the method {label.name} draft for {files.name}, and for no other target.",
-        method=f"{files.name} itself stood still. It read {text.told}.",
+        purpose=f"They serve the method {label.name} on {files.name}, and on no other target.",
+        method=f"{files.name} itself stood still{_what_else(method)}. It read {text.told}.",
         use=f"benchctl run --model {{model}} --method '{_with_modules(label)}'",
         held_out=run.held_out,
     )
@@ -78,8 +85,46 @@ def train_modules(options: TrainOptions, label_text: str, around: Surroundings) 
     return result
 
 
+def _second_stage(method: Trainable) -> SecondStage | None:
+    """That which is to be trained, from modules that are there and then stand still; None where it is the first."""
+    stage = method.second_stage
+    return stage if stage is not None and stage.needed else None
+
+
+def _check_first_stage(method: Trainable, label: Label) -> None:
+    """Raises UserError where there is nothing that a second stage could go on from."""
+    if not _second_stage(method):
+        return
+    if not method.modules:
+        wanted = Label(label.name, (*label.options, ("modules", "FOLDER")))
+        raise UserError(
+            f"{label.text} is trained on top of other modules; train those first: benchctl train {label.name} "
+            f"--model MODEL --out FOLDER, then: benchctl train '{wanted.text}' --model MODEL --out NEW"
+        )
+    check_modules(label.name, method.modules)
+
+
+def _first_stage_fact(method: Trainable) -> dict[str, str]:
+    """Which modules a second stage goes on from: a resumed one must go on from the same."""
+    return {"modules": modules_sha256(method.modules)[:16]} if _second_stage(method) else {}
+
+
+def _what_else(method: Trainable) -> str:
+    """What stood still beside the target, in words for a card."""
+    stage = _second_stage(method)
+    if stage is None:
+        return ""
+    return f", and so did modules of it ({modules_sha256(method.modules)[:8]}): only the {stage.part} learnt"
+
+
+def _without_modules(label: Label) -> Label:
+    """The label without the place of modules on this machine."""
+    return Label(label.name, tuple(option for option in label.options if option[0] != "modules"))
+
+
 def _learning(method: Trainable) -> Learning:
-    how = method.training
+    stage = _second_stage(method)
+    how = stage.training if stage else method.training
     return Learning("adamw", how.rate, how.rate, how.schedule, how.warmup, BATCH_TOKENS, how.epochs)
 
 

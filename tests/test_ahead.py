@@ -1,0 +1,189 @@
+"""m2r2[mode=aot]: the accelerated state is asked which experts come, at the right moment and for the right layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lessons import lesson_of
+from oracles import autoregressive
+from runs import NEW_TOKENS, Pair, answer, pair, prepared, prompt_of
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from two_streams import accelerated_states
+from untrained import untrained
+
+from benchctl.decoding.ahead import coming
+from benchctl.decoding.alignment import COSINE_SHARE, TwoStreams, slow_state
+from benchctl.decoding.gates import Interval
+from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.sampling import Sampling
+from benchctl.errors import UserError
+from benchctl.methods.m2r2 import M2R2
+from benchctl.registry import build
+
+TOP_K = 2
+OPTIONS = "mode=aot,gates=1+3,rate=2"
+
+
+def aot() -> M2R2:
+    return M2R2(mode="aot", gates="1+3", rate=2.0)
+
+
+@cache
+def streams(models: Pair) -> TwoStreams:
+    module = untrained(aot(), models.target)
+    assert isinstance(module, TwoStreams)
+    return module
+
+
+def test_each_state_is_asked_for_the_layers_it_newly_stands_for() -> None:
+    """The example of the docstring, a second interval, and a state that is carried to the end at once."""
+    assert [list(coming(Interval(0, 4, 8, 2.0), layer)) for layer in (1, 2, 3, 4)] == [[1], [2, 3], [4, 5], [6, 7]]
+    assert [list(coming(Interval(4, 7, 8, 2.0), layer)) for layer in (5, 6, 7)] == [[5], [6, 7], []]
+    assert list(coming(Interval(0, 1, 4), 1)) == [1, 2, 3]
+
+
+def gate_logits(models: Pair, text: Sequence[int]) -> Tensor:
+    """[layers, experts] what transformers' own gates say of the last token: of what their layers' second norm gives."""
+    normed: dict[int, Tensor] = {}
+    handles = [
+        layer.post_attention_layernorm.register_forward_hook(
+            lambda _module, _inputs, output, index=index: normed.__setitem__(index, output.reshape(-1, output.shape[-1]))
+        )
+        for index, layer in enumerate(models.model.model.layers)
+    ]
+    with torch.no_grad():
+        models.model(torch.tensor([list(text)]))
+    for handle in handles:
+        handle.remove()
+    gates = [layer.mlp.gate.weight for layer in models.model.model.layers]
+    return torch.stack([gate @ normed[index][-1] for index, gate in enumerate(gates)])
+
+
+def predicted_logits(models: Pair, text: Sequence[int]) -> Mapping[int, Tensor]:
+    """By index of the layer predicted, [experts]: its norm and gate of the accelerated state that is asked for it."""
+    module, layers, found = streams(models), models.model.model.layers, {}
+    for part in module.parts:
+        trail = accelerated_states(models.naive, module, list(text), part.first, part.gate)
+        for layer in range(part.first + 1, part.gate + 1):
+            for ahead in coming(part, layer):
+                normed = layers[ahead].post_attention_layernorm(trail[layer - part.first])
+                found[ahead] = layers[ahead].mlp.gate.weight @ normed
+    return found
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("spare", [0, 1])
+def test_the_experts_fetched_ahead_are_those_the_definition_names(spare: int) -> None:
+    """Every visit of decoding, by full recomputation; the prompt's rows are not predicted for."""
+    models, prompt = pair("mixtral", 3), prompt_of(9)
+    method = prepared(f"m2r2[{OPTIONS},capacity=8,spare={spare}]", models.target)
+    assert isinstance(method, M2R2)
+    got = decode(method, models.target, prompt, Limits(6), Sampling(), lambda: 0.0)
+    assert list(got.token_ids) == autoregressive(models.naive, prompt, 6)
+    visits = method.offload.visits
+    layers = models.target.layers
+    assert len(visits) == layers * 6 and not any(visit.predicted for visit in visits[:layers])
+    for number, visit in enumerate(visits[layers:], layers):
+        text = [*prompt, *got.token_ids[: number // layers]]
+        expected = predicted_logits(models, text)
+        assert set(visit.needed) == set(gate_logits(models, text)[visit.layer].topk(TOP_K).indices.tolist())
+        for ahead, experts in visit.predicted.items():
+            assert list(experts) == expected[ahead].topk(TOP_K + spare).indices.tolist()
+    ahead = {visit.layer: tuple(visit.predicted) for visit in visits[layers:]}
+    assert ahead == {0: (1,), 1: (2,), 2: (3,), 3: ()}
+
+
+@pytest.mark.parametrize("label", ["m2r2[mode=aot]", f"m2r2[{OPTIONS},policy=lfu,capacity=2,spare=2,tier=file]"])
+@pytest.mark.parametrize("family", ["mixtral", "olmoe"])
+def test_output_is_the_resident_model_s(label: str, family: str) -> None:
+    models = pair(family, 3)
+    for prompt_tokens in (1, 13):
+        method = prepared(label, models.target)
+        got = decode(method, models.target, prompt_of(prompt_tokens, 3), Limits(NEW_TOKENS), Sampling(), lambda: 0.0)
+        assert list(got.token_ids) == answer(family, 3, prompt_tokens)
+        assert got.counters["loads"] > 0 and 0 <= got.counters["predicted_needed"] <= got.counters["predicted"]
+
+
+@torch.no_grad()
+def test_the_loss_is_the_divergence_of_choices_and_the_distance_to_the_trajectory() -> None:
+    models, method = pair("mixtral", 3), aot()
+    module, text, weights = streams(models), [5, 6, 7, 8], [1.0, 0.0, 1.0, 0.5]
+    expected = torch.zeros((), dtype=torch.float64)
+    for at in (1, 2):
+        seen = text[: at + 1]
+        true, predicted = gate_logits(models, seen), predicted_logits(models, seen)
+        states = models.naive.last_states(seen)
+        for part in module.parts:
+            trail = accelerated_states(models.naive, module, seen, part.first, part.gate)
+            passed = range(part.first + 1, part.gate + 1)
+            asked = [ahead for layer in passed for ahead in coming(part, layer)]
+            found = [F.kl_div(predicted[a].log_softmax(0), true[a].softmax(0), reduction="sum") for a in asked]
+            wanted = [slow_state(list(states.double()), part.reaches(layer)) for layer in passed]
+            cosines = [F.cosine_similarity(p, h.double(), dim=0) for p, h in zip(trail[1:], wanted, strict=True)]
+            loss = torch.stack(found).mean() + COSINE_SHARE * (1 - torch.stack(cosines).mean())
+            expected += weights[at + 1] * loss
+    got = method.loss(module, lesson_of(models.naive, [text], [weights]))
+    torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_recall_is_the_share_of_needed_experts_that_were_named() -> None:
+    models, text = pair("mixtral", 3), prompt_of(12)
+    found = aot().yardsticks(streams(models), lesson_of(models.naive, [text]))
+    hits: dict[int, float] = {1: 0.0, 2: 0.0, 3: 0.0}
+    for at in range(len(text) - 1):
+        true, predicted = gate_logits(models, text[: at + 1]), predicted_logits(models, text[: at + 1])
+        for ahead in hits:
+            needed = set(true[ahead].topk(TOP_K).indices.tolist())
+            hits[ahead] += len(needed & set(predicted[ahead].topk(TOP_K).indices.tolist())) / TOP_K
+    for ahead, share in hits.items():
+        assert found[f"recall_{ahead + 1}"].right == pytest.approx(share)
+    assert found["recall"].of == 3 * (len(text) - 1)
+    assert found["recall_slow"].share != found["recall"].share
+
+
+def test_the_loss_needs_no_value_of_its_tensors() -> None:
+    models = pair("mixtral", 3)
+    lesson = lesson_of(models.naive, [[5, 6, 7, 8]])
+    assert aot().loss(streams(models), lesson).isfinite()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert aot().loss(streams(models), lesson).shape == ()
+
+
+def test_training_names_more_of_the_needed_experts_than_the_slow_state_does() -> None:
+    models, method = pair("mixtral", 3), aot()
+    texts = [[*prompt_of(6, seed), *autoregressive(models.naive, prompt_of(6, seed), 30)] for seed in range(8)]
+    lesson = lesson_of(models.naive, texts)
+    torch.manual_seed(0)
+    module = method.build(models.target.info, models.target.lm_head.weight)
+    optimizer = torch.optim.AdamW([weight for weight in module.parameters() if weight.requires_grad], lr=1e-2)
+    for _ in range(60):
+        loss = method.loss(module, lesson) / lesson.weights.sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    found = method.yardsticks(module, lesson)
+    assert found["recall"].share > found["recall_slow"].share + 0.1
+
+
+def test_a_dense_target_and_too_small_a_tier_are_refused() -> None:
+    assert "the target is dense" in str(build("m2r2[mode=aot]").unsupported(pair("llama").target))
+    method = build("m2r2[mode=aot,capacity=1]")
+    assert "capacity 1 is below the 2 experts" in str(method.unsupported(pair("mixtral", 3).target))
+    info = replace(pair("llama").target.info)
+    with pytest.raises(UserError, match="the target is dense"):
+        M2R2(mode="aot").build(info, torch.zeros(4, info.hidden_size))
+    with pytest.raises(UserError, match="spare is -1"):
+        build("m2r2[mode=aot,spare=-1]")
+
+
+def test_other_modes_have_no_tier() -> None:
+    with pytest.raises(AttributeError, match="mode=aot"):
+        _ = M2R2().offload
+    assert M2R2().counters() == {}
