@@ -8,37 +8,40 @@ decoding.alignment; leaving by a router is in decoding.dynamic, its training in 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Literal
 
 from torch import Tensor, nn
 
 from benchctl.decoding.accelerated import AdapterKind, AdapterSettings
-from benchctl.decoding.alignment import TwoStreams, gate_loss, gate_yardsticks
+from benchctl.decoding.ahead import AheadOfTime, Loading
+from benchctl.decoding.alignment import TwoStreams
 from benchctl.decoding.arla import Router
-from benchctl.decoding.beam import draft_beam, draft_chain
-from benchctl.decoding.draft import Draft
 from benchctl.decoding.dynamic import GateDepth, KvFillName, Leaving, RouterName
-from benchctl.decoding.gate_draft import GateDrafter, Source
-from benchctl.decoding.gates import default_gates, intervals, read_gates
-from benchctl.decoding.method import Context, Speculative, Step
+from benchctl.decoding.gate_draft import Drafting, GateDrafter, Source
+from benchctl.decoding.gates import check_gate, default_gates, intervals, read_gates, unfit_gates
+from benchctl.decoding.method import Context, Method, Step
 from benchctl.decoding.modules import load_modules
-from benchctl.decoding.routing import router_loss, router_yardsticks
+from benchctl.decoding.offload import Offload, OffloadSettings, Tier
+from benchctl.decoding.streams import streams_loss, streams_yardsticks
 from benchctl.decoding.target import Target, TargetInfo
+from benchctl.decoding.tiers import Timer
 from benchctl.decoding.trainable import Lesson, SecondStage, Tally, Trainable, TrainingDefaults
 from benchctl.errors import UserError
+from benchctl.offload.policies import PolicyName
 
 
 @dataclass
-class M2R2(Speculative, Trainable):
-    """Say with the accelerated stream of the first layers what the target will say; verified, or left at that.
+class M2R2(Method, Trainable):
+    """Say with the accelerated stream what the target will say, or which experts it will want, some layers later.
 
-    mode          speculative (the accelerated stream drafts, the slow one goes on and verifies: exact) or dynamic (each
-                  token leaves at the first gate where a router is sure enough: lossy)
+    mode          speculative (it drafts, the slow stream verifies: exact), dynamic (tokens leave at the first gate with
+                  a sure router: lossy) or aot (experts are fetched ahead of time: exact)
     modules       folder of the trained adapters, and of the router where one is trained
     gates         layers where the accelerated stream may be read, joined by +; empty takes 1/8, 1/4, 1/2, 3/4 of all
-    rate          slow layers that one of the accelerated stream is to be worth; 0 reaches the last layer at each gate
+    rate          slow layers that one of the accelerated stream is to be worth; 0 reaches the last layer at each gate,
+                  and is 2 for mode=aot
     adapters      lora, bottleneck or hybrid; rank and alpha are theirs: what they add is scaled by alpha / rank
     Of mode=speculative only:
     exit          the gate that drafts; 0 takes the first
@@ -50,9 +53,10 @@ class M2R2(Speculative, Trainable):
     router        arla or linear (trained on top of the adapters), softmax_gap, softmax_max or state_cosine
     threshold     how sure it has to be; above 1 no token leaves, at 0 each does at the first gate
     kv_fill       what layers above the exit hold of a token: rate_map, copy_p, copy_h, deferred_exact or absent
+    Of mode=aot only, as for expert_offload: policy, capacity, bandwidth_mb_s, tier and spare.
     """
 
-    mode: Literal["speculative", "dynamic"] = "speculative"
+    mode: Literal["speculative", "dynamic", "aot"] = "speculative"
     modules: str = ""
     gates: str = ""
     rate: float = 0.0
@@ -67,72 +71,80 @@ class M2R2(Speculative, Trainable):
     router: RouterName = "arla"
     threshold: float = 0.9
     kv_fill: KvFillName = "rate_map"
+    policy: PolicyName = "lru"
+    capacity: int = 0
+    bandwidth_mb_s: float = 0.0
+    tier: Tier = "memory"
+    spare: int = 0
     training = TrainingDefaults(rate=5e-4, schedule="linear", epochs=5.0)
     trained_for = ("rate", "alpha")
-    _drafter: GateDrafter = field(init=False, repr=False, compare=False)
-    _leaving: Leaving = field(init=False, repr=False, compare=False)
-    _exits: GateDepth = field(init=False, repr=False, compare=False)
+    _how: Drafting | Leaving | Loading = field(init=False, repr=False, compare=False)
+    _decoding: Method = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("rank", "alpha", "draft_tokens", "width"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
+        AdapterSettings(self.adapters, self.rank, self.alpha)  # refuses what cannot be
         if not (self.rate == 0 or self.rate >= 1):
             raise ValueError(f"rate is {self.rate}; it must be 0 or at least 1")
-        if not 0.0 <= self.confidence <= 1.0:
-            raise ValueError(f"confidence is {self.confidence}; it must lie between 0 and 1")
-        gates = read_gates(self.gates)
-        if self.exit < 0 or (gates and self.exit and self.exit not in gates):
-            raise ValueError(f"exit {self.exit} is not among the gates {self.gates or 'of any target'}")
-        self._leaving = Leaving(self.router, self.threshold, self.kv_fill)
+        check_gate(self.exit, read_gates(self.gates))
+        held = OffloadSettings(self.policy, self.capacity, self.bandwidth_mb_s, self.tier)
+        hows: dict[str, Drafting | Leaving | Loading] = {
+            "speculative": Drafting(self.exit, self.draft_tokens, self.width, self.confidence, self.source),
+            "dynamic": Leaving(self.router, self.threshold, self.kv_fill),
+            "aot": Loading(held, self.spare),
+        }
+        self._how = hows[self.mode]
+        if self.mode == "aot":
+            self.rate = self.rate or 2.0
         if self.mode == "dynamic":
             self.exactness, self.reason = "lossy", "tokens that leave early are not verified by the full target"
 
     @property
     def second_stage(self) -> SecondStage:
-        needed = self.mode == "dynamic" and self._leaving.needs_router
+        needed = isinstance(self._how, Leaving) and self._how.needs_router
         training = TrainingDefaults(rate=2e-3, schedule="linear", epochs=5.0)
         return SecondStage("router", f"mode=dynamic,router={self.router}", needed, training)
 
     def unsupported(self, target: Target | TargetInfo) -> str | None:
-        gates = read_gates(self.gates) or default_gates(target.layers)
-        if not gates or gates[-1] >= target.layers:
-            return f"gate {gates[-1] if gates else 1} is not below the target's {target.layers} layers"
-        if self.exit and self.exit not in gates:
-            return f"exit {self.exit} is not among the gates {'+'.join(map(str, gates))}"
-        return None
+        problem = unfit_gates(read_gates(self.gates), target.layers, self.exit)
+        return problem or (self._how.unsupported(target) if isinstance(self._how, Loading) else None)
 
     def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
         if problem := self.unsupported(info):
             raise UserError(f"m2r2 cannot be trained for this target: {problem}")
         parts = intervals(read_gates(self.gates) or default_gates(info.layers), info.layers, self.rate)
-        streams = TwoStreams(info, parts, AdapterSettings(self.adapters, self.rank, self.alpha), lm_head.device)
+        settings = AdapterSettings(self.adapters, self.rank, self.alpha)
+        streams = TwoStreams(info, parts, settings, lm_head.device, compared=self.mode != "aot")
         if self.second_stage.needed:
             streams.requires_grad_(False)
             streams.router = Router(parts, info.hidden_size, lm_head.device, attends=self.router == "arla")
         return streams
 
     def loss(self, module: nn.Module, lesson: Lesson) -> Tensor:
-        assert isinstance(module, TwoStreams)
-        return router_loss(module, lesson) if module.router else gate_loss(module, lesson)
+        return streams_loss(module, lesson)
 
     def yardsticks(self, module: nn.Module, lesson: Lesson) -> Mapping[str, Tally]:
-        assert isinstance(module, TwoStreams)
-        return router_yardsticks(module, lesson) if module.router else gate_yardsticks(module, lesson)
+        return streams_yardsticks(module, lesson)
 
     def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:
         streams = load_modules(self, "m2r2", target, self.modules)
         assert isinstance(streams, TwoStreams)
-        if self.mode == "dynamic":
-            self._exits = GateDepth(target, streams, self._leaving)
+        if isinstance(self._how, Drafting):
+            self._decoding = GateDrafter(target, streams, self._how)
+        elif isinstance(self._how, Leaving):
+            self._decoding = GateDepth(target, streams, self._how)
         else:
-            self._drafter = GateDrafter(target, streams, self.exit or streams.parts[0].gate, self.source)
+            self._decoding = AheadOfTime(target, streams, self._how)
+
+    @property
+    def offload(self) -> Offload | None:
+        """The experts in two tiers, for recording traces; of mode=aot only, once it is prepared."""
+        return self._decoding.offload if isinstance(self._decoding, AheadOfTime) else None
+
+    def serve(self, target: Target, timer: Timer | None) -> AbstractContextManager[Target]:
+        return self._decoding.serve(target, timer)
+
+    def counters(self) -> Mapping[str, float]:
+        return self._decoding.counters()
 
     def step(self, context: Context) -> Step:
-        return self._exits.step(context) if self.mode == "dynamic" else super().step(context)
-
-    def draft(self, context: Context, budget: int) -> Draft:
-        depth, propose = min(self.draft_tokens, budget), partial(self._drafter.propose, context.stream)
-        if self.width == 1:
-            return draft_chain(context, depth, propose, self.confidence)
-        return draft_beam(context, depth, propose, min(self.width, context.target.vocabulary), self.confidence)
+        return self._decoding.step(context)

@@ -65,6 +65,8 @@ OF_EXPERTS = (
     "expert_offload[policy=on_demand,capacity=2,blocking=true]",
     "expert_offload[policy=lfu,prefetch=next_gate,capacity=3]",
     "expert_offload[policy=least_stale,prefetch=next_gate,capacity=5,spare=1,tier=file]",
+    "m2r2[mode=aot]",
+    "m2r2[mode=aot,gates=1+3,policy=lfu,capacity=2,spare=2,tier=file]",
 )
 LOSSY = (
     "early_exit[threshold=0.3]",

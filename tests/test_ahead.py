@@ -53,7 +53,7 @@ def gate_logits(models: Pair, text: Sequence[int]) -> Tensor:
     normed: dict[int, Tensor] = {}
     handles = [
         layer.post_attention_layernorm.register_forward_hook(
-            lambda _module, _inputs, output, index=index: normed.__setitem__(index, output.reshape(-1, output.shape[-1]))
+            lambda _module, _inputs, output, index=index: normed.update({index: output.flatten(0, -2)})
         )
         for index, layer in enumerate(models.model.model.layers)
     ]
@@ -92,7 +92,7 @@ def test_the_experts_fetched_ahead_are_those_the_definition_names(spare: int) ->
     for number, visit in enumerate(visits[layers:], layers):
         text = [*prompt, *got.token_ids[: number // layers]]
         expected = predicted_logits(models, text)
-        assert set(visit.needed) == set(gate_logits(models, text)[visit.layer].topk(TOP_K).indices.tolist())
+        assert set(visit.experts) == set(gate_logits(models, text)[visit.layer].topk(TOP_K).indices.tolist())
         for ahead, experts in visit.predicted.items():
             assert list(experts) == expected[ahead].topk(TOP_K + spare).indices.tolist()
     ahead = {visit.layer: tuple(visit.predicted) for visit in visits[layers:]}
@@ -184,6 +184,6 @@ def test_a_dense_target_and_too_small_a_tier_are_refused() -> None:
 
 
 def test_other_modes_have_no_tier() -> None:
-    with pytest.raises(AttributeError, match="mode=aot"):
-        _ = M2R2().offload
-    assert M2R2().counters() == {}
+    method = prepared("m2r2", pair("llama").target)
+    assert isinstance(method, M2R2)
+    assert method.offload is None and method.counters() == {}

@@ -1,4 +1,4 @@
-"""How early each residual stream aligns with the last layer, measured on held-out text when its modules were trained."""
+"""How early each residual stream aligns with the last layer, as held-out text showed when its modules were trained."""
 
 from __future__ import annotations
 

@@ -49,6 +49,11 @@ class AdapterSettings:
     rank: int
     alpha: float
 
+    def __post_init__(self) -> None:
+        for name in ("rank", "alpha"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
+
     def low_rank(self, inputs: int, outputs: int, device: torch.device, bends: bool = False) -> LowRank:
         return LowRank(inputs, outputs, self.rank, self.alpha / self.rank, device, bends)
 

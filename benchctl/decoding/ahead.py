@@ -8,6 +8,8 @@ what is learnt (the divergence of the predicted choice from the true one), besid
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +18,10 @@ from torch import Tensor
 from benchctl.decoding.alignment import COSINE_SHARE, Trajectories, TwoStreams, trajectory_cosines
 from benchctl.decoding.gates import Interval
 from benchctl.decoding.layers import Experts, Layer
-from benchctl.decoding.method import Context, Step
-from benchctl.decoding.offload import rank_experts
+from benchctl.decoding.method import Context, Method, Step
+from benchctl.decoding.offload import DENSE, Offload, OffloadSettings, rank_experts
+from benchctl.decoding.target import Target, TargetInfo
+from benchctl.decoding.tiers import Timer
 from benchctl.decoding.trainable import Lesson, Tally
 
 
@@ -31,30 +35,52 @@ def coming(part: Interval, layer: int) -> range:
     return range(max(int(first), layer), int(last))
 
 
-class ExpertForecast:
-    """Decodes with both streams, and names for each layer they pass the experts of layers to come (a Predictor).
+@dataclass(frozen=True)
+class Loading:
+    """How experts are held, and how many are fetched ahead of each coming layer beyond those a token needs."""
 
-    blocks  the layers of the target as it is served; ``count`` experts are named of each coming layer.
-    """
+    offload: OffloadSettings
+    spare: int
 
-    def __init__(self, streams: TwoStreams, blocks: Sequence[Layer], count: int) -> None:
-        self._blocks, self._count = blocks, count
+    def __post_init__(self) -> None:
+        if self.spare < 0:
+            raise ValueError(f"spare is {self.spare}; it must not be negative")
+
+    def unsupported(self, target: Target | TargetInfo) -> str | None:
+        """Why experts of ``target`` cannot be fetched ahead; None when they can, as far as its facts tell."""
+        if isinstance(target, Target):
+            return self.offload.unsupported(target)
+        return DENSE if target.mlp_size else None
+
+
+class AheadOfTime(Method):
+    """Decodes with both streams, and names for each layer they pass the experts of layers to come (a Predictor)."""
+
+    def __init__(self, target: Target, streams: TwoStreams, how: Loading) -> None:
+        self.offload = Offload(target, how.offload)
+        self._blocks = self.offload.view.blocks
+        self._count = self.offload.top_k + how.spare
         self._state: Tensor | None = None
-        self._runs = [(part, streams.run(part, blocks, self._note)) for part in streams.parts]
+        self._runs = [(part, streams.run(part, self._blocks, self._note)) for part in streams.parts]
         passed = [(part, layer) for part in streams.parts for layer in range(part.first + 1, part.gate + 1)]
         self._coming = {layer - 1: coming(part, layer) for part, layer in passed}
+
+    def serve(self, target: Target, timer: Timer | None) -> AbstractContextManager[Target]:
+        return self.offload.serve(timer, self)
+
+    def counters(self) -> Mapping[str, float]:
+        return self.offload.counters()
 
     def _note(self, state: Tensor) -> None:
         self._state = state
 
     def __call__(self, layer: int, residual: Tensor) -> Mapping[int, Sequence[int]]:
-        if layer not in self._coming:
+        state, self._state = self._state, None  # a state is asked once; where no accelerated row ran there is none
+        if state is None:
             return {}
-        assert self._state is not None, "the accelerated state comes before the experts of its layer"
-        return {ahead: rank_experts(self._blocks[ahead], self._state, self._count) for ahead in self._coming[layer]}
+        return {ahead: rank_experts(self._blocks[ahead], state, self._count) for ahead in self._coming[layer]}
 
     def step(self, context: Context) -> Step:
-        """One token of the target's own."""
         stream = context.stream
         stream.push(context.tokens[-1:])
         for part, run in self._runs:
@@ -109,7 +135,7 @@ def forecast_yardsticks(module: TwoStreams, lesson: Lesson) -> Mapping[str, Tall
     """Of the experts that a token needs, the share that is among as many predicted ones.
 
     recall_6         of layer 6, by the last accelerated state that is asked before it
-    recall_6_slow    by the slow state at the same moment, with the same norm and gate: what next_gate does, further ahead
+    recall_6_slow    by the slow state at the same moment, with the same norm and gate: next_gate, looking further ahead
     recall           all predicted layers together, and recall_slow
     """
     weights, trajectories = lesson.ahead(1).weights, Trajectories(module, lesson)

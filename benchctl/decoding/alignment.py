@@ -42,13 +42,18 @@ class LiteExit(nn.Module):
 
 
 class TwoStreams(nn.Module):
-    """The trained parts: an adapter for each layer of the accelerated stream, and an exit per gate to compare with.
+    """The trained parts: an adapter for each layer of the accelerated stream; where ``compared``, an exit per gate too.
 
     A router may be given to them afterwards; see decoding.routing.
     """
 
     def __init__(
-        self, info: TargetInfo, parts: Sequence[Interval], settings: AdapterSettings, device: torch.device
+        self,
+        info: TargetInfo,
+        parts: Sequence[Interval],
+        settings: AdapterSettings,
+        device: torch.device,
+        compared: bool = True,
     ) -> None:
         super().__init__()
         self.parts = parts
@@ -56,7 +61,7 @@ class TwoStreams(nn.Module):
         passed = range(1, parts[-1].gate + 1)
         self.adapters = nn.ModuleDict({str(layer): Adapter(info, settings, device) for layer in passed})
         exits = {}
-        for interval in parts:
+        for interval in parts if compared else ():
             below = [self.adapter(layer) for layer in range(interval.first + 1, interval.gate + 1)]
             parameters = sum(weight.numel() for adapter in below for weight in adapter.parameters())
             exits[str(interval.gate)] = LiteExit(info.hidden_size, parameters, device)

@@ -1,34 +1,65 @@
-"""What is proposed at a gate of M2R2 (arXiv 2502.02040): by the accelerated stream or, to compare with, another."""
+"""Drafting at a gate of M2R2 (arXiv 2502.02040): with the accelerated stream or, to compare with, another source."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from torch import Tensor
 
 from benchctl.decoding.alignment import TwoStreams
+from benchctl.decoding.beam import draft_beam, draft_chain
+from benchctl.decoding.draft import Draft
+from benchctl.decoding.method import Context, Speculative
 from benchctl.decoding.stream import Stream
 from benchctl.decoding.target import Target
 
 Source = Literal["accelerated", "slow", "exit"]
 
 
-class GateDrafter:
-    """Draft logits of the rows that have come to one gate."""
+@dataclass(frozen=True)
+class Drafting:
+    """At which gate, how far and how wide, when to stop, and by what; see the options of m2r2."""
 
-    def __init__(self, target: Target, streams: TwoStreams, gate: int, source: Source) -> None:
-        self._target, self._source = target, source
+    exit: int
+    draft_tokens: int
+    width: int
+    confidence: float
+    source: Source
+
+    def __post_init__(self) -> None:
+        for name in ("draft_tokens", "width"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
+        if not 0.0 <= self.confidence <= 1.0:
+            raise ValueError(f"confidence is {self.confidence}; it must lie between 0 and 1")
+
+
+class GateDrafter(Speculative):
+    """Drafts with the layers below one gate; verification goes on from the slow states that they left."""
+
+    def __init__(self, target: Target, streams: TwoStreams, how: Drafting) -> None:
+        self._target, self._how = target, how
+        gate = how.exit or streams.parts[0].gate
         self._part = next(part for part in streams.parts if part.gate == gate)
         self._run, self._exit = streams.run(self._part, target.blocks), streams.exit(gate)
 
-    def propose(self, stream: Stream, rows: int) -> Tensor:
+    def draft(self, context: Context, budget: int) -> Draft:
+        how, propose = self._how, partial(self._propose, context.stream)
+        depth, width = min(how.draft_tokens, budget), min(how.width, context.target.vocabulary)
+        if width == 1:
+            return draft_chain(context, depth, propose, how.confidence)
+        return draft_beam(context, depth, propose, width, how.confidence)
+
+    def _propose(self, stream: Stream, rows: int) -> Tensor:
         """[rows, vocabulary] for the last ``rows`` open rows, which run up to the gate on the way."""
         target, part = self._target, self._part
-        if self._source == "accelerated":
+        if self._how.source == "accelerated":
             return target.head(stream.accompany(part.first, part.gate, rows, self._run)[-1])
         stream.advance(part.gate)
         states = stream.states[-rows:]
-        if self._source == "slow":
+        if self._how.source == "slow":
             return target.head(states)
         normed = target.final_norm(self._exit(states, target.final_norm(states)))
         return target.lm_head(normed * self._exit.gain)

@@ -63,6 +63,23 @@ def default_gates(layers: int) -> tuple[int, ...]:
     return tuple(gate for gate in sorted({max(1, round(share * layers)) for share in _SHARES}) if gate < layers)
 
 
+def check_gate(exit: int, gates: Sequence[int]) -> None:
+    """Raises ValueError for a gate to read, 0 for none, that is not among those chosen, if any are."""
+    if exit < 0 or (gates and exit and exit not in gates):
+        raise ValueError(f"exit {exit} is not among the gates {'+'.join(map(str, gates)) or 'of any target'}")
+
+
+def unfit_gates(gates: Sequence[int], layers: int, exit: int) -> str | None:
+    """Why a target of this depth has no such gates, or not that one among them; None when it has. None chosen: the
+    default ones."""
+    found = gates or default_gates(layers)
+    if not found or found[-1] >= layers:
+        return f"gate {found[-1] if found else 1} is not below the target's {layers} layers"
+    if exit and exit not in found:
+        return f"exit {exit} is not among the gates {'+'.join(map(str, found))}"
+    return None
+
+
 def intervals(gates: Sequence[int], layers: int, rate: float = 0.0) -> list[Interval]:
     """The intervals that end at these gates, ascending and below ``layers``."""
     return [Interval(first, gate, layers, rate) for first, gate in zip((0, *gates), gates, strict=False)]

@@ -18,6 +18,7 @@ from benchctl.offload.fast_tier import FastTier
 from benchctl.offload.policies import Key, PolicyName, policy_of
 from benchctl.offload.trace import Visit
 
+DENSE = "the target is dense; offloading takes a mixture of experts (OLMoE, Mixtral)"
 Tier = Literal["memory", "file"]
 Predictor = Callable[[int, Tensor], Mapping[int, Sequence[int]]]
 """(layer, slow state [1, width]) -> by coming layer, nearest first, the experts to fetch ahead, the likeliest first.
@@ -56,7 +57,7 @@ class OffloadSettings:
         """Why experts of ``target`` cannot be offloaded; None when they can."""
         mixtures = mixtures_of(target)
         if not mixtures:
-            return "the target is dense; offloading takes a mixture of experts (OLMoE, Mixtral)"
+            return DENSE
         top_k = max(found.top_k for found in mixtures.values())
         if 0 < self.capacity < top_k:
             return f"capacity {self.capacity} is below the {top_k} experts a token needs; give capacity={top_k} or more"

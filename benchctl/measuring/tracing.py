@@ -22,10 +22,10 @@ from benchctl.offload.trace import Generation, Trace
 
 @runtime_checkable
 class Offloading(Protocol):
-    """A method that decodes on a target whose experts are offloaded."""
+    """A method that may decode on a target whose experts are offloaded; None where it does not."""
 
     @property
-    def offload(self) -> Offload: ...
+    def offload(self) -> Offload | None: ...
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ def record(recording: Recording, progress: Callable[[int], None] = lambda done: 
     if reason := method.unsupported(target):
         raise UserError(f"{recording.label} cannot run on {recording.model}: {reason}.")
     method.prepare(target, _no_model, "")
-    if not isinstance(method, Offloading):
+    offload = method.offload if isinstance(method, Offloading) else None
+    if offload is None:
         raise UserError(f"{recording.label} loads no experts. Name a method that does: expert_offload.")
     clock, timer = Clock(recording.device), Timer()
     generations: list[Generation] = []
@@ -62,11 +63,11 @@ def record(recording: Recording, progress: Callable[[int], None] = lambda done: 
         ids = target.tokenizer.encode_chat([{"role": "user", "content": prompt.turns[0]}])
         answer = decode(method, target, ids, Limits(recording.max_new_tokens), Sampling(), clock, timer=timer)
         if number:
-            generations.append(method.offload.visits)
+            generations.append(offload.visits)
             decode_s += sum(answer.step_s)
             stall_s += answer.counters["stall_s"]
         progress(number)
-    trace = _trace(recording, target, method.offload, tuple(generations))
+    trace = _trace(recording, target, offload, tuple(generations))
     return replace(trace, tpot_s=decode_s / max(trace.tokens, 1), stall_s=stall_s / max(trace.tokens, 1))
 
 
