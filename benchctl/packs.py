@@ -69,10 +69,16 @@ def resolve(name_or_path: str | Path) -> Path | str:
     """Where a model's files are: the folder of an embedded name (checked against its sha256 once per process), an
     existing folder as it is, or the text itself when it can be a hub id (`owner/name`).
 
-    Raises UserError for anything else, listing the embedded names, and for embedded weights that were altered.
+    Raises UserError for anything else, listing the embedded names, for embedded weights that were altered, and for an
+    embedded name that a folder here has too: a draft was once distilled from the embedded model instead of the folder.
     """
     name = str(name_or_path)
     for model in models():
+        if model.name == name and Path(name).is_dir():
+            raise UserError(
+                f"'{name}' is an embedded model, and a folder here has the same name. Write ./{name} for the folder; "
+                "for the embedded model run from another place, or rename the folder."
+            )
         if model.name == name:
             return _checked(model.path / WEIGHTS, model.sha256, f"model '{name}'")
     if name and Path(name).is_dir():

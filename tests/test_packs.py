@@ -59,6 +59,18 @@ def test_the_default_target_is_the_first_of_that_role_and_names_its_draft_model(
     assert (packs.default_target().name, packs.default_target().draft) == ("big", "small")
 
 
+def test_a_folder_with_an_embedded_name_is_neither_taken_nor_passed_over(
+    pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft model was trained for an hour on the answers of the embedded model of that name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "big").mkdir()
+    with pytest.raises(UserError, match=r"'big' is an embedded model, and a folder here has the same name.* \./big"):
+        packs.resolve("big")
+    assert packs.resolve("./big") == Path("big")
+    assert packs.resolve("small") == pack / "small-folder"
+
+
 def test_altered_weights_are_refused(pack: Path) -> None:
     (pack / "big-folder" / packs.WEIGHTS).write_bytes(b"other")
     with pytest.raises(UserError, match="weights of the embedded model 'big' are not those shipped"):
