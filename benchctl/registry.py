@@ -11,10 +11,12 @@ import pkgutil
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchctl.errors import UserError
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 BASELINE = "autoregressive"
 METHODS = "benchctl.methods"
+_STEPS = re.compile(r"-?\d+(\.\d+)?:-?\d+(\.\d+)?:-?\d+(\.\d+)?")
+_MOST_STEPS = 100
 _LABEL = re.compile(r"(?P<name>[A-Za-z_][\w-]*)(\[(?P<options>.*)\])?")
 
 
@@ -41,6 +45,12 @@ class Label:
         if not self.options:
             return self.name
         return f"{self.name}[{','.join(f'{option}={value}' for option, value in self.options)}]"
+
+    @property
+    def without_places(self) -> Label:
+        """With the name of its modules in place of their path: where things lie on a machine is nobody's business."""
+        options = ((name, Path(value).resolve().name if name == "modules" else value) for name, value in self.options)
+        return Label(self.name, tuple(options))
 
 
 def parse_label(text: str) -> Label:
@@ -110,18 +120,31 @@ def split_labels(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def expand_sweep(text: str) -> tuple[str, ...]:
-    """Every label of a search: values joined by | are alternatives, and all are combined.
+    """Every label of a search: values joined by | and steps from one number to another are alternatives, all combined.
 
-    `m2r2[exit=2|4,width=1|3]` gives four labels. Raises UserError for what is no label, or where an option gives
-    nothing to choose from.
+    `m2r2[exit=2|4,width=1|3]` gives four labels, `early_exit[threshold=0.5:0.9:0.2]` three: 0.5, 0.7 and 0.9. Raises
+    UserError for what is no label, for steps that lead nowhere, and where no option gives anything to choose from.
     """
     label = parse_label(text)
     names = [name for name, _ in label.options]
-    choices = [[value.strip() for value in values.split("|")] for _, values in label.options]
+    choices = [[value for part in values.split("|") for value in _steps(text, part)] for _, values in label.options]
     if not any(len(values) > 1 for values in choices) or not all(all(values) for values in choices):
-        raise UserError(f"'{text}' is no sweep. Join the values to try by |, as in two_model[draft_tokens=2|3|4].")
+        raise UserError(
+            f"'{text}' is no sweep. Join the values to try by |, as in two_model[draft_tokens=2|3|4], or give first, "
+            "last and step, as in early_exit[threshold=0.5:0.9:0.1]."
+        )
     combined = product(*(dict.fromkeys(values) for values in choices))
     return tuple(Label(label.name, tuple(zip(names, values, strict=True))).text for values in combined)
+
+
+def _steps(text: str, part: str) -> list[str]:
+    """`0.5:0.9:0.2` as 0.5, 0.7, 0.9, counted in decimals so that no 0.30000000000000004 comes up; else the value."""
+    if _STEPS.fullmatch(part.strip()) is None:
+        return [part.strip()]
+    first, last, step = map(Decimal, part.strip().split(":"))
+    if step <= 0 or last < first or (last - first) / step >= _MOST_STEPS:
+        raise UserError(f"'{text}': {part.strip()} is first:last:step; it must go up, in at most {_MOST_STEPS} steps.")
+    return [str(first + number * step) for number in range(int((last - first) / step) + 1)]
 
 
 def _parse_option(label: str, part: str) -> tuple[str, str]:

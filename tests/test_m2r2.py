@@ -6,20 +6,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from oracles import autoregressive, replay_tree
-from runs import CONTEXT_TOKENS, NEW_TOKENS, Pair, answer, pair, prepared, prompt_of, rounds_of
+from runs import CONTEXT_TOKENS, LAYERS, NEW_TOKENS, Pair, answer, pair, prepared, prompt_of, rounds_of
+from tiny import tiny_model
 from torch import Tensor
 from two_streams import accelerated_states, beam_drafter, guess
 from untrained import facts_of, untrained
 
 from benchctl.decoding.accelerated import AcceleratedLayer, run_accelerated
 from benchctl.decoding.alignment import TwoStreams
+from benchctl.decoding.beam import draft_beam, draft_chain
 from benchctl.decoding.gates import Interval, default_gates
 from benchctl.decoding.loop import Generation, Limits, decode
-from benchctl.decoding.method import Method
+from benchctl.decoding.method import Context, Method
 from benchctl.decoding.modules import save_modules
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.stream import Stream
@@ -113,6 +117,29 @@ def test_rows_that_have_run_the_layers_cannot_be_accompanied() -> None:
         stream.advance(1)
         with pytest.raises(ValueError, match="1 rows cannot be accompanied from layer 0 to 2"):
             accompanied(models.target, module, module.parts[0], stream, 1)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("gates", ["1", "2", "1+3"])
+def test_rows_that_wait_leave_their_keys_and_values_even_where_the_cache_grows(gates: str) -> None:
+    """Room for 64 rows: the second drafted one makes the cache grow, and the third still sees the first."""
+    models = pair("llama", 0, 128)
+    module = streams_of(M2R2(gates=gates), models.target)
+    part, text, stream = module.parts[-1], prompt_of(62), Stream(models.target, 0)
+    stream.push(text)
+    stream.advance()
+    stream.keep(range(len(text)))
+    run = module.run(part, models.target.blocks, waits=True)
+    for token in (5, 9, 7, 4):
+        text = [*text, token]
+        stream.push([token])
+        state = stream.accompany(part.first, part.gate, 1, run, waits=True)[-1][0]
+        expected = accelerated_states(models.naive, module, text, part.first, part.gate)[-1]
+        torch.testing.assert_close(state, expected, rtol=1e-9, atol=1e-9)
+        assert stream.cache.lengths[part.gate - 1] == 62
+    assert stream.cache.capacity > 66
+    stream.advance()
+    torch.testing.assert_close(stream.states, models.naive.states(text)[-1, 62:], rtol=1e-9, atol=1e-9)
 
 
 def _label(options: dict[str, object]) -> str:
@@ -209,3 +236,31 @@ def test_default_gates_are_an_eighth_a_quarter_a_half_and_three_quarters_of_the_
         assert default_gates(layers) == gates
         info = replace(pair("llama").target.info, layers=layers)
         assert (M2R2().unsupported(info) is None) == bool(gates)
+
+
+def test_a_draft_in_half_precision_stops_by_the_probability_itself() -> None:
+    """0.9985 is 1 in bfloat16, so a confidence of 0.999 never stopped it."""
+    draft_logits = torch.tensor([[6.5, 0.0]], dtype=torch.bfloat16)  # sigmoid(6.5) = 0.9985
+    pushed: list[int] = []
+    stream = SimpleNamespace(push=lambda tokens, parents=(): pushed.extend(tokens), rows=1)
+    context = cast(Context, SimpleNamespace(sampling=Sampling(), stream=stream))
+    assert len(draft_chain(context, 4, lambda rows: draft_logits, confidence=0.999)) == 1
+    assert len(draft_chain(context, 4, lambda rows: draft_logits, confidence=0.99)) == 4
+    assert len(draft_beam(context, 4, lambda rows: draft_logits.expand(rows, -1), width=2, confidence=0.999)) == 2
+    assert len(pushed) == 1 + 4 + 2
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("family", ["olmoe", "gemma"])
+def test_every_mode_decodes_in_the_precision_of_a_gpu(family: str, dtype: torch.dtype, device: str) -> None:
+    """Gemma keeps gains in float32 and scales its embedding, OLMoE norms queries; both meet the modules' bfloat16."""
+    target = Target(tiny_model(family, layers=LAYERS, dtype=dtype).to(device), None)
+    labels = ["m2r2[width=3,confidence=0.1]", "m2r2[source=exit]", "m2r2[adapters=bottleneck]"]
+    labels += [f"m2r2[mode=dynamic,threshold=0.5,kv_fill={fill}]" for fill in ("rate_map", "absent")]
+    labels += ["m2r2[mode=dynamic,threshold=0.5,router=state_cosine,kv_fill=deferred_exact]"]
+    for label in [*labels, *(["m2r2[mode=aot]"] if family == "olmoe" else [])]:
+        method = prepared(label, target)
+        for sampling in (Sampling(), Sampling(temperature=0.8, top_p=0.9)):
+            got = decode(method, target, prompt_of(9), Limits(12), sampling, lambda: 0.0)
+            assert len(got.token_ids) == 12

@@ -214,6 +214,16 @@ def test_a_sweep_is_every_combination_of_its_alternatives() -> None:
     )
 
 
+def test_a_sweep_can_go_in_steps() -> None:
+    """In decimals: 0.5 + 4 * 0.1 in floats is 0.9, but 0.1 + 2 * 0.1 would be 0.30000000000000004."""
+    found = registry.expand_sweep("two_step[threshold=0.1:0.35:0.1|0.9,heads=2]")
+    assert [parse_label(label).options[0][1] for label in found] == ["0.1", "0.2", "0.3", "0.9"]
+    assert len(registry.expand_sweep("early_exit[threshold=0.5:0.95:0.05]")) == 10
+    for steps in ("0.5:0.4:0.1", "0:1:0", "0:1:-0.5", "0:1000:1"):
+        with pytest.raises(UserError, match="is first:last:step; it must go up, in at most 100 steps"):
+            registry.expand_sweep(f"two_step[threshold={steps}]")
+
+
 @pytest.mark.parametrize("text", ["two_step", "two_step[heads=2]", "two_step[heads=2|]", "two_step[heads=|2]"])
 def test_a_sweep_of_nothing_is_refused(text: str) -> None:
     with pytest.raises(UserError, match=r"is no sweep\. Join the values to try by \|"):

@@ -44,7 +44,8 @@ class FiniteRange(click.FloatRange):
     "sweeps",
     multiple=True,
     metavar="LABEL",
-    help="Every combination of the values that a label joins by |: two_model[draft_tokens=2|3|4]. May be repeated.",
+    help="Every combination of a label's alternatives: two_model[draft_tokens=2|3|4,confidence=0:0.6:0.2]. May be "
+    "repeated.",
 )
 @click.option(
     "--bench",

@@ -93,8 +93,15 @@ class _Delta:
 
     def add_to(self, there: Tensor, x: Tensor) -> Tensor:
         """``there`` [rows, outputs], changed in place, for x [rows, inputs]."""
+        return there.addmm_(self._inner(x), self._up, beta=self._keeps)
+
+    def of(self, x: Tensor) -> Tensor:
+        """What it would add, [rows, outputs]."""
+        return torch.mm(self._inner(x), self._up)
+
+    def _inner(self, x: Tensor) -> Tensor:
         inner = torch.mm(x, self._down)
-        return there.addmm_(F.silu(inner) if self._bends else inner, self._up, beta=self._keeps)
+        return F.silu(inner) if self._bends else inner
 
 
 class AcceleratedLayer:
@@ -113,17 +120,28 @@ class AcceleratedLayer:
 
     def run(self, states: Tensor, rows: int, cache: Cache, index: int, layout: Layout) -> Tensor:
         """``states`` [rows + companions, width] after this layer; only the rows' keys and values enter the cache."""
-        attention = self._layer.attention
-        normed = self._layer.attention_norm(states)
-        queries, kv = project(attention, normed, layout.rotary, partial(self._adapt, normed[rows:]))
-        keys, values = cache.write(index, layout.start, kv[:, :rows])
-        mixed = mix(attention, queries, keys, values, layout)
+        attention, mixed = self._layer.attention, self._mixed(states, rows, cache, index, layout)
         if self._own:
             states = torch.cat((attention.out.add_to(states[:rows], mixed[:rows]), states[rows:]))
         else:
             states = attention.out.add_to(states, mixed)
         self._out.add_to(states[rows:], mixed[rows:])
         return self._through_mlp(states, rows)
+
+    def lead(self, states: Tensor, rows: int, cache: Cache, index: int, layout: Layout) -> Tensor:
+        """The companions alone [companions, width]: the rows leave them keys and values, and wait before this layer."""
+        mixed, companions = self._mixed(states, rows, cache, index, layout)[rows:], states[rows:]
+        if not self._own:
+            companions = self._layer.attention.out.add_to(companions, mixed)
+        return self._through_mlp(companions + self._out.of(mixed), 0)
+
+    def _mixed(self, states: Tensor, rows: int, cache: Cache, index: int, layout: Layout) -> Tensor:
+        """[rows + companions, queries] what each takes from the values it sees."""
+        normed = self._layer.attention_norm(states)
+        adapt = partial(self._adapt, normed[rows:])
+        queries, kv = project(self._layer.attention, normed, layout.rotary, adapt)
+        keys, values = cache.write(index, layout.start, kv[:, :rows])
+        return mix(self._layer.attention, queries, keys, values, layout)
 
     def _adapt(self, normed: Tensor, flat: Tensor) -> None:
         self._query.add_to(flat[-normed.shape[0] :, : self._query_size], normed)
@@ -134,6 +152,8 @@ class AcceleratedLayer:
             ahead = self._mlp.add_to(states[rows:], normed[rows:])
             if self._tell is not None:
                 self._tell(ahead)
+            if rows == 0:
+                return ahead
             return torch.cat((mlp.add_to(states[:rows], normed[:rows]), ahead))
         product = mlp.gate_up(normed)
         self._gate_up.add_to(product[rows:], normed[rows:])
@@ -145,17 +165,27 @@ class AcceleratedLayer:
 
 
 def run_accelerated(
-    layers: Sequence[AcceleratedLayer], first: int, states: Tensor, companions: int, cache: Cache, layout: Layout
+    layers: Sequence[AcceleratedLayer],
+    first: int,
+    states: Tensor,
+    companions: int,
+    cache: Cache,
+    layout: Layout,
+    waits: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
     """Both streams through ``layers``, which are the model's from ``first`` on.
 
-    Returns the slow ``states`` [rows, width] after them, and the accelerated states [companions, width] of the last
-    rows: those they start from, which are the slow ones, then those after each layer.
+    Returns the slow ``states`` [rows, width] after them, with ``waits`` before the last of them, and the accelerated
+    states [companions, width] of the last rows: those they start from, which are the slow ones, then those after each
+    layer.
     """
-    rows = states.shape[0]
+    rows, last = states.shape[0], first + len(layers) - 1
     both = torch.cat((states, states[rows - companions :]))
     trail = [both[rows:]]
     for index, layer in enumerate(layers, first):
-        both = layer.run(both, rows, cache, index, layout)
-        trail.append(both[rows:])
+        if waits and index == last:
+            trail.append(layer.lead(both, rows, cache, index, layout))
+        else:
+            both = layer.run(both, rows, cache, index, layout)
+            trail.append(both[rows:])
     return both[:rows], trail

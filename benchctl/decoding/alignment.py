@@ -72,12 +72,14 @@ class TwoStreams(nn.Module):
         assert isinstance(found, Adapter)
         return found
 
-    def run(self, interval: Interval, blocks: Sequence[Layer], tell: Tell | None = None) -> Accompanied:
-        """What takes both streams of a target of these layers through an interval; see Stream.accompany, and for
-        ``tell`` AcceleratedLayer."""
+    def run(
+        self, interval: Interval, blocks: Sequence[Layer], tell: Tell | None = None, waits: bool = False
+    ) -> Accompanied:
+        """What takes both streams of a target of these layers through an interval; see Stream.accompany, which must
+        have the same ``waits``, and for ``tell`` AcceleratedLayer."""
         passed = range(interval.first, interval.gate)
         layers = [AcceleratedLayer(blocks[index], self.adapter(index + 1), tell) for index in passed]
-        return partial(run_accelerated, layers, interval.first)
+        return partial(run_accelerated, layers, interval.first, waits=waits)
 
     def exit(self, gate: int) -> LiteExit:
         found = self.exits[str(gate)]

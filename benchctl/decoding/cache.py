@@ -60,8 +60,7 @@ class Cache:
         self.capacity = max(needed + _SLACK_ROWS, 2 * self.capacity)
         for layer, old in enumerate(self.kv):
             new = self._empty(self.capacity)
-            length = self.lengths[layer]
-            new[:, :length].copy_(old[:, :length])
+            new[:, : old.shape[1]].copy_(old)  # all of it: rows may have left keys and values where they still wait
             self.kv[layer] = new
 
     def keep(self, start: int, slots: Sequence[int]) -> None:

@@ -80,18 +80,24 @@ class Stream:
         done = self.target.run(states[skip:] if skip else states, self.cache, first, last, self._layout(start, first))
         self._states = torch.cat((states[:skip], done)) if skip else done
 
-    def accompany(self, first: int, last: int, companions: int, run: Accompanied) -> list[Tensor]:
+    def accompany(self, first: int, last: int, companions: int, run: Accompanied, waits: bool = False) -> list[Tensor]:
         """Run the open rows through layers ``first`` .. ``last`` - 1, the last ``companions`` of them twice.
 
         ``run(states, companions, cache, layout)`` gives the rows' states [rows, width] after those layers, and whatever
-        it has to tell of their companions: that is returned. Layers below ``first`` run as in advance. Raises
-        ValueError where not all open rows of that pass, or too few of them, lack exactly these layers, and where rows
-        before them are absent from some of these layers only.
+        it has to tell of their companions: that is returned. Layers below ``first`` run as in advance.
+
+        With ``waits`` the rows stop before the last of these layers: they leave keys and values there, which companions
+        of later rows see too, and run it later, in a batch with other rows. Then all rows of the pass have companions.
+
+        Raises ValueError where not all open rows of that pass, or too few of them, lack exactly these layers, and where
+        rows before them are absent from some of these layers only.
         """
         self.advance(first)
         lengths, absent = self.cache.lengths, self.cache.absent
-        start = lengths[first]
-        if len(set(lengths[first:last])) > 1 or not 0 < companions <= self.length - start:
+        waiting = lengths[last - 1]
+        start = self.length - companions if waits else lengths[first]
+        lacked = lengths[first : last - 1] if waits else lengths[first:last]
+        if set(lacked) - {start} or waiting > start or not 0 < companions <= self.length - start:
             raise ValueError(f"{companions} rows cannot be accompanied from layer {first} to {last}: they have run it")
         if any(slots != absent[first] for slots in absent[first:last]):
             raise ValueError(f"rows are absent from some of layers {first} to {last} only; run these one by one")
@@ -100,6 +106,8 @@ class Stream:
         layout = self._layout(start, first, companions)
         done, told = run(states[skip:] if skip else states, companions, self.cache, layout)
         self._states = torch.cat((states[:skip], done)) if skip else done
+        if waits:
+            self.cache.lengths[last - 1] = waiting
         return told
 
     def fill(self, first: int, stand_ins: Tensor | None = None) -> None:
