@@ -18,13 +18,13 @@ from benchctl.decoding.accelerated import AdapterKind, AdapterSettings
 from benchctl.decoding.ahead import AheadOfTime, Loading
 from benchctl.decoding.alignment import TwoStreams
 from benchctl.decoding.arla import Router
-from benchctl.decoding.dynamic import GateDepth, KvFillName, Leaving, RouterName
-from benchctl.decoding.gate_draft import Drafting, GateDrafter, Source
+from benchctl.decoding.dynamic import KvFillName, Leaving, RouterName
+from benchctl.decoding.gate_draft import Drafting, Source
 from benchctl.decoding.gates import check_gate, default_gates, intervals, read_gates, unfit_gates
 from benchctl.decoding.method import Context, Method, Step
 from benchctl.decoding.modules import load_modules
 from benchctl.decoding.offload import Offload, OffloadSettings, Tier
-from benchctl.decoding.streams import streams_loss, streams_yardsticks
+from benchctl.decoding.streams import How, decoding_of, refuse_idle_options, streams_loss, streams_yardsticks
 from benchctl.decoding.target import Target, TargetInfo
 from benchctl.decoding.tiers import Timer
 from benchctl.decoding.trainable import Lesson, SecondStage, Tally, Trainable, TrainingDefaults
@@ -78,7 +78,7 @@ class M2R2(Method, Trainable):
     spare: int = 0
     training = TrainingDefaults(rate=5e-4, schedule="linear", epochs=5.0)
     trained_for = ("rate", "alpha")
-    _how: Drafting | Leaving | Loading = field(init=False, repr=False, compare=False)
+    _how: How = field(init=False, repr=False, compare=False)
     _decoding: Method = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -87,14 +87,13 @@ class M2R2(Method, Trainable):
             raise ValueError(f"rate is {self.rate}; it must be 0 or at least 1")
         check_gate(self.exit, read_gates(self.gates))
         held = OffloadSettings(self.policy, self.capacity, self.bandwidth_mb_s, self.tier)
-        hows: dict[str, Drafting | Leaving | Loading] = {
+        hows: dict[str, How] = {
             "speculative": Drafting(self.exit, self.draft_tokens, self.width, self.confidence, self.source),
             "dynamic": Leaving(self.router, self.threshold, self.kv_fill),
             "aot": Loading(held, self.spare),
         }
         self._how = hows[self.mode]
-        if self.mode == "aot":
-            self.rate = self.rate or 2.0
+        refuse_idle_options(self, self.mode)
         if self.mode == "dynamic":
             self.exactness, self.reason = "lossy", "tokens that leave early are not verified by the full target"
 
@@ -111,7 +110,8 @@ class M2R2(Method, Trainable):
     def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
         if problem := self.unsupported(info):
             raise UserError(f"m2r2 cannot be trained for this target: {problem}")
-        parts = intervals(read_gates(self.gates) or default_gates(info.layers), info.layers, self.rate)
+        rate = self.rate or (2.0 if self.mode == "aot" else 0.0)
+        parts = intervals(read_gates(self.gates) or default_gates(info.layers), info.layers, rate)
         settings = AdapterSettings(self.adapters, self.rank, self.alpha)
         streams = TwoStreams(info, parts, settings, lm_head.device, compared=self.mode != "aot")
         if self.second_stage.needed:
@@ -128,12 +128,7 @@ class M2R2(Method, Trainable):
     def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:
         streams = load_modules(self, "m2r2", target, self.modules)
         assert isinstance(streams, TwoStreams)
-        if isinstance(self._how, Drafting):
-            self._decoding = GateDrafter(target, streams, self._how)
-        elif isinstance(self._how, Leaving):
-            self._decoding = GateDepth(target, streams, self._how)
-        else:
-            self._decoding = AheadOfTime(target, streams, self._how)
+        self._decoding = decoding_of(self._how, target, streams)
 
     @property
     def offload(self) -> Offload | None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from two_streams import accelerated_beside
 
 from benchctl.decoding.alignment import TwoStreams
+from benchctl.decoding.arla import EPS
 from benchctl.decoding.gates import Interval
 
 
@@ -161,7 +162,7 @@ def sureness(naive: Naive, module: TwoStreams, router: str, part: Interval, trai
         return float(ordered[0] - ordered[1] if router == "softmax_gap" else ordered[0])
     assert module.router is not None
     weights = {name: value.double() for name, value in module.router.state_dict().items()}
-    scaled = trail / (trail.square().mean(-1, keepdim=True) + torch.finfo(trail.dtype).eps).sqrt()
+    scaled = trail / (trail.square().mean(-1, keepdim=True) + EPS).sqrt()
     weight, bias = weights[f"{part.gate}.score.weight"][0], weights[f"{part.gate}.score.bias"][0]
     if router == "linear":
         return float(1 / (1 + torch.exp(-weight @ scaled[-1] - bias)))

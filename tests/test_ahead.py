@@ -17,14 +17,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from two_streams import accelerated_states
 from untrained import untrained
 
-from benchctl.decoding.ahead import coming
+from benchctl.decoding.ahead import AheadOfTime, coming
 from benchctl.decoding.alignment import COSINE_SHARE, TwoStreams, slow_state
 from benchctl.decoding.gates import Interval
 from benchctl.decoding.loop import Limits, decode
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.methods.m2r2 import M2R2
-from benchctl.registry import build
+from benchctl.registry import build, canonical_label, parse_label
 
 TOP_K = 2
 OPTIONS = "mode=aot,gates=1+3,rate=2"
@@ -110,6 +110,23 @@ def test_output_is_the_resident_model_s(label: str, family: str) -> None:
         assert got.counters["loads"] > 0 and 0 <= got.counters["predicted_needed"] <= got.counters["predicted"]
 
 
+def test_no_prediction_survives_its_prompt() -> None:
+    """Nor does a state that nobody was asked for, as after a failure: a prompt of one token begins without any."""
+    models = pair("mixtral", 3)
+    method = prepared("m2r2[mode=aot]", models.target)
+    assert isinstance(method, M2R2)
+    found = []
+    for prompt_tokens in (13, 1, 13, 1):
+        got = decode(method, models.target, prompt_of(prompt_tokens, 3), Limits(8), Sampling(), lambda: 0.0)
+        assert method.offload is not None
+        visits = [(visit.layer, visit.experts, visit.predicted) for visit in method.offload.visits]
+        found.append((got.token_ids, visits))
+        assert not any(predicted for _, _, predicted in visits[: models.target.layers])
+        assert isinstance(method._decoding, AheadOfTime)
+        method._decoding._note(torch.zeros(1, models.target.info.hidden_size, dtype=torch.float64))
+    assert found[:2] == found[2:]
+
+
 @torch.no_grad()
 def test_the_loss_is_the_divergence_of_choices_and_the_distance_to_the_trajectory() -> None:
     models, method = pair("mixtral", 3), aot()
@@ -181,6 +198,17 @@ def test_a_dense_target_and_too_small_a_tier_are_refused() -> None:
         M2R2(mode="aot").build(info, torch.zeros(4, info.hidden_size))
     with pytest.raises(UserError, match="spare is -1"):
         build("m2r2[mode=aot,spare=-1]")
+
+
+def test_its_usual_rate_of_two_stays_out_of_the_label() -> None:
+    text = "m2r2[mode=aot]"
+    method = build(text)
+    assert isinstance(method, M2R2) and canonical_label(method, parse_label(text)) == text
+    info, head = pair("mixtral", 3).target.info, pair("mixtral", 3).target.lm_head.weight
+    streams, doubled = method.build(info, head), build("m2r2[mode=aot,rate=2]")
+    assert isinstance(doubled, M2R2) and isinstance(streams, TwoStreams)
+    assert {part.rate for part in streams.parts} == {2.0}
+    assert canonical_label(doubled, parse_label(text)) == "m2r2[mode=aot,rate=2.0]"
 
 
 def test_other_modes_have_no_tier() -> None:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from lessons import lesson_of
 from oracles import autoregressive
 from runs import NEW_TOKENS, Pair, answer, pair, prompt_of
+from tiny import FAMILIES
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from two_streams import accelerated_states, exit_states
@@ -119,6 +120,15 @@ def test_every_adapter_and_exit_learns() -> None:
         method.loss(module, lesson).backward()
         assert all(weight.grad is not None and weight.grad.any() for weight in module.parameters())
     assert all(weight.grad is None for weight in models.model.parameters())
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "mistral_window"])
+def test_the_adapters_of_every_family_learn(family: str) -> None:
+    """Norms of queries (Qwen3, OLMoE) were written over before the backward pass had read what they were given."""
+    models, method = pair(family), M2R2(gates="1+3")
+    module = untrained(method, models.target)
+    method.loss(module, lesson_of(models.naive, [prompt_of(12)])).backward()
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in module.parameters())
 
 
 def test_an_exit_has_as_many_parameters_as_the_adapters_of_its_interval() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from fixtures_records import RUN, usual_rows, write
+from fixtures_records import DRAFTED, EXITING, RUN, usual_rows, write
 
 from benchctl.cli import main
 
@@ -93,3 +93,22 @@ def test_a_pattern_without_a_match_says_what_to_do(tmp_path: Path) -> None:
     result = _compare(tmp_path / "*.jsonl")
     assert result.exit_code == 2
     assert "no file matches" in result.stderr and "benchctl run" in result.stderr
+
+
+def test_times_can_be_set_against_another_method(path: Path) -> None:
+    """As loading experts ahead is against loading them on demand; the speed-up is that of the two, pair by pair."""
+    usual = json.loads(_compare(path, "--format", "json").stdout)["groups"][0]["suites"][-1]["methods"]
+    found = json.loads(_compare(path, "--over", DRAFTED, "--format", "json").stdout)["groups"][0]["suites"][-1][
+        "methods"
+    ]
+    speed = {method["label"]: method["metrics"]["speedup"]["value"] for method in usual}
+    over = {method["label"]: method["metrics"]["speedup"]["value"] for method in found}
+    assert set(over) == {DRAFTED, EXITING}
+    assert over[EXITING] == pytest.approx(speed[EXITING] / speed[DRAFTED])
+    assert found[0]["baseline"] is True
+
+
+def test_times_cannot_be_set_against_what_was_not_measured(path: Path) -> None:
+    result = _compare(path, "--over", "medusa")
+    assert result.exit_code == 2
+    assert f"has no medusa. It measured: autoregressive {DRAFTED} {EXITING}" in " ".join(result.stderr.split())

@@ -74,6 +74,12 @@ def test_every_command_on_a_page_parses(words: list[str]) -> None:
         command, context = found, click.Context(found, info_name=name, parent=context)
     command.make_context(command.name, words)
     labels = [label for flag, label in zip(words, words[1:], strict=False) if flag == "--method"]
+    labels += [
+        label
+        for flag, sweep in zip(words, words[1:], strict=False)
+        if flag == "--sweep"
+        for label in registry.expand_sweep(sweep)
+    ]
     assert all(registry.build(label) for label in labels)
 
 

@@ -257,6 +257,10 @@ def test_adapters_trained_for_another_rate_or_scale_are_refused(tmp_path: Path, 
         ("router=oracle", "it takes arla or linear or softmax_gap"),
         ("kv_fill=copy", "it takes rate_map or copy_p or copy_h or deferred_exact or absent"),
         ("mode=exit", "it takes speculative or dynamic"),
+        ("threshold=0.1", "threshold is an option of mode=dynamic, not of mode=speculative; leave it out"),
+        ("mode=dynamic,width=3", "width is an option of mode=speculative, not of mode=dynamic"),
+        ("mode=aot,exit=1", "exit is an option of mode=speculative, not of mode=aot"),
+        ("bandwidth_mb_s=5", "bandwidth_mb_s is an option of mode=aot"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: str, message: str) -> None:
@@ -265,6 +269,6 @@ def test_options_that_cannot_be_are_refused(options: str, message: str) -> None:
 
 
 def test_each_mode_claims_what_it_keeps() -> None:
-    speculative, dynamic = build("m2r2[threshold=0.1]"), build("m2r2[mode=dynamic,width=3]")
+    speculative, dynamic = build("m2r2[width=3]"), build("m2r2[mode=dynamic,threshold=0.1]")
     assert (speculative.exactness, speculative.reason) == ("exact", "")
     assert dynamic.exactness == "lossy" and "not verified" in dynamic.reason

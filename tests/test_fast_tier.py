@@ -37,6 +37,21 @@ def test_a_transfer_under_way_is_finished_before_a_demand_begins() -> None:
     assert settle(tier) == [(1, 4)]
 
 
+def test_a_later_prediction_of_a_layer_takes_the_place_of_an_earlier_one() -> None:
+    """Both were fetched, and counted as one prediction of twice as many experts."""
+    tier = _tier(8)
+    tier.need(0, [0])
+    settle(tier)
+    tier.want(2, [4, 5])
+    assert tier.next() is not None  # the first is on its way
+    tier.want(2, [6, 5])
+    tier.arrive()
+    assert settle(tier) == [(2, 6), (2, 5)]
+    tier.need(2, [5, 6])
+    counts = tier.counts
+    assert (counts.predicted, counts.predicted_needed, counts.foreseeable, counts.ready) == (2, 2, 2, 2)
+
+
 def test_what_the_present_visit_needs_is_never_evicted_by_fetching_ahead() -> None:
     tier = _tier(2)
     tier.need(0, [0, 1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from two_streams import accelerated_states
 from untrained import untrained
 
+from benchctl.analysis.alignment import read_alignment
 from benchctl.decoding.alignment import TwoStreams, gate_loss
 from benchctl.decoding.arla import LATENT, Router
 from benchctl.decoding.exits import exit_yardsticks
@@ -93,6 +95,20 @@ def test_decoding_scores_as_training_does(attends: bool) -> None:
             assert alone == pytest.approx(float(together[row, at].sigmoid()), abs=1e-12)
     router.get_parameter("2.score.bias").fill_(-1e9)
     assert router.decider(2)([torch.ones(1, 16, dtype=torch.float64)] * 3) == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("attends", [True, False])
+def test_half_precision_scores_small_and_large_states_as_training_did(attends: bool, dtype: torch.dtype) -> None:
+    """bfloat16's own epsilon, 1/128, is twenty times the mean square of an embedding with a deviation of 0.02."""
+    torch.manual_seed(0)
+    router = Router([Interval(0, 2, 8)], 64, torch.device("cpu"), attends).requires_grad_(False)
+    router.get_parameter("2.score.weight").mul_(20.0 if attends else 5.0)
+    for size in (0.02, 300.0):
+        trail = [(size * torch.randn(1, 64)).to(dtype) for _ in range(3)]
+        expected = router.decider(2)([state.float() for state in trail])
+        assert copy.deepcopy(router).to(dtype).decider(2)(trail) == pytest.approx(expected, abs=0.03)
+        assert abs(expected - 0.5) > 0.15  # else any divisor would do
 
 
 @torch.no_grad()
@@ -229,6 +245,13 @@ def test_one_folder_then_serves_every_mode(trained: Path) -> None:
     facts = read_facts(str(trained / "both"))
     assert (facts.options["mode"], facts.options["router"], "modules" in facts.options) == ("dynamic", "arla", False)
     assert set(facts.yardsticks) > {"exit_1_found", "exit_2_held", "agreement", "depth"}
+
+
+def test_what_was_measured_of_the_adapters_stays_beside_what_is_measured_of_the_router(trained: Path) -> None:
+    """It was lost, so that the folder that serves every mode could not be plotted with --alignment."""
+    before, after = (read_facts(str(trained / name)).yardsticks for name in ("adapters", "both"))
+    assert "gate_1_accelerated" in before and before.items() <= after.items()
+    assert read_alignment(trained / "both").gates == (1, 2)
 
 
 def test_nothing_written_says_where_the_adapters_lay(trained: Path) -> None:

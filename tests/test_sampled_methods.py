@@ -32,6 +32,10 @@ LABELS = (
     "medusa[heads=2,tree=2x2]",
     "medusa[heads=2,tree=1x1]",
     "medusa[nodes=6]",
+    "m2r2[draft_tokens=2]",
+    "m2r2[draft_tokens=3,confidence=0.4]",
+    "m2r2[draft_tokens=2,width=2]",
+    "m2r2[draft_tokens=2,width=3,source=exit,confidence=0.2]",
     "m2r2[mode=dynamic,threshold=2]",
 )
 

@@ -8,12 +8,12 @@ from fixtures_records import BASELINE, RUN, baseline_row, drafted_row, method, w
 from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.sweeps import best_of_sweeps
 from benchctl.recordfile import read
-from benchctl.records import Row
+from benchctl.records import Exactness, Row
 
 LABELS = tuple(f"two_model[draft_tokens={count}]" for count in (2, 3, 4))
 
 
-def _group(tmp_path: Path, factors: dict[str, list[float]]) -> Group:
+def _group(tmp_path: Path, factors: dict[str, list[float]], exactness: Exactness = "exact") -> Group:
     """Each label's times on twenty prompts are the baseline's times its factors, taken in turn."""
     rows: list[Row] = []
     for number in range(20):
@@ -25,7 +25,7 @@ def _group(tmp_path: Path, factors: dict[str, list[float]]) -> Group:
             total = (usual.ttft_s or 0) + sum(usual.step_s)
             share = factor * total / ((row.ttft_s or 0) + sum(row.step_s))
             rows.append(replace(row, ttft_s=share * (row.ttft_s or 0), step_s=tuple(share * s for s in row.step_s)))
-    run = replace(RUN, methods=(method(BASELINE), *(method(label) for label in factors)))
+    run = replace(RUN, methods=(method(BASELINE), *(method(label, exactness) for label in factors)))
     return compare([read(write(tmp_path / "run.jsonl", rows, run))])[0]
 
 
@@ -39,3 +39,9 @@ def test_a_steady_label_beats_one_that_is_faster_now_and_then(tmp_path: Path) ->
 
 def test_two_labels_are_no_search(tmp_path: Path) -> None:
     assert list(best_of_sweeps(_group(tmp_path, {label: [0.5] for label in LABELS[:2]}))) == []
+
+
+def test_the_fastest_of_lossy_labels_is_not_called_the_best(tmp_path: Path) -> None:
+    factors = {label: [0.5] for label in LABELS}
+    assert list(best_of_sweeps(_group(tmp_path, factors, "lossy"))) == []
+    assert len(list(best_of_sweeps(_group(tmp_path, factors)))) == 1

@@ -56,7 +56,7 @@ def read_alignment(folder: Path) -> Alignment:
         raise UserError(f"{file}: cannot be read ({error!r}); train the modules anew.") from error
     cosines, agreements = _by_layer(_COSINE, yardsticks), _by_layer(_GATE, yardsticks)
     if not {"slow", "accelerated", "target"} <= set(cosines) or not set(SOURCES) <= set(agreements):
-        raise UserError(f"{folder}: modules of {method} say nothing of two streams; name a folder of m2r2's.")
+        raise UserError(f"{folder}: modules of {method} say nothing of two streams; name m2r2's, not for mode=aot.")
     return Alignment(folder, f"{method} on {name}", layers, cosines, agreements)
 
 

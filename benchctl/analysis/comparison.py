@@ -1,7 +1,7 @@
 """The figures of comparable runs: metrics with intervals, and verdicts, of each method by suite and over all suites."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -107,6 +107,23 @@ def compare(files: Sequence[RunFile]) -> tuple[Group, ...]:
         raise UserError(f"no generations in {names or 'no files'}. Run `benchctl run`, or continue it with --resume.")
     grouped = group(measured)
     return tuple(_figures(members, differences(grouped[0][0].run, members[0].run)) for members in grouped)
+
+
+def over(file: RunFile, label: str) -> RunFile:
+    """The file as if another of its methods were the baseline, and the baseline had not been there.
+
+    Verdicts and token agreement stay those with the baseline that was. Raises UserError for a method that the file has
+    not measured, naming those it has.
+    """
+    usual = file.run.baseline
+    labels = [method.label for method in file.run.methods if not method.unsupported]
+    if label not in labels:
+        raise UserError(f"{file.path} has no {label}. It measured: {' '.join(labels)}.")
+    if label == usual:
+        return file
+    others = tuple(method for method in file.run.methods if method.label != usual)
+    run = replace(file.run, baseline=label, methods=others)
+    return replace(file, run=run, rows=tuple(row for row in file.rows if row.label != usual))
 
 
 def _figures(files: tuple[RunFile, ...], differs: tuple[Difference, ...]) -> Group:

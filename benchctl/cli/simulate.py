@@ -55,8 +55,9 @@ def record(
     """Record a routing trace: the experts each layer needs, those predicted, and the time computing takes.
 
     \b
-    Example:
+    Examples:
       benchctl simulate record --model ref-moe --bench koala --limit 4 --out trace.jsonl
+      benchctl simulate record --method 'm2r2[mode=aot,modules=my-modules]' --out trace.jsonl
     """
     from benchctl.measuring.prompts import load_suite
     from benchctl.measuring.tracing import Recording

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchctl.registry import Label, parse_label
+from benchctl.registry import parse_label
 
 if TYPE_CHECKING:
     from benchctl.training.jobs import Surroundings
@@ -63,11 +63,7 @@ def _typed(parameter: click.Parameter, value: Any) -> list[str]:
 
 def _label(word: str) -> str:
     """A label with the name of its modules in place of their path; any other word as it is."""
-    if "[" not in word:
-        return word
-    label = parse_label(word)
-    options = ((option, _name(value) if option == "modules" else value) for option, value in label.options)
-    return Label(label.name, tuple(options)).text
+    return parse_label(word).without_places.text if "[" in word else word
 
 
 def _name(value: Any) -> str:

@@ -1,8 +1,9 @@
 """Which experts the layers ahead will want, said by the accelerated stream of M2R2: the predictor, and what it learns.
 
-Bhendawade et al., 2025, arXiv 2502.02040, ahead-of-time expert loading: after l layers the accelerated state stands for
-the slow one after R l, so the norms and gates of layers R (l - 1) + 1 .. R l can be asked already. Ours: that gates are
-what is learnt (the divergence of the predicted choice from the true one), beside the trajectory.
+Bhendawade et al., 2025, arXiv 2502.02040, ahead-of-time expert loading. Ours, as the paper's equations were not at
+hand: after l layers the accelerated state stands for the slow one after R l, so the norms and gates of layers
+R (l - 1) + 1 .. R l are asked; and what they say is what is learnt (the divergence of the predicted choice from the
+true one), beside the trajectory.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class AheadOfTime(Method):
         self._coming = {layer - 1: coming(part, layer) for part, layer in passed}
 
     def serve(self, target: Target, timer: Timer | None) -> AbstractContextManager[Target]:
+        self._state = None  # of a generation that failed
         return self.offload.serve(timer, self)
 
     def counters(self) -> Mapping[str, float]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from benchctl.decoding.gates import Interval
 
 LATENT = 64
+EPS = torch.finfo(torch.float32).eps  # added to mean squares; what half precision has would drown those of early states
 
 Decider = Callable[[Sequence[Tensor]], float]
 """Accelerated states of one token, [1, width] each, to the chance that the last of them agrees with the last layer."""
@@ -33,7 +34,7 @@ class Arla(nn.Module):
 
     def forward(self, trail: Tensor) -> Tensor:
         """Scores [...] of trails [..., states, width]."""
-        latent: Tensor = self.down(F.rms_norm(trail, trail.shape[-1:])) + self.depth
+        latent: Tensor = self.down(F.rms_norm(trail, trail.shape[-1:], eps=EPS)) + self.depth
         last = latent[..., -1:, :]
         shares = (last @ latent.mT * LATENT**-0.5).softmax(-1)
         scores: Tensor = self.score(torch.cat((shares @ latent, last), -1))
@@ -64,7 +65,7 @@ class Last(nn.Module):
 
     def forward(self, trail: Tensor) -> Tensor:
         """Scores [...] of trails [..., states, width]."""
-        scores: Tensor = self.score(F.rms_norm(trail[..., -1, :], trail.shape[-1:]))
+        scores: Tensor = self.score(F.rms_norm(trail[..., -1, :], trail.shape[-1:], eps=EPS))
         return scores[..., 0]
 
     def decider(self) -> Decider:
@@ -99,14 +100,14 @@ class Router(nn.ModuleDict):
 
 
 def _eps(like: Tensor) -> Tensor:
-    """What F.rms_norm adds to the mean square."""
-    return like.new_tensor([torch.finfo(like.dtype).eps])
+    """EPS where ``like`` is, in float32 at least: squares of half precision overflow."""
+    return torch.tensor([EPS], dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
 
 
 def _factor(states: Tensor, eps: Tensor) -> Tensor:
     """[states, 1]: what divides each of ``states`` [states, width], or a product of it, by its root mean square."""
-    length = torch.linalg.vector_norm(states, dim=1, keepdim=True)
-    return torch.addcmul(eps, length, length, value=1 / states.shape[1]).rsqrt_()
+    length = torch.linalg.vector_norm(states, dim=1, keepdim=True, dtype=eps.dtype)
+    return torch.addcmul(eps, length, length, value=1 / states.shape[1]).rsqrt_().to(states.dtype)
 
 
 def _chance(score: Tensor) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from benchctl.decoding.draft import ROOT, Draft
@@ -22,7 +23,7 @@ def draft_chain(context: Context, depth: int, propose: Propose, confidence: floa
         token = chain.add(draft_logits)
         context.stream.push((token,))
         if confidence:
-            likely *= float(draft_logits.softmax(-1)[0, token])
+            likely *= float(_wide(draft_logits).softmax(-1)[0, token])
             if likely < confidence:
                 break
     return chain.draft()
@@ -38,7 +39,7 @@ def draft_beam(context: Context, depth: int, propose: Propose, width: int, confi
     draft = Draft()
     kept = [(0.0, ROOT)]  # log-probability and row of each branch's end
     for _ in range(depth):
-        shares, ids = propose(len(kept)).log_softmax(-1).topk(width)
+        shares, ids = _wide(propose(len(kept))).log_softmax(-1).topk(width)
         grown = [
             (log_share + share, parent, token)
             for (log_share, parent), row_shares, row_ids in zip(kept, shares.tolist(), ids.tolist(), strict=True)
@@ -53,3 +54,8 @@ def draft_beam(context: Context, depth: int, propose: Propose, width: int, confi
         if math.exp(best[0][0]) < confidence:
             break
     return draft
+
+
+def _wide(draft_logits: Tensor) -> Tensor:
+    """In float32 at least: probabilities in half precision are too coarse to rank branches, or to stop by."""
+    return draft_logits.to(torch.promote_types(draft_logits.dtype, torch.float32))

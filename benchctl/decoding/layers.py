@@ -239,6 +239,8 @@ def finish(attention: Attention, flat: Tensor, rotary: Tensor) -> tuple[Tensor, 
 
 def _norm_heads(norm: Norm, x: Tensor, per_head: bool) -> Tensor:
     """Norm of queries or keys [rows, heads, head_dim]: each head alone (Qwen3) or all together (OLMoE)."""
+    if x.requires_grad:
+        x = x.clone()  # the backward of a norm reads what it was given, and the caller writes over that
     return norm(x) if per_head else norm(x.flatten(1)).view_as(x)
 
 

@@ -23,12 +23,14 @@ class Choice:
     """A method under its canonical label; `unsupported` says why it will not run, or is empty.
 
     `embedded` is the folder of the modules that the package carries for it and the target, where none were named.
+    `named` tells whether it was asked for by name, so that what it lacks ends the run.
     """
 
     label: str
     method: Method
     unsupported: str = ""
     embedded: str = ""
+    named: bool = True
 
     def draft_model(self, default: str) -> str:
         """The draft model it loads: its own option before the run's; empty for a method that needs none."""
@@ -45,11 +47,20 @@ class Choice:
         method = self.method
         return method.modules or self.embedded if isinstance(method, Trainable) and method.needs_modules else None
 
-    def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:
-        """Method.prepare, with the embedded modules where they are to serve."""
+    def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> Choice:
+        """Method.prepare, with the embedded modules where they are to serve.
+
+        Where nobody asked for it by name and the embedded modules are for other options, it turns out unsupported.
+        """
         if self.embedded and isinstance(self.method, Trainable):
             self.method.modules = self.embedded
-        self.method.prepare(target, models, draft_model)
+        try:
+            self.method.prepare(target, models, draft_model)
+        except UserError as problem:
+            if self.named or not self.embedded:
+                raise
+            return replace(self, unsupported=str(problem).replace(self.embedded, "embedded modules"))
+        return self
 
     @property
     def options(self) -> Mapping[str, Scalar]:
@@ -85,6 +96,11 @@ def choose_methods(texts: Sequence[str], models: Models) -> tuple[Choice, ...]:
     unique = {choice.label: _with_embedded(choice, models.target) for choice in choices}.values()
     _check_one_draft([choice.draft_model(models.draft) for choice in unique])
     return tuple(_check_needs(choice, models.draft, choice.label in named) for choice in unique)
+
+
+def choose_method(text: str, models: Models) -> Choice:
+    """What one label asks for, by name: see choose_methods."""
+    return _check_needs(_with_embedded(_choose(text), models.target), models.draft, named=True)
 
 
 def check_tokenizers(models: Models, choices: Iterable[Choice]) -> TargetTokenizer:
@@ -126,7 +142,7 @@ def _check_needs(choice: Choice, draft: str, named: bool) -> Choice:
     missing = _missing(choice, draft)
     if missing and named:
         raise UserError(f"{choice.label} cannot run: {missing}.")
-    return replace(choice, unsupported=missing)
+    return replace(choice, unsupported=missing, named=named)
 
 
 def _missing(choice: Choice, draft: str) -> str:

@@ -80,8 +80,7 @@ def _prepare(choice: Choice, target: Target, models: ModelStore, draft: str) -> 
     reason = choice.unsupported or choice.method.unsupported(target)
     if reason:
         return replace(choice, unsupported=reason)
-    choice.prepare(target, models, draft)
-    return choice
+    return choice.prepare(target, models, draft)
 
 
 def _header(checked: CheckedRun, choices: Sequence[Choice], models: ModelStore) -> Run:

@@ -15,8 +15,11 @@ from benchctl.decoding.offload import Offload, mixtures_of
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.target import Target
 from benchctl.errors import UserError
+from benchctl.measuring.check import choose_device
+from benchctl.measuring.choices import Choice, Models, choose_method
 from benchctl.measuring.clock import Clock, Timer
 from benchctl.measuring.prompts import Prompt
+from benchctl.measuring.settings import ModelSettings
 from benchctl.offload.trace import Generation, Trace
 
 
@@ -48,14 +51,16 @@ def record(recording: Recording, progress: Callable[[int], None] = lambda done: 
     offloads nothing.
     """
     torch.set_num_threads(recording.threads)
-    method = registry.build(recording.label)
-    target = Target.load(packs.resolve(recording.model), dtype=recording.dtype, device=recording.device)
+    choice = choose_method(recording.label, Models(recording.model, ""))
+    device, dtype = choose_device(ModelSettings(dtype=recording.dtype, device=recording.device))
+    target = Target.load(packs.resolve(recording.model), dtype=dtype, device=device)
+    method = choice.method
     if reason := method.unsupported(target):
-        raise UserError(f"{recording.label} cannot run on {recording.model}: {reason}.")
-    method.prepare(target, _no_model, "")
+        raise UserError(f"{choice.label} cannot run on {recording.model}: {reason}.")
+    choice.prepare(target, _no_model, "")
     offload = method.offload if isinstance(method, Offloading) else None
     if offload is None:
-        raise UserError(f"{recording.label} loads no experts. Name a method that does: expert_offload.")
+        raise UserError(f"{choice.label} loads no experts. Name a method that does: expert_offload or m2r2[mode=aot].")
     clock, timer = Clock(recording.device), Timer()
     generations: list[Generation] = []
     decode_s = stall_s = 0.0
@@ -67,14 +72,16 @@ def record(recording: Recording, progress: Callable[[int], None] = lambda done: 
             decode_s += sum(answer.step_s)
             stall_s += answer.counters["stall_s"]
         progress(number)
-    trace = _trace(recording, target, offload, tuple(generations))
+    trace = _trace(recording, choice, target, offload, tuple(generations))
     return replace(trace, tpot_s=decode_s / max(trace.tokens, 1), stall_s=stall_s / max(trace.tokens, 1))
 
 
-def _trace(recording: Recording, target: Target, offload: Offload, generations: tuple[Generation, ...]) -> Trace:
-    name = Path(recording.model).name
+def _trace(
+    recording: Recording, choice: Choice, target: Target, offload: Offload, generations: tuple[Generation, ...]
+) -> Trace:
+    label, name = registry.parse_label(choice.label).without_places.text, Path(recording.model).name
     return Trace(
-        source=f"{recording.label} on {name}, {recording.dtype}, {recording.device}, {recording.threads} thread(s)",
+        source=f"{label} on {name}, {recording.dtype}, {recording.device}, {recording.threads} thread(s)",
         synthetic=False,
         layers=target.layers,
         experts=max(found.router.shape[0] for found in mixtures_of(target).values()),

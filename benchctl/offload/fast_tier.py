@@ -105,12 +105,16 @@ class FastTier:
         self._visit = keys
 
     def want(self, layer: int, experts: Sequence[int]) -> None:
-        """Fetch ``experts`` of a ``layer`` still to come in this pass ahead, the likeliest first."""
+        """Fetch ``experts`` of a ``layer`` still to come in this pass ahead, the likeliest first.
+
+        Said again of a layer, it takes the place of what was said before: what has not been fetched of that is not.
+        """
         if layer <= self._layer:
             raise ValueError(f"layer {layer} is not ahead of layer {self._layer}, so nothing can be fetched ahead")
         keys = [Key(layer, expert) for expert in experts]
-        self._expected.setdefault(layer, set()).update(keys)
-        self._queue.extend(key for key in keys if key not in self._slots and key not in self._queue)
+        self._expected[layer] = set(keys)
+        self._queue = deque(key for key in self._queue if key.layer != layer)
+        self._queue.extend(key for key in keys if key not in self._slots)
 
     def next(self) -> Transfer | None:
         """Begin the next transfer; None where nothing is asked for, or no slot can be had, or one is under way."""

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
 import torch
 from torch import nn
 
-from benchctl.decoding.modules import MadeFor, check_modules, go_on_from_modules, modules_sha256, save_modules
+from benchctl.decoding.modules import (
+    MadeFor,
+    check_modules,
+    go_on_from_modules,
+    modules_sha256,
+    read_facts,
+    save_modules,
+)
 from benchctl.decoding.trainable import SecondStage, Tally, Trainable
 from benchctl.errors import UserError
 from benchctl.registry import Label, build, method_class, method_names, method_options, parse_label
@@ -142,20 +149,25 @@ def _save(
         "method": label.name,
         "options": {name: getattr(method, name) for name in chosen},
         "target": asdict(made_for),
-        "yardsticks": {name: tally.share for name, tally in _together(held_out).items()},
+        "yardsticks": {**_earlier_yardsticks(method), **_shares(held_out)},
     }
     with writing(options.out / CHECKPOINTS, "the modules"):
         save_modules(options.out, module, facts)
 
 
-def _together(held_out: Iterable[HeldOut]) -> dict[str, Tally]:
+def _earlier_yardsticks(method: Trainable) -> Mapping[str, float]:
+    """What was measured of the modules that a second stage goes on from: they are as they were."""
+    return read_facts(method.modules).yardsticks if _second_stage(method) else {}
+
+
+def _shares(held_out: Iterable[HeldOut]) -> dict[str, float]:
     """The method's own yardsticks over all held-out sets."""
     total: dict[str, Tally] = {}
     for measured in held_out:
         for name, tally in measured.items():
             total[name] = total[name] + tally if name in total else tally
     total.pop("loss", None)
-    return total
+    return {name: tally.share for name, tally in total.items()}
 
 
 def _with_modules(label: Label) -> str:

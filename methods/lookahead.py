@@ -1,0 +1,151 @@
+"""Draft n-grams that the target itself came up with: a window of Jacobi iterations rides along in every verification.
+
+Fu et al.: Break the Sequential Dependency of LLM Inference Using Lookahead Decoding, 2024, arXiv 2402.02057: window,
+pool and verification in one pass, no training; how the rows fill and shift is the authors' code's. Ours: the bonus
+token after a full match, guesses that share the rows of a common beginning, and a window that ends where the context
+does, or where its n-grams would come too late for the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from benchctl.decoding.draft import ROOT, Draft
+from benchctl.decoding.method import Context, Outcome, Speculative
+from benchctl.decoding.target import Target
+from benchctl.decoding.verify import Verdict
+
+Guess = tuple[int, ...]
+
+
+@dataclass
+class Lookahead(Speculative):
+    """Guess what followed the last token in n-grams found before; each pass also looks for new ones further ahead.
+
+    ngram        tokens of an n-gram: the one it is found by, and those guessed to follow
+    window       columns of the window: n-grams found per pass
+    guesses      n-grams kept, and verified together, per first token: the most recent
+    bonus        also add the target's own token after a guess that is right to its end: the pass has it anyway. The
+                 authors' code does not: there the last token guessed takes its place
+    prompt_pool  n-grams of the text itself, prompt and answer, are guesses too
+    """
+
+    ngram: int = 5
+    window: int = 7
+    guesses: int = 7
+    bonus: bool = True
+    prompt_pool: bool = False
+    # [1 .. ngram - 1][columns]: column i continues the root and column 0 of level 0 up to its own first token, and goes
+    # on through the levels. The first token of column 0 is the root, whatever stands there.
+    _levels: list[list[int]] = field(default_factory=list, init=False, repr=False, compare=False)
+    _pool: dict[int, dict[Guess, None]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _read_tokens: int = field(default=0, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, least in (("ngram", 2), ("window", 1), ("guesses", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+
+    def unsupported(self, target: Target) -> str | None:
+        ahead = self.window + self.ngram - 3
+        if ahead < target.context_tokens:
+            return None
+        asked = f"window={self.window} with ngram={self.ngram} looks {ahead} tokens ahead"
+        return f"{asked}, but the target takes {target.context_tokens} in all; give a smaller window"
+
+    def start(self, context: Context) -> int:
+        prompt = context.tokens
+        places = torch.randint(len(prompt), (self.window + self.ngram - 3,), generator=context.generator)
+        self._levels = [[prompt[-1], *(prompt[place] for place in places.tolist())]]
+        self._pool, self._read_tokens = {}, 0
+        self._fit(context, context.remaining_tokens - 1)
+        if not 0 < len(self._levels) < self.ngram - 1:
+            return super().start(context)
+        context.stream.push([*prompt, *self._levels[0][1:]])
+        context.stream.advance()
+        target_logits = context.stream.logits(len(prompt) - 1)
+        context.stream.keep(range(len(prompt)))
+        self._take(target_logits.argmax(-1).tolist())
+        return context.pick(target_logits[:1])
+
+    def draft(self, context: Context, budget: int) -> Draft:
+        if self.prompt_pool:
+            self._read(context.tokens)
+        self._fit(context, budget)
+        if self._levels:
+            self._levels[0][0] = context.tokens[-1]
+        filled = len(context.tokens) - context.prompt_tokens >= self.ngram - 2  # a pass that fills gives one token
+        known = self._pool.get(context.tokens[-1], {}) if filled else {}
+        return self._beside_window(_merged([guess[:budget] for guess in known]))
+
+    def verify(self, context: Context, draft: Draft, target_logits: torch.Tensor) -> Verdict:
+        can_be_accepted = 1 + draft.scratch.count(False)
+        verdict = super().verify(context, draft, target_logits[:can_be_accepted])
+        if self.bonus or len(verdict.path) < self.ngram - 1:
+            return verdict
+        return Verdict(verdict.path[:-1], draft.tokens[verdict.path[-1]])
+
+    def observe(self, context: Context, outcome: Outcome) -> None:
+        if not self._levels:
+            return
+        columns = len(self._levels[0])
+        size = columns * len(self._levels)
+        guessed = len(outcome.target_logits) - size
+        newest = [node and node + guessed for node in range(size - columns, size)]
+        self._take(outcome.target_logits[newest].argmax(-1).tolist())
+
+    def _fit(self, context: Context, budget: int) -> None:
+        """Leave out columns that reach beyond the context, and a window whose n-grams no pass could verify any more."""
+        if not self._levels:
+            return
+        room = context.target.context_tokens - len(context.tokens)
+        columns = min(len(self._levels[0]), room - len(self._levels) + 2)
+        useful = columns > 0 and budget > self.ngram - len(self._levels)
+        self._levels = [level[:columns] for level in self._levels] if useful else []
+
+    def _beside_window(self, guesses: Draft) -> Draft:
+        """The guesses, and behind them the window: level 0 is a chain, and each column goes on from its token there."""
+        if not self._levels:
+            return replace(guesses, scratch=(False,) * len(guesses))
+        columns = len(self._levels[0])
+        nodes = [token for level in self._levels for token in level]  # the first is the root
+        continued = [node - 1 if node < columns else node - columns for node in range(1, len(nodes))]
+        parents = [node - 1 + len(guesses) if node else ROOT for node in continued]
+        scratch = (False,) * len(guesses) + (True,) * len(parents)
+        return Draft((*guesses.tokens, *nodes[1:]), (*guesses.parents, *parents), scratch)
+
+    def _take(self, found: list[int]) -> None:
+        """``found`` continues each column. A window still filling loses its first column, a full one its first level."""
+        levels = [*self._levels, found]
+        if len(levels) < self.ngram:
+            self._levels = [level[1:] for level in levels]
+            return
+        for ngram in zip(*levels, strict=True):
+            self._store(ngram)
+        self._levels = levels[1:]
+
+    def _read(self, tokens: list[int]) -> None:
+        for end in range(max(self._read_tokens + 1, self.ngram), len(tokens) + 1):
+            self._store(tokens[end - self.ngram : end])
+        self._read_tokens = len(tokens)
+
+    def _store(self, ngram: Sequence[int]) -> None:
+        known = self._pool.setdefault(ngram[0], {})
+        guess = tuple(ngram[1:])
+        known.pop(guess, None)
+        known[guess] = None
+        if len(known) > self.guesses:
+            del known[next(iter(known))]
+
+
+def _merged(guesses: Iterable[Guess]) -> Draft:
+    """A tree of the guesses; those that begin alike share rows. Example: 5 7, 5 8 gives rows 5 7 8, 7 and 8 below 5."""
+    rows: dict[Guess, int] = {(): ROOT}
+    for guess in guesses:
+        for end in range(1, len(guess) + 1):
+            rows.setdefault(guess[:end], len(rows) - 1)
+    branches = [branch for branch in rows if branch]
+    return Draft(tuple(branch[-1] for branch in branches), tuple(rows[branch[:-1]] for branch in branches))
