@@ -20,7 +20,7 @@ from benchctl.decoding.alignment import TwoStreams
 from benchctl.decoding.arla import Router
 from benchctl.decoding.dynamic import KvFillName, Leaving, RouterName
 from benchctl.decoding.gate_draft import Drafting, Source
-from benchctl.decoding.gates import check_gate, default_gates, intervals, read_gates, unfit_gates
+from benchctl.decoding.gates import Interval, check_gate, intervals_of, read_gates, unfit_gates
 from benchctl.decoding.method import Context, Method, Step
 from benchctl.decoding.modules import load_modules
 from benchctl.decoding.offload import Offload, OffloadSettings, Tier
@@ -39,7 +39,8 @@ class M2R2(Method, Trainable):
     mode          speculative (it drafts, the slow stream verifies: exact), dynamic (tokens leave at the first gate with
                   a sure router: lossy) or aot (experts are fetched ahead of time: exact)
     modules       folder of the trained adapters, and of the router where one is trained
-    gates         layers where the accelerated stream may be read, joined by +; empty takes 1/8, 1/4, 1/2, 3/4 of all
+    gates         layers where the accelerated stream starts anew, joined by +; empty takes 1/8, 1/4, 1/2 and 3/4 of
+                  the depth, for mode=aot half of it
     rate          slow layers that one of the accelerated stream is to be worth; 0 reaches the last layer at each gate,
                   and is 2 for mode=aot
     adapters      lora, bottleneck or hybrid; rank and alpha are theirs: what they add is scaled by alpha / rank
@@ -100,18 +101,20 @@ class M2R2(Method, Trainable):
     @property
     def second_stage(self) -> SecondStage:
         needed = isinstance(self._how, Leaving) and self._how.needs_router
-        training = TrainingDefaults(rate=2e-3, schedule="linear", epochs=5.0)
+        training = TrainingDefaults(2e-3, "linear", epochs=5.0)
         return SecondStage("router", f"mode=dynamic,router={self.router}", needed, training)
 
+    def _parts(self, layers: int) -> list[Interval]:
+        return intervals_of(self.gates, layers, self.rate, ahead=self.mode == "aot")
+
     def unsupported(self, target: Target | TargetInfo) -> str | None:
-        problem = unfit_gates(read_gates(self.gates), target.layers, self.exit)
+        problem = unfit_gates(self._parts(target.layers), target.layers, self.exit)
         return problem or (self._how.unsupported(target) if isinstance(self._how, Loading) else None)
 
     def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
         if problem := self.unsupported(info):
             raise UserError(f"m2r2 cannot be trained for this target: {problem}")
-        rate = self.rate or (2.0 if self.mode == "aot" else 0.0)
-        parts = intervals(read_gates(self.gates) or default_gates(info.layers), info.layers, rate)
+        parts = self._parts(info.layers)
         settings = AdapterSettings(self.adapters, self.rank, self.alpha)
         streams = TwoStreams(info, parts, settings, lm_head.device, compared=self.mode != "aot")
         if self.second_stage.needed:

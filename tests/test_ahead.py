@@ -19,7 +19,7 @@ from untrained import untrained
 
 from benchctl.decoding.ahead import AheadOfTime, coming
 from benchctl.decoding.alignment import COSINE_SHARE, TwoStreams, slow_state
-from benchctl.decoding.gates import Interval
+from benchctl.decoding.gates import Interval, intervals_of
 from benchctl.decoding.loop import Limits, decode
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
@@ -46,6 +46,19 @@ def test_each_state_is_asked_for_the_layers_it_newly_stands_for() -> None:
     assert [list(coming(Interval(0, 4, 8, 2.0), layer)) for layer in (1, 2, 3, 4)] == [[1], [2, 3], [4, 5], [6, 7]]
     assert [list(coming(Interval(4, 7, 8, 2.0), layer)) for layer in (5, 6, 7)] == [[5], [6, 7], []]
     assert list(coming(Interval(0, 1, 4), 1)) == [1, 2, 3]
+
+
+def test_by_default_one_interval_up_to_half_of_the_depth_stands_for_all_layers() -> None:
+    assert intervals_of("", 8, 0.0, ahead=True) == [Interval(0, 4, 8, 2.0)]
+    assert intervals_of("1+3", 8, 4.0, ahead=True) == [Interval(0, 1, 8, 4.0), Interval(1, 3, 8, 4.0)]
+    assert intervals_of("", 8, 0.0, ahead=False) == [
+        Interval(0, 1, 8),
+        Interval(1, 2, 8),
+        Interval(2, 4, 8),
+        Interval(4, 6, 8),
+    ]
+    info = pair("mixtral", 3).target.info
+    assert M2R2(mode="aot").unsupported(replace(info, layers=1)) == "gate 1 is not below the target's 1 layers"
 
 
 def gate_logits(models: Pair, text: Sequence[int]) -> Tensor:

@@ -69,17 +69,26 @@ def check_gate(exit: int, gates: Sequence[int]) -> None:
         raise ValueError(f"exit {exit} is not among the gates {'+'.join(map(str, gates)) or 'of any target'}")
 
 
-def unfit_gates(gates: Sequence[int], layers: int, exit: int) -> str | None:
-    """Why a target of this depth has no such gates, or not that one among them; None when it has. None chosen: the
-    default ones."""
-    found = gates or default_gates(layers)
-    if not found or found[-1] >= layers:
-        return f"gate {found[-1] if found else 1} is not below the target's {layers} layers"
-    if exit and exit not in found:
-        return f"exit {exit} is not among the gates {'+'.join(map(str, found))}"
+def unfit_gates(parts: Sequence[Interval], layers: int, exit: int) -> str | None:
+    """Why a target of this depth has no such intervals, or no such gate to read among them; None when it has."""
+    gates = [part.gate for part in parts]
+    if not gates or gates[-1] >= layers:
+        return f"gate {gates[-1] if gates else 1} is not below the target's {layers} layers"
+    if exit and exit not in gates:
+        return f"exit {exit} is not among the gates {'+'.join(map(str, gates))}"
     return None
 
 
 def intervals(gates: Sequence[int], layers: int, rate: float = 0.0) -> list[Interval]:
-    """The intervals that end at these gates, ascending and below ``layers``."""
+    """The intervals that end at these gates, ascending."""
     return [Interval(first, gate, layers, rate) for first, gate in zip((0, *gates), gates, strict=False)]
+
+
+def intervals_of(text: str, layers: int, rate: float, *, ahead: bool) -> list[Interval]:
+    """The intervals that options ask for; an empty ``text`` and rate 0 take the defaults.
+
+    ``ahead``, for loading experts, is at rate 2 one interval up to half of the depth: there the state stands for the
+    last layer's.
+    """
+    gates = read_gates(text) or (((layers // 2,) if layers > 1 else ()) if ahead else default_gates(layers))
+    return intervals(gates, layers, rate or (2.0 if ahead else 0.0))
