@@ -1,9 +1,8 @@
 """Draft n-grams that the target itself came up with: a window of Jacobi iterations rides along in every verification.
 
 Fu et al.: Break the Sequential Dependency of LLM Inference Using Lookahead Decoding, 2024, arXiv 2402.02057: window,
-pool and verification in one pass, no training; how the rows fill and shift is the authors' code's. Ours: the bonus
-token after a full match, guesses that share the rows of a common beginning, and a window that ends where the context
-does, or where its n-grams would come too late for the limit.
+pool and verification in one pass, no training; how levels fill and shift is the authors' code's. Ours: the bonus token
+after a full match, guesses that share the rows of a common beginning, no window beyond the context or too late to help.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from benchctl.decoding.draft import ROOT, Draft
 from benchctl.decoding.method import Context, Outcome, Speculative
@@ -25,11 +25,13 @@ Guess = tuple[int, ...]
 class Lookahead(Speculative):
     """Guess what followed the last token in n-grams found before; each pass also looks for new ones further ahead.
 
+    The window starts with tokens drawn from the prompt: with another seed, greedy answers take other steps.
+
     ngram        tokens of an n-gram: the one it is found by, and those guessed to follow
     window       columns of the window: n-grams found per pass
-    guesses      n-grams kept, and verified together, per first token: the most recent
-    bonus        also add the target's own token after a guess that is right to its end: the pass has it anyway. The
-                 authors' code does not: there the last token guessed takes its place
+    guesses      n-grams kept per first token, the most recent, and verified together
+    bonus        add the target's own token after a full match too, as the pass has it; false, like the authors' code,
+                 lets the last token guessed take its place
     prompt_pool  n-grams of the text itself, prompt and answer, are guesses too
     """
 
@@ -38,8 +40,8 @@ class Lookahead(Speculative):
     guesses: int = 7
     bonus: bool = True
     prompt_pool: bool = False
-    # [1 .. ngram - 1][columns]: column i continues the root and column 0 of level 0 up to its own first token, and goes
-    # on through the levels. The first token of column 0 is the root, whatever stands there.
+    # Up to ngram - 1 levels of equally many columns: a column continues level 0 up to its own token there, then its own
+    # tokens of the levels above. The first token of level 0 is the root.
     _levels: list[list[int]] = field(default_factory=list, init=False, repr=False, compare=False)
     _pool: dict[int, dict[Guess, None]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _read_tokens: int = field(default=0, init=False, repr=False, compare=False)
@@ -53,8 +55,8 @@ class Lookahead(Speculative):
         ahead = self.window + self.ngram - 3
         if ahead < target.context_tokens:
             return None
-        asked = f"window={self.window} with ngram={self.ngram} looks {ahead} tokens ahead"
-        return f"{asked}, but the target takes {target.context_tokens} in all; give a smaller window"
+        reach = f"window={self.window} with ngram={self.ngram} looks {ahead} tokens ahead"
+        return f"{reach}, but the target takes {target.context_tokens} in all; give a smaller window"
 
     def start(self, context: Context) -> int:
         prompt = context.tokens
@@ -81,9 +83,8 @@ class Lookahead(Speculative):
         known = self._pool.get(context.tokens[-1], {}) if filled else {}
         return self._beside_window(_merged([guess[:budget] for guess in known]))
 
-    def verify(self, context: Context, draft: Draft, target_logits: torch.Tensor) -> Verdict:
-        can_be_accepted = 1 + draft.scratch.count(False)
-        verdict = super().verify(context, draft, target_logits[:can_be_accepted])
+    def verify(self, context: Context, draft: Draft, target_logits: Tensor) -> Verdict:
+        verdict = super().verify(context, draft, target_logits[: 1 + draft.scratch.count(False)])
         if self.bonus or len(verdict.path) < self.ngram - 1:
             return verdict
         return Verdict(verdict.path[:-1], draft.tokens[verdict.path[-1]])
@@ -99,10 +100,8 @@ class Lookahead(Speculative):
 
     def _fit(self, context: Context, budget: int) -> None:
         """Leave out columns that reach beyond the context, and a window whose n-grams no pass could verify any more."""
-        if not self._levels:
-            return
         room = context.target.context_tokens - len(context.tokens)
-        columns = min(len(self._levels[0]), room - len(self._levels) + 2)
+        columns = min([*map(len, self._levels), room - len(self._levels) + 2])
         useful = columns > 0 and budget > self.ngram - len(self._levels)
         self._levels = [level[:columns] for level in self._levels] if useful else []
 
@@ -118,7 +117,7 @@ class Lookahead(Speculative):
         return Draft((*guesses.tokens, *nodes[1:]), (*guesses.parents, *parents), scratch)
 
     def _take(self, found: list[int]) -> None:
-        """``found`` continues each column. A window still filling loses its first column, a full one its first level."""
+        """``found`` continues the columns. A filling window then loses its first column, a full one its first level."""
         levels = [*self._levels, found]
         if len(levels) < self.ngram:
             self._levels = [level[1:] for level in levels]

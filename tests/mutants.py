@@ -16,6 +16,7 @@ from benchctl.decoding.sampling import draw
 from benchctl.decoding.target import Target
 from benchctl.decoding.verify import Verdict
 from benchctl.methods.early_exit import EarlyExit
+from benchctl.methods.lookahead import Lookahead
 from benchctl.methods.medusa import Medusa
 from benchctl.methods.prompt_lookup import PromptLookup
 from benchctl.methods.two_model import TwoModel
@@ -63,6 +64,30 @@ class LateMedusa(Medusa):
 
     def observe(self, context: Context, outcome: Outcome) -> None:
         self._state = outcome.states[:1]
+
+
+class ShiftedLookahead(Lookahead):
+    """lookahead whose columns go on from the token of the column before."""
+
+    def draft(self, context: Context, budget: int) -> Draft:
+        draft: Draft = super().draft(context, budget)
+        columns = len(self._levels[0]) if self._levels else 0
+        first = draft.scratch.count(False) + columns - 1  # the row of level 1's first column
+        parents = list(draft.parents)
+        parents[first + 1 : first + columns] = parents[first : first + columns - 1]
+        return replace(draft, parents=tuple(parents))
+
+
+class StaleLookahead(Lookahead):
+    """lookahead that guesses n-grams of earlier prompts too."""
+
+    _pool: Any
+
+    def start(self, context: Context) -> int:
+        pool = self._pool
+        first: int = super().start(context)
+        self._pool = pool
+        return first
 
 
 class UnrepairedRule(Speculative):

@@ -5,7 +5,7 @@ Rows, pool and verification are simulated on the answer that must come out; no t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -43,24 +43,35 @@ class Round:
 
 
 def replay_lookahead(
-    naive: Naive, setting: Setting, prompt: Sequence[int], answer: Sequence[int], limit: int, context_tokens: int
+    naive: Naive,
+    setting: Setting,
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    context_tokens: int,
+    thrifty: bool = True,
 ) -> list[Round]:
-    """The passes that must lead to ``answer``, of which ``limit`` tokens are allowed; greedy, seed 0."""
+    """The passes that must lead to ``answer``, which takes all tokens allowed; greedy, seed 0.
+
+    ``thrifty``: no window once its n-grams would come too late; its rows are all that this may change.
+    """
     text, left = list(prompt), list(answer)
     rows: Rows = [random_row(setting, prompt)]
     ngrams: list[tuple[int, ...]] = []  # the most recent last
     rounds: list[Round] = []
+    noted = 0
     for number in count():
         if not left:
             return rounds
-        to_come = limit - (len(text) - len(prompt))
         fills = number < setting.ngram - 2
         passes_to_ngrams = max(setting.ngram - 2 - number, 0) + 1
-        rows = fitting(rows, len(text), context_tokens) if to_come - passes_to_ngrams >= 2 else []
+        late = len(left) - passes_to_ngrams < 2  # no token to guess before the last one, which the pass gives anyway
+        rows = [] if thrifty and late else fitting(rows, len(text), context_tokens)
         if setting.prompt_pool:
-            remember(ngrams, (tuple(text[at : at + setting.ngram]) for at in range(len(text) - setting.ngram + 1)))
+            ends = range(max(noted + 1, setting.ngram), len(text) + 1)
+            remember(ngrams, (tuple(text[end - setting.ngram : end]) for end in ends))
+            noted = len(text)
         known = [] if fills or number == 0 else [ngram[1:] for ngram in ngrams if ngram[0] == text[-1]]
-        guesses = [guess[: to_come - 1] for guess in known[len(known) - min(len(known), setting.guesses) :]]
+        guesses = [guess[: len(left) - 1] for guess in known[::-1][: setting.guesses]]
         if number > 0:
             rounds.append(_round(setting, guesses, left, rows))
         if rows and (number > 0 or fills):
@@ -85,8 +96,8 @@ def fitting(rows: Rows, text_tokens: int, context_tokens: int) -> Rows:
     return rows if all(rows[1:]) else []
 
 
-def remember(ngrams: list[tuple[int, ...]], fresh: object) -> None:
-    for ngram in fresh:  # type: ignore[attr-defined]
+def remember(ngrams: list[tuple[int, ...]], fresh: Iterable[tuple[int, ...]]) -> None:
+    for ngram in fresh:
         if ngram in ngrams:
             ngrams.remove(ngram)
         ngrams.append(ngram)
