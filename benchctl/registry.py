@@ -10,7 +10,7 @@ import difflib
 import pkgutil
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from decimal import Decimal
 from functools import cache
 from importlib import import_module
@@ -86,7 +86,10 @@ def method_class(name: str) -> type[Method]:
     if name in builtin_names():
         return _class_in_file(name)
     if name in _plugins():
-        return _class_of_plugin(_plugins()[name])
+        found = _class_of_plugin(_plugins()[name])
+        if not is_dataclass(found):
+            raise UserError(f"Method '{name}' is no dataclass, so it has no options to read; put @dataclass above it.")
+        return found
     close = difflib.get_close_matches(name, method_names(), n=1)
     hint = f" Did you mean '{close[0]}'?" if close else ""
     raise UserError(f"Unknown method '{name}'.{hint} Known methods: {', '.join(method_names())}.")

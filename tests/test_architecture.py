@@ -39,8 +39,10 @@ LAYERS: dict[str, set[str]] = {
         "benchctl.registry",
     },
     "benchctl.training": {"benchctl.decoding", "benchctl.packs", "benchctl.registry"},
+    "benchctl.conformance": {"benchctl.decoding", "benchctl.registry"},
     "benchctl.cli": {
         "benchctl.analysis",
+        "benchctl.conformance",
         "benchctl.decoding",
         "benchctl.measuring",
         "benchctl.offload",
@@ -65,9 +67,10 @@ DOORS: dict[str, tuple[str, ...]] = {
     "pydantic": ("benchctl/records.py", "benchctl/recordfile.py"),
     "rich": ("benchctl/cli/", "benchctl/analysis/report.py"),
     "time": ("benchctl/measuring/clock.py", "benchctl/training/"),
-    "torch": ("benchctl/decoding/", "benchctl/measuring/", "benchctl/training/", "methods/"),
+    "torch": ("benchctl/conformance/", "benchctl/decoding/", "benchctl/measuring/", "benchctl/training/", "methods/"),
     "tokenizers": ("benchctl/decoding/target.py", "benchctl/training/"),
     "transformers": (
+        "benchctl/conformance/",
         "benchctl/decoding/hub.py",
         "benchctl/decoding/target.py",
         "benchctl/decoding/tokenizer.py",

@@ -13,10 +13,10 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from chances import Chance, distribution, total_variation
 from scipy import stats
 from torch import Tensor
 
+from benchctl.conformance.chances import Chance, distribution, total_variation
 from benchctl.decoding.draft import ROOT, Draft
 from benchctl.decoding.sampling import Sampling, draw
 from benchctl.decoding.verify import verify_rejection
@@ -111,21 +111,19 @@ TREES = {
 
 @pytest.mark.parametrize("replacement", [True, False], ids=["drawn independently", "drawn without replacement"])
 @pytest.mark.parametrize("shape", TREES.values(), ids=TREES.keys())
-def test_drafts_drawn_from_a_model_leave_the_target_s_distribution(
-    shape: Text, replacement: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drafts_drawn_from_a_model_leave_the_target_s_distribution(shape: Text, replacement: bool) -> None:
     def step(chance: Chance) -> Text:
         return commit(drawn_tree(shape, drafter, replacement), target)
 
-    assert total_variation(continued(distribution(step, monkeypatch), target), joint(target)) < 1e-13
+    assert total_variation(continued(distribution(step), target), joint(target)) < 1e-13
 
 
 @pytest.mark.parametrize("shape", [CHAIN, (ROOT, ROOT)], ids=["chain", "two siblings"])
-def test_supports_that_differ_leave_the_target_s_distribution(shape: Text, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_supports_that_differ_leave_the_target_s_distribution(shape: Text) -> None:
     def step(chance: Chance) -> Text:
         return commit(drawn_tree(shape, cut_drafter, True), cut_target)
 
-    assert total_variation(continued(distribution(step, monkeypatch), cut_target), joint(cut_target)) < 1e-13
+    assert total_variation(continued(distribution(step), cut_target), joint(cut_target)) < 1e-13
 
 
 DETERMINISTIC = {
@@ -140,19 +138,19 @@ DETERMINISTIC = {
 
 
 @pytest.mark.parametrize("draft", DETERMINISTIC.values(), ids=DETERMINISTIC.keys())
-def test_deterministic_drafts_leave_the_target_s_distribution(draft: Draft, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deterministic_drafts_leave_the_target_s_distribution(draft: Draft) -> None:
     for probs in (target, cut_target):
-        found = distribution(lambda chance: commit(draft, probs), monkeypatch)  # noqa: B023 called at once
+        found = distribution(lambda chance: commit(draft, probs))  # noqa: B023 called at once
         assert total_variation(continued(found, probs), joint(probs)) < 1e-13
 
 
-def test_drafts_chosen_by_looking_at_the_text_are_still_point_masses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_chosen_by_looking_at_the_text_are_still_point_masses() -> None:
     """A drafter may be random in any way its ``probs`` do not mention: here it flips a coin between two chains."""
 
     def step(chance: Chance) -> Text:
         return commit(Draft.chain([[2, 1], [0, 0]][chance.choose((0.3, 0.7))]), target)
 
-    assert total_variation(continued(distribution(step, monkeypatch), target), joint(target)) < 1e-13
+    assert total_variation(continued(distribution(step), target), joint(target)) < 1e-13
 
 
 def wrong_distribution_of_the_draft(chance: Chance) -> Text:
@@ -193,13 +191,13 @@ def accepted_unread(chance: Chance) -> Text:
         (accepted_unread, target),
     ],
 )
-def test_wrong_rules_are_caught(rule: Callable[[Chance], Text], probs: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert total_variation(continued(distribution(rule, monkeypatch), probs), joint(probs)) > 0.005
+def test_wrong_rules_are_caught(rule: Callable[[Chance], Text], probs: Model) -> None:
+    assert total_variation(continued(distribution(rule), probs), joint(probs)) > 0.005
 
 
-def test_a_drawn_token_may_be_called_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drawn_token_may_be_called_deterministic() -> None:
     """It costs acceptance, not correctness: given the token, the point-mass rule is exact whatever drew it."""
-    found = distribution(draft_called_deterministic, monkeypatch)
+    found = distribution(draft_called_deterministic)
     assert total_variation(continued(found, target), joint(target)) < 1e-13
 
 

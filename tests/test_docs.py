@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -13,13 +14,16 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 from tiny import tiny_folder
 
 from benchctl import registry
 from benchctl.cli import main
+from benchctl.conformance.examine import WHAT, examine
 from benchctl.decoding.loop import Limits, decode
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.target import Target
+from benchctl.recordfile import read
 from benchctl.training.estimate import GPUS, estimate
 from benchctl.training.jobs import Surroundings
 from benchctl.training.module_job import train_modules
@@ -62,7 +66,31 @@ def bigram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("benchctl.methods.bigram", None)
 
 
-@pytest.mark.usefixtures("bigram")
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The distribution of docs/add-a-method.md, made of the page's files and installed without network."""
+    page, source = ROOT / "docs" / "add-a-method.md", tmp_path_factory.mktemp("follow")
+    for name, language in (("pyproject.toml", "toml"), ("benchctl_follow.py", "python")):
+        (code,) = blocks(page, language)
+        (source / name).write_text(code, encoding="utf-8")
+    folder = tmp_path_factory.mktemp("site")
+    offline = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet")
+    pip = [sys.executable, "-m", "pip", "install", *offline, "--target", str(folder), str(source)]
+    subprocess.run(pip, check=True)
+    return folder
+
+
+@pytest.fixture
+def follow(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """That distribution as if it were installed beside benchctl."""
+    monkeypatch.syspath_prepend(site)
+    registry._plugins.cache_clear()
+    yield
+    registry._plugins.cache_clear()
+    sys.modules.pop("benchctl_follow", None)
+
+
+@pytest.mark.usefixtures("bigram", "follow")
 @pytest.mark.parametrize("words", [words for _, words in command_ids()], ids=" ".join)
 def test_every_command_on_a_page_parses(words: list[str]) -> None:
     command: click.Command = main
@@ -81,6 +109,37 @@ def test_every_command_on_a_page_parses(words: list[str]) -> None:
         for label in registry.expand_sweep(sweep)
     ]
     assert all(registry.build(label) for label in labels)
+
+
+@pytest.mark.usefixtures("follow")
+def test_the_distribution_of_the_page_is_a_method_like_any_other(tmp_path: Path) -> None:
+    """Found by its entry point, passed by doctor, and measured: its answers are the baseline's."""
+    assert "follow" in registry.method_names() and "follow" not in registry.builtin_names()
+    examined = CliRunner().invoke(main, ["doctor", "--method", "follow"])
+    assert examined.exit_code == 0, examined.output
+    assert examined.stdout.splitlines()[-1] == "21 passed, 0 failed, 0 skipped."
+    folder, prompts, out = tiny_folder(tmp_path / "target"), tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+    prompts.write_text('{"prompt": "one two one two one two"}\n', encoding="utf-8")
+    words = "--method follow[draft_tokens=3] --max-new-tokens 24 --warm-up 0 --repeats 1 --device cpu"
+    measured = CliRunner().invoke(
+        main, ["run", *words.split(), "--model", str(folder), "--bench", str(prompts), "--out", str(out)]
+    )
+    assert measured.exit_code == 0, measured.output
+    rows = read(out).rows
+    assert {row.label for row in rows} == {"autoregressive", "follow[draft_tokens=3]"}
+    assert len({tuple(row.token_ids) for row in rows}) == 1
+    assert sum(sum(row.drafted) for row in rows) > 0
+
+
+@pytest.mark.usefixtures("follow")
+def test_doctor_finds_the_mistake_that_the_page_tells_to_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(registry.method_class("follow"), "start")
+    assert {finding.check for finding in examine("follow") if finding.verdict == "fail"} == {"isolation"}
+
+
+def test_the_page_shows_every_check_of_doctor() -> None:
+    page = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` \| [^|]+ \|$", page, re.MULTILINE)[: len(WHAT)] == list(WHAT)
 
 
 def test_there_are_pages_with_commands() -> None:

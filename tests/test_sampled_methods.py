@@ -7,10 +7,10 @@ from functools import cache
 
 import pytest
 import torch
-from chances import distribution, total_variation
 from runs import prepared
 from tiny import tiny_model, tiny_target
 
+from benchctl.conformance.chances import distribution, total_variation
 from benchctl.decoding.loop import Limits, decode
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.target import Target
@@ -83,8 +83,8 @@ def test_there_are_many_answers() -> None:
 
 
 @pytest.mark.parametrize("label", LABELS)
-def test_exact_method_samples_from_the_target_s_distribution(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = distribution(lambda chance: generate(label), monkeypatch)
+def test_exact_method_samples_from_the_target_s_distribution(label: str) -> None:
+    found = distribution(lambda chance: generate(label))
     assert total_variation(found, truth()) < 1e-9
 
 
@@ -100,13 +100,11 @@ def padded(seed: int, padding_logit: float) -> Target:
 
 
 @pytest.mark.parametrize("wider", ["draft", "target"])
-def test_heads_padded_to_different_widths_leave_the_distribution_alone(
-    wider: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heads_padded_to_different_widths_leave_the_distribution_alone(wider: str) -> None:
     """A trained target never says its padding; what a draft model says of its own must not matter."""
     target = padded(1, -1e4) if wider == "target" else model(1)
     draft = padded(2, 1.0) if wider == "draft" else model(2)
-    found = distribution(lambda chance: generate(LABELS[1], target, draft), monkeypatch)
+    found = distribution(lambda chance: generate(LABELS[1], target, draft))
     assert total_variation(found, truth()) < 1e-9
 
 
@@ -119,7 +117,7 @@ def test_heads_padded_to_different_widths_leave_the_distribution_alone(
         "m2r2[mode=dynamic,threshold=0]",
     ],
 )
-def test_lossy_method_does_not(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lossy_method_does_not(label: str) -> None:
     """Or this file would find nothing."""
-    found = distribution(lambda chance: generate(label), monkeypatch)
+    found = distribution(lambda chance: generate(label))
     assert total_variation(found, truth()) > 0.05

@@ -10,25 +10,14 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
+from benchctl.conformance.random_models import LLAMA, MIXTRAL, random_config, random_model
 from benchctl.decoding.target import Target
 from benchctl.decoding.tokenizer import TargetTokenizer
 
 VOCABULARY = 96
 
-_COMMON: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": None,
-}
 _LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -47,15 +36,14 @@ _LONGROPE = {
 
 # Name -> family and the settings it adds; the first eight are the plain families.
 _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    # heads * head_dim differs from hidden_size here and for qwen3, as in published models
-    "llama": ("llama", {"head_dim": 16}),
+    "llama": ("llama", LLAMA),
     "mistral": ("mistral", {"sliding_window": None}),
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
     "phi3": ("phi3", {}),
     "gemma": ("gemma", {"head_dim": 8, "num_key_value_heads": 1}),
     "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 2}),
-    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 24}),
+    "mixtral": ("mixtral", MIXTRAL),
     "llama_biases": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "llama_rope3": ("llama", {"rope_parameters": _LLAMA3}),
     "mistral_window": ("mistral", {"sliding_window": 6, "head_dim": 16}),
@@ -89,36 +77,14 @@ VARIANTS = tuple(_KINDS)
 def tiny_config(family: str, *, layers: int = 3, **overrides: Any) -> Any:
     """Configuration of a family or of one of the other VARIANTS; ``overrides`` are fields of transformers' config."""
     kind, settings = _KINDS[family]
-    return CONFIG_MAPPING[kind](**{**_COMMON, **settings, "num_hidden_layers": layers, **overrides})
+    return random_config(kind, **{"vocab_size": VOCABULARY, **settings, "num_hidden_layers": layers, **overrides})
 
 
 def tiny_model(
     family: str, *, seed: int = 0, layers: int = 3, dtype: torch.dtype = torch.float32, **config_overrides: Any
 ) -> Any:
-    """A random transformers model, with every gain and bias away from its initial 1 or 0 so that none can be lost."""
-    config = tiny_config(family, layers=layers, **config_overrides)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        # The other implementations of experts refuse float64.
-        options = {"attn_implementation": "sdpa", "experts_implementation": "eager"}
-        model = AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
-        _roughen(model)
-    return model.to(dtype).eval()
-
-
-@torch.no_grad()
-def _roughen(model: Any) -> None:
-    for name, parameter in model.named_parameters():
-        if name.endswith("norm.weight"):
-            parameter.add_(torch.empty_like(parameter).uniform_(-0.5, 0.5))
-        elif name.endswith("bias"):
-            parameter.normal_(0.0, 0.3)
-    if model.config.tie_word_embeddings:
-        # A residual that stays close to its token's embedding makes a tied head repeat that token for ever.
-        scale = float(getattr(model.model.embed_tokens, "scalar_embed_scale", 1.0))
-        offset = 1.0 if model.config.model_type == "gemma" else 0.0  # its gain is 1 + w
-        model.model.embed_tokens.weight.mul_(0.1 / scale)
-        model.model.norm.weight.add_(offset).mul_(10.0 * scale).sub_(offset)
+    """A random transformers model of a family or of one of the other VARIANTS."""
+    return random_model(tiny_config(family, layers=layers, **config_overrides), seed, dtype)
 
 
 def tiny_target(

@@ -1,24 +1,20 @@
-"""Modules that nobody trained, for any trainable method and any tiny target, saved as training saves them."""
+"""Untrained modules of benchctl.conformance in folders of their own, saved as training saves them."""
 
 from __future__ import annotations
 
 import atexit
 import shutil
 import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch import nn
-
+from benchctl.conformance.untrained import facts_of, untrained
 from benchctl.decoding.method import Method
-from benchctl.decoding.modules import MadeFor, save_modules
+from benchctl.decoding.modules import save_modules
 from benchctl.decoding.target import Target
 from benchctl.decoding.trainable import Trainable
-from benchctl.registry import method_options, parse_label
+
+__all__ = ["facts_of", "untrained"]
 
 _folders: dict[tuple[str, str], Path] = {}
 
@@ -31,32 +27,6 @@ def untrained_folder(label: str, method: Method, target: Target, seed: int = 0) 
         _folders[key] = _place() / str(len(_folders))
         save_modules(_folders[key], untrained(method, target, seed), facts_of(label, method, target))
     return _folders[key]
-
-
-def untrained(method: Trainable, target: Target, seed: int = 0) -> nn.Module:
-    """Modules with weights away from their initial ones.
-
-    Each is mixed along its inputs only, so that renaming the target's tokens renames those of its heads; what is zero
-    becomes noise, and has no tokens among its outputs.
-    """
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(seed)
-        module = method.build(target.info, target.lm_head.weight)
-        for weight in module.parameters():
-            if weight.ndim == 2:
-                outputs, inputs = weight.shape
-                noise = torch.randn(inputs if weight.any() else outputs, inputs, dtype=torch.float64) / inputs**0.5
-                weight.copy_(weight.double() + 0.5 * weight.double() @ noise if weight.any() else noise)
-    return module
-
-
-def facts_of(label: str, method: Any, target: Target, **more: Any) -> Mapping[str, Any]:
-    """What training writes beside the weights."""
-    name = parse_label(label).name
-    info = target.info
-    made = MadeFor("tiny", target.weights_sha256, info.layers, info.hidden_size, info.vocabulary)
-    options = {option.name: getattr(method, option.name) for option in method_options(name)}
-    return {"method": name, "options": options, "target": asdict(made), **more}
 
 
 @cache

@@ -8,7 +8,7 @@ import click
 from benchctl import __version__
 from benchctl.errors import UserError
 
-VERBS = ("run", "compare", "plot", "train", "simulate", "list")
+VERBS = ("run", "compare", "plot", "train", "simulate", "doctor", "list")
 # Python's own names would be hidden by a verb of that name: such a verb carries an underscore in its file.
 _SHADOWED = frozenset({"list"})
 INTERRUPTED = 130

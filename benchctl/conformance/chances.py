@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
+from unittest.mock import patch
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -52,26 +53,28 @@ class Uniform:
         return self._chance.choose((below, 1.0 - below)) == 0
 
 
-def distribution(program: Callable[[Chance], Outcome], monkeypatch: pytest.MonkeyPatch) -> dict[Outcome, float]:
+def distribution(program: Callable[[Chance], Outcome]) -> dict[Outcome, float]:
     """Probability of each outcome of ``program``, whose draws and accept decisions all go through benchctl's own."""
     totals: dict[Outcome, float] = defaultdict(float)
     pending: list[tuple[int, ...]] = [()]
     while pending:
         chance = Chance(pending.pop())
-        with monkeypatch.context() as patch:
-            _take_over(patch, chance)
+        with _taken_over(chance):
             totals[program(chance)] += chance.probability
         pending += chance.untaken
     return dict(totals)
 
 
-def _take_over(patch: pytest.MonkeyPatch, chance: Chance) -> None:
+@contextmanager
+def _taken_over(chance: Chance) -> Iterator[None]:
+    """Meanwhile every draw of torch.multinomial and every accept decision is made by ``chance``."""
+
     def multinomial(probs: Tensor, count: int, *, generator: torch.Generator) -> Tensor:
         assert count == 1
         return torch.tensor([chance.choose(probs.tolist())])
 
-    patch.setattr(torch, "multinomial", multinomial)
-    patch.setattr(verify, "_uniform", lambda generator: Uniform(chance))
+    with patch.object(torch, "multinomial", multinomial), patch.object(verify, "_uniform", lambda _: Uniform(chance)):
+        yield
 
 
 def total_variation(one: dict[Outcome, float], other: dict[Outcome, float]) -> float:

@@ -1,0 +1,183 @@
+"""How a method behaves: what it counts, where it ends, what it leaves in the cache, remembers and draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from benchctl.conformance.findings import Deviation, Result, Skipped, shown
+from benchctl.conformance.grounds import NEW_TOKENS, VOCABULARY, Ground, prompt_of
+from benchctl.conformance.subject import Subject, Watched, answer
+from benchctl.decoding.loop import Generation
+from benchctl.decoding.method import Step
+from benchctl.decoding.sampling import Sampling
+from benchctl.decoding.stream import Stream
+
+_PROMPT_TOKENS = 13
+_WARM = Sampling(temperature=0.9, top_p=0.9, seed=5)
+_ROUNDING = 1e-9
+_KEPT = "commit with stream.keep the root and the accepted rows, no others, and nothing of what is still to be read"
+
+
+def engaged(subject: Subject, place: Ground) -> Result:
+    """The method does more than plain decoding here, so that the other checks have something to find; never fails."""
+    method, full = subject.prepared(place), place.target.layers
+    steps = [
+        step
+        for sampling in (Sampling(), _WARM)
+        for step in answer(method, place, prompt_of(_PROMPT_TOKENS), NEW_TOKENS, sampling).steps
+    ]
+    drafted, accepted = sum(step.drafted for step in steps), sum(step.accepted for step in steps)
+    if accepted or any(layer != full for step in steps for layer in step.layers):
+        return None
+    if drafted:
+        return Skipped(f"none of {drafted} drafted tokens was accepted here, so no check has seen an accepted one")
+    return Skipped(
+        "nothing was drafted and no layer left out here, as in plain decoding: where that is not what the method is "
+        "for, examine it with options that make it act, such as a lower threshold"
+    )
+
+
+def counting(subject: Subject, place: Ground) -> Result:
+    """Committed tokens are those accepted and at most a bonus; they add up to the answer; layers are one per token."""
+    steps: list[Step] = []
+    method = Watched(subject.prepared(place), lambda stream, text, step: steps.append(step) if step else None)
+    for sampling in (Sampling(), _WARM):
+        got = answer(method, place, prompt_of(_PROMPT_TOKENS), NEW_TOKENS, sampling)
+        committed = 1 + sum(len(step.tokens) for step in got.steps)
+        if not committed == len(got.token_ids) == len(got.layers):
+            seen = f"{committed} committed, {len(got.token_ids)} tokens, {len(got.layers)} layers"
+            return Deviation(
+                "1 + committed tokens = tokens of the answer = layers counted", seen, "give layers per token"
+            )
+    return next((problem for step in steps if (problem := _miscounted(step))), None)
+
+
+def _miscounted(step: Step) -> Deviation | None:
+    seen = f"{len(step.tokens)} tokens, {step.drafted} drafted, {step.accepted} accepted, {len(step.layers)} layers"
+    if not all(type(token) is int for token in step.tokens):
+        kinds = ", ".join(sorted({type(token).__name__ for token in step.tokens}))
+        return Deviation("tokens that are Python integers", kinds, "fetch them with .item() or .tolist() in the step")
+    if not 0 <= step.accepted <= step.drafted:
+        return Deviation("0 <= accepted <= drafted", seen, "count drafted tokens kept as accepted, not the bonus token")
+    if len(step.tokens) - step.accepted not in (0, 1):
+        return Deviation("tokens = accepted + bonus", seen, "commit what was accepted and at most one token more")
+    if len(step.layers) != len(step.tokens):
+        return Deviation("layers for each token of a step", seen, "give Step.layers one number per token")
+    return None
+
+
+def limits(subject: Subject, place: Ground) -> Result:
+    """An answer has as many tokens as allowed: one, two, and around the length of a draft."""
+    method, prompt = subject.prepared(place), prompt_of(_PROMPT_TOKENS)
+    full = answer(method, place, prompt, NEW_TOKENS)
+    drafted = max((step.drafted for step in full.steps), default=0)
+    for limit in sorted({1, 2, *range(max(drafted - 1, 1), min(drafted + 2, NEW_TOKENS) + 1)}):
+        got = answer(method, place, prompt, limit)
+        expected = full.token_ids[:limit]
+        short = len(got.token_ids) != limit or got.stop_reason != "length"
+        if short or (method.exactness != "lossy" and got.token_ids != expected):
+            wanted = f"{shown(expected)}, ended by the limit of {limit}"
+            action = "draft no deeper than the budget, and let nothing but the text decide what is said"
+            return Deviation(wanted, f"{shown(got.token_ids)}, ended by {got.stop_reason}", action)
+    return None
+
+
+def stops(subject: Subject, place: Ground) -> Result:
+    """The first stop token ends an answer wherever it falls; one that is drafted and rejected ends nothing."""
+    prompt = prompt_of(_PROMPT_TOKENS)
+    full = answer(subject.prepared(place), place, prompt, NEW_TOKENS)
+    unsaid = frozenset(range(VOCABULARY)) - set(full.token_ids)
+    cases = {f"as {role} token": (frozenset({token}), end) for role, (token, end) in _roles(full).items()}
+    cases["that is never said"] = (unsaid, len(full.token_ids))
+    for role, (stop_ids, end) in cases.items():
+        ending = place.with_stops(stop_ids)
+        got = answer(subject.prepared(ending), ending, prompt, NEW_TOKENS)
+        reason = "stop" if stop_ids != unsaid else "length"
+        if got.token_ids != full.token_ids[:end] or got.stop_reason != reason:
+            wanted = f"with a stop token {role}: {shown(full.token_ids[:end])}, ended by {reason}"
+            action = "leave stop tokens to the loop: commit the step as if there were none"
+            return Deviation(wanted, f"{shown(got.token_ids)}, ended by {got.stop_reason}", action)
+    return None
+
+
+def _roles(full: Generation) -> dict[str, tuple[int, int]]:
+    """Role -> a token that comes first in this role, and the length of the answer up to it."""
+    roles = {"first": (full.token_ids[0], 1)}
+    at = 1
+    for step in full.steps:
+        for offset, token in enumerate(step.tokens):
+            role = "bonus" if offset == step.accepted else "last accepted" if offset == step.accepted - 1 else "inner"
+            if full.token_ids.index(token) == at + offset:
+                roles.setdefault(role, (token, at + offset + 1))
+        at += len(step.tokens)
+    return roles
+
+
+def isolation(subject: Subject, place: Ground) -> Result:
+    """A prompt after others gives what it gives to a fresh method."""
+    for sampling in (Sampling(), _WARM):
+        used = subject.prepared(place)
+        for length in (30, _PROMPT_TOKENS, 1, _PROMPT_TOKENS):
+            prompt = prompt_of(length)
+            after = answer(used, place, prompt, NEW_TOKENS, sampling)
+            alone = answer(subject.prepared(place), place, prompt, NEW_TOKENS, sampling)
+            if problem := _differs(alone, after, "alone", "after other prompts"):
+                return replace(problem, action="make everything anew in start() that belongs to one prompt")
+    return None
+
+
+def determinism(subject: Subject, place: Ground) -> Result:
+    """The same seed gives the same answer in the same steps."""
+    prompt = prompt_of(_PROMPT_TOKENS)
+    one, other = (answer(subject.prepared(place), place, prompt, NEW_TOKENS, _WARM) for _ in range(2))
+    if problem := _differs(one, other, "once", "again with the same seed"):
+        return replace(problem, action="draw with context.generator only: no random, no generator of your own")
+    return None
+
+
+def _differs(one: Generation, other: Generation, when: str, then: str) -> Deviation | None:
+    if one.token_ids != other.token_ids:
+        return Deviation(f"{shown(one.token_ids)}, as {when}", f"{shown(other.token_ids)} {then}", "")
+    for number, (first, second) in enumerate(zip(one.steps, other.steps, strict=False), 1):
+        if first != second:
+            return Deviation(f"step {number} to be {_told(first)}, as {when}", f"{_told(second)} {then}", "")
+    return None
+
+
+def _told(step: Step) -> str:
+    return f"{step.accepted} accepted of {step.drafted} in {step.rows} rows"
+
+
+def cache_audit(subject: Subject, place: Ground) -> Result:
+    """After each step every layer holds what a fresh prefill of the committed text gives it."""
+    method = subject.prepared(place)
+    if method.exactness == "lossy":
+        return Skipped(f"claims no exactness: {method.reason}")
+    problems: list[Deviation] = []
+    audited = Watched(method, _auditor(place, problems))
+    for sampling in (Sampling(), _WARM):
+        answer(audited, place, prompt_of(_PROMPT_TOKENS), NEW_TOKENS, sampling)
+    return problems[0] if problems else None
+
+
+def _auditor(place: Ground, problems: list[Deviation]) -> Callable[[Stream, Sequence[int], Step | None], None]:
+    """Notes what is wrong with a stream whose committed text is given."""
+
+    def look(stream: Stream, text: Sequence[int], step: Step | None) -> None:
+        if stream.length != len(text):
+            problems.append(Deviation(f"{len(text)} rows of text in the cache", str(stream.length), _KEPT))
+            return
+        fresh = Stream(place.target, len(text))
+        fresh.push(list(text))
+        fresh.advance()
+        for layer, length in enumerate(stream.cache.lengths):
+            held = [slot for slot in range(min(length, len(text))) if slot not in stream.cache.absent[layer]]
+            off = (stream.cache.kv[layer][:, held] - fresh.cache.kv[layer][:, held]).abs().amax((0, 2))
+            wrong = [slot for slot, much in zip(held, off.tolist(), strict=True) if not much < _ROUNDING]
+            if wrong:
+                seen = f"other keys or values in layer {layer} at position {wrong[0]} of {len(text)}"
+                problems.append(Deviation("the cache of a fresh prefill of the same text", seen, _KEPT))
+                return
+
+    return look

@@ -1,0 +1,84 @@
+"""The examination: every check on every target that the method runs on, one finding after the other."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from benchctl.conformance import claims, conduct
+from benchctl.conformance.findings import Deviation, Finding, Result, Skipped, finding
+from benchctl.conformance.grounds import KINDS, Ground, ground
+from benchctl.conformance.subject import Subject
+
+OF_THE_METHOD: dict[str, Callable[[Subject], Result]] = {
+    "options": claims.options,
+    "claim": claims.claim,
+    "unsupported": claims.unsupported,
+}
+ON_A_TARGET: dict[str, Callable[[Subject, Ground], Result]] = {
+    "engaged": conduct.engaged,
+    "greedy": claims.greedy,
+    "sampled": claims.sampled,
+    "counting": conduct.counting,
+    "limits": conduct.limits,
+    "stops": conduct.stops,
+    "isolation": conduct.isolation,
+    "determinism": conduct.determinism,
+    "cache": conduct.cache_audit,
+}
+WHAT: dict[str, str] = {
+    "options": "options are read and written as labels",
+    "claim": "the claim is a known one, a lossy one has a reason",
+    "unsupported": "None or a reason",
+    "engaged": "drafts are accepted, or layers left out",
+    "greedy": "greedy answers are the target's",
+    "sampled": "sampled answers have the target's distribution",
+    "counting": "steps count what they commit",
+    "limits": "answers end at the limit",
+    "stops": "answers end at the first stop token",
+    "isolation": "earlier prompts change nothing",
+    "determinism": "the same seed gives the same answer",
+    "cache": "the cache is that of a fresh prefill",
+}
+
+
+def examine(label: str) -> Iterator[Finding]:
+    """All findings on the method of a label. Raises UserError for a label that the registry refuses.
+
+    Nothing is read or written but untrained modules in a temporary folder, where the method needs some.
+    """
+    with tempfile.TemporaryDirectory(prefix="benchctl-doctor-") as folder:
+        subject = Subject(label, Path(folder))
+        name = subject.canonical
+        for check, look in OF_THE_METHOD.items():
+            yield finding(name, check, "", _guarded(partial(look, subject)))
+        for kind in KINDS:
+            place = ground(kind)
+            barred = _guarded(partial(_barred, subject, place))
+            for check, test in ON_A_TARGET.items():
+                result = barred or _guarded(partial(test, subject, place))
+                yield finding(name, check, kind, result)
+
+
+def _barred(subject: Subject, place: Ground) -> Result:
+    reason = subject.fresh().unsupported(place.target)
+    return Skipped(reason) if reason else None
+
+
+def _guarded(look: Callable[[], Result]) -> Result:
+    """What a check finds; an error of the method is a finding too."""
+    try:
+        return look()
+    except Exception as error:  # whatever a method of somebody else's raises
+        place = _innermost(error)
+        return Deviation("no error", f"{type(error).__name__}: {error}", f"mend what raises it: {place}")
+
+
+def _innermost(error: Exception) -> str:
+    """File and line that raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno}" if trace else "unknown"

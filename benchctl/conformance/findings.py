@@ -1,0 +1,58 @@
+"""What a check finds: nothing to object to, a deviation with what to do about it, or a reason not to look."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """What was expected, what was seen instead, and what the author of the method may do."""
+
+    expected: str
+    seen: str
+    action: str
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Why a check has nothing to look at."""
+
+    reason: str
+
+
+Result = Deviation | Skipped | None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check of one method.
+
+    target  the kind of the target, empty for checks that need none
+    detail  why it was skipped
+    """
+
+    label: str
+    check: str
+    target: str
+    verdict: Literal["pass", "fail", "skip"]
+    expected: str = ""
+    seen: str = ""
+    action: str = ""
+    detail: str = ""
+
+
+def finding(label: str, check: str, target: str, result: Result) -> Finding:
+    """The result of a check with what it was a check of."""
+    if result is None:
+        return Finding(label, check, target, "pass")
+    if isinstance(result, Skipped):
+        return Finding(label, check, target, "skip", detail=result.reason)
+    return Finding(label, check, target, "fail", result.expected, result.seen, result.action)
+
+
+def shown(tokens: tuple[int, ...]) -> str:
+    """The first ids of an answer."""
+    few = " ".join(map(str, tokens[:12]))
+    return f"{few} .." if len(tokens) > 12 else few or "nothing"
