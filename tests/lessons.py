@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from oracles import Naive
+from torch import nn
 
 from benchctl.decoding.families import read_layer, rotary_table
-from benchctl.decoding.trainable import Lesson
+from benchctl.decoding.trainable import Lesson, Trainable
 
 
 def lesson_of(naive: Naive, texts: Sequence[Sequence[int]], weights: Sequence[Sequence[float]] | None = None) -> Lesson:
@@ -45,3 +46,16 @@ def lesson_of(naive: Naive, texts: Sequence[Sequence[int]], weights: Sequence[Se
 def _single(naive: Naive) -> Any:
     """The model in float32, as modules are trained."""
     return copy.deepcopy(naive.model).float()
+
+
+def learn(method: Trainable, module: nn.Module, lesson: Lesson, steps: int) -> list[float]:
+    """The loss per token at each of so many steps of AdamW on this one lesson."""
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(steps):
+        loss = method.loss(module, lesson) / lesson.weights.sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from lessons import lesson_of
+from lessons import learn, lesson_of
 from oracles import autoregressive
 from runs import NEW_TOKENS, Pair, answer, pair, prompt_of
 from tiny import FAMILIES
@@ -27,7 +27,6 @@ from benchctl.decoding.gates import Interval, intervals
 from benchctl.decoding.loop import Limits, decode
 from benchctl.decoding.modules import save_modules
 from benchctl.decoding.sampling import Sampling
-from benchctl.decoding.trainable import Lesson
 from benchctl.methods.m2r2 import M2R2
 from benchctl.registry import build
 
@@ -178,24 +177,12 @@ def _texts(models: Pair, count: int) -> list[list[int]]:
     return [[*prompt_of(6, seed), *autoregressive(models.naive, prompt_of(6, seed), 40)] for seed in range(count)]
 
 
-def _train(method: M2R2, module: torch.nn.Module, lesson: Lesson, steps: int) -> list[float]:
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(steps):
-        loss = method.loss(module, lesson) / lesson.weights.sum()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    return losses
-
-
 def test_training_lowers_the_loss_and_the_trained_stream_drafts_better_than_the_slow_state(tmp_path: Path) -> None:
     models, method = pair("llama"), M2R2(gates="1+2")
     lesson = lesson_of(models.naive, _texts(models, 12))
     torch.manual_seed(0)
     module = method.build(models.target.info, models.target.lm_head.weight)
-    losses = _train(method, module, lesson, 60)
+    losses = learn(method, module, lesson, 60)
     shares = {name: tally.share for name, tally in method.yardsticks(module, lesson).items()}
     assert losses[-1] < 0.5 * losses[0]
     assert shares["gate_1_accelerated"] > shares["gate_1_slow"] + 0.2

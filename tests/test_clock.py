@@ -36,8 +36,8 @@ def test_a_timer_returns_at_its_moment_and_at_once_after_it() -> None:
     timer.wait_until(moment_s)
     reached_s = timer.now_s()
     assert reached_s >= moment_s
-    timer.wait_until(moment_s)
-    assert timer.now_s() - reached_s < 0.01
+    timer.wait_until(moment_s - 60)
+    assert timer.now_s() - reached_s < 30  # a busy machine may take long, but not the minute that has passed
 
 
 def test_the_time_of_day_says_that_it_is_utc() -> None:

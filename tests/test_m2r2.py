@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 import torch
-from oracles import autoregressive, replay_tree
+from oracles import replay_tree
 from runs import CONTEXT_TOKENS, LAYERS, NEW_TOKENS, Pair, answer, pair, prepared, prompt_of, rounds_of
 from tiny import tiny_model
 from torch import Tensor
@@ -187,10 +187,6 @@ def test_rows_of_a_step_are_the_root_and_the_branches_kept() -> None:
     models = pair("llama")
     got = _generate(prepared("m2r2[gates=2,width=3]", models.target), models, prompt_of(13))
     assert [step.rows for step in got.steps] == [1 + 3 * step.drafted for step in got.steps]
-
-
-def _texts(models: Pair, count: int) -> list[list[int]]:
-    return [[*prompt_of(6, seed), *autoregressive(models.naive, prompt_of(6, seed), 40)] for seed in range(count)]
 
 
 def test_modules_of_other_gates_are_refused_and_the_error_names_those_they_have(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from lessons import lesson_of
+from lessons import learn, lesson_of
 from mutants import LateMedusa
 from oracles import Naive, Rounds, TreeDrafter, autoregressive, replay_tree
 from runs import CONTEXT_TOKENS, NEW_TOKENS, Pair, answer, pair, prepared, prompt_of, rounds_of
@@ -24,7 +24,7 @@ from benchctl.decoding.method import Context, Method, Outcome
 from benchctl.decoding.modules import save_modules
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.stream import Stream
-from benchctl.decoding.trainable import Lesson, Tally
+from benchctl.decoding.trainable import Tally
 from benchctl.methods.medusa import Medusa
 from benchctl.registry import build
 
@@ -165,25 +165,13 @@ def _texts(models: Pair, count: int) -> list[list[int]]:
     return [[*prompt_of(6, seed), *autoregressive(models.naive, prompt_of(6, seed), 40)] for seed in range(count)]
 
 
-def _train(method: Medusa, module: nn.Module, lesson: Lesson, steps: int) -> list[float]:
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(steps):
-        loss = method.loss(module, lesson) / lesson.weights.sum()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    return losses
-
-
 def test_training_lowers_the_loss_and_the_trained_heads_draft_better(tmp_path: Path) -> None:
     """On the target's own answers; the shares measured afterwards shape the tree."""
     models, method = pair("llama"), Medusa()
     lesson = lesson_of(models.naive, _texts(models, 12))
     module = method.build(models.target.info, models.target.lm_head.weight)
     before = {name: tally.share for name, tally in method.yardsticks(module, lesson).items()}
-    losses = _train(method, module, lesson, 60)
+    losses = learn(method, module, lesson, 60)
     after = {name: tally.share for name, tally in method.yardsticks(module, lesson).items()}
     assert losses[-1] < 0.6 * losses[0]
     assert all(after[f"head_{number}_top1"] > before[f"head_{number}_top1"] + 0.2 for number in (1, 2, 3))

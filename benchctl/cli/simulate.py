@@ -27,13 +27,13 @@ def simulate() -> None:
 
     \b
     Examples:
-      benchctl simulate record --model ref-moe --limit 4 --out trace.jsonl
+      benchctl simulate record --model models/moe --limit 4 --out trace.jsonl
       benchctl simulate offload --trace trace.jsonl
     """
 
 
 @simulate.command()
-@click.option("--model", default="ref-moe", show_default=True, metavar="NAME|FOLDER|ID", help="A mixture of experts.")
+@click.option("--model", required=True, metavar="NAME|FOLDER|ID", help="A mixture of experts.")
 @click.option(
     "--method",
     "-m",
@@ -56,7 +56,7 @@ def record(
 
     \b
     Examples:
-      benchctl simulate record --model ref-moe --bench koala --limit 4 --out trace.jsonl
+      benchctl simulate record --model models/moe --bench koala --limit 4 --out trace.jsonl
       benchctl simulate record --method 'm2r2[mode=aot,modules=my-modules]' --out trace.jsonl
     """
     from benchctl.measuring.prompts import load_suite
