@@ -117,8 +117,10 @@ def test_a_target_goes_on_from_a_model_with_its_sizes_and_tokenizer(data: Path, 
     done(*words, 3, "--out", tmp_path / "further")
     further = AutoModelForCausalLM.from_pretrained(tmp_path / "further")
     assert not torch.equal(started.model.norm.weight, further.model.norm.weight)
-    card = (tmp_path / "further" / "README.md").read_text()
-    assert "It began as tiny, trained before." in card and "From scratch" not in card
+    card, before = (tmp_path / "further" / "README.md").read_text(), json.loads((target / "training.json").read_text())
+    steps, command = before["outcome"]["steps"], before["provenance"]["command"]
+    assert f"It began as tiny, trained before: {steps} steps over" in card and f"by `{command}`." in card
+    assert "From scratch" not in card
 
 
 def test_sizes_beside_a_model_that_has_its_own_are_refused(data: Path, target: Path, tmp_path: Path) -> None:

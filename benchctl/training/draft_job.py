@@ -24,7 +24,7 @@ from benchctl.training.models import (
 )
 from benchctl.training.objective import Distillation
 from benchctl.training.options import DRAFT_LEARNING, TrainOptions
-from benchctl.training.record import Result, model_shape, write_result
+from benchctl.training.record import Result, model_shape, trained_before, write_result
 from benchctl.training.shapes import DRAFT_LAYERS, FROM_SCRATCH, FROM_TARGET, DraftStart, ModelShape, check_shape
 
 PURPOSE = "It drafts tokens for the target that it was distilled from; on its own it writes poor text."
@@ -140,5 +140,8 @@ def _method(start: DraftStart, told: str, name: str) -> str:
         "embedding, norm and head.",
         FROM_SCRATCH: "It began with random weights.",
     }
-    began = begins.get(start.init_from, f"It began as {start.init_from.rpartition('/')[2]}.")
+    began = begins.get(start.init_from)
+    if began is None:
+        other = find_target(start.init_from)
+        began = trained_before(other.name, other.folder)
     return f"{began} The loss is the divergence from the target's distribution on {told}."

@@ -31,7 +31,7 @@ from benchctl.training.models import (
 from benchctl.training.objective import HeldOut, LanguageModel, MixtureLoss
 from benchctl.training.options import MODEL_LEARNING, TrainOptions
 from benchctl.training.recipe import STAGES, Corpus, corpus_data, tokenizer_for
-from benchctl.training.record import Result, greedy_samples, model_shape, write_result
+from benchctl.training.record import Result, greedy_samples, model_shape, trained_before, write_result
 from benchctl.training.schedule import fitting
 from benchctl.training.settings import Data
 from benchctl.training.shapes import ModelShape, MoeStart, check_shape
@@ -152,7 +152,7 @@ def _going_on(files: TargetFiles, options: TrainOptions, around: Surroundings) -
         copy_tokenizer(files.folder, options.out)
     found = load_target(files, torch.device("cpu"), "float32")
     facts = {"began as": found.weights_sha256[:16]}
-    return _Begun(found.model.requires_grad_(True), chat, f"It began as {files.name}, trained before.", facts)
+    return _Begun(found.model.requires_grad_(True), chat, trained_before(files.name, files.folder), facts)
 
 
 def _loads(model: PreTrainedModel, data: Data) -> HeldOut:

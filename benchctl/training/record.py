@@ -30,6 +30,7 @@ SAMPLE_PROMPTS = (
     "Take on the role of a pirate. Tell me about your ship.",
 )
 SAMPLE_TOKENS = 160
+RECORD = "training.json"
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,19 @@ def write_result(
         data_sha256=corpus.hashes,
     )
     with writing(folder / CHECKPOINTS, "the record"):
-        (folder / "training.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        (folder / RECORD).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
         (folder / "README.md").write_text(render_card(card), encoding="utf-8")
+
+
+def trained_before(name: str, folder: Path) -> str:
+    """A sentence on a model that a training begins as: how it was trained, as far as its folder tells."""
+    record = folder / RECORD
+    facts = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
+    if "outcome" not in facts:  # a model of somebody else's
+        return f"It began as {name}, trained before."
+    outcome, command = facts["outcome"], facts.get("provenance", {}).get("command", "")
+    length = f"{outcome['steps']:,} steps over {outcome['tokens']:,} tokens in {outcome['minutes']:.0f} minutes"
+    return f"It began as {name}, trained before: {length}{f', by `{command}`' if command else ''}."
 
 
 def model_shape(config: Any) -> str:
