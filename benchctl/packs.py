@@ -11,7 +11,7 @@ from pathlib import Path
 from benchctl.errors import UserError
 
 MODELS = Path(__file__).parent / "assets" / "models"
-WEIGHTS = "model.safetensors"
+WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
 MODULES = "modules.safetensors"
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
@@ -66,10 +66,10 @@ def default_target() -> PackModel:
 
 
 def resolve(name_or_path: str | Path) -> Path | str:
-    """Where a model's files are: the folder of an embedded name (checked against its sha256 once per process), an
-    existing folder as it is, or the text itself when it can be a hub id (`owner/name`).
+    """Where a model's files are: the folder of an embedded name (whose weights and tokenizer are checked against their
+    sha256 once per process), an existing folder as it is, or the text itself when it can be a hub id (`owner/name`).
 
-    Raises UserError for anything else, listing the embedded names, for embedded weights that were altered, and for an
+    Raises UserError for anything else, listing the embedded names, for embedded files that were altered, and for an
     embedded name that a folder here has too: a draft was once distilled from the embedded model instead of the folder.
     """
     name = str(name_or_path)
@@ -80,6 +80,7 @@ def resolve(name_or_path: str | Path) -> Path | str:
                 "for the embedded model run from another place, or rename the folder."
             )
         if model.name == name:
+            _checked(model.path / TOKENIZER, model.tokenizer_sha256, f"model '{name}'")
             return _checked(model.path / WEIGHTS, model.sha256, f"model '{name}'")
     if name and Path(name).is_dir():
         return Path(name)
@@ -103,12 +104,12 @@ def modules_for(target: str, method: str) -> Path | None:
 
 
 @cache
-def _checked(weights: Path, sha256: str, name: str) -> Path:
-    """The folder of a file of weights. Raises UserError where it is missing or altered."""
-    if not weights.is_file():
-        raise UserError(f"The embedded {name} lacks {weights.name}; reinstall benchctl.")
-    with weights.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+def _checked(file: Path, sha256: str, name: str) -> Path:
+    """The folder of an embedded file. Raises UserError where the file is missing or altered."""
+    if not file.is_file():
+        raise UserError(f"The embedded {name} lacks {file.name}; reinstall benchctl.")
+    with file.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != sha256:
-        raise UserError(f"The weights of the embedded {name} are not those shipped; reinstall benchctl.")
-    return weights.parent
+        raise UserError(f"{file.name} of the embedded {name} is not the one shipped; reinstall benchctl.")
+    return file.parent

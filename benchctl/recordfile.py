@@ -3,7 +3,7 @@
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +13,26 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from benchctl.errors import UserError
-from benchctl.records import ROW, RUN, SCHEMA_VERSION, ModelInfo, Row, RowKey, Run, SuiteInfo, row_key, to_line
+from benchctl.records import (
+    ROW,
+    RUN,
+    SCHEMA_VERSION,
+    ModelInfo,
+    Row,
+    RowKey,
+    Run,
+    SuiteInfo,
+    batch_keys,
+    row_key,
+    same_batch,
+    to_line,
+)
 
 _Record = TypeVar("_Record", Run, Row)
 _RUN_STARTS = b'{"kind":"run"'
 _SAME_ON_RESUME = (
     *("target", "draft", "baseline", "methods", "suites", "dtype", "device", "executor", "attention", "threads"),
-    *("temperature", "top_p", "top_k", "seed", "max_new_tokens", "repeats", "order"),
+    *("temperature", "top_p", "top_k", "seed", "max_new_tokens", "repeats", "batch_size", "order"),
 )
 
 
@@ -39,10 +52,10 @@ class RunFile:
 
 
 def read(path: Path | str) -> RunFile:
-    """The run and rows of a results file; a torn last line, left by a killed run, is dropped with a notice.
+    """The run and rows of a results file; a torn last line or batch, left by a killed run, is dropped with a notice.
 
     Raises UserError, with file and line, for a file that is missing, empty, not of benchctl, of a newer version, broken
-    elsewhere than in its last line, or whose rows cannot be true (see Row) or occur twice.
+    elsewhere than in its last line or batch, or whose rows cannot be true (see Row) or occur twice.
     """
     path = Path(path)
     try:
@@ -116,9 +129,12 @@ class Writer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         os.close(self._file)
 
-    def append(self, row: Row) -> None:
-        """Hand a whole line to the system. Raises UserError, with the file left as it was, if the disk refuses it."""
-        self._write(to_line(row))
+    def append(self, *rows: Row) -> None:
+        """Hand the rows of a batch, or one row, to the system at once.
+
+        Raises UserError, with the file left as it was, if the disk refuses them.
+        """
+        self._write(b"".join(map(to_line, rows)))
 
     def _lock(self) -> None:
         try:
@@ -168,10 +184,28 @@ def _parse(path: Path, data: bytes) -> RunFile:
     lines = data.splitlines(keepends=True)
     torn = len(lines) > 1 and not _is_json(lines[-1])
     whole = lines[:-1] if torn else lines
-    notice = f"{path}:{len(lines)}: the last line is torn (its run was killed, or still writes) and is left out."
+    killed = "(its run was killed, or still writes) and is left out."
+    notices = [f"{path}:{len(lines)}: the last line is torn {killed}"] if torn else []
     run = _run_of(path, whole[0])
-    rows = tuple(_rows_of(path, run, whole))
-    return RunFile(path, run, rows, (notice,) if torn else (), sum(map(len, whole)))
+    rows = list(_rows_of(path, run, whole))
+    if lost := _check_batches(path, rows):
+        notices.append(f"{path}:{len(whole) - lost + 1}: the last batch is torn {killed}")
+        del rows[-lost:], whole[-lost:]
+    return RunFile(path, run, tuple(rows), tuple(notices), sum(map(len, whole)))
+
+
+def _check_batches(path: Path, rows: Sequence[Row]) -> int:
+    """How many rows at the end belong to a batch that is not whole. Raises UserError for such a batch elsewhere."""
+    start = 0
+    while start < len(rows):
+        keys = batch_keys(rows[start])
+        found = rows[start : start + len(keys)]
+        if tuple(map(row_key, found)) != keys[: len(found)] or not same_batch(found):
+            raise UserError(f"{path}:{start + 2}: the rest of its batch does not follow. Restore or remove its lines.")
+        if len(found) < len(keys):
+            return len(found)
+        start += len(keys)
+    return 0
 
 
 def _run_of(path: Path, line: bytes) -> Run:
@@ -193,6 +227,8 @@ def _rows_of(path: Path, run: Run, lines: list[bytes]) -> Iterator[Row]:
         row = _valid(ROW, path, number, line)
         if row.label not in labels or row.suite not in suites:
             raise UserError(f"{path}:{number}: '{row.label}' on '{row.suite}' is not part of the run in line 1.")
+        if bool(row.batch) != (run.batch_size > 1) or len(row.batch) > run.batch_size:
+            raise UserError(f"{path}:{number}: a batch of {len(row.batch)} in a run of batch size {run.batch_size}.")
         first = line_of.setdefault(row_key(row), number)
         if first != number:
             raise UserError(f"{path}:{number}: the same generation as line {first}. Remove one of the two lines.")

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 from pydantic.dataclasses import dataclass
 
-SCHEMA_VERSION: Final = 3  # 1 lacked the exact answers of suites, 2 the counters of rows; both are read as ever
+# 1 lacked the exact answers of suites, 2 the counters of rows, 3 batches: all are read as ever, answers as one by one.
+SCHEMA_VERSION: Final = 4
 
 _CHECKED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 _LISTS = Field(strict=False)  # only for the list itself (JSON has no tuples); what is in it stays strict
@@ -86,10 +87,13 @@ class MethodInfo:
 
 @dataclass(frozen=True, kw_only=True, config=_CHECKED)
 class Run:
-    """Everything that was fixed before the first generation of a run."""
+    """Everything that was fixed before the first generation of a run.
+
+    `batch_size` is the most prompts that are decoded together; where it is 1 there are no batches.
+    """
 
     kind: Literal["run"] = "run"
-    schema_version: Literal[1, 2, 3] = SCHEMA_VERSION
+    schema_version: Literal[1, 2, 3, 4] = SCHEMA_VERSION
     name: str
     created: str
     command: Texts
@@ -109,6 +113,7 @@ class Run:
     seed: int
     max_new_tokens: Positive
     repeats: Positive
+    batch_size: Positive = 1
     order: str
     machine: Mapping[str, Fact]
     versions: Mapping[str, str]
@@ -132,6 +137,11 @@ class Row:
     `counters` is what a method counts beside its steps, by name; of expert loading those of offload.fast_tier.Counts,
     over the decoding, with `bandwidth_mb_s` where loading was throttled to that.
 
+    `batch` has the ids of the prompts that were decoded together, this one among them; their rows stand together, in
+    that order. They have the batch's times, each up to its own end: the same `ttft_s`, when the last prompt was
+    prefilled, and the steps until its last token. So the time of the batch is that of its longest row, and is theirs
+    together; `peak_memory_bytes` is the batch's too. A batch fails as a whole.
+
     Example: prefill gives token 5; a step drafts 7 8 9, accepts 7 8 and adds 4:
     `token_ids=(5, 7, 8, 4), committed=(3,), drafted=(3,), accepted=(2,), rows=(4,), layers=(12, 12, 12, 12)`.
     """
@@ -145,6 +155,7 @@ class Row:
     session: Count
     order: Count
     prompt_tokens: Count
+    batch: Texts = ()
     token_ids: Counts = ()
     text: str = ""
     stop_reason: Literal["stop", "length", "context"] | None = None
@@ -166,6 +177,7 @@ class Row:
     @model_validator(mode="after")
     def _adds_up(self) -> "Row":
         problem = _failure_problem(self) if self.error is not None else _ledger_problem(self) or _verdict_problem(self)
+        problem = problem or _batch_problem(self)
         if problem:
             raise ValueError(problem)
         return self
@@ -202,6 +214,12 @@ def _verdict_problem(row: Row) -> str:
     return ""
 
 
+def _batch_problem(row: Row) -> str:
+    if row.batch and row.prompt_id not in row.batch:
+        return f"'{row.prompt_id}' is not in its own batch"
+    return "a batch has a prompt twice" if len(set(row.batch)) < len(row.batch) else ""
+
+
 class RowKey(NamedTuple):
     """What names a generation within its run; no two rows of a file share it."""
 
@@ -215,6 +233,21 @@ class RowKey(NamedTuple):
 
 def row_key(row: Row) -> RowKey:
     return RowKey(row.suite, row.prompt_id, row.turn, row.label, row.repeat, row.session)
+
+
+def batch_keys(row: Row) -> tuple[RowKey, ...]:
+    """The keys of the rows of its batch, in their order; its own alone where it was decoded alone."""
+    return tuple(row_key(row)._replace(prompt_id=prompt_id) for prompt_id in row.batch or (row.prompt_id,))
+
+
+def same_batch(rows: Sequence[Row]) -> bool:
+    """Whether these rows can be of one batch: each has the times of the longest, up to its own end."""
+    longest = max(rows, key=lambda row: len(row.step_s))
+    return all(
+        (row.ttft_s, row.step_s) == (longest.ttft_s, longest.step_s[: len(row.step_s)])
+        and (row.batch, row.error is None) == (longest.batch, longest.error is None)
+        for row in rows
+    )
 
 
 RUN = TypeAdapter(Run)

@@ -28,7 +28,7 @@ from benchctl.training.schedule import Budget, Stage
 from benchctl.training.settings import Data, TrainSettings
 from benchctl.training.shapes import TARGET
 from benchctl.training.synthetic import synthetic_records
-from benchctl.training.tokenizer import load_tokenizer
+from benchctl.training.tokenizer import read_tokenizer
 from benchctl.training.trainer import Progress, Trainer
 from benchmarks.speed import paired_interval
 
@@ -132,7 +132,7 @@ def measure(threads: int, steps: int, layers: int) -> dict[str, object]:
     """`steps` steps of both on a fresh model of the reference shape with so many layers, after a warm-up."""
     torch.set_num_threads(threads)
     folder = Path(packs.resolve(packs.default_target().name))
-    model: Any = build_model(replace(TARGET, layers=layers), TokenIds.of(load_tokenizer(folder)), seed=0)
+    model: Any = build_model(replace(TARGET, layers=layers), TokenIds.of(read_tokenizer(folder)), seed=0)
     chat = ChatFormat.load(folder)
     rows, again = _rows(chat), _rows(chat)
     all_steps = WARM_UP_STEPS + steps

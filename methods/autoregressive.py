@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from benchctl.decoding.batch import Batched
 from benchctl.decoding.method import Context, Method, Step, one_token
+from benchctl.decoding.target import Target
 
 
 @dataclass
-class Autoregressive(Method):
+class Autoregressive(Method, Batched):
     """Plain decoding of the target on the same loop, cache and kernels as every other method."""
+
+    knows_encoders = True
 
     def step(self, context: Context) -> Step:
         return one_token(context)
+
+    def layers_at(self, target: Target, new_tokens: int) -> Sequence[int]:
+        return range(target.layers)

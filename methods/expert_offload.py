@@ -41,6 +41,7 @@ class ExpertOffload(Method):
     tier: Tier = "memory"
     spare: int = 0
     blocking: bool = False
+    one_by_one = "each sequence of a batch would need experts of its own"
     _offload: Offload = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

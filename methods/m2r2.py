@@ -79,6 +79,7 @@ class M2R2(Method, Trainable):
     spare: int = 0
     training = TrainingDefaults(rate=5e-4, schedule="linear", epochs=5.0)
     trained_for = ("rate", "alpha")
+    one_by_one = "each sequence of a batch would accept, leave or load by itself"
     _how: How = field(init=False, repr=False, compare=False)
     _decoding: Method = field(init=False, repr=False, compare=False)
 

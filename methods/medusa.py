@@ -2,61 +2,49 @@
 
 Cai et al.: Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads, 2024, arXiv 2401.10774:
 heads, static tree, typical acceptance, training with the target frozen (Medusa-1). The heads read the state of the last
-accepted row, so a draft costs no pass of its own. Ours: 15 nodes, and what is assumed of heads that nobody measured.
+accepted row, so a draft costs no pass of its own. Ours: 15 nodes; paths measured as a whole where training chooses the
+tree (the paper multiplies the heads' own shares); and what is assumed of heads that nobody measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.kernels import Linear, may_copy
+from benchctl.decoding.medusa_heads import (
+    KEPT_NODES,
+    Heads,
+    fresh_heads,
+    path_shares,
+    sparse_plan,
+    told_tree,
+    top_shares,
+)
+from benchctl.decoding.medusa_published import read_published
 from benchctl.decoding.method import Context, Exactness, Outcome, Speculative
-from benchctl.decoding.modules import load_modules, read_facts
+from benchctl.decoding.modules import FACTS, load_modules, read_facts, trained_options
 from benchctl.decoding.target import Target, TargetInfo
 from benchctl.decoding.trainable import Lesson, Tally, Trainable
-from benchctl.decoding.trees import Path, pick, rank_shares, read_widths, sparse_tree, wide_tree
+from benchctl.decoding.trees import Path, pick, read_widths, wide_tree
 from benchctl.decoding.verify import Verdict, verify_typical
+from benchctl.errors import UserError
 
 _FADE = 0.8  # what a head counts in the loss, as a share of the head before
-_TOPS = {1: 0.5, 2: 0.6, 4: 0.7, 8: 0.8}  # shares assumed of the first head; each further one _FADE of the one before
-_yardstick = "head_{}_top{}".format
-
-
-class Head(nn.Module):
-    """W2 (h + SiLU(W1 h)): W1 starts as zero and W2 as a copy of the LM head, so a fresh head says the next token."""
-
-    def __init__(self, lm_head: Tensor) -> None:
-        super().__init__()
-        vocabulary, width = lm_head.shape
-        self.w1 = nn.Linear(width, width, bias=False, device=lm_head.device)
-        self.w2 = nn.Linear(width, vocabulary, bias=False, device=lm_head.device)
-        with torch.no_grad():
-            self.w1.weight.zero_()
-            self.w2.weight.copy_(lm_head)
-
-    def forward(self, final: Tensor) -> Tensor:
-        return _run(self.w1, self.w2, final.to(self.w1.weight.dtype))
-
-
-def _run(w1: Callable[[Tensor], Tensor], w2: Callable[[Tensor], Tensor], final: Tensor) -> Tensor:
-    """Draft logits [..., vocabulary] for final states [..., width]."""
-    return w2(final + F.silu(w1(final)))
 
 
 @dataclass
 class Medusa(Speculative, Trainable):
     """Draft a tree of what ``heads`` heads expect of the next tokens; one pass of the target verifies it.
 
-    modules  folder of the trained heads
+    modules  folder of the trained heads, or of heads in the format in which the authors publish theirs
     heads    heads, and depth of the tree; 3, as the authors' code trains: each costs as much as the LM head
-    tree     sparse (the ``nodes`` likeliest by the heads' measured shares) or widths: 4x2x1; 1x1x1 is a chain
+    tree     sparse (the ``nodes`` likeliest, as measured in training) or widths: 4x2x1; 1x1x1 is a chain
     nodes    rows of a sparse tree; 63 in the paper, for GPUs: here 15, as 16 rows are cheap on a CPU too
     accept   exact (argmax, rejection when sampling) or typical (lossy: p above min(epsilon, delta exp(-H)))
     """
@@ -68,7 +56,7 @@ class Medusa(Speculative, Trainable):
     accept: Literal["exact", "typical"] = "exact"
     epsilon: float = 0.09
     delta: float = 0.3
-    _layers: Sequence[tuple[Linear, Linear]] = field(default=(), init=False, repr=False, compare=False)
+    _heads: Heads = field(init=False, repr=False, compare=False)
     _paths: tuple[Path, ...] = field(default=(), init=False, repr=False, compare=False)
     _state: Tensor = field(init=False, repr=False, compare=False)
 
@@ -76,6 +64,8 @@ class Medusa(Speculative, Trainable):
         for name in ("heads", "nodes", "epsilon", "delta"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
+        if self.nodes > KEPT_NODES:
+            raise ValueError(f"nodes is {self.nodes}; a sparse tree may have {KEPT_NODES}")
         if self.tree != "sparse":
             read_widths(self.tree, self.heads)
 
@@ -88,7 +78,7 @@ class Medusa(Speculative, Trainable):
         return "" if self.accept == "exact" else "typical acceptance keeps tokens more often than the target says them"
 
     def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
-        return nn.ModuleList(Head(lm_head) for _ in range(self.heads))
+        return fresh_heads(lm_head, self.heads)
 
     def loss(self, module: nn.Module, lesson: Lesson) -> Tensor:
         """Cross-entropy of head i = 1, 2, .. to the token i + 1 ahead, each weighted _FADE ** i."""
@@ -100,32 +90,40 @@ class Medusa(Speculative, Trainable):
         return total
 
     def yardsticks(self, module: nn.Module, lesson: Lesson) -> Mapping[str, Tally]:
-        """How often the token is among a head's first picks, such as ``head_1_top4``: what sparse trees are made of."""
-        found: dict[str, Tally] = {}
-        for number, head in enumerate(module.children(), 1):
-            tokens, weights = lesson.ahead(number + 1)
-            draft_logits = head(lesson.final)
-            ranked = draft_logits.topk(min(max(_TOPS), draft_logits.shape[-1])).indices
-            hits = (ranked == tokens.unsqueeze(-1)) * weights.unsqueeze(-1)
-            found |= {_yardstick(number, k): Tally(float(hits[..., :k].sum()), float(weights.sum())) for k in _TOPS}
-        return found
+        return top_shares(module, lesson)
+
+    def findings(self, module: nn.Module, lessons: Iterable[Lesson]) -> Mapping[str, Any]:
+        return {"tree": told_tree(path_shares(module, lessons))}
+
+    def published(self, folder: str) -> Mapping[str, Any] | None:
+        found = read_published(folder)
+        return None if found is None else {"heads": found.heads}
+
+    def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
+        if not isinstance(trained.get("heads"), int) or self.heads > trained["heads"]:
+            raise UserError(
+                f"{folder}: holds {trained.get('heads')} heads, and heads={self.heads} asks for more; give fewer, "
+                f"or train as many: benchctl train 'medusa[heads={self.heads}]' --model MODEL --out FOLDER"
+            )
 
     def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:
-        weights = list(load_modules(self, "medusa", target, self.modules).parameters())
-        fast = may_copy(sum(weight.nbytes for weight in weights))
-        linears = [Linear(weight, None, fast) for weight in weights]
-        self._layers = list(zip(linears[::2], linears[1::2], strict=True))
-        self._paths = self._plan(read_facts(self.modules).yardsticks, target.vocabulary)
+        trained = trained_options(self, "medusa", self.modules)
+        if (published := read_published(self.modules)) is not None:
+            self._heads = Heads(published.fit(target, self.heads), self.heads)
+            self._paths = self._plan({}, target.vocabulary)
+            return
+        module = load_modules(replace(self, heads=trained["heads"]), "medusa", target, self.modules)
+        self._heads = Heads(module.state_dict(), self.heads)
+        self._paths = self._plan(read_facts(self.modules).findings, target.vocabulary)
 
-    def _plan(self, yardsticks: Mapping[str, float], vocabulary: int) -> tuple[Path, ...]:
+    def _plan(self, findings: Mapping[str, Any], vocabulary: int) -> tuple[Path, ...]:
         """The tree's nodes; a head has no more picks than there are tokens."""
         if self.tree != "sparse":
             return wide_tree([min(width, vocabulary) for width in read_widths(self.tree, self.heads)])
-        numbers = range(1, self.heads + 1)
-        shares = {_yardstick(number, k): _FADE ** (number - 1) * top for number in numbers for k, top in _TOPS.items()}
-        shares |= yardsticks
-        ranks = [rank_shares({k: shares[_yardstick(number, k)] for k in _TOPS}) for number in numbers]
-        return sparse_tree([found[:vocabulary] for found in ranks], self.nodes)
+        try:
+            return sparse_plan(findings.get("tree", {}), self.heads, self.nodes, vocabulary)
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{self.modules}: {FACTS} holds no tree ({error}); train the heads anew") from error
 
     def start(self, context: Context) -> int:
         self._state = self.prefill(context)
@@ -135,8 +133,7 @@ class Medusa(Speculative, Trainable):
         depth = min(budget, len(self._paths[-1]))
         if depth < 1:
             return Draft()
-        final = context.target.final_norm(self._state)
-        draft_logits = torch.cat([_run(*layers, final) for layers in self._layers[:depth]])
+        draft_logits = self._heads(context.target.final_norm(self._state), depth)
         return pick(self._paths, draft_logits.topk(1 + max(map(max, self._paths))).indices.tolist())
 
     def observe(self, context: Context, outcome: Outcome) -> None:
@@ -146,5 +143,5 @@ class Medusa(Speculative, Trainable):
     def verify(self, context: Context, draft: Draft, target_logits: Tensor) -> Verdict:
         if self.accept == "exact":
             return super().verify(context, draft, target_logits)
-        probs = context.sampling.probs(target_logits)
-        return verify_typical(draft, probs, context.generator, self.epsilon, self.delta)
+        rows = context.sampling.rows(target_logits)
+        return verify_typical(draft, rows, context.generator, self.epsilon, self.delta)

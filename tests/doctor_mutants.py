@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from mutants import FlatterEarlyExit, UnrepairedTwoModel
 
+from benchctl.decoding.batch import Batched
 from benchctl.decoding.draft import Draft
 from benchctl.decoding.method import Context, Method, Speculative, Step, one_token
 from benchctl.decoding.target import Target
@@ -117,6 +119,11 @@ class Dice(Speculative):
         return Draft.chain(context.tokens[-1:] * min(budget, random.randrange(6)))
 
 
+class ShallowInBatches(Plain, Batched):
+    def layers_at(self, target: Target, new_tokens: int) -> Sequence[int]:
+        return range(target.layers - (new_tokens > 5))
+
+
 class Scribbles(Plain):
     """Leaves in the cache what changes no token: only the cache shows it."""
 
@@ -166,6 +173,7 @@ MUTANTS: tuple[tuple[str, type[Method], str], ...] = (
     ("stops", StopsAtUnsaid, "with a stop token"),
     ("isolation", Remembers, "as alone"),
     ("determinism", Dice, "as once"),
+    ("batches", ShallowInBatches, "as alone"),
     ("cache", Scribbles, "fresh prefill"),
     ("cache", KeepsRejected, "rows of text"),
 )

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from benchctl.decoding.method import Context, Method, Step
 from benchctl.decoding.target import Target
+from benchctl.measuring.measure import Measurer
 from benchctl.measuring.plan import Task
 from benchctl.measuring.prompts import Prompt
+from benchctl.records import Row
 
 
 class FakeClock:
@@ -67,3 +69,9 @@ class Refusing(Plain):
 
 def task(label: str, *, turn: int = 0, repeat: int = 0, order: int = 0, prompt: Prompt | None = None) -> Task:
     return Task(prompt or Prompt("p", "koala", ("Say something.",)), turn, label, repeat, order)
+
+
+def one(measurer: Measurer, task: Task) -> Row:
+    """What measuring a task by itself gives."""
+    (row,) = measurer.measure((task,))
+    return row

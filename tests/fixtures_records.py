@@ -123,8 +123,14 @@ def failed(row: Row, error: str = "the prompt is longer than the context") -> Ro
         session=row.session,
         order=row.order,
         prompt_tokens=row.prompt_tokens,
+        batch=row.batch,
         error=error,
     )
+
+
+def batch(*rows: Row) -> list[Row]:
+    """The rows as if decoded together."""
+    return [replace(row, batch=tuple(each.prompt_id for each in rows)) for row in rows]
 
 
 def write(path: Path, rows: Iterable[Row], run: Run = RUN) -> Path:

@@ -92,27 +92,38 @@ def lookup_drafter(draft_tokens: int, max_ngram: int, match: str = "first", allo
 
 @dataclass(frozen=True)
 class ExitRule:
-    """Leave at the first of ``layers`` whose confidence reaches ``threshold``."""
+    """Leave at the first of ``layers`` whose confidence reaches ``threshold``.
+
+    classifier  layer and its state in, confidence out
+    speak       what an exit says where that is not for the target's own head: layer and state in, logits out
+    lowered     the threshold for a text of so many tokens, where it is not the same for all
+    """
 
     layers: tuple[int, ...]
     confidence: str = "softmax_gap"
     threshold: float = 0.9
-    classifier: Callable[[int, Tensor], float] | None = None  # layer and its state in, confidence out
+    classifier: Callable[[int, Tensor], float] | None = None
+    speak: Callable[[int, Tensor], Tensor] | None = None
+    lowered: Callable[[int], float] | None = None
 
     def choose(self, naive: Naive, text: Sequence[int], depths: Sequence[int] | None = None) -> tuple[int, int]:
         """Next token and the layers its row runs; ``depths`` of the rows before it, frozen above, if not all full."""
         states = naive.last_states(text, None if depths is None else [*depths, naive.layers])
+        threshold = self.lowered(len(text)) if self.lowered else self.threshold
         for layer in self.layers:
-            if self._confidence(naive, states, layer) >= self.threshold:
-                return int(naive.logits(states[layer]).argmax()), layer
+            if self._confidence(naive, states, layer) >= threshold:
+                return int(self._logits(naive, states, layer).argmax()), layer
         return int(naive.logits(states[-1]).argmax()), naive.layers
+
+    def _logits(self, naive: Naive, states: Tensor, layer: int) -> Tensor:
+        return self.speak(layer, states[layer]) if self.speak else naive.logits(states[layer])
 
     def _confidence(self, naive: Naive, states: Tensor, layer: int) -> float:
         if self.classifier is not None:
             return self.classifier(layer, states[layer])
         if self.confidence == "state_cosine":
             return float(F.cosine_similarity(states[layer - 1], states[layer], dim=0))
-        ordered = naive.logits(states[layer]).softmax(-1).sort(descending=True).values
+        ordered = self._logits(naive, states, layer).softmax(-1).sort(descending=True).values
         return float(ordered[0] - ordered[1] if self.confidence == "softmax_gap" else ordered[0])
 
 

@@ -42,8 +42,13 @@ EXACT = (
     "early_exit[mode=draft,confidence=state_cosine,threshold=0.9,min_exit=2]",
     "early_exit[mode=draft,threshold=2]",
     "early_exit[mode=draft,confidence=classifier,threshold=0.5,min_exit=1]",
+    "early_exit[mode=draft,head=trained,confidence=softmax_max,threshold=0.3,decay=4]",
     "early_exit[threshold=2]",
     "early_exit[threshold=2,kv_policy=deferred_exact]",
+    "deed[mode=draft,threshold=0.3]",
+    "deed[mode=draft,threshold=0,exits=2,rank=5,draft_tokens=6]",
+    "deed[threshold=2]",
+    "skip_decode[adapters=none,min_layers=4]",
     "medusa",
     "medusa[tree=1x1x1]",
     "medusa[heads=2,tree=6x4]",
@@ -71,11 +76,22 @@ OF_EXPERTS = (
     "m2r2[mode=aot]",
     "m2r2[mode=aot,gates=1+3,policy=lfu,capacity=2,spare=2,tier=file]",
 )
+# Lossy too; tokens leave out layers below others that they run, so their caches are audited in tests of their own.
+SKIPPING = (
+    "skip_decode",
+    "skip_decode[adapters=none,min_layers=1,max_layers=3,fall_tokens=9]",
+    "mixture_of_depths",
+    "mixture_of_depths[threshold=0.7]",
+)
 LOSSY = (
     "early_exit[threshold=0.3]",
     "early_exit[threshold=0.3,kv_policy=deferred_exact]",
     "early_exit[confidence=state_cosine,threshold=0.8,exits=1+3]",
     "early_exit[confidence=classifier,threshold=0.5,min_exit=1]",
+    "early_exit[head=trained,threshold=0.2,decay=4]",
+    "early_exit[head=trained,confidence=classifier,threshold=0.5,kv_policy=deferred_exact]",
+    "deed[threshold=0.3]",
+    *SKIPPING,
     "medusa[accept=typical]",
     "m2r2[mode=dynamic,threshold=0.5]",
     "m2r2[mode=dynamic,threshold=0.5,router=linear,kv_fill=absent]",

@@ -17,12 +17,12 @@ from two_streams import accelerated_states, exit_states
 from untrained import facts_of, untrained
 
 from benchctl.decoding.alignment import (
-    CE_SHARE,
     COSINE_SHARE,
     Trajectories,
     TwoStreams,
     slow_state,
 )
+from benchctl.decoding.exit_modules import CE_SHARE
 from benchctl.decoding.gates import Interval, intervals
 from benchctl.decoding.loop import Limits, decode
 from benchctl.decoding.modules import save_modules

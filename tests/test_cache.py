@@ -135,6 +135,7 @@ def test_a_row_that_passes_a_layer_by_is_done_with_and_holds_nothing_there() -> 
     cache.skip(1, 3)
     cache.write(0, 3, kv(3))
     assert (cache.lengths, cache.absent) == ([4, 4], [[], [3]])
+    cache.write(1, 4, kv(4))
     assert cache.kv[1][:, 3].tolist() == [[0.0], [0.0]]
 
 

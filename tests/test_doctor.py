@@ -20,12 +20,15 @@ from benchctl.conformance.grounds import KINDS, NEW_TOKENS, ground, prompt_of
 from benchctl.conformance.subject import Subject, answer
 from benchctl.decoding.method import Method
 
-# m2r2 and early_exit are examined in each of their modes, the others as `all` has them.
+# m2r2, early_exit and deed are examined in each of their modes, the others as `all` has them.
 MODES = (
     "m2r2[mode=aot]",
     "m2r2[mode=dynamic,threshold=0.5]",
     "early_exit[threshold=0.3]",
     "early_exit[mode=draft,threshold=0.3]",
+    "early_exit[head=trained,threshold=0.3,decay=4]",
+    "deed[threshold=0.3]",
+    "deed[mode=draft,threshold=0.3]",
     "medusa[accept=typical]",
 )
 CHECKS: dict[str, Callable[..., object]] = {**OF_THE_METHOD, **ON_A_TARGET}
@@ -119,7 +122,7 @@ def test_doctor_exits_with_one_where_a_check_fails_and_says_what_to_do() -> None
     text = " ".join(result.stdout.split())
     assert "fail counting llama expected 0 <= accepted <= drafted; seen: 1 tokens, 0 drafted, 1 accepted" in text
     assert "To do: count drafted tokens kept as accepted, not the bonus token." in text
-    assert text.endswith("19 passed, 2 failed, 0 skipped.")
+    assert text.endswith("21 passed, 2 failed, 0 skipped.")
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 

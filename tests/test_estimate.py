@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner
+from fixtures_training import refused
 from tiny import tiny_config, tiny_folder
 from torch import Tensor, nn
 from torch.nn import functional
@@ -84,7 +85,7 @@ def real_target(config: Any) -> Any:
 def real_modules(target: Any) -> nn.Module:
     config = target.config
     parameters = sum(parameter.numel() for parameter in target.parameters())
-    sizes = (config.num_hidden_layers, config.hidden_size, parameters, config.vocab_size, 128, 64, 160)
+    sizes = (config.num_hidden_layers, config.hidden_size, parameters, config.vocab_size, 128, 64, 160, 32)
     info = TargetInfo("llama", *sizes)
     return ThreeHeads().build(info, target.lm_head.weight)
 
@@ -189,7 +190,7 @@ def test_medusas_heads_are_counted_for_the_target_of_a_folder(tmp_path: Path) ->
     folder = tiny_folder(tmp_path)
     found = estimate(replace(OPTIONS, model=str(folder), steps=10), "medusa[heads=2]")
     config = config_of(str(folder))
-    heads = 2 * (config.hidden_size**2 + config.hidden_size * config.vocab_size)
+    heads = 2 * config.hidden_size * (config.hidden_size + 1 + config.vocab_size)
     assert found.cost.module_parameters == heads
     assert found.work == replace(WORK, batch_tokens=128)
     assert found.tokens == 10 * 128
@@ -205,6 +206,29 @@ def test_time_is_operations_over_the_assumed_rate_and_memory_decides_what_fits()
     assert found.seconds(h100) == pytest.approx(1e6 * 14e9 / (0.5 * 989e12))
     assert found.seconds(rtx_4090) > found.seconds(a100) > found.seconds(h100)
     assert [found.fits(gpu) for gpu in GPUS] == [True, True, False]
+
+
+def test_a_run_in_float32_is_timed_at_the_rate_of_float32() -> None:
+    """The memory was that of float32 and the minutes those of bfloat16, fifteen times too few."""
+    whole = known_estimate()
+    found = replace(whole, work=replace(whole.work, dtype=torch.float32))
+    assert found.seconds(GPUS[0]) == pytest.approx(1e6 * 14e9 / (0.5 * 67e12))
+    assert "of its float32 peak" in render(found) and "of its bfloat16 peak" in render(whole)
+    assert max(map(len, render(found).splitlines())) <= 80
+
+
+@pytest.mark.parametrize(("dtype", "kept"), [("auto", torch.bfloat16), ("float32", torch.float32)])
+def test_an_estimate_is_for_a_gpu_whatever_machine_makes_it(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, kept: torch.dtype
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    assert estimate(replace(OPTIONS, dtype=dtype), "medusa").work.dtype == kept
+
+
+@pytest.mark.parametrize("length", ["--minutes", "--epochs"])
+def test_a_length_that_no_estimate_can_turn_into_tokens_is_refused(length: str) -> None:
+    told = refused("train", "medusa", "--model", "ref-dense", "--estimate", length, 2)
+    assert f"cannot tell how many tokens {length} are; give --steps" in told
 
 
 def test_the_text_is_narrow_and_says_that_it_is_computed() -> None:

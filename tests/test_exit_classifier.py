@@ -10,11 +10,12 @@ import torch
 from lessons import lesson_of
 from oracles import ExitRule, Naive, autoregressive, exit_answer, exit_drafter, replay
 from runs import LAYERS, NEW_TOKENS, Pair, answer, pair, prompt_of, rounds_of, run
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from untrained import facts_of, untrained
 
-from benchctl.decoding.exits import agreements, balanced_loss, exit_yardsticks
+from benchctl.decoding.exit_modules import Exits
+from benchctl.decoding.exits import balanced_loss, exit_yardsticks
 from benchctl.decoding.layers import Layer
 from benchctl.decoding.modules import save_modules
 from benchctl.decoding.trainable import Lesson, Tally
@@ -33,7 +34,7 @@ def _rule(models: Pair, threshold: float) -> ExitRule:
     weights = {name: value.double() for name, value in module.state_dict().items()}
 
     def classify(layer: int, state: Tensor) -> float:
-        score = weights[f"{layer}.weight"][0] @ state + weights[f"{layer}.bias"][0]
+        score = weights[f"classifier.{layer}.weight"][0] @ state + weights[f"classifier.{layer}.bias"][0]
         return float(1 / (1 + torch.exp(-score)))
 
     return ExitRule(EXITS, "classifier", threshold, classify)
@@ -79,11 +80,11 @@ def test_the_loss_is_that_of_every_exit_weighted_by_the_token_to_predict() -> No
     models, weights = pair("llama"), [float(number % 3) for number in range(20)]
     lesson = lesson_of(models.naive, [prompt_of(20)], [weights])
     method = EarlyExit(confidence="classifier", exits="1+3")
-    module = untrained(method, models.target)
+    module, last = untrained(method, models.target), lesson.head(lesson.final).argmax(-1)
     expected = torch.zeros(())
     for layer in EXITS:
-        scores = module.get_submodule(str(layer))(lesson.states[layer])[..., 0]
-        agrees = agreements(lesson, (layer,))[layer]
+        scores = module.get_submodule(f"classifier.{layer}")(lesson.states[layer])[..., 0]
+        agrees = lesson.head(lesson.norm(lesson.states[layer])).argmax(-1) == last
         expected = expected + balanced_loss(scores, agrees, torch.tensor([[*weights[1:], 0.0]]))
     assert float(expected.detach()) > 0
     torch.testing.assert_close(method.loss(module, lesson), expected)
@@ -113,12 +114,14 @@ def _unasked(index: int) -> Layer:
 def test_a_layer_speaks_through_the_final_norm() -> None:
     """A norm that exchanges the two tokens, as one with a gain may: layer 1 is then right where it was wrong."""
     lesson = replace(_literal_lesson(), norm=lambda states: 1 - states)
-    assert agreements(lesson, (1,))[1].tolist() == [[False, True, False, True, False]]
+    classified = Exits({}, {1: nn.Linear(2, 1)})
+    assert classified.agreements(lesson)[1].tolist() == [[False, True, False, True, False]]
 
 
 def test_yardsticks_tell_what_is_let_go_and_what_is_held_back() -> None:
     """Of the four tokens with one ahead, 0 and 2 may leave at layer 1; the score lets 0, 1 and 2 go."""
-    found = exit_yardsticks({1: torch.tensor([[1.0, 1.0, 1.0, -1.0, 1.0]])}, _literal_lesson())
+    right = {1: torch.tensor([[True, False, True, False, False]])}
+    found = exit_yardsticks({1: torch.tensor([[1.0, 1.0, 1.0, -1.0, 1.0]])}, _literal_lesson(), right)
     assert found["exit_1_found"] == Tally(2, 2)
     assert found["exit_1_held"] == Tally(1, 2)
     assert found["agreement"] == Tally(3, 4)
@@ -129,8 +132,9 @@ def test_a_token_leaves_at_the_first_exit_that_lets_it() -> None:
     """A second exit, here the last state itself, gets only what the first held back."""
     lesson = _literal_lesson()
     three = replace(lesson, states=[*lesson.states, lesson.states[2]])
+    right = Exits({}, {layer: nn.Linear(2, 1) for layer in (1, 2)}).agreements(three)
     scores = {1: torch.tensor([[1.0, -1.0, -1.0, -1.0, 0.0]]), 2: torch.tensor([[-1.0, 1.0, 1.0, -1.0, 0.0]])}
-    found = exit_yardsticks(scores, three)
+    found = exit_yardsticks(scores, three, right)
     assert found["agreement"] == Tally(4, 4)
     assert found["depth"] == Tally(1 + 2 + 2 + 3, 12)
 
@@ -156,7 +160,9 @@ def test_training_lowers_the_loss_and_teaches_where_to_leave(tmp_path: Path) -> 
     assert losses[-1] < 0.6 * losses[0]
     found = {name: tally.share for name, tally in method.yardsticks(module, lesson).items()}
     assert min(found[f"exit_{layer}_found"] + found[f"exit_{layer}_held"] for layer in range(1, LAYERS)) > 1.2
-    careless = exit_yardsticks({1: torch.ones(lesson.tokens.shape)}, lesson)["agreement"].share
+    assert isinstance(module, Exits)
+    right = {1: module.agreements(lesson)[1]}
+    careless = exit_yardsticks({1: torch.ones(lesson.tokens.shape)}, lesson, right)["agreement"].share
     assert found["agreement"] > careless + 0.2 and found["depth"] < 1.0
     save_modules(tmp_path, module, facts_of("early_exit", method, models.target))
     trained = build(f"early_exit[confidence=classifier,min_exit=1,threshold=0.5,modules={tmp_path}]")
@@ -176,10 +182,10 @@ def test_each_exit_has_its_own_classifier() -> None:
     head = pair("llama").target.lm_head.weight
     module = EarlyExit(confidence="classifier").build(info, head)
     assert {name: tuple(weight.shape) for name, weight in module.named_parameters()} == {
-        "2.weight": (1, 32),
-        "2.bias": (1,),
-        "3.weight": (1, 32),
-        "3.bias": (1,),
+        "classifier.2.weight": (1, 32),
+        "classifier.2.bias": (1,),
+        "classifier.3.weight": (1, 32),
+        "classifier.3.bias": (1,),
     }
 
 
@@ -187,7 +193,7 @@ def test_what_has_nothing_to_train_says_what_has() -> None:
     target = pair("llama").target
     assert [EarlyExit(confidence=name).needs_modules for name in ("softmax_gap", "classifier")] == [False, True]
     with pytest.raises(
-        UserError, match=r"confidence=softmax_gap has nothing to train; early_exit\[confidence=classifier\]"
+        UserError, match=r"confidence=softmax_gap has nothing to train; early_exit\[head=trained\] and early_exit"
     ):
         EarlyExit().build(target.info, target.lm_head.weight)
     with pytest.raises(UserError, match="exit 9 is not below the target's 4 layers"):

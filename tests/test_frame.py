@@ -26,7 +26,7 @@ def test_warm_up_is_left_out_unless_asked_for(tmp_path: Path) -> None:
 
 def test_a_failed_generation_has_no_times(tmp_path: Path) -> None:
     frame = load([write(tmp_path / "run.jsonl", [failed(drafted_row(), "out of memory")])])
-    assert frame[["ttft_s", "decode_s", "whole_s"]].isna().all(axis=None)
+    assert frame[["ttft_s", "decode_s", "whole_s", "whole_decode_s"]].isna().all(axis=None)
     assert frame.iloc[0]["error"] == "out of memory"
 
 

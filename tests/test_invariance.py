@@ -13,7 +13,20 @@ import torch
 from gate_exits import Left, slow_states
 from mutants import ForgetfulTwoModel
 from oracles import Naive
-from runs import CONTEXT_TOKENS, EXACT, LAYERS, LOSSY, Pair, pair, pair_of, prepared, prompt_of, rounds_of, run
+from runs import (
+    CONTEXT_TOKENS,
+    EXACT,
+    LAYERS,
+    LOSSY,
+    SKIPPING,
+    Pair,
+    pair,
+    pair_of,
+    prepared,
+    prompt_of,
+    rounds_of,
+    run,
+)
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -193,7 +206,7 @@ def _interleaved(fresh: Tensor, kv_heads: int) -> Tensor:
 
 
 @pytest.mark.parametrize(("family", "seed"), [("llama", 0), ("qwen3", 2), ("mistral_window", 4)])
-@pytest.mark.parametrize("label", [*EXACT, *LOSSY])
+@pytest.mark.parametrize("label", [label for label in (*EXACT, *LOSSY) if label not in SKIPPING])
 def test_every_commit_leaves_the_cache_as_if_rejected_rows_had_never_been(
     monkeypatch: pytest.MonkeyPatch, label: str, family: str, seed: int
 ) -> None:

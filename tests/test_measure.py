@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from fakes_measuring import Broken, FakeClock, Lying, Plain, task
+from fakes_measuring import Broken, FakeClock, Lying, Plain, one, task
 from tiny import tiny_folder
 
 from benchctl.decoding.method import Method
@@ -29,7 +29,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
 def measurer(target: Target) -> Callable[..., Measurer]:
     def make(prompt: Prompt = PROMPT, terms: Terms = GREEDY, **methods: Method) -> Measurer:
         made = Measurer(target, {"plain": Plain(), **methods}, "plain", terms, FakeClock())
-        made.begin_prompt(prompt)
+        made.begin([prompt])
         return made
 
     return make
@@ -40,7 +40,7 @@ Make = Callable[..., Measurer]
 
 def test_a_row_holds_the_times_between_marks_and_the_tokens_of_the_loop(measurer: Make, target: Target) -> None:
     """The clock moves on by one second a reading: one before prefill, one after it, one after each step."""
-    row = measurer().measure(task("plain", order=7))
+    row = one(measurer(), task("plain", order=7))
     assert (row.ttft_s, row.step_s) == (1.0, (1.0, 1.0, 1.0))
     assert (row.committed, row.drafted, row.accepted, row.rows) == ((1, 1, 1), (0, 0, 0), (0, 0, 0), (1, 1, 1))
     assert row.layers == (3, 3, 3, 3)
@@ -51,7 +51,7 @@ def test_a_row_holds_the_times_between_marks_and_the_tokens_of_the_loop(measurer
 
 
 def test_the_baselines_tokens_are_the_targets_best_ones(measurer: Make, target: Target) -> None:
-    row = measurer().measure(task("plain"))
+    row = one(measurer(), task("plain"))
     text = target.tokenizer.encode_chat([{"role": "user", "content": "Say something."}])
     for token in row.token_ids:
         assert token == int(target.next_logits(text).argmax())
@@ -60,32 +60,32 @@ def test_the_baselines_tokens_are_the_targets_best_ones(measurer: Make, target: 
 
 def test_a_method_that_answers_like_the_baseline_is_identical(measurer: Make) -> None:
     run = measurer(same=Plain())
-    run.measure(task("plain"))
-    assert run.measure(task("same")).verdict == "identical"
+    one(run, task("plain"))
+    assert one(run, task("same")).verdict == "identical"
 
 
 def test_a_method_that_answers_otherwise_is_lossy_from_its_first_other_token_on(measurer: Make) -> None:
     run = measurer(lying=Lying())
-    run.measure(task("plain"))
-    row = run.measure(task("lying"))
+    one(run, task("plain"))
+    row = one(run, task("lying"))
     assert (row.verdict, row.first_divergence) == ("lossy", 1)
     assert row.margin is not None and row.noise is not None and row.margin > 2 * row.noise
 
 
 def test_a_failed_generation_is_a_row_with_an_error_and_no_numbers(measurer: Make) -> None:
     run = measurer(broken=Broken())
-    run.measure(task("plain"))
-    row = run.measure(task("broken", order=3))
+    one(run, task("plain"))
+    row = one(run, task("broken", order=3))
     assert row.error == "RuntimeError: out of luck"
     assert (row.token_ids, row.step_s, row.ttft_s, row.verdict, row.order) == ((), (), None, None, 3)
 
 
 def test_after_a_failure_the_next_generation_is_as_if_nothing_had_happened(measurer: Make) -> None:
     """A published script let the time of the prompt before enter the average when a prompt failed."""
-    untroubled = measurer().measure(task("plain"))
+    untroubled = one(measurer(), task("plain"))
     run = measurer(broken=Broken())
-    run.measure(task("broken"))
-    assert replace(run.measure(task("plain")), peak_memory_bytes=None) == replace(untroubled, peak_memory_bytes=None)
+    one(run, task("broken"))
+    assert replace(one(run, task("plain")), peak_memory_bytes=None) == replace(untroubled, peak_memory_bytes=None)
 
 
 def test_an_interruption_is_not_swallowed(measurer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,13 +94,13 @@ def test_an_interruption_is_not_swallowed(measurer: Make, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Plain, "step", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        measurer().measure(task("plain"))
+        one(measurer(), task("plain"))
 
 
 def test_the_second_turn_continues_the_labels_own_first_answer(measurer: Make, target: Target) -> None:
     run = measurer(TALK, lying=Lying())
-    firsts = {label: run.measure(task(label, prompt=TALK)) for label in ("plain", "lying")}
-    seconds = {label: run.measure(task(label, turn=1, prompt=TALK)) for label in ("plain", "lying")}
+    firsts = {label: one(run, task(label, prompt=TALK)) for label in ("plain", "lying")}
+    seconds = {label: one(run, task(label, turn=1, prompt=TALK)) for label in ("plain", "lying")}
     for label, first in firsts.items():
         chat = [
             {"role": "user", "content": "Say something."},
@@ -116,44 +116,44 @@ def test_a_second_turn_is_judged_on_its_own_prompt(measurer: Make) -> None:
     lying = Lying()
     run = measurer(TALK, lying=lying)
     for label in ("plain", "lying"):
-        run.measure(task(label, prompt=TALK))
-    run.measure(task("plain", turn=1, prompt=TALK))
+        one(run, task(label, prompt=TALK))
+    one(run, task("plain", turn=1, prompt=TALK))
     lying.shift = 0
-    row = run.measure(task("lying", turn=1, prompt=TALK))
+    row = one(run, task("lying", turn=1, prompt=TALK))
     assert row.verdict == "identical"
 
 
 def test_a_turn_after_a_failed_one_fails_too(measurer: Make) -> None:
     run = measurer(TALK, broken=Broken())
-    run.measure(task("broken", prompt=TALK))
-    row = run.measure(task("broken", turn=1, prompt=TALK))
+    one(run, task("broken", prompt=TALK))
+    row = one(run, task("broken", turn=1, prompt=TALK))
     assert row.error == "ValueError: turn 0 of this prompt failed, so turn 1 has no history"
 
 
 def test_rows_of_an_earlier_process_serve_as_history_and_as_the_baselines_answer(measurer: Make) -> None:
     first = measurer(TALK, lying=Lying())
-    rows = [first.measure(task(label, prompt=TALK)) for label in ("plain", "lying")]
-    whole = first.measure(task("lying", turn=1, prompt=TALK))
+    rows = [one(first, task(label, prompt=TALK)) for label in ("plain", "lying")]
+    whole = one(first, task("lying", turn=1, prompt=TALK))
     second = measurer(TALK, lying=Lying())
     for label, row in zip(("plain", "lying"), rows, strict=True):
         second.recall(task(label, prompt=TALK), row)
-    resumed = second.measure(task("lying", turn=1, prompt=TALK))
+    resumed = one(second, task("lying", turn=1, prompt=TALK))
     assert (resumed.token_ids, resumed.prompt_tokens) == (whole.token_ids, whole.prompt_tokens)
     assert resumed.verdict == whole.verdict
 
 
 def test_a_recalled_failure_leaves_no_history(measurer: Make) -> None:
     run = measurer(TALK, broken=Broken())
-    run.recall(task("broken", prompt=TALK), run.measure(task("broken", prompt=TALK)))
-    assert run.measure(task("broken", turn=1, prompt=TALK)).error is not None
+    run.recall(task("broken", prompt=TALK), one(run, task("broken", prompt=TALK)))
+    assert one(run, task("broken", turn=1, prompt=TALK)).error is not None
 
 
 def test_sampled_answers_get_no_comparison_and_repeat_by_seed(measurer: Make) -> None:
     sampled = Terms(4, Sampling(temperature=1.0))
-    rows = [measurer(terms=sampled, other=Plain()).measure(task("other", repeat=repeat)) for repeat in (0, 0, 1)]
+    rows = [one(measurer(terms=sampled, other=Plain()), task("other", repeat=repeat)) for repeat in (0, 0, 1)]
     assert [row.verdict for row in rows] == ["sampled"] * 3
     assert rows[0].token_ids == rows[1].token_ids != rows[2].token_ids
-    assert measurer(terms=sampled).measure(task("plain")).verdict is None
+    assert one(measurer(terms=sampled), task("plain")).verdict is None
 
 
 def test_the_seed_of_an_answer_depends_on_prompt_turn_and_repeat_but_not_on_the_label() -> None:
@@ -164,9 +164,9 @@ def test_the_seed_of_an_answer_depends_on_prompt_turn_and_repeat_but_not_on_the_
 
 def test_a_prompt_beyond_the_context_fails_or_keeps_its_end(measurer: Make, target: Target) -> None:
     endless = Prompt("long", "koala", ("Say something. " * 200,))
-    row = measurer(endless).measure(task("plain", prompt=endless))
+    row = one(measurer(endless), task("plain", prompt=endless))
     assert row.error is not None and "do not fit into the context of 128" in row.error
-    cut = measurer(endless, replace(GREEDY, cut=True)).measure(task("plain", prompt=endless))
+    cut = one(measurer(endless, replace(GREEDY, cut=True)), task("plain", prompt=endless))
     assert (cut.error, cut.prompt_tokens, len(cut.token_ids)) == (None, 124, 4)
 
 
@@ -174,19 +174,19 @@ def test_a_baseline_that_does_not_repeat_itself_is_told(target: Target) -> None:
     notices: list[str] = []
     changing = Lying(shift=0)
     run = Measurer(target, {"plain": changing}, "plain", GREEDY, FakeClock(), notify=notices.append)
-    run.begin_prompt(PROMPT)
-    run.measure(task("plain"))
-    run.measure(task("plain", repeat=1))
+    run.begin([PROMPT])
+    one(run, task("plain"))
+    one(run, task("plain", repeat=1))
     assert notices == []
     changing.shift = 5
-    run.measure(task("plain", repeat=2))
+    one(run, task("plain", repeat=2))
     assert len(notices) == 1 and "did not repeat its own answer to koala p" in notices[0]
 
 
 def test_time_is_split_into_generations_and_controls(measurer: Make) -> None:
     """Four tokens take four seconds; the control behind a verdict has its own account."""
     run = measurer(lying=Lying())
-    run.measure(task("plain"))
+    one(run, task("plain"))
     assert (run.spent.generations_s, run.spent.controls_s) == (4.0, 1.0)
-    run.measure(task("lying"))
+    one(run, task("lying"))
     assert (run.spent.generations_s, run.spent.controls_s) == (8.0, 2.0)

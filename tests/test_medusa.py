@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from itertools import accumulate, product
 from operator import mul
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from lessons import learn, lesson_of
 from mutants import LateMedusa
 from oracles import Naive, Rounds, TreeDrafter, autoregressive, replay_tree
-from runs import CONTEXT_TOKENS, NEW_TOKENS, Pair, answer, pair, prepared, prompt_of, rounds_of
+from runs import CONTEXT_TOKENS, NEW_TOKENS, VOCABULARY, Pair, answer, pair, pair_of, prepared, prompt_of, rounds_of
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from untrained import facts_of, untrained, untrained_folder
@@ -37,11 +38,11 @@ def _label(widths: Sequence[int]) -> str:
 
 
 def _heads_drafter(naive: Naive, heads: nn.Module, widths: Sequence[int]) -> TreeDrafter:
-    """Branches by the definition: W2 (h + SiLU(W1 h)) of the state before the root, by full recomputation."""
+    """Branches by the definition: W2 (h + SiLU(W1 h + b)) of the state before the root, by full recomputation."""
 
     def ranking(head: nn.Module, final: Tensor) -> list[int]:
-        w1, w2 = (weight.double() for weight in head.parameters())
-        ranked: list[int] = (w2 @ (final + F.silu(w1 @ final))).argsort(descending=True).tolist()
+        w1, bias, w2 = (weight.double() for weight in head.parameters())
+        ranked: list[int] = (w2 @ (final + F.silu(w1 @ final + bias))).argsort(descending=True).tolist()
         return ranked
 
     def draft(text: list[int], budget: int) -> list[list[int]]:
@@ -107,6 +108,42 @@ def test_replay_exposes_heads_that_read_another_row_though_the_text_is_right() -
     assert rounds_of(got) != _expected_rounds("llama", 0, 13, widths)
 
 
+def test_renaming_every_token_renames_what_is_drafted_and_changes_no_count(tmp_path: Path) -> None:
+    """Published code loses tokens to padding with id 0, and a pick from another head's list has another name."""
+    models, module = pair("llama"), untrained(Medusa(), pair("llama").target)
+    order = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(3))
+    names = order.argsort().tolist()
+    model, renamed_module = copy.deepcopy(models.model), copy.deepcopy(module)
+    heads = [list(head.parameters())[-1] for head in renamed_module.children()]
+    for weight in (model.model.embed_tokens.weight, model.lm_head.weight, *heads):
+        weight.data = weight.data[order]
+    before, drafts = _watched(tmp_path / "before", module, models, prompt_of(13))
+    prompt = [names[token] for token in prompt_of(13)]
+    after, renamed_drafts = _watched(tmp_path / "after", renamed_module, pair_of(model, model), prompt)
+    assert renamed_drafts == [[names[token] for token in draft] for draft in drafts]
+    assert list(after.token_ids) == [names[token] for token in before.token_ids]
+    assert rounds_of(after) == rounds_of(before)
+    assert len(drafts) > 5 and {0} & set().union(*renamed_drafts) and {names[0]} & set().union(*renamed_drafts)
+
+
+def _watched(folder: Path, module: nn.Module, models: Pair, prompt: list[int]) -> tuple[Generation, list[list[int]]]:
+    """An answer by these modules, and the tokens of every draft on the way to it."""
+    drafts: list[list[int]] = []
+    draft = Medusa.draft
+
+    def watching(method: Medusa, context: Context, budget: int) -> Draft:
+        drafted: Draft = draft(method, context, budget)
+        drafts.append(list(drafted.tokens))
+        return drafted
+
+    save_modules(folder, module, facts_of("medusa", Medusa(), models.target))
+    method = Medusa(modules=str(folder))
+    method.prepare(models.target, lambda name: models.target, "")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Medusa, "draft", watching)
+        return _generate(method, models, prompt), drafts
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_any_heads_and_any_target_give_the_target_s_own_tokens(seed: int) -> None:
     models = pair("llama", seed)
@@ -118,14 +155,31 @@ def test_any_heads_and_any_target_give_the_target_s_own_tokens(seed: int) -> Non
         assert list(_generate(method, models, prompt_of(13, seed)).token_ids) == answer("llama", seed, 13)
 
 
-def test_a_fresh_head_says_what_the_lm_head_says_and_heads_share_no_weights() -> None:
+def test_a_fresh_head_says_what_the_lm_head_says() -> None:
     models = pair("llama")
-    heads = list(Medusa().build(models.target.info, models.target.lm_head.weight).children())
     final = torch.randn(2, models.target.info.hidden_size)
-    for head in heads:
+    for head in Medusa().build(models.target.info, models.target.lm_head.weight).children():
         assert torch.equal(head(final), F.linear(final, models.target.lm_head.weight.float()))
-    pointers = {parameter.data_ptr() for head in heads for parameter in head.parameters()}
-    assert len(heads) == 3 and len(pointers) == 6
+
+
+def test_heads_share_no_weights_with_one_another_nor_with_the_target() -> None:
+    """Published code repeats one block object n times, which makes its copies one."""
+    lm_head = pair("llama").target.lm_head.weight.float()
+    heads = list(Medusa().build(pair("llama").target.info, lm_head).children())
+    places = {weight.untyped_storage().data_ptr() for head in heads for weight in head.parameters()}
+    assert len(heads) == 3 and len(places) == 9
+    assert lm_head.untyped_storage().data_ptr() not in places
+
+
+def test_what_one_head_learns_moves_no_other() -> None:
+    """Of three tokens, only the first head has one to predict."""
+    models, method = pair("llama"), Medusa()
+    module = untrained(method, models.target)
+    before = {name: weight.clone() for name, weight in module.state_dict().items()}
+    method.loss(module, lesson_of(models.naive, [[5, 6, 7]])).backward()
+    torch.optim.SGD(module.parameters(), lr=0.1).step()
+    moved = {name for name, weight in module.state_dict().items() if not torch.equal(weight, before[name])}
+    assert moved == {"0.0.linear.weight", "0.0.linear.bias", "0.1.weight"}
 
 
 def test_the_loss_is_the_weighted_sum_over_heads_of_the_token_each_is_for() -> None:
@@ -175,7 +229,8 @@ def test_training_lowers_the_loss_and_the_trained_heads_draft_better(tmp_path: P
     after = {name: tally.share for name, tally in method.yardsticks(module, lesson).items()}
     assert losses[-1] < 0.6 * losses[0]
     assert all(after[f"head_{number}_top1"] > before[f"head_{number}_top1"] + 0.2 for number in (1, 2, 3))
-    save_modules(tmp_path / "trained", module, facts_of("medusa", method, models.target, yardsticks=after))
+    findings = dict(method.findings(module, [lesson]))
+    save_modules(tmp_path / "trained", module, facts_of("medusa", method, models.target, findings=findings))
     trained = build(f"medusa[modules={tmp_path / 'trained'}]")
     trained.prepare(models.target, lambda name: models.target, "")
     assert list(_generate(trained, models, prompt_of(13)).token_ids) == answer("llama", 0, 13)
@@ -186,18 +241,11 @@ def test_training_lowers_the_loss_and_the_trained_heads_draft_better(tmp_path: P
     assert steps[1] < 0.7 * steps[0]
 
 
-def test_measured_shares_shape_the_sparse_tree() -> None:
-    """The first head often needs its second pick, the second head never does, the third is always wrong."""
-    measured = {1: (0.4, 0.6, 0.7, 0.7), 2: (0.9,) * 4, 3: (0.0,) * 4}
-    tops = (1, 2, 4, 8)
-    shares = {f"head_{head}_top{k}": share for head in measured for k, share in zip(tops, measured[head], strict=True)}
-    assert Medusa(nodes=6)._plan(shares, 100) == ((0,), (1,), (2,), (3,), (0, 0), (1, 0))
-    assert Medusa(nodes=6)._plan(shares, 2) == ((0,), (1,), (0, 0), (1, 0))
-
-
 def test_heads_that_nobody_measured_are_taken_to_be_worse_the_further_ahead_they_look() -> None:
     """A second pick for the next token (0.1) before the third token of the first branch: 0.5 * 0.4 * 0.32."""
     assert Medusa(nodes=3)._plan({}, 100) == ((0,), (1,), (0, 0))
+    assert Medusa(nodes=6)._plan({}, 2) == Medusa(nodes=6)._plan({"tree": {}}, 2)
+    assert max(map(max, Medusa(nodes=256)._plan({}, 2))) == 1
 
 
 def test_no_tree_has_more_picks_than_there_are_tokens() -> None:
@@ -208,6 +256,16 @@ def test_no_tree_has_more_picks_than_there_are_tokens() -> None:
 def test_a_tree_that_cannot_be_is_refused(tree: str) -> None:
     with pytest.raises(ValueError, match="it takes sparse, or up to 3 widths joined by x"):
         Medusa(tree=tree)
+
+
+def test_a_tree_deeper_than_there_are_heads_is_refused() -> None:
+    with pytest.raises(ValueError, match="tree is '2x2x2'; it takes sparse, or up to 2 widths joined by x"):
+        Medusa(heads=2, tree="2x2x2")
+
+
+def test_a_tree_of_more_nodes_than_were_kept_is_refused() -> None:
+    with pytest.raises(ValueError, match="nodes is 257; a sparse tree may have 256"):
+        Medusa(nodes=257)
 
 
 @pytest.mark.parametrize("option", ["heads", "nodes", "epsilon", "delta"])

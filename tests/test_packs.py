@@ -10,9 +10,11 @@ from click.testing import CliRunner
 
 from benchctl import packs
 from benchctl.cli import main
+from benchctl.decoding import modules
 from benchctl.errors import UserError
 
-WEIGHTS = b"weights"
+WEIGHTS, TOKENIZER = b"weights", b"{}"
+PACK_BYTES = 64_000_000
 
 
 @pytest.fixture
@@ -23,6 +25,7 @@ def pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         folder = tmp_path / str(entry["folder"])
         folder.mkdir()
         (folder / packs.WEIGHTS).write_bytes(WEIGHTS)
+        (folder / packs.TOKENIZER).write_bytes(TOKENIZER)
     (tmp_path / "index.json").write_text(json.dumps(entries))
     monkeypatch.setattr(packs, "MODELS", tmp_path)
     _forget()
@@ -43,7 +46,7 @@ def _entry(name: str, role: str, draft: str = "") -> dict[str, object]:
         "parameters": 10,
         "bytes": len(WEIGHTS),
         "sha256": hashlib.sha256(WEIGHTS).hexdigest(),
-        "tokenizer_sha256": "",
+        "tokenizer_sha256": hashlib.sha256(TOKENIZER).hexdigest(),
         "licence": "Apache-2.0",
         "description": "A model",
         "data": "tasks and public chats",
@@ -71,15 +74,13 @@ def test_a_folder_with_an_embedded_name_is_neither_taken_nor_passed_over(
     assert packs.resolve("small") == pack / "small-folder"
 
 
-def test_altered_weights_are_refused(pack: Path) -> None:
-    (pack / "big-folder" / packs.WEIGHTS).write_bytes(b"other")
-    with pytest.raises(UserError, match="weights of the embedded model 'big' are not those shipped"):
+@pytest.mark.parametrize("file", [packs.WEIGHTS, packs.TOKENIZER])
+def test_an_altered_or_missing_file_is_refused(pack: Path, file: str) -> None:
+    (pack / "big-folder" / file).write_bytes(b"other")
+    with pytest.raises(UserError, match=f"{file} of the embedded model 'big' is not the one shipped"):
         packs.resolve("big")
-
-
-def test_missing_weights_are_refused(pack: Path) -> None:
-    (pack / "small-folder" / packs.WEIGHTS).unlink()
-    with pytest.raises(UserError, match="'small' lacks model.safetensors"):
+    (pack / "small-folder" / file).unlink()
+    with pytest.raises(UserError, match=f"'small' lacks {file}"):
         packs.resolve("small")
 
 
@@ -96,7 +97,7 @@ def test_modules_belong_to_a_model_and_are_checked(pack: Path) -> None:
     assert packs.modules_for("small", "medusa") is None
     _forget()
     (folder / packs.MODULES).write_bytes(b"other")
-    with pytest.raises(UserError, match="weights of the embedded modules of medusa for 'big' are not those shipped"):
+    with pytest.raises(UserError, match="modules.safetensors of the embedded modules of medusa for 'big' is not"):
         packs.modules_for("big", "medusa")
 
 
@@ -130,13 +131,23 @@ def test_a_package_without_models_says_so(pack: Path) -> None:
 
 def test_the_shipped_index_is_true() -> None:
     """Every model of the index is there, with the size and the hashes the index gives."""
-    assert {"target", "draft"} <= {model.role for model in packs.models()}
-    names = {model.name for model in packs.models()}
+    drafts = {model.name for model in packs.models() if model.role == "draft"}
+    assert packs.default_target().draft in drafts
     for model in packs.models():
         assert packs.resolve(model.name) == model.path
         assert (model.path / packs.WEIGHTS).stat().st_size == model.bytes
-        assert hashlib.sha256((model.path / "tokenizer.json").read_bytes()).hexdigest() == model.tokenizer_sha256
-        assert not model.draft or model.draft in names
+        assert not model.draft or model.draft in drafts
+        for method in model.modules:
+            assert packs.modules_for(model.name, method) == model.modules_path(method)
+
+
+def test_the_shipped_models_and_modules_are_within_64_megabytes() -> None:
+    assert sum(file.stat().st_size for file in packs.MODELS.rglob("*") if file.is_file()) < PACK_BYTES
+
+
+def test_modules_are_called_alike_where_they_are_trained_and_where_they_are_packed() -> None:
+    """Neither of the two may import the other."""
+    assert packs.MODULES == modules.WEIGHTS
 
 
 def test_the_list_has_a_line_of_80_columns_for_each_model(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchctl.decoding.adaptive import View
 from benchctl.decoding.cache import Cache
-from benchctl.decoding.layers import Layout
+from benchctl.decoding.layout import Layout
 from benchctl.decoding.loop import Generation
 from benchctl.decoding.method import Context
 from benchctl.decoding.sampling import Sampling

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tiny import FAMILIES, tiny_folder
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from benchctl.decoding import families
 from benchctl.decoding import target as target_module
-from benchctl.decoding.kernels import Norm
+from benchctl.decoding.families import Parts
 from benchctl.decoding.layers import Attention, Mlp
 from benchctl.decoding.target import Target
 from benchctl.errors import UserError
@@ -39,20 +39,21 @@ def _rescaled(scale: float) -> Callable[..., Attention]:
     return lambda **parts: Attention(**{**parts, "scale": scale * parts["scale"]})
 
 
-def _louder(module: Any, config: Any) -> Norm:
-    norm = families.read_norm(module, config)
-    norm.gain = 1.02 * norm.gain
-    return norm
+def _louder(model: Any, fast: bool) -> Parts:
+    parts = families.read_parts(model, fast)
+    parts.final_norm.gain = 1.02 * parts.final_norm.gain
+    return parts
 
 
-def _against_time(model: Any, positions: int, dtype: torch.dtype) -> Tensor:
-    return families.rotary_table(model, positions, dtype).conj().resolve_conj()
+def _against_time(model: Any, fast: bool) -> Parts:
+    parts = families.read_parts(model, fast)
+    return replace(parts, rotary=parts.rotary.conj().resolve_conj())
 
 
 MISTAKES = {
     "queries scaled by a tenth too much": (families, "Attention", _rescaled(1.1)),
-    "final norm two in a hundred too loud": (target_module, "read_norm", _louder),
-    "rotations the other way round": (target_module, "rotary_table", _against_time),
+    "final norm two in a hundred too loud": (target_module, "read_parts", _louder),
+    "rotations the other way round": (target_module, "read_parts", _against_time),
     "another activation": (families, "Mlp", lambda gate_up, down, act: Mlp(gate_up, down, torch.relu)),
 }
 

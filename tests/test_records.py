@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, drafted_row, exiting_row, failed, write
+from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, batch, drafted_row, exiting_row, failed, write
 from pydantic import ValidationError
 
 from benchctl.errors import UserError
 from benchctl.recordfile import Writer, check_output, read
-from benchctl.records import Row, Run, json_schema, row_key, to_line
+from benchctl.records import Row, Run, batch_keys, json_schema, row_key, to_line
 
 ROWS = [baseline_row("p0"), drafted_row("p0"), exiting_row("p0"), failed(baseline_row("p1"))]
 
@@ -184,7 +184,7 @@ def _unknown_key(line: dict[str, Any]) -> None:
     ("change", "message"),
     [
         (_no_run, r"run.jsonl:1: is not the start of a benchctl run"),
-        (_newer, r"run.jsonl:1: written by a newer benchctl, schema 7 \(this one reads 3\); upgrade"),
+        (_newer, r"run.jsonl:1: written by a newer benchctl, schema 7 \(this one reads 4\); upgrade"),
         (_unknown_key, r"run.jsonl:1: wonder: Unexpected keyword argument"),
         (lambda line: line.pop("dtype"), r"run.jsonl:1: dtype: "),
         (lambda line: line.update(baseline="other"), r"run.jsonl:1: the baseline 'other' is not among"),
@@ -304,6 +304,87 @@ def test_a_file_of_the_first_version_goes_on_as_one(path: Path) -> None:
     with Writer(path, RUN, resume=True) as writer:
         writer.append(ROWS[2])
     assert path.read_bytes() == before + to_line(ROWS[2])
+
+
+BATCHED = replace(RUN, batch_size=2)
+BATCHES = [
+    *batch(baseline_row("p0", tokens=5), baseline_row("p1", tokens=9)),
+    *batch(drafted_row("p0", steps=3), drafted_row("p1", steps=2)),
+    *batch(baseline_row("p2")),
+]
+
+
+def test_rows_of_a_batch_come_back_as_they_were_written(path: Path) -> None:
+    with Writer(path, BATCHED) as writer:
+        writer.append(*BATCHES[:2])
+        writer.append(*BATCHES[2:4])
+        writer.append(*BATCHES[4:])
+    assert read(path).rows == tuple(BATCHES)
+    assert batch_keys(BATCHES[1]) == (row_key(BATCHES[0]), row_key(BATCHES[1]))
+    assert batch_keys(ROWS[0]) == (row_key(ROWS[0]),)
+
+
+@pytest.mark.parametrize("left", [*range(1, 40, 9), 300])
+def test_a_run_killed_in_the_middle_of_a_batch_loses_that_batch_and_no_other(path: Path, left: int) -> None:
+    """Of the second batch the first line is there whole, or part of it, or part of the second line."""
+    lines = write(path, BATCHES, BATCHED).read_bytes().splitlines(keepends=True)
+    for torn in (b"".join(lines[:4]), b"".join(lines[:4]) + lines[4][:left], b"".join(lines[:3]) + lines[3][:left]):
+        path.write_bytes(torn)
+        assert read(path).rows == tuple(BATCHES[:2])
+        assert read(path).notices and all(
+            ":4: the last" in each or ":5: the last" in each for each in read(path).notices
+        )
+        with Writer(path, BATCHED, resume=True) as writer:
+            assert writer.stored.keys() == {row_key(row) for row in BATCHES[:2]}
+            writer.append(*BATCHES[2:4])
+        assert read(path).rows == tuple(BATCHES[:4])
+        assert read(path).notices == ()
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [BATCHES[0], *BATCHES[2:]],  # one of a batch is gone
+        [BATCHES[1], BATCHES[0]],  # in another order
+        [BATCHES[0], BATCHES[2], BATCHES[1], BATCHES[3]],  # not together
+        [BATCHES[0], replace(BATCHES[1], ttft_s=3.0)],  # prefilled apart
+        [replace(BATCHES[0], step_s=(1.0, 1.0, 1.0, 7.0)), BATCHES[1]],  # steps apart
+        [BATCHES[0], failed(BATCHES[1])],  # failed alone
+    ],
+)
+def test_rows_that_can_be_no_batch_are_named(path: Path, rows: list[Row]) -> None:
+    """What such a batch took cannot be told, so its figures would be made up."""
+    with pytest.raises(UserError, match="run.jsonl:2: the rest of its batch does not follow"):
+        read(write(path, rows, BATCHED))
+
+
+def test_batches_and_the_size_in_the_first_line_must_agree(path: Path) -> None:
+    with pytest.raises(UserError, match="run.jsonl:2: a batch of 2 in a run of batch size 1"):
+        read(write(path, BATCHES))
+    with pytest.raises(UserError, match="run.jsonl:2: a batch of 0 in a run of batch size 2"):
+        read(write(path, ROWS, BATCHED))
+
+
+def test_a_row_is_in_its_own_batch_once() -> None:
+    with pytest.raises(ValidationError, match="'p0' is not in its own batch"):
+        replace(ROWS[0], batch=("p1", "p2"))
+    with pytest.raises(ValidationError, match="a batch has a prompt twice"):
+        replace(ROWS[0], batch=("p0", "p0"))
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_files_from_before_there_were_batches_are_of_single_answers(path: Path, version: int) -> None:
+    first, *rows = write(path, ROWS).read_bytes().splitlines(keepends=True)
+    run = {key: value for key, value in json.loads(first).items() if key != "batch_size"} | {"schema_version": version}
+    lines = [{key: value for key, value in json.loads(row).items() if key != "batch"} for row in rows]
+    path.write_text("".join(json.dumps(line) + "\n" for line in (run, *lines)))
+    found = read(path)
+    assert (found.run.batch_size, found.rows) == (1, tuple(ROWS))
+    with (
+        pytest.raises(UserError, match="batch_size differs: it has 1, this run has 2"),
+        Writer(path, BATCHED, resume=True),
+    ):
+        pass
 
 
 def test_an_exact_answer_is_found_by_prompt_and_turn() -> None:

@@ -1,12 +1,18 @@
 """The order of a run: who goes when, and that it is the same whenever it is asked for."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from benchctl.measuring.plan import Plan, Task
+from benchctl.measuring.plan import Job, Plan, Task
 from benchctl.measuring.prompts import Prompt
 
 ONE = Prompt("1", "koala", ("Hi",))
 TWO = Prompt("2", "mt-bench", ("Hi", "And?"))
+
+
+def single(jobs: Iterable[Job]) -> list[Task]:
+    """The tasks of jobs that are no batches."""
+    return [task for (task,) in jobs]
 
 
 def names(tasks: Iterable[Task]) -> list[str]:
@@ -14,14 +20,15 @@ def names(tasks: Iterable[Task]) -> list[str]:
 
 
 def test_every_other_repeat_runs_backwards() -> None:
-    (tasks,) = Plan((ONE,), ("base", "b", "c"), repeats=3).by_prompt()
+    (jobs,) = Plan((ONE,), ("base", "b", "c"), repeats=3).by_batch()
+    tasks = single(jobs)
     assert [task.label for task in tasks] == ["base", "b", "c", "c", "b", "base", "base", "b", "c"]
     assert [task.repeat for task in tasks] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 def test_labels_take_turns_within_each_turn_of_a_prompt() -> None:
-    (tasks,) = Plan((TWO,), ("base", "b"), repeats=2).by_prompt()
-    assert names(tasks) == [
+    (jobs,) = Plan((TWO,), ("base", "b"), repeats=2).by_batch()
+    assert names(single(jobs)) == [
         "2.0 base 0", "2.0 b 0", "2.1 base 0", "2.1 b 0",
         "2.0 b 1", "2.0 base 1", "2.1 b 1", "2.1 base 1",
     ]  # fmt: skip
@@ -29,14 +36,15 @@ def test_labels_take_turns_within_each_turn_of_a_prompt() -> None:
 
 def test_the_mean_place_of_every_label_is_the_same_over_two_repeats() -> None:
     """What a steady drift adds to a label grows with its mean place in time."""
-    (tasks,) = Plan((ONE,), ("base", "b", "c", "d"), repeats=2).by_prompt()
+    (jobs,) = Plan((ONE,), ("base", "b", "c", "d"), repeats=2).by_batch()
+    tasks = single(jobs)
     places = {label: sum(task.order for task in tasks if task.label == label) for label in ("base", "b", "c", "d")}
     assert set(places.values()) == {7}
 
 
 def test_the_order_counts_through_all_prompts() -> None:
     plan = Plan((ONE, TWO), ("base", "b"), repeats=2)
-    tasks = [task for prompt_tasks in plan.by_prompt() for task in prompt_tasks]
+    tasks = [task for jobs in plan.by_batch() for task in single(jobs)]
     assert [task.order for task in tasks] == list(range(12))
     assert len(plan) == 12
     assert len({task.key for task in tasks}) == 12
@@ -44,6 +52,33 @@ def test_the_order_counts_through_all_prompts() -> None:
 
 def test_a_warm_up_round_is_the_first_prompt_with_a_negative_repeat_baseline_first() -> None:
     plan = Plan((TWO, ONE), ("base", "b"), repeats=2)
-    assert names(plan.warm_up(1)) == ["2.0 base -1", "2.0 b -1", "2.1 base -1", "2.1 b -1"]
-    assert [task.order for task in plan.warm_up(2)] == [4, 5, 6, 7]
-    assert {task.repeat for task in plan.warm_up(2)} == {-2}
+    assert names(single(plan.warm_up(1))) == ["2.0 base -1", "2.0 b -1", "2.1 base -1", "2.1 b -1"]
+    assert [task.order for task in single(plan.warm_up(2))] == [4, 5, 6, 7]
+    assert {task.repeat for task in single(plan.warm_up(2))} == {-2}
+
+
+PROMPTS = (
+    *(Prompt(str(number), "koala", ("Hi",)) for number in range(5)),
+    TWO,
+    replace(TWO, id="3"),
+    replace(ONE, suite="vicuna"),
+)
+
+
+def test_a_batch_has_prompts_of_one_suite_that_follow_each_other_and_have_as_many_turns() -> None:
+    batches = Plan(PROMPTS, ("base",), repeats=1, batch_size=3).batches
+    assert [[prompt.id for prompt in batch] for batch in batches] == [["0", "1", "2"], ["3", "4"], ["2", "3"], ["1"]]
+    assert Plan(PROMPTS, ("base",), repeats=1).batches == tuple((prompt,) for prompt in PROMPTS)
+
+
+def test_every_job_of_a_batch_is_one_label_on_all_its_prompts_in_one_turn() -> None:
+    plan = Plan((TWO, replace(TWO, id="3")), ("base", "b"), repeats=2, batch_size=8)
+    (jobs,) = plan.by_batch()
+    assert [names(job) for job in jobs[:3]] == [
+        ["2.0 base 0", "3.0 base 0"],
+        ["2.0 b 0", "3.0 b 0"],
+        ["2.1 base 0", "3.1 base 0"],
+    ]
+    assert [job[0].label for job in jobs] == ["base", "b", "base", "b", "b", "base", "b", "base"]
+    assert [task.order for job in jobs for task in job] == list(range(16)) and len(plan) == 16
+    assert [task.order for job in plan.warm_up(2) for task in job] == list(range(8, 16))

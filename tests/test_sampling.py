@@ -66,6 +66,12 @@ def test_each_row_is_warped_on_its_own() -> None:
     torch.testing.assert_close(sampling.probs(rows), alone, rtol=0.0, atol=1e-15)
 
 
+def test_rows_asked_for_one_by_one_are_the_rows_of_all() -> None:
+    for sampling in (Sampling(), Sampling(0.8, 0.9, 10)):
+        one_by_one = torch.stack([sampling.rows(logits(5))[row] for row in (4, 0, 2)])
+        torch.testing.assert_close(one_by_one, sampling.probs(logits(5))[[4, 0, 2]], rtol=0.0, atol=1e-15)
+
+
 def test_probabilities_are_float64_whatever_the_logits_are() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         probs = Sampling(1.0).probs(logits().to(dtype))

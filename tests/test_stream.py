@@ -259,13 +259,14 @@ def test_rows_after_one_that_passed_layers_by_do_not_see_it_there(variant: str) 
         stream.skip(2)
         stream.keep([0])
         assert (stream.rows, stream.cache.lengths) == (0, [9] * 4)
+        commit(stream, TEXT[9:10])
         for kv in stream.cache.kv[2:]:
             kv[:, 8] = rubbish
-        stream.push(TEXT[9:12])
+        stream.push(TEXT[10:12])
         stream.advance()
         streams.append(stream)
     assert torch.equal(streams[0].logits(), streams[1].logits())
-    assert (streams[0].logits() - logits_of(target, TEXT[:12])[9:]).abs().max() > 1e-3
+    assert (streams[0].logits() - logits_of(target, TEXT[:12])[10:]).abs().max() > 1e-3
 
 
 def test_branches_do_not_see_an_absent_row_either() -> None:

@@ -177,6 +177,7 @@ def write(name: str, text: str) -> Callable[[Path], None]:
         ("yardsticks", {"head_1_top1": "half"}),
         ("yardsticks", {"head_1_top1": float("nan")}),
         ("yardsticks", {"head_1_top1": 50}),
+        ("yardsticks", {"head_1_cosine": -1.01}),
         ("options", ["heads"]),
     ],
 )

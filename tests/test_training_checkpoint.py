@@ -142,6 +142,28 @@ def test_a_full_disk_in_the_middle_of_a_run_can_be_resumed(tmp_path: Path, monke
     assert_same(tmp_path / "whole", tmp_path / "full")
 
 
+def test_a_log_on_a_full_disk_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resuming drops the lines of steps that are done again: it writes less than there is, and that fails half way."""
+    settings = replace(tiny_settings(every_s=0.0), log_steps=1)
+    with pytest.raises(KeyboardInterrupt):
+        tiny_trainer(tmp_path, settings, report=stop_at(7)).train()
+    truncate(tmp_path / "step-0000006" / "optimizer.pt", 0.5)
+    before = (tmp_path / "log.jsonl").read_text()
+    assert len(before.splitlines()) == 6
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"cannot write log.jsonl .*No space left"):
+        patch.setattr(Path, "write_text", half_written)
+        tiny_trainer(tmp_path, settings).resume()
+    assert (tmp_path / "log.jsonl").read_text() == before
+    assert not list(tmp_path.glob(".partial*"))
+    assert tiny_trainer(tmp_path, settings).resume()
+    assert (tmp_path / "log.jsonl").read_text() == "".join(before.splitlines(keepends=True)[:5])
+
+
+def half_written(path: Path, text: str) -> None:
+    path.write_bytes(text[: len(text) // 2].encode())
+    full_disk()
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "position.json", "fingerprint.json"])
 @pytest.mark.parametrize("left", [0.0, 0.5])
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, name: str, left: float) -> None:
@@ -175,10 +197,12 @@ def test_a_run_goes_on_behind_a_damaged_checkpoint_to_the_same_end(tmp_path: Pat
     with pytest.raises(KeyboardInterrupt):
         stopped.train()
     truncate(tmp_path / "hurt" / "step-0000006" / "optimizer.pt", 0.5)
-    trainer = tiny_trainer(tmp_path / "hurt", tiny_settings())
+    notices: list[str] = []
+    trainer = tiny_trainer(tmp_path / "hurt", tiny_settings(), notify=notices.append)
     assert trainer.resume()
     assert trainer.position.step == 5
-    assert names(tmp_path / "hurt") == ["log.jsonl", "step-0000005"]
+    assert names(tmp_path / "hurt") == ["log.jsonl", "step-0000005", "unread-step-0000006"]
+    assert "unread-step-0000006: the checkpoint that could not be read is kept here" in notices[-1]
     trainer.train()
     assert_same(tmp_path / "whole", tmp_path / "hurt")
 

@@ -248,6 +248,11 @@ def test_a_data_set_of_the_hub_is_read_by_its_name_and_its_splits(monkeypatch: p
     assert test.records[1] == Record.plain("owner/chats", "Once")
 
 
+def test_a_split_is_held_out_by_a_whole_word_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, FakeLibrary(dict.fromkeys(("latest", "contest", "test", "test_sft", "validation"), ROWS)))
+    assert [part.held_out for part in read_parts(["owner/chats"])] == [False, False, True, True, True]
+
+
 @pytest.mark.parametrize(
     ("splits", "complaint"),
     [

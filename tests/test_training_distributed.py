@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from fixtures_training import COMMON, LESSONS, write_data
+from tiny import tiny_folder
 from tiny_training import tiny_settings, tiny_trainer
 from torch import nn
 
@@ -21,10 +24,15 @@ TIMEOUT_S = 240
 
 
 def launch(folder: Path, *options: str) -> None:
+    """The tiny run in two processes."""
+    run_two(str(WORKER), str(folder), *options)
+
+
+def run_two(*words: str) -> None:
     """Two processes through torchrun, on a port that it finds free."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, str(WORKER), str(folder), *options], check=True, timeout=TIMEOUT_S, env=environment)
+    subprocess.run([*command, *words], check=True, timeout=TIMEOUT_S, env=environment)
 
 
 def steps_of_ranks(folder: Path) -> list[int]:
@@ -49,10 +57,21 @@ def test_two_processes_end_with_the_weights_of_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_stop_at_the_same_step_when_the_time_is_over(tmp_path: Path) -> None:
-    """The clock of the second one runs twice as fast."""
-    launch(tmp_path, "--seconds", "0.5", "--slow", "0.02")
+    """The clock of the second one runs twice as fast. It does not leave while the first one still writes its result."""
+    launch(tmp_path, "--seconds", "0.5", "--slow", "0.02", "--linger", "0.5")
     first, second = steps_of_ranks(tmp_path)
     assert first == second > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [6, 0], ids=["own answers", "records"])
+def test_two_processes_train_a_draft_model_and_measure_it(tmp_path: Path, own: int) -> None:
+    """The first one alone measures the draft model at the end, on answers that both have waited for before."""
+    data, target = write_data(tmp_path / "data"), tiny_folder(tmp_path / "target")
+    words = ["draft", "--model", target, "--data", data, "--out", tmp_path / "draft", "--steps", 2, *LESSONS, *COMMON]
+    run_two("-m", "benchctl", "train", *map(str, words), "--self-distil", str(own), "--answer-tokens", "6")
+    held_out = json.loads((tmp_path / "draft" / "training.json").read_text())["outcome"]["held_out"]
+    assert 0 <= held_out["instruct, drafting"]["acceptance_4"] <= 1
 
 
 def test_micro_batches_that_cannot_be_shared_are_refused_before_training(tmp_path: Path) -> None:
@@ -60,6 +79,18 @@ def test_micro_batches_that_cannot_be_shared_are_refused_before_training(tmp_pat
         tiny_trainer(tmp_path, tiny_settings(), world=World(rank=0, size=3))
     assert "stage 1 reads 4 micro-batches of 2 x 8 tokens a step" in str(told.value)
     assert "set --batch-tokens to a multiple of 48" in str(told.value)
+
+
+def test_processes_that_read_different_checkpoints_do_not_train_together(tmp_path: Path) -> None:
+    class Behind(World):
+        def from_first(self, value: float, device: torch.device) -> float:
+            return value - 1
+
+    tiny_trainer(tmp_path, tiny_settings()).train()
+    again = tiny_trainer(tmp_path, tiny_settings(), world=Behind())
+    assert again.resume()
+    with pytest.raises(UserError, match="one process goes on from step 11, another from step 12"):
+        again.train()
 
 
 def test_a_gradient_that_only_another_process_has_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from fixtures_training import COMMON, LESSONS, done, refused, write_data
 from tiny import tiny_folder, tiny_model
 from torch import Tensor
 
-from benchctl.decoding.modules import load_modules
+from benchctl.decoding.modules import load_modules, shares
 from benchctl.decoding.target import Target
-from benchctl.decoding.trainable import Lesson, Trainable
+from benchctl.decoding.trainable import Lesson, Tally, Trainable
+from benchctl.errors import UserError
+from benchctl.methods.medusa import Medusa
 from benchctl.registry import build
 from benchctl.training import frozen, module_job
 from benchctl.training.corpus import Record
@@ -108,6 +111,22 @@ def test_the_objective_is_what_the_method_says(batch: Batch) -> None:
     assert measured["head_1_top4"] == method.yardsticks(module, lesson)["head_1_top4"]
 
 
+def test_a_yardstick_that_no_folder_could_hold_is_refused_when_it_is_first_measured(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Modules whose method measured more than shares could not be read after hours of training."""
+    model, method = tiny_model("llama"), build("medusa[heads=2]")
+    assert isinstance(method, Trainable)
+    module = method.build(Target(model, None).info, model.lm_head.weight)
+    objective = ModuleObjective(method, LessonMaker(model, CPU))
+    for measured, wrong in ((Tally(30, 10), True), (Tally(10.000001, 10), False), (Tally(-10, 10), False)):
+        monkeypatch.setattr(Medusa, "yardsticks", lambda *_, measured=measured: {"mine": measured})
+        told = "Medusa: yardstick 'mine' is 3; .*between -1 and 1; mend"
+        with torch.no_grad(), pytest.raises(UserError, match=told) if wrong else nullcontext():
+            assert objective.measure(module, batch)["mine"] == measured
+    assert shares({"mine": 1.0000001}) == {"mine": 1.0}
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data, a target of random weights, and heads trained for it on its own text."""
@@ -135,6 +154,10 @@ def test_their_facts_say_what_they_are_for_and_how_good_they_are(trained: Path) 
     assert facts["target"]["weights_sha256"] == Target.load(trained / "target").weights_sha256
     assert 0 <= facts["yardsticks"]["head_2_top1"] <= facts["yardsticks"]["head_2_top4"] <= 1
     assert "loss" not in facts["yardsticks"]
+    tree = facts["findings"]["tree"]
+    assert {len(path.split()) for path in tree} == {1, 2}
+    assert 0 < sum(share for path, share in tree.items() if " " not in path) <= 1
+    assert list(tree.values()) == sorted(tree.values(), reverse=True)
     training = json.loads((trained / "heads" / "training.json").read_text())
     assert training["settings"]["optimizer"]["rate"] == 1e-3
     assert set(training["outcome"]["losses"][-1]) == {"step", "loss", "instruct"}
@@ -158,24 +181,36 @@ def test_only_the_model_itself_goes_to_the_device(trained: Path, monkeypatch: py
 def test_a_prompt_that_is_held_out_is_not_answered_for_training(trained: Path, tmp_path: Path) -> None:
     """The target's greedy answer would be the same, so the yardsticks would be about text that was learnt."""
     held_out, learnt = Record.chat("unit", "Who is red?", "A"), Record.chat("unit", "Who is blue?", "B")
-    model = str(trained / "target")
-    options = TrainOptions((), tmp_path, model, self_distil=9, answer_tokens=6, row_tokens=64, reference_mix=False)
+    options = own_text_options(trained, tmp_path, 9, reference_mix=False)
     files = find_target(options.model)
-    target, told = load_target(files, CPU, "float32"), list[str]()
+    told = list[str]()
     around = Surroundings(lambda: 0.0, Provenance("", "", {}), notify=told.append)
-    text = LessonText(target, chat_of(files), options, around)
-    text.data(Corpus([learnt, Record.chat("unit", "Who is red?", "other")], {"instruct": [held_out]}, {}))
+    corpus = Corpus([learnt, Record.chat("unit", "Who is red?", "other")], {"instruct": [held_out]}, {})
+    LessonText(files, chat_of(files), corpus, options, around).load_target({})
     assert told == ["There are 1 prompts; --self-distil 9 asks for more."]
 
 
+def own_text_options(trained: Path, out: Path, prompts: int, reference_mix: bool) -> TrainOptions:
+    return TrainOptions(
+        data=(),
+        out=out,
+        model=str(trained / "target"),
+        row_tokens=64,
+        batch_tokens=256,
+        self_distil=prompts,
+        answer_tokens=6,
+        reference_mix=reference_mix,
+    )
+
+
 def test_with_the_reference_mix_half_of_the_prompts_are_requests(trained: Path, tmp_path: Path) -> None:
-    options = TrainOptions((), tmp_path, str(trained / "target"), self_distil=6, answer_tokens=6, row_tokens=64)
+    options = own_text_options(trained, tmp_path, 6, reference_mix=True)
     files = find_target(options.model)
-    target, told = load_target(files, CPU, "float32"), list[str]()
+    told = list[str]()
     around = Surroundings(lambda: 0.0, Provenance("", "", {}), notify=told.append)
-    text = LessonText(target, chat_of(files), options, around)
     learnt, held_out = Record.chat("unit", "Who is blue?", "B"), Record.chat("unit", "Who is red?", "A")
-    text.data(Corpus([learnt], {"instruct": [held_out]}, {}))
+    text = LessonText(files, chat_of(files), Corpus([learnt], {"instruct": [held_out]}, {}), options, around)
+    text.data(text.load_target({})[0])
     assert told == ["There are 4 prompts; --self-distil 6 asks for more."]
     assert "half made by rule" in text.told and "half to requests" in text.fact
 

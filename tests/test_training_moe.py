@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from fixtures_training import COMMON, SHAPE, done, refused, train_tiny_target, write_data
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from benchctl.decoding.target import Target
+from benchctl.training.chat import ChatFormat
 from benchctl.training.experts import expert_loads, load_yardsticks
 from benchctl.training.models import TokenIds, build_model, spread
 from benchctl.training.packing import Batch
+from benchctl.training.recipe import corpus_data, read_corpus
 from benchctl.training.shapes import ModelShape
 
 
@@ -39,9 +43,32 @@ def test_it_loads_as_a_target_with_the_tokenizer_of_the_other_model(moe: Path) -
 def test_its_embeddings_are_tied_and_its_experts_counted(moe: Path) -> None:
     config = json.loads((moe / "config.json").read_text())
     assert (config["tie_word_embeddings"], config["num_experts"], config["norm_topk_prob"]) == (True, 4, False)
-    held_out = json.loads((moe / "training.json").read_text())["outcome"]["held_out"]
-    assert held_out["experts"]["busiest_expert"] >= 1 >= held_out["experts"]["idlest_expert"] >= 0
-    assert held_out["text"]["imbalance"] > 0
+    measured = json.loads((moe / "training.json").read_text())["outcome"]["held_out"]
+    data = corpus_data(read_corpus([str(moe.parent / "data")]), ChatFormat.load(moe))
+    routed = {name: routed_alone(moe, batches) for name, batches in data.held_out.items()}
+    loads = sum(chosen.sum(1) for chosen, _ in routed.values())
+    assert isinstance(loads, torch.Tensor)
+    told = {"busiest_expert": float(loads.max() / loads.mean()), "idlest_expert": float(loads.min() / loads.mean())}
+    assert measured["experts"] == pytest.approx(told, rel=0.02)  # the weights on disk are rounded
+    chosen, probabilities = routed["text"]
+    balance = 4 * (chosen.mean(1) / 2 * probabilities.mean(1)).sum(1)  # Switch Transformers, equations 4 to 6
+    assert measured["text"]["imbalance"] == pytest.approx(float(balance.mean()), abs=2e-4)
+
+
+@torch.no_grad()
+def routed_alone(folder: Path, batches: Sequence[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
+    """By transformers, each document by itself: which experts are asked, and the router's probabilities, both
+    [layers, tokens, experts]."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    seen = []
+    for batch in batches:
+        for tokens, documents in zip(batch.tokens, batch.documents, strict=True):
+            for number in range(int(documents.max()) + 1):
+                output = model(tokens[documents == number][None], output_router_logits=True)
+                seen.append(torch.stack(output.router_logits))
+    router_logits = torch.cat(seen, dim=1)
+    asked = torch.zeros_like(router_logits).scatter(-1, router_logits.topk(2).indices, 1.0)
+    return asked, router_logits.softmax(-1)
 
 
 def test_loads_count_every_token_that_is_not_padding_once_per_chosen_expert() -> None:

@@ -143,6 +143,14 @@ def test_batches_are_told_and_prompts_without_room_are_left_out(target: FrozenTa
 def test_prompts_are_picked_by_the_weight_of_their_source_and_never_twice() -> None:
     records = [Record.chat("unit", f"question {number % 50}", "answer") for number in range(100)]
     records += [Record.chat("p3/wiki_bio", "never read", "answer"), Record.plain("unit", "text")]
-    picked = pick_prompts(records, 500, seed=0)
+    picked = pick_prompts(records, 500, seed=0, weighed=True)
     assert sorted(prompt[0].content for prompt in picked) == sorted({f"question {number}" for number in range(50)})
-    assert pick_prompts(records, 7, seed=0) == pick_prompts(records, 7, seed=0) != pick_prompts(records, 7, seed=1)
+    first, again, other = (pick_prompts(records, 7, seed, weighed=True) for seed in (0, 0, 1))
+    assert first == again != other
+
+
+def test_prompts_of_data_that_are_not_weighed_are_picked_whatever_their_source() -> None:
+    """Of 600 chats with the source tldr, a data set of the recipe, 16 were answered."""
+    records = [Record.chat("tldr", f"question {number}", "answer") for number in range(600)]
+    assert len(pick_prompts(records, 1000, seed=0, weighed=False)) == 600
+    assert len(pick_prompts(records, 1000, seed=0, weighed=True)) < 60

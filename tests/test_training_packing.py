@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchctl.errors import UserError
 from benchctl.training.chat import ChatFormat, Joints
-from benchctl.training.corpus import Record
+from benchctl.training.corpus import Message, Record
 from benchctl.training.mix import Mix, joined_turns
 from benchctl.training.objective import logits_of
 from benchctl.training.packing import (
@@ -30,11 +30,13 @@ from benchctl.training.packing import (
     fill_rows,
     token_dtype,
 )
-from benchctl.training.recipe import SYSTEM_PROMPT, Corpus, lesson_data, lesson_rows
+from benchctl.training.recipe import SYSTEM_PROMPT, Corpus, corpus_data, lesson_data, lesson_rows
+from benchctl.training.schedule import Stage
 from benchctl.training.sources import LATE, MAIN
 from benchctl.training.tokenizer import BOS, END, PAD, token_id, train_tokenizer
 
 PADDING = 9
+STAGE_OF_64 = (Stage(1.0, 64, 1),)
 ANIMALS = ("dog", "cat", "bird", "fish", "horse", "cow")
 CHATS = [
     Record.chat("unit", f"Who is {color}?", f"The {animal} is {color}, and the {animal} sleeps in the {color} house.")
@@ -56,7 +58,7 @@ def chat(tokenizer: Tokenizer) -> ChatFormat:
     return ChatFormat.of(tokenizer)
 
 
-def mixed(chat: ChatFormat, records: list[Record], row_tokens: int = 64, weights: int = MAIN) -> PackedCorpus:
+def mixed(chat: ChatFormat, records: list[Record], row_tokens: int = 64, weights: int | None = MAIN) -> PackedCorpus:
     mix = Mix(chat.tokenize(records), chat.joints(SYSTEM_PROMPT), row_tokens, weights)
     return PackedCorpus(mix.pieces, row_tokens, chat.pad_id, seed=0)
 
@@ -205,6 +207,65 @@ def test_one_pass_holds_every_text_as_often_as_its_weight(chat: ChatFormat) -> N
         Record.plain("unit", "once"),
     ]
     assert texts_of_one_pass(mixed(chat, records), chat) == {"five times": 5, "once": 1}
+
+
+def test_without_the_reference_mix_every_source_is_read_once_a_pass(chat: ChatFormat) -> None:
+    """Chats of somebody's own had the source tldr, and one in 16 was read."""
+    records = [Record.plain(source, source) for source in ("llms_from_scratch", "tinyshakespeare", "tldr")]
+    assert texts_of_one_pass(mixed(chat, records, weights=None), chat) == dict.fromkeys(
+        ("llms_from_scratch", "tinyshakespeare", "tldr"), 1
+    )
+
+
+def test_sources_weigh_and_answers_are_cut_for_the_reference_corpus_only(chat: ChatFormat) -> None:
+    long = " ".join(["The dog sleeps."] * 60)  # 959 characters; stories are cut at 700
+    records = [Record.chat("stories", "Hi", long), Record.plain("tinyshakespeare", "never")]
+    for weighed, sources, stops in ((True, 1, 43), (False, 2, 60)):
+        corpus = Corpus(records, {"instruct": records[:1]}, {}, weighed)
+        rows = corpus_data(corpus, chat, (Stage(1.0, 512, 1),)).stages[0].rows(0, 1)
+        texts = [chat.text_of(rows.tokens[0][rows.documents[0] == number].tolist()) for number in range(2)]
+        assert max(text.count("sleeps.") for text in texts) == stops
+        assert ("never" in texts) == (sources == 2)
+
+
+def test_prompts_of_the_recipe_may_count_for_nothing(chat: ChatFormat) -> None:
+    for percent in (0, 30):
+        data = corpus_data(Corpus(CHATS, {"instruct": CHATS}, {}), chat, STAGE_OF_64, prompt_weight=percent)
+        for batch in (data.stages[0].rows(0, 8), *data.held_out["instruct"]):
+            assert {round(weight, 3) for weight in batch.weights.flatten().tolist()} == {0.0, percent / 100, 1.0}
+
+
+def test_answers_that_no_stage_has_room_for_are_counted_and_chats_too_long_to_measure(chat: ChatFormat) -> None:
+    """The second answer of one chat, and both of another whose prompt takes three quarters of a row; a third has room
+    for both."""
+    long = " ".join(["the dog"] * 400)
+    turns = (Message("user", "Hi"), Message("assistant", long), Message("user", "Hi"), Message("assistant", "no"))
+    short = (*turns[:1], turns[3], *turns[2:])
+    records = [Record("unit", said) for said in (turns, (Message("user", long), *turns[1:]), short)] + CHATS[:3]
+    data = corpus_data(Corpus(records, {"instruct": records}, {}), chat, (Stage(0.5, 32, 1), Stage(1.0, 64, 1)))
+    assert [rows.dropped_answers for rows in data.stages if isinstance(rows, PackedCorpus)] == [0, 3]
+    assert data.long_held_out == 2
+
+
+@pytest.mark.parametrize(
+    ("held_out", "row_tokens", "complaint"),
+    [
+        ("Hi", 8, "every prompt is longer than three quarters of a row of 8 tokens.*add shorter chats"),
+        ("the dog " * 600, 64, "every held-out chat of 'instruct' is longer than 512 tokens"),
+    ],
+)
+def test_a_recipe_with_nothing_to_read_is_an_error_before_training(
+    chat: ChatFormat, held_out: str, row_tokens: int, complaint: str
+) -> None:
+    """A stage that no chat fitted looked for its next row for ever."""
+    corpus = Corpus(CHATS, {"instruct": [Record.chat("unit", held_out, "Yes")]}, {})
+    with pytest.raises(UserError, match=complaint):
+        corpus_data(corpus, chat, (Stage(0.5, 64, 1), Stage(1.0, row_tokens, 1)))
+
+
+def test_rows_of_nothing_are_an_error() -> None:
+    with pytest.raises(UserError, match="nothing to read fits into rows of 8 tokens"):
+        PackedCorpus(lambda random: [], 8, PADDING, seed=0).rows(0, 1)
 
 
 def test_lessons_read_every_record_once_a_pass_whatever_its_source(chat: ChatFormat) -> None:

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from benchctl.errors import UserError
-from benchctl.training.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+from benchctl.training.tokenizer import read_tokenizer, save_tokenizer, train_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +71,9 @@ def test_transformers_reads_the_folder(tokenizer: Tokenizer, tmp_path: Path) -> 
     assert (saved.bos_token, saved.eos_token, saved.pad_token) == ("<|bos|>", "<|end|>", "<|pad|>")
     assert saved("the cat").input_ids == tokenizer.encode("the cat").ids
     assert saved.decode([2, *saved("the cat").input_ids, 5], skip_special_tokens=True) == "the cat"
-    assert load_tokenizer(tmp_path).to_str() == tokenizer.to_str()
+    assert read_tokenizer(tmp_path).to_str() == tokenizer.to_str()
 
 
 def test_a_folder_without_tokenizer_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no tokenizer here"):
-        load_tokenizer(tmp_path)
+        read_tokenizer(tmp_path)

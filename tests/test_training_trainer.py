@@ -120,6 +120,17 @@ def test_a_resumed_run_logs_every_step_once(tmp_path: Path) -> None:
     assert [line["step"] for line in log_of(tmp_path)] == list(range(1, 13))
 
 
+def test_a_run_killed_before_its_first_checkpoint_logs_every_step_once(tmp_path: Path) -> None:
+    settings = replace(tiny_settings(steps=4), log_steps=1)
+    with pytest.raises(Killed):
+        tiny_trainer(tmp_path, settings, report=killed_at(3)).train()
+    assert [line["step"] for line in log_of(tmp_path)] == [1, 2]
+    again = tiny_trainer(tmp_path, settings)
+    assert not again.resume()
+    again.train()
+    assert [line["step"] for line in log_of(tmp_path)] == [1, 2, 3, 4]
+
+
 def test_resuming_a_finished_run_only_measures(tmp_path: Path) -> None:
     first = tiny_trainer(tmp_path, tiny_settings())
     measured = first.train()

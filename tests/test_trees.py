@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable, Mapping
 from itertools import combinations, product
 from math import prod
 
 import pytest
 
 from benchctl.decoding.draft import ROOT
-from benchctl.decoding.trees import Path, pick, rank_shares, read_widths, sparse_tree, wide_tree
+from benchctl.decoding.trees import Path, likeliest, pick, read_widths, sparse_tree, wide_tree
 
 
 def test_a_wide_tree_has_every_combination_parents_first() -> None:
@@ -23,12 +25,6 @@ def test_widths_are_read_level_by_level() -> None:
     assert read_widths("12", 3) == (12,)
     with pytest.raises(ValueError, match="tree is '4x2x1'; it takes sparse, or up to 2 widths"):
         read_widths("4x2x1", 2)
-
-
-def test_shares_of_ranks_are_the_differences_of_what_the_first_k_hold() -> None:
-    """The example of the docstring; and a share that shrinks, as noise makes it, counts as nothing."""
-    assert rank_shares({1: 0.5, 2: 0.6, 4: 0.7}) == pytest.approx([0.5, 0.1, 0.05, 0.05])
-    assert rank_shares({1: 0.5, 2: 0.4}) == [0.5, 0.0]
 
 
 SHARES = ((0.5, 0.2, 0.01), (0.6, 0.15, 0.04), (0.3, 0.25, 0.01))
@@ -49,6 +45,55 @@ def test_no_tree_of_as_many_nodes_is_worth_more_than_the_sparse_one(nodes: int) 
     assert sum(map(_worth, tree)) == pytest.approx(best)
 
 
+def _texts_right(seed: int) -> dict[Path, float]:
+    """Made-up chances that exactly these picks are right, one after another, and the next is not; they add up to 1."""
+    chance = random.Random(seed)
+    paths = [path for depth in (0, 1, 2, 3) for path in product(range(2), repeat=depth)]
+    weights = {path: chance.random() ** 4 for path in paths}
+    return {path: weight / sum(weights.values()) for path, weight in weights.items()}
+
+
+def _shares(texts: Mapping[Path, float]) -> dict[Path, float]:
+    """How often each path is right: whenever a text begins with it."""
+    return {path: sum(texts[text] for text in texts if text[: len(path)] == path) for path in texts if path}
+
+
+def _accepted(tree: Iterable[Path], texts: Mapping[Path, float]) -> float:
+    """Tokens that a tree gets accepted on average, by walking it for each text."""
+    nodes = set(tree)
+    lengths = {text: next((n for n in range(len(text)) if text[: n + 1] not in nodes), len(text)) for text in texts}
+    return sum(texts[text] * length for text, length in lengths.items())
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("nodes", [1, 2, 3, 5])
+def test_no_tree_of_as_many_nodes_gets_more_accepted_than_the_likeliest_paths(nodes: int, seed: int) -> None:
+    texts = _texts_right(seed)
+    every = combinations([path for path in texts if path], nodes)
+    best = max(_accepted(tree, texts) for tree in every if all(path[:-1] in (*tree, ()) for path in tree))
+    tree = likeliest(_shares(texts), nodes)
+    assert len(tree) == nodes and all(path[:-1] in (*tree, ()) for path in tree)
+    assert _accepted(tree, texts) == pytest.approx(best)
+
+
+def test_the_likeliest_paths_of_the_docstring() -> None:
+    """Equal shares: the shorter path first, for the other may hang below it."""
+    shares = {(0,): 0.5, (1,): 0.1, (0, 0): 0.3, (0, 1): 0.1}
+    assert likeliest(shares, 3) == ((0,), (1,), (0, 0))
+    assert likeliest(dict(reversed(shares.items())), 3) == ((0,), (1,), (0, 0))
+    assert likeliest(shares, 9) == ((0,), (1,), (0, 0), (0, 1))
+
+
+def test_paths_measured_as_a_whole_make_a_better_tree_than_shares_of_each_depth() -> None:
+    """Where the first pick is right the next ones are, and where it is not none is: depth is worth it."""
+    texts = {(0, 0, 0): 0.4, (1,): 0.3, (): 0.3}
+    product_of_shares = sparse_tree(((0.4, 0.3), (0.4, 0.0), (0.4, 0.0)), 3)
+    assert product_of_shares == ((0,), (1,), (0, 0))
+    assert likeliest(_shares({**dict.fromkeys([(0,), (0, 0)], 0.0), **texts}), 3) == ((0,), (0, 0), (0, 0, 0))
+    assert _accepted(product_of_shares, texts) == pytest.approx(1.1)
+    assert _accepted(((0,), (0, 0), (0, 0, 0)), texts) == pytest.approx(1.2)
+
+
 def test_a_sparse_tree_lists_parents_first_and_ends_with_the_last_pick() -> None:
     tree = sparse_tree(SHARES, 1000)
     assert set(tree) == {path for depth in (1, 2, 3) for path in product(range(3), repeat=depth)}
@@ -61,12 +106,6 @@ def test_a_draft_takes_its_tokens_from_the_rankings() -> None:
     assert (draft.tokens, draft.parents) == ((5, 7, 9), (ROOT, ROOT, 0))
     shallow = pick(((0,), (1,), (0, 0)), ((5, 7),))
     assert (shallow.tokens, shallow.parents) == ((5, 7), (ROOT, ROOT))
-
-
-def test_a_later_rank_never_counts_more_than_an_earlier_one() -> None:
-    """Shares of few measurements once gave 0.30, 0.02, 0.045, 0.045: greedy addition is not best for such."""
-    assert rank_shares({1: 0.3, 2: 0.32, 4: 0.39}) == pytest.approx([0.3, 0.03, 0.03, 0.03])
-    assert rank_shares({1: 0.2, 2: 0.5}) == pytest.approx([0.25, 0.25])
 
 
 def test_picks_that_are_never_right_are_no_nodes() -> None:

@@ -21,8 +21,8 @@ class Logits:
         self._single, self._together = torch.tensor(single), torch.tensor(together)
         self.prefixes: list[list[int]] = []
 
-    def next_logits(self, tokens: Sequence[int], *, one_by_one: bool = False) -> Tensor:
-        self.prefixes.append(list(tokens))
+    def next_logits(self, prompt_ids: Sequence[int], answer: Sequence[int], *, one_by_one: bool = False) -> Tensor:
+        self.prefixes.append([*prompt_ids, *answer])
         return self._single if one_by_one else self._together
 
 

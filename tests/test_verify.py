@@ -181,3 +181,17 @@ def test_typical_acceptance_of_a_fair_coin_has_the_stated_bar() -> None:
 def test_after_an_accepted_path_the_next_token_comes_from_its_last_row(rule: Callable[..., Verdict]) -> None:
     target_probs = one_hot([5, 7, 3])
     assert rule(Draft.chain([5, 7]), target_probs, generator()) == Verdict((0, 1), 3)
+
+
+@pytest.mark.parametrize("rule", [verify_rejection, verify_typical])
+def test_only_rows_that_the_walk_comes_to_are_asked_for(rule: Callable[..., Verdict]) -> None:
+    """With top-p each of them is a sort of the vocabulary."""
+    asked: set[int] = set()
+
+    class Watched:
+        def __getitem__(self, row: int, /) -> Tensor:
+            asked.add(row)
+            return one_hot([9, 1, 1, 8, 3])[row]
+
+    assert rule(Draft((5, 7, 9, 8), (ROOT, 0, ROOT, 2)), Watched(), generator()) == Verdict((2, 3), 3)
+    assert asked == {0, 3, 4}

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from benchctl.decoding.trainable import Tally
 from benchctl.training import checkpoint
-from benchctl.training.checkpoint import Checkpoint, load_checkpoint
+from benchctl.training.checkpoint import Checkpoint, Notify, load_checkpoint
 from benchctl.training.distributed import World, joined
 from benchctl.training.objective import HeldOut, loss_weights
 from benchctl.training.optim import OptimizerSettings, optimizer_name
@@ -93,8 +93,9 @@ def tiny_trainer(
     report: Callable[[Progress], None] = lambda progress: None,
     world: World = World.single(),  # noqa: B008 - frozen
     dtype: torch.dtype = torch.float32,
+    notify: Notify = lambda notice: None,
 ) -> Trainer:
-    return Trainer(tiny_module(dtype), TinyObjective(), tiny_data(), settings, folder, clock, report, world)
+    return Trainer(tiny_module(dtype), TinyObjective(), tiny_data(), settings, folder, clock, report, world, notify)
 
 
 def tiny_settings(
@@ -170,6 +171,7 @@ def main() -> None:
     parser.add_argument("--double", action="store_true", help="train in float64")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--slow", type=float, default=0.0, help="seconds to sleep after each step")
+    parser.add_argument("--linger", type=float, default=0.0, help="seconds that the first process works on at the end")
     parser.add_argument("--die-in-save", type=int, default=0)
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -189,7 +191,9 @@ def main() -> None:
         if asked.resume:
             assert trainer.resume()
         trainer.train()
+        time.sleep(asked.linger if world.leads else 0.0)
         (asked.folder / f"steps-of-rank-{world.rank}").write_text(str(trainer.position.step))
+    assert (asked.folder / "steps-of-rank-0").is_file(), "nobody leaves before the first process is done"
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from benchctl.decoding.accelerated import Adapter, LowRank
 from benchctl.decoding.alignment import TwoStreams
 
 
-def _merged(trained: LowRank) -> Tensor:
+def merged(trained: LowRank) -> Tensor:
     return trained.scale * trained.up.weight.double() @ trained.down.weight.double()
 
 
@@ -26,7 +26,7 @@ def _bend(trained: LowRank, x: Tensor) -> Tensor:
     return trained.scale * trained.up.weight.double() @ F.silu(trained.down.weight.double() @ x)
 
 
-def _halves(head_dim: int) -> list[int]:
+def halves(head_dim: int) -> list[int]:
     """Where transformers' order of a head's dimensions, first halves then second, finds its own in pairs."""
     return [*range(0, head_dim, 2), *range(1, head_dim, 2)]
 
@@ -62,8 +62,8 @@ def _layer(
     attention = layer.self_attn
     head_dim = attention.head_dim
     normed, seen = layer.input_layernorm(state), layer.input_layernorm(below)
-    paired = (_merged(adapter.query) @ normed).view(-1, head_dim)
-    query = paired[:, _halves(head_dim)] + (0 if own else attention.q_proj(normed).view(-1, head_dim))
+    paired = (merged(adapter.query) @ normed).view(-1, head_dim)
+    query = paired[:, halves(head_dim)] + (0 if own else attention.q_proj(normed).view(-1, head_dim))
     keys, values = (part(seen).view(len(seen), -1, head_dim) for part in (attention.k_proj, attention.v_proj))
     if hasattr(attention, "q_norm"):
         query, keys = attention.q_norm(query), attention.k_norm(keys)
@@ -76,19 +76,20 @@ def _layer(
         scores[:, : max(0, len(seen) - window)] = -torch.inf
     scores[:, list(hidden)] = -torch.inf
     mixed = torch.einsum("ht,thd->hd", scores.softmax(-1), values.repeat_interleave(groups, 1)).flatten()
-    state = state + _merged(adapter.out) @ mixed + (0 if own else attention.o_proj(mixed))
+    state = state + merged(adapter.out) @ mixed + (0 if own else attention.o_proj(mixed))
     normed = layer.post_attention_layernorm(state)
     if adapter.gate_up is None:
         return state + _bend(adapter.mlp, normed)
-    gates, ups = (_merged(adapter.gate_up) @ normed).chunk(2)
+    gates, ups = (merged(adapter.gate_up) @ normed).chunk(2)
     inner = layer.mlp.act_fn(layer.mlp.gate_proj(normed) + gates) * (layer.mlp.up_proj(normed) + ups)
-    grown: Tensor = state + layer.mlp.down_proj(inner) + _merged(adapter.mlp) @ inner
+    grown: Tensor = state + layer.mlp.down_proj(inner) + merged(adapter.mlp) @ inner
     return grown
 
 
 def exit_states(naive: Naive, module: TwoStreams, text: list[int], gate: int) -> Tensor:
     """[width] what the LITE-style exit gives to the LM head."""
     state, norm, found = naive.last_states(text)[gate], naive.model.model.norm, module.exit(gate)
+    assert found.gain is not None
     normed: Tensor = norm(state + _bend(found.change, norm(state))) * found.gain.double()
     return normed
 

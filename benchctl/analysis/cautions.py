@@ -32,6 +32,8 @@ def cautions(group: Group) -> tuple[str, ...]:
         _unfinished,
         best_of_sweeps,
         _few_prompts,
+        _batched,
+        _few_batches,
         _one_repeat,
         _embedded,
         _loaded,
@@ -129,6 +131,25 @@ def _few_prompts(group: Group) -> Iterator[str]:
         yield f"{_count(fewest, 'prompt')} cannot stand for a suite: raise --limit to {_FEW_PROMPTS} or more."
 
 
+def _batched(group: Group) -> Iterator[str]:
+    """A table of batches reads like any other, and half of its columns mean something else."""
+    if group.run.batch_size > 1:
+        yield (
+            "prompts were decoded in batches, whose time counts once: speed-up and tokens/s are of whole batches, TPOT "
+            "and TTFT (until all of a batch is prefilled) what an answer in a batch takes. For answers one by one use "
+            "--batch-size 1."
+        )
+
+
+def _few_batches(group: Group) -> Iterator[str]:
+    batches = len(group.frame.groupby(["suite", "batch"]))
+    if group.run.batch_size > 1 and batches < _FEW_PROMPTS:
+        yield (
+            f"intervals rest on {_count(batches, 'batch')}, whose prompts are no measurements of their own: raise "
+            f"--limit to {_FEW_PROMPTS * group.run.batch_size} or more."
+        )
+
+
 def _one_repeat(group: Group) -> Iterator[str]:
     if len(group.frame.groupby(["file", "session", "repeat"])) == 1:
         yield "each generation was timed once, so noise cannot be told from speed: use --repeats 2 or more."
@@ -165,4 +186,5 @@ def _first(value: object) -> float | None:
 
 
 def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"

@@ -164,7 +164,7 @@ def _estimates(pairs: pd.DataFrame) -> tuple[Estimate, ...]:
     bottoms = np.column_stack([metric.bottom(pairs).to_numpy(dtype=float) for metric in metrics])
     levels = Levels(
         session=_integers(pairs.groupby(["file", "session"]).ngroup()),
-        prompt=_integers(_prompt_codes(pairs)),
+        prompt=_integers(pairs.groupby(["suite", "batch"]).ngroup()),
         repeat=_integers(pairs["repeat"]),
     )
     intervals = bootstrap(tops, bottoms, levels)

@@ -64,6 +64,7 @@ def _group(group: Group) -> Document:
         "device": run.device,
         "executor": run.executor,
         "threads": run.threads,
+        "batch_size": run.batch_size,
         "temperature": run.temperature,
         "top_p": run.top_p,
         "top_k": run.top_k,

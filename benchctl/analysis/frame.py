@@ -8,7 +8,7 @@ import pandas as pd
 
 from benchctl.analysis.exact_match import is_right
 from benchctl.recordfile import RunFile, read
-from benchctl.records import Row, Run, SuiteInfo
+from benchctl.records import Row, RowKey, Run, SuiteInfo, batch_keys
 
 COUNTER = "counter_"  # what the columns of counters begin with
 # Answers to the same turn, measured in turns by the same process: only these are compared with each other.
@@ -19,14 +19,18 @@ _PAIRED = ["file", "suite", "prompt_id", "turn", "repeat", "session"]
 class Line:
     """A generation in the frame. `file` numbers the files; times are None where it failed.
 
-    `decode_s` is the time after the first token and `whole_s` the time with prefill. `depth_layers` sums the layers run
-    over all tokens; `full_layers` is what these tokens take at full depth. `checked_answers` is 1 where the prompt came
-    with an exact answer and the generation did not fail, and `right_answers` 1 where it also ends with that.
+    `ttft_s` and `decode_s`, the time after the first token, are as the answer's reader sees them. `whole_s`, prefill
+    included, and `whole_decode_s` are the machine's: they sum to the time spent, so an answer of a batch has its equal
+    share of the batch's. `batch` names what was decoded together, by its first prompt: the prompt itself without
+    batches. `depth_layers` sums the layers run over all tokens; `full_layers` is what these tokens take at full depth.
+    `checked_answers` is 1 where the prompt came with an exact answer and the generation did not fail, and
+    `right_answers` 1 where it also ends with that.
     """
 
     file: int
     suite: str
     prompt_id: str
+    batch: str
     turn: int
     label: str
     repeat: int
@@ -45,6 +49,7 @@ class Line:
     ttft_s: float | None
     decode_s: float | None
     whole_s: float | None
+    whole_decode_s: float | None
     peak_memory_bytes: int | None
     stop_reason: str | None
     verdict: str | None
@@ -65,7 +70,8 @@ def to_frame(files: Sequence[RunFile], *, warm_up: bool = False) -> pd.DataFrame
     Beside its fields there is a column `counter_...` for every counter that any of the rows has, empty for the others.
     """
     rows = [(number, row) for number, file in enumerate(files) for row in file.rows if warm_up or row.repeat >= 0]
-    lines = [_line(number, row, files[number].run) for number, row in rows]
+    steps = [_longest_steps(file.rows) for file in files]
+    lines = [_line(number, row, files[number].run, steps[number][batch_keys(row)]) for number, row in rows]
     # By columns: pandas would take the dataclasses themselves, but copies each deeply.
     columns = {field.name: [getattr(line, field.name) for line in lines] for field in fields(Line)}
     for name in dict.fromkeys(name for _, row in rows for name in row.counters):
@@ -84,13 +90,22 @@ def pair(frame: pd.DataFrame, label: str, baseline: str) -> pd.DataFrame:
     return answers.merge(baselines, on=_PAIRED, suffixes=("", "_baseline"))
 
 
-def _line(number: int, row: Row, run: Run) -> Line:
-    decode_s = sum(row.step_s)
+def _longest_steps(rows: Sequence[Row]) -> dict[tuple[RowKey, ...], float]:
+    """Seconds of all steps of each batch: of those that its longest answer took."""
+    found: dict[tuple[RowKey, ...], float] = {}
+    for row in rows:
+        found[batch_keys(row)] = max(found.get(batch_keys(row), 0.0), sum(row.step_s))
+    return found
+
+
+def _line(number: int, row: Row, run: Run, batch_decode_s: float) -> Line:
+    share = 1 / max(len(row.batch), 1)
     exact_answer = "" if row.error else _suite(run, row.suite).exact_answer(row.prompt_id, row.turn)
     return Line(
         file=number,
         suite=row.suite,
         prompt_id=row.prompt_id,
+        batch=row.batch[0] if row.batch else row.prompt_id,
         turn=row.turn,
         label=row.label,
         repeat=row.repeat,
@@ -107,8 +122,9 @@ def _line(number: int, row: Row, run: Run) -> Line:
         checked_answers=int(exact_answer != ""),
         right_answers=int(exact_answer != "" and is_right(row.text, exact_answer)),
         ttft_s=row.ttft_s,
-        decode_s=None if row.ttft_s is None else decode_s,
-        whole_s=None if row.ttft_s is None else row.ttft_s + decode_s,
+        decode_s=None if row.ttft_s is None else sum(row.step_s),
+        whole_s=None if row.ttft_s is None else (row.ttft_s + batch_decode_s) * share,
+        whole_decode_s=None if row.ttft_s is None else batch_decode_s * share,
         peak_memory_bytes=row.peak_memory_bytes,
         stop_reason=row.stop_reason,
         verdict=row.verdict,

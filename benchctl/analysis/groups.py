@@ -50,7 +50,7 @@ _SETTINGS = (
         lambda run: (run.target.weights_sha256, run.target.tokenizer_sha256, run.target.chat_template_sha256),
     ),
     _Setting("prompts", _suites, lambda run: {(suite.name, suite.sha256) for suite in run.suites}),
-    *map(_plain, ("baseline", "dtype", "device", "executor", "attention", "threads", "max_new_tokens")),
+    *map(_plain, ("baseline", "dtype", "device", "executor", "attention", "threads", "batch_size", "max_new_tokens")),
     *map(_plain, ("temperature", "top_p", "top_k")),
     *map(_machine, ("cpu", "gpu")),
 )

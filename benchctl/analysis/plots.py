@@ -193,9 +193,10 @@ def _set_limits(axes: Axes, dots: Sequence[_Dot]) -> None:
 def _describe(axes: Axes, group: Group, fidelity: Metric) -> None:
     run, suites = group.run, group.suites[:-1] or group.suites
     prompts = max(method.prompts for method in group.pooled.methods)
+    batches = f" in batches of up to {run.batch_size}" if run.batch_size > 1 else ""
     lines = [
         f"{run.target.name} on {run.device}, {run.dtype}, threads: {run.threads}, baseline: {run.baseline}",
-        f"{', '.join(group.title(suite) for suite in suites)}: {prompts} prompt{'s' if prompts != 1 else ''}, "
+        f"{', '.join(group.title(suite) for suite in suites)}: {prompts} prompt{'s' if prompts != 1 else ''}{batches}, "
         f"up to {run.max_new_tokens} new tokens",
     ]
     if group.differs:

@@ -96,9 +96,10 @@ def _heading(groups: Sequence[Group], group: Group) -> Iterator[str]:
 
 def _settings(run: Run) -> str:
     threads = "1 thread" if run.threads == 1 else f"{run.threads} threads"
+    batches = f", batches of up to {run.batch_size}" if run.batch_size > 1 else ""
     return (
         f"{run.target.name} ({run.target.layers} layers), {run.executor} executor, {run.dtype}, {run.device}, "
-        f"{threads}, {_sampling(run)}, up to {run.max_new_tokens} new tokens"
+        f"{threads}{batches}, {_sampling(run)}, up to {run.max_new_tokens} new tokens"
     )
 
 

@@ -29,7 +29,11 @@ class Interval:
 
 @dataclass(frozen=True)
 class Levels:
-    """Which session, prompt and repeat each observation belongs to: three integer codes, [N] each."""
+    """Which session, prompt and repeat each observation belongs to: three integer codes, [N] each.
+
+    Where prompts are decoded in batches a batch is what `prompt` stands for: its answers share one time, so that
+    drawing them apart would make few measurements look like many.
+    """
 
     session: Ints
     prompt: Ints

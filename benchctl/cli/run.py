@@ -112,6 +112,15 @@ class FiniteRange(click.FloatRange):
     help="CPU threads of torch. One is the steadiest: two wait for each other whenever something else runs.",
 )
 @click.option(
+    "--batch-size",
+    type=click.IntRange(min=1, max=16),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Decode N prompts together, for methods that can. All figures are then of batches, and compared with the "
+    "baseline's on the same batches.",
+)
+@click.option(
     "--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True, metavar="N", help="Longest answer."
 )
 @click.option(
@@ -172,6 +181,7 @@ def run(
     dtype: str,
     device: str,
     threads: int,
+    batch_size: int,
     max_new_tokens: int,
     temperature: float,
     top_p: float,
@@ -193,6 +203,7 @@ def run(
       benchctl run --method two_model --method 'early_exit[threshold=0.8]' --bench mt-bench
       benchctl run --sweep 'm2r2[exit=2|4,draft_tokens=3|5,width=1|2|4]' --limit 20
       benchctl run --bench my_prompts.jsonl --model my_models/target --draft-model my_models/draft
+      benchctl run --method skip_decode --batch-size 8 --limit 32
       benchctl run --method prompt_lookup --out results/first.jsonl --resume
     """
     from benchctl.measuring import settings as ask
@@ -203,6 +214,7 @@ def run(
         models=ask.ModelSettings(model, draft_model, dtype, device, threads),
         answers=ask.AnswerSettings(max_new_tokens, temperature, top_p, top_k, seed),
         repeat=ask.RepeatSettings(repeats, warm_up),
+        batch_size=batch_size,
         out=out,
         resume=resume,
         command=("benchctl", *sys.argv[1:]),

@@ -87,7 +87,8 @@ def describe(checked: CheckedRun) -> str:
     labels = ", ".join(choice.label for choice in checked.choices if not choice.unsupported)
     threads = checked.settings.models.threads
     where = checked.device if checked.device != "cpu" else f"cpu, {threads} thread{'s' if threads > 1 else ''}"
-    target = f"{checked.models.target}, {checked.dtype}, {where}"
+    batches = f", in batches of up to {size}" if (size := checked.settings.batch_size) > 1 else ""
+    target = f"{checked.models.target}, {checked.dtype}, {where}{batches}"
     return f"Prompts: {suites}. Target: {target}. Methods: {labels}. -> {checked.out}"
 
 

@@ -27,7 +27,7 @@ def simulate() -> None:
 
     \b
     Examples:
-      benchctl simulate record --model models/moe --limit 4 --out trace.jsonl
+      benchctl simulate record --model ref-moe --limit 4 --out trace.jsonl
       benchctl simulate offload --trace trace.jsonl
     """
 
@@ -56,7 +56,7 @@ def record(
 
     \b
     Examples:
-      benchctl simulate record --model models/moe --bench koala --limit 4 --out trace.jsonl
+      benchctl simulate record --model ref-moe --bench koala --limit 4 --out trace.jsonl
       benchctl simulate record --method 'm2r2[mode=aot,modules=my-modules]' --out trace.jsonl
     """
     from benchctl.measuring.prompts import load_suite

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Literal
 import click
 from click.core import ParameterSource
 
+from benchctl.cli.train_calibrate import calibrate_options, run_calibration
 from benchctl.cli.train_options import (
+    answers_only,
     device_options,
     gathered,
     learning_options,
@@ -85,11 +87,22 @@ def train() -> None:
 
 
 @train.command()
-@options_of(run_options(mix=True), shape_options(TARGET), learning_options(MODEL_LEARNING), device_options())
+@options_of(run_options(mix=True), answers_only(), shape_options(TARGET), learning_options(MODEL_LEARNING))
+@device_options()
 @click.option("--vocabulary", type=click.IntRange(min=300), default=4096, show_default=True, help="Of a new tokenizer.")
 @click.option("--init-from", default="", metavar="MODEL", help="Go on from a model: its weights, sizes and tokenizer.")
+@click.option("--exits", default="", metavar="4+8", help="Layers that learn to speak as the last one does (LITE).")
+@click.option("--depths", default="", metavar="LABEL", help="Learn under the depths of skip_decode, with its options.")
 @gathered
-def target(options: TrainOptions, shape: ModelShape, threads: int | None, vocabulary: int, init_from: str) -> None:
+def target(
+    options: TrainOptions,
+    shape: ModelShape,
+    threads: int | None,
+    vocabulary: int,
+    init_from: str,
+    exits: str,
+    depths: str,
+) -> None:
     """Train a target: a small Llama with a tokenizer of its own, or a model of yours further.
 
     Records are {"instruction", "input", "output"}, {"messages"} or {"text"}, with an optional "source". Those in files
@@ -105,7 +118,7 @@ def target(options: TrainOptions, shape: ModelShape, threads: int | None, vocabu
     def job(around: Surroundings) -> Result | None:
         from benchctl.training.model_jobs import train_target
 
-        return train_target(options, shape, vocabulary, init_from, around)
+        return train_target(options, shape, vocabulary, init_from, exits, depths, around)
 
     run_job(job, options, threads)
 
@@ -132,7 +145,8 @@ def draft(options: TrainOptions, start: DraftStart, threads: int | None) -> None
 
 @train.command()
 @click.option("--model", required=True, metavar="NAME|FOLDER|ID", help="The model whose tokenizer it shares.")
-@options_of(run_options(mix=True), shape_options(MOE), learning_options(MODEL_LEARNING), device_options())
+@options_of(run_options(mix=True), answers_only(), shape_options(MOE), learning_options(MODEL_LEARNING))
+@device_options()
 @click.option(
     "--init-from",
     type=click.Choice(["model", "scratch"]),
@@ -167,9 +181,9 @@ def export(run: Path, out: Path) -> None:
     Example:
       benchctl train export --run models/ref-dense --out models/so-far
     """
-    from benchctl.training.model_jobs import export_checkpoint
+    from benchctl.training.export import export_checkpoint
 
-    export_checkpoint(run, out)
+    export_checkpoint(run, out, lambda notice: click.echo(notice, err=True))
     click.echo(f"Wrote {out}")
 
 
@@ -198,7 +212,7 @@ def pack(model: Path, role: str, description: str, data: str, licence: str, draf
         return
     if not description or not data:
         raise click.UsageError("a model needs --description and --data.")
-    packed = add_to_pack(model, PackEntry(model.name, role, licence, description, data, draft), pack)
+    packed = add_to_pack(model, PackEntry(model.resolve().name, role, licence, description, data, draft), pack)
     click.echo(f"Packed {packed.name}: {packed.parameters:,} parameters, {packed.bytes:,} bytes")
 
 
@@ -211,15 +225,30 @@ def _refuse_sizes(init_from: str) -> None:
         raise UserError(f"{init_from} has sizes of its own; leave out --{given[0].replace('_', '-')}")
 
 
+def _refuse_lengths() -> None:
+    """Raises click.UsageError for a length that an estimate, which reads no data, cannot turn into tokens."""
+    context = click.get_current_context()
+    for name in ("minutes", "epochs"):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--estimate cannot tell how many tokens --{name} are; give --steps, or no length.")
+
+
 def _modules_command(label: str) -> click.Command:
     """The command that trains the modules of one method; the method itself is imported when it runs."""
 
     @click.command(name=label, cls=_Estimable, short_help=f"Train the modules of the method {label}.")
     @options_of(run_options(mix=False), target_options(0), learning_options(None), device_options())
     @click.option("--estimate", is_flag=True, help="Only print the memory and time to expect on a GPU; reads no data.")
+    @calibrate_options()
     @gathered
-    def modules(options: TrainOptions, threads: int | None, estimate: bool) -> None:
+    def modules(
+        options: TrainOptions, threads: int | None, estimate: bool, calibrate: str, calibrate_prompts: int
+    ) -> None:
+        if calibrate:
+            run_calibration(options, label, calibrate, calibrate_prompts, threads)
+            return
         if estimate:
+            _refuse_lengths()
             from benchctl.training.estimate import estimate as expected
             from benchctl.training.estimate import render
 

@@ -125,7 +125,8 @@ def device_options() -> Adder:
             type=click.Choice(["auto", "float32", "bfloat16"]),
             default="auto",
             show_default=True,
-            help="auto: bfloat16 products; a frozen target is kept in float32 on a CPU, in bfloat16 on a GPU.",
+            help="auto: bfloat16 products where the processor has them; a frozen target is kept in float32 on a CPU, "
+            "in bfloat16 on such a GPU.",
         ),
         click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: what torch chooses]"),
         click.option("--compile/--no-compile", "compiled", help="Compile the loss with torch.compile."),
@@ -159,7 +160,7 @@ def target_options(self_distil: int) -> Adder:
             type=click.Path(path_type=Path, file_okay=False),
             help="Folder of these answers.  [default: in --out]",
         ),
-        click.option("--answers-only", is_flag=True, help="Prompts teach nothing; otherwise they weigh 30 %."),
+        answers_only(),
         click.option(
             "--row-tokens", type=click.IntRange(min=8), default=512, show_default=True, help="Length of a row."
         ),
@@ -167,6 +168,11 @@ def target_options(self_distil: int) -> Adder:
             "--micro-rows", type=click.IntRange(min=1), default=4, show_default=True, help="Rows that fit in memory."
         ),
     )
+
+
+def answers_only() -> Adder:
+    """What prompts teach."""
+    return click.option("--answers-only", is_flag=True, help="Prompts teach nothing; otherwise they weigh 30 %.")
 
 
 def shape_options(shape: ModelShape) -> Adder:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,15 @@ def run_job(
     job: Callable[[Surroundings], Result | None], options: TrainOptions, threads: int | None, model: str = ""
 ) -> None:
     """Runs `job` in the processes that torchrun has started, or in this one; only the first one shows anything."""
+    with surroundings(options, threads) as around:
+        result = job(around)
+    if result is not None:
+        click.echo(_end(result, options.out, model))
+
+
+@contextmanager
+def surroundings(options: TrainOptions, threads: int | None) -> Iterator[Surroundings]:
+    """What a job is given; while it is open, what the job tells is shown."""
     # A thread that waits for its sibling must leave the core to others; read by OpenMP when torch is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from benchctl.cli.train_progress import TrainingDisplay
@@ -38,11 +48,9 @@ def run_job(
     with (
         joined(options.device.partition(":")[0]) as world,
         TrainingDisplay(Clock(options.device), world.leads) as shown,
+        ExitStack() as held,
     ):
-        around = Surroundings(shown.clock, provenance, shown.progress, shown.answered, shown.notify, world)
-        result = job(around)
-    if result is not None:
-        click.echo(_end(result, options.out, model))
+        yield Surroundings(shown.clock, provenance, shown.progress, shown.answered, shown.notify, world, held)
 
 
 def command_line(context: click.Context) -> str:

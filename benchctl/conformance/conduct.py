@@ -8,7 +8,9 @@ from dataclasses import replace
 from benchctl.conformance.findings import Deviation, Result, Skipped, shown
 from benchctl.conformance.grounds import NEW_TOKENS, VOCABULARY, Ground, prompt_of
 from benchctl.conformance.subject import Subject, Watched, answer
-from benchctl.decoding.loop import Generation
+from benchctl.decoding.batch import why_not_batched
+from benchctl.decoding.batch_loop import BatchPrompt, decode_batch
+from benchctl.decoding.loop import Generation, Limits
 from benchctl.decoding.method import Step
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.stream import Stream
@@ -136,6 +138,21 @@ def determinism(subject: Subject, place: Ground) -> Result:
     return None
 
 
+def batches(subject: Subject, place: Ground) -> Result:
+    """Sequences decoded together say what each says alone; a method that decodes no batches says why."""
+    if why_not_batched(subject.prepared(place)):
+        return None
+    prompts = [prompt_of(length) for length in (_PROMPT_TOKENS, 1, 30)]
+    asked, limits = [BatchPrompt(prompt) for prompt in prompts], Limits(NEW_TOKENS)
+    for sampling in (Sampling(), _WARM):
+        together = decode_batch(subject.prepared(place), place.target, asked, limits, sampling, lambda: 0.0)
+        for prompt, got in zip(prompts, together, strict=True):
+            alone = answer(subject.prepared(place), place, prompt, NEW_TOKENS, sampling)
+            if problem := _differs(alone, got, "alone", "in a batch"):
+                return replace(problem, action="let layers_at name the layers that step runs, by new tokens alone")
+    return None
+
+
 def _differs(one: Generation, other: Generation, when: str, then: str) -> Deviation | None:
     if one.token_ids != other.token_ids:
         return Deviation(f"{shown(one.token_ids)}, as {when}", f"{shown(other.token_ids)} {then}", "")
@@ -146,7 +163,8 @@ def _differs(one: Generation, other: Generation, when: str, then: str) -> Deviat
 
 
 def _told(step: Step) -> str:
-    return f"{step.accepted} accepted of {step.drafted} in {step.rows} rows"
+    layers = ", ".join(map(str, step.layers))
+    return f"{step.accepted} accepted of {step.drafted} in {step.rows} rows of {layers} layers"
 
 
 def cache_audit(subject: Subject, place: Ground) -> Result:

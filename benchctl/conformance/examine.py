@@ -26,6 +26,7 @@ ON_A_TARGET: dict[str, Callable[[Subject, Ground], Result]] = {
     "stops": conduct.stops,
     "isolation": conduct.isolation,
     "determinism": conduct.determinism,
+    "batches": conduct.batches,
     "cache": conduct.cache_audit,
 }
 WHAT: dict[str, str] = {
@@ -40,6 +41,7 @@ WHAT: dict[str, str] = {
     "stops": "answers end at the first stop token",
     "isolation": "earlier prompts change nothing",
     "determinism": "the same seed gives the same answer",
+    "batches": "in a batch answers are those given alone",
     "cache": "the cache is that of a fresh prefill",
 }
 
@@ -63,7 +65,7 @@ def examine(label: str) -> Iterator[Finding]:
 
 
 def _barred(subject: Subject, place: Ground) -> Result:
-    reason = subject.fresh().unsupported(place.target)
+    reason = subject.fresh().obstacle(place.target)
     return Skipped(reason) if reason else None
 
 

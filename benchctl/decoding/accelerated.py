@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchctl.decoding.cache import Cache
-from benchctl.decoding.layers import Layer, Layout, Mlp, mix, project
+from benchctl.decoding.layers import Layer, Mlp, mix, project
+from benchctl.decoding.layout import Layout
 from benchctl.decoding.target import TargetInfo
 
 AdapterKind = Literal["lora", "bottleneck", "hybrid"]
@@ -83,7 +84,7 @@ class Adapter(nn.Module):
             self.mlp = settings.low_rank(width, width, device, bends=True)
 
 
-class _Delta:
+class Delta:
     """A trained LowRank as two products that add to, or stand instead of, what is there."""
 
     def __init__(self, trained: LowRank, replaces: bool = False) -> None:
@@ -113,9 +114,9 @@ class AcceleratedLayer:
     def __init__(self, layer: Layer, adapter: Adapter, tell: Tell | None = None) -> None:
         self._layer, self._tell = layer, tell
         self._own = adapter.own_attention
-        self._query = _Delta(adapter.query, replaces=self._own)
-        self._out, self._mlp = _Delta(adapter.out), _Delta(adapter.mlp)
-        self._gate_up = None if adapter.gate_up is None else _Delta(adapter.gate_up)
+        self._query = Delta(adapter.query, replaces=self._own)
+        self._out, self._mlp = Delta(adapter.out), Delta(adapter.mlp)
+        self._gate_up = None if adapter.gate_up is None else Delta(adapter.gate_up)
         self._query_size = layer.attention.heads * layer.attention.head_dim
 
     def run(self, states: Tensor, rows: int, cache: Cache, index: int, layout: Layout) -> Tensor:

@@ -69,6 +69,7 @@ class AdaptiveDepth(Method):
     """One token per step, at a depth chosen on the way; or the same rule as a drafter that the full model verifies."""
 
     compares_states: ClassVar[bool] = False
+    one_by_one = "each sequence of a batch would leave at a layer of its own"
 
     @abstractmethod
     def exit_layers(self, target: Target) -> tuple[int, ...]:

@@ -16,29 +16,15 @@ from torch import Tensor, nn
 
 from benchctl.decoding.accelerated import AcceleratedLayer, Adapter, AdapterSettings, Tell, run_accelerated
 from benchctl.decoding.arla import Router
+from benchctl.decoding.exit_modules import ExitModule, exit_losses, log_shares
 from benchctl.decoding.gates import Interval, between
-from benchctl.decoding.layers import Attention, Layer, Mlp, project
+from benchctl.decoding.layers import Layer, Mlp
 from benchctl.decoding.stream import Accompanied
 from benchctl.decoding.target import TargetInfo
+from benchctl.decoding.text_attention import TextAttention
 from benchctl.decoding.trainable import Lesson, Tally
 
-CE_SHARE = 0.1  # of the cross-entropy with the text, beside 1 for the divergence from the target's distribution
 COSINE_SHARE = 0.1  # of the distance to the trajectory
-
-
-class LiteExit(nn.Module):
-    """An exit of the slow stream with as many parameters as the adapters below it: low-rank, with a norm of its own."""
-
-    def __init__(self, width: int, parameters: int, device: torch.device) -> None:
-        super().__init__()
-        rank = max(1, (parameters - width) // (2 * width))
-        self.change = AdapterSettings("bottleneck", rank, rank).low_rank(width, width, device, bends=True)
-        self.gain = nn.Parameter(torch.ones(width, device=device))
-
-    def forward(self, state: Tensor, normed: Tensor) -> Tensor:
-        """What goes on to the target's final norm, and is then multiplied by ``gain``, for a residual and it normed."""
-        changed: Tensor = state + self.change(normed)
-        return changed
 
 
 class TwoStreams(nn.Module):
@@ -64,7 +50,7 @@ class TwoStreams(nn.Module):
         for interval in parts if compared else ():
             below = [self.adapter(layer) for layer in range(interval.first + 1, interval.gate + 1)]
             parameters = sum(weight.numel() for adapter in below for weight in adapter.parameters())
-            exits[str(interval.gate)] = LiteExit(info.hidden_size, parameters, device)
+            exits[str(interval.gate)] = _lite_exit(info.hidden_size, parameters, device)
         self.exits = nn.ModuleDict(exits)
 
     def adapter(self, layer: int) -> Adapter:
@@ -81,10 +67,15 @@ class TwoStreams(nn.Module):
         layers = [AcceleratedLayer(blocks[index], self.adapter(index + 1), tell) for index in passed]
         return partial(run_accelerated, layers, interval.first, waits=waits)
 
-    def exit(self, gate: int) -> LiteExit:
+    def exit(self, gate: int) -> ExitModule:
         found = self.exits[str(gate)]
-        assert isinstance(found, LiteExit)
+        assert isinstance(found, ExitModule)
         return found
+
+
+def _lite_exit(width: int, parameters: int, device: torch.device) -> ExitModule:
+    """An exit of the slow stream with as many parameters as the adapters below it."""
+    return ExitModule(width, max(1, (parameters - width) // (2 * width)), device)
 
 
 class Trajectories:
@@ -92,8 +83,7 @@ class Trajectories:
 
     def __init__(self, module: TwoStreams, lesson: Lesson) -> None:
         self._module, self._lesson = module, lesson
-        self._rotary = lesson.rotary(lesson.positions.flatten()).unsqueeze(1)
-        self._visible: dict[int | None, Tensor] = {}
+        self._attention = TextAttention(lesson)
 
     def along(self, interval: Interval) -> list[Tensor]:
         """Accelerated states [rows, n, width] from the interval's start, where they are the slow ones, to its gate."""
@@ -128,13 +118,13 @@ class Trajectories:
             base.copy_(wanted if adapter.own_attention else base + wanted)
 
         held = self._slow(number - 1)[1]
-        return self._mix(attention, project(attention, normed, self._rotary, adapt)[0], held)
+        return self._attention.mix(attention, self._attention.project(attention, normed, adapt)[0], held)
 
     @torch.no_grad()
     def attended(self, index: int) -> Tensor:
         """[rows, n, width] the slow state behind the attention of layer ``index``: what its MLP's norm reads."""
         layer = self._lesson.layer(index)
-        mixed = self._mix(layer.attention, *self._slow(index))
+        mixed = self._attention.mix(layer.attention, *self._slow(index))
         attended: Tensor = self._lesson.states[index] + layer.attention.out(mixed)
         return attended
 
@@ -143,30 +133,7 @@ class Trajectories:
         """Queries, and keys with values, of the slow stream in layer ``index``; see layers.project."""
         layer = self._lesson.layer(index)
         normed = layer.attention_norm(self._lesson.states[index]).flatten(0, 1)
-        return project(layer.attention, normed, self._rotary)
-
-    def _mix(self, attention: Attention, queries: Tensor, held: Tensor) -> Tensor:
-        rows, n = self._lesson.tokens.shape
-        keys, values = held.view(2, attention.kv_heads, rows, n, -1).transpose(1, 2).to(queries.dtype)
-        mixed = F.scaled_dot_product_attention(
-            queries.view(rows, n, attention.heads, -1).transpose(1, 2),
-            keys,
-            values,
-            attn_mask=self._mask(attention.window),
-            scale=attention.scale,
-            enable_gqa=attention.heads != attention.kv_heads,
-        )
-        return mixed.transpose(1, 2).flatten(2)
-
-    def _mask(self, window: int | None) -> Tensor:
-        """[rows, 1, n, n] which tokens each may see: those before it in its document, itself included."""
-        if window not in self._visible:
-            documents, positions = self._lesson.documents, self._lesson.positions
-            visible = (documents[:, :, None] == documents[:, None, :]).tril()
-            if window is not None:
-                visible = visible & (positions[:, :, None] - positions[:, None, :] < window)
-            self._visible[window] = visible[:, None]
-        return self._visible[window]
+        return self._attention.project(layer.attention, normed)
 
 
 def gate_loss(module: TwoStreams, lesson: Lesson) -> Tensor:
@@ -176,28 +143,15 @@ def gate_loss(module: TwoStreams, lesson: Lesson) -> Tensor:
     adds COSINE_SHARE * the mean over its layers of 1 - cos(p^l, h^tau(l)).
     """
     labels, trajectories = lesson.ahead(1), Trajectories(module, lesson)
-    final = lesson.head(lesson.final).float().log_softmax(-1)
+    final = log_shares(lesson.head(lesson.final))
     losses = torch.zeros_like(labels.weights, dtype=torch.float32)
     for part in module.parts:
         trail = trajectories.along(part)
-        losses = losses + _exit_loss(lesson, final, lesson.head(lesson.norm(trail[-1])), labels.tokens)
-        losses = losses + _exit_loss(lesson, final, lite_logits(module, lesson, part.gate), labels.tokens)
+        losses = losses + exit_losses(final, lesson.head(lesson.norm(trail[-1])), labels.tokens)
+        losses = losses + exit_losses(final, module.exit(part.gate).logits(lesson, part.gate), labels.tokens)
         distances = [1 - cosine for cosine in trajectory_cosines(lesson, part, trail)]
         losses = losses + COSINE_SHARE * torch.stack(distances).mean(0)
     return (losses * labels.weights).sum()
-
-
-def lite_logits(module: TwoStreams, lesson: Lesson, gate: int) -> Tensor:
-    """[rows, n, vocabulary] of the LITE-style exit at a gate."""
-    state, found = lesson.states[gate].float(), module.exit(gate)
-    return lesson.head(lesson.norm(found(state, lesson.norm(state))) * found.gain)
-
-
-def _exit_loss(lesson: Lesson, final: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
-    """[rows, n]"""
-    said = logits.float().log_softmax(-1)
-    divergence = (final.exp() * (final - said)).sum(-1)
-    return divergence - CE_SHARE * said.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
 def trajectory_cosines(lesson: Lesson, part: Interval, trail: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -233,7 +187,7 @@ def gate_yardsticks(module: TwoStreams, lesson: Lesson) -> Mapping[str, Tally]:
     for part, trail in zip(module.parts, trails, strict=True):
         note(f"gate_{part.gate}_slow", lesson.head(lesson.norm(lesson.states[part.gate])).argmax(-1) == final)
         note(f"gate_{part.gate}_accelerated", lesson.head(lesson.norm(trail[-1])).argmax(-1) == final)
-        note(f"gate_{part.gate}_exit", lite_logits(module, lesson, part.gate).argmax(-1) == final)
+        note(f"gate_{part.gate}_exit", module.exit(part.gate).logits(lesson, part.gate).argmax(-1) == final)
     for part, trail in zip(module.parts, trails, strict=True):
         for layer, target in enumerate(trajectory_cosines(lesson, part, trail), part.first + 1):
             note(f"cosine_{layer}_slow", F.cosine_similarity(lesson.states[layer].float(), last, dim=-1))

@@ -16,6 +16,7 @@ class Cache:
     kv[layer] is [2 * kv_heads, capacity, head_dim], keys first: one copy per layer writes both.
     lengths[layer] counts the rows the layer is done with. It never grows with depth: a row runs layer l before l + 1.
     absent[layer] are those of its slots, ascending, that hold nothing: rows that passed it by. Nobody may look there.
+    _finite[layer] counts the leading slots that hold numbers: what memory held before may be none, even where hidden.
     """
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, capacity: int, like: Tensor) -> None:
@@ -26,6 +27,7 @@ class Cache:
         self.kv = [self._empty(self.capacity) for _ in range(layers)]
         self.lengths = [0] * layers
         self.absent: list[list[int]] = [[] for _ in range(layers)]
+        self._finite = [0] * layers
 
     def _empty(self, capacity: int) -> Tensor:
         heads, head_dim = self._shape
@@ -40,21 +42,37 @@ class Cache:
         end = start + count
         if end > self.capacity:
             self._grow(end)
+        self._make_finite(layer, start)
         kv = self.kv[layer]
         kv.narrow(1, start, count).copy_(rows)
+        self._finite[layer] = max(self._finite[layer], end)
         self._forget_absent(layer, start)
         self.lengths[layer] = end
         held = kv.narrow(1, 0, end)
         return held[: self.kv_heads], held[self.kv_heads :]
 
     def skip(self, layer: int, slot: int) -> None:
-        """The row of ``slot``, the first that the layer is not done with, passes it by."""
-        self.write(layer, slot, self.kv[layer].new_zeros(self._shape[0], 1, self._shape[1]))  # what is hidden is finite
-        self.absent[layer].append(slot)
+        """Rows up to that of ``slot`` that the layer is not done with pass it by; nothing is computed or written."""
+        if slot >= self.capacity:
+            self._grow(slot + 1)
+        self.absent[layer] += range(self.lengths[layer], slot + 1)
+        self.lengths[layer] = slot + 1
+
+    def leave_out(self, layer: int, slots: Sequence[int]) -> None:
+        """Of the rows just written these, ascending, are to hold nothing: they passed the layer by."""
+        self.absent[layer] += slots
+
+    def _make_finite(self, layer: int, end: int) -> None:
+        """Slots that rows passed by get zeros once they may come to be read: hidden by a weight of 0, but read."""
+        done = self._finite[layer]
+        if done < end:
+            self.kv[layer].narrow(1, done, end - done).zero_()
+            self._finite[layer] = end
 
     def _forget_absent(self, layer: int, start: int) -> None:
-        if self.absent[layer]:
-            self.absent[layer] = [slot for slot in self.absent[layer] if slot < start]
+        absent = self.absent[layer]
+        if absent and absent[-1] >= start:
+            self.absent[layer] = [slot for slot in absent if slot < start]
 
     def _grow(self, needed: int) -> None:
         self.capacity = max(needed + _SLACK_ROWS, 2 * self.capacity)
@@ -75,6 +93,7 @@ class Cache:
         for layer, length in enumerate(self.lengths):
             held = [slot for slot in slots if slot < length]
             if held:
+                self._make_finite(layer, length)
                 kv = self.kv[layer]
                 index = torch.tensor(held, device=kv.device)
                 kv[:, start : start + len(held)] = kv[:, index]
@@ -96,4 +115,5 @@ class Cache:
             twin.kv[layer][:, :length].copy_(self.kv[layer][:, :length])
         twin.lengths = list(self.lengths)
         twin.absent = [list(slots) for slots in self.absent]
+        twin._finite = [min(done, length) for done, length in zip(self._finite, self.lengths, strict=True)]
         return twin

@@ -19,11 +19,9 @@ def chance(score: Tensor) -> float:
     return float(score.to(torch.promote_types(score.dtype, torch.float32)).sigmoid())
 
 
-@torch.no_grad()
-def agreements(lesson: Lesson, layers: tuple[int, ...]) -> dict[int, Tensor]:
-    """For each exit layer, [rows, n] whether its state has the same likeliest next token as the last layer's."""
-    last = lesson.head(lesson.final).argmax(-1)
-    return {layer: lesson.head(lesson.norm(lesson.states[layer])).argmax(-1) == last for layer in layers}
+def bare_logits(lesson: Lesson, layer: int) -> Tensor:
+    """[rows, n, vocabulary] of the state after ``layer`` layers through the target's own norm and head."""
+    return lesson.head(lesson.norm(lesson.states[layer]))
 
 
 def balanced_loss(scores: Tensor, agrees: Tensor, weights: Tensor) -> Tensor:
@@ -40,12 +38,10 @@ def balanced_loss(scores: Tensor, agrees: Tensor, weights: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def exit_yardsticks(
-    scores: Mapping[int, Tensor], lesson: Lesson, right: Mapping[int, Tensor] | None = None
-) -> dict[str, Tally]:
+def exit_yardsticks(scores: Mapping[int, Tensor], lesson: Lesson, right: Mapping[int, Tensor]) -> dict[str, Tally]:
     """What the scores of exit layers, ascending, are good for at threshold 0.5.
 
-    ``right`` says for each where what leaves there agrees with the last layer; by default the target's state leaves.
+    ``right`` says for each, [rows, n], where what leaves there agrees with the last layer.
 
     exit_4_found  of the tokens for which layer 4 agrees with the last, the share that may leave there
     exit_4_held   of the others, the share that may not; the mean of both is the balanced accuracy
@@ -55,7 +51,7 @@ def exit_yardsticks(
     weights, layers = lesson.ahead(1).weights, len(lesson.states) - 1
     found: dict[str, Tally] = {}
     open_weights, lost, saved = weights, 0.0, 0.0
-    for layer, agrees in (right or agreements(lesson, tuple(scores))).items():
+    for layer, agrees in right.items():
         leaves = scores[layer] >= 0
         found[f"exit_{layer}_found"] = _tally(leaves, weights * agrees)
         found[f"exit_{layer}_held"] = _tally(~leaves, weights * ~agrees)

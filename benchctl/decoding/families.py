@@ -7,7 +7,8 @@ projections, biases, norms of queries and keys, experts, a gain of 1 + w (Gemma)
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -17,20 +18,40 @@ from benchctl.decoding.kernels import Linear, Norm
 from benchctl.decoding.layers import Attention, Experts, Layer, Mlp
 from benchctl.errors import UserError
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "olmoe", "mixtral")
+if TYPE_CHECKING:
+    from benchctl.decoding.encoder_decoder import Encoder
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "olmoe", "mixtral")
+ENCODER_DECODERS = ("t5",)
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "swish": F.silu,
     "gelu": F.gelu,
     "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
 }
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a target is made of: what stands before, in and behind the layers of its decoder, and perhaps an encoder."""
+
+    embedding: Tensor
+    embedding_scale: float
+    blocks: list[Layer]
+    final_norm: Norm
+    lm_head: Linear
+    rotary: Tensor
+    encoder: Encoder | None = None
 
 
 def check_family(config: Any) -> None:
     """UserError unless the configuration is of a family, and of a variant, this forward reproduces."""
-    if config.model_type not in FAMILIES:
-        raise UserError(f"models of type {config.model_type!r} are not supported; known: {', '.join(FAMILIES)}")
+    known = (*FAMILIES, *ENCODER_DECODERS)
+    if config.model_type not in known:
+        raise UserError(f"models of type {config.model_type!r} are not supported; known: {', '.join(known)}")
     if getattr(config, "quantization_config", None):
         raise UserError("quantised checkpoints are not supported; name the unquantised model")
     rope = getattr(config, "rope_parameters", None) or {}
@@ -38,12 +59,17 @@ def check_family(config: Any) -> None:
         raise UserError("rope type 'dynamic' is not supported: its keys change with the length of the text")
     if getattr(config, "use_bidirectional_attention", None):
         raise UserError("bidirectional attention is not supported: such a model does not generate text")
-    if _activation_name(config) not in _ACTIVATIONS:
-        raise UserError(f"activation {_activation_name(config)!r} is not supported; known: {', '.join(_ACTIVATIONS)}")
+    if activation_name(config) not in ACTIVATIONS:
+        raise UserError(f"activation {activation_name(config)!r} is not supported; known: {', '.join(ACTIVATIONS)}")
 
 
 def context_tokens(config: Any) -> int:
-    """Positions the model can take; long-rope models are used within their original, unscaled context."""
+    """Positions the model can take; long-rope models are used within their original, unscaled context.
+
+    T5 knows distances only, and no end of them: what its configuration names, else the 512 tokens it was trained with.
+    """
+    if config.model_type in ENCODER_DECODERS:
+        return int(getattr(config, "n_positions", None) or 512)
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "longrope":
         return int(rope.get("original_max_position_embeddings") or config.original_max_position_embeddings)
@@ -55,10 +81,15 @@ def query_size(config: Any) -> int:
     return int(config.num_attention_heads) * _head_dim(config)
 
 
+def kv_size(config: Any) -> int:
+    """Width of all key heads of a layer together; its values are as wide."""
+    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads) * _head_dim(config)
+
+
 def mlp_size(config: Any) -> int:
     """Inner width of a layer's MLP; 0 for a mixture of experts."""
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
-    return 0 if experts else int(config.intermediate_size)
+    return 0 if experts else int(getattr(config, "intermediate_size", None) or config.d_ff)
 
 
 def rotary_table(model: Any, positions: int, dtype: torch.dtype) -> Tensor:
@@ -73,9 +104,17 @@ def rotary_table(model: Any, positions: int, dtype: torch.dtype) -> Tensor:
     return torch.cat((table, table.new_ones(positions, rest)), dim=-1)
 
 
-def read_layers(model: Any, fast: bool) -> list[Layer]:
-    """All decoder layers of ``model``; ``fast`` holds weights in the layouts of the fast kernels too."""
-    return [read_layer(model, index, fast) for index in range(len(model.model.layers))]
+def read_parts(model: Any, fast: bool) -> Parts:
+    """A decoder-only ``model`` as parts; ``fast`` holds weights in the layouts of the fast kernels too."""
+    body, embedding = model.model, model.model.embed_tokens.weight.detach()
+    return Parts(
+        embedding=embedding,
+        embedding_scale=float(getattr(body.embed_tokens, "scalar_embed_scale", 1.0)),
+        blocks=[read_layer(model, index, fast) for index in range(len(body.layers))],
+        final_norm=read_norm(body.norm, model.config),
+        lm_head=Linear(model.lm_head.weight, model.lm_head.bias, fast),
+        rotary=rotary_table(model, context_tokens(model.config), embedding.dtype),
+    )
 
 
 def read_norm(module: Any, config: Any, order: Tensor | None = None) -> Norm:
@@ -160,14 +199,14 @@ def _fused(module: Any, whole: str, parts: tuple[str, ...]) -> tuple[Tensor, Ten
     return weight, torch.cat([m.bias.detach() for m in modules])
 
 
-def _activation_name(config: Any) -> str:
-    return str(config.hidden_act)
+def activation_name(config: Any) -> str:
+    return str(config.dense_act_fn if config.model_type in ENCODER_DECODERS else config.hidden_act)
 
 
 def _read_mlp(module: Any, config: Any, fast: bool) -> Mlp:
     weight, bias = _fused(module, "gate_up_proj", ("gate_proj", "up_proj"))
     down = Linear(module.down_proj.weight, module.down_proj.bias, fast)
-    return Mlp(Linear(weight, bias, fast), down, _ACTIVATIONS[_activation_name(config)])
+    return Mlp(Linear(weight, bias, fast), down, ACTIVATIONS[activation_name(config)])
 
 
 def _read_experts(module: Any, config: Any) -> Experts:
@@ -175,7 +214,7 @@ def _read_experts(module: Any, config: Any) -> Experts:
         router=module.gate.weight.detach(),
         gate_up=module.experts.gate_up_proj.detach(),
         down=module.experts.down_proj.detach(),
-        act=_ACTIVATIONS[_activation_name(config)],
+        act=ACTIVATIONS[activation_name(config)],
         top_k=config.num_experts_per_tok,
         renormalise=getattr(module.gate, "norm_topk_prob", True),
     )

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from benchctl.decoding.cache import Cache
 from benchctl.decoding.kernels import Norm
-from benchctl.decoding.layers import Attention, Layer, Layout, finish
+from benchctl.decoding.layers import Attention, Layer, finish
+from benchctl.decoding.layout import Layout
 
 
 class Filler:

@@ -11,6 +11,7 @@ from torch import Tensor
 from benchctl.decoding.alignment import TwoStreams
 from benchctl.decoding.beam import draft_beam, draft_chain
 from benchctl.decoding.draft import Draft
+from benchctl.decoding.exit_modules import ExitHead
 from benchctl.decoding.method import Context, Speculative
 from benchctl.decoding.stream import Stream
 from benchctl.decoding.target import Target
@@ -47,7 +48,7 @@ class GateDrafter(Speculative):
         self._target, self._how = target, how
         gate = how.exit or streams.parts[0].gate
         self._part = next(part for part in streams.parts if part.gate == gate)
-        self._run, self._exit = streams.run(self._part, target.blocks, waits=True), streams.exit(gate)
+        self._run, self._exit = streams.run(self._part, target.blocks, waits=True), ExitHead(streams.exit(gate), target)
 
     def draft(self, context: Context, budget: int) -> Draft:
         how, propose = self._how, partial(self._propose, context.stream)
@@ -63,7 +64,4 @@ class GateDrafter(Speculative):
             return target.head(stream.accompany(part.first, part.gate, rows, self._run, waits=True)[-1])
         stream.advance(part.gate)
         states = stream.states[-rows:]
-        if self._how.source == "slow":
-            return target.head(states)
-        normed = target.final_norm(self._exit(states, target.final_norm(states)))
-        return target.lm_head(normed * self._exit.gain)
+        return target.head(states) if self._how.source == "slow" else self._exit(states)

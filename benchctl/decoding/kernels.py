@@ -85,6 +85,10 @@ class Norm:
         """One for x [norms, width] in which each row has a norm of its own."""
         return cls(torch.stack([norm.gain for norm in norms]), float(norms[0]._eps))
 
+    def scaled(self, gain: Tensor) -> Norm:
+        """This norm with its gain multiplied by ``gain`` [width]."""
+        return Norm(self.gain * gain, float(self._eps))
+
     def __call__(self, x: Tensor) -> Tensor:
         wide = x if x.dtype is self._kind else x.to(self._kind)
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from benchctl.decoding.cache import Cache
 from benchctl.decoding.kernels import Linear, Norm
+from benchctl.decoding.layout import Layout
 
 # Up to this many rows two batched products beat the fused kernel, whose set-up costs more than the work.
 _FEW_ROWS = 16
@@ -39,17 +40,20 @@ class Attention:
 
 @dataclass(frozen=True)
 class Mlp:
-    """residual + down(act(gate x) * (up x)); gate and up in one product."""
+    """residual + down(act(gate x) * (up x)), gate and up in one product; not ``gated``: residual + down(act(up x))."""
 
     gate_up: Linear
     down: Linear
     act: Callable[[Tensor], Tensor]
+    gated: bool = True
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
         return (self.gate_up.weight, self.down.weight)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        if not self.gated:
+            return self.down.add_to(residual, self.act(self.gate_up(x)))
         gate, up = self.gate_up(x).chunk(2, 1)
         return self.down.add_to(residual, self.act(gate).mul_(up))
 
@@ -105,87 +109,13 @@ class Experts:
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer: x + attention(norm(x)), then x + mlp(norm(x))."""
+    """One decoder layer: x + attention(norm(x)), then cross(x) where there is an encoder, then x + mlp(norm(x))."""
 
     attention_norm: Norm
     attention: Attention
     mlp_norm: Norm
     mlp: Mlp | Experts
-
-
-class Layout:
-    """Where rows stand: their first cache slot, the position of each, and which slots each may see.
-
-    base        cache slot of the first open row; every slot before it is visible to all rows
-    positions   [open rows] position of each open row in the text
-    ancestors   per open row the open rows it may see, itself included; None for a chain
-    skip        open rows that the layers in question have run already; the rest are the rows of this pass
-    companions  of so many of the last rows another row runs along behind all of them, which stands where they stand,
-                sees what they see, and enters no cache
-    absent      slots that hold nothing in the layers in question, so that no row may see them
-    """
-
-    def __init__(
-        self,
-        base: int,
-        positions: Sequence[int],
-        ancestors: Sequence[Sequence[int]] | None,
-        rotary: Tensor,
-        skip: int = 0,
-        companions: int = 0,
-        absent: Sequence[int] = (),
-    ) -> None:
-        self.start = base + skip
-        self.rows = len(positions) - skip
-        self._base, self._skip = base, skip
-        self._positions = positions
-        self._ancestors = ancestors
-        self._device = rotary.device
-        self._last = positions[-1] if ancestors is None else max(positions)
-        if self._last >= rotary.shape[0]:
-            raise ValueError(f"rows reach position {self._last}, beyond the context of {rotary.shape[0]}")
-        if ancestors is None:
-            index: slice | Tensor = slice(positions[skip], positions[skip] + self.rows)
-        else:
-            index = torch.tensor(list(positions[skip:]), device=rotary.device)
-        self._companions = companions
-        self._absent = list(absent)
-        self.rotary = _with_companions(rotary[index].unsqueeze(1), companions)
-        self._bias: dict[tuple[int | None, int], Tensor | None] = {}
-
-    def bias(self, window: int | None, dtype: torch.dtype, copies: int = 1) -> Tensor | None:
-        """[copies * (rows + companions), slots] 0 where a row may look, else -inf; None when all may see everything."""
-        if window is not None and self._last < window:
-            window = None
-        key = (window, copies)
-        if key not in self._bias:
-            built = self._build(window, dtype)
-            self._bias[key] = built if built is None or copies == 1 else built.repeat(copies, 1)
-        return self._bias[key]
-
-    def _build(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        if self.rows == 1 and self._ancestors is None and window is None and not self._absent:
-            return None
-        visible = torch.ones(self.rows, self.start + self.rows, dtype=torch.bool)
-        if self._ancestors is None:
-            visible.tril_(self.start)
-        else:
-            visible[:, self._base :] = False
-            for row, seen in enumerate(self._ancestors[self._skip :]):
-                visible[row, [self._base + other for other in seen]] = True
-        if window is not None:
-            positions = torch.tensor(list(self._positions))
-            slots = torch.cat((torch.arange(self._base), positions))
-            visible &= positions[self._skip :, None] - slots[None, :] < window
-        if self._absent:
-            visible[:, self._absent] = False
-        bias = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, -torch.inf)
-        return _with_companions(bias, self._companions).to(self._device)
-
-
-def _with_companions(lines: Tensor, companions: int) -> Tensor:
-    """[rows + companions, ...]: the lines of the last rows once more."""
-    return torch.cat((lines, lines[-companions:])) if companions else lines
+    cross: Callable[[Tensor], Tensor] | None = None
 
 
 def attend(attention: Attention, residual: Tensor, x: Tensor, cache: Cache, layer: int, layout: Layout) -> Tensor:
@@ -251,18 +181,26 @@ def _mix_few(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor
         grouped = queries.reshape(kv_heads, groups, head_dim)
     else:
         grouped = queries.view(rows, kv_heads, groups, head_dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
+    mixed = weigh(grouped, keys, values, attention.scale, bias)
+    if rows == 1:
+        return mixed.view(1, -1)
+    return mixed.view(kv_heads, groups, rows, head_dim).permute(2, 0, 1, 3).reshape(rows, -1)
+
+
+def weigh(queries: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+    """[heads, rows, head_dim]: the values [heads, slots, head_dim] as queries [heads, rows, head_dim] weight them.
+
+    ``bias``, of a shape that spreads to [heads, rows, slots], is -inf where a row may not look.
+    """
     if bias is None:  # beta=0 ignores the summand
-        scores = torch.baddbmm(queries.new_empty(1), grouped, keys.transpose(1, 2), beta=0, alpha=attention.scale)
+        scores = torch.baddbmm(queries.new_empty(1), queries, keys.transpose(1, 2), beta=0, alpha=scale)
     else:
-        scores = torch.baddbmm(bias, grouped, keys.transpose(1, 2), alpha=attention.scale)
+        scores = torch.baddbmm(bias, queries, keys.transpose(1, 2), alpha=scale)
     if values.dtype in (torch.float32, torch.float64):
         weights = scores.softmax(-1)
     else:
         weights = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
-    mixed = torch.bmm(weights, values)
-    if rows == 1:
-        return mixed.view(1, -1)
-    return mixed.view(kv_heads, groups, rows, head_dim).permute(2, 0, 1, 3).reshape(rows, -1)
+    return torch.bmm(weights, values)
 
 
 def _mix_many(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
@@ -281,5 +219,7 @@ def run_layers(layers: Sequence[Layer], first: int, x: Tensor, cache: Cache, lay
     """Residual ``x`` [rows, width] through ``layers``, which are the model's from ``first`` on."""
     for index, layer in enumerate(layers, first):
         x = attend(layer.attention, x, layer.attention_norm(x), cache, index, layout)
+        if layer.cross is not None:
+            x = layer.cross(x)
         x = layer.mlp.add_to(x, layer.mlp_norm(x))
     return x

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -62,44 +63,66 @@ def decode(
     a limit below one.
     """
     with method.serve(target, timer) as served:
-        context = _open(served, prompt_ids, limits, sampling, prompt_seed)
-        generation = _generate(method, context, limits, clock)
+        context = open_context(served, prompt_ids, limits, sampling, prompt_seed)
+        generation = _generate(method, context, prompt_ids, limits, clock)
     return replace(generation, counters=dict(method.counters()))
 
 
-def _generate(method: Method, context: Context, limits: Limits, clock: Callable[[], float]) -> Generation:
+def _generate(
+    method: Method, context: Context, prompt_ids: Sequence[int], limits: Limits, clock: Callable[[], float]
+) -> Generation:
     marks = [clock()]
+    context.tokens += context.target.read(prompt_ids)
     first = method.start(context)
     marks.append(clock())
+    layers = prefill_layers(context)
     context.tokens.append(first)
     steps: list[Step] = []
-    reason = _stop_reason(context, limits, first)
+    reason = stop_reason(context, limits, first)
     while reason is None:
         step = method.step(context)
         marks.append(clock())
         step = _truncate(step, context)
         context.tokens += step.tokens
         steps.append(step)
-        reason = _stop_reason(context, limits, step.tokens[-1])
-    times = [after - before for before, after in zip(marks, marks[1:], strict=False)]
-    depths = [context.target.layers, *(layer for step in steps for layer in step.layers)]
+        reason = stop_reason(context, limits, step.tokens[-1])
+    return generation_of(context, reason, marks, steps, layers)
+
+
+def prefill_layers(context: Context) -> int:
+    """Layers that the last token of the prompt has run: those that it did not pass by."""
+    last = context.prompt_tokens - 1
+    return sum(last not in absent for absent in context.stream.cache.absent)
+
+
+def generation_of(
+    context: Context, reason: StopReason, marks: Sequence[float], steps: Sequence[Step], layers: int
+) -> Generation:
+    """The answer that a context has come to, with the clock's marks before prefill, after it and after each step.
+
+    ``layers`` are those that prefill ran for the first token.
+    """
+    times = [after - before for before, after in pairwise(marks)]
+    depths = [layers, *(layer for step in steps for layer in step.layers)]
     answer = tuple(context.tokens[context.prompt_tokens :])
     return Generation(answer, reason, times[0], tuple(steps), tuple(times[1:]), tuple(depths))
 
 
-def _open(target: Target, prompt_ids: Sequence[int], limits: Limits, sampling: Sampling, prompt_seed: int) -> Context:
+def open_context(
+    target: Target, prompt_ids: Sequence[int], limits: Limits, sampling: Sampling, prompt_seed: int
+) -> Context:
+    """A generation before its target has read the prompt. Raises UserError as `decode` does."""
     prompt_tokens = len(prompt_ids)
     if prompt_tokens == 0:
         raise UserError("the prompt has no tokens; give at least one")
     if limits.max_new_tokens < 1:
         raise UserError(f"max_new_tokens is {limits.max_new_tokens}; it must be at least 1")
-    room = target.context_tokens - prompt_tokens
-    if room < 1:
+    if prompt_tokens >= target.context_tokens:
         raise UserError(f"the prompt has {prompt_tokens} tokens, but the target takes {target.context_tokens} in all")
-    limit = min(limits.max_new_tokens, room)
-    stream = Stream(target, prompt_tokens + limit)
-    generator = sampling.generator(prompt_seed)
-    return Context(target, stream, list(prompt_ids), prompt_tokens, limit, sampling, generator)
+    begun = prompt_tokens if target.encoder is None else 1  # one that has read the prompt begins with a start token
+    limit = min(limits.max_new_tokens, target.context_tokens - begun)
+    stream = Stream(target, begun + limit)
+    return Context(target, stream, [], begun, limit, sampling, sampling.generator(prompt_seed))
 
 
 def _truncate(step: Step, context: Context) -> Step:
@@ -112,7 +135,8 @@ def _truncate(step: Step, context: Context) -> Step:
     return replace(step, tokens=step.tokens[:end], accepted=min(step.accepted, end), layers=step.layers[:end])
 
 
-def _stop_reason(context: Context, limits: Limits, last: int) -> StopReason | None:
+def stop_reason(context: Context, limits: Limits, last: int) -> StopReason | None:
+    """Why the answer ends with its ``last`` token; None when it goes on."""
     if last in context.target.stop_ids:
         return "stop"
     if context.remaining_tokens > 0:

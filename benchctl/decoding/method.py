@@ -96,15 +96,25 @@ def one_token(context: Context) -> Step:
 class Method(ABC):
     """Base of all methods. Subclasses are dataclasses; their fields are the options of the label.
 
-    exactness and reason state what the method claims; tests hold it to that.
+    exactness and reason state what the method claims; tests hold it to that. one_by_one says why it decodes one
+    sequence at a time, as what follows "since"; methods that can decode several together are Batched, see batch.
+    knows_encoders: it also runs where an encoder reads the prompt, and the text it is given begins with a start token.
     """
 
     exactness: Exactness = "exact"
     reason: str = ""
     needs_draft_model: ClassVar[bool] = False
+    one_by_one: ClassVar[str] = "it is made for one sequence at a time"
+    knows_encoders: ClassVar[bool] = False
+
+    def obstacle(self, target: Target) -> str | None:
+        """Why this method cannot run on ``target``; None when it can."""
+        if target.encoder is not None and not self.knows_encoders:
+            return "the target has an encoder, and this method is for targets without one"
+        return self.unsupported(target)
 
     def unsupported(self, target: Target) -> str | None:
-        """Why this method cannot run on ``target``; None when it can."""
+        """The same, for what is of this method alone: what methods override."""
         return None
 
     def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:  # noqa: B027 optional
@@ -153,6 +163,8 @@ class Outcome:
 class Speculative(Method):
     """Draft, verify, commit. A drafter may push and part-run rows itself; what it has not run, verification runs."""
 
+    one_by_one = "each sequence of a batch would accept a number of tokens of its own"
+
     @abstractmethod
     def draft(self, context: Context, budget: int) -> Draft:
         """At most ``budget`` tokens deep. The root, the last committed token, is already pushed to the stream."""
@@ -164,7 +176,7 @@ class Speculative(Method):
         """Verdict for logits [1 + rows, vocabulary]; the exact rules, unless a method overrides this."""
         if context.sampling.greedy:
             return verify_greedy(draft, target_logits.argmax(-1).tolist())
-        return verify_rejection(draft, context.sampling.probs(target_logits), context.generator)
+        return verify_rejection(draft, context.sampling.rows(target_logits), context.generator)
 
     def step(self, context: Context) -> Step:
         stream = context.stream

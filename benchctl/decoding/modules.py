@@ -20,6 +20,7 @@ from benchctl.errors import UserError
 
 WEIGHTS = "modules.safetensors"
 FACTS = "modules.json"
+SLACK = 1e-6  # a mean of cosines in float32 may end a little beyond 1
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,14 @@ class ModuleFacts:
 
     options     the options of the method when its modules were trained
     yardsticks  shares by name, measured on held-out text when training ended; empty where nobody measured
+    findings    what else the method found there, by name: Trainable.findings
     """
 
     method: str
     options: Mapping[str, str | int | float | bool | None]
     target: MadeFor
     yardsticks: Mapping[str, float]
+    findings: Mapping[str, Any]
 
 
 def no_modules(name: str) -> str:
@@ -80,6 +83,19 @@ def check_modules(name: str, folder: str) -> ModuleFacts:
     return facts
 
 
+def trained_options(method: Trainable, name: str, folder: str) -> Mapping[str, Any]:
+    """The options that the modules in ``folder`` were trained with, ours or published ones, without loading a model.
+
+    Raises UserError as check_modules does, where no folder was named, and where they cannot serve the method's options.
+    """
+    if not folder:
+        raise UserError(f"{name} cannot run: {no_modules(name)}")
+    published = method.published(folder)
+    options = check_modules(name, folder).options if published is None else published
+    method.refuse(folder, options)
+    return options
+
+
 def read_facts(folder: str) -> ModuleFacts:
     """What modules.json in ``folder`` says. Raises UserError where it is missing or cannot be read."""
     place = Path(folder)
@@ -90,26 +106,38 @@ def read_facts(folder: str) -> ModuleFacts:
     try:
         found = json.loads((place / FACTS).read_text(encoding="utf-8"))
         target = MadeFor(**{name: found["target"][name] for name in MadeFor.__dataclass_fields__})
-        return ModuleFacts(found["method"], dict(found["options"]), target, _shares(found.get("yardsticks", {})))
+        measured, findings = shares(found.get("yardsticks", {})), dict(found.get("findings", {}))
+        return ModuleFacts(found["method"], dict(found["options"]), target, measured, findings)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{place / FACTS}: cannot be read ({error!r}); train the modules anew") from error
 
 
-def _shares(found: Mapping[str, Any]) -> dict[str, float]:
-    """Raises ValueError or TypeError for anything but shares and cosines: they would shape drafts."""
-    shares = {name: float(share) for name, share in dict(found).items()}
-    if not all(-1.0 <= share <= 1.0 for share in shares.values()):
-        raise ValueError("yardsticks lie between -1 and 1")
-    return shares
+def shares(found: Mapping[str, Any]) -> dict[str, float]:
+    """Yardsticks as they are kept. Raises ValueError or TypeError for anything but shares and cosines: they would shape
+    drafts."""
+    numbers = {name: float(share) for name, share in dict(found).items()}
+    for name, number in numbers.items():
+        if not abs(number) <= 1 + SLACK:
+            raise ValueError(f"yardstick '{name}' is {number:g}; yardsticks lie between -1 and 1")
+    return {name: min(1.0, max(-1.0, number)) for name, number in numbers.items()}
 
 
 def modules_sha256(folder: str) -> str:
-    """Hash of the weights and of the facts, which may shape drafts too: it tells whether another run used the same."""
-    digest = hashlib.sha256()
-    for file in (WEIGHTS, FACTS):
-        with (Path(folder) / file).open("rb") as stream:
+    """Hash of the weights and of the facts, which may shape drafts too: it tells whether another run used the same.
+
+    Of published modules, that of all files of weights and of their configuration.
+    """
+    digest, place = hashlib.sha256(), Path(folder)
+    ours = (place / FACTS).is_file()
+    files = [place / WEIGHTS, place / FACTS] if ours else [*_published_weights(place), place / "config.json"]
+    for file in files:
+        with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()
+
+
+def _published_weights(place: Path) -> list[Path]:
+    return sorted(file for file in place.iterdir() if file.suffix in (".safetensors", ".pt"))
 
 
 def load_modules(method: Trainable, name: str, target: Target, folder: str) -> nn.Module:

@@ -23,7 +23,10 @@ _ROUNDING = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.05, torc
 
 @dataclass(frozen=True)
 class Probe:
-    """Token ids spread over the vocabulary, and transformers' own logits [rows, vocabulary] for them."""
+    """Token ids spread over the vocabulary, and transformers' own logits [rows, vocabulary] for them.
+
+    A model with an encoder gets them as prompt and as answer.
+    """
 
     ids: list[int]
     their_logits: Tensor
@@ -34,7 +37,9 @@ class Probe:
         """Ask the transformers model."""
         rows = min(_TOKENS, context_tokens(model.config))
         ids = torch.linspace(0, model.config.vocab_size - 1, rows).long()
-        return cls(ids.tolist(), model(ids[None].to(model.device), use_cache=False).logits[0])
+        both = ids[None].to(model.device)
+        decoder = {"decoder_input_ids": both} if model.config.is_encoder_decoder else {}
+        return cls(ids.tolist(), model(both, **decoder, use_cache=False).logits[0])
 
     @torch.inference_mode()
     def error(self, forward: Callable[[list[int]], Tensor]) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,11 +48,36 @@ class Sampling:
             scores = _nucleus(scores, self.top_p)
         return scores.softmax(-1)
 
+    def rows(self, logits: Tensor) -> WarpedRows:
+        """``probs``, each row when it is asked for."""
+        return WarpedRows(self, logits)
+
     def draw(self, logits: Tensor, generator: torch.Generator) -> int:
         """One token for the single row ``logits`` [1, vocabulary]."""
         if self.greedy:
             return int(logits.argmax(-1).item())
         return draw(self.probs(logits)[-1], generator)
+
+    def draw_each(self, logits: Tensor, generators: Sequence[torch.Generator]) -> list[int]:
+        """One token for each row of ``logits`` [rows, vocabulary], drawn from its own generator."""
+        if self.greedy:
+            tokens: list[int] = logits.argmax(-1).tolist()
+            return tokens
+        return [draw(row, generator) for row, generator in zip(self.probs(logits), generators, strict=True)]
+
+
+class WarpedRows:
+    """Warped probabilities [vocabulary] of a row of ``logits`` [rows, vocabulary], computed when it is asked for.
+
+    A walk down a tree sees few of its rows, and top-p sorts the vocabulary for each.
+    """
+
+    def __init__(self, sampling: Sampling, logits: Tensor) -> None:
+        self._sampling = sampling
+        self._logits = logits.detach().to("cpu", torch.float64)
+
+    def __getitem__(self, row: int, /) -> Tensor:
+        return self._sampling.probs(self._logits[row : row + 1])[0]
 
 
 def draw(probs: Tensor, generator: torch.Generator) -> int:

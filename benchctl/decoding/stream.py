@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from benchctl.decoding.cache import Cache
-from benchctl.decoding.layers import Layout
+from benchctl.decoding.layout import Layout
 from benchctl.decoding.target import Target
 
 Accompanied = Callable[[Tensor, int, Cache, Layout], tuple[Tensor, list[Tensor]]]
+Chosen = Callable[[Tensor, Sequence[int], Cache, Layout], Tensor]
 
 
 class Stream:
@@ -126,6 +127,31 @@ class Stream:
         for layer in range(first, self.target.layers):
             self.cache.skip(layer, start)
 
+    def pass_by(self, first: int, last: int) -> None:
+        """Let all open rows that layers ``first`` .. ``last`` - 1 lack pass them by, likewise."""
+        for layer in range(first, last):
+            if self.cache.lengths[layer] < self.length:
+                self.cache.skip(layer, self.length - 1)
+
+    def choose(self, layer: int, rows: Sequence[int], run: Chosen) -> None:
+        """Run some of the open rows through one layer, by indices that ascend; the others pass it by.
+
+        ``run(states, rows, cache, layout)`` gives all states [open rows, width] after it, and writes keys and values of
+        all of them: nobody will see those of the others. ``layout`` is that of all open rows, with those hidden.
+
+        Raises ValueError where not all open rows of a chain stand before this layer.
+        """
+        if self.cache.lengths[layer] != self.base or not self._is_chain:
+            raise ValueError(f"rows can be chosen only where all wait for layer {layer}, each behind the one before")
+        if not rows:
+            self.pass_by(layer, layer + 1)
+            return
+        chosen = set(rows)
+        others = [self.base + row for row in range(self.rows) if row not in chosen]
+        layout = self._layout(self.base, layer, absent=[*self.cache.absent[layer], *others])
+        self._states = run(self.states, rows, self.cache, layout)
+        self.cache.leave_out(layer, others)
+
     def _leave(self, first: int) -> int:
         """The slot of the last open row, which all others are to be ahead of in layers ``first`` .. ."""
         start = self.length - 1
@@ -187,9 +213,9 @@ class Stream:
         twin.base = self.base
         return twin
 
-    def _layout(self, start: int, layer: int, companions: int = 0) -> Layout:
-        """Of the open rows from slot ``start`` on in ``layer``."""
-        skip, absent = start - self.base, self.cache.absent[layer]
+    def _layout(self, start: int, layer: int, companions: int = 0, absent: Sequence[int] | None = None) -> Layout:
+        """Of the open rows from slot ``start`` on in ``layer``; ``absent`` are its own slots by default."""
+        skip, absent = start - self.base, self.cache.absent[layer] if absent is None else absent
         if self._is_chain:
             positions = range(self.base, self.length)
             return self.target.layout(self.base, positions, skip=skip, companions=companions, absent=absent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -15,20 +16,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchctl.decoding.cache import Cache
+from benchctl.decoding.encoder_decoder import RelativeLayout
 from benchctl.decoding.families import (
+    ENCODER_DECODERS,
     check_family,
     context_tokens,
+    kv_size,
     mlp_size,
     query_size,
-    read_layers,
-    read_norm,
-    rotary_table,
+    read_parts,
 )
 from benchctl.decoding.fill import Filler
 from benchctl.decoding.hub import downloaded
-from benchctl.decoding.kernels import Linear, may_copy
-from benchctl.decoding.layers import Layer, Layout, run_layers
+from benchctl.decoding.kernels import may_copy
+from benchctl.decoding.layers import Layer, run_layers
+from benchctl.decoding.layout import Layout
 from benchctl.decoding.probe import SPLIT, Probe
+from benchctl.decoding.t5 import read_t5
 from benchctl.decoding.tokenizer import TargetTokenizer, from_pretrained, load_tokenizer
 from benchctl.errors import UserError
 
@@ -48,6 +52,7 @@ class TargetInfo:
 
     query_size  width of all query heads of a layer together
     mlp_size    inner width of a layer's MLP; 0 for a mixture of experts
+    kv_size     width of all key heads of a layer together; its values are as wide
     """
 
     family: str
@@ -58,6 +63,7 @@ class TargetInfo:
     context_tokens: int
     query_size: int
     mlp_size: int
+    kv_size: int
 
 
 @contextmanager
@@ -85,10 +91,12 @@ def folder_sha256(folder: Path) -> str:
 
 
 def check_complete(path: str | Path, info: Mapping[str, Any]) -> None:
-    """Raises UserError where transformers' loading info says that weights are missing: it would make them up."""
-    if info["missing_keys"]:
-        names = sorted(info["missing_keys"])
-        raise UserError(f"{path} lacks {len(names)} weights of its configuration, such as {names[0]}; get it anew")
+    """Raises UserError where transformers' loading info says that weights and configuration do not belong together: it
+    would make up the missing ones, and pass over those that are too many, such as all of a layer."""
+    for key, told in (("missing_keys", "lacks {} weights of"), ("unexpected_keys", "has {} weights that are not in")):
+        if names := sorted(info[key]):
+            what = told.format(len(names))
+            raise UserError(f"{path} {what} its configuration, such as {names[0]}; get it anew")
 
 
 class Target:
@@ -101,16 +109,15 @@ class Target:
         self.tokenizer_or_none = tokenizer
         self._folder = folder
         self.config = model.config
-        self.embedding: Tensor = model.model.embed_tokens.weight.detach()
-        self._embedding_scale = float(getattr(model.model.embed_tokens, "scalar_embed_scale", 1.0))
+        parts = (read_t5 if model.config.model_type in ENCODER_DECODERS else read_parts)(model, fast)
+        self.embedding, self._embedding_scale = parts.embedding, parts.embedding_scale
         self.dtype = self.embedding.dtype
         self.device = self.embedding.device
         self.context_tokens = context_tokens(model.config)
-        self.blocks: list[Layer] = read_layers(model, fast)
+        self.blocks: list[Layer] = parts.blocks
         self._fillers: dict[int, Filler] = {}
-        self.final_norm = read_norm(model.model.norm, model.config)
-        self.lm_head = Linear(model.lm_head.weight, model.lm_head.bias, fast)
-        self.rotary = rotary_table(model, self.context_tokens, self.dtype)
+        self.final_norm, self.lm_head, self.rotary = parts.final_norm, parts.lm_head, parts.rotary
+        self.encoder = parts.encoder
         self.parameters = sum(p.numel() for p in model.parameters())
 
     @classmethod
@@ -126,7 +133,8 @@ class Target:
         # Reading a local folder takes no time worth a bar; a download keeps its own.
         with quiet() if local else nullcontext():
             options = {"dtype": DTYPES[dtype], "output_loading_info": True, "experts_implementation": "eager"}
-            model, info = from_pretrained(transformers.AutoModelForCausalLM, path, **options)
+            kind = transformers.AutoModelForSeq2SeqLM if tokenizer.encodes else transformers.AutoModelForCausalLM
+            model, info = from_pretrained(kind, path, **options)
         check_complete(path, info)
         folder = Path(path) if local else downloaded(str(path))
         model = model.to(device).eval()
@@ -142,6 +150,7 @@ class Target:
 
     def _probe_logits(self, ids: list[int]) -> Tensor:
         """Logits [rows, vocabulary] of ``ids``, run in two parts."""
+        self.read(ids)
         cache, parts = self.new_cache(len(ids)), []
         for start, part in ((0, ids[:SPLIT]), (SPLIT, ids[SPLIT:])):
             if part:
@@ -178,7 +187,14 @@ class Target:
             context_tokens=self.context_tokens,
             query_size=query_size(self.config),
             mlp_size=mlp_size(self.config),
+            kv_size=kv_size(self.config),
         )
+
+    def with_blocks(self, blocks: Sequence[Layer]) -> Target:
+        """A view of this target whose layers are ``blocks``; all else is shared, and this one stays as it is."""
+        view = copy.copy(self)
+        view.blocks, view._fillers = list(blocks), {}
+        return view
 
     @cached_property
     def weights_sha256(self) -> str:
@@ -197,6 +213,15 @@ class Target:
             yield from (block.attention_norm.gain, block.attention.qkv.weight, block.attention.out.weight)
             yield block.mlp_norm.gain
             yield from block.mlp.weights
+        if self.encoder is not None:
+            yield from self.encoder.tensors()
+
+    def read(self, prompt_ids: Sequence[int]) -> list[int]:
+        """What the decoder's text begins with: the prompt itself, or, where an encoder reads it, a start token."""
+        if self.encoder is None:
+            return list(prompt_ids)
+        self.encoder.read(prompt_ids)
+        return [self.encoder.start]
 
     def new_cache(self, tokens: int) -> Cache:
         """An empty cache with room for ``tokens`` rows per layer."""
@@ -219,7 +244,8 @@ class Target:
         absent: Sequence[int] = (),
     ) -> Layout:
         """Where rows stand; see Layout."""
-        return Layout(base, positions, ancestors, self.rotary, skip, companions, absent)
+        where = (base, positions, ancestors, self.rotary, skip, companions, absent)
+        return Layout(*where) if self.encoder is None else RelativeLayout(self.encoder.biases, *where)
 
     def run(self, rows: Tensor, cache: Cache, first: int, last: int, layout: Layout) -> Tensor:
         """Residual ``rows`` [rows, width] through layers first .. last - 1; their keys and values enter the cache."""
@@ -236,11 +262,12 @@ class Target:
         return self.lm_head(self.final_norm(rows))
 
     @torch.inference_mode()
-    def next_logits(self, tokens: Sequence[int], *, one_by_one: bool = False) -> Tensor:
-        """Logits [vocabulary] after ``tokens``: in one pass, or with the last token as a row of its own.
+    def next_logits(self, prompt_ids: Sequence[int], answer: Sequence[int] = (), *, one_by_one: bool = False) -> Tensor:
+        """Logits [vocabulary] after a prompt and an answer: in one pass, or with the last token as a row of its own.
 
         The two ways differ only by rounding, which is the noise floor a near-tie is judged against.
         """
+        tokens = [*self.read(prompt_ids), *answer]
         cache = self.new_cache(len(tokens))
         split = len(tokens) - 1 if one_by_one else 0
         for start, part in ((0, tokens[:split]), (split, tokens[split:])):

@@ -22,6 +22,7 @@ class TargetTokenizer:
         self._tokenizer = tokenizer
         self.context_tokens = context_tokens(config)
         self.vocabulary = int(config.vocab_size)
+        self.encodes = bool(config.is_encoder_decoder)
         self.stop_ids = stop_ids
 
     @cached_property

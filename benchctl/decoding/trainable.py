@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -127,6 +127,9 @@ class Trainable(ABC):
         the options. Raises UserError where the options make no modules.
         """
 
+    def pace(self, module: nn.Module, progress: float) -> None:  # noqa: B027 optional
+        """Before each optimiser step: how much of the training is over, from 0 to 1; for what changes meanwhile."""
+
     @abstractmethod
     def loss(self, module: nn.Module, lesson: Lesson) -> Tensor:
         """Weighted sum of the losses in nats.
@@ -137,4 +140,18 @@ class Trainable(ABC):
 
     @abstractmethod
     def yardsticks(self, module: nn.Module, lesson: Lesson) -> Mapping[str, Tally]:
-        """What the modules are good for, by name, such as ``head_1_top1``; measured on held-out text."""
+        """What the modules are good for, by name, such as ``head_1_top1``; measured on held-out text.
+
+        Each is a share or a cosine, from -1 to 1.
+        """
+
+    def findings(self, module: nn.Module, lessons: Iterable[Lesson]) -> Mapping[str, Any]:
+        """What else modules.json keeps of trained modules, as JSON; measured on all held-out ``lessons``, once."""
+        return {}
+
+    def published(self, folder: str) -> Mapping[str, Any] | None:
+        """The options of modules that others have published, where ``folder`` has a format of theirs that is read."""
+        return None
+
+    def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:  # noqa: B027 optional
+        """Raises UserError where modules trained with the options ``trained`` cannot serve those asked for."""

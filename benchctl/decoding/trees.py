@@ -43,9 +43,9 @@ def wide_tree(widths: Sequence[int]) -> tuple[Path, ...]:
 
 
 def sparse_tree(shares: Sequence[Sequence[float]], nodes: int) -> tuple[Path, ...]:
-    """The paths likeliest to be right, where ``shares[d][r]`` is how often rank r of depth d + 1 is.
+    """The paths likeliest to be right where nobody measured them together.
 
-    ``nodes`` of them at most, and none that never is right.
+    ``shares[d][r]`` is how often rank r of depth d + 1 is; ``nodes`` paths at most, and none that never is right.
     Depths are taken to be independent and shares not to grow with the rank, so a path is never likelier than its
     parent or its elder sibling: greedy addition (Medusa, section 2.3.3) is then best.
     """
@@ -62,23 +62,17 @@ def sparse_tree(shares: Sequence[Sequence[float]], nodes: int) -> tuple[Path, ..
     return tuple(sorted(chosen, key=lambda path: (len(path), path)))
 
 
-def rank_shares(tops: Mapping[int, float]) -> list[float]:
-    """How often each rank is right, given how often it is among the first k; ranks between two k count alike.
+def likeliest(shares: Mapping[Path, float], nodes: int) -> tuple[Path, ...]:
+    """The best tree of at most ``nodes`` nodes, where ``shares`` says how often each path is right as a whole.
 
-    Where few measurements say that a later rank is right more often than an earlier one, both count alike too.
-    Examples: {1: 0.5, 2: 0.6, 4: 0.7} gives 0.5, 0.1, 0.05, 0.05 and {1: 0.3, 2: 0.32, 4: 0.39} gives 0.3 and three
-    times 0.03.
+    A path has no larger share than its parent, which is there too; so the largest shares, shorter paths first where two
+    are equal, are a tree. Their sum is the expected number of accepted tokens, and no other tree of as many nodes has a
+    larger one: this is the greedy addition of Medusa, section 2.3.3.
+
+    Example: of {(0,): 0.5, (1,): 0.1, (0, 0): 0.3, (0, 1): 0.1}, three nodes are (0) (1) (0 0).
     """
-    levels: list[tuple[float, int]] = []  # share of all the ranks together, and how many they are
-    ranks, found = 0, 0.0
-    for k, share in sorted(tops.items()):
-        level = (max(share - found, 0.0), k - ranks)
-        ranks, found = k, max(share, found)
-        while levels and level[0] * levels[-1][1] > levels[-1][0] * level[1]:
-            before = levels.pop()
-            level = (before[0] + level[0], before[1] + level[1])
-        levels.append(level)
-    return [share / count for share, count in levels for _ in range(count)]
+    ranked = sorted(shares, key=lambda path: (-shares[path], len(path), path))
+    return tuple(sorted(ranked[:nodes], key=lambda path: (len(path), path)))
 
 
 def pick(tree: Sequence[Path], ranked: Sequence[Sequence[int]]) -> Draft:

@@ -7,14 +7,22 @@ Sources: greedy and chain rejection, Leviathan et al. 2211.17192 and Chen et al.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from benchctl.decoding.draft import ROOT, Draft
 from benchctl.decoding.sampling import draw
+
+
+class Rows(Protocol):
+    """Rows [vocabulary] by their index: a tensor, or rows that are computed when they are asked for."""
+
+    def __getitem__(self, row: int, /) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,7 @@ def verify_greedy(draft: Draft, argmaxes: Sequence[int]) -> Verdict:
         node = node_next
 
 
-def verify_rejection(draft: Draft, target_probs: Tensor, generator: torch.Generator) -> Verdict:
+def verify_rejection(draft: Draft, target_probs: Rows, generator: torch.Generator) -> Verdict:
     """Accept so that the output has exactly the target's distribution.
 
     target_probs [1 + rows, vocabulary], the root's first, warped and on the host (Sampling.probs). Deterministic
@@ -105,23 +113,26 @@ def _uniform(generator: torch.Generator) -> float:
 
 
 def verify_typical(
-    draft: Draft, target_probs: Tensor, generator: torch.Generator, epsilon: float = 0.09, delta: float = 0.3
+    draft: Draft, target_probs: Rows, generator: torch.Generator, epsilon: float = 0.09, delta: float = 0.3
 ) -> Verdict:
     """Medusa's typical acceptance: keep the longest branch whose tokens all have p > min(epsilon, delta exp(-H)).
 
     Lossy: the output does not have the target's distribution. Shapes as in verify_rejection; of equally long branches
     the first wins; the bonus token is drawn from the target's distribution at the end of the path.
     """
-    entropy = torch.special.entr(target_probs).sum(-1)
-    bars = (delta * torch.exp(-entropy)).clamp_max(epsilon)
-    path = _longest(draft, ROOT, target_probs, bars.tolist())
+    path = _longest(draft, ROOT, target_probs, epsilon, delta)
     return Verdict(path, draw(target_probs[(path[-1] if path else ROOT) + 1], generator))
 
 
-def _longest(draft: Draft, node: int, target_probs: Tensor, bars: Sequence[float]) -> tuple[int, ...]:
+def _longest(draft: Draft, node: int, target_probs: Rows, epsilon: float, delta: float) -> tuple[int, ...]:
     best: tuple[int, ...] = ()
-    for row in draft.children(node):
-        if float(target_probs[node + 1, draft.tokens[row]]) > bars[node + 1]:
-            branch = (row, *_longest(draft, row, target_probs, bars))
+    children = draft.children(node)
+    if not children:
+        return best
+    target = target_probs[node + 1]
+    bar = min(epsilon, delta * math.exp(-float(torch.special.entr(target).sum())))
+    for row in children:
+        if float(target[draft.tokens[row]]) > bar:
+            branch = (row, *_longest(draft, row, target_probs, epsilon, delta))
             best = branch if len(branch) > len(best) else best
     return best

@@ -37,7 +37,7 @@ class CheckedRun:
 def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
     """Read prompts and tokenizers and check everything else. Raises UserError for whatever the user can put right."""
     models = choose_models(settings.models)
-    choices = choose_methods(settings.methods, models)
+    choices = choose_methods(settings.methods, models, settings.batch_size)
     device, dtype = choose_device(settings.models)
     suites = load_suites(settings.prompts, notify)
     out = settings.out or settings.folder / f"{name_run(suites, choices, settings.methods)}.jsonl"

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchctl import packs, registry
+from benchctl.decoding.batch import why_not_batched
 from benchctl.decoding.method import Method
-from benchctl.decoding.modules import check_modules, no_modules
+from benchctl.decoding.modules import no_modules, trained_options
 from benchctl.decoding.target import Target
 from benchctl.decoding.tokenizer import TargetTokenizer, load_tokenizer
 from benchctl.decoding.trainable import Trainable
@@ -84,18 +85,18 @@ def choose_models(settings: ModelSettings) -> Models:
     return Models(target, settings.draft or embedded.get(target, ""))
 
 
-def choose_methods(texts: Sequence[str], models: Models) -> tuple[Choice, ...]:
+def choose_methods(texts: Sequence[str], models: Models, batch_size: int = 1) -> tuple[Choice, ...]:
     """The baseline, then what `texts` ask for, each once; with embedded modules for the target where none are named.
 
-    A method without the draft model or the trained modules it needs is unsupported when `all` brought it in. Raises
-    UserError when it was asked for by name, for modules that are not there or of another method, and for labels that
-    the registry refuses.
+    A method without the draft model or the trained modules it needs, or one that decodes no batches where batches are
+    asked for, is unsupported when `all` brought it in. Raises UserError when it was asked for by name, for modules that
+    are not there or of another method, and for labels that the registry refuses.
     """
     named = {_choose(text).label for text in texts if text.strip() != "all"}
     choices = [_choose(text) for text in (registry.BASELINE, *registry.split_labels(texts))]
     unique = {choice.label: _with_embedded(choice, models.target) for choice in choices}.values()
     _check_one_draft([choice.draft_model(models.draft) for choice in unique])
-    return tuple(_check_needs(choice, models.draft, choice.label in named) for choice in unique)
+    return tuple(_check_needs(choice, models.draft, choice.label in named, batch_size) for choice in unique)
 
 
 def choose_method(text: str, models: Models) -> Choice:
@@ -138,8 +139,10 @@ def _check_one_draft(drafts: Sequence[str]) -> None:
         )
 
 
-def _check_needs(choice: Choice, draft: str, named: bool) -> Choice:
+def _check_needs(choice: Choice, draft: str, named: bool, batch_size: int = 1) -> Choice:
     missing = _missing(choice, draft)
+    if batch_size > 1 and (reason := why_not_batched(choice.method)):
+        missing = f"it decodes no batches, since {reason}; measure it without --batch-size"
     if missing and named:
         raise UserError(f"{choice.label} cannot run: {missing}.")
     return replace(choice, unsupported=missing, named=named)
@@ -153,5 +156,6 @@ def _missing(choice: Choice, draft: str) -> str:
         return ""
     if not choice.modules:
         return no_modules(choice.name)
-    check_modules(choice.name, choice.modules)
+    if isinstance(choice.method, Trainable):
+        trained_options(choice.method, choice.name, choice.modules)
     return ""

@@ -43,6 +43,7 @@ def run_record(checked: CheckedRun, choices: Sequence[Choice], target: ModelInfo
         seed=answers.seed,
         max_new_tokens=answers.max_new_tokens,
         repeats=settings.repeat.repeats,
+        batch_size=settings.batch_size,
         order="abba",
         machine=machine_facts(checked.device),
         versions=versions(),

@@ -1,11 +1,12 @@
-"""Measures one planned generation: decode under the clock, then, outside it, text, memory and verdict into a row."""
+"""Measures a planned job: decode under the clock, then, outside it, text, memory and verdict into rows."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from benchctl.decoding.batch_loop import BatchPrompt, decode_batch
 from benchctl.decoding.loop import Generation, Limits, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.sampling import Sampling
@@ -14,7 +15,7 @@ from benchctl.decoding.tiers import Timer
 from benchctl.measuring.conversation import Histories
 from benchctl.measuring.fit import cut_prompt, fits
 from benchctl.measuring.machine import peak_memory_bytes, reset_peak_memory
-from benchctl.measuring.plan import SESSION, Task
+from benchctl.measuring.plan import SESSION, Job, Task
 from benchctl.measuring.prompts import Prompt
 from benchctl.measuring.verdict import Judgement, Referee
 from benchctl.records import Row
@@ -23,11 +24,12 @@ from benchctl.records import Row
 @dataclass(frozen=True)
 class Terms:
     """What every generation of a run is decoded under, whatever its method. With `cut` a prompt that does not fit into
-    the context keeps its last tokens; without, it is a failed generation."""
+    the context keeps its last tokens; without, it is a failed generation. A `batch_size` above 1 means batches."""
 
     max_new_tokens: int
     sampling: Sampling
     cut: bool = False
+    batch_size: int = 1
 
 
 @dataclass
@@ -40,7 +42,7 @@ class Spent:
 
 @dataclass
 class Measurer:
-    """Turns tasks into rows, prompt by prompt: `begin_prompt`, then `measure` or `recall` each task of it in order."""
+    """Turns jobs into rows, batch by batch: `begin`, then `measure` or `recall` what is to be done with it in order."""
 
     target: Target
     methods: Mapping[str, Method]
@@ -55,54 +57,70 @@ class Measurer:
     def __post_init__(self) -> None:
         self._referee = Referee(self.target, self._ask_baseline)
 
-    def begin_prompt(self, prompt: Prompt) -> None:
-        """Start with empty histories and no known answers."""
-        self._histories = Histories(prompt)
+    def begin(self, prompts: Sequence[Prompt]) -> None:
+        """Start on the prompts of a batch with empty histories and no known answers."""
+        self._histories = {prompt: Histories(prompt) for prompt in prompts}
         self._referee.forget()
 
-    def measure(self, task: Task) -> Row:
-        """Decode and judge. Whatever goes wrong in a method becomes a row with `error` and no numbers."""
+    def measure(self, job: Job) -> tuple[Row, ...]:
+        """Decode and judge: a row for each task. Whatever goes wrong in a method becomes rows with `error` and no
+        numbers, for the whole batch: what was left of it would be another batch than the baseline's."""
         started_s = self.clock()
         try:
-            return self._measure(task)
+            return self._measure(job)
         except Exception as problem:
             self.spent.generations_s += self.clock() - started_s
-            return _failed_row(task, problem)
+            return tuple(_failed_row(task, self._batch(job), problem) for task in job)
 
     def recall(self, task: Task, row: Row) -> None:
         """Take up a row that is already in the file: later turns and verdicts build on it."""
         if row.error is None:
-            self._histories.remember(task.label, task.repeat, task.turn, row.text)
+            self._histories[task.prompt].remember(task.label, task.repeat, task.turn, row.text)
             if task.label == self.baseline:
                 self._referee.remember(self._prompt_ids(task), row.token_ids)
 
-    def _measure(self, task: Task) -> Row:
-        prompt_ids = self._prompt_ids(task)
+    def _measure(self, job: Job) -> tuple[Row, ...]:
+        prompts = [BatchPrompt(self._prompt_ids(task), answer_seed(task)) for task in job]
         reset_peak_memory(self.device)
-        generation = self._decode(task.label, prompt_ids, answer_seed(task))
+        generations = self._decode(job[0].label, prompts)
         memory_bytes = peak_memory_bytes(self.device)
-        self.spent.generations_s += generation.ttft_s + sum(generation.step_s)
+        self.spent.generations_s += max(generation.ttft_s + sum(generation.step_s) for generation in generations)
+        return tuple(
+            self._finish(task, self._batch(job), prompt, generation, memory_bytes)
+            for task, prompt, generation in zip(job, prompts, generations, strict=True)
+        )
+
+    def _finish(
+        self, task: Task, batch: tuple[str, ...], prompt: BatchPrompt, generation: Generation, memory_bytes: int
+    ) -> Row:
         text = self.target.tokenizer.decode_text(generation.token_ids)
         started_s = self.clock()
-        judgement = self._judge(task, prompt_ids, generation)
+        judgement = self._judge(task, list(prompt.ids), generation)
         self.spent.controls_s += self.clock() - started_s
-        self._histories.remember(task.label, task.repeat, task.turn, text)
-        return _row(task, len(prompt_ids), generation, text, memory_bytes, judgement)
+        self._histories[task.prompt].remember(task.label, task.repeat, task.turn, text)
+        return _row(task, batch, len(prompt.ids), generation, text, memory_bytes, judgement)
+
+    def _batch(self, job: Job) -> tuple[str, ...]:
+        return tuple(task.prompt.id for task in job) if self.terms.batch_size > 1 else ()
 
     def _prompt_ids(self, task: Task) -> list[int]:
-        chat = self._histories.messages(task.label, task.repeat, task.turn)
+        chat = self._histories[task.prompt].messages(task.label, task.repeat, task.turn)
         prompt_ids = self.target.tokenizer.encode_chat(chat)
         context_tokens = self.target.context_tokens
         if self.terms.cut:
             return cut_prompt(prompt_ids, context_tokens, self.terms.max_new_tokens)
         if not fits(len(prompt_ids), context_tokens):
-            raise ValueError(f"the prompt's {len(prompt_ids)} tokens do not fit into the context of {context_tokens}")
+            size = f"{task.prompt.id} has {len(prompt_ids)} tokens, which"
+            raise ValueError(f"prompt {size} do not fit into the context of {context_tokens}")
         return prompt_ids
 
-    def _decode(self, label: str, prompt_ids: list[int], seed: int) -> Generation:
+    def _decode(self, label: str, prompts: Sequence[BatchPrompt]) -> tuple[Generation, ...]:
         limits = Limits(max_new_tokens=self.terms.max_new_tokens)
         sampling, method = self.terms.sampling, self.methods[label]
-        return decode(method, self.target, prompt_ids, limits, sampling, self.clock, seed, self.timer)
+        if self.terms.batch_size > 1:
+            return decode_batch(method, self.target, prompts, limits, sampling, self.clock, self.timer)
+        (prompt,) = prompts
+        return (decode(method, self.target, prompt.ids, limits, sampling, self.clock, prompt.seed, self.timer),)
 
     def _judge(self, task: Task, prompt_ids: list[int], generation: Generation) -> Judgement:
         if not self.terms.sampling.greedy:
@@ -117,7 +135,8 @@ class Measurer:
         return Judgement()
 
     def _ask_baseline(self, prompt_ids: list[int]) -> tuple[int, ...]:
-        return tuple(self._decode(self.baseline, prompt_ids, 0).token_ids)
+        (generation,) = self._decode(self.baseline, [BatchPrompt(prompt_ids)])
+        return tuple(generation.token_ids)
 
 
 def answer_seed(task: Task) -> int:
@@ -127,7 +146,13 @@ def answer_seed(task: Task) -> int:
 
 
 def _row(
-    task: Task, prompt_tokens: int, generation: Generation, text: str, memory_bytes: int, judgement: Judgement
+    task: Task,
+    batch: tuple[str, ...],
+    prompt_tokens: int,
+    generation: Generation,
+    text: str,
+    memory_bytes: int,
+    judgement: Judgement,
 ) -> Row:
     steps = generation.steps
     return Row(
@@ -139,6 +164,7 @@ def _row(
         session=SESSION,
         order=task.order,
         prompt_tokens=prompt_tokens,
+        batch=batch,
         token_ids=tuple(generation.token_ids),
         text=text,
         stop_reason=generation.stop_reason,
@@ -158,7 +184,7 @@ def _row(
     )
 
 
-def _failed_row(task: Task, problem: Exception) -> Row:
+def _failed_row(task: Task, batch: tuple[str, ...], problem: Exception) -> Row:
     message = f"{type(problem).__name__}: {problem}".strip()
     return Row(
         suite=task.prompt.suite,
@@ -169,5 +195,6 @@ def _failed_row(task: Task, problem: Exception) -> Row:
         session=SESSION,
         order=task.order,
         prompt_tokens=0,
+        batch=batch,
         error=message,
     )

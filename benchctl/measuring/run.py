@@ -12,6 +12,7 @@ import torch
 from benchctl import packs
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.target import Target
+from benchctl.errors import UserError
 from benchctl.measuring.check import CheckedRun
 from benchctl.measuring.choices import Choice
 from benchctl.measuring.clock import Clock, Timer
@@ -65,6 +66,8 @@ def run(checked: CheckedRun, report: Report) -> RunSummary:
     torch.set_num_threads(checked.settings.models.threads)
     models = ModelStore(checked.dtype, checked.device)
     target = models(checked.models.target)
+    if checked.settings.batch_size > 1 and target.encoder is not None:
+        raise UserError(f"{checked.models.target} has an encoder; batches are for targets without one: no --batch-size")
     choices = tuple(_prepare(choice, target, models, checked.models.draft) for choice in checked.choices)
     for choice in choices:
         if choice.unsupported:
@@ -77,7 +80,7 @@ def run(checked: CheckedRun, report: Report) -> RunSummary:
 
 
 def _prepare(choice: Choice, target: Target, models: ModelStore, draft: str) -> Choice:
-    reason = choice.unsupported or choice.method.unsupported(target)
+    reason = choice.unsupported or choice.method.obstacle(target)
     if reason:
         return replace(choice, unsupported=reason)
     return choice.prepare(target, models, draft)
@@ -96,7 +99,7 @@ def _measure(
     clock = Clock(checked.device)
     methods = {choice.label: choice.method for choice in choices if not choice.unsupported}
     prompts = tuple(prompt for suite in checked.suites for prompt in suite.prompts)
-    plan = Plan(prompts, tuple(methods), checked.settings.repeat.repeats)
+    plan = Plan(prompts, tuple(methods), checked.settings.repeat.repeats, checked.settings.batch_size)
     measurer = Measurer(
         target,
         methods,
@@ -126,7 +129,8 @@ def _measure(
 def _terms(checked: CheckedRun) -> Terms:
     answers = checked.settings.answers
     sampling = Sampling(answers.temperature, answers.top_p, answers.top_k, answers.seed)
-    return Terms(answers.max_new_tokens, sampling, cut=checked.settings.prompts.long_prompts == "cut")
+    cut = checked.settings.prompts.long_prompts == "cut"
+    return Terms(answers.max_new_tokens, sampling, cut, checked.settings.batch_size)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchctl.measuring.events import Progress, Report
 from benchctl.measuring.measure import Measurer
-from benchctl.measuring.plan import Plan, Task
+from benchctl.measuring.plan import Job, Plan
 from benchctl.recordfile import Writer
 from benchctl.records import Row, row_key
 
@@ -33,26 +33,30 @@ class Session:
 
     def measure(self, most_warm_up_rounds: int) -> None:
         """Everything that is missing; a machine that has nothing to do is not warmed up."""
-        self.done = sum(task.key in self._stored for tasks in self.plan.by_prompt() for task in tasks)
+        self.done = sum(task.key in self._stored for jobs in self.plan.by_batch() for job in jobs for task in job)
         if self.done == len(self.plan):
             return
         self._warm_up(most_warm_up_rounds)
-        for tasks in self.plan.by_prompt():
-            if any(task.key not in self._stored for task in tasks):
-                self._measure_prompt(tasks)
+        for jobs in self.plan.by_batch():
+            if not all(map(self._is_stored, jobs)):
+                self._measure_batch(jobs)
 
-    def _measure_prompt(self, tasks: Sequence[Task]) -> None:
-        self.measurer.begin_prompt(tasks[0].prompt)
-        for task in tasks:
-            stored = self._stored.get(task.key)
-            if stored is not None:
-                self.measurer.recall(task, stored)
+    def _is_stored(self, job: Job) -> bool:
+        """A batch is in a file as a whole, or not at all."""
+        return job[0].key in self._stored
+
+    def _measure_batch(self, jobs: Sequence[Job]) -> None:
+        self.measurer.begin([task.prompt for task in jobs[0]])
+        for job in jobs:
+            if self._is_stored(job):
+                for task in job:
+                    self.measurer.recall(task, self._stored[task.key])
                 continue
-            row = self._write(task)
-            self.done += 1
-            self.measured += 1
-            self.failed += row.error is not None
-            self.report(Progress(self.done, len(self.plan), task.label))
+            rows = self._write(job)
+            self.done += len(rows)
+            self.measured += len(rows)
+            self.failed += sum(row.error is not None for row in rows)
+            self.report(Progress(self.done, len(self.plan), job[0].label))
 
     def _warm_up(self, most_rounds: int) -> None:
         """Rounds of the measured loop until two in a row take the same time, or `most_rounds` are done."""
@@ -65,20 +69,20 @@ class Session:
                 return
             previous_s = latest_s
 
-    def _warm_up_round(self, tasks: Sequence[Task]) -> dict[str, float]:
+    def _warm_up_round(self, jobs: Sequence[Job]) -> dict[str, float]:
         """Seconds of decoding per label."""
-        spent_s = {task.label: 0.0 for task in tasks}
-        self.measurer.begin_prompt(tasks[0].prompt)
-        for task in tasks:
-            row = self._write(task)
-            spent_s[task.label] += (row.ttft_s or 0.0) + sum(row.step_s)
-            self.report(Progress(self.done, len(self.plan), task.label, warm_up=True))
+        spent_s = {job[0].label: 0.0 for job in jobs}
+        self.measurer.begin([task.prompt for task in jobs[0]])
+        for job in jobs:
+            rows = self._write(job)
+            spent_s[job[0].label] += max((row.ttft_s or 0.0) + sum(row.step_s) for row in rows)
+            self.report(Progress(self.done, len(self.plan), job[0].label, warm_up=True))
         return spent_s
 
-    def _write(self, task: Task) -> Row:
-        row = self.measurer.measure(task)
-        self.writer.append(row)
-        return row
+    def _write(self, job: Job) -> tuple[Row, ...]:
+        rows = self.measurer.measure(job)
+        self.writer.append(*rows)
+        return rows
 
 
 def is_stable(previous_s: Mapping[str, float], latest_s: Mapping[str, float]) -> bool:

@@ -51,13 +51,15 @@ class RepeatSettings:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """All of a run. `out` None means a new file in `folder`, named after suite, label and time."""
+    """All of a run. `batch_size` prompts are decoded together, 1 meaning no batches. `out` None means a new file in
+    `folder`, named after suite, label and time."""
 
     methods: tuple[str, ...] = ("all",)
     prompts: PromptSettings = field(default_factory=PromptSettings)
     models: ModelSettings = field(default_factory=ModelSettings)
     answers: AnswerSettings = field(default_factory=AnswerSettings)
     repeat: RepeatSettings = field(default_factory=RepeatSettings)
+    batch_size: int = 1
     out: Path | None = None
     resume: bool = False
     command: tuple[str, ...] = ()

@@ -18,9 +18,9 @@ Verdict = Literal["identical", "tie", "lossy", "sampled"]
 
 
 class Logits(Protocol):
-    """What a verdict needs from the target: the logits [V] that follow a text, computed in either of two ways."""
+    """What a verdict needs from the target: logits [V] after a prompt and an answer, computed in either of two ways."""
 
-    def next_logits(self, tokens: Sequence[int], *, one_by_one: bool = False) -> Tensor: ...
+    def next_logits(self, prompt_ids: Sequence[int], answer: Sequence[int], *, one_by_one: bool = False) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Referee:
         self._target = target
         self._ask_baseline = ask_baseline
         self._answers: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self._controls: dict[tuple[int, ...], _Control] = {}
+        self._controls: dict[tuple[tuple[int, ...], tuple[int, ...]], _Control] = {}
 
     def remember(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> bool:
         """Take the baseline's answer; False when it once gave another to the same prompt (the first one stays)."""
@@ -73,16 +73,17 @@ class Referee:
             return Judgement("identical")
         if place == min(len(baseline_ids), len(token_ids)):
             return Judgement("lossy", place)
-        control = self._control((*prompt_ids, *baseline_ids[:place]))
+        control = self._control(tuple(prompt_ids), baseline_ids[:place])
         return _judge_divergence(control, place, baseline_ids[place], token_ids[place])
 
-    def _control(self, prefix: tuple[int, ...]) -> _Control:
-        if prefix not in self._controls:
-            single = self._target.next_logits(list(prefix), one_by_one=True)
-            together = self._target.next_logits(list(prefix))
+    def _control(self, prompt_ids: tuple[int, ...], answer: tuple[int, ...]) -> _Control:
+        key = prompt_ids, answer
+        if key not in self._controls:
+            single = self._target.next_logits(prompt_ids, answer, one_by_one=True)
+            together = self._target.next_logits(prompt_ids, answer)
             noise = (single.double() - together.double()).abs().max().item()
-            self._controls[prefix] = _Control(single, noise)
-        return self._controls[prefix]
+            self._controls[key] = _Control(single, noise)
+        return self._controls[key]
 
 
 def first_divergence(first: Sequence[int], second: Sequence[int]) -> int | None:

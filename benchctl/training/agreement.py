@@ -20,14 +20,14 @@ def drafting(
 
     A draft is right as long as it repeats the target's text, so one pass over that text tells what drafting step by
     step would have given; the first token is the prefill's, and nobody drafts it. Drafts of 1 token give the agreement
-    of the two models, token by token, the first one too.
+    of the two models on that text, token by token, the first one too: greedy_agreement.
     """
     tallies = {length: Tally(0, 0) for length in draft_tokens}
     for document in documents:
         agreed = _agreed(draft, document)
         for length in draft_tokens:
             tallies[length] += accepted(agreed[1:], length) if length > 1 else Tally(sum(agreed), len(agreed))
-    return {f"acceptance_{length}" if length > 1 else "agreement": tally for length, tally in tallies.items()}
+    return {f"acceptance_{length}" if length > 1 else "greedy_agreement": tally for length, tally in tallies.items()}
 
 
 def accepted(agreed: Sequence[bool], draft_tokens: int) -> Tally:

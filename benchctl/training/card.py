@@ -23,7 +23,8 @@ class Sample:
 class Card:
     """Everything a card says. `shape`, `purpose` and `recipe` are sentences; `command` makes the result again.
 
-    `use` is the command line that runs it. `records` are what was read, or whose prompts were answered.
+    `use` is the command line that runs it. `records` are what was read, or whose prompts were answered; `weighed`:
+    each source as often as sources.py says.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Card:
     samples: Sequence[Sample]
     records: Sequence[Record]
     data_sha256: Mapping[str, str]
+    weighed: bool
 
 
 def render_card(card: Card) -> str:
@@ -57,8 +59,7 @@ def render_card(card: Card) -> str:
         parts += ["## Greedy samples", "\n\n".join(f"**{s.prompt}**\n\n{_quoted(s.answer)}" for s in card.samples)]
     parts += [
         "## What it has read",
-        "Weight: how often the reference recipe reads a document in one pass of the main and of the late stage.",
-        _table(("source", "documents", "weights", "licence"), _sources(card.records)),
+        *_read(card),
         "Training data, sha256:",
         _table(("file", "sha256"), sorted(card.data_sha256.items())),
     ]
@@ -70,12 +71,20 @@ def _measures(held: HeldOut) -> str:
     return _table(("measure", "value", "out of"), rows)
 
 
-def _sources(records: Sequence[Record]) -> list[tuple[str, ...]]:
-    counts = Counter(record.source for record in records)
+def _read(card: Card) -> list[str]:
+    """The table of sources; what the weights are, where there are any."""
+    counts = Counter(record.source for record in card.records)
     rules = {source: rule_for(source) for source in sorted(counts)}
-    return [
+    if not card.weighed:
+        rows = [(source, f"{counts[source]:,}", rule.licence) for source, rule in rules.items()]
+        return [_table(("source", "documents", "licence"), rows)]
+    weighed = [
         (source, f"{counts[source]:,}", f"{rule.main:g} / {rule.late:g}", rule.licence)
         for source, rule in rules.items()
+    ]
+    return [
+        "Weight: how often the reference recipe reads a document in one pass of the main and of the late stage.",
+        _table(("source", "documents", "weights", "licence"), weighed),
     ]
 
 

@@ -6,6 +6,7 @@ What is said to the model (the head) and its answer are encoded apart, so that t
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sys
@@ -76,6 +77,13 @@ class ChatFormat:
         )
         wrapped.chat_template = chat_template
         return cls(wrapped)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of all that decides how records become ids: the tokenizer and its chat template."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        whole = backend.to_str() if backend is not None else json.dumps(self._tokenizer.get_vocab(), sort_keys=True)
+        return hashlib.sha256(f"{whole}{self._tokenizer.chat_template}".encode()).hexdigest()
 
     def tokenize(self, records: Iterable[Record]) -> list[Document]:
         """A document per record. Raises UserError where the chat template refuses a chat."""

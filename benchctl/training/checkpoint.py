@@ -10,8 +10,9 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from torch import Tensor, nn
 from benchctl.errors import UserError
 
 KEEP = 2
+FINGERPRINT = "fingerprint.json"
+PARAMETER = "parameter "  # begins the entries of a fingerprint that are shapes
 NAMED_DIFFERENCES = 8
 
 CANNOT_WRITE = (OSError, SafetensorError, RuntimeError)  # torch.save gives RuntimeError when the disk is full
@@ -95,9 +98,21 @@ def load_checkpoint(folder: Path, notify: Notify = lambda notice: None) -> Check
     return None
 
 
+def newest_fingerprint(folder: Path) -> dict[str, str] | None:
+    """What a run that goes on from `folder` must have in common with its beginning; None if no checkpoint tells."""
+    for path in reversed(checkpoints(folder)):
+        with suppress(*CANNOT_READ):
+            return dict(json.loads((path / FINGERPRINT).read_text()))
+    return None
+
+
 def check_fingerprint(path: Path, saved: Mapping[str, str], current: Mapping[str, str]) -> None:
-    """Raises UserError that names each entry in which the run under `path` differs from the current one."""
-    names = [name for name in sorted(saved.keys() | current.keys()) if saved.get(name) != current.get(name)]
+    """Raises UserError that names each entry in which the run under `path` differs from the current one.
+
+    Shapes of parameters come last: they follow from something else.
+    """
+    ordered = sorted(saved.keys() | current.keys(), key=lambda name: (name.startswith(PARAMETER), name))
+    names = [name for name in ordered if saved.get(name) != current.get(name)]
     if not names:
         return
     lines = [f"  {name}: {saved.get(name, 'none')} there, {current.get(name, 'none')} now" for name in names]
@@ -135,11 +150,18 @@ def remove_partial(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def remove_newer(folder: Path, step: int) -> None:
-    """Removes the checkpoints after `step`: damaged ones that a resumed run has passed over."""
+def set_newer_aside(folder: Path, step: int, notify: Notify) -> None:
+    """Takes their names from the checkpoints after `step`, which a resumed run has passed over, and tells the new ones.
+
+    None is deleted: what could not be read once, on a disk of the network perhaps, may be whole.
+    """
     for path in checkpoints(folder):
         if path > _folder_of(folder, step):
-            shutil.rmtree(path)
+            names = (folder / f"unread-{path.name}{'-again' * times}" for times in count())
+            aside = next(name for name in names if not name.exists())
+            with writing(folder, aside.name):
+                path.rename(aside)
+            notify(f"{aside}: the checkpoint that could not be read is kept here; delete it when the run is done")
 
 
 @contextmanager
@@ -160,7 +182,7 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
     save_file(weights, folder / "model.safetensors")
     torch.save({"optimizer": checkpoint.optimizer, "random": checkpoint.random}, folder / "optimizer.pt")
     (folder / "position.json").write_text(json.dumps(asdict(checkpoint.position)) + "\n")
-    (folder / "fingerprint.json").write_text(json.dumps(dict(checkpoint.fingerprint), indent=2) + "\n")
+    (folder / FINGERPRINT).write_text(json.dumps(dict(checkpoint.fingerprint), indent=2) + "\n")
     for entry in (*folder.iterdir(), folder):
         _flush(entry)
 
@@ -172,7 +194,7 @@ def _read(folder: Path) -> Checkpoint:
         weights=load_file(folder / "model.safetensors"),
         optimizer=extra["optimizer"],
         random=extra["random"],
-        fingerprint=json.loads((folder / "fingerprint.json").read_text()),
+        fingerprint=json.loads((folder / FINGERPRINT).read_text()),
     )
 
 

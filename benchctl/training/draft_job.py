@@ -11,7 +11,7 @@ from benchctl.errors import UserError
 from benchctl.training.agreement import drafting
 from benchctl.training.checkpoint import writing
 from benchctl.training.frozen import FrozenTarget, TargetFiles, chat_of, check_rows, find_target, load_target
-from benchctl.training.jobs import CHECKPOINTS, Surroundings, check, corpus_of, data_facts, target_dtype, train
+from benchctl.training.jobs import CHECKPOINTS, Surroundings, check, corpus_of, train
 from benchctl.training.lesson_text import LessonText, stage_of
 from benchctl.training.models import (
     TokenIds,
@@ -33,30 +33,31 @@ PURPOSE = "It drafts tokens for the target that it was distilled from; on its ow
 def train_draft(options: TrainOptions, start: DraftStart, around: Surroundings) -> Result | None:
     """Distils a draft model for `options.model` and writes it as a model folder; None in all but the first process."""
     options = options.with_defaults(DRAFT_LEARNING)
-    check(options, around.world)
+    check(options, around, options.model, start.init_from)
     files = find_target(options.model)
     check_start(start, files)
     check_rows(files, options.row_tokens)
     chat = chat_of(files)
     corpus = corpus_of(options)
-    target = load_target(files, around.world.device(options.device), target_dtype(options))
     start = _resolved(start, files.config)
+    text = LessonText(files, chat, corpus, options, around)
+    target, facts = text.load_target({"start": str(start)})
     draft = _begin(start, target, options.seed)
-    if around.world.leads:
+    facts["shape"] = model_shape(draft.config)
+    data, unseen = text.data(target), text.greedy(target)
+
+    def begin() -> None:
         save_config(draft, options.out)
         copy_tokenizer(files.folder, options.out)
-    text = LessonText(target, chat, options, around)
-    data = text.data(corpus)
-    facts = {"target": target.weights_sha256[:16], "text": text.fact, "start": str(start)}
-    facts |= data_facts(corpus, options)
+
     objective = Distillation(target.model, data.token_bytes)
-    run = train(draft, objective, data, (stage_of(options),), options, around, facts)
+    run = train(draft, objective, data, (stage_of(options),), options, around, facts, begin)
     if not around.world.leads:
         return None
     with writing(options.out / CHECKPOINTS, "the draft model"):
         save_model(draft, options.out)
     draft.eval()  # type: ignore[no-untyped-call]
-    drafted = {f"{name}, drafting": drafting(draft, documents) for name, documents in text.greedy(corpus).items()}
+    drafted = {f"{name}, drafting": drafting(draft, documents) for name, documents in unseen.items()}
     result = Result(
         part="draft",
         parameters=parameter_count(draft),
@@ -80,7 +81,10 @@ def check_start(start: DraftStart, files: TargetFiles) -> None:
             f"{config.intermediate_size}; leave out the sizes or give --init-from {FROM_SCRATCH}"
         )
     if start.init_from in ("", FROM_TARGET, FROM_SCRATCH):
-        if _resolved(start, config).init_from == FROM_TARGET and (start.layers or 0) > config.num_hidden_layers:
+        resolved = _resolved(start, config)
+        if resolved.init_from == FROM_SCRATCH:
+            check_shape(_shape(resolved, config))
+        elif (start.layers or 0) > config.num_hidden_layers:
             raise UserError(f"{files.name} has {config.num_hidden_layers} layers; give fewer --layers")
         return
     other = find_target(start.init_from)
@@ -121,16 +125,21 @@ def _fits(start: DraftStart, config: Any) -> bool:
     return all(size in (None, wanted) for size, wanted in zip(asked, own, strict=True))
 
 
+def _shape(start: DraftStart, config: Any) -> ModelShape:
+    """The sizes of a draft model built anew; nothing in `start` is open."""
+    assert start.layers and start.hidden and start.heads and start.kv_heads and start.mlp
+    context = context_tokens(config)
+    return ModelShape(start.layers, start.hidden, start.heads, start.kv_heads, start.mlp, context)
+
+
 def _begin(start: DraftStart, target: FrozenTarget, seed: int) -> PreTrainedModel:
     """The draft model before training, in float32."""
-    assert start.layers and start.hidden and start.heads and start.kv_heads and start.mlp
     if start.init_from == FROM_TARGET:
+        assert start.layers
         return build_from_target(target.model, kept_layers(start.layers, target.info.layers))
     if start.init_from == FROM_SCRATCH:
-        context = context_tokens(target.files.config)
-        shape = ModelShape(start.layers, start.hidden, start.heads, start.kv_heads, start.mlp, context)
-        check_shape(shape)
-        return build_model(shape, TokenIds.of_config(target.files.config), seed)
+        config = target.files.config
+        return build_model(_shape(start, config), TokenIds.of_config(config), seed)
     return load_target(find_target(start.init_from), target.device, "float32").model.requires_grad_(True)
 
 

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchctl.decoding.families import context_tokens, mlp_size, query_size
+from benchctl.decoding.families import context_tokens, kv_size, mlp_size, query_size
 from benchctl.decoding.target import TargetInfo
 from benchctl.decoding.trainable import Trainable
 from benchctl.errors import UserError
@@ -205,6 +205,7 @@ def _info(target: Any) -> TargetInfo:
         context_tokens=context_tokens(config),
         query_size=query_size(config),
         mlp_size=mlp_size(config),
+        kv_size=kv_size(config),
     )
 
 

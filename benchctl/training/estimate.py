@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import torch
 import transformers
 
 from benchctl import packs
@@ -15,7 +16,6 @@ from benchctl.decoding.target import DTYPES
 from benchctl.decoding.tokenizer import from_pretrained
 from benchctl.registry import parse_label
 from benchctl.training.dry_run import StepCost, Work, cost_of_step
-from benchctl.training.jobs import target_dtype
 from benchctl.training.module_job import BATCH_TOKENS, trainable
 from benchctl.training.optim import OptimizerSettings, optimizer_name
 from benchctl.training.options import TrainOptions
@@ -28,18 +28,26 @@ UTILISATION = 0.4  # ours: share of the peak rate that the whole step reaches; 0
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU by what its maker publishes: dense bfloat16 operations a second with float32 sums, bytes of memory."""
+    """A GPU by what its maker publishes: operations a second, and bytes of memory.
+
+    `bfloat16_flops` are those of dense matrices with float32 sums. `float32_flops` are without TF32, as torch computes.
+    """
 
     name: str
-    peak_flops: float
+    bfloat16_flops: float
+    float32_flops: float
     memory_bytes: float
+
+    def peak_flops(self, dtype: torch.dtype) -> float:
+        """The rate at which a run computes whose target is kept in `dtype`, see Work."""
+        return self.float32_flops if dtype == torch.float32 else self.bfloat16_flops
 
 
 # NVIDIA's data sheets; their larger figures are for matrices that are half zeros.
 GPUS = (
-    Gpu("H100 SXM 80 GB", 989e12, 80 * GB),
-    Gpu("A100 80 GB", 312e12, 80 * GB),
-    Gpu("RTX 4090 24 GB", 165e12, 24 * GB),
+    Gpu("H100 SXM 80 GB", 989e12, 67e12, 80 * GB),
+    Gpu("A100 80 GB", 312e12, 19.5e12, 80 * GB),
+    Gpu("RTX 4090 24 GB", 165e12, 82.6e12, 24 * GB),
 )
 
 
@@ -85,7 +93,7 @@ class Estimate:
 
     def seconds(self, gpu: Gpu) -> float:
         """Expected time on one GPU, from its peak rate and the utilisation."""
-        return self.flops / (gpu.peak_flops * self.utilisation)
+        return self.flops / (gpu.peak_flops(self.work.dtype) * self.utilisation)
 
     def fits(self, gpu: Gpu) -> bool:
         """Whether the peak and the reserve are within the GPU's memory."""
@@ -104,7 +112,7 @@ def estimate(options: TrainOptions, label_text: str, utilisation: float = UTILIS
         row_tokens=options.row_tokens,
         micro_rows=options.micro_rows,
         batch_tokens=batch_tokens,
-        dtype=DTYPES[target_dtype(replace(options, device="cuda"))],
+        dtype=DTYPES["bfloat16" if options.dtype == "auto" else options.dtype],
         optimizer=OptimizerSettings(optimizer_name(options.optimizer or "adamw")),
     )
     tokens = TOKENS if options.steps is None else options.steps * work.passes * work.pass_tokens
@@ -127,8 +135,7 @@ def render(found: Estimate) -> str:
 
 
 def _memory_lines(found: Estimate) -> list[str]:
-    cost, work = found.cost, found.work
-    precision = str(work.dtype).removeprefix("torch.")
+    cost, work, precision = found.cost, found.work, _precision(found)
     passes = f"{work.micro_rows} x {work.row_tokens:,} tokens a pass"
     parts = (
         (f"target, {cost.target_parameters:,} parameters, {precision}, frozen", cost.target_bytes),
@@ -146,12 +153,16 @@ def _memory_lines(found: Estimate) -> list[str]:
 def _time_lines(found: Estimate) -> list[str]:
     cost = found.cost
     work = f"{cost.target_flops / GB:.3g} GFLOP in the target, {cost.module_flops / GB:.3g} in the modules"
-    head = f"one GPU at {found.utilisation:.0%} of its bfloat16 peak"
+    head = f"one GPU at {found.utilisation:.0%} of its {_precision(found)} peak"
     rows = [
         f"{gpu.name:<40}{'fits' if found.fits(gpu) else 'too small':>12}{_duration(found.seconds(gpu)):>27}"
         for gpu in GPUS
     ]
     return [f"{work}, for each token read", f"{head:<40}{'memory':>12}{f'{found.tokens:,} tokens':>27}", *rows]
+
+
+def _precision(found: Estimate) -> str:
+    return str(found.work.dtype).removeprefix("torch.")
 
 
 def _duration(seconds: float) -> str:

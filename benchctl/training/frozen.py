@@ -63,6 +63,8 @@ def find_target(name_or_path: str) -> TargetFiles:
     """Tokenizer and configuration of an embedded name, a folder or a hub id. Raises UserError where that fails."""
     path = packs.resolve(name_or_path)
     tokenizer = load_tokenizer(path)
+    if tokenizer.encodes:
+        raise UserError(f"{name_or_path} has an encoder; so far only targets without one can be trained for")
     return TargetFiles(_name(name_or_path, path), path, tokenizer, from_pretrained(AutoConfig, path))
 
 

@@ -6,32 +6,53 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from benchctl.errors import UserError
-from benchctl.training.checkpoint import Notify
+from benchctl.packs import MODULES, WEIGHTS
+from benchctl.training.chat import ChatFormat
+from benchctl.training.checkpoint import Notify, check_fingerprint, checkpoints, newest_fingerprint, writing
 from benchctl.training.distributed import World
+from benchctl.training.lock import locked
+from benchctl.training.models import TOKENIZER_FILES
 from benchctl.training.objective import HeldOut, Objective
 from benchctl.training.optim import OptimizerSettings, optimizer_name
 from benchctl.training.options import Provenance, TrainOptions
 from benchctl.training.own_text import Answered
 from benchctl.training.packing import PackedCorpus
+from benchctl.training.precision import bf16_helps
 from benchctl.training.progress import Progress
 from benchctl.training.recipe import Corpus, read_corpus, reference_corpus
 from benchctl.training.schedule import Budget, Stage
 from benchctl.training.settings import Data, TrainSettings
-from benchctl.training.trainer import Trainer
+from benchctl.training.trainer import Trainer, check_shares
 
 CHECKPOINTS = "checkpoints"
-RESULTS = ("training.json", "modules.json", "config.json", CHECKPOINTS)
+RECORD = "training.json"
+WRITTEN = (  # into the output folder, by one part or another
+    RECORD,
+    CHECKPOINTS,
+    MODULES,
+    "modules.json",
+    WEIGHTS,
+    "config.json",
+    "generation_config.json",
+    "README.md",
+    *TOKENIZER_FILES,
+)
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a job is given besides its options: a clock in seconds, whom to tell, the processes that share the work."""
+    """What a job is given besides its options: a clock in seconds, whom to tell, the processes that share the work.
+
+    `held` keeps open what nobody else may have until the job is over.
+    """
 
     clock: Callable[[], float]
     provenance: Provenance
@@ -39,6 +60,7 @@ class Surroundings:
     answered: Callable[[Answered], None] = lambda answered: None
     notify: Notify = lambda notice: None
     world: World = field(default_factory=World.single)
+    held: ExitStack = field(default_factory=ExitStack)
 
 
 @dataclass(frozen=True)
@@ -50,11 +72,32 @@ class Finished:
     held_out: Mapping[str, HeldOut]
 
 
-def check(options: TrainOptions, world: World) -> None:
-    """Raises UserError for what can be seen to be wrong before anything is read."""
+def check(options: TrainOptions, around: Surroundings, *models: str) -> None:
+    """Takes the output folder for this run. `models` are the names of those that it reads, empty ones aside.
+
+    Raises UserError for what can be seen to be wrong before anything is read.
+    """
     check_device(options.device)
-    if world.leads:
-        _check_out(options)
+    if around.world.leads:
+        _check_out(options, (*models, *options.data))
+        around.held.enter_context(locked(options.out / ".lock", lambda: _refuse_busy(options.out)))
+
+
+def check_run(options: TrainOptions, stages: Sequence[Stage], facts: Mapping[str, str], around: Surroundings) -> None:
+    """Raises UserError for a step that cannot be shared, and for a resume of another run as far as `facts` tell.
+
+    This is before anything is loaded or answered; the trainer then compares all that the result depends on.
+    """
+    assert options.batch_tokens
+    check_shares(stages, options.batch_tokens, around.world)
+    folder = options.out / CHECKPOINTS
+    saved = newest_fingerprint(folder) if options.resume else None
+    if saved is not None:
+        unknown = options.epochs is not None  # how many steps that are takes the rows to tell
+        known = {**settings_of(options, tuple(stages), 1 if unknown else options.steps).fingerprint(), **facts}
+        compared = known.keys() - ({"budget_steps"} if unknown else set())
+        there = {name: value for name, value in saved.items() if name in compared}
+        check_fingerprint(folder, there, {name: known[name] for name in compared})
 
 
 def check_device(device: str) -> None:
@@ -71,10 +114,10 @@ def check_device(device: str) -> None:
 
 
 def target_dtype(options: TrainOptions) -> str:
-    """What the weights of a frozen target are kept in: on a GPU bfloat16 unless something else is asked for."""
+    """What the weights of a frozen target are kept in: on a GPU that has it bfloat16, unless another is asked for."""
     if options.dtype != "auto":
         return options.dtype
-    return "bfloat16" if options.device.startswith("cuda") else "float32"
+    return "bfloat16" if options.device.startswith("cuda") and bf16_helps(options.device) else "float32"
 
 
 def corpus_of(options: TrainOptions) -> Corpus:
@@ -82,13 +125,10 @@ def corpus_of(options: TrainOptions) -> Corpus:
     return reference_corpus(options.data) if options.reference_mix else read_corpus(options.data)
 
 
-def settings_of(options: TrainOptions, stages: tuple[Stage, ...], data: Data) -> TrainSettings:
-    """The settings of a run in these stages; `options` are with their defaults."""
+def settings_of(options: TrainOptions, stages: tuple[Stage, ...], steps: int | None) -> TrainSettings:
+    """The settings of a run in these stages, of so many steps if not of minutes; `options` are with their defaults."""
     assert options.optimizer and options.schedule and options.batch_tokens
     assert options.rate is not None and options.matrix_rate is not None and options.warmup is not None
-    steps = options.steps
-    if options.epochs is not None:
-        steps = steps_of(options.epochs, stages, data, options.batch_tokens)
     return TrainSettings(
         budget=Budget(steps=steps, seconds=None if options.minutes is None else options.minutes * 60),
         stages=stages,
@@ -99,7 +139,7 @@ def settings_of(options: TrainOptions, stages: tuple[Stage, ...], data: Data) ->
         clip=options.clip,
         seed=options.seed,
         device=options.device,
-        bf16=options.dtype != "float32",
+        bf16=options.dtype == "bfloat16" or (options.dtype == "auto" and bf16_helps(options.device)),
         compiled=options.compiled,
         held_out_steps=options.held_out_every,
     )
@@ -124,11 +164,21 @@ def train(
     options: TrainOptions,
     around: Surroundings,
     facts: Mapping[str, str],
+    begin: Callable[[], None] = lambda: None,
 ) -> Finished:
-    """Runs the training; `facts` are what else a resumed run must share with its beginning, by name."""
-    settings = settings_of(options, stages, data)
+    """Runs the training; `facts` are what else a resumed run must share with its beginning, by name.
+
+    `begin` writes what goes into the output folder before the first step. A resumed run, and one that is refused, leave
+    there what they find.
+    """
+    assert options.batch_tokens
+    epochs = options.epochs
+    steps = options.steps if epochs is None else steps_of(epochs, stages, data, options.batch_tokens)
+    settings = settings_of(options, stages, steps)
     if around.world.leads:
         _tell_losses(data, settings, around.notify)
+        if options.dtype == "auto" and not settings.bf16:
+            around.notify("This processor has no bfloat16 products: training in float32; --dtype bfloat16 insists.")
     trainer = Trainer(
         module,
         objective,
@@ -141,8 +191,13 @@ def train(
         around.notify,
         facts,
     )
-    if options.resume and not trainer.resume():
-        around.notify(f"{options.out}: nothing to resume yet; starting at the beginning")
+    resumed = options.resume and trainer.resume()
+    if around.world.leads and not resumed:
+        if options.resume:
+            around.notify(f"{options.out}: nothing to resume yet; starting at the beginning")
+        with writing(options.out / CHECKPOINTS, "the configuration"):
+            (options.out / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+            begin()
     return Finished(trainer, settings, trainer.train())
 
 
@@ -151,17 +206,24 @@ def wait_for_first(world: World, device: torch.device) -> None:
     world.sum(torch.zeros((), device=device))
 
 
-def data_facts(corpus: Corpus, options: TrainOptions) -> dict[str, str]:
-    """The data as facts of a run."""
+def data_facts(corpus: Corpus, chat: ChatFormat, options: TrainOptions) -> dict[str, str]:
+    """The data, and how they become ids, as facts of a run."""
     mix = {} if options.reference_mix else {"reference mix": "left out"}
-    return {**{f"data {name}": digest[:16] for name, digest in corpus.hashes.items()}, **mix}
+    files = {f"data {name}": digest[:16] for name, digest in corpus.hashes.items()}
+    return {**files, **mix, "tokenizer": chat.sha256[:16]}
 
 
 def _tell_losses(data: Data, settings: TrainSettings, notify: Notify) -> None:
     """Tells what is not read, and where a step reads another number of tokens than was asked for."""
     dropped = sum(rows.dropped_answers for rows in data.stages if isinstance(rows, PackedCorpus))
     if dropped:
-        notify(f"{dropped:,} answers begin beyond the end of a row and are left out; longer --row-tokens keep them.")
+        longest = max(stage.row_tokens for stage in settings.stages)
+        notify(
+            f"{dropped:,} answers begin beyond the end of a row and are left out; rows of more than {longest:,} tokens "
+            "keep them (--row-tokens; for target and moe --positions, up to 1024)."
+        )
+    if data.long_held_out:
+        notify(f"{data.long_held_out:,} held-out chats are longer than a row to measure with, and are left out.")
     for stage in settings.stages:
         in_a_pass = stage.row_tokens * stage.micro_rows
         read = stage.micro_batches(settings.batch_tokens) * in_a_pass
@@ -170,19 +232,40 @@ def _tell_losses(data: Data, settings: TrainSettings, notify: Notify) -> None:
             notify(f"A step reads {read:,} tokens: {asked} ({stage.micro_rows} rows of {stage.row_tokens:,}).")
 
 
-def _check_out(options: TrainOptions) -> None:
-    """An earlier result is never overwritten, and a folder that cannot be written is told before hours of training."""
+def _check_out(options: TrainOptions, read: Sequence[str]) -> None:
+    """An earlier result is never overwritten, nor what the run reads, the folders or files `read`; and a folder that
+    cannot be written is told before hours of training."""
     out = options.out
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file; name a folder with --out")
-    there = [name for name in RESULTS if (out / name).exists()]
-    if there and not options.resume:
-        raise UserError(
-            f"{out}: holds {there[0]} of an earlier run; continue it with --resume or name another folder with --out"
-        )
+    if any(name and Path(name).resolve() == out.resolve() for name in read):
+        raise UserError(f"{out}: this run reads what is there; name another folder with --out")
+    _check_empty(options)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{out}: cannot be made ({error.strerror}); name another folder with --out") from error
     if not os.access(out, os.W_OK | os.X_OK):
         raise UserError(f"{out}: cannot be written to; name another folder with --out")
+
+
+def _check_empty(options: TrainOptions) -> None:
+    """Raises UserError where the run would overwrite what is there. A run to be resumed has made its checkpoints'
+    folder before all else, and a checkpoint before its weights."""
+    out = options.out
+    there = [name for name in WRITTEN if (out / name).exists()]
+    if there and not options.resume:
+        raise UserError(
+            f"{out}: holds {there[0]} already; if that is of an earlier run, continue it with --resume, else name "
+            "another folder with --out"
+        )
+    begun = (out / CHECKPOINTS).is_dir() and not {RECORD, MODULES, WEIGHTS}.intersection(there)
+    if there and not begun and not checkpoints(out / CHECKPOINTS):
+        raise UserError(
+            f"{out}: holds {there[0]} but no checkpoint, so there is nothing to continue and it would be overwritten; "
+            "name another folder with --out"
+        )
+
+
+def _refuse_busy(out: Path) -> None:
+    raise UserError(f"{out}: another run is training into it; wait for it, or name another folder with --out")

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
 
 from benchctl.errors import UserError
 from benchctl.training.chat import ChatFormat
-from benchctl.training.frozen import FrozenTarget
+from benchctl.training.frozen import FrozenTarget, TargetFiles, load_target
 from benchctl.training.generate import Answering
-from benchctl.training.jobs import Surroundings, wait_for_first
+from benchctl.training.jobs import Surroundings, check_run, data_facts, target_dtype, wait_for_first
 from benchctl.training.mix import PROMPT_WEIGHT
 from benchctl.training.options import TrainOptions
-from benchctl.training.own_text import OwnText, Prompt, pick_prompts
-from benchctl.training.packing import FULL, Document
+from benchctl.training.own_text import SOURCE, OwnText, Prompt, heads_of, pick_prompts
+from benchctl.training.packing import FULL, NO_TOKENS, Document, Turn
 from benchctl.training.recipe import Corpus, lesson_batches, lesson_data, lesson_rows
 from benchctl.training.requests import user_requests
 from benchctl.training.schedule import Stage
@@ -31,36 +34,51 @@ def stage_of(options: TrainOptions) -> Stage:
 class LessonText:
     """Makes the data of a run on a frozen target."""
 
-    target: FrozenTarget
+    files: TargetFiles
     chat: ChatFormat
+    corpus: Corpus
     options: TrainOptions
     around: Surroundings
 
-    def data(self, corpus: Corpus) -> Data:
+    def load_target(self, facts: Mapping[str, str]) -> tuple[FrozenTarget, dict[str, str]]:
+        """The target, and `facts` with all else that a resumed run must share with its beginning.
+
+        Raises UserError, before the weights are read where that is possible, for what would come to nothing after hours
+        of answering: a run that cannot be resumed, a step that cannot be shared, prompts that are none or too long.
+        """
+        stages, dtype = (stage_of(self.options),), target_dtype(self.options)
+        known = {**facts, "text": self.fact, "target dtype": dtype}
+        known |= data_facts(self.corpus, self.chat, self.options)
+        check_run(self.options, stages, known, self.around)
+        self._check_text()
+        target = load_target(self.files, self.around.world.device(self.options.device), dtype)
+        known["target"] = target.weights_sha256[:16]
+        check_run(self.options, stages, known, self.around)
+        return target, known
+
+    def data(self, target: FrozenTarget) -> Data:
         """`self_distil` prompts answered by the target, or every record once a pass where that is 0.
 
         Held-out text is the target's own too in the first case, answered greedily.
         """
         options, stage, weight = self.options, stage_of(self.options), self._prompt_weight
         if not options.self_distil:
-            rows = (options.row_tokens, options.micro_rows, options.seed)
-            return lesson_data(corpus, self.chat, *rows, prompt_weight=weight)
-        prompts = self._prompts(corpus)
+            return self._recorded
         how = Answering(options.answer_tokens, options.self_distil_temperature, options.seed)
-        packed = lesson_rows(self._answered(prompts, how), self.chat, stage.row_tokens, options.seed, weight)
+        documents = self._answered(target, self._prompts, how)
+        packed = lesson_rows(documents, self.chat, stage.row_tokens, options.seed, weight)
         held_out = {
-            name: lesson_batches(documents, self.chat, stage, weight) for name, documents in self.greedy(corpus).items()
+            name: lesson_batches(documents, self.chat, stage, weight) for name, documents in self.greedy(target).items()
         }
         return Data([packed], held_out, self.chat.token_bytes())
 
-    def greedy(self, corpus: Corpus) -> Mapping[str, list[Document]]:
-        """The target's greedy answers to held-out prompts, by the name of the held-out set."""
+    def greedy(self, target: FrozenTarget) -> Mapping[str, list[Document]]:
+        """The target's greedy answers to held-out prompts, by the name of the held-out set.
+
+        All processes ask for them, since the others wait until the first one has written them.
+        """
         how = Answering(self.options.answer_tokens)
-        return {
-            name: self._answered(pick_prompts(records, HELD_OUT_PROMPTS, seed=0), how)
-            for name, records in corpus.held_out.items()
-            if any(record.prompt for record in records)
-        }
+        return {name: self._answered(target, prompts, how) for name, prompts in self._unseen.items()}
 
     @property
     def fact(self) -> str:
@@ -82,35 +100,70 @@ class LessonText:
         )
         return f"its own answers to at most {self.options.self_distil:,} {what}, written {how}"
 
-    def _prompts(self, corpus: Corpus) -> list[Prompt]:
+    def _check_text(self) -> None:
+        """Raises UserError for prompts that are none, or too long: as if the target had nothing to say to them."""
+        if not self.options.self_distil:
+            _ = self._recorded
+            return
+        if not self._unseen:
+            raise UserError(
+                "no held-out record has a prompt that the target could answer; put chats into a file whose name ends "
+                "in _val, or give --self-distil 0"
+            )
+        for prompts in (self._prompts, *self._unseen.values()):
+            heads = heads_of(prompts, self.files, self.chat, self.options.answer_tokens)
+            unanswered = [Document(SOURCE, (Turn(np.asarray(head), NO_TOKENS),)) for head in heads]
+            lesson_rows(unanswered, self.chat, self.options.row_tokens, self.options.seed, self._prompt_weight)
+
+    @cached_property
+    def _recorded(self) -> Data:
+        """Every record once a pass."""
+        rows = (self.options.row_tokens, self.options.micro_rows, self.options.seed)
+        return lesson_data(self.corpus, self.chat, *rows, prompt_weight=self._prompt_weight)
+
+    @cached_property
+    def _unseen(self) -> Mapping[str, list[Prompt]]:
+        """Held-out prompts by the name of the set, where it has any."""
+        picked = {
+            name: pick_prompts(records, HELD_OUT_PROMPTS, 0, self.corpus.weighed)
+            for name, records in self.corpus.held_out.items()
+        }
+        return {name: prompts for name, prompts in picked.items() if prompts}
+
+    @cached_property
+    def _prompts(self) -> list[Prompt]:
         """Raises UserError when there are none; fewer than were asked for are told.
 
         A prompt that is held out too is left out whatever its answer in the data: the target's own would be the same.
         """
         asked = self.options.self_distil
-        held_out = {record.prompt for records in corpus.held_out.values() for record in records}
-        records = [record for record in corpus.train if record.prompt not in held_out]
+        held_out = {record.prompt for records in self.corpus.held_out.values() for record in records}
+        records = [record for record in self.corpus.train if record.prompt not in held_out]
         made = user_requests(records, asked // 2, self.options.seed) if self.options.reference_mix else []
         requests = [request for request in made if request not in held_out]
-        prompts = requests + pick_prompts(records, asked - len(requests), self.options.seed)
+        prompts = requests + pick_prompts(records, asked - len(requests), self.options.seed, self.corpus.weighed)
         if not prompts:
-            raise UserError("the data hold no prompts that the target could answer; give chats, or --self-distil 0")
+            raise UserError(
+                "the data hold no prompts that the target could answer; give chats"
+                f"{', --no-reference-mix' if self.corpus.weighed else ''} or --self-distil 0"
+            )
         if len(prompts) < asked and self.around.world.leads:
-            self.around.notify(f"There are {len(prompts)} prompts; --self-distil {asked} asks for more.")
+            more = " With --no-reference-mix no source is passed over." if self.corpus.weighed else ""
+            self.around.notify(f"There are {len(prompts)} prompts; --self-distil {asked} asks for more.{more}")
         return prompts
 
     @property
     def _prompt_weight(self) -> float:
         return 0.0 if self.options.answers_only else PROMPT_WEIGHT / FULL
 
-    def _answered(self, prompts: Sequence[Prompt], how: Answering) -> list[Document]:
+    def _answered(self, target: FrozenTarget, prompts: Sequence[Prompt], how: Answering) -> list[Document]:
         """Answers that the first process writes and the others then read."""
         world = self.around.world
         folder = self.options.cache or self.options.out / "own_text"
-        own = OwnText(self.target, self.chat, how, folder, self.around.clock)
+        own = OwnText(target, self.chat, how, folder, self.around.clock, self.around.notify)
         if not world.leads:
-            wait_for_first(world, self.target.device)
+            wait_for_first(world, target.device)
             return own.documents(prompts, lambda answered: None)
         documents = own.documents(prompts, self.around.answered)
-        wait_for_first(world, self.target.device)
+        wait_for_first(world, target.device)
         return documents

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from benchctl.decoding.families import context_tokens, read_layer, rotary_table
 from benchctl.decoding.layers import Layer
+from benchctl.decoding.modules import shares
 from benchctl.decoding.trainable import Lesson, Tally, Trainable
+from benchctl.errors import UserError
 from benchctl.training.objective import HeldOut, loss_weights
 from benchctl.training.packing import Batch
 
@@ -73,14 +75,23 @@ class ModuleObjective:
     method: Trainable
     lessons: LessonMaker
 
+    def pace(self, module: nn.Module, progress: float) -> None:
+        """What changes as the training goes on; see Trainable.pace."""
+        self.method.pace(module, progress)
+
     def __call__(self, module: nn.Module, batch: Batch) -> Tensor:
         return self.method.loss(module, self.lessons(batch))
 
     def measure(self, module: nn.Module, batch: Batch) -> HeldOut:
-        """`loss`, and the method's own yardsticks."""
+        """`loss`, and the method's own yardsticks. Raises UserError for those that modules.json could not hold."""
         lesson = self.lessons(batch)
         loss = float(self.method.loss(module, lesson))
-        return {"loss": Tally(loss, float(loss_weights(batch).sum())), **self.method.yardsticks(module, lesson)}
+        measured = self.method.yardsticks(module, lesson)
+        try:
+            shares({name: tally.share for name, tally in measured.items()})
+        except ValueError as error:
+            raise UserError(f"{type(self.method).__name__}: {error}; mend what its yardsticks() returns") from error
+        return {"loss": Tally(loss, float(loss_weights(batch).sum())), **measured}
 
 
 @contextmanager

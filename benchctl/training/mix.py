@@ -19,26 +19,30 @@ PROMPT_WEIGHT = 30
 SECOND_TURN_SHARE = 0.15
 SYSTEM_SHARE = 0.05
 LATEST_START = 0.75  # a chat whose answer begins beyond this part of a row teaches too little for its room
+NO_WEIGHT = (
+    "no document has a weight above 0 in this stage, see benchctl/training/sources.py; with --no-reference-mix every "
+    "source is read"
+)
 
 
 @dataclass(frozen=True)
 class Mix:
-    """The pieces of one pass. `weights` is the column of weights in sources.py."""
+    """The pieces of one pass. `weights` is the column of weights in sources.py; None reads every document once.
+
+    `prompt_weight` is the loss weight of what is said to the model, in percent.
+    """
 
     documents: Sequence[Document]
     joints: Joints
     row_tokens: int
-    weights: int
+    weights: int | None
+    prompt_weight: int = PROMPT_WEIGHT
 
     def pieces(self, random: np.random.Generator) -> list[Piece]:
         """Every document as often as its source weighs. Raises UserError when none has any weight."""
-        chosen = [
-            document
-            for document in self.documents
-            for _ in range(_copies(weight(document.source, self.weights), random))
-        ]
+        chosen = [document for document in self.documents for _ in range(_copies(self._times(document), random))]
         if not chosen:
-            raise UserError("no document has a weight above 0 in this stage; see benchctl/training/sources.py")
+            raise UserError(NO_WEIGHT)
         pieces = [
             chunk for document in chosen if not document.turns for chunk in chunks(document.text, self.row_tokens)
         ]
@@ -50,9 +54,31 @@ class Mix:
             if random.random() < SECOND_TURN_SHARE:
                 joined.extend(chats[more] for more in [next(order, None)] if more is not None)
             turns = joined_turns(joined, self.joints, opening)
-            if answer_starts(turns)[0] < self.row_tokens * LATEST_START:
-                pieces.append(cut_to(conversation(turns, PROMPT_WEIGHT), self.row_tokens))
+            if answer_starts(turns)[0] < self._latest_start:
+                pieces.append(cut_to(conversation(turns, self.prompt_weight), self.row_tokens))
         return pieces
+
+    def dropped_answers(self) -> int:
+        """Answers that no row has room for, wherever their chat is put. Raises UserError when nothing else is there."""
+        read = [document for document in self.documents if self._times(document) > 0]
+        if not read:
+            raise UserError(NO_WEIGHT)
+        starts = [answer_starts(document.turns) for document in read if document.turns]
+        kept = [chat for chat in starts if chat[0] < self._latest_start]
+        if not kept and len(starts) == len(read):
+            raise UserError(
+                f"every prompt is longer than three quarters of a row of {self.row_tokens} tokens, and so leaves an "
+                "answer too little room; add shorter chats or texts, and give no fewer than 256 --positions"
+            )
+        return sum(map(len, starts)) - sum(start < self.row_tokens for chat in kept for start in chat)
+
+    @property
+    def _latest_start(self) -> float:
+        return self.row_tokens * LATEST_START
+
+    def _times(self, document: Document) -> float:
+        """How often a pass reads it."""
+        return 1.0 if self.weights is None else weight(document.source, self.weights)
 
 
 def joined_turns(chats: Sequence[Document], joints: Joints, opening: Tokens) -> list[Turn]:

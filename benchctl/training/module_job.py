@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,12 +17,12 @@ from benchctl.decoding.modules import (
     read_facts,
     save_modules,
 )
-from benchctl.decoding.trainable import SecondStage, Tally, Trainable
+from benchctl.decoding.trainable import Lesson, SecondStage, Tally, Trainable
 from benchctl.errors import UserError
 from benchctl.registry import Label, build, method_class, method_names, method_options, parse_label
 from benchctl.training.checkpoint import writing
-from benchctl.training.frozen import FrozenTarget, chat_of, check_rows, find_target, load_target
-from benchctl.training.jobs import CHECKPOINTS, Surroundings, check, corpus_of, data_facts, target_dtype, train
+from benchctl.training.frozen import FrozenTarget, chat_of, check_rows, find_target
+from benchctl.training.jobs import CHECKPOINTS, Surroundings, check, corpus_of, train
 from benchctl.training.lesson_text import LessonText, stage_of
 from benchctl.training.lessons import LessonMaker, ModuleObjective
 from benchctl.training.models import parameter_count
@@ -61,24 +62,24 @@ def train_modules(options: TrainOptions, label_text: str, around: Surroundings) 
     label = _without_modules(parse_label(label_text))
     _check_first_stage(method, label)
     options = options.with_defaults(_learning(method))
-    check(options, around.world)
+    check(options, around, options.model, method.modules)
     files = find_target(options.model)
     check_rows(files, options.row_tokens)
     chat = chat_of(files)
     corpus = corpus_of(options)
-    target = load_target(files, around.world.device(options.device), target_dtype(options))
+    text = LessonText(files, chat, corpus, options, around)
+    target, facts = text.load_target({"method": label.text} | _first_stage_fact(method))
     torch.manual_seed(options.seed)
     module = method.build(target.info, target.lm_head)
     if _second_stage(method):
         go_on_from_modules(module, method, label.name, target.info, target.weights_sha256)
-    text = LessonText(target, chat, options, around)
     objective = ModuleObjective(method, LessonMaker(target.model, target.device))
-    facts = {"target": target.weights_sha256[:16], "method": label.text, "text": text.fact}
-    facts |= _first_stage_fact(method) | data_facts(corpus, options)
-    run = train(module, objective, text.data(corpus), (stage_of(options),), options, around, facts)
+    data = text.data(target)
+    run = train(module, objective, data, (stage_of(options),), options, around, facts)
     if not around.world.leads:
         return None
-    _save(module, method, label, target, run.held_out.values(), options)
+    held_out = (objective.lessons(batch) for batches in data.held_out.values() for batch in batches)
+    _save(module, method, label, target, run.held_out.values(), held_out, options)
     result = Result(
         part=label.text,
         parameters=parameter_count(module),
@@ -140,7 +141,8 @@ def _save(
     method: Trainable,
     label: Label,
     target: FrozenTarget,
-    held_out: Iterable[HeldOut],
+    measured: Iterable[HeldOut],
+    held_out: Iterable[Lesson],
     options: TrainOptions,
 ) -> None:
     info, chosen = target.info, [option.name for option in method_options(label.name) if option.name != "modules"]
@@ -149,7 +151,8 @@ def _save(
         "method": label.name,
         "options": {name: getattr(method, name) for name in chosen},
         "target": asdict(made_for),
-        "yardsticks": {**_earlier_yardsticks(method), **_shares(held_out)},
+        "yardsticks": {**_earlier_yardsticks(method), **_shares(measured)},
+        "findings": dict(_findings(module, method, held_out)),
     }
     with writing(options.out / CHECKPOINTS, "the modules"):
         save_modules(options.out, module, facts)
@@ -158,6 +161,12 @@ def _save(
 def _earlier_yardsticks(method: Trainable) -> Mapping[str, float]:
     """What was measured of the modules that a second stage goes on from: they are as they were."""
     return read_facts(method.modules).yardsticks if _second_stage(method) else {}
+
+
+@torch.no_grad()
+def _findings(module: nn.Module, method: Trainable, held_out: Iterable[Lesson]) -> Mapping[str, Any]:
+    """What the method finds with its trained modules in held-out text."""
+    return method.findings(module.eval(), held_out)
 
 
 def _shares(held_out: Iterable[HeldOut]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,13 @@ class Objective(Protocol):
 
     @property
     def measure(self) -> Measure: ...
+
+
+@runtime_checkable
+class Paced(Protocol):
+    """An objective that is told, before each step, how much of the training is over, from 0 to 1."""
+
+    def pace(self, module: nn.Module, progress: float) -> None: ...
 
 
 def loss_weights(batch: Batch) -> Tensor:
@@ -69,6 +76,45 @@ class LanguageModel:
             "loss": _mean_loss(_next_token_loss(logits, batch), batch),
             **_text_tallies(logits, batch, self.token_bytes),
         }
+
+
+@dataclass(frozen=True)
+class MultiExit:
+    """Cross-entropy where some lower layers speak too, through the model's own final norm and head: the mean of all.
+
+    Source: Varshney et al., "LITE", 2023, arXiv:2310.18581: chosen layers and the last, with equal weights. The whole
+    model learns, so it becomes another one.
+    """
+
+    token_bytes: Tensor
+    exits: tuple[int, ...]
+
+    def __call__(self, module: nn.Module, batch: Batch) -> Tensor:
+        return torch.stack([_next_token_loss(logits, batch) for logits in self._logits(module, batch)]).mean()
+
+    def measure(self, module: nn.Module, batch: Batch) -> HeldOut:
+        """loss, LanguageModel's measures of the last layer, and exit_4_top1: how often layer 4 agrees with the last."""
+        *exits, last = self._logits(module, batch)
+        losses = torch.stack([_next_token_loss(logits, batch) for logits in (*exits, last)])
+        counted = loss_weights(batch) == 1
+        found = {"loss": _mean_loss(losses.mean(), batch), **_text_tallies(last, batch, self.token_bytes)}
+        for layer, logits in zip(self.exits, exits, strict=True):
+            agreed = (logits.argmax(-1) == last.argmax(-1))[:, :-1]
+            found[f"exit_{layer}_top1"] = Tally(float((agreed & counted).sum()), float(counted.sum()))
+        return found
+
+    def _logits(self, module: nn.Module, batch: Batch) -> list[Tensor]:
+        """[rows, row_tokens, vocabulary] of each exit, ascending, and of the last layer."""
+        model: Any = module
+        output = model(
+            input_ids=batch.tokens,
+            attention_mask=batch.mask,
+            position_ids=batch.positions,
+            use_cache=False,
+            output_hidden_states=True,
+        )
+        norm, head = model.base_model.norm, model.get_output_embeddings()
+        return [*(head(norm(output.hidden_states[layer])) for layer in self.exits), output.logits]
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,21 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
+from benchctl.decoding.families import context_tokens
 from benchctl.errors import UserError
 from benchctl.training.chat import ChatFormat
+from benchctl.training.checkpoint import Notify
 from benchctl.training.corpus import Message, Record
-from benchctl.training.frozen import FrozenTarget
+from benchctl.training.frozen import FrozenTarget, TargetFiles
 from benchctl.training.generate import Answering, answer
+from benchctl.training.lock import locked
 from benchctl.training.packing import Document, Turn, token_dtype
 from benchctl.training.sources import LATE, weight
 
@@ -40,12 +44,28 @@ class Answered:
     tokens_per_s: float
 
 
-def pick_prompts(records: Sequence[Record], count: int, seed: int) -> list[Prompt]:
-    """`count` different prompts of chats at most, those of each source as often as the late stage reads it."""
+def pick_prompts(records: Sequence[Record], count: int, seed: int, weighed: bool) -> list[Prompt]:
+    """`count` different prompts of chats at most; `weighed`: those of a source as often as the late stage reads it."""
     random = np.random.default_rng(seed)
     unique = dict.fromkeys((record.source, record.prompt) for record in records if record.prompt)
-    chosen = [prompt for source, prompt in unique if random.random() < weight(source, LATE)]
+    chosen = [prompt for source, prompt in unique if not weighed or random.random() < weight(source, LATE)]
     return [chosen[index] for index in random.permutation(len(chosen))[:count]]
+
+
+def heads_of(prompts: Sequence[Prompt], files: TargetFiles, chat: ChatFormat, new_tokens: int) -> list[Ids]:
+    """The ids of the prompts, less those that leave no room for so many tokens of answer in the target's context.
+
+    Raises UserError when that leaves none of them.
+    """
+    context = context_tokens(files.config)
+    room = context - new_tokens
+    heads = [ids for head in chat.heads(prompts) if len(ids := tuple(map(int, head))) <= room]
+    if prompts and not heads:
+        raise UserError(
+            f"no prompt and {new_tokens} tokens of answer fit into the {context} tokens of {files.name}; "
+            "give fewer --answer-tokens or shorter prompts"
+        )
+    return heads
 
 
 class OwnText:
@@ -55,30 +75,49 @@ class OwnText:
     """
 
     def __init__(
-        self, target: FrozenTarget, chat: ChatFormat, settings: Answering, folder: Path, clock: Callable[[], float]
+        self,
+        target: FrozenTarget,
+        chat: ChatFormat,
+        settings: Answering,
+        folder: Path,
+        clock: Callable[[], float],
+        notify: Notify = lambda notice: None,
     ) -> None:
         self._target = target
         self._chat = chat
         self._settings = settings
         self._clock = clock
+        self._notify = notify
         self.path = folder / f"{_key(target, settings)}.jsonl"
 
     def documents(self, prompts: Sequence[Prompt], report: Callable[[Answered], None]) -> list[Document]:
         """A document per prompt, in this order: the prompt as the target is given it, and its answer."""
-        room = self._target.info.context_tokens - self._settings.new_tokens
-        heads = [ids for head in self._chat.heads(prompts) if len(ids := tuple(map(int, head))) <= room]
-        if prompts and not heads:
-            context, name = self._target.info.context_tokens, self._target.files.name
-            raise UserError(
-                f"no prompt and {self._settings.new_tokens} tokens of answer fit into the {context} tokens of {name}; "
-                "give fewer --answer-tokens or shorter prompts"
-            )
-        known = self._read()
-        for head, body in self._answer(list(dict.fromkeys(heads)), set(known), report):
-            known[head] = body
+        heads = heads_of(prompts, self._target.files, self._chat, self._settings.new_tokens)
+        with self._alone():
+            known = self._read()
+            for head, body in self._answer(list(dict.fromkeys(heads)), set(known), report):
+                known[head] = body
         dtype = token_dtype(self._target.info.vocabulary)
         turns = (Turn(np.asarray(head, dtype=dtype), np.asarray(known[head], dtype=dtype)) for head in heads)
         return [Document(SOURCE, (turn,)) for turn in turns]
+
+    def _alone(self) -> IO[str]:
+        """The file's lock: what another run is answering now, this one waits for and then reads."""
+        busy = f"{self.path}: another run is writing these answers; waiting for it, to use them too"
+        with self._kept():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            return locked(self.path.with_suffix(".lock"), lambda: self._notify(busy))
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Turns a failure to write into a UserError."""
+        try:
+            yield
+        except OSError as error:
+            raise UserError(
+                f"{self.path}: cannot be written ({error.strerror}); free some space, then repeat the command with "
+                "--resume: the answers that are there are kept"
+            ) from error
 
     def _answer(
         self, heads: Sequence[Ids], known: Collection[Ids], report: Callable[[Answered], None]
@@ -121,15 +160,8 @@ class OwnText:
 
     def _append(self, pairs: Sequence[tuple[Ids, Ids]]) -> None:
         lines = "".join(json.dumps({"prompt": head, "answer": body}) + "\n" for head, body in pairs)
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a") as file:
-                file.write(lines)
-        except OSError as error:
-            raise UserError(
-                f"{self.path}: cannot be written ({error.strerror}); free some space, then repeat the command with "
-                "--resume: the answers that are there are kept"
-            ) from error
+        with self._kept(), self.path.open("a") as file:
+            file.write(lines)
 
 
 def _key(target: FrozenTarget, settings: Answering) -> str:

@@ -17,8 +17,12 @@ from benchctl.decoding.modules import FACTS, read_facts
 from benchctl.decoding.modules import WEIGHTS as MODULES
 from benchctl.decoding.target import folder_sha256
 from benchctl.errors import UserError
-from benchctl.packs import WEIGHTS, PackModel
+from benchctl.packs import TOKENIZER, WEIGHTS, PackModel
+from benchctl.training.checkpoint import writing
+from benchctl.training.folders import replacing
+from benchctl.training.jobs import RECORD
 
+INDEX = "index.json"
 FILES = (
     "README.md",
     "chat_template.jinja",
@@ -26,13 +30,13 @@ FILES = (
     "generation_config.json",
     WEIGHTS,
     "special_tokens_map.json",
-    "tokenizer.json",
+    TOKENIZER,
     "tokenizer_config.json",
-    "training.json",
+    RECORD,
 )
 
 
-MODULE_FILES = ("README.md", FACTS, MODULES, "training.json")
+MODULE_FILES = ("README.md", FACTS, MODULES, RECORD)
 
 
 @dataclass(frozen=True)
@@ -50,51 +54,62 @@ class PackEntry:
 def add_to_pack(model: Path, entry: PackEntry, pack: Path) -> PackModel:
     """Copies `model` to `pack`/<name> and writes its line into `pack`/index.json, in place of an earlier one.
 
-    Raises UserError when the folder lacks a file.
+    The earlier one goes with its modules, which were made for its weights. Raises UserError when the folder lacks a
+    file or lies in the pack, when the pack has no such draft model, and when the disk is full: the pack is then as it
+    was.
     """
     _check_files(model, FILES, "model")
     folder = pack / entry.name
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(folder / "modules", ignore_errors=True)  # they were made for the weights that are replaced
-    for name in FILES:
-        shutil.copyfile(model / name, folder / name)
-    packed = PackModel(
+    if folder.resolve() == model.resolve():
+        raise UserError(f"{model}: lies in this pack already; name the folder that it was trained into")
+    if entry.draft and entry.draft not in {there.name for there in _entries(pack)}:
+        raise UserError(f"{pack} has no model '{entry.draft}' to draft for {entry.name}; pack that one first")
+    with writing(pack, f"the model {entry.name}"):
+        with replacing(folder) as partial:
+            for name in FILES:
+                shutil.copyfile(model / name, partial / name)
+        packed = _line(entry, folder)
+        _write_index(pack, packed)
+    return packed
+
+
+def _line(entry: PackEntry, folder: Path) -> PackModel:
+    """What the index says of the model in `folder`."""
+    return PackModel(
         name=entry.name,
         folder=entry.name,
         role=entry.role,
         parameters=stored_parameters(folder / WEIGHTS),
         bytes=(folder / WEIGHTS).stat().st_size,
         sha256=_sha256(folder / WEIGHTS),
-        tokenizer_sha256=_sha256(folder / "tokenizer.json"),
+        tokenizer_sha256=_sha256(folder / TOKENIZER),
         licence=entry.licence,
         description=entry.description,
         data=entry.data,
         draft=entry.draft,
     )
-    _write_index(pack / "index.json", packed)
-    return packed
 
 
 def add_modules_to_pack(modules: Path, pack: Path) -> PackModel:
     """Copies the modules of a method, its weights as bfloat16, beside the packed target that they were trained for.
 
-    Raises UserError when the folder lacks a file, and when the pack has no such target or one of other weights.
+    Raises UserError when the folder lacks a file, when the pack has no such target or one of other weights, and when
+    the disk is full: the pack is then as it was.
     """
     _check_files(modules, MODULE_FILES, "folder of modules")
     facts = read_facts(str(modules))
-    index = pack / "index.json"
-    entries = [PackModel(**entry) for entry in json.loads(index.read_text(encoding="utf-8"))] if index.is_file() else []
-    model = next((entry for entry in entries if entry.name == facts.target.name), None)
+    model = next((entry for entry in _entries(pack) if entry.name == facts.target.name), None)
     if model is None or folder_sha256(pack / model.folder) != facts.target.weights_sha256:
         raise UserError(f"{modules}: made for {facts.target.name}, which is not in {pack} with the same weights")
     folder = pack / model.folder / "modules" / facts.method
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in MODULE_FILES:
-        shutil.copyfile(modules / name, folder / name)
-    halved = {name: weight.to(torch.bfloat16) for name, weight in load_file(modules / MODULES).items()}
-    save_file(halved, folder / MODULES)
-    packed = replace(model, modules={**model.modules, facts.method: _sha256(folder / MODULES)})
-    _write_index(index, packed)
+    with writing(pack, f"the modules of {facts.method}"):
+        with replacing(folder) as partial:
+            for name in MODULE_FILES:
+                shutil.copyfile(modules / name, partial / name)
+            halved = {name: weight.to(torch.bfloat16) for name, weight in load_file(modules / MODULES).items()}
+            save_file(halved, partial / MODULES)
+        packed = replace(model, modules={**model.modules, facts.method: _sha256(folder / MODULES)})
+        _write_index(pack, packed)
     return packed
 
 
@@ -117,14 +132,21 @@ def stored_parameters(weights: Path) -> int:
     return total
 
 
-def _write_index(index: Path, packed: PackModel) -> None:
-    earlier = json.loads(index.read_text(encoding="utf-8")) if index.is_file() else []
-    line = asdict(packed)
-    if any(entry["name"] == packed.name for entry in earlier):
-        entries = [line if entry["name"] == packed.name else entry for entry in earlier]
+def _entries(pack: Path) -> list[PackModel]:
+    """What the index of a pack lists; nothing where there is none yet."""
+    index = pack / INDEX
+    return [PackModel(**line) for line in json.loads(index.read_text(encoding="utf-8"))] if index.is_file() else []
+
+
+def _write_index(pack: Path, packed: PackModel) -> None:
+    earlier = _entries(pack)
+    if any(entry.name == packed.name for entry in earlier):
+        entries = [packed if entry.name == packed.name else entry for entry in earlier]
     else:
-        entries = [*earlier, line]
-    index.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
+        entries = [*earlier, packed]
+    partial = pack / f".partial-{INDEX}"
+    partial.write_text(json.dumps([asdict(entry) for entry in entries], indent=2) + "\n", encoding="utf-8")
+    partial.replace(pack / INDEX)
 
 
 def _sha256(path: Path) -> str:

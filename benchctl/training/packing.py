@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from benchctl.errors import UserError
+
 Tokens = npt.NDArray[np.unsignedinteger]
 Weights = npt.NDArray[np.uint8]  # in percent
 
@@ -144,6 +146,8 @@ class PackedCorpus:
         pieces = self.pieces(random)
         order = random.permutation(len(pieces))
         rows = fill_rows([pieces[index] for index in order], self.row_tokens, self.pad_id)
+        if not rows:
+            raise UserError(f"nothing to read fits into rows of {self.row_tokens} tokens; give shorter prompts")
         return [rows[index] for index in random.permutation(len(rows))]
 
 

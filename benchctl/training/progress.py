@@ -53,11 +53,20 @@ class TrainingLog:
         ]
 
     def forget_after(self, step: int) -> None:
-        """Drops what it says of later steps, which a resumed run does again, and a line torn by a kill."""
+        """Drops what it says of later steps, which a resumed run does again, and a line torn by a kill.
+
+        Raises UserError when the disk is full; the log is then as it was.
+        """
         if self._path.is_file():
             lines = self._path.read_text().splitlines()
             kept = [line + "\n" for line in lines if _step(line) <= step]
-            self._path.write_text("".join(kept))
+            partial = self._path.with_name(f".partial-{self._path.name}")
+            with writing(self._path.parent, self._path.name):
+                try:
+                    partial.write_text("".join(kept))
+                    partial.rename(self._path)
+                finally:
+                    partial.unlink(missing_ok=True)
 
 
 def _step(line: str) -> float:

@@ -18,6 +18,7 @@ from benchctl.training.hub_data import Rows, hub_splits, is_saved, parquet_rows,
 LINES, TEXTS = (".jsonl", ".jsonl.gz"), (".txt", ".md")
 KINDS = ((*LINES, ".parquet"), (".json",), TEXTS)  # of a folder's files, those of the first kind that occurs are data
 HELD_OUT_NAME = re.compile(r"(^|[^a-z])(e?val|validation|evaluation)([^a-z]|$)")
+TEST_SPLIT = re.compile(r"(^|[^a-z])test([^a-z]|$)")
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
 SECTION_CHARS = 2000
 UNNAMED = "unnamed"
@@ -105,7 +106,7 @@ def _split_parts(name: str, splits: dict[str, Rows]) -> Iterator[Part]:
         records = list(_row_records(rows, f"{name}[{split}]", name.partition(":")[0], digest))
         if not records:
             raise CorpusError(f"{name}: its split {split} is empty")
-        held_out = is_held_out_name(split) or "test" in split.lower()
+        held_out = is_held_out_name(split) or TEST_SPLIT.search(split.lower()) is not None
         yield Part(f"{name}[{split}]", held_out, records, digest.hexdigest())
 
 

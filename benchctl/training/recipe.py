@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,11 +43,15 @@ ENOUGH_RECORDS = 500  # of so many, one in a hundred finds at least one but for 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Training records, held-out records per kind, and the hash of every file they came from."""
+    """Training records, held-out records per kind, and the hash of every file they came from.
+
+    `weighed`: sources.py says how often a source is read and where its answers are cut; else all is read once, whole.
+    """
 
     train: list[Record]
     held_out: dict[str, list[Record]]
     hashes: dict[str, str]
+    weighed: bool = False
 
 
 def read_corpus(sources: Sequence[str]) -> Corpus:
@@ -82,40 +86,51 @@ def reference_corpus(sources: Sequence[str]) -> Corpus:
     train = _weighty(corpus.train)
     train += story_records(train) + synthetic_records(TASKS, SYNTHETIC_CHATS)
     held_out = {name: kept for name, records in corpus.held_out.items() if (kept := _weighty(records))}
-    return Corpus(train, {**held_out, "tasks": suite_records()}, corpus.hashes)
+    return Corpus(train, {**held_out, "tasks": suite_records()}, corpus.hashes, weighed=True)
 
 
 def tokenizer_for(corpus: Corpus, vocabulary: int) -> Tokenizer:
-    """A tokenizer trained on the records in proportion to their weights."""
+    """A tokenizer trained on the records, in proportion to their weights where these count."""
     random = np.random.default_rng(0)
     texts = [
         text
         for record in corpus.train
-        if random.random() < weight(record.source, MAIN)
+        if not corpus.weighed or random.random() < weight(record.source, MAIN)
         for text in (*(message.content for message in record.prompt), record.answer)
     ]
     return train_tokenizer(texts, vocabulary)
 
 
-def corpus_data(corpus: Corpus, chat: ChatFormat, stages: Sequence[Stage] = STAGES, seed: int = 0) -> Data:
-    """The data of the reference recipe, packed as Mix does. Raises UserError for a template whose turns do not join."""
+def corpus_data(
+    corpus: Corpus,
+    chat: ChatFormat,
+    stages: Sequence[Stage] = STAGES,
+    seed: int = 0,
+    prompt_weight: int = PROMPT_WEIGHT,
+) -> Data:
+    """The data of the reference recipe, packed as Mix does; prompts weigh `prompt_weight` percent.
+
+    Raises UserError for a template whose turns do not join, and where a stage or a held-out set has nothing to read.
+    """
     joints = chat.joints(SYSTEM_PROMPT)
-    documents = chat.tokenize(map(_shortened, corpus.train))
-    packed = [
-        PackedCorpus(
-            pieces=Mix(documents, joints, stage.row_tokens, STAGE_WEIGHTS[min(index, 2)]).pieces,
-            row_tokens=stage.row_tokens,
-            pad_id=chat.pad_id,
-            seed=seed,
-            stage=index,
-        )
-        for index, stage in enumerate(stages)
+    documents = chat.tokenize(_as_read(corpus, corpus.train))
+    columns = [STAGE_WEIGHTS[min(index, 2)] if corpus.weighed else None for index in range(len(stages))]
+    mixes = [
+        Mix(documents, joints, stage.row_tokens, column, prompt_weight)
+        for stage, column in zip(stages, columns, strict=True)
     ]
-    held_out = {
-        name: held_out_batches(_fitting_pieces(chat.tokenize(map(_shortened, records)), joints), HELD_OUT, chat.pad_id)
+    *_, dropped = [mix.dropped_answers() for mix in mixes]  # rows grow: what the last stage drops, none reads
+    packed = [
+        PackedCorpus(mix.pieces, mix.row_tokens, chat.pad_id, seed, stage=index) for index, mix in enumerate(mixes)
+    ]
+    packed[-1].dropped_answers = dropped
+    pieces = {
+        name: _held_out_pieces(chat.tokenize(_as_read(corpus, records)), joints, prompt_weight)
         for name, records in corpus.held_out.items()
     }
-    return Data(packed, held_out, chat.token_bytes())
+    held_out = {name: held_out_batches(_fitting(name, found), HELD_OUT, chat.pad_id) for name, found in pieces.items()}
+    long = sum(len(piece.tokens) > HELD_OUT.row_tokens for found in pieces.values() for piece in found)
+    return Data(packed, held_out, chat.token_bytes(), long)
 
 
 def lesson_data(
@@ -164,15 +179,31 @@ def _cut(documents: Sequence[Document], row_tokens: int, prompt_weight: float) -
     return cut
 
 
-def _fitting_pieces(documents: Sequence[Document], joints: Joints) -> list[Piece]:
-    """Texts in chunks and whole chats, less those longer than a held-out row."""
+def _held_out_pieces(documents: Sequence[Document], joints: Joints, prompt_weight: int) -> list[Piece]:
+    """Texts in chunks that fit a held-out row, and whole chats, however long."""
     pieces: list[Piece] = []
     for document in documents:
         if document.turns:
-            pieces.append(conversation(joined_turns([document], joints, joints.opening), PROMPT_WEIGHT))
+            pieces.append(conversation(joined_turns([document], joints, joints.opening), prompt_weight))
         else:
             pieces += chunks(document.text, HELD_OUT.row_tokens)
-    return [piece for piece in pieces if len(piece.tokens) <= HELD_OUT.row_tokens]
+    return pieces
+
+
+def _fitting(name: str, pieces: Sequence[Piece]) -> list[Piece]:
+    """Those no longer than a held-out row. Raises UserError when there are none."""
+    found = [piece for piece in pieces if len(piece.tokens) <= HELD_OUT.row_tokens]
+    if not found:
+        raise UserError(
+            f"every held-out chat of '{name}' is longer than {HELD_OUT.row_tokens} tokens, so nothing is left to "
+            "measure; put some shorter ones into a file whose name ends in _val"
+        )
+    return found
+
+
+def _as_read(corpus: Corpus, records: Sequence[Record]) -> Iterable[Record]:
+    """The records as the corpus has them read."""
+    return map(_shortened, records) if corpus.weighed else records
 
 
 def _shortened(record: Record) -> Record:

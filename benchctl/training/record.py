@@ -15,7 +15,7 @@ from benchctl.training.chat import ChatFormat
 from benchctl.training.checkpoint import writing
 from benchctl.training.corpus import Message
 from benchctl.training.generate import Answering, answer
-from benchctl.training.jobs import CHECKPOINTS, Finished
+from benchctl.training.jobs import CHECKPOINTS, RECORD, Finished
 from benchctl.training.objective import HeldOut
 from benchctl.training.options import Provenance
 from benchctl.training.recipe import Corpus
@@ -30,7 +30,6 @@ SAMPLE_PROMPTS = (
     "Take on the role of a pirate. Tell me about your ship.",
 )
 SAMPLE_TOKENS = 160
-RECORD = "training.json"
 
 
 @dataclass(frozen=True)
@@ -83,6 +82,7 @@ def write_result(
         samples=result.samples,
         records=corpus.train,
         data_sha256=corpus.hashes,
+        weighed=corpus.weighed,
     )
     with writing(folder / CHECKPOINTS, "the record"):
         (folder / RECORD).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")

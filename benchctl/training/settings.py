@@ -53,6 +53,7 @@ class TrainSettings:
             "clip": self.clip,
             "seed": self.seed,
             "bf16": self.bf16,
+            "compiled": self.compiled,
             **{f"stage {number}": stage for number, stage in enumerate(self.stages, start=1)},
         }
         return {name: str(value) for name, value in entries.items()}
@@ -66,8 +67,12 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class Data:
-    """Training rows per stage, held-out batches per name, and the bytes of every token [vocabulary]."""
+    """Training rows per stage, held-out batches per name, and the bytes of every token [vocabulary].
+
+    `long_held_out` counts the held-out chats that are not measured because they are longer than a row.
+    """
 
     stages: Sequence[Rows]
     held_out: Mapping[str, Sequence[Batch]]
     token_bytes: Tensor
+    long_held_out: int = 0

@@ -7,18 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from benchctl.training.corpus import Record
-from benchctl.training.tasks import NAMES, suite_tasks, training_tasks
+from benchctl.training.tasks import NAMES, listed, suite_tasks, training_tasks
 
 Chat = tuple[str, str]
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-ANIMALS = _words("dog cat horse cow lion tiger rabbit wolf bear fox mouse elephant monkey sheep goat")
-FRUITS = _words("apple banana cherry grape lemon mango orange peach pear plum strawberry melon kiwi")
-COLORS = _words("red blue green yellow orange purple black white pink brown gray")
+ANIMALS = listed("dog cat horse cow lion tiger rabbit wolf bear fox mouse elephant monkey sheep goat")
+FRUITS = listed("apple banana cherry grape lemon mango orange peach pear plum strawberry melon kiwi")
+COLORS = listed("red blue green yellow orange purple black white pink brown gray")
 OPPOSITES = (
     ("hot", "cold"),
     ("big", "small"),
@@ -40,7 +36,7 @@ STORY_REQUESTS = (
     "Write a story about a {word} that teaches a lesson.",
 )
 COMMON = frozenset(
-    _words(
+    listed(
         "once upon time there was were that they their them with have from very said then went when what little wanted "
         "would could play played away back like liked them this because happy felt looked came made some every around "
         "asked knew thought about other another after into good together more still home help took found said"

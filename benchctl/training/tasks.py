@@ -28,21 +28,22 @@ class Task:
     key: str
 
 
-def _words(text: str) -> tuple[str, ...]:
+def listed(text: str) -> tuple[str, ...]:
+    """The words of a text: listed("red blue") is ("red", "blue")."""
     return tuple(text.split())
 
 
-WORDS = _words(
+WORDS = listed(
     "apple river stone garden window yellow market simple bridge candle summer winter forest pencil orange silver "
     "mother father doctor travel island button circle ticket school dragon planet rabbit mirror flower kitchen "
     "mountain holiday morning evening picture library station teacher student village animal engine bottle basket "
     "blanket carpet castle cheese circus coffee cotton desert dinner falcon finger guitar hammer harbor insect jacket"
 )
-FRUITS = _words("apples bananas cherries grapes lemons mangos oranges peaches pears plums melons kiwis")
-NAMES = _words("Anna Ben Clara David Emma Frank Grace Henry Ida Jack Kate Leo Maria Nina Oscar Paul Rosa Sam Tom Zoe")
-DAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
-MONTHS = _words("January February March April May June July August September October November December")
-ORDINALS = _words("first second third fourth fifth")
+FRUITS = listed("apples bananas cherries grapes lemons mangos oranges peaches pears plums melons kiwis")
+NAMES = listed("Anna Ben Clara David Emma Frank Grace Henry Ida Jack Kate Leo Maria Nina Oscar Paul Rosa Sam Tom Zoe")
+DAYS = listed("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+MONTHS = listed("January February March April May June July August September October November December")
+ORDINALS = listed("first second third fourth fifth")
 UNITS = (
     ("meters", "centimeters", 100),
     ("kilometers", "meters", 1000),

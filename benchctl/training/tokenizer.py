@@ -77,7 +77,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, positions: int) -> None:
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
+def read_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a model folder. Raises UserError when tokenizer.json is missing."""
     path = folder / "tokenizer.json"
     if not path.is_file():

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from benchctl.decoding.trainable import Tally
 from benchctl.errors import UserError
 from benchctl.training.checkpoint import (
+    PARAMETER,
     Checkpoint,
     Notify,
     Position,
@@ -21,20 +22,20 @@ from benchctl.training.checkpoint import (
     checkpoints,
     load_checkpoint,
     load_weights,
-    remove_newer,
     remove_partial,
     save_checkpoint,
+    set_newer_aside,
     trained_parameters,
 )
 from benchctl.training.distributed import World
-from benchctl.training.objective import Objective, loss_weights, measure_held_out
+from benchctl.training.objective import Objective, Paced, loss_weights, measure_held_out
 from benchctl.training.optim import Optimizers
 from benchctl.training.packing import Batch
 from benchctl.training.progress import Progress, TrainingLog
-from benchctl.training.schedule import learning_rate, stage_index
+from benchctl.training.schedule import Stage, learning_rate, stage_index
 from benchctl.training.settings import Data, TrainSettings
 
-__all__ = ["Data", "Progress", "TrainSettings", "Trainer", "use_threads"]
+__all__ = ["Data", "Progress", "TrainSettings", "Trainer", "check_shares", "use_threads"]
 
 
 def use_threads(count: int | None) -> None:
@@ -63,7 +64,7 @@ class Trainer:
         notify: Notify = lambda notice: None,
         facts: Mapping[str, str] | None = None,
     ) -> None:
-        _check_shares(settings, world)
+        check_shares(settings.stages, settings.batch_tokens, world)
         self.device = world.device(settings.device)
         self.module = module.to(self.device)
         self.position = Position(rows=[0] * len(settings.stages))
@@ -89,6 +90,7 @@ class Trainer:
         """
         found = load_checkpoint(self._folder, self._notify if self._world.leads else lambda notice: None)
         if found is None:
+            self._forget_after(0)
             return False
         check_fingerprint(self._folder, found.fingerprint, self._fingerprint)
         load_weights(self.module, found.weights)
@@ -96,9 +98,7 @@ class Trainer:
         self._set_random(found.random)
         self.position = found.position
         self._saved_step = found.position.step
-        if self._world.leads:
-            remove_newer(self._folder, found.position.step)
-            self._log.forget_after(found.position.step)
+        self._forget_after(found.position.step)
         return True
 
     def train(self) -> dict[str, dict[str, Tally]]:
@@ -137,11 +137,23 @@ class Trainer:
         """Step, training loss and held-out losses by the name of the set, wherever the last were measured."""
         return self._log.losses()
 
+    def _forget_after(self, step: int) -> None:
+        """What the run did after that step, it does again."""
+        if self._world.leads:
+            set_newer_aside(self._folder, step, self._notify)
+            self._log.forget_after(step)
+
     def _begin(self) -> None:
         if self._saved_step == 0 and checkpoints(self._folder):
             raise UserError(
                 f"{self._folder}: there are checkpoints of an earlier run here; "
                 "continue it with --resume or train into a fresh --out folder"
+            )
+        first = int(self._world.from_first(self.position.step, self.device))
+        if first != self.position.step:
+            raise UserError(
+                f"{self._folder}: one process goes on from step {first}, another from step {self.position.step}; give "
+                "all of them the same folder and start them again with --resume"
             )
         if self.position.step == 0:
             torch.manual_seed(self._settings.seed + self._world.rank)
@@ -158,6 +170,8 @@ class Trainer:
 
         Nothing waits for the GPU before the whole step is under way.
         """
+        if isinstance(self._objective, Paced):
+            self._objective.pace(self.module, progress)
         stage = stage_index(self._settings.stages, progress)
         micro_batches = self._next_batches(stage)
         weight = self._weight(micro_batches)
@@ -248,9 +262,10 @@ class Trainer:
             torch.cuda.set_rng_state(states["cuda"], self.device)
 
 
-def _check_shares(settings: TrainSettings, world: World) -> None:
-    for number, stage in enumerate(settings.stages, start=1):
-        count = stage.micro_batches(settings.batch_tokens)
+def check_shares(stages: Sequence[Stage], batch_tokens: int, world: World) -> None:
+    """Raises UserError for a step that the processes cannot share evenly."""
+    for number, stage in enumerate(stages, start=1):
+        count = stage.micro_batches(batch_tokens)
         if count % world.size:
             tokens = stage.row_tokens * stage.micro_rows
             raise UserError(
@@ -263,6 +278,6 @@ def _check_shares(settings: TrainSettings, world: World) -> None:
 def _shapes(module: nn.Module) -> dict[str, str]:
     """Name, type and shape of every trained parameter."""
     return {
-        f"parameter {name}": f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
+        f"{PARAMETER}{name}": f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
         for name, parameter in trained_parameters(module).items()
     }

@@ -1,0 +1,79 @@
+"""Leave at the first layer whose adapted state is sure, and compute what was left out when a later token needs it.
+
+Tang et al.: DEED: Dynamic Early Exit on Decoder for Accelerating Encoder-Decoder Transformer Models, 2023, arXiv
+2311.08623: one generation head for all layers, an adaptation module before it at each, deep supervision, confidence by
+the largest probability, deeper features just in time. Ours: the decoder-only port on a target that stands still, the
+modules as residual MLPs of low rank, and mode=draft, where the exits propose and the full model verifies (LayerSkip,
+2404.16710), since DEED is compared with as a speculative method too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+from benchctl.decoding.adaptive import KvFill, View
+from benchctl.decoding.exit_modules import ExitModule, Exits, deep_supervision_loss, exits_yardsticks
+from benchctl.decoding.exit_policy import ExitPolicy
+from benchctl.decoding.kv_fill import deferred_exact
+from benchctl.decoding.method import Context
+from benchctl.decoding.target import Target, TargetInfo
+from benchctl.decoding.trainable import Lesson, Tally, Trainable
+from benchctl.errors import UserError
+
+
+@dataclass
+class Deed(ExitPolicy, Trainable):
+    """Exit where the likeliest token's probability reaches ``threshold``: above 1 nowhere, 0 at the first exit.
+
+    mode          exit (lossy) or draft (exits propose, the full model verifies: exact)
+    modules       folder of the trained adaptation modules
+    exits         exit layers joined by +, such as 4+8; empty means all that the modules have, every layer if they are
+                  trained now, as in the paper
+    rank          inner units of a module (ours)
+    draft_tokens  tokens drafted per verification in mode=draft
+    """
+
+    mode: Literal["exit", "draft"] = "exit"
+    modules: str = ""
+    threshold: float = 0.9
+    exits: str = ""
+    rank: int = 32
+    draft_tokens: int = 4
+    knows_encoders = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rank < 1:
+            raise ValueError(f"rank is {self.rank}; it must be at least 1")
+
+    @property
+    def kv_fill(self) -> KvFill:
+        return deferred_exact
+
+    def default_exits(self, layers: int) -> tuple[int, ...]:
+        return tuple(range(1, layers))
+
+    def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
+        if problem := self.unsupported(info):
+            raise UserError(f"deed cannot be trained for this target: {problem}")
+        width, device = info.hidden_size, lm_head.device
+        modules = {layer: ExitModule(width, self.rank, device, own_gain=False) for layer in self.exit_layers(info)}
+        return Exits(modules, {})
+
+    def loss(self, module: nn.Module, lesson: Lesson) -> Tensor:
+        assert isinstance(module, Exits)
+        return deep_supervision_loss(module, lesson)
+
+    def yardsticks(self, module: nn.Module, lesson: Lesson) -> Mapping[str, Tally]:
+        assert isinstance(module, Exits)
+        return exits_yardsticks(module, lesson)
+
+    def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:
+        self.load_exits("deed", target)
+
+    def decide(self, context: Context, view: View) -> bool:
+        return self.threshold == 0 or view.confidence("softmax_max") >= self.threshold  # 0 needs no softmax
