@@ -62,7 +62,8 @@ def test_speed_up_and_tokens_per_second_are_the_batches_and_tpot_is_the_reader_s
     assert found.estimate(DEPTH_FRACTION).value == pytest.approx((2 * 12 + 12 * 6) / (14 * 12))
     assert (found.prompts, found.generations) == (2, 2)
     baseline = group.pooled.methods[0]
-    assert (baseline.estimate(SPEEDUP).value, baseline.estimate(TOKENS_PER_S).value) == (1.0, pytest.approx(1.4))
+    assert baseline.estimate(SPEEDUP).value == 1.0
+    assert baseline.estimate(TOKENS_PER_S).value == pytest.approx(1.4)
 
 
 def test_the_same_prompts_of_other_turns_and_repeats_are_other_batches(tmp_path: Path) -> None:
@@ -76,7 +77,8 @@ def test_the_same_prompts_of_other_turns_and_repeats_are_other_batches(tmp_path:
 def test_a_batch_that_failed_leaves_its_pair_out(tmp_path: Path) -> None:
     broken = [failed(row) if row.label == EXITING else row for row in pair_of_batches()]
     found = exiting(grouped(tmp_path, [*broken, *pair_of_batches(1)]))
-    assert (found.estimate(SPEEDUP).value, found.prompts) == (pytest.approx(10 / 6), 2)
+    assert found.prompts == 2
+    assert found.estimate(SPEEDUP).value == pytest.approx(10 / 6)
 
 
 def test_intervals_draw_batches_and_not_their_prompts(tmp_path: Path) -> None:
@@ -85,7 +87,8 @@ def test_intervals_draw_batches_and_not_their_prompts(tmp_path: Path) -> None:
     rows = [row for number, pace in enumerate((0.3, 0.5, 0.8)) for row in pair_of_batches(number, pace)]
     interval = exiting(grouped(tmp_path, rows)).estimate(SPEEDUP).interval
     assert interval is not None
-    assert (interval.low, interval.high) == (pytest.approx(10 / (2 + 8 * 0.8)), pytest.approx(10 / (2 + 8 * 0.3)))
+    assert interval.low == pytest.approx(10 / (2 + 8 * 0.8))
+    assert interval.high == pytest.approx(10 / (2 + 8 * 0.3))
 
 
 def test_runs_of_other_batch_sizes_are_not_comparable(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_a_layer_that_one_prompt_passed_by_is_not_run() -> None:
     @dataclass
     class Uneven(Autoregressive):
         def start(self, context: Context) -> int:
-            token = super().start(context)
+            token: int = super().start(context)
             if context.prompt_tokens == LENGTHS[1]:
                 context.stream.cache.truncate(0)
             return token

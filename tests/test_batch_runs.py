@@ -47,7 +47,8 @@ class Broken(Autoregressive):
     def start(self, context: Context) -> int:
         if context.target.tokenizer.decode_text(context.tokens).find("to 1") >= 0:
             raise RuntimeError("out of luck")
-        return super().start(context)
+        token: int = super().start(context)
+        return token
 
 
 def rows_of(

@@ -43,7 +43,8 @@ class Cost:
     def speculative(self, generation: Generation, gate: int) -> float:
         """Every row runs all layers and the head; one that proposes also runs those below the gate adapted, and the
         head, and leaves the gate's layer keys and values before it waits there (queries come with that product)."""
-        rows, proposing = (sum(getattr(step, name) for step in generation.steps) for name in ("rows", "drafted"))
+        rows = sum(step.rows for step in generation.steps)
+        proposing = sum(step.drafted for step in generation.steps)
         slow = rows * (self.info.layers * self.layer + self.head) + proposing * self.qkv
         return slow + proposing * (gate * (self.layer + self.adapter) + self.head)
 
