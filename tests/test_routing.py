@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -272,11 +273,12 @@ def test_a_router_can_be_trained_anew_on_a_folder_that_has_one(trained: Path, tm
     }
 
 
-def test_the_second_stage_resumes_only_on_the_same_adapters(trained: Path) -> None:
+def test_the_second_stage_resumes_only_on_the_same_adapters(trained: Path, tmp_path: Path) -> None:
     label = "m2r2[mode=dynamic,gates=1+2,modules={}]"
     words = [*words_of(trained), "--out", trained / "both", "--steps", 3, "--resume"]
     assert "Wrote" in done("train", label.format(trained / "adapters"), *words)
-    told = refused("train", label.format(trained / "both"), *words)
+    others = shutil.copytree(trained / "both", tmp_path / "others")  # the same adapters, and a router beside them
+    told = refused("train", label.format(others), *words)
     assert "cannot be resumed" in told and "modules: " in told
 
 
