@@ -134,14 +134,18 @@ def test_its_record_has_agreement_and_acceptance_on_unseen_prompts(trained: Path
     )
 
 
-def test_answers_survive_a_run_that_ended_early(trained: Path, tmp_path: Path) -> None:
-    """The answers lie in their own folder: a second draft model of the same target waits for none of them."""
+def test_answers_survive_a_run_that_ended_early(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answers lie in their own folder: a second draft model of the same target waits for none of them.
+
+    That one begins from scratch in a folder of this very name, which was taken for one that the run reads.
+    """
+    monkeypatch.chdir(tmp_path)
     done(*words(trained), "--out", tmp_path / "first", "--steps", 1, "--cache", tmp_path / "answers")
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "answers").iterdir()}
     scratch = ("--init-from", "scratch", "--hidden", 16)
-    done(*words(trained), "--out", tmp_path / "second", "--steps", 1, "--cache", tmp_path / "answers", *scratch)
+    done(*words(trained), "--out", "scratch", "--steps", 1, "--cache", tmp_path / "answers", *scratch)
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "answers").iterdir()} == before
-    assert json.loads((tmp_path / "second" / "config.json").read_text())["hidden_size"] == 16
+    assert json.loads((tmp_path / "scratch" / "config.json").read_text())["hidden_size"] == 16
 
 
 @pytest.mark.parametrize(

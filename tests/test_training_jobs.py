@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from benchctl.decoding.target import Target
 from benchctl.errors import UserError
 from benchctl.training import export
+from benchctl.training import pack as pack_module
 from benchctl.training.card import Card, render_card
 from benchctl.training.corpus import Record
 from benchctl.training.export import export_checkpoint
@@ -83,7 +84,7 @@ def test_chats_that_no_row_has_room_for_are_told(data: Path, tmp_path: Path) -> 
     for name in ("train.jsonl", "val.jsonl"):
         (folder / name).write_text(f"{(folder / name).read_text()}\n{long}\n{long}")
     told = done("train", "target", "--data", folder, "--out", tmp_path / "out", "--steps", 1, *SIZES, *COMMON)
-    assert "2 answers begin beyond the end of a row and are left out; rows of more than 128 tokens" in told
+    assert "2 answers begin too far into a row and are left out; rows of more than 128 tokens" in told
     assert "2 held-out chats are longer than a row to measure with" in told
 
 
@@ -193,6 +194,10 @@ def test_the_pack_stays_as_it_was_when_a_model_cannot_be_packed(
     assert "cannot write the model tiny (OSError: [Errno 28] No space left" in told
     assert _contents(pack) == before
     monkeypatch.setattr(shutil, "copyfile", copy)
+    with monkeypatch.context() as patch:
+        patch.setattr(pack_module, "_write_index", lambda *_: full_disk())
+        refused("train", "pack", "--model", ".", *words, "--pack", pack)
+    assert _contents(pack) == before
     done("train", "pack", "--model", ".", *words, "--pack", pack)
     assert set(before) - set(_contents(pack)) == {"tiny/modules"}
 

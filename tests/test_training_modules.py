@@ -223,7 +223,7 @@ def test_what_is_lost_by_the_settings_is_told(trained: Path, tmp_path: Path) -> 
     sizes = ("--row-tokens", 64, "--micro-rows", 2, "--batch-tokens", 300, "--steps", 1)
     told = done("train", "medusa[heads=1]", *words, "--out", tmp_path / "out", *sizes, *COMMON)
     assert "A step reads 256 tokens: --batch-tokens 300 is no multiple of a pass of 128" in told
-    assert re.search(r"\d answers begin beyond the end of a row and are left out", told)
+    assert re.search(r"\d answers begin too far into a row and are left out", told)
 
 
 def test_a_tokenizer_with_ids_that_the_model_lacks_is_refused(trained: Path, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ PURPOSE = "It drafts tokens for the target that it was distilled from; on its ow
 def train_draft(options: TrainOptions, start: DraftStart, around: Surroundings) -> Result | None:
     """Distils a draft model for `options.model` and writes it as a model folder; None in all but the first process."""
     options = options.with_defaults(DRAFT_LEARNING)
-    check(options, around, options.model, start.init_from)
+    check(options, around, options.model, "" if start.init_from in (FROM_TARGET, FROM_SCRATCH) else start.init_from)
     files = find_target(options.model)
     check_start(start, files)
     check_rows(files, options.row_tokens)

@@ -219,7 +219,7 @@ def _tell_losses(data: Data, settings: TrainSettings, notify: Notify) -> None:
     if dropped:
         longest = max(stage.row_tokens for stage in settings.stages)
         notify(
-            f"{dropped:,} answers begin beyond the end of a row and are left out; rows of more than {longest:,} tokens "
+            f"{dropped:,} answers begin too far into a row and are left out; rows of more than {longest:,} tokens "
             "keep them (--row-tokens; for target and moe --positions, up to 1024)."
         )
     if data.long_held_out:

@@ -68,7 +68,7 @@ class Mix:
         if not kept and len(starts) == len(read):
             raise UserError(
                 f"every prompt is longer than three quarters of a row of {self.row_tokens} tokens, and so leaves an "
-                "answer too little room; add shorter chats or texts, and give no fewer than 256 --positions"
+                "answer too little room; every stage needs something to read: add shorter chats or texts"
             )
         return sum(map(len, starts)) - sum(start < self.row_tokens for chat in kept for start in chat)
 

@@ -10,10 +10,10 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -101,8 +101,13 @@ class OwnText:
         turns = (Turn(np.asarray(head, dtype=dtype), np.asarray(known[head], dtype=dtype)) for head in heads)
         return [Document(SOURCE, (turn,)) for turn in turns]
 
-    def _alone(self) -> IO[str]:
-        """The file's lock: what another run is answering now, this one waits for and then reads."""
+    def _alone(self) -> AbstractContextManager[object]:
+        """The file's lock: what another run is answering now, this one waits for and then reads.
+
+        None where the folder can only be read: nobody writes there, and who has something to add is told.
+        """
+        if self.path.is_file() and not os.access(self.path.parent, os.W_OK):
+            return nullcontext()
         busy = f"{self.path}: another run is writing these answers; waiting for it, to use them too"
         with self._kept():
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
 from benchctl.decoding.modules import FACTS, read_facts
 from benchctl.decoding.modules import WEIGHTS as MODULES
@@ -64,13 +64,11 @@ def add_to_pack(model: Path, entry: PackEntry, pack: Path) -> PackModel:
         raise UserError(f"{model}: lies in this pack already; name the folder that it was trained into")
     if entry.draft and entry.draft not in {there.name for there in _entries(pack)}:
         raise UserError(f"{pack} has no model '{entry.draft}' to draft for {entry.name}; pack that one first")
-    with writing(pack, f"the model {entry.name}"):
-        with replacing(folder) as partial:
-            for name in FILES:
-                shutil.copyfile(model / name, partial / name)
-        packed = _line(entry, folder)
-        _write_index(pack, packed)
-    return packed
+    list_it = lambda: _write_index(pack, _line(entry, folder))  # noqa: E731
+    with writing(pack, f"the model {entry.name}"), replacing(folder, list_it) as partial:
+        for name in FILES:
+            shutil.copyfile(model / name, partial / name)
+    return next(there for there in _entries(pack) if there.name == entry.name)
 
 
 def _line(entry: PackEntry, folder: Path) -> PackModel:
@@ -102,14 +100,15 @@ def add_modules_to_pack(modules: Path, pack: Path) -> PackModel:
     if model is None or folder_sha256(pack / model.folder) != facts.target.weights_sha256:
         raise UserError(f"{modules}: made for {facts.target.name}, which is not in {pack} with the same weights")
     folder = pack / model.folder / "modules" / facts.method
-    with writing(pack, f"the modules of {facts.method}"):
-        with replacing(folder) as partial:
-            for name in MODULE_FILES:
-                shutil.copyfile(modules / name, partial / name)
-            halved = {name: weight.to(torch.bfloat16) for name, weight in load_file(modules / MODULES).items()}
-            save_file(halved, partial / MODULES)
-        packed = replace(model, modules={**model.modules, facts.method: _sha256(folder / MODULES)})
-        _write_index(pack, packed)
+    halved = {name: weight.to(torch.bfloat16) for name, weight in load_file(modules / MODULES).items()}
+    packed = replace(model, modules={**model.modules, facts.method: hashlib.sha256(save(halved)).hexdigest()})
+    with (
+        writing(pack, f"the modules of {facts.method}"),
+        replacing(folder, lambda: _write_index(pack, packed)) as partial,
+    ):
+        for name in MODULE_FILES:
+            shutil.copyfile(modules / name, partial / name)
+        save_file(halved, partial / MODULES)
     return packed
 
 
