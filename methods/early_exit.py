@@ -95,12 +95,12 @@ class EarlyExit(ExitPolicy, Trainable):
             return tuple(range(max(1, layers // 4, self.min_exit), layers, max(1, layers // 8)))
         return tuple(range(self.min_exit or max(1, layers // 2), layers))
 
-    def exit_layers(self, target: Target | TargetInfo) -> tuple[int, ...]:
-        return tuple(layer for layer in super().exit_layers(target) if layer >= self.min_exit)
+    def allowed(self, exits: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(layer for layer in exits if layer >= self.min_exit)
 
     def unsupported(self, target: Target | TargetInfo) -> str | None:
         if self.min_exit >= target.layers:
-            return f"exit {self.min_exit} is not below the target's {target.layers} layers"
+            return f"min_exit {self.min_exit} is not below the target's {target.layers} layers"
         return super().unsupported(target)
 
     def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:

@@ -80,6 +80,7 @@ class M2R2(Method, Trainable):
     training = TrainingDefaults(rate=5e-4, schedule="linear", epochs=5.0)
     trained_for = ("rate", "alpha")
     one_by_one = "each sequence of a batch would accept, leave or load by itself"
+    higher_is_safer = True
     _how: How = field(init=False, repr=False, compare=False)
     _decoding: Method = field(init=False, repr=False, compare=False)
 

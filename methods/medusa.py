@@ -64,6 +64,9 @@ class Medusa(Speculative, Trainable):
         for name in ("heads", "nodes", "epsilon", "delta"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
+        for name in ("epsilon", "delta"):
+            if getattr(self, name) > 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at most 1")
         if self.nodes > KEPT_NODES:
             raise ValueError(f"nodes is {self.nodes}; a sparse tree may have {KEPT_NODES}")
         if self.tree != "sparse":

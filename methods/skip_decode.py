@@ -20,7 +20,7 @@ from benchctl.decoding.adapted import Adapters
 from benchctl.decoding.batch import Batched
 from benchctl.decoding.depth_schedule import DepthSchedule, FixedDepths, schedule_loss, schedule_yardsticks
 from benchctl.decoding.method import Context, Method, Step
-from benchctl.decoding.modules import load_modules
+from benchctl.decoding.modules import load_modules, trained_options
 from benchctl.decoding.stream import Stream
 from benchctl.decoding.target import Target, TargetInfo
 from benchctl.decoding.tiers import Timer
@@ -29,7 +29,7 @@ from benchctl.errors import UserError
 
 
 @dataclass
-class SkipDecode(Method, Batched, Trainable, FixedDepths):
+class SkipDecode(Method, Batched, FixedDepths, Trainable):
     """Fall from ``max_layers`` to ``min_layers`` over the first tokens of an answer, by leaving out middle layers.
 
     modules        folder of the trained adapters
@@ -109,6 +109,7 @@ class SkipDecode(Method, Batched, Trainable, FixedDepths):
 
     def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:
         if self.needs_modules:
+            trained_options(self, "skip_decode", self.modules)  # refuses lower depths than were trained
             module = load_modules(self, "skip_decode", target, self.modules)
             assert isinstance(module, Adapters)
             self._view = module.merge(target)

@@ -37,7 +37,7 @@ def tiny_t5(kind: str = "relu", *, vocabulary: int = VOCABULARY, **settings: Any
             model.decoder.final_layer_norm.weight.mul_(6.0)
     for module in model.modules():
         if type(module).__name__ == "T5LayerNorm":  # transformers' own goes through float32
-            module.forward = MethodType(_norm, module)
+            module.forward = MethodType(t5_norm, module)
     return model.double().requires_grad_(False).train(False)
 
 
@@ -49,7 +49,7 @@ class PlainT5:
 
     def logits(self, states: Tensor) -> Tensor:
         """[..., vocabulary] through final norm and head."""
-        normed = _norm(self.model.decoder.final_layer_norm, states)
+        normed = t5_norm(self.model.decoder.final_layer_norm, states)
         scale = self.model.config.d_model**-0.5 if self.model.config.scale_decoder_outputs else 1.0
         head: Tensor = self.model.lm_head.weight
         return (normed * scale) @ head.T
@@ -64,9 +64,9 @@ class PlainT5:
         seen = [x]
         for number, block in enumerate(self.model.decoder.block):
             own, cross, feed = block.layer
-            normed = _norm(own.layer_norm, x)
+            normed = t5_norm(own.layer_norm, x)
             grown = x + _attend(own.SelfAttention, normed, normed, bias)
-            grown = grown + _attend(cross.EncDecAttention, _norm(cross.layer_norm, grown), encoded, None)
+            grown = grown + _attend(cross.EncDecAttention, t5_norm(cross.layer_norm, grown), encoded, None)
             grown = grown + self._feed(feed, grown)
             x = torch.where((depth > number)[:, None], grown, x)
             seen.append(x)
@@ -90,13 +90,13 @@ class PlainT5:
         bias = self._bias(self.model.encoder, len(source), both_ways=True)
         for block in self.model.encoder.block:
             own, feed = block.layer
-            normed = _norm(own.layer_norm, x)
+            normed = t5_norm(own.layer_norm, x)
             x = x + _attend(own.SelfAttention, normed, normed, bias)
             x = x + self._feed(feed, x)
-        return _norm(self.model.encoder.final_layer_norm, x)
+        return t5_norm(self.model.encoder.final_layer_norm, x)
 
     def _feed(self, layer: Any, x: Tensor) -> Tensor:
-        part, normed = layer.DenseReluDense, _norm(layer.layer_norm, x)
+        part, normed = layer.DenseReluDense, t5_norm(layer.layer_norm, x)
         inner = part.act(part.wi_0(normed)) * part.wi_1(normed) if hasattr(part, "wi_0") else part.act(part.wi(normed))
         out: Tensor = part.wo(inner)
         return out
@@ -121,7 +121,7 @@ class PlainT5:
         return int(offset + min(buckets - 1, single + int(grown * (buckets - single))))
 
 
-def _norm(module: Any, x: Tensor) -> Tensor:
+def t5_norm(module: Any, x: Tensor) -> Tensor:
     out: Tensor = module.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + module.variance_epsilon)
     return out
 

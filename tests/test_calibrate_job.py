@@ -74,7 +74,7 @@ def test_risks_are_those_of_the_methods_answers(label: str, made: Path, tmp_path
         assert entry["p_value"] == pytest.approx(p_value(losses, 0.75))
     safe = [entry["threshold"] for entry in tested if entry["p_value"] <= 0.3]
     assert found["threshold"] == safe[-1]
-    assert f"{label[:-1]},threshold={safe[-1]:g}]'" in told
+    assert f"{label[:-1]},threshold={safe[-1]:g}]' --max-new-tokens {TOKENS}\n" in told
     assert f"threshold {tested[0]['threshold']}: risk {tested[0]['risk']:.4f} over 12 prompts" in told
 
 
@@ -93,7 +93,7 @@ def test_it_says_for_what_it_was_found_and_where_nothing_lies(made: Path, tmp_pa
 
 
 def test_where_no_threshold_is_safe_it_says_so(made: Path, tmp_path: Path) -> None:
-    """Cosines of one layer with the next are above 0.999 in no tiny target, so risk 0 would be needed, and is found."""
+    """A classifier that is always sure leaves at the first exit whatever the threshold is."""
     own = ("--answer-tokens", TOKENS, "--dtype", "float32", "--threads", 1, "--calibrate-prompts", 12)
     words = (*_words(made), "--out", tmp_path / "out", "--calibrate", "0.2,0.1", *own)
     told = refused("train", f"early_exit[exits=1,confidence=classifier,modules={_classifier(made)}]", *words)
@@ -124,6 +124,7 @@ def _classifier(made: Path) -> Path:
         ("early_exit[threshold=0.5]", ("--calibrate", "0.5,0.5"), "leave out threshold"),
         ("early_exit[mode=draft]", ("--calibrate", "0.5,0.5"), "calibrate a lossy mode"),
         ("medusa", ("--calibrate", "0.5,0.5"), "medusa has no threshold to calibrate"),
+        ("mixture_of_depths", ("--calibrate", "0.5,0.5"), "a higher threshold of mixture_of_depths is not a safer one"),
         ("early_exit", ("--calibrate", "0.1,0.05", "--calibrate-prompts", "9"), "9 prompts can never show a risk"),
         (
             "early_exit",

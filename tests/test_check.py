@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from fixtures_run import make_folder, make_settings, measured, write_prompts
-from tiny import tiny_folder
+from plain_t5 import tiny_t5
+from tiny import tiny_folder, tiny_tokenizer
 from untrained import facts_of, untrained
 
 from benchctl import packs
@@ -126,6 +127,37 @@ def test_a_draft_model_of_another_tokenizer_is_refused_before_weights_are_loaded
     no_weights(monkeypatch)
     with pytest.raises(UserError, match="has another tokenizer than the target"):
         quiet_check(replace(settings, models=replace(settings.models, draft=str(other))))
+
+
+@pytest.fixture
+def encoding(tmp_path: Path) -> str:
+    """Configuration and tokenizer of a model with an encoder."""
+    tiny_t5(vocabulary=320).config.save_pretrained(tmp_path / "t5")
+    tiny_tokenizer(chat=False).save_pretrained(tmp_path / "t5")
+    return str(tmp_path / "t5")
+
+
+def test_a_draft_model_with_an_encoder_is_refused_before_weights_are_loaded(
+    settings: ask.RunSettings, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It drafted for a prompt that its encoder had read before, and few of its tokens were accepted."""
+    no_weights(monkeypatch)
+    for models, label in (
+        (replace(settings.models, draft=encoding), "two_model"),
+        (settings.models, f"two_model[draft_model={encoding}]"),
+    ):
+        with pytest.raises(UserError, match="draft model '.*t5' has an encoder.*without one with --draft-model"):
+            quiet_check(replace(settings, models=models, methods=(label,)))
+
+
+def test_batches_on_a_target_with_an_encoder_are_refused_before_weights_are_loaded(
+    settings: ask.RunSettings, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_weights(monkeypatch)
+    asked = replace(settings, models=replace(settings.models, target=encoding, draft=""), methods=("autoregressive",))
+    assert quiet_check(asked).models.target == encoding
+    with pytest.raises(UserError, match="t5 has an encoder; batches are for targets without one: no --batch-size"):
+        quiet_check(replace(asked, batch_size=2))
 
 
 def test_prompts_beyond_the_context_are_listed_before_weights_are_loaded(

@@ -18,6 +18,7 @@ from benchctl.conformance.examine import OF_THE_METHOD, ON_A_TARGET, WHAT, exami
 from benchctl.conformance.findings import Deviation, Skipped
 from benchctl.conformance.grounds import KINDS, NEW_TOKENS, ground, prompt_of
 from benchctl.conformance.subject import Subject, answer
+from benchctl.decoding.batch import why_not_batched
 from benchctl.decoding.method import Method
 
 # m2r2, early_exit and deed are examined in each of their modes, the others as `all` has them.
@@ -81,7 +82,15 @@ def test_a_mistake_is_found_by_its_check(check: str, mutant: type[Method], words
 @pytest.mark.usefixtures("plugins")
 @pytest.mark.parametrize("label", ["Plain", "two_model"])
 def test_what_the_mutants_spoil_passes_every_check(label: str) -> None:
-    assert {finding.verdict for finding in examine(label) if finding.check != "engaged"} == {"pass"}
+    verdicts = {finding.check: finding.verdict for finding in examine(label) if finding.check != "engaged"}
+    assert verdicts.pop("batches") == "skip" and set(verdicts.values()) == {"pass"}
+
+
+def test_a_method_that_decodes_no_batches_has_that_check_skipped_with_its_reason(tmp_path: Path) -> None:
+    """It once passed what it had not been asked."""
+    found = _checked("batches", "prompt_lookup", tmp_path)
+    assert isinstance(found, Skipped) and found.reason.startswith("it decodes no batches, since each sequence")
+    assert _checked("batches", "autoregressive", tmp_path) is None
 
 
 @pytest.mark.parametrize("label", [*registry.builtin_names(), *MODES])
@@ -91,7 +100,8 @@ def test_every_built_in_method_passes(label: str) -> None:
     assert len(found) == len(OF_THE_METHOD) + len(KINDS) * len(ON_A_TARGET)
     passed = {finding.check for finding in found if finding.verdict == "pass"}
     lossy = registry.build(label).exactness == "lossy"
-    assert passed | {"engaged"} == set(CHECKS) - ({"greedy", "sampled", "cache"} if lossy else set())
+    alone = {"batches"} if why_not_batched(registry.build(label)) else set()
+    assert passed | {"engaged"} == set(CHECKS) - ({"greedy", "sampled", "cache"} if lossy else set()) - alone
 
 
 def test_answers_hold_stop_tokens_in_every_role(tmp_path: Path) -> None:
@@ -122,7 +132,7 @@ def test_doctor_exits_with_one_where_a_check_fails_and_says_what_to_do() -> None
     text = " ".join(result.stdout.split())
     assert "fail counting llama expected 0 <= accepted <= drafted; seen: 1 tokens, 0 drafted, 1 accepted" in text
     assert "To do: count drafted tokens kept as accepted, not the bonus token." in text
-    assert text.endswith("21 passed, 2 failed, 0 skipped.")
+    assert text.endswith("19 passed, 2 failed, 2 skipped.")
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 

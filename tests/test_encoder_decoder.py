@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from plain_t5 import LAYERS, START, VOCABULARY, PlainT5, tiny_t5
+from tiny import tiny_tokenizer
 from torch import Tensor
 
 from benchctl.decoding.loop import Generation, Limits, decode
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.stream import Stream
-from benchctl.decoding.target import Target
+from benchctl.decoding.target import DTYPES, Target
 from benchctl.decoding.tokenizer import TargetTokenizer
 from benchctl.errors import UserError
 from benchctl.registry import build, method_names
@@ -171,8 +172,6 @@ def test_every_weight_decides_the_hash() -> None:
 
 
 def test_a_folder_is_loaded_and_probed(tmp_path: Path) -> None:
-    from tiny import tiny_tokenizer
-
     model, tokenizer = tiny_t5(vocabulary=320).float(), tiny_tokenizer(chat=False)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
@@ -183,3 +182,14 @@ def test_a_folder_is_loaded_and_probed(tmp_path: Path) -> None:
     expected = theirs[: stops[0] + 1] if stops else theirs
     assert list(generate("autoregressive", target, prompt, 12).token_ids) == expected
     assert target.info.family == "t5" and target.info.layers == LAYERS and target.info.mlp_size == 40
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_is_loaded_in_every_precision(kind: str, dtype: str, tmp_path: Path) -> None:
+    """In float16 transformers keeps the last product of each MLP in float32; loading compares with its logits."""
+    tiny_t5(kind, vocabulary=320).float().save_pretrained(tmp_path)
+    tiny_tokenizer(chat=False).save_pretrained(tmp_path)
+    target = Target.load(tmp_path, dtype=dtype)
+    assert target.dtype == DTYPES[dtype]
+    assert len(generate("early_exit[exits=2,threshold=0.1]", target, SOURCE, 5).token_ids) in range(1, 6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,14 +19,14 @@ from runs import LAYERS, NEW_TOKENS, Pair, answer, pair, prepared, prompt_of, ro
 from tiny import tiny_model
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from untrained import facts_of, untrained
+from untrained import facts_of, untrained, untrained_folder
 
 from benchctl.decoding.adaptive import AdaptiveDepth
 from benchctl.decoding.exit_modules import CE_SHARE, ExitHead, ExitModule, Exits
 from benchctl.decoding.exit_policy import decayed
 from benchctl.decoding.loop import Generation, Limits, decode
 from benchctl.decoding.method import Method
-from benchctl.decoding.modules import save_modules
+from benchctl.decoding.modules import save_modules, trained_options
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.target import Target
 from benchctl.decoding.trainable import Lesson
@@ -356,16 +357,36 @@ def test_options_that_cannot_be_are_refused(label: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("label", "exit"),
-    [("deed[exits=1+4]", 4), ("early_exit[head=trained,exits=9]", 9), ("early_exit[head=trained,min_exit=4]", 4)],
+    ("label", "what"),
+    [
+        ("deed[exits=1+4]", "exit 4"),
+        ("early_exit[head=trained,exits=9]", "exit 9"),
+        ("early_exit[head=trained,min_exit=4]", "min_exit 4"),
+    ],
 )
-def test_exits_beyond_the_layers_are_unsupported(label: str, exit: int) -> None:
+def test_exits_beyond_the_layers_are_unsupported(label: str, what: str) -> None:
     models, method = pair("llama"), build(label)
     assert isinstance(method, EarlyExit | Deed)
-    assert method.unsupported(models.target) == f"exit {exit} is not below the target's 4 layers"
+    assert str(method.unsupported(models.target)).startswith(f"{what} is not below the target's 4 layers")
     with pytest.raises(UserError, match="cannot be trained for this target"):
         method.build(models.target.info, models.target.lm_head.weight)
-    assert Deed().unsupported(replace(models.target.info, layers=1)) == "exit 1 is not below the target's 1 layers"
+    assert "exit 1 is not below the target's 1 layers" in str(Deed().unsupported(replace(models.target.info, layers=1)))
+
+
+@pytest.mark.parametrize(("options", "exits"), [(",exits=1+2", "1+2"), ("", "1+2+3")])
+def test_a_min_exit_above_all_trained_exits_is_refused(options: str, exits: str) -> None:
+    """Nothing would ever leave. Where the exits were trained by name, it is known before any model is loaded."""
+    target = pair("llama").target
+    trained = f"early_exit[head=trained{options}]"
+    folder = untrained_folder(trained, build(trained), target)
+    method = build(f"early_exit[head=trained,min_exit={int(exits[-1]) + 1},modules={folder}]")
+    assert isinstance(method, EarlyExit)
+    message = f"trained for exits {exits}, all of them below min_exit; give a lower min_exit"
+    with pytest.raises(UserError, match=re.escape(message)):
+        method.prepare(target, lambda _: target, "")
+    if options:
+        with pytest.raises(UserError, match=re.escape(message)):
+            trained_options(method, "early_exit", str(folder))
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -274,6 +274,13 @@ def test_options_must_be_positive(option: str) -> None:
         Medusa(**{option: 0})
 
 
+@pytest.mark.parametrize("option", ["epsilon", "delta"])
+def test_no_bar_of_a_probability_is_above_1(option: str) -> None:
+    with pytest.raises(ValueError, match=f"{option} is 1.5; it must be at most 1"):
+        Medusa(accept="typical", **{option: 1.5})
+    assert getattr(Medusa(**{option: 1.0}), option) == 1.0
+
+
 def test_typical_acceptance_is_called_lossy_and_keeps_more() -> None:
     models = pair("llama")
     typical = build("medusa[accept=typical]")
@@ -287,15 +294,15 @@ def test_typical_acceptance_is_called_lossy_and_keeps_more() -> None:
     assert accepted[1] < accepted[2]
 
 
-@pytest.mark.parametrize(("delta", "path"), [(0.9, (0,)), (1.1, ())])
+@pytest.mark.parametrize(("delta", "path"), [(0.5, (0,)), (0.7, ())])
 def test_typical_acceptance_lowers_the_bar_by_delta_where_the_target_is_unsure(
     delta: float, path: tuple[int, ...]
 ) -> None:
-    """Of four equal chances, 0.25 each: the bar is delta exp(-H) = delta / 4, whatever epsilon above it is."""
+    """Of chances 0.2, 0.4 and 0.4: the bar is delta exp(-H) = 0.348 delta, whatever epsilon above it is."""
     sampling, target = Sampling(1.0), pair("llama").target
     context = Context(target, Stream(target, 8), [3], 1, 4, sampling, sampling.generator())
-    method = Medusa(accept="typical", epsilon=2.0, delta=delta)
-    assert method.verify(context, Draft((0,), (ROOT,)), torch.zeros(2, 4)).path == path
+    method = Medusa(accept="typical", epsilon=1.0, delta=delta)
+    assert method.verify(context, Draft((0,), (ROOT,)), torch.tensor([[0.2, 0.4, 0.4]] * 2).log()).path == path
 
 
 def _sample(label: str, models: Pair, seed: int) -> Generation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -80,15 +81,36 @@ def test_without_a_method_that_drafts_with_a_model_none_is_loaded(settings: ask.
     assert read(tmp_path / "out.jsonl").run.draft is None
 
 
-def test_a_method_that_cannot_run_here_is_recorded_and_the_rest_goes_on(
+def test_a_method_of_all_that_cannot_run_here_is_recorded_and_the_rest_goes_on(
     settings: ask.RunSettings, tmp_path: Path
 ) -> None:
     events: list[Notice | Progress] = []
-    measure(replace(settings, methods=("early_exit[min_exit=9]", "prompt_lookup")), events.append)
+    once = ask.RepeatSettings(repeats=1, warm_up=0)
+    measure(replace(settings, methods=("all",), repeat=once), events.append)
     file = read(tmp_path / "out.jsonl")
-    assert [method.unsupported for method in file.run.methods] == ["", "exit 9 is not below the target's 3 layers", ""]
-    assert {row.label for row in measured(file)} == {"autoregressive", "prompt_lookup"}
-    assert Notice("early_exit[min_exit=9] cannot run here: exit 9 is not below the target's 3 layers.") in events
+    reasons = {method.label: method.unsupported for method in file.run.methods}
+    assert reasons["expert_offload"].startswith("the target is dense")
+    assert Notice(f"expert_offload cannot run here: {reasons['expert_offload']}.") in events
+    assert {row.label for row in measured(file)} == {label for label, reason in reasons.items() if not reason}
+
+
+@pytest.mark.parametrize(
+    ("label", "reason"),
+    [
+        ("early_exit[min_exit=9]", "min_exit 9 is not below the target's 3 layers"),
+        ("early_exit[exits=40]", "exit 40 is not below the target's 3 layers; choose others with the option exits"),
+        ("lookahead[window=4000]", "window=4000 .* give a smaller window"),
+        ("skip_decode[min_layers=99,adapters=none]", "min_layers 99 is more than the target's 3 layers"),
+        ("expert_offload", "the target is dense"),
+    ],
+)
+def test_a_method_asked_for_by_name_that_cannot_run_here_ends_the_run_before_it_begins(
+    settings: ask.RunSettings, label: str, reason: str, tmp_path: Path
+) -> None:
+    """With exit code 0 nobody would see that it is missing."""
+    with pytest.raises(UserError, match=rf"{re.escape(label)} cannot run on this target: {reason}"):
+        measure(replace(settings, methods=("all", label)))
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_progress_counts_to_the_end(settings: ask.RunSettings) -> None:

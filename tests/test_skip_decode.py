@@ -391,6 +391,20 @@ def test_adapters_serve_other_depths_but_no_other_warm_up() -> None:
     build(f"skip_decode[min_layers=3,fall_tokens=9,modules={folder}]").prepare(
         models.target, lambda _: models.target, ""
     )
-    other = build(f"skip_decode[warmup_layers=2,modules={folder}]")
-    with pytest.raises(UserError, match="trained with warmup_layers=1, not 2"):
+    other = build(f"skip_decode[warmup_layers=3,modules={folder}]")
+    with pytest.raises(UserError, match="trained with warmup_layers=1, not 3"):
         other.prepare(models.target, lambda _: models.target, "")
+
+
+@pytest.mark.parametrize("options", ["min_layers=1", "max_layers=1"])
+def test_adapters_do_not_serve_lower_depths_than_they_were_trained_for(options: str) -> None:
+    """Trained for 2 of 4 layers and more, by default or by name."""
+    target = pair("llama").target
+    for name in ("fall_tokens=9", "min_layers=2", "max_layers=2"):
+        trained = build(f"skip_decode[{name}]")
+        folder = untrained_folder(f"skip_decode[{name}]", trained, target)
+        method = build(f"skip_decode[{options},modules={folder}]")
+        with pytest.raises(UserError, match="trained for depths of 2 layers and more, not for 1; give min_layers=2"):
+            method.prepare(target, lambda _: target, "")
+    lowest = untrained_folder("skip_decode[min_layers=1]", SkipDecode(min_layers=1), target)
+    build(f"skip_decode[{options},modules={lowest}]").prepare(target, lambda _: target, "")

@@ -161,12 +161,22 @@ def test_typical_acceptance_asks_less_of_an_unsure_target() -> None:
     assert verify_typical(Draft.chain([3]), target_probs, generator(), delta=1.1, epsilon=0.04).path == (0,)
 
 
-def test_typical_acceptance_keeps_the_longest_branch_and_the_first_of_equals() -> None:
+def test_typical_acceptance_keeps_the_longest_branch_and_the_likeliest_of_equals() -> None:
     target_probs = torch.tensor([[0.4, 0.6], [0.5, 0.5], [0.5, 0.5], [0, 1], [1, 0]], dtype=torch.float64)
     longest = Draft((0, 1, 1, 0), (ROOT, ROOT, 1, ROOT))
     assert verify_typical(longest, target_probs, generator()) == Verdict((1, 2), 1)
     equals = Draft((0, 1, 1, 0), (ROOT, ROOT, 0, 1))
-    assert verify_typical(equals, target_probs, generator()) == Verdict((0, 2), 1)
+    assert verify_typical(equals, target_probs, generator()) == Verdict((1, 3), 0)
+    first = Draft((1, 0, 1, 0), (ROOT, ROOT, 0, 1))
+    assert verify_typical(first, target_probs, generator()) == Verdict((0, 2), 1)
+
+
+def test_typical_acceptance_counts_the_likelihood_of_the_whole_branch() -> None:
+    """Tokens 0 0 have 0.4 * 0.9 = 0.36, tokens 1 0 have 0.6 * 0.5 = 0.3."""
+    target_probs = torch.tensor([[0.4, 0.6], [0.9, 0.1], [0.5, 0.5], [0, 1], [1, 0]], dtype=torch.float64)
+    draft = Draft((1, 0, 0, 0), (ROOT, ROOT, 0, 1))
+    rows = target_probs[[0, 2, 1, 4, 3]]
+    assert verify_typical(draft, rows, generator()) == Verdict((1, 3), 1)
 
 
 def test_typical_acceptance_of_a_fair_coin_has_the_stated_bar() -> None:

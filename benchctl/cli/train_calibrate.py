@@ -57,7 +57,8 @@ def run_calibration(options: TrainOptions, label: str, promised: str, prompts: i
         )
     click.echo(
         f"With chance {1 - risk.epsilon:g} or more, answers lose at most a share {risk.delta:g} of the target's own.\n"
-        f"Use it with:\n  benchctl run --model {options.model} --method '{result.label}'"
+        f"Use it with:\n  benchctl run --model {options.model} --method '{result.label}' "
+        f"--max-new-tokens {options.answer_tokens}"
     )
 
 

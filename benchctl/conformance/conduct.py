@@ -140,8 +140,8 @@ def determinism(subject: Subject, place: Ground) -> Result:
 
 def batches(subject: Subject, place: Ground) -> Result:
     """Sequences decoded together say what each says alone; a method that decodes no batches says why."""
-    if why_not_batched(subject.prepared(place)):
-        return None
+    if reason := why_not_batched(subject.prepared(place)):
+        return Skipped(f"it decodes no batches, since {reason}")
     prompts = [prompt_of(length) for length in (_PROMPT_TOKENS, 1, 30)]
     asked, limits = [BatchPrompt(prompt) for prompt in prompts], Limits(NEW_TOKENS)
     for sampling in (Sampling(), _WARM):

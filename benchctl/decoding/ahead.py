@@ -23,7 +23,7 @@ from benchctl.decoding.method import Context, Method, Step
 from benchctl.decoding.offload import DENSE, Offload, OffloadSettings, rank_experts
 from benchctl.decoding.target import Target, TargetInfo
 from benchctl.decoding.tiers import Timer
-from benchctl.decoding.trainable import Lesson, Tally
+from benchctl.decoding.trainable import Lesson, Tally, tally
 
 
 def coming(part: Interval, layer: int) -> range:
@@ -159,4 +159,4 @@ def forecast_yardsticks(module: TwoStreams, lesson: Lesson) -> Mapping[str, Tall
 def _recall(true: Tensor, predicted: Tensor, count: int, weights: Tensor) -> Tally:
     needed, named = true.topk(count).indices, predicted.topk(count).indices
     hits = (needed.unsqueeze(-1) == named.unsqueeze(-2)).any(-1).float().mean(-1)
-    return Tally(float((hits * weights).sum()), float(weights.sum()))
+    return tally(hits, weights)

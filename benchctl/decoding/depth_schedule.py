@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from benchctl.decoding.adapted import AdaptedTexts, Adapters, agreements, distil_losses
-from benchctl.decoding.trainable import Lesson, Tally
+from benchctl.decoding.modules import read_facts
+from benchctl.decoding.trainable import Lesson, Tally, tally
+from benchctl.errors import UserError
 
 _GOLDEN = 0.6180339887498949  # fractions of its multiples are spread evenly: draws that are the same every time
 Whole = TypeVar("Whole", int, Tensor)
@@ -71,6 +73,18 @@ class FixedDepths(ABC):
     @abstractmethod
     def schedule(self, layers: int) -> DepthSchedule:
         """That of a model of so many layers."""
+
+    def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
+        """See Trainable: a least depth below that of the training, at which nothing has learnt to speak."""
+        layers = read_facts(folder).target.layers
+        options = {name: trained[name] for name in ("min_layers", "max_layers", "warmup_layers") if name in trained}
+        as_trained: Any = replace(self, **options)  # type: ignore[type-var]
+        asked, least = self.schedule(layers).least, as_trained.schedule(layers).least
+        if asked < least:
+            raise UserError(
+                f"{folder}: trained for depths of {least} layers and more, not for {asked}; give min_layers={least} or "
+                "more and no lower max_layers, or train adapters for lower depths"
+            )
 
 
 class Texts(Protocol):
@@ -166,13 +180,9 @@ def schedule_yardsticks(schedule: DepthSchedule, adapters: Adapters, lesson: Les
     agree = agreements(lesson, scheduled_states(schedule, adapters, lesson, depths))
     weights = lesson.ahead(1).weights * new
     found = {
-        "agreement": _tally(agree, weights),
+        "agreement": tally(agree, weights),
         "depth": Tally(float((depths * weights).sum()), schedule.layers * float(weights.sum())),
     }
     for depth in range(schedule.least, schedule.most + 1):
-        found[f"depth_{depth}_agreement"] = _tally(agree, weights * (depths == depth))
+        found[f"depth_{depth}_agreement"] = tally(agree, weights * (depths == depth))
     return found
-
-
-def _tally(hits: Tensor, weights: Tensor) -> Tally:
-    return Tally(float((hits * weights).sum()), float(weights.sum()))

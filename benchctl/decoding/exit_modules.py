@@ -17,7 +17,7 @@ from benchctl.decoding.accelerated import Delta, LowRank
 from benchctl.decoding.exits import balanced_loss, bare_logits, exit_yardsticks
 from benchctl.decoding.kernels import Norm
 from benchctl.decoding.target import Target
-from benchctl.decoding.trainable import Lesson, Tally
+from benchctl.decoding.trainable import Lesson, Tally, tally
 
 CE_SHARE = 0.1  # of the cross-entropy with the text, beside 1 for the divergence from the target's distribution
 
@@ -154,6 +154,6 @@ def exits_yardsticks(module: Exits, lesson: Lesson) -> dict[str, Tally]:
     found: dict[str, Tally] = {}
     for layer, agrees in right.items():
         bare = bare_logits(lesson, layer).argmax(-1) == last
-        found[f"exit_{layer}_top1"] = Tally(float((agrees * weights).sum()), float(weights.sum()))
-        found[f"exit_{layer}_bare_top1"] = Tally(float((bare * weights).sum()), float(weights.sum()))
+        found[f"exit_{layer}_top1"] = tally(agrees, weights)
+        found[f"exit_{layer}_bare_top1"] = tally(bare, weights)
     return found

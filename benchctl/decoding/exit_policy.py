@@ -51,6 +51,7 @@ class ExitPolicy(AdaptiveDepth, Speculative):
     exits: str
     draft_tokens: int
     modules: str
+    higher_is_safer = True
     _trained: tuple[int, ...] = ()
     _heads: Mapping[int, ExitHead] = MappingProxyType({})
 
@@ -78,19 +79,24 @@ class ExitPolicy(AdaptiveDepth, Speculative):
     def default_exits(self, layers: int) -> tuple[int, ...]:
         """For a target of so many layers, where ``exits`` names none."""
 
+    def allowed(self, exits: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of ``exits`` that the other options leave."""
+        return exits
+
     def exit_layers(self, target: Target | TargetInfo) -> tuple[int, ...]:
-        return read_exits(self.exits) or self._trained or self.default_exits(target.layers)
+        return self.allowed(read_exits(self.exits) or self._trained or self.default_exits(target.layers))
 
     def unsupported(self, target: Target | TargetInfo) -> str | None:
         exits = self.exit_layers(target)
         if not exits or exits[-1] >= target.layers:
-            return f"exit {exits[-1] if exits else 1} is not below the target's {target.layers} layers"
+            least = f"exit {exits[-1] if exits else 1} is not below the target's {target.layers} layers"
+            return f"{least}; choose others with the option exits"
         return None
 
     def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
         """See Trainable: exits that the modules in ``folder`` were not trained for, as far as their options tell."""
         if there := read_exits(str(trained.get("exits", ""))):
-            _refuse_others(folder, read_exits(self.exits), there)
+            _refuse_others(folder, self.allowed(read_exits(self.exits) or there), there)
 
     def load_exits(self, name: str, target: Target) -> Exits:
         """The trained modules of this method, called ``name``; from now on their exits speak and are chosen among.
@@ -119,10 +125,15 @@ class ExitPolicy(AdaptiveDepth, Speculative):
 
 
 def _refuse_others(folder: str, asked: Sequence[int], there: Sequence[int]) -> None:
-    """Raises UserError for an exit that is asked for and not there."""
+    """Raises UserError for an exit that is asked for and not there, and where none is left to ask for."""
+    trained = f"{folder}: trained for exits {'+'.join(map(str, there))}"
+    if not asked:
+        raise UserError(
+            f"{trained}, all of them below min_exit; give a lower min_exit, or train modules for higher exits"
+        )
     missing = [layer for layer in asked if layer not in there]
     if missing:
         raise UserError(
-            f"{folder}: trained for exits {'+'.join(map(str, there))}, not for {missing[0]}; choose among those with "
-            "the option exits, or train modules for the exits you want"
+            f"{trained}, not for {missing[0]}; choose among those with the option exits, or train modules for the "
+            "exits you want"
         )

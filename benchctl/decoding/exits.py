@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchctl.decoding.trainable import Lesson, Tally
+from benchctl.decoding.trainable import Lesson, Tally, tally
 
 
 def chance(score: Tensor) -> float:
@@ -53,15 +53,11 @@ def exit_yardsticks(scores: Mapping[int, Tensor], lesson: Lesson, right: Mapping
     open_weights, lost, saved = weights, 0.0, 0.0
     for layer, agrees in right.items():
         leaves = scores[layer] >= 0
-        found[f"exit_{layer}_found"] = _tally(leaves, weights * agrees)
-        found[f"exit_{layer}_held"] = _tally(~leaves, weights * ~agrees)
+        found[f"exit_{layer}_found"] = tally(leaves, weights * agrees)
+        found[f"exit_{layer}_held"] = tally(~leaves, weights * ~agrees)
         left = open_weights * leaves
         lost += float((left * ~agrees).sum())
         saved += float(left.sum()) * (layers - layer)
         open_weights = open_weights * ~leaves
     total = float(weights.sum())
     return {**found, "agreement": Tally(total - lost, total), "depth": Tally(total * layers - saved, total * layers)}
-
-
-def _tally(hits: Tensor, weights: Tensor) -> Tally:
-    return Tally(float((hits * weights).sum()), float(weights.sum()))

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchctl.decoding.trainable import Lesson, Tally
+from benchctl.decoding.trainable import Lesson, Tally, tally
 from benchctl.decoding.trees import Path, likeliest, sparse_tree
 
 KEPT_NODES = 256  # more rows than any verification is worth
@@ -101,7 +101,7 @@ def top_shares(heads: nn.Module, lesson: Lesson) -> dict[str, Tally]:
     found: dict[str, Tally] = {}
     for number, (ranks, weights) in enumerate(_ranks(heads, lesson), 1):
         for top in _TOPS:
-            found[f"head_{number}_top{top}"] = Tally(float(((ranks < top) * weights).sum()), float(weights.sum()))
+            found[f"head_{number}_top{top}"] = tally(ranks < top, weights)
     return found
 
 

@@ -99,6 +99,7 @@ class Method(ABC):
     exactness and reason state what the method claims; tests hold it to that. one_by_one says why it decodes one
     sequence at a time, as what follows "since"; methods that can decode several together are Batched, see batch.
     knows_encoders: it also runs where an encoder reads the prompt, and the text it is given begins with a start token.
+    higher_is_safer: it has a threshold, and a higher one keeps its text closer to the target's, as calibration asks.
     """
 
     exactness: Exactness = "exact"
@@ -106,6 +107,7 @@ class Method(ABC):
     needs_draft_model: ClassVar[bool] = False
     one_by_one: ClassVar[str] = "it is made for one sequence at a time"
     knows_encoders: ClassVar[bool] = False
+    higher_is_safer: ClassVar[bool] = False
 
     def obstacle(self, target: Target) -> str | None:
         """Why this method cannot run on ``target``; None when it can."""

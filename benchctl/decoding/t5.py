@@ -69,8 +69,8 @@ def _read_norm(layer: Any) -> Norm:
 
 def _read_mlp(module: Any, config: Any, fast: bool) -> Mlp:
     """Gated (gate wi_0, up wi_1) or with one product before the activation."""
-    act, down = ACTIVATIONS[activation_name(config)], Linear(module.wo.weight, None, fast)
-    if config.is_gated_act:
-        weight = torch.cat([module.wi_0.weight.detach(), module.wi_1.weight.detach()])
-        return Mlp(Linear(weight, None, fast), down, act)
-    return Mlp(Linear(module.wi.weight, None, fast), down, act, gated=False)
+    parts = (module.wi_0, module.wi_1) if config.is_gated_act else (module.wi,)
+    weight = torch.cat([part.weight.detach() for part in parts])
+    # transformers keeps wo in float32 where all else is float16; what overflows here is refused by the probe.
+    down = Linear(module.wo.weight.to(weight.dtype), None, fast)
+    return Mlp(Linear(weight, None, fast), down, ACTIVATIONS[activation_name(config)], gated=config.is_gated_act)

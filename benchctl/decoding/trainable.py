@@ -36,6 +36,11 @@ class Tally:
         return Tally(self.right + other.right, self.of + other.of)
 
 
+def tally(right: Tensor, weights: Tensor) -> Tally:
+    """Of tokens [rows, n] of these weights those that are ``right``, wholly or to a share."""
+    return Tally(float((right * weights).sum()), float(weights.sum()))
+
+
 @dataclass(frozen=True)
 class Lesson:
     """Packed rows of text as the frozen target saw them; nothing here carries a gradient.

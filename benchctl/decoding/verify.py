@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -118,21 +118,30 @@ def verify_typical(
     """Medusa's typical acceptance: keep the longest branch whose tokens all have p > min(epsilon, delta exp(-H)).
 
     Lossy: the output does not have the target's distribution. Shapes as in verify_rejection; of equally long branches
-    the first wins; the bonus token is drawn from the target's distribution at the end of the path.
+    the one that the target finds likeliest wins, as in the authors' code, then the first; the bonus token is drawn from
+    the target's distribution at the end of the path.
     """
-    path = _longest(draft, ROOT, target_probs, epsilon, delta)
+    path = _longest(draft, ROOT, target_probs, epsilon, delta).path
     return Verdict(path, draw(target_probs[(path[-1] if path else ROOT) + 1], generator))
 
 
-def _longest(draft: Draft, node: int, target_probs: Rows, epsilon: float, delta: float) -> tuple[int, ...]:
-    best: tuple[int, ...] = ()
+class _Branch(NamedTuple):
+    """Rows from a node down that are all accepted, and the logarithm of the target's probability of their tokens."""
+
+    path: tuple[int, ...]
+    log_prob: float
+
+
+def _longest(draft: Draft, node: int, target_probs: Rows, epsilon: float, delta: float) -> _Branch:
+    best = _Branch((), 0.0)
     children = draft.children(node)
     if not children:
         return best
     target = target_probs[node + 1]
     bar = min(epsilon, delta * math.exp(-float(torch.special.entr(target).sum())))
     for row in children:
-        if float(target[draft.tokens[row]]) > bar:
-            branch = (row, *_longest(draft, row, target_probs, epsilon, delta))
-            best = branch if len(branch) > len(best) else best
+        if (prob := float(target[draft.tokens[row]])) > bar:
+            path, log_prob = _longest(draft, row, target_probs, epsilon, delta)
+            branch = _Branch((row, *path), math.log(prob) + log_prob)
+            best = max(best, branch, key=lambda found: (len(found.path), found.log_prob))
     return best

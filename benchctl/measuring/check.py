@@ -42,7 +42,7 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
     suites = load_suites(settings.prompts, notify)
     out = settings.out or settings.folder / f"{name_run(suites, choices, settings.methods)}.jsonl"
     check_out(out, settings)
-    tokenizer = check_tokenizers(models, choices)
+    tokenizer = check_tokenizers(models, choices, settings.batch_size)
     suites = tuple(fit_suite(suite, tokenizer, settings.prompts.long_prompts, notify) for suite in suites)
     return CheckedRun(settings, choices, models, suites, dtype, device, out)
 

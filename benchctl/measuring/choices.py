@@ -51,8 +51,15 @@ class Choice:
     def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> Choice:
         """Method.prepare, with the embedded modules where they are to serve.
 
-        Where nobody asked for it by name and the embedded modules are for other options, it turns out unsupported.
+        It turns out unsupported where it cannot run on this target, or the embedded modules are for other options.
+        Raises UserError for that where it was asked for by name.
         """
+        if self.unsupported:
+            return self
+        if reason := self.method.obstacle(target):
+            if self.named:
+                raise UserError(f"{self.label} cannot run on this target: {reason}.")
+            return replace(self, unsupported=reason)
         if self.embedded and isinstance(self.method, Trainable):
             self.method.modules = self.embedded
         try:
@@ -104,13 +111,20 @@ def choose_method(text: str, models: Models) -> Choice:
     return _check_needs(_with_embedded(_choose(text), models.target), models.draft, named=True)
 
 
-def check_tokenizers(models: Models, choices: Iterable[Choice]) -> TargetTokenizer:
-    """The target's tokenizer. Raises UserError for a model that is not there, and for a draft model whose tokens mean
-    something else than the target's."""
+def check_tokenizers(models: Models, choices: Iterable[Choice], batch_size: int = 1) -> TargetTokenizer:
+    """The target's tokenizer. Raises UserError for a model that is not there, for batches on a target with an encoder,
+    and for a draft model that has one or whose tokens mean something else than the target's."""
     tokenizer = load_tokenizer(packs.resolve(models.target))
+    if batch_size > 1 and tokenizer.encodes:
+        raise UserError(f"{models.target} has an encoder; batches are for targets without one: no --batch-size")
     drafts = [models.draft, *(choice.draft_model(models.draft) for choice in choices)]
     for draft in filter(None, dict.fromkeys(drafts)):
         other = load_tokenizer(packs.resolve(draft))
+        if other.encodes:  # it would draft for the prompt that its encoder read last
+            raise UserError(
+                f"The draft model '{draft}' has an encoder, which reads no prompt while drafting. Name a draft model "
+                "without one with --draft-model."
+            )
         if other.sha256 != tokenizer.sha256 and not tokenizer.same_vocabulary(other):
             raise UserError(
                 f"The draft model '{draft}' has another tokenizer than the target '{models.target}', so its tokens "

@@ -5,14 +5,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from benchctl import packs
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.target import Target
-from benchctl.errors import UserError
 from benchctl.measuring.check import CheckedRun
 from benchctl.measuring.choices import Choice
 from benchctl.measuring.clock import Clock, Timer
@@ -58,17 +57,15 @@ class ModelStore:
 
 
 def run(checked: CheckedRun, report: Report) -> RunSummary:
-    """Measure a checked run. A method that cannot run on this target is recorded with its reason, and left out.
+    """Measure a checked run. A method of `all` that cannot run on this target is left out, its reason recorded.
 
-    Raises UserError for models that do not load, and for a results file that another run holds or that has other
-    settings.
+    Raises UserError for models that do not load, for a method asked for by name that cannot run on this target, and for
+    a results file that another run holds or that has other settings.
     """
     torch.set_num_threads(checked.settings.models.threads)
     models = ModelStore(checked.dtype, checked.device)
     target = models(checked.models.target)
-    if checked.settings.batch_size > 1 and target.encoder is not None:
-        raise UserError(f"{checked.models.target} has an encoder; batches are for targets without one: no --batch-size")
-    choices = tuple(_prepare(choice, target, models, checked.models.draft) for choice in checked.choices)
+    choices = tuple(choice.prepare(target, models, checked.models.draft) for choice in checked.choices)
     for choice in choices:
         if choice.unsupported:
             report(Notice(f"{choice.label} cannot run here: {choice.unsupported}."))
@@ -77,13 +74,6 @@ def run(checked: CheckedRun, report: Report) -> RunSummary:
         checked.out, header, resume=checked.settings.resume, notify=lambda text: report(Notice(text))
     ) as writer:
         return _measure(checked, choices, target, writer, report)
-
-
-def _prepare(choice: Choice, target: Target, models: ModelStore, draft: str) -> Choice:
-    reason = choice.unsupported or choice.method.obstacle(target)
-    if reason:
-        return replace(choice, unsupported=reason)
-    return choice.prepare(target, models, draft)
 
 
 def _header(checked: CheckedRun, choices: Sequence[Choice], models: ModelStore) -> Run:

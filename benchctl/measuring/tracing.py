@@ -55,8 +55,6 @@ def record(recording: Recording, progress: Callable[[int], None] = lambda done: 
     device, dtype = choose_device(ModelSettings(dtype=recording.dtype, device=recording.device))
     target = Target.load(packs.resolve(recording.model), dtype=dtype, device=device)
     method = choice.method
-    if reason := method.obstacle(target):
-        raise UserError(f"{choice.label} cannot run on {recording.model}: {reason}.")
     choice.prepare(target, _no_model, "")
     offload = method.offload if isinstance(method, Offloading) else None
     if offload is None:

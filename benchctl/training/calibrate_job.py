@@ -105,13 +105,19 @@ def _method(label: Label, threshold: float, modules: str) -> Method:
 def _check_method(label: Label, model: str) -> str:
     """The folder of its modules, those embedded with the target where none are named; empty for a method without.
 
-    Raises UserError for a method without a threshold, an exact one, and one whose modules are not there.
+    Raises UserError for a method without a threshold, or where higher is not safer, for an exact one, and for one whose
+    modules are not there.
     """
     if all(option.name != THRESHOLD for option in method_options(label.name)):
         raise UserError(f"{label.name} has no threshold to calibrate; early_exit and deed have")
     if any(name == THRESHOLD for name, _ in label.options):
         raise UserError(f"{label.text}: leave out {THRESHOLD}; it is what is calibrated")
     method = _method(label, THRESHOLDS[0], "")
+    if not method.higher_is_safer:
+        raise UserError(
+            f"a higher threshold of {label.name} is not a safer one, as calibration takes it to be; compare thresholds "
+            "with benchctl run --sweep"
+        )
     if method.exactness != "lossy":
         raise UserError(f"{label.text} says what the target says whatever its threshold; calibrate a lossy mode")
     if not (isinstance(method, Trainable) and method.needs_modules):
