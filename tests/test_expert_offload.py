@@ -327,29 +327,30 @@ def test_options_that_cannot_be_are_refused_before_any_model_is_loaded(options: 
 
 
 def test_a_run_writes_the_counters_into_the_rows(tmp_path: Path) -> None:
-    rows, notices = _run(tmp_path, "olmoe")
-    assert {row.label for row in rows} == {LABELS[0]}
-    assert {row.verdict for row in rows} == {"identical"}
+    rows = _run(tmp_path, "olmoe", "expert_offload[capacity=4,bandwidth_mb_s=50.0]")
+    assert rows and {row.verdict for row in rows} == {"identical"}
     assert all(row.counters["bandwidth_mb_s"] == 50 and row.counters["stall_s"] > 0 for row in rows)
-    assert "capacity 1 is below the 2 experts" in notices
 
 
-def test_a_run_on_a_dense_target_says_why_nothing_is_offloaded(tmp_path: Path) -> None:
-    rows, notices = _run(tmp_path, "llama")
-    assert rows == [] and notices.count("the target is dense") == 2
+@pytest.mark.parametrize(
+    ("family", "capacity", "reason"),
+    [("llama", 4, "the target is dense"), ("olmoe", 1, "capacity 1 is below the 2 experts")],
+)
+def test_a_run_that_cannot_offload_says_why_and_measures_nothing(
+    family: str, capacity: int, reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=reason):
+        _run(tmp_path, family, f"expert_offload[capacity={capacity}]")
+    assert not (tmp_path / "out.jsonl").exists()
 
 
-LABELS = ("expert_offload[capacity=4,bandwidth_mb_s=50.0]", "expert_offload[capacity=1]")
-
-
-def _run(tmp_path: Path, family: str) -> tuple[list[Row], str]:
-    """The rows of LABELS on a tiny target, and what the run had to say."""
+def _run(tmp_path: Path, family: str, label: str) -> list[Row]:
+    """The rows of a label on a tiny target."""
     folder, out = make_folder(tmp_path / "run"), tmp_path / "out.jsonl"
     tiny_folder(folder / "target", family)
-    said: list[str] = []
-    settings = replace(make_settings(folder, out), methods=LABELS)
-    run(check(settings, said.append), lambda event: said.append(str(event)))
-    return [row for row in measured(read(out)) if row.label != "autoregressive"], "\n".join(said)
+    settings = replace(make_settings(folder, out), methods=(label,))
+    run(check(settings, lambda text: None), lambda event: None)
+    return [row for row in measured(read(out)) if row.label != "autoregressive"]
 
 
 @pytest.mark.gpu

@@ -163,7 +163,7 @@ def test_what_a_run_reads_is_not_where_it_writes(home: Path, monkeypatch: pytest
     words: list[tuple[object, ...]] = [
         (*draft(home), "--model", "./target", "--out", "target"),
         (*moe(home), "--model", home / "target", "--out", "./target"),
-        (*draft(home), "--init-from", "target", "--out", home / "target"),
+        (*draft(home), "--init-from", "./target", "--out", home / "target"),
         (*further(home), "--out", "target"),
         (*target(home), "--out", home / "data"),
     ]
