@@ -39,8 +39,8 @@ class M2R2(Method, Trainable):
     mode          speculative (it drafts, the slow stream verifies: exact), dynamic (tokens leave at the first gate with
                   a sure router: lossy) or aot (experts are fetched ahead of time: exact)
     modules       folder of the trained adapters, and of the router where one is trained
-    gates         layers where the accelerated stream starts anew, joined by +; empty takes 1/8, 1/4, 1/2 and 3/4 of
-                  the depth, for mode=aot half of it
+    gates         layers where the accelerated stream starts anew, joined by +; empty takes 1/8, 1/4 and 1/2 of the
+                  depth, for mode=aot half of it
     rate          slow layers that one of the accelerated stream is to be worth; 0 reaches the last layer at each gate,
                   and is 2 for mode=aot
     adapters      lora, bottleneck or hybrid; rank and alpha are theirs: what they add is scaled by alpha / rank
@@ -62,8 +62,8 @@ class M2R2(Method, Trainable):
     gates: str = ""
     rate: float = 0.0
     adapters: AdapterKind = "lora"
-    rank: int = 32
-    alpha: float = 32.0
+    rank: int = 64
+    alpha: float = 256.0
     exit: int = 0
     draft_tokens: int = 4
     width: int = 1
@@ -77,7 +77,7 @@ class M2R2(Method, Trainable):
     bandwidth_mb_s: float = 0.0
     tier: Tier = "memory"
     spare: int = 0
-    training = TrainingDefaults(rate=5e-4, schedule="linear", epochs=5.0)
+    training = TrainingDefaults(rate=2e-3, schedule="linear", epochs=5.0)
     trained_for = ("rate", "alpha")
     one_by_one = "each sequence of a batch would accept, leave or load by itself"
     higher_is_safer = True

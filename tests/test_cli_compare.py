@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from fixtures_records import DRAFTED, EXITING, RUN, usual_rows, write
+from fixtures_records import DRAFTED, EXITING, RUN, drafted_row, usual_rows, write
 
 from benchctl.cli import main
 
@@ -106,6 +106,15 @@ def test_times_can_be_set_against_another_method(path: Path) -> None:
     assert set(over) == {DRAFTED, EXITING}
     assert over[EXITING] == pytest.approx(speed[EXITING] / speed[DRAFTED])
     assert found[0]["baseline"] is True
+
+
+def test_against_a_method_that_drafts_the_table_shows_the_difference_of_acceptance_rates(path: Path) -> None:
+    rows = [*usual_rows(), *(replace(drafted_row(prompt), label="other") for prompt in ("p0", "p1"))]
+    run = replace(RUN, methods=(*RUN.methods, replace(RUN.methods[1], label="other")))
+    two = write(path.with_name("two.jsonl"), rows, run)
+    shown = _compare(two, "--over", DRAFTED, "--format", "md").stdout
+    assert "acceptance difference [95%]" in shown and "+0.000 [+0.000, +0.000]" in shown
+    assert "acceptance difference" not in _compare(two, "--format", "md").stdout
 
 
 def test_times_cannot_be_set_against_what_was_not_measured(path: Path) -> None:

@@ -59,6 +59,22 @@ def test_metric_is_the_ratio_of_sums(frame: pd.DataFrame, metric: Metric, label:
     assert found == (None if value is None else pytest.approx(value))
 
 
+def test_acceptance_is_set_against_that_of_another_method_that_drafts(tmp_path: Path) -> None:
+    """One of three, less one and two of three in steps of 4 and 8: 1/3 - (4 + 16) / (12 + 24)."""
+    other = replace(drafted_row("p1", steps=8), label="other", accepted=(2,) * 8)
+    rows = [drafted_row("p0"), drafted_row("p1", steps=8), replace(drafted_row("p0"), label="other"), other]
+    methods = (*RUN.methods, replace(RUN.methods[1], label="other"))
+    frame = load([write(tmp_path / "two.jsonl", rows, replace(RUN, methods=methods))])
+    difference = metrics.ACCEPTANCE_DIFFERENCE
+    assert difference.value(pair(frame, DRAFTED, "other")) == pytest.approx(1 / 3 - (4 + 16) / (12 + 24))
+    assert difference.value(pair(frame, "other", "other")) == 0
+
+
+def test_acceptance_has_no_difference_to_a_baseline_that_drafts_nothing(frame: pd.DataFrame) -> None:
+    assert metrics.ACCEPTANCE_DIFFERENCE.value(pair(frame, DRAFTED, BASELINE)) is None
+    assert metrics.ACCEPTANCE_DIFFERENCE.value(pair(frame, EXITING, DRAFTED)) is None
+
+
 def checked_frame(tmp_path: Path) -> pd.DataFrame:
     """Of p0 to p3 the first three can be checked; the lossy method fails on p2."""
     said = {"p0": ("4", "4"), "p1": ("It is 5.", "It is 6."), "p2": ("no", "7"), "p3": ("hello", "bye")}

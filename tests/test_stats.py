@@ -102,3 +102,26 @@ def test_fewer_than_two_prompts_have_no_interval(prompts: int) -> None:
 def test_a_ratio_without_a_bottom_has_no_interval() -> None:
     top, bottom = np.ones((3, 2)), np.array([[0.0, 1.0], [0.0, 1.0], [1.0, 1.0]])
     assert bootstrap(top, bottom, _levels(1, 3, 1)) == [None, Interval(1.0, 1.0)]
+
+
+def test_the_difference_of_two_ratios_is_paired_and_covers_the_true_one() -> None:
+    """300 runs of 30 prompts: acceptance 0.5 and 0.4 of the same prompts, whose difficulty both feel."""
+    rng = np.random.default_rng(5)
+    levels, hits, widths, unpaired = _levels(1, 30, 1), 0, [], []
+    for _ in range(300):
+        drafted, ease = rng.integers(20, 200, 30).astype(float), rng.normal(0, 0.15, 30)
+        ours, theirs = ((share + ease + rng.normal(0, 0.03, 30)) * drafted for share in (0.5, 0.4))
+        columns = [values.reshape(-1, 1) for values in (ours, drafted, theirs, drafted)]
+        (found,) = bootstrap(*columns[:2], levels, less=(columns[2], columns[3]), resamples=400)
+        assert found is not None
+        hits += found.low <= 0.1 <= found.high
+        widths.append(found.high - found.low)
+        alone = _interval(ours, drafted, levels, resamples=400)
+        unpaired.append(alone.high - alone.low)
+    assert 0.90 <= hits / 300 <= 0.985
+    assert np.mean(widths) < np.mean(unpaired) / 2
+
+
+def test_a_difference_has_no_interval_where_the_other_drafted_nothing() -> None:
+    one, none = np.ones((4, 1)), np.zeros((4, 1))
+    assert bootstrap(one, one, _levels(1, 4, 1), less=(none, none)) == [None]

@@ -10,8 +10,8 @@ from benchctl.analysis.fidelity import Fidelity, claims_exact, fidelity, is_loss
 from benchctl.analysis.frame import pair, to_frame
 from benchctl.analysis.groups import Difference, differences, group
 from benchctl.analysis.loading import LOADING_METRICS, has_loading
-from benchctl.analysis.metrics import METRICS, Metric
-from benchctl.analysis.stats import Interval, Ints, Levels, bootstrap
+from benchctl.analysis.metrics import METRICS, Column, Metric, ones, zeros
+from benchctl.analysis.stats import Floats, Interval, Ints, Levels, bootstrap
 from benchctl.errors import UserError
 from benchctl.recordfile import RunFile
 from benchctl.records import Exactness, MethodInfo, Run
@@ -160,17 +160,23 @@ def _method_figures(run: Run, method: MethodInfo, frame: pd.DataFrame) -> Method
 
 def _estimates(pairs: pd.DataFrame) -> tuple[Estimate, ...]:
     metrics = (*METRICS, *LOADING_METRICS) if has_loading(pairs) else METRICS
-    tops = np.column_stack([metric.top(pairs).to_numpy(dtype=float) for metric in metrics])
-    bottoms = np.column_stack([metric.bottom(pairs).to_numpy(dtype=float) for metric in metrics])
+    tops, bottoms = _sums(pairs, [(metric.top, metric.bottom) for metric in metrics])
+    less = _sums(pairs, [metric.less or (zeros, ones) for metric in metrics])
     levels = Levels(
         session=_integers(pairs.groupby(["file", "session"]).ngroup()),
         prompt=_integers(pairs.groupby(["suite", "batch"]).ngroup()),
         repeat=_integers(pairs["repeat"]),
     )
-    intervals = bootstrap(tops, bottoms, levels)
+    intervals = bootstrap(tops, bottoms, levels, less=less)
     return tuple(
         Estimate(metric, metric.value(pairs), interval) for metric, interval in zip(metrics, intervals, strict=True)
     )
+
+
+def _sums(pairs: pd.DataFrame, columns: Sequence[tuple[Column, Column]]) -> tuple[Floats, Floats]:
+    """Two [pairs, metrics]: what is summed above and below each ratio."""
+    above, below = ([column(pairs).to_numpy(dtype=float) for column in side] for side in zip(*columns, strict=True))
+    return np.column_stack(above), np.column_stack(below)
 
 
 def _prompt_codes(pairs: pd.DataFrame) -> pd.Series:

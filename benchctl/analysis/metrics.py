@@ -1,4 +1,7 @@
-"""Every reported number, defined once: tables, files and plots share these. Each is a ratio of two sums over pairs."""
+"""Every reported number, defined once: tables, files and plots share these.
+
+Each is a ratio of two sums over pairs, or how much larger such a ratio is than another.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +21,7 @@ class Metric:
     """A number about one method on a set of prompts: sum of `top` / sum of `bottom` over its pairs (see frame.pair).
 
     As a ratio of sums it gives every second, step or token the same weight; a mean of per-prompt ratios would count
-    short answers as much as long ones.
+    short answers as much as long ones. With `less` it is that ratio less the one of these two columns' sums.
     """
 
     name: str
@@ -27,11 +30,20 @@ class Metric:
     better: Better
     top: Column
     bottom: Column
+    less: tuple[Column, Column] | None = None
 
     def value(self, pairs: pd.DataFrame) -> float | None:
         """The metric over `pairs`; None where it has no meaning, as an acceptance rate where nothing was drafted."""
-        bottom = float(self.bottom(pairs).sum())
-        return float(self.top(pairs).sum()) / bottom if bottom else None
+        ratios = [_ratio(pairs, self.top, self.bottom), *(() if self.less is None else (_ratio(pairs, *self.less),))]
+        if None in ratios:
+            return None
+        first, less = (*ratios, 0.0)[:2]
+        return first - less
+
+
+def _ratio(pairs: pd.DataFrame, top: Column, bottom: Column) -> float | None:
+    below = float(bottom(pairs).sum())
+    return float(top(pairs).sum()) / below if below else None
 
 
 def _column(name: str) -> Column:
@@ -43,8 +55,14 @@ def _more(name: str) -> Column:
     return lambda pairs: (pairs[name] - pairs[f"{name}_baseline"]).astype(float)
 
 
-def _each(pairs: pd.DataFrame) -> pd.Series:
+def ones(pairs: pd.DataFrame) -> pd.Series:
+    """1 for each pair."""
     return pd.Series(1.0, index=pairs.index)
+
+
+def zeros(pairs: pd.DataFrame) -> pd.Series:
+    """0 for each pair."""
+    return pd.Series(0.0, index=pairs.index)
 
 
 SPEEDUP = Metric("speedup", "speed-up", "ratio", "higher", _column("whole_s_baseline"), _column("whole_s"))
@@ -58,7 +76,7 @@ DECODE_SPEEDUP = Metric(
 )
 TOKENS_PER_S = Metric("tokens_per_s", "tokens/s", "tokens/s", "higher", _column("new_tokens"), _column("whole_s"))
 TPOT = Metric("tpot_s", "TPOT", "s", "lower", _column("decode_s"), _column("committed_tokens"))
-TTFT = Metric("ttft_s", "TTFT", "s", "lower", _column("ttft_s"), _each)
+TTFT = Metric("ttft_s", "TTFT", "s", "lower", _column("ttft_s"), ones)
 BLOCK_EFFICIENCY = Metric(
     "block_efficiency", "block efficiency", "tokens", "higher", _column("committed_tokens"), _column("steps")
 )
@@ -67,6 +85,16 @@ MEAN_ACCEPTED = Metric(
 )
 ACCEPTANCE_RATE = Metric(
     "acceptance_rate", "acceptance rate", "share", "higher", _column("accepted_tokens"), _column("drafted_tokens")
+)
+# Of a method that drafts, against another that does (`--over`); the usual baseline drafts nothing.
+ACCEPTANCE_DIFFERENCE = Metric(
+    "acceptance_rate_difference",
+    "acceptance rate, difference to the baseline",
+    "share",
+    "higher",
+    _column("accepted_tokens"),
+    _column("drafted_tokens"),
+    less=(_column("accepted_tokens_baseline"), _column("drafted_tokens_baseline")),
 )
 DEPTH_FRACTION = Metric(
     "depth_fraction", "depth fraction", "share", "lower", _column("depth_layers"), _column("full_layers")
@@ -95,6 +123,7 @@ METRICS = (
     BLOCK_EFFICIENCY,
     MEAN_ACCEPTED,
     ACCEPTANCE_RATE,
+    ACCEPTANCE_DIFFERENCE,
     DEPTH_FRACTION,
     TOKEN_AGREEMENT,
     EXACT_MATCH,

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +27,7 @@ from benchctl.analysis.loading import (
     has_loading,
 )
 from benchctl.analysis.metrics import (
+    ACCEPTANCE_DIFFERENCE,
     ACCEPTANCE_RATE,
     BLOCK_EFFICIENCY,
     DECODE_SPEEDUP,
@@ -145,6 +146,10 @@ def _loss(method: MethodFigures) -> str:
     return "baseline" if named else _share(EXACT_MATCH_DIFFERENCE, "+.3f")(method)
 
 
+def _acceptance_difference(method: MethodFigures) -> str:
+    return "baseline" if method.is_baseline else _share(ACCEPTANCE_DIFFERENCE, "+.3f")(method)
+
+
 def _lossless(method: MethodFigures) -> str:
     """Empty for sampled answers: one text cannot show whether their distribution is the target's."""
     if method.is_baseline or method.fidelity.sampled:
@@ -172,6 +177,7 @@ _DRAFTING = _Block(
         _Column("depth fraction", _number(DEPTH_FRACTION, "{:.3f}")),
     ),
 )
+_AGAINST = _Column("acceptance difference [95%]", _acceptance_difference)
 _COMPARED = (
     _Column("identical", lambda method: _verdicts(method, method.fidelity.identical)),
     _Column("tie", lambda method: _verdicts(method, method.fidelity.tie)),
@@ -215,7 +221,11 @@ def _verdicts(method: MethodFigures, count: int) -> str:
 
 
 def _blocks(group: Group) -> tuple[_Block, ...]:
-    """Expert loading has a place only where experts are loaded, exact match where there are answers to check."""
+    """Expert loading has a place only where experts are loaded, exact match where there are answers to check, a
+    difference of acceptance rates where the baseline drafts."""
+    methods = group.pooled.methods
+    drafts = any(method.estimate(ACCEPTANCE_DIFFERENCE).value is not None for method in methods)
+    drafting = replace(_DRAFTING, columns=(*_DRAFTING.columns, _AGAINST)) if drafts else _DRAFTING
     fidelity = (
         _Column("token agreement", _number(TOKEN_AGREEMENT, "{:.3f}")),
         *(_COMPARED if group.run.temperature == 0 else _SAMPLED),
@@ -224,8 +234,8 @@ def _blocks(group: Group) -> tuple[_Block, ...]:
         _Column("lossless", _lossless),
     )
     loading = (_LOADING, _FORESIGHT) if has_loading(group.frame) else ()
-    blocks = _SPEED, _DRAFTING, *loading, _Block("Fidelity", fidelity)
-    checked = any(method.checked_prompts for method in group.pooled.methods)
+    blocks = _SPEED, drafting, *loading, _Block("Fidelity", fidelity)
+    checked = any(method.checked_prompts for method in methods)
     return (*blocks, _EXACT_MATCH) if checked else blocks
 
 

@@ -41,20 +41,28 @@ class Levels:
 
 
 def bootstrap(
-    tops: Floats, bottoms: Floats, levels: Levels, *, resamples: int = RESAMPLES, seed: int = 0
+    tops: Floats,
+    bottoms: Floats,
+    levels: Levels,
+    *,
+    less: tuple[Floats, Floats] | None = None,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
 ) -> list[Interval | None]:
     """The 95% interval of `tops[:, m].sum() / bottoms[:, m].sum()` for each column m of two [N, M] arrays.
 
-    All columns share the resamples, and so do calls with the same levels and seed. None where nothing can be told: with
-    fewer than two prompts, or when a resample's bottom is 0.
+    With `less`, two more such arrays, it is the interval of that ratio less theirs. All columns share the resamples,
+    and so do calls with the same levels and seed. None where nothing can be told: with fewer than two prompts, or when
+    a resample's bottom is 0.
     """
     cells = _cells(levels)
     if cells.prompts < 2:
         return [None] * tops.shape[1]
-    top, bottom = _sum_by_cell(tops, cells), _sum_by_cell(bottoms, cells)
-    draws = [(weights @ top, weights @ bottom) for weights in _weights(cells, resamples, seed)]
-    above, below = (np.concatenate(parts) for parts in zip(*draws, strict=True))
-    return [_interval(above[:, column], below[:, column]) for column in range(tops.shape[1])]
+    sums = [_sum_by_cell(values, cells) for values in (tops, bottoms, *(less or ()))]
+    draws = [[weights @ values for values in sums] for weights in _weights(cells, resamples, seed)]
+    above, below, *others = (np.concatenate(parts) for parts in zip(*draws, strict=True))
+    found = _ratios(above, below) - (_ratios(*others) if others else 0)
+    return [_interval(found[:, column]) for column in range(tops.shape[1])]
 
 
 @dataclass(frozen=True)
@@ -100,8 +108,13 @@ def _weights(cells: _Cells, resamples: int, seed: int) -> Iterator[Floats]:
         yield rng.multinomial(draws, shares).reshape(size, -1).astype(float)
 
 
-def _interval(above: Floats, below: Floats) -> Interval | None:
-    if not below.all():
+def _ratios(above: Floats, below: Floats) -> Floats:
+    """[resamples, M]; not a number where there is nothing below."""
+    return np.divide(above, below, out=np.full_like(above, np.nan), where=below != 0)
+
+
+def _interval(values: Floats) -> Interval | None:
+    if np.isnan(values).any():
         return None
-    low, high = np.percentile(above / below, _PERCENTILES)
+    low, high = np.percentile(values, _PERCENTILES)
     return Interval(float(low), float(high))

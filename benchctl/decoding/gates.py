@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-_SHARES = (1 / 8, 1 / 4, 1 / 2, 3 / 4)
+_SHARES = (1 / 8, 1 / 4, 1 / 2)
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def read_gates(text: str) -> tuple[int, ...]:
 
 
 def default_gates(layers: int) -> tuple[int, ...]:
-    """1/8, 1/4, 1/2 and 3/4 of the depth, each layer once and none the last (ours)."""
+    """1/8, 1/4 and 1/2 of the depth, each layer once and none the last (ours)."""
     return tuple(gate for gate in sorted({max(1, round(share * layers)) for share in _SHARES}) if gate < layers)
 
 
