@@ -79,7 +79,7 @@ def measure(threads: int, prompts: int, max_new_tokens: int) -> list[dict[str, o
     library = Library(target_path, draft_path)
     pairs = _pairs(target, draft, library)
     arms = [arm for pair in pairs for arm in pair]
-    texts = _prompts(target, prompts)
+    texts = embedded_prompts(target, prompts)
     for arm in arms:
         arm.decoder(texts[0], 16)
     for index, prompt_ids in enumerate(texts):
@@ -117,7 +117,7 @@ def _ours(label: str, target: Target, draft: Target) -> Decoder:
     return run
 
 
-def _prompts(target: Target, count: int) -> list[list[int]]:
+def embedded_prompts(target: Target, count: int) -> list[list[int]]:
     """``count`` prompts of each embedded suite, first turns, as the run would encode them."""
     suites = [
         load_suite(name, data_dir=None, source="embedded", limit=count, notify=lambda text: None)

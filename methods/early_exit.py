@@ -98,7 +98,7 @@ class EarlyExit(ExitPolicy, Trainable):
     def allowed(self, exits: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(layer for layer in exits if layer >= self.min_exit)
 
-    def unsupported(self, target: Target | TargetInfo) -> str | None:
+    def unsupported(self, target: TargetInfo) -> str | None:
         if self.min_exit >= target.layers:
             return f"min_exit {self.min_exit} is not below the target's {target.layers} layers"
         return super().unsupported(target)

@@ -16,7 +16,7 @@ from typing import Literal
 
 from benchctl.decoding.method import Context, Method, Step, one_token
 from benchctl.decoding.offload import NextGate, Offload, OffloadSettings, Tier
-from benchctl.decoding.target import Target
+from benchctl.decoding.target import Target, TargetInfo
 from benchctl.decoding.tiers import Timer
 from benchctl.offload.policies import PolicyName
 
@@ -56,7 +56,7 @@ class ExpertOffload(Method):
     def _settings(self) -> OffloadSettings:
         return OffloadSettings(self.policy, self.capacity, self.bandwidth_mb_s, self.tier, self.blocking)
 
-    def unsupported(self, target: Target) -> str | None:
+    def unsupported(self, target: TargetInfo) -> str | None:
         return self._settings().unsupported(target)
 
     def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:

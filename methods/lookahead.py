@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchctl.decoding.draft import ROOT, Draft
 from benchctl.decoding.method import Context, Outcome, Speculative
-from benchctl.decoding.target import Target
+from benchctl.decoding.target import TargetInfo
 from benchctl.decoding.verify import Verdict
 
 Guess = tuple[int, ...]
@@ -51,7 +51,7 @@ class Lookahead(Speculative):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
 
-    def unsupported(self, target: Target) -> str | None:
+    def unsupported(self, target: TargetInfo) -> str | None:
         ahead = self.window + self.ngram - 3
         if ahead < target.context_tokens:
             return None

@@ -109,7 +109,7 @@ class M2R2(Method, Trainable):
     def _parts(self, layers: int) -> list[Interval]:
         return intervals_of(self.gates, layers, self.rate, ahead=self.mode == "aot")
 
-    def unsupported(self, target: Target | TargetInfo) -> str | None:
+    def unsupported(self, target: TargetInfo) -> str | None:
         problem = unfit_gates(self._parts(target.layers), target.layers, self.exit)
         return problem or (self._how.unsupported(target) if isinstance(self._how, Loading) else None)
 

@@ -54,7 +54,7 @@ class MixtureOfDepths(Method, Trainable):
         if not 0 <= self.threshold <= 1:
             raise ValueError(f"threshold is {self.threshold}; it must lie between 0 and 1")
 
-    def unsupported(self, target: Target | TargetInfo) -> str | None:
+    def unsupported(self, target: TargetInfo) -> str | None:
         return "it has one layer, and the first is never routed" if target.layers < 2 else None
 
     def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:

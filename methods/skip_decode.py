@@ -78,7 +78,7 @@ class SkipDecode(Method, Batched, FixedDepths, Trainable):
     def needs_modules(self) -> bool:
         return self.adapters == "lora"
 
-    def unsupported(self, target: Target | TargetInfo) -> str | None:
+    def unsupported(self, target: TargetInfo) -> str | None:
         return self.beyond(target.layers)
 
     def beyond(self, layers: int) -> str | None:

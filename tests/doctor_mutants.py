@@ -11,7 +11,7 @@ from mutants import FlatterEarlyExit, UnrepairedTwoModel
 from benchctl.decoding.batch import Batched
 from benchctl.decoding.draft import Draft
 from benchctl.decoding.method import Context, Method, Speculative, Step, one_token
-from benchctl.decoding.target import Target
+from benchctl.decoding.target import Target, TargetInfo
 
 
 @dataclass
@@ -47,17 +47,17 @@ class UnknownClaim(Plain):
 
 
 class EmptyReason(Plain):
-    def unsupported(self, target: Target) -> str | None:
+    def unsupported(self, target: TargetInfo) -> str | None:
         return ""
 
 
 class RaisingReason(Plain):
-    def unsupported(self, target: Target) -> str | None:
+    def unsupported(self, target: TargetInfo) -> str | None:
         raise RuntimeError("no idea")
 
 
 class RunsNowhere(Plain):
-    def unsupported(self, target: Target) -> str | None:
+    def unsupported(self, target: TargetInfo) -> str | None:
         return "the target is too small"
 
 

@@ -1,11 +1,10 @@
-"""Stand-ins for what a run measures: a clock that ticks by itself, methods that lie, break and refuse."""
+"""Stand-ins for what a run measures: a clock that ticks by itself, methods that lie and break."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from benchctl.decoding.method import Context, Method, Step
-from benchctl.decoding.target import Target
 from benchctl.measuring.measure import Measurer
 from benchctl.measuring.plan import Task
 from benchctl.measuring.prompts import Prompt
@@ -57,14 +56,6 @@ class Broken(Plain):
         if len(context.tokens) == context.prompt_tokens + 2:
             raise RuntimeError("out of luck")
         return super().step(context)
-
-
-@dataclass
-class Refusing(Plain):
-    """Cannot run anywhere."""
-
-    def unsupported(self, target: Target) -> str | None:
-        return f"it wants more than {target.layers} layers"
 
 
 def task(label: str, *, turn: int = 0, repeat: int = 0, order: int = 0, prompt: Prompt | None = None) -> Task:

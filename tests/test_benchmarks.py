@@ -1,10 +1,20 @@
-"""What `make bench` says of its goals."""
+"""What `make bench` says of its goals, and what its command line takes."""
 
 from __future__ import annotations
 
-import pytest
+import json
+from pathlib import Path
+from typing import Any
 
-from benchmarks.__main__ import against_goal
+import pytest
+from click.testing import CliRunner, Result
+
+from benchmarks import sections
+from benchmarks.__main__ import main
+from benchmarks.goals import against_band, against_goal, is_met
+
+COST = {"label": "m2r2[exit=2]", "timed": "verification", "rows": 3.5, "measured_ms": 2.2, "predicted_ms": 2.0,
+        "ratio": 1.1, "low": 1.05, "high": 1.15, "goal": "met, by the whole interval"}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -13,3 +23,74 @@ from benchmarks.__main__ import against_goal
 )
 def test_a_goal_is_met_or_missed_by_the_whole_interval_or_open(low: float, high: float, told: str) -> None:
     assert against_goal(low, high, goal=0.8).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "told"),
+    [
+        (0.75, 1.25, "met"),
+        (0.74, 1.25, "open"),
+        (0.75, 1.26, "open"),
+        (0.5, 1.5, "open"),
+        (0.5, 0.74, "missed"),
+        (1.26, 1.4, "missed"),
+        (0.5, 0.75, "open"),
+    ],
+)
+def test_a_ratio_has_to_lie_on_neither_side_too_far_from_one(low: float, high: float, told: str) -> None:
+    assert against_band(low, high, within=0.25).startswith(told)
+    assert is_met(low, high, within=0.25) == (told == "met")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--only", "prices"), "'prices' is not one of 'library', 'exact', 'default', 'trainer', 'costs', 'loading'"),
+        (("--only", "loading", "--label", "two_model"), "--label names a method for the section costs"),
+        (("--only", "costs", "--label", "medusa[modules=none]"), "none"),
+        (("--only", "costs", "--label", "meduse"), "Did you mean 'medusa'?"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    asked = _fake_children(monkeypatch)
+    result = _invoke(*arguments, "--out", str(tmp_path / "bench"))
+    assert (result.exit_code, asked) == (2, [])
+    assert message in result.output
+    assert not (tmp_path / "bench").exists()
+
+
+def test_one_section_is_measured_alone_and_leaves_the_figures_of_all_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = _fake_children(monkeypatch)
+    (tmp_path / "figures.json").write_text("of all")
+    sizes = ("--threads", "2", "--max-new-tokens", "9")
+    result = _invoke("--only", "costs", *sizes, "--label", "two_model[draft_tokens=3]", "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    labels = ("two_model[draft_tokens=3]",)
+    assert asked == [("costs", {"labels": labels, "threads": 2, "prompts": 2, "max_new_tokens": 9})]
+    assert (tmp_path / "figures.json").read_text() == "of all"
+    found = json.loads((tmp_path / "figures-costs.json").read_text())
+    assert sorted(found) == ["costs", "machine", "versions"]
+    assert found["costs"]["methods"] == [COST]
+    assert "m2r2[exit=2]" in result.output and "1.10x [1.05, 1.15]" in result.output
+    assert "verifications within 15% by the whole interval: 100%" in result.output
+    assert "left out: medusa: no modules" in result.output
+
+
+def _invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments, env={"COLUMNS": "200"})
+
+
+def _fake_children(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    """Nothing is measured; what would have been."""
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    def child(module: str, **arguments: Any) -> Any:
+        asked.append((module, arguments))
+        return {"within": 0.15, "share_within": 1.0, "left_out": {"medusa": "no modules"}, "methods": [COST]}
+
+    monkeypatch.setattr(sections, "_child", child)
+    return asked

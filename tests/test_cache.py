@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -158,6 +161,56 @@ def test_absent_rows_move_with_the_rows_that_are_kept() -> None:
     cache.keep(3, [4, 6])
     assert (cache.lengths, cache.absent) == ([5, 5], [[], [2, 3]])
     assert keys(cache, 1) == [0, 1, 0, 0, 6]
+
+
+def hidden(cache: Cache, layer: int, end: int, others: Sequence[int] = ()) -> list[int] | None:
+    """The slots that are hidden from who looks at the first ``end``."""
+    found = cache.hiding(layer, end, others)
+    if found is None:
+        return None
+    assert found.shape == (end,) and set(found.tolist()) <= {0.0, -math.inf}
+    return found.isinf().nonzero().flatten().tolist()
+
+
+def test_what_hides_absent_rows_follows_them() -> None:
+    cache = filled(3, 3)
+    assert hidden(cache, 1, 4) is None
+    cache.skip(1, 4)
+    assert hidden(cache, 1, 6) == [3, 4]
+    cache.write(1, 5, kv(5, 6, 7))
+    cache.leave_out(1, [5, 7])
+    assert (hidden(cache, 1, 9), hidden(cache, 0, 9)) == ([3, 4, 5, 7], None)
+    cache.truncate(5)
+    assert hidden(cache, 1, 9) == [3, 4]
+    cache.write(1, 4, kv(4))
+    cache.skip(1, 6)
+    cache.truncate(6)
+    assert hidden(cache, 1, 9) == [3, 5]
+    cache.truncate(3)
+    assert hidden(cache, 1, 9) is None
+    cache.skip(1, 3)
+    assert hidden(cache, 1, 9) == [3]
+
+
+def test_others_are_hidden_for_one_pass_only() -> None:
+    cache = filled(3)
+    assert hidden(cache, 0, 6, [3, 5]) == [3, 5]
+    cache.skip(0, 3)
+    assert (hidden(cache, 0, 6, [5]), hidden(cache, 0, 6)) == ([3, 5], [3])
+
+
+def test_what_hides_absent_rows_is_forked_moves_and_grows_with_them() -> None:
+    cache = filled(7, 2)
+    cache.skip(1, 5)
+    cache.write(1, 6, kv(6))
+    assert hidden(cache, 1, 7) == [2, 3, 4, 5]
+    twin = cache.fork()
+    cache.keep(3, [4, 6])
+    assert (hidden(cache, 1, 5), hidden(twin, 1, 7)) == ([2, 3], [2, 3, 4, 5])
+    room = cache.capacity
+    cache.skip(1, room + 3)
+    assert hidden(cache, 1, room + 4) == [2, 3, *range(5, room + 4)]
+    assert hidden(twin, 1, twin.capacity + 1) == [2, 3, 4, 5]
 
 
 def test_the_cache_has_the_dtype_of_the_model() -> None:

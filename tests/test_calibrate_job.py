@@ -138,7 +138,13 @@ def _classifier(made: Path) -> Path:
         ),
     ],
 )
-def test_what_cannot_be_calibrated_is_refused(
-    label: str, arguments: tuple[str, ...], complaint: str, made: Path, tmp_path: Path
+def test_what_cannot_be_calibrated_is_refused_before_weights_are_loaded(
+    label: str,
+    arguments: tuple[str, ...],
+    complaint: str,
+    made: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(Target, "load", lambda *_, **__: pytest.fail("weights were loaded"))
     assert complaint in refused("train", label, *_words(made), "--out", tmp_path / "out", *arguments)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 from fixtures_run import make_folder, write_prompts
-from tiny import tiny_folder
+from plain_t5 import tiny_t5
+from tiny import tiny_folder, tiny_target, tiny_tokenizer
+from untrained import facts_of, untrained
 
 from benchctl.cli import main
 from benchctl.decoding.loop import decode
+from benchctl.decoding.modules import save_modules
 from benchctl.decoding.target import Target
+from benchctl.methods.m2r2 import M2R2
 from benchctl.recordfile import read
 
 
@@ -76,6 +81,54 @@ def test_a_sweep_measures_every_combination_and_names_the_best(here: Path) -> No
     both = invoke(*sweep, "--method", "prompt_lookup", "--repeats", "1", "--out", "both.jsonl")
     assert both.exit_code == 0, both.output
     assert len(read(here / "both.jsonl").run.methods) == 6
+
+
+@pytest.fixture
+def unread(here: Path) -> Path:
+    """Folders of models whose weights are not there, or are none, and of modules that were made for another one."""
+    for name, model in (("absent", "target"), ("broken", "target")):
+        shutil.copytree(here / model, here / name)
+        (here / name / "model.safetensors").unlink()
+    (here / "broken" / "model.safetensors").write_bytes(b"no weights")
+    tiny_t5(vocabulary=320).config.save_pretrained(here / "encoding")
+    tiny_tokenizer(chat=False).save_pretrained(here / "encoding")
+    method, other = M2R2(gates="3"), tiny_target("llama", layers=4)
+    save_modules(here / "made", untrained(method, other), facts_of("m2r2", method, other))
+    return here
+
+
+@pytest.mark.parametrize(
+    ("model", "label", "message"),
+    [
+        ("absent", "early_exit[exits=40]", "exit 40 is not below the target's 3 layers; choose others with the option"),
+        ("broken", "early_exit[exits=40]", "exit 40 is not below the target's 3 layers; choose others with the option"),
+        ("absent", "lookahead[window=4000]", "window=4000 with ngram=5 looks 4002 tokens ahead, but the target takes"),
+        ("absent", "skip_decode[adapters=none,min_layers=99]", "min_layers 99 is more than the target's 3 layers"),
+        ("absent", "m2r2[gates=3,modules=made]", "gate 3 is not below the target's 3 layers"),
+        ("absent", "expert_offload", "the target is dense; offloading takes a mixture of experts"),
+        ("encoding", "lookahead", "the target has an encoder, and this method is for targets without one"),
+        ("encoding", "early_exit[exits=5]", "exit 5 is not below the target's 4 layers"),
+    ],
+)
+def test_options_that_do_not_fit_the_target_are_refused_before_its_weights_are_read(
+    unread: Path, model: str, label: str, message: str
+) -> None:
+    """Its configuration tells; reading weights may take minutes, and say something else first."""
+    told = refused(invoke("--method", label, "--model", model, "--draft-model", ""))
+    name = label.partition("[")[0]
+    assert told.startswith(name) and f" cannot run on this target: {message}" in told
+    assert not (unread / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize("model", ["absent", "broken"])
+def test_what_all_brings_in_does_not_keep_weights_from_being_read(unread: Path, model: str) -> None:
+    told = refused(invoke("--method", "all", "--model", model))
+    assert "cannot load" in told and "cannot run on this target" not in told
+
+
+def test_batches_on_a_target_with_an_encoder_are_refused_before_its_weights_are_read(unread: Path) -> None:
+    options = ("--method", "autoregressive", "--model", "encoding", "--draft-model", "", "--batch-size", "2")
+    assert "encoding has an encoder; batches are for targets without one" in refused(invoke(*options))
 
 
 def test_json_is_all_there_is_on_stdout(here: Path) -> None:

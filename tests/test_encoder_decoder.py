@@ -14,7 +14,7 @@ from torch import Tensor
 from benchctl.decoding.loop import Generation, Limits, decode
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.stream import Stream
-from benchctl.decoding.target import DTYPES, Target
+from benchctl.decoding.target import DTYPES, Target, TargetInfo
 from benchctl.decoding.tokenizer import TargetTokenizer
 from benchctl.errors import UserError
 from benchctl.registry import build, method_names
@@ -154,9 +154,9 @@ def test_the_two_ways_of_a_near_tie_are_logits_after_prompt_and_answer() -> None
 
 def test_methods_that_do_not_know_encoders_say_so() -> None:
     target = Target(tiny_t5(), None)
-    free = {name for name in method_names() if build(name).obstacle(target) is None}
+    free = {name for name in method_names() if build(name).obstacle(target.info) is None}
     assert {"autoregressive", "early_exit", "prompt_lookup"} <= free and not free & {"two_model", "m2r2", "medusa"}
-    assert "has an encoder" in str(build("m2r2").obstacle(target))
+    assert "has an encoder" in str(build("m2r2").obstacle(target.info))
 
 
 def test_every_weight_decides_the_hash() -> None:
@@ -181,7 +181,17 @@ def test_a_folder_is_loaded_and_probed(tmp_path: Path) -> None:
     stops = [place for place, token in enumerate(theirs) if token in target.stop_ids]
     expected = theirs[: stops[0] + 1] if stops else theirs
     assert list(generate("autoregressive", target, prompt, 12).token_ids) == expected
-    assert target.info.family == "t5" and target.info.layers == LAYERS and target.info.mlp_size == 40
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_configuration_alone_tells_what_the_weights_are(kind: str) -> None:
+    """The decoder's layers are meant, of which there are more here than the encoder has."""
+    target = Target(tiny_t5(kind), None)
+    told, attention = TargetInfo.of(target.config), target.blocks[0].attention
+    assert told == target.info and (told.family, told.layers, told.mlp_size) == ("t5", LAYERS, 40)
+    assert told.encodes and told.experts_per_token == 0
+    assert (told.vocabulary, told.hidden_size) == target.lm_head.weight.shape
+    assert told.query_size == told.kv_size == attention.heads * attention.head_dim
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -84,9 +84,8 @@ def real_target(config: Any) -> Any:
 
 def real_modules(target: Any) -> nn.Module:
     config = target.config
-    parameters = sum(parameter.numel() for parameter in target.parameters())
-    sizes = (config.num_hidden_layers, config.hidden_size, parameters, config.vocab_size, 128, 64, 160, 32)
-    info = TargetInfo("llama", *sizes)
+    sizes = (config.num_hidden_layers, config.hidden_size, config.vocab_size, 128, 64, 160, 32)
+    info = TargetInfo("llama", *sizes, experts_per_token=0, encodes=False)
     return ThreeHeads().build(info, target.lm_head.weight)
 
 

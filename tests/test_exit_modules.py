@@ -367,7 +367,7 @@ def test_options_that_cannot_be_are_refused(label: str, message: str) -> None:
 def test_exits_beyond_the_layers_are_unsupported(label: str, what: str) -> None:
     models, method = pair("llama"), build(label)
     assert isinstance(method, EarlyExit | Deed)
-    assert str(method.unsupported(models.target)).startswith(f"{what} is not below the target's 4 layers")
+    assert str(method.unsupported(models.target.info)).startswith(f"{what} is not below the target's 4 layers")
     with pytest.raises(UserError, match="cannot be trained for this target"):
         method.build(models.target.info, models.target.lm_head.weight)
     assert "exit 1 is not below the target's 1 layers" in str(Deed().unsupported(replace(models.target.info, layers=1)))

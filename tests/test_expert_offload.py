@@ -300,9 +300,9 @@ def test_a_slow_tier_gives_each_expert_as_it_is(make: type[SlowTier]) -> None:
 
 
 def test_a_dense_target_and_a_capacity_below_top_k_are_refused_with_the_reason() -> None:
-    assert "dense" in (ExpertOffload().unsupported(target("llama")) or "")
-    assert "give capacity=2" in (ExpertOffload(capacity=1).unsupported(target()) or "")
-    assert ExpertOffload(capacity=2).unsupported(target()) is None
+    assert "dense" in (ExpertOffload().unsupported(target("llama").info) or "")
+    assert "give capacity=2" in (ExpertOffload(capacity=1).unsupported(target().info) or "")
+    assert ExpertOffload(capacity=2).unsupported(target().info) is None
 
 
 def test_the_fast_tier_holds_a_quarter_by_default_and_never_more_than_all() -> None:

@@ -11,13 +11,14 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny import FAMILIES, VARIANTS, tiny_config, tiny_folder, tiny_model
+from tiny import FAMILIES, VARIANTS, tiny_config, tiny_folder, tiny_model, tiny_target
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from benchctl.decoding.families import check_family
+from benchctl.decoding.layers import Experts
 from benchctl.decoding.stream import Stream
-from benchctl.decoding.target import Target
+from benchctl.decoding.target import Target, TargetInfo
 from benchctl.errors import UserError
 
 IDS = torch.randint(0, 96, (40,), generator=torch.Generator().manual_seed(7)).tolist()
@@ -166,6 +167,20 @@ def test_scaled_rotations_are_taken_from_transformers(rope_type: str) -> None:
     model = tiny_model("llama", dtype=torch.float64, rope_parameters=rope)
     their_logits = theirs(float64_throughout(model), IDS)
     torch.testing.assert_close(ours(Target(model, None), IDS, (40,)), their_logits, rtol=0.0, atol=1e-10)
+
+
+@pytest.mark.parametrize("family", VARIANTS)
+def test_the_configuration_alone_tells_what_the_weights_are(family: str) -> None:
+    """Methods are asked whether they can run on a target before its weights are read."""
+    target, told = tiny_target(family), TargetInfo.of(tiny_config(family))
+    mlp, attention = target.blocks[0].mlp, target.blocks[0].attention
+    assert told == target.info and (told.family, told.encodes) == (target.config.model_type, False)
+    assert (told.layers, told.context_tokens) == (len(target.blocks), target.rotary.shape[0])
+    assert (told.vocabulary, told.hidden_size) == target.lm_head.weight.shape
+    assert told.query_size == attention.heads * attention.head_dim
+    assert told.kv_size == attention.kv_heads * attention.head_dim
+    assert told.mlp_size == (0 if isinstance(mlp, Experts) else mlp.down.in_features)
+    assert told.experts_per_token == (mlp.top_k if isinstance(mlp, Experts) else 0)
 
 
 def test_bidirectional_attention_is_refused() -> None:

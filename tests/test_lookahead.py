@@ -187,7 +187,7 @@ def test_options_below_what_makes_sense_are_refused_by_name(option: str, least: 
 
 def test_a_window_larger_than_the_context_is_unsupported_by_name() -> None:
     target = pair("llama").target
-    reason = build(f"lookahead[window={CONTEXT_TOKENS - 2}]").unsupported(target)
+    reason = build(f"lookahead[window={CONTEXT_TOKENS - 2}]").unsupported(target.info)
     assert reason is not None
     assert reason.startswith("window=62 with ngram=5 looks 64 tokens ahead, but the target takes 64 in all")
-    assert build(f"lookahead[window={CONTEXT_TOKENS - 3}]").unsupported(target) is None
+    assert build(f"lookahead[window={CONTEXT_TOKENS - 3}]").unsupported(target.info) is None

@@ -52,7 +52,7 @@ def test_exact_method_gives_the_target_s_own_tokens(label: str, family: str, see
 @pytest.mark.parametrize("label", OF_EXPERTS)
 def test_a_method_for_mixtures_of_experts_gives_their_own_tokens(label: str, family: str) -> None:
     models = pair(family, 3)
-    assert build(label).unsupported(pair("llama").target) is not None
+    assert build(label).unsupported(pair("llama").target.info) is not None
     for prompt_tokens in (1, 2, 13, CONTEXT_TOKENS - 7):
         got = run(label, models.target, prompt_of(prompt_tokens, 3), NEW_TOKENS)
         assert list(got.token_ids) == answer(family, 3, prompt_tokens)

@@ -222,7 +222,7 @@ def test_options_that_cannot_be_are_refused(options: str, message: str) -> None:
 @pytest.mark.parametrize("options", ["gates=4", "gates=1+9", "exit=7"])
 def test_gates_beyond_the_target_are_unsupported(options: str) -> None:
     models, method = pair("llama"), build(f"m2r2[{options}]")
-    assert isinstance(method, M2R2) and method.unsupported(models.target)
+    assert isinstance(method, M2R2) and method.unsupported(models.target.info)
     with pytest.raises(UserError, match="cannot be trained for this target"):
         method.build(models.target.info, models.target.lm_head.weight)
 

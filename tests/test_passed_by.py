@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import pytest
@@ -23,8 +24,9 @@ CHUNKS = (range(0, 12), range(12, 13), range(13, 14), range(14, 20))
 CHOSEN = {1: {0, 3, 4, 9, 12, 15, 16}, 3: {5, 6, 13, 14, 15, 16, 17, 18, 19}}
 
 
-def plan(index: int, states: Tensor) -> tuple[Tensor, Tensor]:
-    runs = torch.tensor([index not in CHOSEN or token in CHOSEN[index] for token in range(len(states))])
+def follow(chosen: Mapping[int, set[int]], index: int, states: Tensor) -> tuple[Tensor, Tensor]:
+    """The Plan by which only the tokens chosen for a layer run it, where there are any such."""
+    runs = torch.tensor([index not in chosen or token in chosen[index] for token in range(len(states))])
     return runs, torch.ones(len(states), dtype=torch.float64)
 
 
@@ -49,16 +51,59 @@ def test_chosen_rows_see_each_other_and_none_of_those_that_passed_by(family: str
     models = pair(family, seed)
     stream = Stream(models.target, len(TEXT))
     logits = torch.cat([run_chunk(models, stream, chunk) for chunk in CHUNKS])
-    expected = said_by(models.model, planned_states(models.model, TEXT, plan))
+    expected = said_by(models.model, planned_states(models.model, TEXT, partial(follow, CHOSEN)))
     assert (logits - expected).abs().max() < 1e-11
-    everyone = said_by(models.model, planned_states(models.model, TEXT, _everyone))
+    everyone = said_by(models.model, planned_states(models.model, TEXT, partial(follow, {})))
     assert (expected - everyone).abs().max() > 1e-3
     absent = [[at for at in range(20) if at not in CHOSEN.get(index, range(20))] for index in range(LAYERS)]
     assert (stream.cache.lengths, stream.cache.absent) == ([20] * LAYERS, absent)
 
 
-def _everyone(index: int, states: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.ones(len(states), dtype=torch.bool), torch.ones(len(states), dtype=torch.float64)
+def draft(stream: Stream, at: int, chance: random.Random, runs: dict[int, set[int]]) -> tuple[Tensor, int]:
+    """Logits of the next tokens of TEXT, which run what ``runs`` says, and their number; drafts behind them are
+    rejected before the last routed layer or behind all layers."""
+    kept, wrong = min(chance.choice((1, 1, 1, 3)), len(TEXT) - at), chance.choice((0, 0, 1, 4))
+    stream.push([*TEXT[at : at + kept], *(chance.choice(TEXT) for _ in range(wrong))])
+    early = chance.random() < 0.5
+    for index, tokens in runs.items():
+        stream.advance(index)
+        rows = [row for row in range(stream.rows) if (at + row in tokens if row < kept else chance.random() < 0.5)]
+        stream.choose(index, rows, partial(run_chosen, stream.target.blocks[index], index, [1.0] * len(rows)))
+        if early and stream.rows > kept:
+            stream.keep(range(kept))
+    stream.advance()
+    logits = stream.logits()[:kept]
+    stream.keep(range(kept))
+    return logits, kept
+
+
+def choose_anew(runs: dict[int, set[int]], start: int, chance: random.Random) -> None:
+    """Others of the tokens from ``start`` on run the routed layers."""
+    for tokens in runs.values():
+        tokens -= set(range(start, len(TEXT)))
+        tokens |= {at for at in range(start, len(TEXT)) if chance.random() < 0.5}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("family", "model_seed"), MODELS)
+def test_rejected_drafts_and_ways_back_leave_no_trace_of_who_passed_by(family: str, model_seed: int, seed: int) -> None:
+    """What hides them is written in place: after every draft and truncation it must be that of the tokens kept."""
+    models, chance = pair(family, model_seed), random.Random(seed)
+    runs: dict[int, set[int]] = {index: set() for index in CHOSEN}
+    choose_anew(runs, 0, chance)
+    stream, said, turned = Stream(models.target, len(TEXT)), torch.zeros(len(TEXT), 24, dtype=torch.float64), 0
+    while stream.length < len(TEXT):
+        at = stream.length
+        logits, kept = draft(stream, at, chance, runs)
+        said[at : at + kept] = logits
+        if chance.random() < 0.3 and turned < 6:
+            turned += 1
+            stream.truncate(chance.randrange(stream.length))
+            choose_anew(runs, stream.length, chance)
+    expected = said_by(models.model, planned_states(models.model, TEXT, partial(follow, runs)))
+    assert turned and (said - expected).abs().max() < 1e-11
+    assert stream.cache.absent == [sorted(set(range(len(TEXT))) - runs.get(i, set(range(99)))) for i in range(LAYERS)]
 
 
 @torch.inference_mode()

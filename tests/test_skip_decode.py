@@ -371,10 +371,10 @@ def test_a_schedule_beyond_the_layers_is_no_schedule_for_this_target(option: str
     target = pair("llama").target
     method = build(f"skip_decode[{option}=5]")
     assert isinstance(method, SkipDecode)
-    assert method.unsupported(target) == f"{option} 5 is more than the target's 4 layers"
+    assert method.unsupported(target.info) == f"{option} 5 is more than the target's 4 layers"
     with pytest.raises(UserError, match=f"cannot be trained for this target: {option} 5 is more than"):
         method.build(target.info, target.lm_head.weight)
-    assert build(f"skip_decode[{option}=4]").unsupported(target) is None
+    assert build(f"skip_decode[{option}=4]").unsupported(target.info) is None
 
 
 def test_what_has_nothing_to_train_says_what_has() -> None:

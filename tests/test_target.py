@@ -27,7 +27,7 @@ def test_a_folder_becomes_a_target_with_its_facts(folder: Path) -> None:
     info = target.info
     assert (info.family, info.layers, info.hidden_size, info.context_tokens) == ("llama", 3, 32, 128)
     assert info.vocabulary == target.vocabulary == target.tokenizer.vocabulary == 320
-    assert info.parameters == 52960
+    assert target.parameters == 52960
     assert target.dtype == torch.float32
 
 

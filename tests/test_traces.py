@@ -83,10 +83,18 @@ def test_a_recorded_trace_holds_every_visit_of_every_answer(tmp_path: Path) -> N
     [
         ("llama", "expert_offload", "cannot run on .*: the target is dense"),
         ("olmoe", "expert_offload[capacity=1]", "capacity 1 is below the 2 experts a token needs"),
-        ("olmoe", "prompt_lookup", "prompt_lookup loads no experts"),
     ],
 )
-def test_what_cannot_be_recorded(tmp_path: Path, family: str, label: str, message: str) -> None:
+def test_what_cannot_be_recorded_is_refused_before_weights_are_read(
+    tmp_path: Path, family: str, label: str, message: str
+) -> None:
     folder = tiny_folder(tmp_path / "model", family)
+    (folder / "model.safetensors").unlink()
     with pytest.raises(UserError, match=message):
         record(Recording(str(folder), label, PROMPTS, 3))
+
+
+def test_a_method_that_loads_no_experts_has_no_trace(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "model", "olmoe")
+    with pytest.raises(UserError, match="prompt_lookup loads no experts"):
+        record(Recording(str(folder), "prompt_lookup", PROMPTS, 3))

@@ -34,11 +34,9 @@ class Metric:
 
     def value(self, pairs: pd.DataFrame) -> float | None:
         """The metric over `pairs`; None where it has no meaning, as an acceptance rate where nothing was drafted."""
-        ratios = [_ratio(pairs, self.top, self.bottom), *(() if self.less is None else (_ratio(pairs, *self.less),))]
-        if None in ratios:
-            return None
-        first, less = (*ratios, 0.0)[:2]
-        return first - less
+        ratio = _ratio(pairs, self.top, self.bottom)
+        less = 0.0 if self.less is None else _ratio(pairs, *self.less)
+        return None if ratio is None or less is None else ratio - less
 
 
 def _ratio(pairs: pd.DataFrame, top: Column, bottom: Column) -> float | None:

@@ -65,7 +65,7 @@ def examine(label: str) -> Iterator[Finding]:
 
 
 def _barred(subject: Subject, place: Ground) -> Result:
-    reason = subject.fresh().obstacle(place.target)
+    reason = subject.fresh().obstacle(place.target.info)
     return Skipped(reason) if reason else None
 
 

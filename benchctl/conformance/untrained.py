@@ -15,11 +15,14 @@ from benchctl.decoding.trainable import Trainable
 from benchctl.registry import method_options, parse_label
 
 
+QUIET = 0.25  # louder adapters would never say what the target says, and no draft be accepted; scores must be loud
+
+
 def untrained(method: Trainable, target: Target, seed: int = 0) -> nn.Module:
     """Modules with weights away from their initial ones.
 
     Each is mixed along its inputs only, so that renaming the target's tokens renames those of its heads; what is zero
-    becomes noise, and has no tokens among its outputs.
+    becomes a little noise, and has no tokens among its outputs.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
@@ -28,7 +31,8 @@ def untrained(method: Trainable, target: Target, seed: int = 0) -> nn.Module:
             if weight.ndim == 2:
                 outputs, inputs = weight.shape
                 noise = torch.randn(inputs if weight.any() else outputs, inputs, dtype=torch.float64) / inputs**0.5
-                weight.copy_(weight.double() + 0.5 * weight.double() @ noise if weight.any() else noise)
+                level = 1.0 if outputs == 1 else QUIET
+                weight.copy_(weight.double() + 0.5 * weight.double() @ noise if weight.any() else level * noise)
     return module
 
 

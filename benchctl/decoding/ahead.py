@@ -20,7 +20,7 @@ from benchctl.decoding.alignment import COSINE_SHARE, Trajectories, TwoStreams, 
 from benchctl.decoding.gates import Interval
 from benchctl.decoding.layers import Experts, Layer
 from benchctl.decoding.method import Context, Method, Step
-from benchctl.decoding.offload import DENSE, Offload, OffloadSettings, rank_experts
+from benchctl.decoding.offload import Offload, OffloadSettings, rank_experts
 from benchctl.decoding.target import Target, TargetInfo
 from benchctl.decoding.tiers import Timer
 from benchctl.decoding.trainable import Lesson, Tally, tally
@@ -47,11 +47,9 @@ class Loading:
         if self.spare < 0:
             raise ValueError(f"spare is {self.spare}; it must not be negative")
 
-    def unsupported(self, target: Target | TargetInfo) -> str | None:
-        """Why experts of ``target`` cannot be fetched ahead; None when they can, as far as its facts tell."""
-        if isinstance(target, Target):
-            return self.offload.unsupported(target)
-        return DENSE if target.mlp_size else None
+    def unsupported(self, target: TargetInfo) -> str | None:
+        """Why experts of ``target`` cannot be fetched ahead; None when they can."""
+        return self.offload.unsupported(target)
 
 
 class AheadOfTime(Method):

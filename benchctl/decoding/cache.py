@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import torch
@@ -17,6 +18,8 @@ class Cache:
     lengths[layer] counts the rows the layer is done with. It never grows with depth: a row runs layer l before l + 1.
     absent[layer] are those of its slots, ascending, that hold nothing: rows that passed it by. Nobody may look there.
     _finite[layer] counts the leading slots that hold numbers: what memory held before may be none, even where hidden.
+    _hiding[layer] is [capacity], -inf at the first _marked[layer] of its absent slots, else 0: the others are written
+    there when the layer is next asked for it, so that a slot that rows pass by costs one write at most.
     """
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, capacity: int, like: Tensor) -> None:
@@ -28,6 +31,8 @@ class Cache:
         self.lengths = [0] * layers
         self.absent: list[list[int]] = [[] for _ in range(layers)]
         self._finite = [0] * layers
+        self._hiding: list[Tensor | None] = [None] * layers
+        self._marked = [0] * layers
 
     def _empty(self, capacity: int) -> Tensor:
         heads, head_dim = self._shape
@@ -62,6 +67,35 @@ class Cache:
         """Of the rows just written these, ascending, are to hold nothing: they passed the layer by."""
         self.absent[layer] += slots
 
+    def hiding(self, layer: int, end: int, others: Sequence[int] = ()) -> Tensor | None:
+        """[end] what hides slots that hold nothing in the layer, and ``others``, from who looks at the first ``end``.
+
+        It is -inf there and 0 elsewhere; None where nothing is to be hidden. Without ``others`` it is a view, which is
+        right until slots before ``end`` are forgotten, or moved.
+        """
+        if end > self.capacity:
+            self._grow(end)
+        if not self.absent[layer] and not others:
+            return None
+        found = self._up_to_date(layer)[:end]
+        if not others:
+            return found
+        return found.index_fill(0, torch.tensor(others, device=found.device), -torch.inf)
+
+    def _up_to_date(self, layer: int) -> Tensor:
+        """_hiding[layer] with all absent slots in it."""
+        row, absent = self._hiding[layer], self.absent[layer]
+        if row is None:
+            row = self._hiding[layer] = self._like.new_zeros(self.capacity)
+        if fresh := absent[self._marked[layer] :]:
+            first, count = fresh[0], len(fresh)
+            if fresh[-1] - first < count:
+                row.narrow(0, first, count).fill_(-torch.inf)
+            else:
+                row.index_fill_(0, torch.tensor(fresh, device=row.device), -torch.inf)
+            self._marked[layer] = len(absent)
+        return row
+
     def _make_finite(self, layer: int, end: int) -> None:
         """Slots that rows passed by get zeros once they may come to be read: hidden by a weight of 0, but read."""
         done = self._finite[layer]
@@ -71,8 +105,13 @@ class Cache:
 
     def _forget_absent(self, layer: int, start: int) -> None:
         absent = self.absent[layer]
-        if absent and absent[-1] >= start:
-            self.absent[layer] = [slot for slot in absent if slot < start]
+        if not absent or absent[-1] < start:
+            return
+        del absent[bisect_left(absent, start) :]
+        row = self._hiding[layer]
+        if row is not None and self._marked[layer] > len(absent):
+            self._marked[layer] = len(absent)
+            row[start:] = 0
 
     def _grow(self, needed: int) -> None:
         self.capacity = max(needed + _SLACK_ROWS, 2 * self.capacity)
@@ -80,6 +119,7 @@ class Cache:
             new = self._empty(self.capacity)
             new[:, : old.shape[1]].copy_(old)  # all of it: rows may have left keys and values where they still wait
             self.kv[layer] = new
+        self._hiding, self._marked = [None] * len(self.kv), [0] * len(self.kv)
 
     def keep(self, start: int, slots: Sequence[int]) -> None:
         """From slot ``start`` on, keep only ``slots`` (ascending), moved together; later rows are forgotten.

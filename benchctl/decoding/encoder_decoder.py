@@ -78,7 +78,7 @@ class RelativeLayout(Layout):
     def bias(self, window: int | None, dtype: torch.dtype, copies: int = 1) -> Tensor:
         """[heads, rows, slots], -inf where a row may not look; there are no windows and no groups of heads."""
         if self._by_head is None:
-            visible = self._build(None, dtype)
+            visible = super().bias(None, dtype)
             apart = self._distances()
             self._by_head = self._biases[:, apart] if visible is None else self._biases[:, apart] + visible
         return self._by_head

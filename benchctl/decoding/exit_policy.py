@@ -86,7 +86,7 @@ class ExitPolicy(AdaptiveDepth, Speculative):
     def exit_layers(self, target: Target | TargetInfo) -> tuple[int, ...]:
         return self.allowed(read_exits(self.exits) or self._trained or self.default_exits(target.layers))
 
-    def unsupported(self, target: Target | TargetInfo) -> str | None:
+    def unsupported(self, target: TargetInfo) -> str | None:
         exits = self.exit_layers(target)
         if not exits or exits[-1] >= target.layers:
             least = f"exit {exits[-1] if exits else 1} is not below the target's {target.layers} layers"

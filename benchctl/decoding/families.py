@@ -199,6 +199,16 @@ def _fused(module: Any, whole: str, parts: tuple[str, ...]) -> tuple[Tensor, Ten
     return weight, torch.cat([m.bias.detach() for m in modules])
 
 
+def decoder_layers(config: Any) -> int:
+    """Layers of what generates text: where there is an encoder, its own are not counted."""
+    return int(getattr(config, "num_decoder_layers", None) or config.num_hidden_layers)
+
+
+def experts_per_token(config: Any) -> int:
+    """Experts that a token goes to in a layer; 0 for a dense model."""
+    return int(config.num_experts_per_tok) if mlp_size(config) == 0 else 0
+
+
 def activation_name(config: Any) -> str:
     return str(config.dense_act_fn if config.model_type in ENCODER_DECODERS else config.hidden_act)
 

@@ -18,7 +18,8 @@ class Layout:
     skip        open rows that the layers in question have run already; the rest are the rows of this pass
     companions  of so many of the last rows another row runs along behind all of them, which stands where they stand,
                 sees what they see, and enters no cache
-    absent      slots that hold nothing in the layers in question, so that no row may see them
+    hiding      [slots] -inf for those that hold nothing in the layers in question, so that no row may see them, else 0;
+                None where all hold something
     """
 
     def __init__(
@@ -29,7 +30,7 @@ class Layout:
         rotary: Tensor,
         skip: int = 0,
         companions: int = 0,
-        absent: Sequence[int] = (),
+        hiding: Tensor | None = None,
     ) -> None:
         self.start = base + skip
         self.rows = len(positions) - skip
@@ -45,10 +46,10 @@ class Layout:
         else:
             index = torch.tensor(list(positions[skip:]), device=rotary.device)
         self._companions = companions
-        self._absent = list(absent)
+        self._hiding = hiding
         self.rotary = _with_companions(rotary[index].unsqueeze(1), companions)
         self._only: Tensor | None = None
-        self._bias: dict[tuple[int | None, int], Tensor | None] = {}
+        self._bias: dict[tuple[int | None, int], Tensor] = {}
 
     def only(self, rows: Sequence[int]) -> Layout:
         """The same for these rows of the pass alone, ascending; without companions."""
@@ -58,18 +59,25 @@ class Layout:
         return twin
 
     def bias(self, window: int | None, dtype: torch.dtype, copies: int = 1) -> Tensor | None:
-        """[copies * (rows + companions), slots] 0 where a row may look, else -inf; None when all may see everything."""
+        """[copies * (rows + companions), slots] 0 where a row may look, else -inf; None when all may see everything.
+
+        [1, slots] where all rows may see the same.
+        """
         if window is not None and self._last < window:
             window = None
+        if self._is_plain(window):
+            return None if self._hiding is None else self._hiding.unsqueeze(0)
         key = (window, copies)
         if key not in self._bias:
             built = self._build(window, dtype)
-            self._bias[key] = built if built is None or copies == 1 else built.repeat(copies, 1)
+            self._bias[key] = built if copies == 1 else built.repeat(copies, 1)
         return self._bias[key]
 
-    def _build(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        if self.rows == 1 and self._ancestors is None and window is None and not self._absent:
-            return None
+    def _is_plain(self, window: int | None) -> bool:
+        """Whether there is but one row, which sees all before it that are there."""
+        return self.rows == 1 and self._ancestors is None and window is None
+
+    def _build(self, window: int | None, dtype: torch.dtype) -> Tensor:
         visible = torch.ones(self.rows, self.start + self.rows, dtype=torch.bool)
         if self._ancestors is None:
             visible.tril_(self.start)
@@ -81,12 +89,11 @@ class Layout:
             positions = torch.tensor(list(self._positions))
             slots = torch.cat((torch.arange(self._base), positions))
             visible &= positions[self._skip :, None] - slots[None, :] < window
-        if self._absent:
-            visible[:, self._absent] = False
         if self._only is not None:
             visible = visible[self._only]
         bias = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, -torch.inf)
-        return _with_companions(bias, self._companions).to(self._device)
+        bias = _with_companions(bias, self._companions).to(self._device)
+        return bias if self._hiding is None else bias.add_(self._hiding)
 
 
 def _with_companions(lines: Tensor, companions: int) -> Tensor:

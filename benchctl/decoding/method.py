@@ -14,7 +14,7 @@ from torch import Tensor
 from benchctl.decoding.draft import Draft
 from benchctl.decoding.sampling import Sampling, draw
 from benchctl.decoding.stream import Stream
-from benchctl.decoding.target import Target
+from benchctl.decoding.target import Target, TargetInfo
 from benchctl.decoding.tiers import Timer
 from benchctl.decoding.verify import Verdict, verify_greedy, verify_rejection
 
@@ -109,13 +109,13 @@ class Method(ABC):
     knows_encoders: ClassVar[bool] = False
     higher_is_safer: ClassVar[bool] = False
 
-    def obstacle(self, target: Target) -> str | None:
-        """Why this method cannot run on ``target``; None when it can."""
-        if target.encoder is not None and not self.knows_encoders:
+    def obstacle(self, target: TargetInfo) -> str | None:
+        """Why this method cannot run on a target of these facts; None when it can. Asked before weights are read."""
+        if target.encodes and not self.knows_encoders:
             return "the target has an encoder, and this method is for targets without one"
         return self.unsupported(target)
 
-    def unsupported(self, target: Target) -> str | None:
+    def unsupported(self, target: TargetInfo) -> str | None:
         """The same, for what is of this method alone: what methods override."""
         return None
 

@@ -12,13 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchctl.decoding.layers import Experts, ExpertWeights, Layer
-from benchctl.decoding.target import Target
+from benchctl.decoding.target import Target, TargetInfo
 from benchctl.decoding.tiers import FileTier, Link, Loader, MemoryTier, Slots, Timer
 from benchctl.offload.fast_tier import FastTier
 from benchctl.offload.policies import Key, PolicyName, policy_of
 from benchctl.offload.trace import Visit
 
-DENSE = "the target is dense; offloading takes a mixture of experts (OLMoE, Mixtral)"
 Tier = Literal["memory", "file"]
 Predictor = Callable[[int, Tensor], Mapping[int, Sequence[int]]]
 """(layer, slow state [1, width]) -> by coming layer, nearest first, the experts to fetch ahead, the likeliest first.
@@ -53,12 +52,11 @@ class OffloadSettings:
                 f"bandwidth_mb_s is {self.bandwidth_mb_s}; it must be positive, or 0 for the machine's own"
             )
 
-    def unsupported(self, target: Target) -> str | None:
+    def unsupported(self, target: TargetInfo) -> str | None:
         """Why experts of ``target`` cannot be offloaded; None when they can."""
-        mixtures = mixtures_of(target)
-        if not mixtures:
-            return DENSE
-        top_k = max(found.top_k for found in mixtures.values())
+        top_k = target.experts_per_token
+        if not top_k:
+            return "the target is dense; offloading takes a mixture of experts (OLMoE, Mixtral)"
         if 0 < self.capacity < top_k:
             return f"capacity {self.capacity} is below the {top_k} experts a token needs; give capacity={top_k} or more"
         return None

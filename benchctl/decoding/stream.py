@@ -148,7 +148,7 @@ class Stream:
             return
         chosen = set(rows)
         others = [self.base + row for row in range(self.rows) if row not in chosen]
-        layout = self._layout(self.base, layer, absent=[*self.cache.absent[layer], *others])
+        layout = self._layout(self.base, layer, others=others)
         self._states = run(self.states, rows, self.cache, layout)
         self.cache.leave_out(layer, others)
 
@@ -213,15 +213,15 @@ class Stream:
         twin.base = self.base
         return twin
 
-    def _layout(self, start: int, layer: int, companions: int = 0, absent: Sequence[int] | None = None) -> Layout:
-        """Of the open rows from slot ``start`` on in ``layer``; ``absent`` are its own slots by default."""
-        skip, absent = start - self.base, self.cache.absent[layer] if absent is None else absent
+    def _layout(self, start: int, layer: int, companions: int = 0, others: Sequence[int] = ()) -> Layout:
+        """Of the open rows from slot ``start`` on in ``layer``, where its absent slots and ``others`` are not seen."""
+        skip, hiding = start - self.base, self.cache.hiding(layer, self.length, others)
         if self._is_chain:
             positions = range(self.base, self.length)
-            return self.target.layout(self.base, positions, skip=skip, companions=companions, absent=absent)
+            return self.target.layout(self.base, positions, skip=skip, companions=companions, hiding=hiding)
         places: list[int] = []
         seen: list[list[int]] = []
         for row, parent in enumerate(self._parents):
             places.append(self.base if parent < 0 else places[parent] + 1)
             seen.append([*(seen[parent] if parent >= 0 else []), row])
-        return self.target.layout(self.base, places, seen, skip, companions, absent)
+        return self.target.layout(self.base, places, seen, skip, companions, hiding)

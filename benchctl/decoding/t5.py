@@ -21,20 +21,28 @@ def read_t5(model: Any, fast: bool) -> Parts:
     tokens, embedding = context_tokens(config), model.shared.weight.detach()
     table = decoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight.detach()
     biases = distance_biases(table, tokens, config.relative_attention_max_distance)
-    start = model.generation_config.decoder_start_token_id
     last = decoder.final_layer_norm
-    # The oldest T5 multiply what the head reads by width ** -0.5: here that is part of the final norm.
-    scale = config.d_model**-0.5 if getattr(config, "scale_decoder_outputs", False) else 1.0
     wide = torch.complex64 if embedding.dtype != torch.float64 else torch.complex128
     return Parts(
         embedding=embedding,
         embedding_scale=1.0,
         blocks=blocks,
-        final_norm=Norm(last.weight * scale, last.variance_epsilon),
+        final_norm=Norm(last.weight * head_scale(config), last.variance_epsilon),
         lm_head=Linear(model.lm_head.weight, None, fast),
         rotary=torch.ones(tokens, config.d_kv // 2, dtype=wide, device=embedding.device),
-        encoder=Encoder(model.encoder, crosses, config.pad_token_id if start is None else start, biases),
+        encoder=Encoder(model.encoder, crosses, decoder_start(model), biases),
     )
+
+
+def decoder_start(model: Any) -> int:
+    """The token that the decoder's text begins with."""
+    start = model.generation_config.decoder_start_token_id
+    return int(model.config.pad_token_id if start is None else start)
+
+
+def head_scale(config: Any) -> float:
+    """The oldest T5 multiply what the head reads by width ** -0.5: here that is part of the final norm."""
+    return float(config.d_model**-0.5) if getattr(config, "scale_decoder_outputs", False) else 1.0
 
 
 def _read_layer(block: Any, cross: CrossAttention, config: Any, fast: bool) -> Layer:

@@ -6,7 +6,7 @@ import copy
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from benchctl.decoding.families import (
     ENCODER_DECODERS,
     check_family,
     context_tokens,
+    decoder_layers,
+    experts_per_token,
     kv_size,
     mlp_size,
     query_size,
@@ -48,22 +50,42 @@ _HASHED_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class TargetInfo:
-    """Plain facts of a target, for records and for the shapes of modules.
+    """Plain facts of a target, known before its weights are read: for records, for the shapes of modules, and for
+    methods to tell whether they can run on it.
 
-    query_size  width of all query heads of a layer together
-    mlp_size    inner width of a layer's MLP; 0 for a mixture of experts
-    kv_size     width of all key heads of a layer together; its values are as wide
+    query_size         width of all query heads of a layer together
+    mlp_size           inner width of a layer's MLP; 0 for a mixture of experts
+    kv_size            width of all key heads of a layer together; its values are as wide
+    experts_per_token  that a token goes to in a layer; 0 for a dense target
+    encodes            whether an encoder reads the prompt
     """
 
     family: str
     layers: int
     hidden_size: int
-    parameters: int
     vocabulary: int
     context_tokens: int
     query_size: int
     mlp_size: int
     kv_size: int
+    experts_per_token: int
+    encodes: bool
+
+    @classmethod
+    def of(cls, config: Any) -> TargetInfo:
+        """What transformers' configuration of a supported family says."""
+        return cls(
+            family=config.model_type,
+            layers=decoder_layers(config),
+            hidden_size=int(config.hidden_size),
+            vocabulary=int(config.vocab_size),
+            context_tokens=context_tokens(config),
+            query_size=query_size(config),
+            mlp_size=mlp_size(config),
+            kv_size=kv_size(config),
+            experts_per_token=experts_per_token(config),
+            encodes=bool(config.is_encoder_decoder),
+        )
 
 
 @contextmanager
@@ -178,17 +200,7 @@ class Target:
 
     @property
     def info(self) -> TargetInfo:
-        return TargetInfo(
-            family=self.config.model_type,
-            layers=self.layers,
-            hidden_size=int(self.config.hidden_size),
-            parameters=self.parameters,
-            vocabulary=self.vocabulary,
-            context_tokens=self.context_tokens,
-            query_size=query_size(self.config),
-            mlp_size=mlp_size(self.config),
-            kv_size=kv_size(self.config),
-        )
+        return replace(TargetInfo.of(self.config), layers=self.layers)  # a view may have others
 
     def with_blocks(self, blocks: Sequence[Layer]) -> Target:
         """A view of this target whose layers are ``blocks``; all else is shared, and this one stays as it is."""
@@ -241,10 +253,10 @@ class Target:
         ancestors: Sequence[Sequence[int]] | None = None,
         skip: int = 0,
         companions: int = 0,
-        absent: Sequence[int] = (),
+        hiding: Tensor | None = None,
     ) -> Layout:
         """Where rows stand; see Layout."""
-        where = (base, positions, ancestors, self.rotary, skip, companions, absent)
+        where = (base, positions, ancestors, self.rotary, skip, companions, hiding)
         return Layout(*where) if self.encoder is None else RelativeLayout(self.encoder.biases, *where)
 
     def run(self, rows: Tensor, cache: Cache, first: int, last: int, layout: Layout) -> Tensor:

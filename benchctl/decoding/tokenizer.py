@@ -16,10 +16,11 @@ from benchctl.errors import UserError
 
 
 class TargetTokenizer:
-    """Text to ids and back, with what the configuration says of context and stop ids; needs no weights."""
+    """Text to ids and back, with the model's configuration and its stop ids; needs no weights."""
 
     def __init__(self, tokenizer: Any, config: Any, stop_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
+        self.config = config
         self.context_tokens = context_tokens(config)
         self.vocabulary = int(config.vocab_size)
         self.encodes = bool(config.is_encoder_decoder)

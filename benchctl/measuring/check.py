@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from benchctl import recordfile
+from benchctl.decoding.target import TargetInfo
 from benchctl.errors import UserError
 from benchctl.measuring.choices import Choice, Models, check_tokenizers, choose_methods, choose_models
 from benchctl.measuring.clock import utc_now
@@ -35,7 +36,10 @@ class CheckedRun:
 
 
 def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
-    """Read prompts and tokenizers and check everything else. Raises UserError for whatever the user can put right."""
+    """Read prompts, tokenizers and configurations and check everything else.
+
+    Raises UserError for whatever the user can put right.
+    """
     models = choose_models(settings.models)
     choices = choose_methods(settings.methods, models, settings.batch_size)
     device, dtype = choose_device(settings.models)
@@ -43,6 +47,8 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
     out = settings.out or settings.folder / f"{name_run(suites, choices, settings.methods)}.jsonl"
     check_out(out, settings)
     tokenizer = check_tokenizers(models, choices, settings.batch_size)
+    info = TargetInfo.of(tokenizer.config)
+    choices = tuple(choice.fit(info) for choice in choices)
     suites = tuple(fit_suite(suite, tokenizer, settings.prompts.long_prompts, notify) for suite in suites)
     return CheckedRun(settings, choices, models, suites, dtype, device, out)
 

@@ -9,7 +9,7 @@ from benchctl import packs, registry
 from benchctl.decoding.batch import why_not_batched
 from benchctl.decoding.method import Method
 from benchctl.decoding.modules import no_modules, trained_options
-from benchctl.decoding.target import Target
+from benchctl.decoding.target import Target, TargetInfo
 from benchctl.decoding.tokenizer import TargetTokenizer, load_tokenizer
 from benchctl.decoding.trainable import Trainable
 from benchctl.errors import UserError
@@ -48,18 +48,24 @@ class Choice:
         method = self.method
         return method.modules or self.embedded if isinstance(method, Trainable) and method.needs_modules else None
 
+    def fit(self, target: TargetInfo) -> Choice:
+        """The same for a target of these facts: it turns out unsupported where it cannot run there.
+
+        Raises UserError for that where it was asked for by name.
+        """
+        reason = self.unsupported or self.method.obstacle(target) or ""
+        if reason and self.named:
+            raise UserError(f"{self.label} cannot run on this target: {reason}.")
+        return replace(self, unsupported=reason)
+
     def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> Choice:
         """Method.prepare, with the embedded modules where they are to serve.
 
-        It turns out unsupported where it cannot run on this target, or the embedded modules are for other options.
-        Raises UserError for that where it was asked for by name.
+        It turns out unsupported where the embedded modules are for other options; raises UserError for that where it
+        was asked for by name.
         """
         if self.unsupported:
             return self
-        if reason := self.method.obstacle(target):
-            if self.named:
-                raise UserError(f"{self.label} cannot run on this target: {reason}.")
-            return replace(self, unsupported=reason)
         if self.embedded and isinstance(self.method, Trainable):
             self.method.modules = self.embedded
         try:

@@ -56,6 +56,7 @@ def model_info(name: str, target: Target) -> ModelInfo:
     return ModelInfo(
         name=Path(name).resolve().name if Path(name).is_dir() else name,
         **{name: value for name, value in asdict(target.info).items() if name in ModelInfo.__dataclass_fields__},
+        parameters=target.parameters,
         weights_sha256=target.weights_sha256,
         tokenizer_sha256=target.tokenizer.sha256,
         chat_template_sha256=target.tokenizer.chat_template_sha256,

@@ -59,8 +59,8 @@ class ModelStore:
 def run(checked: CheckedRun, report: Report) -> RunSummary:
     """Measure a checked run. A method of `all` that cannot run on this target is left out, its reason recorded.
 
-    Raises UserError for models that do not load, for a method asked for by name that cannot run on this target, and for
-    a results file that another run holds or that has other settings.
+    Raises UserError for models that do not load, for a method asked for by name whose modules do not serve this target,
+    and for a results file that another run holds or that has other settings.
     """
     torch.set_num_threads(checked.settings.models.threads)
     models = ModelStore(checked.dtype, checked.device)

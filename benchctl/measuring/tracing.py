@@ -13,7 +13,8 @@ from benchctl import packs, registry
 from benchctl.decoding.loop import Limits, decode
 from benchctl.decoding.offload import Offload, mixtures_of
 from benchctl.decoding.sampling import Sampling
-from benchctl.decoding.target import Target
+from benchctl.decoding.target import Target, TargetInfo
+from benchctl.decoding.tokenizer import load_tokenizer
 from benchctl.errors import UserError
 from benchctl.measuring.check import choose_device
 from benchctl.measuring.choices import Choice, Models, choose_method
@@ -53,7 +54,9 @@ def record(recording: Recording, progress: Callable[[int], None] = lambda done: 
     torch.set_num_threads(recording.threads)
     choice = choose_method(recording.label, Models(recording.model, ""))
     device, dtype = choose_device(ModelSettings(dtype=recording.dtype, device=recording.device))
-    target = Target.load(packs.resolve(recording.model), dtype=dtype, device=device)
+    path = packs.resolve(recording.model)
+    choice = choice.fit(TargetInfo.of(load_tokenizer(path).config))
+    target = Target.load(path, dtype=dtype, device=device)
     method = choice.method
     choice.prepare(target, _no_model, "")
     offload = method.offload if isinstance(method, Offloading) else None

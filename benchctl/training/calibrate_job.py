@@ -9,20 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from benchctl import packs
-from benchctl.decoding.families import context_tokens
 from benchctl.decoding.loop import Limits, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.modules import modules_sha256, trained_options
 from benchctl.decoding.sampling import Sampling
-from benchctl.decoding.target import Target
+from benchctl.decoding.target import Target, TargetInfo
 from benchctl.decoding.trainable import Trainable
 from benchctl.errors import UserError
-from benchctl.registry import BASELINE, Label, build, method_options, parse_label
+from benchctl.registry import BASELINE, Label, build, method_class, method_options, parse_label
 from benchctl.training.calibrate import THRESHOLDS, Calibration, Risk, Tested, disagreement, learn_then_test
 from benchctl.training.frozen import TargetFiles, chat_of, find_target
 from benchctl.training.jobs import Surroundings, check_device, corpus_of, target_dtype
 from benchctl.training.options import TrainOptions
-from benchctl.training.own_text import pick_prompts
+from benchctl.training.own_text import pick_prompts, prompt_room
 
 FILE = "calibration.json"
 THRESHOLD = "threshold"
@@ -47,11 +46,11 @@ def calibrate(options: TrainOptions, label_text: str, promised: Risk, prompts: i
     modules = _check_method(label, options.model)
     _check_room(options.out, promised, prompts, around)
     check_device(options.device)
-    files = find_target(options.model)
+    files = find_target(options.model, method_class(label.name).knows_encoders)
+    if problem := _method(label, THRESHOLDS[0], modules).obstacle(TargetInfo.of(files.config)):
+        raise UserError(f"{label.text} cannot run on {files.name}: {problem}")
     heads = _heads(files, options, promised, prompts)
     target = Target.load(files.path, dtype=target_dtype(options), device=options.device)
-    if problem := _method(label, THRESHOLDS[0], modules).unsupported(target):
-        raise UserError(f"{label.text} cannot run on {files.name}: {problem}")
     answers = _Answers(target, heads, Limits(options.answer_tokens))
     references = answers.of(build(BASELINE))
 
@@ -153,7 +152,7 @@ def _heads(files: TargetFiles, options: TrainOptions, promised: Risk, prompts: i
     chat, corpus = chat_of(files), corpus_of(options)
     records = [record for found in corpus.held_out.values() for record in found]
     messages = dict.fromkeys(pick_prompts(records, len(records), options.seed, corpus.weighed))
-    room = context_tokens(files.config) - options.answer_tokens
+    room = prompt_room(files, options.answer_tokens)
     heads = [ids for head in chat.heads(list(messages)) if len(ids := [int(token) for token in head]) <= room]
     if len(heads) < promised.fewest:
         room_for = f"with room for {options.answer_tokens} tokens of answer"

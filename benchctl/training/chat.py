@@ -93,6 +93,10 @@ class ChatFormat:
         """The ids of conversations that ask for an answer, as they are at inference."""
         return self._encode_heads([self._render(prompt, ask=True) for prompt in prompts])
 
+    def answered(self, source: str, head: Tokens, answer: Tokens) -> Document:
+        """A document of one prompt, as `heads` gives it, and its answer."""
+        return Document(source, (Turn(head, answer),))
+
     def text_of(self, ids: Sequence[int]) -> str:
         """The text of an answer, without special tokens."""
         return str(self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=True))

@@ -24,7 +24,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchctl.decoding.families import context_tokens, kv_size, mlp_size, query_size
 from benchctl.decoding.target import TargetInfo
 from benchctl.decoding.trainable import Trainable
 from benchctl.errors import UserError
@@ -123,7 +122,7 @@ def cost_of_step(method: Trainable, config: Any, work: Work) -> StepCost:
     with FakeTensorMode(), Ledger() as ledger, _readable(method):
         target = _target(config, work.dtype)
         target_bytes = ledger.live_bytes
-        module = method.build(_info(target), target.lm_head.weight)
+        module = method.build(TargetInfo.of(config), target.lm_head.weight)
         module_bytes = ledger.live_bytes - target_bytes
         lessons, optimizers = LessonMaker(target, torch.device("cpu")), Optimizers(module, work.optimizer)
         objective = ModuleObjective(method, lessons)
@@ -192,21 +191,6 @@ def _target(config: Any, dtype: torch.dtype) -> Any:
     options = {"dtype": dtype, "attn_implementation": "sdpa"}
     model = transformers.AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
     return model.requires_grad_(False).eval()
-
-
-def _info(target: Any) -> TargetInfo:
-    config = target.config
-    return TargetInfo(
-        family=config.model_type,
-        layers=int(config.num_hidden_layers),
-        hidden_size=int(config.hidden_size),
-        parameters=_parameters(target),
-        vocabulary=int(config.vocab_size),
-        context_tokens=context_tokens(config),
-        query_size=query_size(config),
-        mlp_size=mlp_size(config),
-        kv_size=kv_size(config),
-    )
 
 
 def _batch(work: Work) -> Batch:

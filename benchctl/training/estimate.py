@@ -14,6 +14,7 @@ from benchctl import packs
 from benchctl.decoding.families import check_family
 from benchctl.decoding.target import DTYPES
 from benchctl.decoding.tokenizer import from_pretrained
+from benchctl.errors import UserError
 from benchctl.registry import parse_label
 from benchctl.training.dry_run import StepCost, Work, cost_of_step
 from benchctl.training.module_job import BATCH_TOKENS, trainable
@@ -126,6 +127,11 @@ def config_of(model: str) -> Any:
         return transformers.LlamaConfig(**SHAPES[model])
     config = from_pretrained(transformers.AutoConfig, packs.resolve(model))
     check_family(config)
+    if config.is_encoder_decoder:
+        raise UserError(
+            f"{model} has an encoder, and estimates are for targets without one; train a few steps with --steps to "
+            "measure instead"
+        )
     return config
 
 

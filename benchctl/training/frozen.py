@@ -10,15 +10,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from benchctl import packs
 from benchctl.decoding.families import context_tokens
 from benchctl.decoding.hub import downloaded
 from benchctl.decoding.target import DTYPES, Target, TargetInfo, check_complete, quiet
 from benchctl.decoding.tokenizer import TargetTokenizer, from_pretrained, load_tokenizer
+from benchctl.decoding.trainable import Trainable
 from benchctl.errors import UserError
+from benchctl.registry import method_class, method_names
 from benchctl.training.chat import ChatFormat
+from benchctl.training.encoder_chat import EncoderChat
 
 
 @dataclass(frozen=True)
@@ -59,18 +62,25 @@ class FrozenTarget:
         return self.model.device
 
 
-def find_target(name_or_path: str) -> TargetFiles:
-    """Tokenizer and configuration of an embedded name, a folder or a hub id. Raises UserError where that fails."""
+def find_target(name_or_path: str, encoders: bool = False) -> TargetFiles:
+    """Tokenizer and configuration of an embedded name, a folder or a hub id.
+
+    Raises UserError where that fails, and for a model with an encoder unless `encoders` says that it may have one.
+    """
     path = packs.resolve(name_or_path)
     tokenizer = load_tokenizer(path)
-    if tokenizer.encodes:
-        raise UserError(f"{name_or_path} has an encoder; so far only targets without one can be trained for")
+    if tokenizer.encodes and not encoders:
+        raise UserError(
+            f"{name_or_path} has an encoder, and what you ask for is for models without one; name another model, or "
+            f"train modules that know encoders: {', '.join(_know_encoders())}"
+        )
     return TargetFiles(_name(name_or_path, path), path, tokenizer, from_pretrained(AutoConfig, path))
 
 
 def chat_of(files: TargetFiles) -> ChatFormat:
     """How chats are written for it. Raises UserError for a tokenizer with ids that the model has no embedding of."""
-    chat, known = ChatFormat.load(files.path), int(files.config.vocab_size)
+    kind = EncoderChat if files.tokenizer.encodes else ChatFormat
+    chat, known = kind.load(files.path), int(files.config.vocab_size)
     if chat.vocabulary > known:
         raise UserError(
             f"{files.name}: its tokenizer has {chat.vocabulary:,} ids and its configuration a vocabulary of {known:,}; "
@@ -100,7 +110,8 @@ def load_target(files: TargetFiles, device: torch.device, dtype: str) -> FrozenT
     """
     options = {"dtype": DTYPES[dtype], "attn_implementation": "sdpa", "output_loading_info": True}
     with quiet() if isinstance(files.path, Path) else nullcontext():  # a download keeps its bar
-        model, loading = from_pretrained(AutoModelForCausalLM, files.path, **options)
+        kind = AutoModelForSeq2SeqLM if files.tokenizer.encodes else AutoModelForCausalLM
+        model, loading = from_pretrained(kind, files.path, **options)
     check_complete(files.path, loading)
     model = model.eval().requires_grad_(False)
     info, weights_sha256 = _identity(model, files)
@@ -110,6 +121,11 @@ def load_target(files: TargetFiles, device: torch.device, dtype: str) -> FrozenT
 def _identity(model: PreTrainedModel, files: TargetFiles) -> tuple[TargetInfo, str]:
     target = Target(model, files.tokenizer, files.folder)
     return target.info, target.weights_sha256
+
+
+def _know_encoders() -> list[str]:
+    kinds = {name: method_class(name) for name in method_names()}
+    return [name for name, kind in kinds.items() if kind.knows_encoders and issubclass(kind, Trainable)]
 
 
 def _name(asked: str, path: Path | str) -> str:

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
+
+from benchctl.decoding.t5 import decoder_start
 
 _WORTH_DROPPING = 0.9  # copying the cache pays once so small a share of the rows still runs
 
@@ -98,13 +101,51 @@ class _Batch:
             layer.keep(index)
 
 
+class _EncodedBatch:
+    """Rows being answered together whose prompts an encoder has read, padded on the right."""
+
+    def __init__(self, model: Any, prompts: Sequence[Sequence[int]]) -> None:
+        wide = [[*prompt, *[-1] * (max(map(len, prompts)) - len(prompt))] for prompt in prompts]
+        ids = torch.tensor(wide, device=model.device)
+        self._model = model
+        self._mask = (ids >= 0).long()
+        self._encoded = self._model.encoder(ids.clamp(min=0), attention_mask=self._mask).last_hidden_state
+        self._cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        self._new = torch.full((len(prompts), 1), decoder_start(model), device=model.device)
+        self.numbers = list(range(len(prompts)))  # which prompt each row answers
+
+    def logits(self) -> Tensor:
+        """Target logits [rows, vocabulary] after the tokens put in last."""
+        output = self._model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=self._encoded),
+            attention_mask=self._mask,
+            decoder_input_ids=self._new,
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+    def put(self, tokens: Tensor) -> None:
+        """One more token [rows] in every row."""
+        self._new = tokens[:, None]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Only these rows stay."""
+        index = torch.tensor(rows, device=self._mask.device)
+        self._encoded, self._mask, self._new = self._encoded[index], self._mask[index], self._new[index]
+        self.numbers = [self.numbers[row] for row in rows]
+        self._cache.batch_select_indices(index)
+
+
 @torch.inference_mode()
 def answer(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], stop_ids: frozenset[int], settings: Answering
 ) -> list[list[int]]:
     """Each prompt's answer, the stop id included where it came; all prompts as one batch."""
     generator = torch.Generator(model.device).manual_seed(settings.seed)
-    batch = _Batch(model, prompts, settings.new_tokens)
+    encodes = model.config.is_encoder_decoder
+    batch = _EncodedBatch(model, prompts) if encodes else _Batch(model, prompts, settings.new_tokens)
     answers: list[list[int]] = [[] for _ in prompts]
     ended: set[int] = set()
     for left in range(settings.new_tokens, 0, -1):

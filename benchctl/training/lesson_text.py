@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from benchctl.errors import UserError
 from benchctl.training.chat import ChatFormat
+from benchctl.training.corpus import Record
 from benchctl.training.frozen import FrozenTarget, TargetFiles, load_target
 from benchctl.training.generate import Answering
 from benchctl.training.jobs import Surroundings, check_run, data_facts, target_dtype, wait_for_first
 from benchctl.training.mix import PROMPT_WEIGHT
 from benchctl.training.options import TrainOptions
 from benchctl.training.own_text import SOURCE, OwnText, Prompt, heads_of, pick_prompts
-from benchctl.training.packing import FULL, NO_TOKENS, Document, Turn
+from benchctl.training.packing import FULL, NO_TOKENS, Document
 from benchctl.training.recipe import Corpus, lesson_batches, lesson_data, lesson_rows
 from benchctl.training.requests import user_requests
 from benchctl.training.schedule import Stage
@@ -28,6 +29,25 @@ HELD_OUT_PROMPTS = 128  # of each held-out set
 def stage_of(options: TrainOptions) -> Stage:
     """The one stage of such a run."""
     return Stage(1.0, options.row_tokens, options.micro_rows)
+
+
+def readable(corpus: Corpus, files: TargetFiles, around: Surroundings) -> Corpus:
+    """What the target can read of `corpus`: without plain texts where an encoder reads prompts, for they have none.
+
+    Raises UserError where that leaves nothing to train on or to hold out; what is left out is told.
+    """
+    if not files.tokenizer.encodes:
+        return corpus
+    train = _chats(corpus.train)
+    held_out = {name: chats for name, records in corpus.held_out.items() if (chats := _chats(records))}
+    if not (train and held_out):
+        raise UserError(
+            f"{files.name} has an encoder, which reads prompts, and {'held out' if train else 'the data'} are plain "
+            "texts only; give chats, some of them in a file whose name ends in _val"
+        )
+    if (left := len(corpus.train) - len(train)) and around.world.leads:
+        around.notify(f"{left:,} plain texts are left out: the encoder of {files.name} reads prompts.")
+    return replace(corpus, train=train, held_out=held_out)
 
 
 @dataclass(frozen=True)
@@ -112,7 +132,7 @@ class LessonText:
             )
         for prompts in (self._prompts, *self._unseen.values()):
             heads = heads_of(prompts, self.files, self.chat, self.options.answer_tokens)
-            unanswered = [Document(SOURCE, (Turn(np.asarray(head), NO_TOKENS),)) for head in heads]
+            unanswered = [self.chat.answered(SOURCE, np.asarray(head), NO_TOKENS) for head in heads]
             lesson_rows(unanswered, self.chat, self.options.row_tokens, self.options.seed, self._prompt_weight)
 
     @cached_property
@@ -154,7 +174,8 @@ class LessonText:
 
     @property
     def _prompt_weight(self) -> float:
-        return 0.0 if self.options.answers_only else PROMPT_WEIGHT / FULL
+        """Nothing where an encoder reads the prompts: none of their tokens is to be predicted."""
+        return 0.0 if self.options.answers_only or self.files.tokenizer.encodes else PROMPT_WEIGHT / FULL
 
     def _answered(self, target: FrozenTarget, prompts: Sequence[Prompt], how: Answering) -> list[Document]:
         """Answers that the first process writes and the others then read."""
@@ -167,3 +188,7 @@ class LessonText:
         documents = own.documents(prompts, self.around.answered)
         wait_for_first(world, target.device)
         return documents
+
+
+def _chats(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if record.messages]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +38,7 @@ class LessonMaker:
         """The lesson of a batch; everything in it lies on the device."""
         batch = batch.to(self._device)
         body = self._target.base_model
-        with _residuals(body) as states:
+        with residuals(body.layers) as states:
             output = body(
                 input_ids=batch.tokens, attention_mask=batch.mask, position_ids=batch.positions, use_cache=False
             )
@@ -73,7 +73,7 @@ class ModuleObjective:
     """What a method says of its modules as the trainer's objective."""
 
     method: Trainable
-    lessons: LessonMaker
+    lessons: Callable[[Batch], Lesson]
 
     def pace(self, module: nn.Module, progress: float) -> None:
         """What changes as the training goes on; see Trainable.pace."""
@@ -95,11 +95,11 @@ class ModuleObjective:
 
 
 @contextmanager
-def _residuals(body: Any) -> Iterator[list[Tensor]]:
-    """While open, each pass through `body` leaves its residuals in the list: the embedding's, then each layer's."""
+def residuals(layers: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
+    """While open, each pass through `layers` leaves its residuals in the list: the embedding's, then each layer's."""
     states: list[Tensor] = []
-    handles = [body.layers[0].register_forward_pre_hook(_keep_input(states), with_kwargs=True)]
-    handles += [layer.register_forward_hook(_keep_output(states)) for layer in body.layers]
+    handles = [layers[0].register_forward_pre_hook(_keep_input(states), with_kwargs=True)]
+    handles += [layer.register_forward_hook(_keep_output(states)) for layer in layers]
     try:
         yield states
     finally:

@@ -21,10 +21,11 @@ from benchctl.decoding.trainable import Lesson, SecondStage, Tally, Trainable
 from benchctl.errors import UserError
 from benchctl.registry import Label, build, method_class, method_names, method_options, parse_label
 from benchctl.training.checkpoint import writing
+from benchctl.training.encoder_lessons import lesson_maker
 from benchctl.training.frozen import FrozenTarget, chat_of, check_rows, find_target
 from benchctl.training.jobs import CHECKPOINTS, Surroundings, check, corpus_of, train
-from benchctl.training.lesson_text import LessonText, stage_of
-from benchctl.training.lessons import LessonMaker, ModuleObjective
+from benchctl.training.lesson_text import LessonText, readable, stage_of
+from benchctl.training.lessons import ModuleObjective
 from benchctl.training.models import parameter_count
 from benchctl.training.objective import HeldOut
 from benchctl.training.options import Learning, TrainOptions
@@ -63,17 +64,17 @@ def train_modules(options: TrainOptions, label_text: str, around: Surroundings) 
     _check_first_stage(method, label)
     options = options.with_defaults(_learning(method))
     check(options, around, options.model, method.modules)
-    files = find_target(options.model)
+    files = find_target(options.model, method_class(label.name).knows_encoders)
     check_rows(files, options.row_tokens)
     chat = chat_of(files)
-    corpus = corpus_of(options)
+    corpus = readable(corpus_of(options), files, around)
     text = LessonText(files, chat, corpus, options, around)
     target, facts = text.load_target({"method": label.text} | _first_stage_fact(method))
     torch.manual_seed(options.seed)
     module = method.build(target.info, target.lm_head)
     if _second_stage(method):
         go_on_from_modules(module, method, label.name, target.info, target.weights_sha256)
-    objective = ModuleObjective(method, LessonMaker(target.model, target.device))
+    objective = ModuleObjective(method, lesson_maker(target.model, target.device))
     data = text.data(target)
     run = train(module, objective, data, (stage_of(options),), options, around, facts)
     if not around.world.leads:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from benchctl.training.corpus import Message, Record
 from benchctl.training.frozen import FrozenTarget, TargetFiles
 from benchctl.training.generate import Answering, answer
 from benchctl.training.lock import locked
-from benchctl.training.packing import Document, Turn, token_dtype
+from benchctl.training.packing import Document, token_dtype
 from benchctl.training.sources import LATE, weight
 
 SOURCE = "own"
@@ -57,8 +56,7 @@ def heads_of(prompts: Sequence[Prompt], files: TargetFiles, chat: ChatFormat, ne
 
     Raises UserError when that leaves none of them.
     """
-    context = context_tokens(files.config)
-    room = context - new_tokens
+    context, room = context_tokens(files.config), prompt_room(files, new_tokens)
     heads = [ids for head in chat.heads(prompts) if len(ids := tuple(map(int, head))) <= room]
     if prompts and not heads:
         raise UserError(
@@ -66,6 +64,14 @@ def heads_of(prompts: Sequence[Prompt], files: TargetFiles, chat: ChatFormat, ne
             "give fewer --answer-tokens or shorter prompts"
         )
     return heads
+
+
+def prompt_room(files: TargetFiles, new_tokens: int) -> int:
+    """How long a prompt may be that so many tokens are to answer; one that an encoder reads shares no context."""
+    context = context_tokens(files.config)
+    if not files.tokenizer.encodes:
+        return context - new_tokens
+    return context - 1 if new_tokens < context else 0  # the decoder's text begins with a start token
 
 
 class OwnText:
@@ -98,8 +104,8 @@ class OwnText:
             for head, body in self._answer(list(dict.fromkeys(heads)), set(known), report):
                 known[head] = body
         dtype = token_dtype(self._target.info.vocabulary)
-        turns = (Turn(np.asarray(head, dtype=dtype), np.asarray(known[head], dtype=dtype)) for head in heads)
-        return [Document(SOURCE, (turn,)) for turn in turns]
+        pairs = ((np.asarray(head, dtype=dtype), np.asarray(known[head], dtype=dtype)) for head in heads)
+        return [self._chat.answered(SOURCE, head, body) for head, body in pairs]
 
     def _alone(self) -> AbstractContextManager[object]:
         """The file's lock: what another run is answering now, this one waits for and then reads.
@@ -146,9 +152,8 @@ class OwnText:
             yield from pairs
 
     def _rows(self, heads: Sequence[Ids]) -> int:
-        config: Any = self._target.model.config
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        size = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * self._target.model.dtype.itemsize
+        info = self._target.info
+        size = 2 * info.layers * info.kv_size * self._target.model.dtype.itemsize
         longest = max(map(len, heads), default=0) + self._settings.new_tokens
         return max(1, min(self._settings.rows, int(CACHE_BYTES / (size * longest))))
 

@@ -6,7 +6,7 @@ A token also has a weight: 1 for text and answers, less for what is said to the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -32,22 +32,30 @@ class Turn:
 
 @dataclass(frozen=True)
 class Document:
-    """The tokens of one record: the turns of a chat, the whole of it in order, or else (without turns) plain text."""
+    """The tokens of one record: the turns of a chat, the whole of it in order, or else (without turns) plain text.
+
+    `apart`: an encoder reads the heads, so each is the whole prompt of its answer, and the decoder's text the answer.
+    """
 
     source: str
     turns: tuple[Turn, ...] = ()
     text: Tokens = field(default_factory=lambda: NO_TOKENS)
+    apart: bool = False
 
 
 @dataclass(frozen=True)
 class Batch:
     """All [rows, row_tokens]: tokens, the loss weight of each (float32), its document's number within the row (-1 for
-    padding) and its position within that document."""
+    padding) and its position within that document.
+
+    `prompts` [documents, longest]: where an encoder reads them, those of all documents, row by row; -1 for padding.
+    """
 
     tokens: torch.Tensor
     weights: torch.Tensor
     documents: torch.Tensor
     positions: torch.Tensor
+    prompts: torch.Tensor | None = None
 
     @property
     def mask(self) -> torch.Tensor:
@@ -58,24 +66,27 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on `device`; a GPU goes on with what it is doing meanwhile."""
         parts = (self.tokens, self.weights, self.documents, self.positions)
-        return Batch(*(part.to(device, non_blocking=True) for part in parts))
+        prompts = None if self.prompts is None else self.prompts.to(device, non_blocking=True)
+        return replace(Batch(*(part.to(device, non_blocking=True) for part in parts)), prompts=prompts)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What is placed into a row as a whole."""
+    """What is placed into a row as a whole; `prompt` is what an encoder reads for it, None where there is none."""
 
     tokens: Tokens
     weights: Weights
+    prompt: Tokens | None = None
 
 
 @dataclass(frozen=True)
 class Row:
-    """Pieces one after the other, padded; `sizes` holds the number of tokens of each piece."""
+    """Pieces one after the other, padded; `sizes` holds the number of tokens of each piece, `prompts` its prompt."""
 
     tokens: Tokens
     weights: Weights
     sizes: tuple[int, ...]
+    prompts: tuple[Tokens, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,7 +111,18 @@ def batch_of(rows: Sequence[Row]) -> Batch:
         used = sum(row.sizes)
         documents[number, :used] = np.repeat(np.arange(len(row.sizes)), row.sizes)
         positions[number, :used] = np.concatenate([np.arange(size) for size in row.sizes])
-    return Batch(*(torch.from_numpy(part) for part in (tokens, weights, documents, positions)))
+    parts = (torch.from_numpy(part) for part in (tokens, weights, documents, positions))
+    return replace(Batch(*parts), prompts=_side_by_side([prompt for row in rows for prompt in row.prompts]))
+
+
+def _side_by_side(prompts: Sequence[Tokens]) -> torch.Tensor | None:
+    """[prompts, longest], -1 after the end of each; None where there are none."""
+    if not prompts:
+        return None
+    wide = np.full((len(prompts), max(map(len, prompts))), -1, dtype=np.int64)
+    for line, prompt in zip(wide, prompts, strict=True):
+        line[: len(prompt)] = prompt
+    return torch.from_numpy(wide)
 
 
 @dataclass
@@ -154,13 +176,19 @@ class PackedCorpus:
 def cut_pieces(documents: Iterable[Document], longest: int, prompt_weight: int) -> CutPieces:
     """Every document as pieces of at most `longest` tokens: text in chunks, a chat up to where it is cut.
 
-    A chat of which no answer is left is left out. `prompt_weight` is in percent.
+    A chat of which no answer is left is left out. `prompt_weight` is in percent. Where an encoder reads the prompts,
+    each answer is a piece of its own, and `longest` is for prompts too.
     """
     pieces: list[Piece] = []
     dropped = 0
     for document in documents:
         if not document.turns:
             pieces += chunks(document.text, longest)
+            continue
+        if document.apart:
+            fitting = [turn for turn in document.turns if len(turn.head) <= longest]
+            dropped += len(document.turns) - len(fitting)
+            pieces += [cut_to(apart(turn), longest) for turn in fitting]
             continue
         starts = answer_starts(document.turns)
         dropped += sum(start >= longest for start in starts)
@@ -185,9 +213,18 @@ def conversation(turns: Sequence[Turn], prompt_weight: int) -> Piece:
     return Piece(np.concatenate(parts), np.concatenate(weights))
 
 
+def apart(turn: Turn) -> Piece:
+    """The answer to a prompt that an encoder reads, after a place for the decoder's start token.
+
+    The place holds 0; the model that reads it knows which token it is.
+    """
+    tokens = np.concatenate([np.zeros(1, dtype=turn.answer.dtype), turn.answer])
+    return Piece(tokens, np.concatenate([constant(1, 0), constant(len(turn.answer), FULL)]), turn.head)
+
+
 def cut_to(piece: Piece, longest: int) -> Piece:
     """The first `longest` tokens of a piece."""
-    return Piece(piece.tokens[:longest], piece.weights[:longest])
+    return Piece(piece.tokens[:longest], piece.weights[:longest], piece.prompt)
 
 
 def chunks(text: Tokens, longest: int) -> list[Piece]:
@@ -230,4 +267,5 @@ def _padded(pieces: Sequence[Piece], row_tokens: int, pad_id: int) -> Row:
     missing = row_tokens - sum(sizes)
     tokens = [piece.tokens for piece in pieces] + [np.full(missing, pad_id, dtype=pieces[0].tokens.dtype)]
     weights = [piece.weights for piece in pieces] + [constant(missing, 0)]
-    return Row(np.concatenate(tokens), np.concatenate(weights), sizes)
+    prompts = tuple(piece.prompt for piece in pieces if piece.prompt is not None)
+    return Row(np.concatenate(tokens), np.concatenate(weights), sizes, prompts)
