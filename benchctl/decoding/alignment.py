@@ -50,7 +50,7 @@ class TwoStreams(nn.Module):
         for interval in parts if compared else ():
             below = [self.adapter(layer) for layer in range(interval.first + 1, interval.gate + 1)]
             parameters = sum(weight.numel() for adapter in below for weight in adapter.parameters())
-            exits[str(interval.gate)] = _lite_exit(info.hidden_size, parameters, device)
+            exits[str(interval.gate)] = _lite_exit(info.hidden_size, parameters, device, settings.alpha / settings.rank)
         self.exits = nn.ModuleDict(exits)
 
     def adapter(self, layer: int) -> Adapter:
@@ -73,9 +73,9 @@ class TwoStreams(nn.Module):
         return found
 
 
-def _lite_exit(width: int, parameters: int, device: torch.device) -> ExitModule:
-    """An exit of the slow stream with as many parameters as the adapters below it."""
-    return ExitModule(width, max(1, (parameters - width) // (2 * width)), device)
+def _lite_exit(width: int, parameters: int, device: torch.device, scale: float) -> ExitModule:
+    """An exit of the slow stream with as many parameters as the adapters below it, and as loud."""
+    return ExitModule(width, max(1, (parameters - width) // (2 * width)), device, scale=scale)
 
 
 class Trajectories:

@@ -23,11 +23,12 @@ CE_SHARE = 0.1  # of the cross-entropy with the text, beside 1 for the divergenc
 
 
 class ExitModule(nn.Module):
-    """gain * norm(h + change(norm(h))), change a residual MLP with ``rank`` inner units: it starts as the bare exit."""
+    """gain * norm(h + scale * change(norm(h))), change a residual MLP with ``rank`` inner units: it starts as the bare
+    exit."""
 
-    def __init__(self, width: int, rank: int, device: torch.device, own_gain: bool = True) -> None:
+    def __init__(self, width: int, rank: int, device: torch.device, own_gain: bool = True, scale: float = 1.0) -> None:
         super().__init__()
-        self.change = LowRank(width, width, rank, 1.0, device, bends=True)
+        self.change = LowRank(width, width, rank, scale, device, bends=True)
         self.gain = nn.Parameter(torch.ones(width, device=device)) if own_gain else None
 
     def logits(self, lesson: Lesson, layer: int) -> Tensor:
