@@ -48,7 +48,7 @@ class M2R2(Method, Trainable):
     exit          the gate that drafts; 0 takes the first
     draft_tokens  tokens drafted per verification
     width         branches kept at each depth of the draft; 1 is a chain
-    confidence    stop drafting once the likeliest branch has a lower probability; 0 never stops
+    confidence    draft no token with which the likeliest branch would have a lower probability; 0 never stops
     source        what drafts at the gate: accelerated, or, to compare with, slow or exit (LITE-style, of the same size)
     Of mode=dynamic only:
     router        arla or linear (trained on top of the adapters), softmax_gap, softmax_max or state_cosine

@@ -115,6 +115,7 @@ def test_against_a_method_that_drafts_the_table_shows_the_difference_of_acceptan
     shown = _compare(two, "--over", DRAFTED, "--format", "md").stdout
     assert "acceptance difference [95%]" in shown and "+0.000 [+0.000, +0.000]" in shown
     assert "acceptance difference" not in _compare(two, "--format", "md").stdout
+    assert "two_model" in _compare(two, "--over", DRAFTED).stdout  # whole: it has a table of its own
 
 
 def test_times_cannot_be_set_against_what_was_not_measured(path: Path) -> None:

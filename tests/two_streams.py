@@ -124,9 +124,9 @@ def beam_drafter(guess: Guess, draft_tokens: int, width: int, confidence: float 
                 for token, log_share in enumerate(guess([*text, *path]).tolist())
             ]
             kept = sorted(grown, reverse=True)[:width]
-            paths += [path for _, path in kept]
             if kept[0][0] < torch.tensor(max(confidence, 1e-300), dtype=torch.float64).log():
                 break
+            paths += [path for _, path in kept]
         return paths
 
     return draft

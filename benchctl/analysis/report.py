@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -177,7 +177,7 @@ _DRAFTING = _Block(
         _Column("depth fraction", _number(DEPTH_FRACTION, "{:.3f}")),
     ),
 )
-_AGAINST = _Column("acceptance difference [95%]", _acceptance_difference)
+_AGAINST = _Block("Against it", (_Column("acceptance difference [95%]", _acceptance_difference),))
 _COMPARED = (
     _Column("identical", lambda method: _verdicts(method, method.fidelity.identical)),
     _Column("tie", lambda method: _verdicts(method, method.fidelity.tie)),
@@ -225,7 +225,7 @@ def _blocks(group: Group) -> tuple[_Block, ...]:
     difference of acceptance rates where the baseline drafts."""
     methods = group.pooled.methods
     drafts = any(method.estimate(ACCEPTANCE_DIFFERENCE).value is not None for method in methods)
-    drafting = replace(_DRAFTING, columns=(*_DRAFTING.columns, _AGAINST)) if drafts else _DRAFTING
+    drafting = (_DRAFTING, _AGAINST) if drafts else (_DRAFTING,)
     fidelity = (
         _Column("token agreement", _number(TOKEN_AGREEMENT, "{:.3f}")),
         *(_COMPARED if group.run.temperature == 0 else _SAMPLED),
@@ -234,7 +234,7 @@ def _blocks(group: Group) -> tuple[_Block, ...]:
         _Column("lossless", _lossless),
     )
     loading = (_LOADING, _FORESIGHT) if has_loading(group.frame) else ()
-    blocks = _SPEED, drafting, *loading, _Block("Fidelity", fidelity)
+    blocks = _SPEED, *drafting, *loading, _Block("Fidelity", fidelity)
     checked = any(method.checked_prompts for method in methods)
     return (*blocks, _EXACT_MATCH) if checked else blocks
 

@@ -14,7 +14,6 @@ from benchctl.decoding.target import Target
 from benchctl.decoding.trainable import Trainable
 from benchctl.registry import method_options, parse_label
 
-
 QUIET = 0.25  # louder adapters would never say what the target says, and no draft be accepted; scores must be loud
 
 

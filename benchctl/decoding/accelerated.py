@@ -41,6 +41,12 @@ class LowRank(nn.Module):
         grown: Tensor = self.up(F.silu(inner) if self.bends else inner)
         return grown * self.scale
 
+    def change(self) -> Tensor:
+        """[outputs, inputs] scale * up down, in float32 at least: what merging adds to a weight."""
+        kind = torch.promote_types(self.up.weight.dtype, torch.float32)
+        merged: Tensor = self.scale * (self.up.weight.to(kind) @ self.down.weight.to(kind))
+        return merged
+
 
 @dataclass(frozen=True)
 class AdapterSettings:
@@ -116,8 +122,7 @@ class Adapted:
         self._linear, self._delta, self._outputs = linear, Delta(trained), trained.up.out_features
         self._both: Tensor | None = None
         if linear.is_copied:
-            plain = linear.weight.t()
-            added = (trained.down.weight.t() @ trained.up.weight.t()) * trained.scale
+            plain, added = linear.weight.t(), trained.change().t()
             self._both = torch.stack((plain, plain + F.pad(added, (0, plain.shape[1] - self._outputs))))
 
     def __call__(self, x: Tensor, rows: int) -> Tensor:
@@ -155,15 +160,17 @@ class AcceleratedLayer:
     def __init__(self, layer: Layer, adapter: Adapter, tell: Tell | None = None) -> None:
         self._layer, self._tell = layer, tell
         self._own = adapter.own_attention
-        self._query = Delta(adapter.query, replaces=True)
-        self._own_out, self._own_mlp = Delta(adapter.out), Delta(adapter.mlp)
         attention, mlp = layer.attention, layer.mlp
         self._query_size = attention.heads * attention.head_dim
-        if not self._own:
+        if self._own:
+            self._query, self._own_out = Delta(adapter.query, replaces=True), Delta(adapter.out)
+        else:
             self._qkv, self._out = Adapted(attention.qkv, adapter.query), Adapted(attention.out, adapter.out)
         self._gate_up: Adapted | None = None
         if adapter.gate_up is not None and isinstance(mlp, Mlp):
             self._gate_up, self._down = Adapted(mlp.gate_up, adapter.gate_up), Adapted(mlp.down, adapter.mlp)
+        else:
+            self._own_mlp = Delta(adapter.mlp)
 
     def run(self, states: Tensor, rows: int, cache: Cache, index: int, layout: Layout) -> Tensor:
         """``states`` [rows + companions, width] after this layer; only the rows' keys and values enter the cache."""

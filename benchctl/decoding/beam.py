@@ -15,24 +15,28 @@ Propose = Callable[[int], Tensor]  # how many of the last open rows in, draft lo
 
 
 def draft_chain(context: Context, depth: int, propose: Propose, confidence: float = 0.0) -> Draft:
-    """``depth`` tokens at most, chosen as the run chooses them; it ends once all of them together are less likely than
-    ``confidence``."""
+    """``depth`` tokens at most, chosen as the run chooses them; it ends before one with which all of them together
+    would be less likely than ``confidence``.
+
+    That is told before a token is drawn, by the likeliest one: leaving out some of the drawn ones would bend what
+    verification gives.
+    """
     chain, likely = Chain(context), 1.0
     for _ in range(depth):
         draft_logits = propose(1)
+        shares = _wide(draft_logits).softmax(-1)[0] if confidence else None
+        if shares is not None and likely * float(shares.max()) < confidence:
+            break
         token = chain.add(draft_logits)
         context.stream.push((token,))
-        if confidence:
-            likely *= float(_wide(draft_logits).softmax(-1)[0, token])
-            if likely < confidence:
-                break
+        likely *= 1.0 if shares is None else float(shares[token])
     return chain.draft()
 
 
 def draft_beam(context: Context, depth: int, propose: Propose, width: int, confidence: float = 0.0) -> Draft:
     """A tree that keeps, at each depth, the ``width`` likeliest continuations of the branches kept at the one before.
 
-    It ends once the likeliest branch is less likely than ``confidence``. Its tokens are not drawn, whatever the run
+    It ends before the likeliest branch is less likely than ``confidence``. Its tokens are not drawn, whatever the run
     does: verification takes them for certain proposals.
     """
     stream, root = context.stream, context.stream.rows - 1
@@ -46,13 +50,13 @@ def draft_beam(context: Context, depth: int, propose: Propose, width: int, confi
             for share, token in zip(row_shares, row_ids, strict=True)
         ]
         best = sorted(grown, reverse=True)[:width]
+        if math.exp(best[0][0]) < confidence:
+            break
         kept = [(share, len(draft) + place) for place, (share, _, _) in enumerate(best)]
         parents = tuple(parent for _, parent, _ in best)
         tokens = tuple(token for _, _, token in best)
         draft = Draft(draft.tokens + tokens, draft.parents + parents)
         stream.push(tokens, [root + 1 + parent for parent in parents])
-        if math.exp(best[0][0]) < confidence:
-            break
     return draft
 
 

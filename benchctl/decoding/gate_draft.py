@@ -48,7 +48,9 @@ class GateDrafter(Speculative):
         self._target, self._how = target, how
         gate = how.exit or streams.parts[0].gate
         self._part = next(part for part in streams.parts if part.gate == gate)
-        self._run, self._exit = streams.run(self._part, target.blocks, waits=True), ExitHead(streams.exit(gate), target)
+        # What compares with the accelerated stream holds nothing of it in memory.
+        self._run = streams.run(self._part, target.blocks, waits=True) if how.source == "accelerated" else None
+        self._exit = ExitHead(streams.exit(gate), target)
 
     def draft(self, context: Context, budget: int) -> Draft:
         how, propose = self._how, partial(self._propose, context.stream)
@@ -60,7 +62,7 @@ class GateDrafter(Speculative):
     def _propose(self, stream: Stream, rows: int) -> Tensor:
         """[rows, vocabulary] for the last ``rows`` open rows, which run up to the gate on the way."""
         target, part = self._target, self._part
-        if self._how.source == "accelerated":
+        if self._run is not None:
             return target.head(stream.accompany(part.first, part.gate, rows, self._run, waits=True)[-1])
         stream.advance(part.gate)
         states = stream.states[-rows:]

@@ -18,6 +18,7 @@ from torch import Tensor
 _MAX_COPIED_BYTES = 1 << 31
 _SMALL_WEIGHT = 1 << 17  # below, packing costs more per call than it saves for few rows
 _FEW_ROWS = 8
+_FEWEST_ROWS = 3  # up to here packing costs more for any weight
 
 
 class Linear:
@@ -65,7 +66,7 @@ class Linear:
         return self._transposed is not None
 
     def _few(self, rows: int) -> bool:
-        return rows == 1 or (rows <= _FEW_ROWS and self._small)
+        return rows <= _FEWEST_ROWS or (rows <= _FEW_ROWS and self._small)
 
 
 def may_copy(weight_bytes: int) -> bool:
