@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -70,27 +69,6 @@ def test_accelerated_states_are_those_of_the_definition(family: str, seed: int, 
         for got, token in zip(trail_of_branches, (5, 9), strict=True):
             expected = accelerated_states(models.naive, module, [*text, token], part.first, part.gate)
             torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("family", ["llama", "llama_biases", "qwen2", "mixtral"])
-def test_with_weights_merged_for_a_cpu_the_states_are_the_same(family: str) -> None:
-    """Float32 alone has them, for one row and its companion; everything else here runs in float64."""
-    models, method = pair(family), M2R2(gates="1+3", rank=5, alpha=7.0)
-    module, text = streams_of(method, models.target), prompt_of(13)
-    single = Target(copy.deepcopy(models.model).float(), None)
-    streams = method.build(single.info, single.lm_head.weight)
-    assert isinstance(streams, TwoStreams)
-    streams.load_state_dict(module.state_dict())
-    for part in module.parts:
-        stream = Stream(single, 40)
-        stream.push(text[:-1])
-        stream.advance()
-        stream.keep(range(len(text) - 1))
-        stream.push(text[-1:])
-        trail = torch.cat(accompanied(single, streams, part, stream, 1))
-        expected = accelerated_states(models.naive, module, text, part.first, part.gate)
-        torch.testing.assert_close(trail.double(), expected, rtol=1e-4, atol=1e-4)
 
 
 @torch.inference_mode()

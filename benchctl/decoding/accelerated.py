@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -17,8 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchctl.decoding.cache import Cache
-from benchctl.decoding.kernels import Linear
-from benchctl.decoding.layers import Layer, Mlp, finish, mix
+from benchctl.decoding.layers import Layer, Mlp, mix, project
 from benchctl.decoding.layout import Layout
 from benchctl.decoding.target import TargetInfo
 
@@ -40,12 +40,6 @@ class LowRank(nn.Module):
         inner = self.down(x)
         grown: Tensor = self.up(F.silu(inner) if self.bends else inner)
         return grown * self.scale
-
-    def change(self) -> Tensor:
-        """[outputs, inputs] scale * up down, in float32 at least: what merging adds to a weight."""
-        kind = torch.promote_types(self.up.weight.dtype, torch.float32)
-        merged: Tensor = self.scale * (self.up.weight.to(kind) @ self.down.weight.to(kind))
-        return merged
 
 
 @dataclass(frozen=True)
@@ -111,46 +105,6 @@ class Delta:
         return F.silu(inner) if self._bends else inner
 
 
-class Adapted:
-    """A product of the target for rows and companions, with an adapter's added for the companions.
-
-    The adapter is two small products more, so the weights are read once for both streams. On a CPU, whose products of
-    few rows cost as much as these rows one by one, weights with the adapter merged into them save the small ones.
-    """
-
-    def __init__(self, linear: Linear, trained: LowRank) -> None:
-        self._linear, self._delta, self._outputs = linear, Delta(trained), trained.up.out_features
-        self._both: Tensor | None = None
-        if linear.is_copied:
-            plain, added = linear.weight.t(), trained.change().t()
-            self._both = torch.stack((plain, plain + F.pad(added, (0, plain.shape[1] - self._outputs))))
-
-    def __call__(self, x: Tensor, rows: int) -> Tensor:
-        """[rows + companions, outputs] for x [rows + companions, inputs]; the adapter's outputs are the first ones."""
-        if (merged := self._merged(x, rows)) is None:
-            product = self._linear(x)
-            self._delta.add_to(product[rows:, : self._outputs], x[rows:])
-            return product
-        product = torch.bmm(x.unsqueeze(1), merged).squeeze(1)
-        return product if self._linear.bias is None else product.add_(self._linear.bias)
-
-    def add_to(self, states: Tensor, x: Tensor, rows: int) -> Tensor:
-        """``states`` [rows + companions, outputs] plus the product."""
-        if (merged := self._merged(x, rows)) is None:
-            states = self._linear.add_to(states, x)
-            self._delta.add_to(states[rows:], x[rows:])
-            return states
-        grown = torch.baddbmm(states.unsqueeze(1), x.unsqueeze(1), merged).squeeze(1)
-        return grown if self._linear.bias is None else grown.add_(self._linear.bias)
-
-    def _merged(self, x: Tensor, rows: int) -> Tensor | None:
-        """[rows + companions, inputs, outputs] where merged weights are the faster way: for a companion and at most
-        one row."""
-        if self._both is None or x.shape[0] != rows + 1 or rows > 1:
-            return None
-        return self._both[1 - rows :]
-
-
 class AcceleratedLayer:
     """One layer of the target with its adapter: rows and companions in the same products, adapted for the latter.
 
@@ -160,56 +114,55 @@ class AcceleratedLayer:
     def __init__(self, layer: Layer, adapter: Adapter, tell: Tell | None = None) -> None:
         self._layer, self._tell = layer, tell
         self._own = adapter.own_attention
-        attention, mlp = layer.attention, layer.mlp
-        self._query_size = attention.heads * attention.head_dim
-        if self._own:
-            self._query, self._own_out = Delta(adapter.query, replaces=True), Delta(adapter.out)
-        else:
-            self._qkv, self._out = Adapted(attention.qkv, adapter.query), Adapted(attention.out, adapter.out)
-        self._gate_up: Adapted | None = None
-        if adapter.gate_up is not None and isinstance(mlp, Mlp):
-            self._gate_up, self._down = Adapted(mlp.gate_up, adapter.gate_up), Adapted(mlp.down, adapter.mlp)
-        else:
-            self._own_mlp = Delta(adapter.mlp)
+        self._query = Delta(adapter.query, replaces=self._own)
+        self._out, self._mlp = Delta(adapter.out), Delta(adapter.mlp)
+        self._gate_up = None if adapter.gate_up is None else Delta(adapter.gate_up)
+        self._query_size = layer.attention.heads * layer.attention.head_dim
 
     def run(self, states: Tensor, rows: int, cache: Cache, index: int, layout: Layout) -> Tensor:
         """``states`` [rows + companions, width] after this layer; only the rows' keys and values enter the cache."""
-        mixed = self._mixed(states, rows, cache, index, layout)
-        if not self._own:
-            return self._through_mlp(self._out.add_to(states, mixed, rows), rows)
-        slow = self._layer.attention.out.add_to(states[:rows], mixed[:rows])
-        return self._through_mlp(torch.cat((slow, states[rows:] + self._own_out.of(mixed[rows:]))), rows)
+        attention, mixed = self._layer.attention, self._mixed(states, rows, cache, index, layout)
+        if self._own:
+            states = torch.cat((attention.out.add_to(states[:rows], mixed[:rows]), states[rows:]))
+        else:
+            states = attention.out.add_to(states, mixed)
+        self._out.add_to(states[rows:], mixed[rows:])
+        return self._through_mlp(states, rows)
 
     def lead(self, states: Tensor, rows: int, cache: Cache, index: int, layout: Layout) -> Tensor:
         """The companions alone [companions, width]: the rows leave them keys and values, and wait before this layer."""
         mixed, companions = self._mixed(states, rows, cache, index, layout)[rows:], states[rows:]
         if not self._own:
-            return self._through_mlp(self._out.add_to(companions, mixed, 0), 0)
-        return self._through_mlp(companions + self._own_out.of(mixed), 0)
+            companions = self._layer.attention.out.add_to(companions, mixed)
+        return self._through_mlp(companions + self._out.of(mixed), 0)
 
     def _mixed(self, states: Tensor, rows: int, cache: Cache, index: int, layout: Layout) -> Tensor:
         """[rows + companions, queries] what each takes from the values it sees."""
-        attention, normed = self._layer.attention, self._layer.attention_norm(states)
-        if self._own:
-            flat = attention.qkv(normed)
-            self._query.add_to(flat[rows:, : self._query_size], normed[rows:])
-        else:
-            flat = self._qkv(normed, rows)
-        queries, kv = finish(attention, flat, layout.rotary)
+        normed = self._layer.attention_norm(states)
+        adapt = partial(self._adapt, normed[rows:])
+        queries, kv = project(self._layer.attention, normed, layout.rotary, adapt)
         keys, values = cache.write(index, layout.start, kv[:, :rows])
-        return mix(attention, queries, keys, values, layout)
+        return mix(self._layer.attention, queries, keys, values, layout)
+
+    def _adapt(self, normed: Tensor, flat: Tensor) -> None:
+        self._query.add_to(flat[-normed.shape[0] :, : self._query_size], normed)
 
     def _through_mlp(self, states: Tensor, rows: int) -> Tensor:
         mlp, normed = self._layer.mlp, self._layer.mlp_norm(states)
         if self._gate_up is None or not isinstance(mlp, Mlp):
-            ahead = self._own_mlp.add_to(states[rows:], normed[rows:])
+            ahead = self._mlp.add_to(states[rows:], normed[rows:])
             if self._tell is not None:
                 self._tell(ahead)
             if rows == 0:
                 return ahead
             return torch.cat((mlp.add_to(states[:rows], normed[:rows]), ahead))
-        gate, up = self._gate_up(normed, rows).chunk(2, 1)
-        return self._down.add_to(states, mlp.act(gate).mul_(up), rows)
+        product = mlp.gate_up(normed)
+        self._gate_up.add_to(product[rows:], normed[rows:])
+        gate, up = product.chunk(2, 1)
+        inner = mlp.act(gate).mul_(up)
+        states = mlp.down.add_to(states, inner)
+        self._mlp.add_to(states[rows:], inner[rows:])
+        return states
 
 
 def run_accelerated(

@@ -47,8 +47,9 @@ class LayerAdapter(nn.Module):
 
 def _sum(product: Linear, trained: LowRank, fast: bool) -> Linear:
     """The product by W + scale * B A, added up in float32 at least."""
-    change = trained.change()
-    return Linear((product.weight.to(change.dtype) + change).to(product.weight.dtype), product.bias, fast)
+    kind = torch.promote_types(product.weight.dtype, torch.float32)
+    change = trained.scale * (trained.up.weight.to(kind) @ trained.down.weight.to(kind))
+    return Linear((product.weight.to(kind) + change).to(product.weight.dtype), product.bias, fast)
 
 
 class Adapters(nn.Module):

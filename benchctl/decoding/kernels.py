@@ -60,11 +60,6 @@ class Linear:
         twin._packed = None
         return twin
 
-    @property
-    def is_copied(self) -> bool:
-        """Whether the weights are held in a layout of their own, for speed: on a CPU where memory allows."""
-        return self._transposed is not None
-
     def _few(self, rows: int) -> bool:
         return rows <= _FEWEST_ROWS or (rows <= _FEW_ROWS and self._small)
 
