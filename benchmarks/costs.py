@@ -1,16 +1,17 @@
 """Does a step take what its rows explain? The time of real steps against a bare pass that runs as much.
 
 A verification is predicted by a plain chain of as many rows through the layers they lack, on the same cache, with the
-same rows through the head: no tree, no mixed depths, no verdict, no rows moved. A step without a draft is predicted by
-the layers that it ran and the heads that it computed. What a method runs beside the target's own layers and head is not
-predicted, so it shows.
+same rows once through the head: no tree, no mixed depths, no verdict, no rows moved, no further head. A step without a
+draft is predicted by the layers that it ran and by all products with the target's head that it made: those at exits are
+part of its rule, so here too many of them would not show. What a method runs beside the target's own layers and head is
+not predicted, so it shows.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
@@ -26,8 +27,8 @@ from benchctl.errors import UserError
 from benchctl.measuring.choices import Choice, Models, choose_method, choose_models
 from benchctl.measuring.clock import Clock
 from benchctl.measuring.settings import ModelSettings
-from benchctl.registry import parse_label
 from benchmarks.goals import against_band, is_met
+from benchmarks.origin import origin, refuse_equal_names, without_places
 from benchmarks.speed import embedded_prompts, paired_interval
 from benchmarks.watch import Recorder, Timekeeper, Took
 from benchmarks.work import Bare, Work
@@ -63,12 +64,13 @@ class StepCost:
 class Cost:
     """What the steps of a method took, against what their rows explain.
 
-    timed            verification (from the finished draft to the committed cache) or step
-    rows             mean rows through the head; layer_rows: mean rows of all layers together
-    ratio            measured / predicted seconds, sums over the same steps; low, high: 95% interval over prompts
-    goal             what the interval says of `WITHIN`
-    parts_ms         of the measured milliseconds per step, those of each part that watch.Took names
-    predicted_parts  of the predicted ones, those of layers (with embedding and masks) and of heads
+    timed               verification (from the finished draft to the committed cache) or step
+    rows                mean rows through the head; layer_rows: mean rows of all layers together
+    ratio               measured / predicted seconds, sums over the same steps; low, high: 95% interval over prompts
+    goal                what the interval says of `WITHIN`
+    parts_ms            of the measured milliseconds per step, those of each part that watch.Took names
+    predicted_parts_ms  of the predicted ones, those of layers (with embedding and masks) and of heads
+    measured_s          seconds of all steps of each prompt, and predicted_s: what ratio and interval are made of
     """
 
     label: str
@@ -85,6 +87,8 @@ class Cost:
     goal: str
     parts_ms: Mapping[str, float]
     predicted_parts_ms: Mapping[str, float]
+    measured_s: tuple[float, ...]
+    predicted_s: tuple[float, ...]
 
 
 @dataclass
@@ -97,19 +101,21 @@ class Arm:
 
 
 def measure(
-    labels: Sequence[str], prompts: int, max_new_tokens: int, threads: int, target: str = "", draft: str = ""
+    models: Models, labels: Sequence[str], prompts: int, max_new_tokens: int, threads: int
 ) -> dict[str, object]:
     """The default methods that need no other files than the package has, and ``labels``, in turns on each prompt.
 
     share_within is of those that verify: they are what the goal is about.
     """
     torch.set_num_threads(threads)
-    models = choose_models(ModelSettings(target, draft))
     choices, left_out = choose(labels, models)
     loaded, draft_model = Target.load(packs.resolve(models.target)), Target.load(packs.resolve(models.draft))
     ready = [choice.prepare(loaded, lambda name: draft_model, models.draft) for choice in choices]
     left_out |= {choice.label: choice.unsupported for choice in ready if choice.unsupported}
-    arms = [Arm(_without_places(choice.label), choice.method) for choice in ready if not choice.unsupported]
+    ready = [choice for choice in ready if not choice.unsupported]
+    loads = {"target": (models.target, loaded), "draft": (models.draft, draft_model)}
+    told = origin(loads, ready, prompts, max_new_tokens)
+    arms = [Arm(without_places(choice.label), choice.method) for choice in ready]
     texts = embedded_prompts(loaded, prompts)
     for arm in arms:
         time_steps(arm.method, loaded, texts[0], WARM_UP_TOKENS, Clock())
@@ -119,6 +125,7 @@ def measure(
     costs = [cost_of(arm.label, arm.prompts) for arm in arms]
     verifying = [cost for cost in costs if cost.timed == "verification"]
     return {
+        **told,
         "threads": threads,
         "within": WITHIN,
         "share_within": sum(is_met(cost.low, cost.high, WITHIN) for cost in verifying) / len(verifying),
@@ -130,7 +137,8 @@ def measure(
 def choose(labels: Sequence[str], models: Models) -> tuple[list[Choice], dict[str, str]]:
     """LABELS without those whose modules the package has not, and why; then ``labels``.
 
-    Raises UserError where one of ``labels`` cannot run; loads no weights.
+    Raises UserError where one of ``labels`` cannot run, where it names a draft model, since all are measured with that
+    of ``models``, and where two could not be told apart; loads no weights.
     """
     info = TargetInfo.of(load_tokenizer(packs.resolve(models.target)).config)
     choices, left_out = [], {}
@@ -140,12 +148,19 @@ def choose(labels: Sequence[str], models: Models) -> tuple[list[Choice], dict[st
         except UserError as problem:
             left_out[text] = str(problem)
     choices = [replace(choice, named=False) for choice in choices]  # embedded modules may be for other options
-    choices += [choose_method(text, models).fit(info) for text in labels]
-    return list({choice.label: choice for choice in choices}.values()), left_out
+    choices += [_with_draft_of(models, choose_method(text, models).fit(info)) for text in labels]
+    unique = list({choice.label: choice for choice in choices}.values())
+    refuse_equal_names(unique)
+    return unique, left_out
 
 
-def _without_places(label: str) -> str:
-    return parse_label(label).without_places.text
+def _with_draft_of(models: Models, choice: Choice) -> Choice:
+    if choice.draft_model(""):
+        raise UserError(
+            f"{choice.label} names a draft model, but costs are measured with {models.draft} alone: leave draft_model "
+            "out."
+        )
+    return choice
 
 
 def time_steps(
@@ -185,9 +200,10 @@ def cost_of(label: str, prompts: Sequence[Sequence[StepCost]]) -> Cost:
     measured_s = [sum(step.took.seconds for step in prompt) for prompt in prompts]
     predicted_s = [sum(step.bare.seconds for step in prompt) for prompt in prompts]
     interval = paired_interval(measured_s, predicted_s)
-    parts: Counter[str] = Counter()
+    parts: defaultdict[str, float] = defaultdict(float)
     for step in steps:
-        parts.update(step.took.parts)
+        for name, seconds in step.took.parts.items():
+            parts[name] += seconds
     layers_s, heads_s = (sum(getattr(step.bare, name) for step in steps) for name in ("layers_s", "heads_s"))
     in_ms = 1e3 / len(steps)
     return Cost(
@@ -205,8 +221,10 @@ def cost_of(label: str, prompts: Sequence[Sequence[StepCost]]) -> Cost:
         goal=against_band(interval.low, interval.high, WITHIN),
         parts_ms={name: seconds * in_ms for name, seconds in sorted(parts.items())},
         predicted_parts_ms={"layers": layers_s * in_ms, "heads": heads_s * in_ms},
+        measured_s=tuple(measured_s),
+        predicted_s=tuple(predicted_s),
     )
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(**json.loads(sys.argv[1]))))
+    print(json.dumps(measure(choose_models(ModelSettings()), **json.loads(sys.argv[1]))))

@@ -1,7 +1,9 @@
 """Does the simulator say what a throttled run then takes? Each setting is predicted from a trace of another one.
 
-All settings take turns on each prompt in one process. One of each family is recorded as a trace; from that alone, the
-compute times and the experts in it, the simulator says what every other setting takes.
+All settings take turns on each prompt in one process. One of each family is recorded as a trace, before the others and
+again after them; from that alone, the compute times and the experts in it, the simulator says what every other setting
+takes: both recordings are simulated, and the mean is the prediction. So the predictions of a family share the noise of
+two recordings, and their errors are not independent of each other.
 """
 
 from __future__ import annotations
@@ -9,7 +11,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -19,8 +23,9 @@ from benchctl.decoding.loop import Limits, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.offload import Offload, mixtures_of
 from benchctl.decoding.sampling import Sampling
-from benchctl.decoding.target import Target
+from benchctl.decoding.target import Target, TargetInfo
 from benchctl.decoding.tiers import Timer as Waits
+from benchctl.decoding.tokenizer import load_tokenizer
 from benchctl.errors import UserError
 from benchctl.measuring.choices import Choice, Models, choose_method
 from benchctl.measuring.clock import Clock, Timer
@@ -28,6 +33,7 @@ from benchctl.measuring.tracing import Offloading
 from benchctl.offload.simulator import Setting, Simulated, simulate
 from benchctl.offload.trace import Generation, Trace
 from benchmarks.goals import against_band, is_met
+from benchmarks.origin import origin
 from benchmarks.speed import embedded_prompts, paired_interval
 
 WITHIN = 0.10
@@ -37,7 +43,7 @@ WARM_UP_TOKENS = 4
 
 @dataclass(frozen=True)
 class Family:
-    """Settings that are predicted from one trace: that of ``recorded``, whose capacity and bandwidth none of them has.
+    """Settings that are predicted from traces of ``recorded``, whose capacity and bandwidth none of them has.
 
     Labels are the same up to ``{}``, where their options go.
     """
@@ -116,13 +122,15 @@ class Arm:
 class Agreement:
     """What a setting took for each decoded token, and what the simulator says of it.
 
-    recorded_in  the setting whose trace the simulator was given
+    recorded_in  the setting whose traces the simulator was given; recordings: how many of each prompt
     ratio        predicted / real seconds of decoding, sums over prompts; low, high: 95% interval over prompts
     goal         what the interval says of `WITHIN`
+    real_s       seconds of decoding each prompt, and predicted_s: what ratio and interval are made of
     """
 
     label: str
     recorded_in: str
+    recordings: int
     prompts: int
     tokens: int
     real_ms: float
@@ -135,27 +143,34 @@ class Agreement:
     predicted_stall_ms: float
     real_loads: float
     predicted_loads: float
+    real_s: tuple[float, ...]
+    predicted_s: tuple[float, ...]
 
 
-def measure(prompts: int, max_new_tokens: int, threads: int, model: str = TARGET) -> dict[str, object]:
+def measure(models: Models, prompts: int, max_new_tokens: int, threads: int) -> dict[str, object]:
     """Both families, that of m2r2 where the package has modules for it."""
     torch.set_num_threads(threads)
-    target = Target.load(packs.resolve(model))
-    chosen, left_out = choose(Models(model, ""))
+    path = packs.resolve(models.target)
+    chosen, left_out = choose(models)
+    info = TargetInfo.of(load_tokenizer(path).config)
+    chosen = [[choice.fit(info) for choice in choices] for choices in chosen]
+    target = Target.load(path)
+    told = origin({"target": (models.target, target)}, [*chain(*chosen)], prompts, max_new_tokens)
     families = [[_prepared(choice, target) for choice in choices] for choices in chosen]
-    arms = [arm for family in families for arm in family]
+    recordings = [(family[0], replace(family[0], real=[])) for family in families]
+    arms = [*chain(*families), *(again for _, again in recordings)]
     texts = embedded_prompts(target, prompts)
     for arm in arms:
         decode_really(arm, target, texts[0], WARM_UP_TOKENS, Clock(), Timer())
     for index, text in enumerate(texts):
         for arm in arms if index % 2 == 0 else reversed(arms):
             arm.real.append(decode_really(arm, target, text, max_new_tokens, Clock(), Timer()))
-    found = [agreement(arm, family[0]) for family in families for arm in family[1:]]
+    found = [agreement(arm, both) for family, both in zip(families, recordings, strict=True) for arm in family[1:]]
     return {
+        **told,
         "threads": threads,
         "within": WITHIN,
         "share_within": sum(is_met(line.low, line.high, WITHIN) for line in found) / len(found),
-        "share_of_ratios_within": sum(is_met(line.ratio, line.ratio, WITHIN) for line in found) / len(found),
         "left_out": left_out,
         "settings": [asdict(line) for line in found],
     }
@@ -194,22 +209,32 @@ def _trace(arm: Arm, target: Target, generation: Generation) -> Trace:
     return Trace(arm.label, False, target.layers, experts, offload.top_k, offload.expert_bytes, (generation,))
 
 
-def agreement(arm: Arm, recorded: Arm) -> Agreement:
-    """Of one setting, predicted from the traces of another. Raises RuntimeError where their texts differ."""
-    if [real.token_ids for real in arm.real] != [real.token_ids for real in recorded.real]:
-        raise RuntimeError(f"{arm.label} and {recorded.label} gave other answers: loading must not change any")
-    simulated = [simulate(real.trace, arm.setting) for real in recorded.real]
-    return compare(arm.label, recorded.label, arm.real, simulated)
+def agreement(arm: Arm, recordings: Sequence[Arm]) -> Agreement:
+    """Of one setting, predicted from the traces of another, recorded once or more.
+
+    Raises RuntimeError where their texts differ.
+    """
+    for recorded in recordings:
+        if [real.token_ids for real in arm.real] != [real.token_ids for real in recorded.real]:
+            raise RuntimeError(f"{arm.label} and {recorded.label} gave other answers: loading must not change any")
+    by_prompt = zip(*(recorded.real for recorded in recordings), strict=True)
+    simulated = [[simulate(real.trace, arm.setting) for real in reals] for reals in by_prompt]
+    return compare(arm.label, recordings[0].label, arm.real, simulated)
 
 
-def compare(label: str, recorded_in: str, real: Sequence[Real], simulated: Sequence[Simulated]) -> Agreement:
-    """Sums over prompts, which are what the interval resamples; the rest per decoded token."""
-    real_s, predicted_s = [found.decode_s for found in real], [found.decode_s for found in simulated]
+def compare(label: str, recorded_in: str, real: Sequence[Real], simulated: Sequence[Sequence[Simulated]]) -> Agreement:
+    """Of each prompt the mean of what its recordings give; sums over prompts, which are what the interval resamples;
+    the rest per decoded token."""
+    real_s = [found.decode_s for found in real]
+    predicted_s = [fmean(found.decode_s for found in recordings) for recordings in simulated]
     interval = paired_interval(predicted_s, real_s)
-    tokens = sum(found.tokens for found in simulated)
+    tokens = sum(recordings[0].tokens for recordings in simulated)
+    stall_s = sum(fmean(found.counts.stall_s for found in recordings) for recordings in simulated)
+    loads = sum(fmean(found.counts.loads for found in recordings) for recordings in simulated)
     return Agreement(
         label=label,
         recorded_in=recorded_in,
+        recordings=len(simulated[0]),
         prompts=len(real),
         tokens=tokens,
         real_ms=1e3 * sum(real_s) / tokens,
@@ -219,11 +244,13 @@ def compare(label: str, recorded_in: str, real: Sequence[Real], simulated: Seque
         high=interval.high,
         goal=against_band(interval.low, interval.high, WITHIN),
         real_stall_ms=1e3 * sum(found.stall_s for found in real) / tokens,
-        predicted_stall_ms=1e3 * sum(found.counts.stall_s for found in simulated) / tokens,
+        predicted_stall_ms=1e3 * stall_s / tokens,
         real_loads=sum(found.loads for found in real) / tokens,
-        predicted_loads=sum(found.counts.loads for found in simulated) / tokens,
+        predicted_loads=loads / tokens,
+        real_s=tuple(real_s),
+        predicted_s=tuple(predicted_s),
     )
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(**json.loads(sys.argv[1]))))
+    print(json.dumps(measure(Models(TARGET, ""), **json.loads(sys.argv[1]))))

@@ -88,6 +88,7 @@ def trainer(asked: Asked) -> Figures:
 
 
 def costs(asked: Asked) -> Figures:
+    """On the fewest threads asked for: what a step does beside its rows weighs most there."""
     sizes = asked.sizes(prompts=2, max_new_tokens=64)
     return {"costs": _child("costs", labels=asked.labels, threads=min(asked.threads), **sizes)}
 

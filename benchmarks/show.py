@@ -56,8 +56,8 @@ def _trainer(console: Console, found: Figures) -> None:
 
 def _costs(console: Console, found: Figures) -> None:
     part = found["costs"]
-    title = "steps against what their rows explain"
-    columns = ("timed", "rows", "measured", "predicted", "ratio [95%]", "goal")
+    title = f"steps against what their rows explain, {_threads(part)}"
+    columns = ("timed", "rows", "measured", "predicted", "measured / predicted [95%]", "goal")
     table = Table(_whole("method"), *columns, title=title)
     for row in part["methods"]:
         times = (f"{row['measured_ms']:.2f} ms", f"{row['predicted_ms']:.2f} ms")
@@ -69,8 +69,8 @@ def _costs(console: Console, found: Figures) -> None:
 
 def _loading(console: Console, found: Figures) -> None:
     part = found["loading"]
-    title = "throttled runs against the simulator, per token"
-    columns = ("real", "predicted", "stall", "predicted", "loads", "predicted", "ratio [95%]", "goal")
+    title = f"throttled runs against the simulator, ms and loads per token, {_threads(part)}"
+    columns = ("real", "predicted", "stall", "predicted", "loads", "predicted", "predicted / real [95%]", "goal")
     table = Table(_whole("setting"), *columns, title=title)
     for row in part["settings"]:
         pairs = [
@@ -78,6 +78,8 @@ def _loading(console: Console, found: Figures) -> None:
         ]
         table.add_row(_plain(row["label"]), *pairs, _times(row), row["goal"].partition(",")[0])
     console.print(table)
+    for label, count in {row["recorded_in"]: row["recordings"] for row in part["settings"]}.items():
+        print(f"predicted: mean of {count} recordings of {label}, the same for its whole family")
     _tell_share("settings", part)
 
 
@@ -85,6 +87,10 @@ def _tell_share(what: str, part: Figures) -> None:
     print(f"{what} within {part['within']:.0%} by the whole interval: {part['share_within']:.0%}")
     for label, reason in part["left_out"].items():
         print(f"left out: {label}: {reason}")
+
+
+def _threads(part: Figures) -> str:
+    return f"on {part['threads']} thread{'s' * (part['threads'] > 1)}"
 
 
 def _whole(header: str) -> Column:

@@ -8,12 +8,12 @@ of it counts.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 
@@ -24,13 +24,13 @@ from benchctl.decoding.method import Context, Method, Outcome, Speculative, Step
 from benchctl.decoding.stream import Stream
 from benchmarks.work import Bare, Work, run_bare, spans_of
 
-PARTS = ("advance", "choose", "fill", "logits", "keep")  # of Stream; not one of them calls another
+PARTS = ("advance", "accompany", "choose", "fill", "logits", "keep")  # of Stream
 
 
 @dataclass(frozen=True)
 class Took:
     """Seconds of a step's real work, and of that by part: PARTS, the verdict as verify, and as decide what is asked at
-    exits, their heads included."""
+    exits, their heads included. What one part calls of another counts for the other alone."""
 
     seconds: float
     parts: Mapping[str, float]
@@ -46,14 +46,15 @@ class Watch(ABC):
     @contextmanager
     def on(self, method: Method) -> Iterator[None]:
         """While open, the method's steps are watched; afterwards it is as it was."""
-        drafter = _drafter_of(method)
+        stepping = _stepping(method)
+        drafter = next((found for found in stepping if isinstance(found, Speculative)), None)
         with ExitStack() as stack:
             if drafter is not None:
                 verify = partial(self.part, "verify")
                 for name, watched in (("draft", self._draft), ("verify", verify), ("observe", self._observe)):
                     stack.enter_context(_replaced(drafter, name, partial(watched, getattr(drafter, name))))
-            if isinstance(method, AdaptiveDepth):
-                stack.enter_context(_replaced(method, "decide", partial(self.part, "decide", method.decide)))
+            for leaving in (found for found in stepping if isinstance(found, AdaptiveDepth)):
+                stack.enter_context(_replaced(leaving, "decide", partial(self.part, "decide", leaving.decide)))
             stack.enter_context(_replaced(method, "step", partial(self._step, method.step)))
             yield
 
@@ -72,7 +73,7 @@ class Watch(ABC):
         ends = context.stream.length
         draft = original(context, budget)
         self.drafted = True
-        self.begin(context, _Drafted(draft, ends))
+        self.begin(context, _verification(context, draft, ends))
         return draft
 
     def _observe(self, original: Callable[[Context, Outcome], None], context: Context, outcome: Outcome) -> None:
@@ -85,24 +86,16 @@ class Watch(ABC):
             setattr(stream, name, partial(self.part, name, getattr(stream, name)))
 
     @abstractmethod
-    def begin(self, context: Context, drafted: _Drafted | None) -> None:
-        """A step begins; then, where it drafts, its draft is there."""
+    def begin(self, context: Context, verification: Work | None) -> None:
+        """A step begins; then, where it drafts, its draft is there, and what there is to do to verify it."""
 
     @abstractmethod
     def end(self, context: Context, step: Step | None) -> None:
         """The work is done; the step itself is known where nothing was drafted."""
 
     @abstractmethod
-    def part(self, name: str, original: Callable[..., Any], *arguments: Any) -> Any:
+    def part(self, name: str, original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Do one part of the work."""
-
-
-@dataclass(frozen=True)
-class _Drafted:
-    """A draft, and the slot behind its root."""
-
-    draft: Draft
-    ends: int
 
 
 class Recorder(Watch):
@@ -114,7 +107,6 @@ class Recorder(Watch):
         self._heads: list[int] = []
         self._starts: list[int] = []
         self._filled = 0
-        self._drafted: _Drafted | None = None
 
     @contextmanager
     def on(self, method: Method) -> Iterator[None]:
@@ -126,20 +118,17 @@ class Recorder(Watch):
         if self._stream is not None and linear is self._stream.target.lm_head:
             self._heads.append(rows)
 
-    def begin(self, context: Context, drafted: _Drafted | None) -> None:
-        self._drafted, self._heads = drafted, []
-        self._starts, self._filled = list(context.stream.cache.lengths), context.target.layers
+    def begin(self, context: Context, verification: Work | None) -> None:
+        self._heads, self._starts = [], list(context.stream.cache.lengths)
+        self._filled = context.target.layers
+        if verification is not None:
+            self.works.append(verification)
 
     def end(self, context: Context, step: Step | None) -> None:
-        found = self._drafted
-        if found is None:
-            rows, tokens, told = self._rows_run(context.stream), context.tokens[-1:], 1
-        else:
-            total = found.ends + len(found.draft)
-            rows, tokens = [total - start for start in self._starts], [context.tokens[-1], *found.draft.tokens]
-            told = 1 + len(found.draft) - sum(found.draft.scratch)
-        begun = tuple(tokens[len(tokens) - rows[0] :])
-        self.works.append(Work(found is not None, begun, spans_of(self._starts, rows), tuple(self._heads), told))
+        if step is None:
+            return  # what there was to do was known when the draft was there, whatever was done
+        spans = spans_of(self._starts, self._rows_run(context.stream))
+        self.works.append(Work(False, tuple(context.tokens[-1:]), spans, tuple(self._heads), 1))
 
     def _rows_run(self, stream: Stream) -> list[int]:
         """By layer: those that it is done with since, and that neither passed it by nor were filled in."""
@@ -149,10 +138,10 @@ class Recorder(Watch):
             rows.append(end - start - passed if layer < self._filled else 0)
         return rows
 
-    def part(self, name: str, original: Callable[..., Any], *arguments: Any) -> Any:
+    def part(self, name: str, original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         if name == "fill":
             self._filled = arguments[0]
-        return original(*arguments)
+        return original(*arguments, **options)
 
 
 class Timekeeper(Watch):
@@ -160,6 +149,8 @@ class Timekeeper(Watch):
 
     In steps whose number has the parity ``first`` the real work is timed. Each comes right after what comes before it
     in real decoding, so neither finds more of what it needs in the processor's caches than the other.
+
+    Raises RuntimeError where there is something else to do than was recorded: then the bare passes are of other work.
     """
 
     def __init__(self, works: Sequence[Work], first: int, stored: Tensor, clock: Callable[[], float]) -> None:
@@ -168,37 +159,64 @@ class Timekeeper(Watch):
         self.bare: dict[int, Bare] = {}
         self._works, self._first, self._stored, self._clock = works, first, stored, clock
         self._step_number, self._begin_s = -1, 0.0
-        self._parts: Counter[str] = Counter()
+        self._parts: defaultdict[str, float] = defaultdict(float)
+        self._within_s = 0.0  # of the part at work: what it called of others
 
-    def begin(self, context: Context, drafted: _Drafted | None) -> None:
-        self._step_number += drafted is None
-        number = self._step_number
-        work = self._works[number]
-        if work.drafted == (drafted is not None) and not self._is_real(number):
+    def begin(self, context: Context, verification: Work | None) -> None:
+        self._step_number += verification is None
+        number, work = self._step_number, self._recorded(context, verification)
+        if work.drafted == (verification is not None) and not self._is_real(number):
             stream = context.stream
             self.bare[number] = run_bare(stream.target, stream.cache, work, self._stored, self._clock)
-        self._parts = Counter()
+        self._parts, self._within_s = defaultdict(float), 0.0
         self._begin_s = self._clock()
+
+    def _recorded(self, context: Context, verification: Work | None) -> Work:
+        if self._step_number >= len(self._works):
+            self._differ()
+        work, lengths = self._works[self._step_number], context.stream.cache.lengths
+        begins = work.drafted or all(lengths[span.first] == span.start for span in work.spans)
+        if not begins if verification is None else verification != work:
+            self._differ()
+        return work
+
+    def _differ(self) -> NoReturn:
+        raise RuntimeError(f"step {self._step_number} is otherwise than when it was recorded: its draft, or its cache")
 
     def end(self, context: Context, step: Step | None) -> None:
         seconds = self._clock() - self._begin_s
+        if step is not None and self._works[self._step_number].drafted:
+            self._differ()
         if self._is_real(self._step_number):
             self.took[self._step_number] = Took(seconds, dict(self._parts))
 
-    def part(self, name: str, original: Callable[..., Any], *arguments: Any) -> Any:
+    def part(self, name: str, original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        before_s, self._within_s = self._within_s, 0.0
         begin_s = self._clock()
-        found = original(*arguments)
-        self._parts[name] += self._clock() - begin_s  # type: ignore[assignment]
+        found = original(*arguments, **options)
+        seconds = self._clock() - begin_s
+        self._parts[name] += seconds - self._within_s
+        self._within_s = before_s + seconds
         return found
 
     def _is_real(self, number: int) -> bool:
         return number % 2 == self._first
 
 
-def _drafter_of(method: Method) -> Speculative | None:
-    """What drafts in the steps of a method: itself, or what it hands its steps on to."""
-    handed = (found for found in vars(method).values() if isinstance(found, Speculative))
-    return method if isinstance(method, Speculative) else next(handed, None)
+def _stepping(method: Method) -> list[Method]:
+    """What may take the steps of a method: itself, or what it hands them on to."""
+    return [method, *(found for found in vars(method).values() if isinstance(found, Method))]
+
+
+def _verification(context: Context, draft: Draft, ends: int) -> Work:
+    """What there is to do once the draft is there, whose root is in the slot before ``ends``.
+
+    The rows that each layer lacks, and one head for the root and each drafted row: more than that is the method's own.
+    """
+    starts, tokens = context.stream.cache.lengths, (context.tokens[-1], *draft.tokens)
+    rows = [ends + len(draft) - start for start in starts]
+    told = len(tokens) - sum(draft.scratch)
+    return Work(True, tokens[len(tokens) - rows[0] :], spans_of(starts, rows), (len(tokens),), told)
 
 
 def _counted(original: Callable[[Linear, Tensor], Tensor], count: Callable[[Linear, int], None]) -> Any:

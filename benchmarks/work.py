@@ -30,7 +30,7 @@ class Work:
     drafted  whether it verified a draft; else it is a whole step
     tokens   rows that began at the embedding
     spans    layers and the rows that they lacked, from the first layer up
-    heads    rows of each product with the target's LM head
+    heads    rows of each product with the target's LM head; of a verification one for the root and all drafted rows
     told     rows whose likeliest token had to reach the host
     """
 
@@ -82,6 +82,7 @@ def run_bare(target: Target, cache: Cache, work: Work, stored: Tensor, clock: Ca
     x = target.embed(work.tokens) if work.tokens else stored[:0]
     for span in work.spans:
         x = _with_stored(x, span.rows, stored)
+        assert x.shape[0] == span.rows, "a layer lacks all rows that the layers below it lacked"
         at = min(
             span.start, target.context_tokens - span.rows
         )  # a tree's rows share positions, those of a chain do not

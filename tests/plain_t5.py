@@ -8,16 +8,22 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
 
 VOCABULARY = 24
 LAYERS = 4
 START = 5
 
+Weights = dict[str, Tensor]  # of modules, by name
+
 
 def tiny_t5(kind: str = "relu", *, vocabulary: int = VOCABULARY, **settings: Any) -> Any:
-    """A random T5 in float64: more decoder layers than encoder layers, heads wider together than the residual."""
+    """A random T5 in float64: more decoder layers than encoder layers, heads wider together than the residual.
+
+    With tie_word_embeddings=False its head has weights of its own, as those of v1.1 and Flan have.
+    """
     sizes = {"d_model": 32, "d_kv": 12, "d_ff": 40, "num_heads": 4, "num_layers": 2, "num_decoder_layers": LAYERS}
     buckets = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}
     ids = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": START}
@@ -35,6 +41,8 @@ def tiny_t5(kind: str = "relu", *, vocabulary: int = VOCABULARY, **settings: Any
                     parameter.normal_(0.0, 0.4)
             model.shared.weight.mul_(0.2)
             model.decoder.final_layer_norm.weight.mul_(6.0)
+            if not settings.get("tie_word_embeddings", True):  # transformers 5 would tie it all the same
+                model.lm_head.weight = nn.Parameter(0.2 * torch.randn_like(model.shared.weight))
     for module in model.modules():
         if type(module).__name__ == "T5LayerNorm":  # transformers' own goes through float32
             module.forward = MethodType(t5_norm, module)
@@ -124,6 +132,16 @@ class PlainT5:
 def t5_norm(module: Any, x: Tensor) -> Tensor:
     out: Tensor = module.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + module.variance_epsilon)
     return out
+
+
+def spoken(model: Any, weights: Weights, layer: int, states: Tensor) -> Tensor:
+    """Logits of an exit for states [..., width]: h + up(silu(down(norm(h)))) through norm, a gain if any, and head."""
+    scale = model.config.d_model**-0.5 if model.config.scale_decoder_outputs else 1.0
+    down, up = (weights[f"exits.{layer}.change.{part}.weight"] for part in ("down", "up"))
+    normed = t5_norm(model.decoder.final_layer_norm, states) * scale
+    changed = t5_norm(model.decoder.final_layer_norm, states + F.silu(normed @ down.T) @ up.T) * scale
+    logits: Tensor = (changed * weights.get(f"exits.{layer}.gain", torch.ones(()))) @ model.lm_head.weight.T
+    return logits
 
 
 def _attend(module: Any, x: Tensor, looked_at: Tensor, bias: Tensor | None) -> Tensor:

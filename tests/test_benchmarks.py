@@ -9,12 +9,18 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from benchmarks import __main__ as main_module
 from benchmarks import sections
 from benchmarks.__main__ import main
 from benchmarks.goals import against_band, against_goal, is_met
 
 COST = {"label": "m2r2[exit=2]", "timed": "verification", "rows": 3.5, "measured_ms": 2.2, "predicted_ms": 2.0,
         "ratio": 1.1, "low": 1.05, "high": 1.15, "goal": "met, by the whole interval"}  # fmt: skip
+COSTS = {"threads": 1, "within": 0.15, "share_within": 1.0, "left_out": {"medusa": "no modules"}, "methods": [COST]}
+SETTING = {"label": "expert_offload[capacity=3]", "recorded_in": "expert_offload[capacity=48]", "recordings": 2,
+           "real_ms": 2.0, "predicted_ms": 2.1, "real_stall_ms": 0.5, "predicted_stall_ms": 0.6, "real_loads": 7.0,
+           "predicted_loads": 8.0, "ratio": 1.05, "low": 1.04, "high": 1.06, "goal": "met, all of it"}  # fmt: skip
+LOADING = {"threads": 1, "within": 0.1, "share_within": 0.5, "left_out": {"m2r2": "no modules"}, "settings": [SETTING]}
 
 
 @pytest.mark.parametrize(
@@ -49,6 +55,7 @@ def test_a_ratio_has_to_lie_on_neither_side_too_far_from_one(low: float, high: f
         (("--only", "loading", "--label", "two_model"), "--label names a method for the section costs"),
         (("--only", "costs", "--label", "medusa[modules=none]"), "none"),
         (("--only", "costs", "--label", "meduse"), "Did you mean 'medusa'?"),
+        (("--only", "costs", "--label", "two_model[draft_model=other]"), "names a draft model, but costs are measured"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_is(
@@ -73,11 +80,49 @@ def test_one_section_is_measured_alone_and_leaves_the_figures_of_all_as_they_are
     assert asked == [("costs", {"labels": labels, "threads": 2, "prompts": 2, "max_new_tokens": 9})]
     assert (tmp_path / "figures.json").read_text() == "of all"
     found = json.loads((tmp_path / "figures-costs.json").read_text())
-    assert sorted(found) == ["costs", "machine", "versions"]
+    assert sorted(found) == ["asked", "commit", "costs", "created", "machine", "versions"]
+    assert found["asked"] == {
+        "sections": ["costs"],
+        "threads": [2],
+        "prompts": None,
+        "max_new_tokens": 9,
+        "labels": list(labels),
+    }
     assert found["costs"]["methods"] == [COST]
     assert "m2r2[exit=2]" in result.output and "1.10x [1.05, 1.15]" in result.output
     assert "verifications within 15% by the whole interval: 100%" in result.output
     assert "left out: medusa: no modules" in result.output
+    assert "measured / predicted" in result.output, "above 1 the step was slower"
+    assert "on 1 thread" in result.output, "of those asked for it took the least"
+
+
+def test_loading_tells_in_which_direction_it_divides_and_what_it_was_predicted_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _fake_children(monkeypatch)
+    result = _invoke("--only", "loading", "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert "predicted / real" in result.output, "above 1 the run was faster"
+    assert "on 1 thread" in result.output
+    row = next(line for line in result.output.splitlines() if line.startswith("│ expert_offload"))
+    figures = ["2.0", "2.1", "0.5", "0.6", "7.0", "8.0", "1.05x [1.04, 1.06]", "met"]
+    assert [cell.strip() for cell in row.strip("│").split("│")[1:]] == figures
+    assert "predicted: mean of 2 recordings of expert_offload[capacity=48]" in result.output
+    assert "settings within 10% by the whole interval: 50%" in result.output
+    assert "left out: m2r2: no modules" in result.output
+
+
+def test_labels_are_written_down_without_the_places_of_their_modules(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _fake_children(monkeypatch)
+    monkeypatch.setattr(main_module, "choose", lambda labels, models: None)
+    label = f"medusa[modules={tmp_path / 'heads'}]"
+    result = _invoke("--only", "costs", "--label", label, "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    written = (tmp_path / "figures-costs.json").read_text()
+    assert json.loads(written)["asked"]["labels"] == ["medusa[modules=heads]"]
+    assert str(tmp_path) not in written
 
 
 def _invoke(*arguments: str) -> Result:
@@ -90,7 +135,7 @@ def _fake_children(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str,
 
     def child(module: str, **arguments: Any) -> Any:
         asked.append((module, arguments))
-        return {"within": 0.15, "share_within": 1.0, "left_out": {"medusa": "no modules"}, "methods": [COST]}
+        return {"costs": COSTS, "loading": LOADING}[module]
 
     monkeypatch.setattr(sections, "_child", child)
     return asked

@@ -18,6 +18,7 @@ from benchctl.decoding.loop import decode
 from benchctl.decoding.modules import save_modules
 from benchctl.decoding.target import Target
 from benchctl.methods.m2r2 import M2R2
+from benchctl.methods.medusa import Medusa
 from benchctl.recordfile import read
 
 
@@ -101,7 +102,6 @@ def unread(here: Path) -> Path:
     ("model", "label", "message"),
     [
         ("absent", "early_exit[exits=40]", "exit 40 is not below the target's 3 layers; choose others with the option"),
-        ("broken", "early_exit[exits=40]", "exit 40 is not below the target's 3 layers; choose others with the option"),
         ("absent", "lookahead[window=4000]", "window=4000 with ngram=5 looks 4002 tokens ahead, but the target takes"),
         ("absent", "skip_decode[adapters=none,min_layers=99]", "min_layers 99 is more than the target's 3 layers"),
         ("absent", "m2r2[gates=3,modules=made]", "gate 3 is not below the target's 3 layers"),
@@ -118,6 +118,15 @@ def test_options_that_do_not_fit_the_target_are_refused_before_its_weights_are_r
     name = label.partition("[")[0]
     assert told.startswith(name) and f" cannot run on this target: {message}" in told
     assert not (unread / "out.jsonl").exists()
+
+
+def test_modules_for_a_target_of_other_sizes_are_refused_before_weights_are_read(unread: Path) -> None:
+    """Their facts tell how many layers that has; its weights need not be read for that."""
+    method, other = Medusa(heads=2), tiny_target("llama", layers=4)
+    save_modules(unread / "heads", untrained(method, other), facts_of("medusa", method, other))
+    told = refused(invoke("--method", "medusa[heads=2,modules=heads]", "--model", "absent"))
+    assert "heads: made for tiny (4 layers of 32, vocabulary 96), but the target has 3 layers of 32" in told
+    assert told.endswith("name modules trained for this target")
 
 
 @pytest.mark.parametrize("model", ["absent", "broken"])

@@ -40,8 +40,9 @@ def generate(label: str, target: Target, source: list[int] = SOURCE, limit: int 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tied", [True, False])
 def test_logits_are_those_of_transformers(kind: str, tied: bool, parts: tuple[int, ...]) -> None:
-    """However the rows are fed. Untied configurations are those that do not scale what the head reads."""
+    """However the rows are fed. Untied models have a head of their own, and do not scale what it reads."""
     model, text = tiny_t5(kind, tie_word_embeddings=tied), text_of(40)
+    assert (model.lm_head.weight is model.shared.weight) == tied
     theirs = model(input_ids=torch.tensor([SOURCE]), decoder_input_ids=torch.tensor([text])).logits[0]
     target = Target(model, None)
     assert target.read(SOURCE) == [START]
@@ -171,11 +172,13 @@ def test_every_weight_decides_the_hash() -> None:
     assert len(hashes) == 4
 
 
-def test_a_folder_is_loaded_and_probed(tmp_path: Path) -> None:
-    model, tokenizer = tiny_t5(vocabulary=320).float(), tiny_tokenizer(chat=False)
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_folder_is_loaded_and_probed(tied: bool, tmp_path: Path) -> None:
+    model, tokenizer = tiny_t5(vocabulary=320, tie_word_embeddings=tied).float(), tiny_tokenizer(chat=False)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     target = Target.load(tmp_path)
+    torch.testing.assert_close(target.lm_head.weight, model.lm_head.weight)
     prompt = target.tokenizer.encode_chat([{"role": "user", "content": "Once upon a time"}])
     theirs = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, use_cache=False)[0, 1:].tolist()
     stops = [place for place, token in enumerate(theirs) if token in target.stop_ids]
@@ -183,12 +186,22 @@ def test_a_folder_is_loaded_and_probed(tmp_path: Path) -> None:
     assert list(generate("autoregressive", target, prompt, 12).token_ids) == expected
 
 
+def test_a_model_that_does_not_say_what_its_text_begins_with_is_refused() -> None:
+    """It was a TypeError; the padding token, with which published ones begin, stands in where there is one."""
+    model = tiny_t5()
+    model.generation_config.decoder_start_token_id = None
+    assert Target(model, None).read(SOURCE) == [0]
+    model.config.pad_token_id = None
+    with pytest.raises(UserError, match="add decoder_start_token_id, or pad_token_id, to its config.json"):
+        Target(model, None)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_configuration_alone_tells_what_the_weights_are(kind: str) -> None:
     """The decoder's layers are meant, of which there are more here than the encoder has."""
     target = Target(tiny_t5(kind), None)
     told, attention = TargetInfo.of(target.config), target.blocks[0].attention
-    assert told == target.info and (told.family, told.layers, told.mlp_size) == ("t5", LAYERS, 40)
+    assert (told.family, told.layers, told.mlp_size) == ("t5", LAYERS, 40)
     assert told.encodes and told.experts_per_token == 0
     assert (told.vocabulary, told.hidden_size) == target.lm_head.weight.shape
     assert told.query_size == told.kv_size == attention.heads * attention.head_dim

@@ -9,13 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fixtures_training import COLORS, COMMON, LESSONS, benchctl, done, refused, write_data
-from plain_t5 import LAYERS, START, PlainT5, tiny_t5
+from fixtures_training import CHATS, COLORS, COMMON, LESSONS, benchctl, done, refused, write_data
+from plain_t5 import LAYERS, START, PlainT5, Weights, spoken, tiny_t5
+from safetensors.torch import load_file
 from tiny_encoder import random_folder
+from untrained import facts_of, untrained
 
 from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.modules import save_modules
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.target import Target
+from benchctl.decoding.trainable import Trainable
 from benchctl.errors import UserError
 from benchctl.measuring.conversation import messages
 from benchctl.measuring.prompt_files import Prompt
@@ -61,10 +65,10 @@ def documents() -> Iterator[tuple[int, slice, list[int], list[int]]]:
 
 
 def test_each_answer_is_placed_apart_from_its_prompt() -> None:
-    """A prompt longer than a row is left out with its answer, an answer is cut."""
-    turns = (Turn(ids(5, 6), ids(7, 1)), Turn(ids(5, 6, 7, 1, 8), ids(9, 9, 9, 9, 1)), Turn(ids(*range(7)), ids(3)))
+    """A prompt that is not shorter than a row is left out with its answer, as at decoding; an answer is cut."""
+    turns = (Turn(ids(5, 6), ids(7, 1)), Turn(ids(5, 6, 7, 1), ids(9, 9, 9, 9, 1)), Turn(ids(*range(5)), ids(3)))
     cut = cut_pieces([Document("unit", turns, apart=True), Document("unit", apart=True)], 5, prompt_weight=50)
-    assert cut.dropped_answers == 1
+    assert (cut.dropped_answers, cut.long_prompts) == (0, 1)
     (first, second) = cut.pieces
     assert (first.tokens.tolist(), first.weights.tolist()) == ([0, 7, 1], [0, FULL, FULL])
     assert (second.tokens.tolist(), second.weights.tolist()) == ([0, 9, 9, 9, 9], [0, *[FULL] * 4])
@@ -72,7 +76,7 @@ def test_each_answer_is_placed_apart_from_its_prompt() -> None:
     assert made.tokens.tolist() == [[0, 7, 1, 0, 7, 1], [0, 9, 9, 9, 9, 2]]
     assert made.documents.tolist() == [[0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 0, -1]]
     assert made.prompts is not None
-    assert made.prompts.tolist() == [[5, 6, -1, -1, -1], [5, 6, -1, -1, -1], [5, 6, 7, 1, 8]]
+    assert made.prompts.tolist() == [[5, 6, -1, -1], [5, 6, -1, -1], [5, 6, 7, 1]]
 
 
 @pytest.mark.parametrize("at_once", [16384, 20])
@@ -99,6 +103,28 @@ def test_states_are_those_of_each_prompt_and_answer_alone(
         close(lesson.head(lesson.final)[row, place], theirs.logits[0])
         close(lesson.head(lesson.norm(lesson.states[-1]))[row, place], target.head(rows))
     assert not any(state.requires_grad for state in (*lesson.states, lesson.final))
+
+
+@pytest.mark.parametrize("at_once", [16384, 100])
+def test_one_long_answer_among_short_ones_does_not_pad_them_all(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All answers of a batch were padded to its longest: 2,021 tokens became 541 x 401 positions."""
+    monkeypatch.setattr(encoder_lessons, "TOKENS_AT_ONCE", at_once)
+    turns = [Turn(ids(*range(2, 4 + number % 9)), ids(*range(3, 4 + number % 3), 1)) for number in range(60)]
+    turns[40] = Turn(ids(7, 1), ids(*[9] * 90, 1))
+    documents = [Document("unit", (turn,), apart=True) for turn in turns]
+    made = batch_of(fill_rows(cut_pieces(documents, 96, 0).pieces, 96, pad_id=0))
+    maker, passed = encoder_lessons.EncoderLessons(tiny_t5(), CPU), list[tuple[int, int]]()
+    one_pass = maker._pass
+
+    def spied(prompts: torch.Tensor, texts: torch.Tensor) -> list[torch.Tensor]:
+        passed.append((prompts.numel(), texts.numel()))
+        return one_pass(prompts, texts)
+
+    monkeypatch.setattr(maker, "_pass", spied)
+    maker(made)
+    real = int((made.documents >= 0).sum())
+    assert real > 250 and sum(texts for _, texts in passed) < 2 * real
+    assert all(max(part) <= at_once for part in passed)
 
 
 def close(left: torch.Tensor, right: torch.Tensor) -> None:
@@ -162,6 +188,35 @@ def test_what_knows_no_encoders_is_refused_before_weights_are_read(part: str, we
     assert "train modules that know encoders: deed, early_exit" in told
 
 
+@pytest.mark.parametrize(
+    ("label", "problem"),
+    [
+        ("early_exit[head=trained,exits=40]", "exit 40 is not below the target's 4 layers"),
+        ("deed[exits=2+4]", "exit 4 is not below the target's 4 layers"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_before_weights_are_read(
+    label: str, problem: str, weightless: Path, tmp_path: Path
+) -> None:
+    """They were refused after the weights had been read, and by then prompts may have been answered."""
+    words = ("--model", weightless / "t5", "--data", weightless / "data", "--out", tmp_path / "out", "--steps", 1)
+    told = refused("train", label, *words, *LESSONS, *COMMON)
+    assert f"{label} cannot run on t5: {problem}" in " ".join(told.split())
+
+
+def test_a_second_stage_on_modules_of_a_smaller_target_is_refused_before_weights_are_read(
+    weightless: Path, tmp_path: Path
+) -> None:
+    label = "early_exit[confidence=classifier,exits=1,head=trained]"
+    method, other = build(label), Target(tiny_t5(vocabulary=320, num_decoder_layers=3), None)
+    assert isinstance(method, Trainable)
+    save_modules(tmp_path / "exits", untrained(method, other), facts_of(label, method, other))
+    second = label.replace("]", f",modules={tmp_path / 'exits'}]")
+    words = ("--model", weightless / "t5", "--data", weightless / "data", "--out", tmp_path / "out", "--steps", 1)
+    told = " ".join(refused("train", second, *words, *LESSONS, *COMMON).split())
+    assert "made for tiny (3 layers of 32, vocabulary 320), but the target has 4 layers of 32, vocabulary 320;" in told
+
+
 def test_a_model_with_an_encoder_is_no_beginning_of_a_target(weightless: Path, tmp_path: Path) -> None:
     words = ("--init-from", weightless / "t5", "--data", weightless / "data", "--out", tmp_path / "out", "--steps", 1)
     assert "t5 has an encoder" in refused("train", "target", *words, *COMMON)
@@ -178,7 +233,10 @@ def test_plain_texts_have_no_prompt_that_an_encoder_could_read(weightless: Path,
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": "Once upon a time."}))
     words = ("--model", weightless / "t5", "--out", tmp_path / "out", "--steps", 1, *LESSONS, *COMMON)
     told = refused("train", "deed", *words, "--data", tmp_path)
-    assert "t5 has an encoder, which reads prompts, and the data are plain texts only; give chats" in told
+    assert "which reads prompts, and the training data are plain texts only; give chats" in " ".join(told.split())
+    (tmp_path / "train.jsonl").write_text(json.dumps(CHATS[0]))
+    told = refused("train", "deed", *words, "--data", tmp_path)
+    assert "which reads prompts, and the held-out data are plain texts only; give chats" in " ".join(told.split())
 
 
 @pytest.mark.parametrize("label", ["deed", "early_exit[head=trained,exits=1+3]"])
@@ -189,10 +247,10 @@ def test_modules_learn_from_what_the_target_answers_itself(label: str, tmp_path:
     words = ("--model", tmp_path / "t5", "--data", tmp_path / "data", "--out", tmp_path / "modules", "--steps", 2)
     own = ("--self-distil", 6, "--answer-tokens", 6)
     told = done("train", label, *words, *own, *LESSONS, *COMMON)
-    assert "36 plain texts are left out" in told
+    told = " ".join(told.split())
+    assert "36 plain texts to train on and 15 held-out ones are left out: the encoder of t5 reads prompts" in told
     facts = json.loads((tmp_path / "modules" / "modules.json").read_text())
     assert facts["target"]["weights_sha256"] == Target.load(tmp_path / "t5").weights_sha256
-    assert 0 <= facts["yardsticks"]["exit_1_top1"] <= 1
     (answers,) = (tmp_path / "modules" / "own_text").glob("*.jsonl")
     target, pairs = Target.load(tmp_path / "t5"), [json.loads(line) for line in answers.read_text().splitlines()]
     asked = [target.tokenizer.encode_chat([{"role": "user", "content": f"Who is {color}?"}]) for color in COLORS]
@@ -201,6 +259,49 @@ def test_modules_learn_from_what_the_target_answers_itself(label: str, tmp_path:
         method = build("autoregressive")
         said = decode(method, target, pair["prompt"], Limits(6), Sampling(), lambda: 0.0)
         assert list(said.token_ids) == pair["answer"]
+    modules = {
+        name: weight.double() for name, weight in load_file(tmp_path / "modules" / "modules.safetensors").items()
+    }
+    seen = [pair for pair in pairs if pair["prompt"] in [asked[COLORS.index(color)] for color in ("white", "black")]]
+    trained, bare = shares_of_exit(1, modules, seen)
+    assert facts["yardsticks"]["exit_1_top1"] == pytest.approx(trained)
+    assert facts["yardsticks"]["exit_1_bare_top1"] == pytest.approx(bare)
+
+
+def shares_of_exit(layer: int, modules: Weights, pairs: list[dict[str, list[int]]]) -> tuple[float, float]:
+    """How often an exit of the random target says what its last layer says in answers to prompts; and the bare layer.
+
+    By a plain decoder in float64.
+    """
+    model = tiny_t5(vocabulary=320, eos_token_id=2)
+    plain, agree, bare = PlainT5(model), list[bool](), list[bool]()
+    for pair in pairs:
+        states = plain.states(pair["prompt"], [START, *pair["answer"][:-1]])
+        last = plain.logits(states[-1]).argmax(-1)
+        agree += (spoken(model, modules, layer, states[layer]).argmax(-1) == last).tolist()
+        bare += (plain.logits(states[layer]).argmax(-1) == last).tolist()
+    return sum(agree) / len(agree), sum(bare) / len(bare)
+
+
+@pytest.mark.parametrize(("row_tokens", "advised"), [(16, True), (24, False)])
+def test_longer_rows_are_advised_only_where_the_context_has_room_for_them(
+    row_tokens: int, advised: bool, tmp_path: Path
+) -> None:
+    """And the card says what was read, and by which half of the model the tokens that it counts were."""
+    random_folder(tmp_path / "t5", n_positions=24)
+    chats = [{"instruction": "red" if number else "red " * 40, "output": "dog"} for number in range(3)]
+    for name in ("train", "val"):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps(chat) for chat in chats))
+    files = ("--data", tmp_path / "train.jsonl", "--data", tmp_path / "val.jsonl", "--out", tmp_path / "out")
+    rows = ("--row-tokens", row_tokens, "--micro-rows", 1, "--batch-tokens", row_tokens)
+    words = ("--model", tmp_path / "t5", *files, "--steps", 1, "--self-distil", 0, *rows, *COMMON)
+    told = " ".join(done("train", "deed", *words).split())
+    keep = f"; rows of more than {row_tokens} tokens keep them"
+    assert f"1 answers have a prompt that does not fit into a row and are left out{keep if advised else '.'}" in told
+    assert (keep in told) == advised
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "It read the chats of the data." in card and f"1 optimiser steps over {row_tokens} decoder tokens" in card
+    assert json.loads((tmp_path / "out" / "training.json").read_text())["outcome"]["tokens_are"] == "decoder tokens"
 
 
 def test_a_threshold_is_calibrated_on_a_target_with_an_encoder(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from plain_t5 import tiny_t5
@@ -21,9 +22,9 @@ BUCKETS = {"relative_attention_num_buckets": 16, "relative_attention_max_distanc
 STEPS = 280
 
 
-def random_folder(path: Path, *, chat: bool = False) -> Path:
+def random_folder(path: Path, *, chat: bool = False, **settings: Any) -> Path:
     """A random T5 with the tokenizer of tiny.py, with its chat template or without one; </s> is 2."""
-    tiny_t5(vocabulary=320, eos_token_id=2).float().save_pretrained(path)
+    tiny_t5(vocabulary=320, eos_token_id=2, **settings).float().save_pretrained(path)
     tiny_tokenizer(chat=chat).save_pretrained(path)
     return path
 

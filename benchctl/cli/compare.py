@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 @click.option(
     "--over",
     metavar="LABEL",
-    help="Set times against this method, and leave the baseline out; verdicts and token agreement stay those with the "
-    "baseline.",
+    help="Set times against this method, and acceptance rates too, as differences, and leave the baseline out; "
+    "verdicts and token agreement stay those with the baseline.",
 )
 def compare(files: tuple[str, ...], format: Format, over: str | None) -> None:
     """Compare the methods in results files, each with the baseline measured beside it.

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from benchctl.decoding.encoder_decoder import Encoder
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "olmoe", "mixtral")
+MIXTURES = ("olmoe", "mixtral")  # those of them with experts; a stray field of a configuration makes none
 ENCODER_DECODERS = ("t5",)
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -83,13 +84,15 @@ def query_size(config: Any) -> int:
 
 def kv_size(config: Any) -> int:
     """Width of all key heads of a layer together; its values are as wide."""
-    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads) * _head_dim(config)
+    heads = config.num_heads if config.model_type in ENCODER_DECODERS else config.num_key_value_heads
+    return int(heads) * _head_dim(config)
 
 
 def mlp_size(config: Any) -> int:
     """Inner width of a layer's MLP; 0 for a mixture of experts."""
-    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
-    return 0 if experts else int(getattr(config, "intermediate_size", None) or config.d_ff)
+    if config.model_type in MIXTURES:
+        return 0
+    return int(config.d_ff if config.model_type in ENCODER_DECODERS else config.intermediate_size)
 
 
 def rotary_table(model: Any, positions: int, dtype: torch.dtype) -> Tensor:
@@ -201,12 +204,13 @@ def _fused(module: Any, whole: str, parts: tuple[str, ...]) -> tuple[Tensor, Ten
 
 def decoder_layers(config: Any) -> int:
     """Layers of what generates text: where there is an encoder, its own are not counted."""
-    return int(getattr(config, "num_decoder_layers", None) or config.num_hidden_layers)
+    encodes = config.model_type in ENCODER_DECODERS
+    return int(config.num_decoder_layers if encodes else config.num_hidden_layers)
 
 
 def experts_per_token(config: Any) -> int:
     """Experts that a token goes to in a layer; 0 for a dense model."""
-    return int(config.num_experts_per_tok) if mlp_size(config) == 0 else 0
+    return int(config.num_experts_per_tok) if config.model_type in MIXTURES else 0
 
 
 def activation_name(config: Any) -> str:

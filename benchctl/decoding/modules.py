@@ -96,6 +96,19 @@ def trained_options(method: Trainable, name: str, folder: str) -> Mapping[str, A
     return options
 
 
+def check_sizes(method: Trainable, info: TargetInfo) -> None:
+    """Raises UserError where the folder that ``method`` names holds modules for a target of other sizes than these.
+
+    That is what can be told before weights are read; load_modules compares their hash. Published modules do not say
+    what they are for.
+    """
+    if not method.modules or method.published(method.modules) is not None:
+        return
+    made = read_facts(method.modules).target
+    if (made.layers, made.hidden_size, made.vocabulary) != (info.layers, info.hidden_size, info.vocabulary):
+        raise UserError(_made_for_another(method.modules, made, _sizes(made), _sizes(info)))
+
+
 def read_facts(folder: str) -> ModuleFacts:
     """What modules.json in ``folder`` says. Raises UserError where it is missing or cannot be read."""
     place = Path(folder)
@@ -214,11 +227,16 @@ def _check_target(folder: str, facts: ModuleFacts, info: TargetInfo, weights_sha
     made = facts.target
     if made.weights_sha256 == weights_sha256:
         return
-    raise UserError(
-        f"{folder}: made for {made.name} (weights {made.weights_sha256[:8]}, {made.layers} layers of "
-        f"{made.hidden_size}), but the target has weights {weights_sha256[:8]} ({info.layers} layers of "
-        f"{info.hidden_size}); name modules trained for this target"
-    )
+    theirs, ours = (f"weights {sha256[:8]}, " for sha256 in (made.weights_sha256, weights_sha256))
+    raise UserError(_made_for_another(folder, made, theirs + _sizes(made), ours + _sizes(info)))
+
+
+def _sizes(of: MadeFor | TargetInfo) -> str:
+    return f"{of.layers} layers of {of.hidden_size}, vocabulary {of.vocabulary}"
+
+
+def _made_for_another(folder: str, made: MadeFor, theirs: str, ours: str) -> str:
+    return f"{folder}: made for {made.name} ({theirs}), but the target has {ours}; name modules trained for this target"
 
 
 def _other_options(facts: ModuleFacts, method: Trainable) -> str:

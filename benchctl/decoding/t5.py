@@ -11,6 +11,7 @@ from benchctl.decoding.encoder_decoder import CrossAttention, Encoder, distance_
 from benchctl.decoding.families import ACTIVATIONS, Parts, activation_name, context_tokens
 from benchctl.decoding.kernels import Linear, Norm
 from benchctl.decoding.layers import Attention, Layer, Mlp
+from benchctl.errors import UserError
 
 
 def read_t5(model: Any, fast: bool) -> Parts:
@@ -35,9 +36,14 @@ def read_t5(model: Any, fast: bool) -> Parts:
 
 
 def decoder_start(model: Any) -> int:
-    """The token that the decoder's text begins with."""
-    start = model.generation_config.decoder_start_token_id
-    return int(model.config.pad_token_id if start is None else start)
+    """The token that the decoder's text begins with. Raises UserError where nothing says which that is."""
+    for start in (model.generation_config.decoder_start_token_id, model.config.pad_token_id):
+        if start is not None:
+            return int(start)
+    raise UserError(
+        "the model's configuration does not say which token its decoder begins with; add decoder_start_token_id, or "
+        "pad_token_id, to its config.json"
+    )
 
 
 def head_scale(config: Any) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from benchctl import packs, registry
 from benchctl.decoding.batch import why_not_batched
 from benchctl.decoding.method import Method
-from benchctl.decoding.modules import no_modules, trained_options
+from benchctl.decoding.modules import check_sizes, no_modules, trained_options
 from benchctl.decoding.target import Target, TargetInfo
 from benchctl.decoding.tokenizer import TargetTokenizer, load_tokenizer
 from benchctl.decoding.trainable import Trainable
@@ -51,11 +51,13 @@ class Choice:
     def fit(self, target: TargetInfo) -> Choice:
         """The same for a target of these facts: it turns out unsupported where it cannot run there.
 
-        Raises UserError for that where it was asked for by name.
+        Raises UserError for that where it was asked for by name, and for named modules of a target of other sizes.
         """
         reason = self.unsupported or self.method.obstacle(target) or ""
         if reason and self.named:
             raise UserError(f"{self.label} cannot run on this target: {reason}.")
+        if isinstance(self.method, Trainable) and not reason:
+            check_sizes(self.method, target)
         return replace(self, unsupported=reason)
 
     def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> Choice:

@@ -13,12 +13,12 @@ from benchctl.decoding.loop import Limits, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.modules import modules_sha256, trained_options
 from benchctl.decoding.sampling import Sampling
-from benchctl.decoding.target import Target, TargetInfo
+from benchctl.decoding.target import Target
 from benchctl.decoding.trainable import Trainable
 from benchctl.errors import UserError
 from benchctl.registry import BASELINE, Label, build, method_class, method_options, parse_label
 from benchctl.training.calibrate import THRESHOLDS, Calibration, Risk, Tested, disagreement, learn_then_test
-from benchctl.training.frozen import TargetFiles, chat_of, find_target
+from benchctl.training.frozen import TargetFiles, chat_of, check_method, find_target
 from benchctl.training.jobs import Surroundings, check_device, corpus_of, target_dtype
 from benchctl.training.options import TrainOptions
 from benchctl.training.own_text import pick_prompts, prompt_room
@@ -47,8 +47,7 @@ def calibrate(options: TrainOptions, label_text: str, promised: Risk, prompts: i
     _check_room(options.out, promised, prompts, around)
     check_device(options.device)
     files = find_target(options.model, method_class(label.name).knows_encoders)
-    if problem := _method(label, THRESHOLDS[0], modules).obstacle(TargetInfo.of(files.config)):
-        raise UserError(f"{label.text} cannot run on {files.name}: {problem}")
+    check_method(_method(label, THRESHOLDS[0], modules), label, files)
     heads = _heads(files, options, promised, prompts)
     target = Target.load(files.path, dtype=target_dtype(options), device=options.device)
     answers = _Answers(target, heads, Limits(options.answer_tokens))

@@ -10,16 +10,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from benchctl import packs
 from benchctl.decoding.families import context_tokens
 from benchctl.decoding.hub import downloaded
+from benchctl.decoding.method import Method
+from benchctl.decoding.modules import check_sizes
 from benchctl.decoding.target import DTYPES, Target, TargetInfo, check_complete, quiet
 from benchctl.decoding.tokenizer import TargetTokenizer, from_pretrained, load_tokenizer
 from benchctl.decoding.trainable import Trainable
 from benchctl.errors import UserError
-from benchctl.registry import method_class, method_names
+from benchctl.registry import Label, method_class, method_names
 from benchctl.training.chat import ChatFormat
 from benchctl.training.encoder_chat import EncoderChat
 
@@ -31,7 +33,10 @@ class TargetFiles:
     name: str
     path: Path | str
     tokenizer: TargetTokenizer
-    config: Any
+
+    @property
+    def config(self) -> Any:
+        return self.tokenizer.config
 
     @property
     def folder(self) -> Path:
@@ -74,7 +79,16 @@ def find_target(name_or_path: str, encoders: bool = False) -> TargetFiles:
             f"{name_or_path} has an encoder, and what you ask for is for models without one; name another model, or "
             f"train modules that know encoders: {', '.join(_know_encoders())}"
         )
-    return TargetFiles(_name(name_or_path, path), path, tokenizer, from_pretrained(AutoConfig, path))
+    return TargetFiles(_name(name_or_path, path), path, tokenizer)
+
+
+def check_method(method: Method, label: Label, files: TargetFiles) -> None:
+    """Raises UserError for a method that cannot run on this target, or whose modules are of one of other sizes."""
+    info = TargetInfo.of(files.config)
+    if problem := method.obstacle(info):
+        raise UserError(f"{label.text} cannot run on {files.name}: {problem}")
+    if isinstance(method, Trainable):
+        check_sizes(method, info)
 
 
 def chat_of(files: TargetFiles) -> ChatFormat:

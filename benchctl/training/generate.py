@@ -12,7 +12,9 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
+from benchctl.decoding.families import decoder_layers
 from benchctl.decoding.t5 import decoder_start
+from benchctl.training.packing import side_by_side
 
 _WORTH_DROPPING = 0.9  # copying the cache pays once so small a share of the rows still runs
 
@@ -104,13 +106,13 @@ class _Batch:
 class _EncodedBatch:
     """Rows being answered together whose prompts an encoder has read, padded on the right."""
 
-    def __init__(self, model: Any, prompts: Sequence[Sequence[int]]) -> None:
-        wide = [[*prompt, *[-1] * (max(map(len, prompts)) - len(prompt))] for prompt in prompts]
-        ids = torch.tensor(wide, device=model.device)
+    def __init__(self, model: Any, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
+        ids = side_by_side(prompts).to(model.device)
         self._model = model
         self._mask = (ids >= 0).long()
         self._encoded = self._model.encoder(ids.clamp(min=0), attention_mask=self._mask).last_hidden_state
-        self._cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        self._layers = [_RoomyLayer(new_tokens) for _ in range(decoder_layers(model.config))]
+        self._cache = EncoderDecoderCache(Cache(layers=list(self._layers)), DynamicCache())
         self._new = torch.full((len(prompts), 1), decoder_start(model), device=model.device)
         self.numbers = list(range(len(prompts)))  # which prompt each row answers
 
@@ -135,7 +137,9 @@ class _EncodedBatch:
         index = torch.tensor(rows, device=self._mask.device)
         self._encoded, self._mask, self._new = self._encoded[index], self._mask[index], self._new[index]
         self.numbers = [self.numbers[row] for row in rows]
-        self._cache.batch_select_indices(index)
+        self._cache.cross_attention_cache.batch_select_indices(index)
+        for layer in self._layers:
+            layer.keep(index)
 
 
 @torch.inference_mode()
@@ -145,7 +149,7 @@ def answer(
     """Each prompt's answer, the stop id included where it came; all prompts as one batch."""
     generator = torch.Generator(model.device).manual_seed(settings.seed)
     encodes = model.config.is_encoder_decoder
-    batch = _EncodedBatch(model, prompts) if encodes else _Batch(model, prompts, settings.new_tokens)
+    batch = (_EncodedBatch if encodes else _Batch)(model, prompts, settings.new_tokens)
     answers: list[list[int]] = [[] for _ in prompts]
     ended: set[int] = set()
     for left in range(settings.new_tokens, 0, -1):

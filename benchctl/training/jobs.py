@@ -215,13 +215,7 @@ def data_facts(corpus: Corpus, chat: ChatFormat, options: TrainOptions) -> dict[
 
 def _tell_losses(data: Data, settings: TrainSettings, notify: Notify) -> None:
     """Tells what is not read, and where a step reads another number of tokens than was asked for."""
-    dropped = sum(rows.dropped_answers for rows in data.stages if isinstance(rows, PackedCorpus))
-    if dropped:
-        longest = max(stage.row_tokens for stage in settings.stages)
-        notify(
-            f"{dropped:,} answers begin too far into a row and are left out; rows of more than {longest:,} tokens "
-            "keep them (--row-tokens; for target and moe --positions, up to 1024)."
-        )
+    _tell_dropped(data, max(stage.row_tokens for stage in settings.stages), notify)
     if data.long_held_out:
         notify(f"{data.long_held_out:,} held-out chats are longer than a row to measure with, and are left out.")
     for stage in settings.stages:
@@ -230,6 +224,19 @@ def _tell_losses(data: Data, settings: TrainSettings, notify: Notify) -> None:
         if read != settings.batch_tokens:
             asked = f"--batch-tokens {settings.batch_tokens} is no multiple of a pass of {in_a_pass:,}"
             notify(f"A step reads {read:,} tokens: {asked} ({stage.micro_rows} rows of {stage.row_tokens:,}).")
+
+
+def _tell_dropped(data: Data, row_tokens: int, notify: Notify) -> None:
+    """Longer rows are advised only where there may be any."""
+    packed = [rows for rows in data.stages if isinstance(rows, PackedCorpus)]
+    keep = ""
+    if data.longest_row is None or row_tokens < data.longest_row:
+        how = "--row-tokens; for target and moe --positions, up to 1024"
+        keep = f"; rows of more than {row_tokens:,} tokens keep them ({how})"
+    if dropped := sum(rows.dropped_answers for rows in packed):
+        notify(f"{dropped:,} answers begin too far into a row and are left out{keep}.")
+    if long := sum(rows.long_prompts for rows in packed):
+        notify(f"{long:,} answers have a prompt that does not fit into a row and are left out{keep}.")
 
 
 def _check_out(options: TrainOptions, read: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from benchctl.errors import UserError
 from benchctl.training.chat import ChatFormat
 from benchctl.training.corpus import Record
-from benchctl.training.frozen import FrozenTarget, TargetFiles, load_target
+from benchctl.training.frozen import FrozenTarget, TargetFiles, load_target, seen_tokens
 from benchctl.training.generate import Answering
 from benchctl.training.jobs import Surroundings, check_run, data_facts, target_dtype, wait_for_first
 from benchctl.training.mix import PROMPT_WEIGHT
@@ -42,11 +42,15 @@ def readable(corpus: Corpus, files: TargetFiles, around: Surroundings) -> Corpus
     held_out = {name: chats for name, records in corpus.held_out.items() if (chats := _chats(records))}
     if not (train and held_out):
         raise UserError(
-            f"{files.name} has an encoder, which reads prompts, and {'held out' if train else 'the data'} are plain "
-            "texts only; give chats, some of them in a file whose name ends in _val"
+            f"{files.name} has an encoder, which reads prompts, and the {'held-out' if train else 'training'} data "
+            "are plain texts only; give chats, some of them in a file whose name ends in _val"
         )
-    if (left := len(corpus.train) - len(train)) and around.world.leads:
-        around.notify(f"{left:,} plain texts are left out: the encoder of {files.name} reads prompts.")
+    left, unseen = len(corpus.train) - len(train), _count(corpus.held_out) - _count(held_out)
+    if (left or unseen) and around.world.leads:
+        around.notify(
+            f"{left:,} plain texts to train on and {unseen:,} held-out ones are left out: the encoder of {files.name} "
+            "reads prompts."
+        )
     return replace(corpus, train=train, held_out=held_out)
 
 
@@ -81,9 +85,11 @@ class LessonText:
 
         Held-out text is the target's own too in the first case, answered greedily.
         """
+        found = self._own(target) if self.options.self_distil else self._recorded
+        return replace(found, longest_row=seen_tokens(self.files))
+
+    def _own(self, target: FrozenTarget) -> Data:
         options, stage, weight = self.options, stage_of(self.options), self._prompt_weight
-        if not options.self_distil:
-            return self._recorded
         how = Answering(options.answer_tokens, options.self_distil_temperature, options.seed)
         documents = self._answered(target, self._prompts, how)
         packed = lesson_rows(documents, self.chat, stage.row_tokens, options.seed, weight)
@@ -112,7 +118,7 @@ class LessonText:
     def told(self) -> str:
         """What was read, in words for a card."""
         if not self.options.self_distil:
-            return "the data as they are"
+            return "the chats of the data" if self.files.tokenizer.encodes else "the data as they are"
         temperature = self.options.self_distil_temperature
         how = f"at temperature {temperature:g}" if temperature else "greedily"
         what = (
@@ -188,6 +194,10 @@ class LessonText:
         documents = own.documents(prompts, self.around.answered)
         wait_for_first(world, target.device)
         return documents
+
+
+def _count(held_out: Mapping[str, Sequence[Record]]) -> int:
+    return sum(map(len, held_out.values()))
 
 
 def _chats(records: Sequence[Record]) -> list[Record]:

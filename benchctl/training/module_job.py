@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchctl.decoding.method import Method
 from benchctl.decoding.modules import (
     MadeFor,
     check_modules,
@@ -22,7 +23,7 @@ from benchctl.errors import UserError
 from benchctl.registry import Label, build, method_class, method_names, method_options, parse_label
 from benchctl.training.checkpoint import writing
 from benchctl.training.encoder_lessons import lesson_maker
-from benchctl.training.frozen import FrozenTarget, chat_of, check_rows, find_target
+from benchctl.training.frozen import FrozenTarget, chat_of, check_method, check_rows, find_target
 from benchctl.training.jobs import CHECKPOINTS, Surroundings, check, corpus_of, train
 from benchctl.training.lesson_text import LessonText, readable, stage_of
 from benchctl.training.lessons import ModuleObjective
@@ -60,11 +61,13 @@ def train_modules(options: TrainOptions, label_text: str, around: Surroundings) 
     before is written again as it was.
     """
     method = trainable(parse_label(label_text))
+    assert isinstance(method, Method)  # as all that the registry builds
     label = _without_modules(parse_label(label_text))
     _check_first_stage(method, label)
     options = options.with_defaults(_learning(method))
     check(options, around, options.model, method.modules)
     files = find_target(options.model, method_class(label.name).knows_encoders)
+    check_method(method, label, files)
     check_rows(files, options.row_tokens)
     chat = chat_of(files)
     corpus = readable(corpus_of(options), files, around)
@@ -89,6 +92,7 @@ def train_modules(options: TrainOptions, label_text: str, around: Surroundings) 
         method=f"{files.name} itself stood still{_what_else(method)}. It read {text.told}.",
         use=f"benchctl run --model {{model}} --method '{_with_modules(label)}'",
         held_out=run.held_out,
+        tokens="decoder tokens" if target.info.encodes else "tokens",
     )
     write_result(options.out, result, run, corpus, files.name, around.provenance)
     return result

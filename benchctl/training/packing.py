@@ -6,7 +6,7 @@ A token also has a weight: 1 for text and answers, less for what is said to the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -67,7 +67,8 @@ class Batch:
         """The same batch on `device`; a GPU goes on with what it is doing meanwhile."""
         parts = (self.tokens, self.weights, self.documents, self.positions)
         prompts = None if self.prompts is None else self.prompts.to(device, non_blocking=True)
-        return replace(Batch(*(part.to(device, non_blocking=True) for part in parts)), prompts=prompts)
+        tokens, weights, documents, positions = (part.to(device, non_blocking=True) for part in parts)
+        return Batch(tokens, weights, documents, positions, prompts)
 
 
 @dataclass(frozen=True)
@@ -91,10 +92,14 @@ class Row:
 
 @dataclass(frozen=True)
 class CutPieces:
-    """The pieces of documents that were cut to a length, and how many answers were left out because none of it fits."""
+    """The pieces of documents that were cut to a length, and how many answers were left out because none of it fits.
+
+    `long_prompts`: how many were because of a prompt, for an encoder, that does not fit.
+    """
 
     pieces: list[Piece]
-    dropped_answers: int
+    dropped_answers: int = 0
+    long_prompts: int = 0
 
 
 def token_dtype(vocabulary: int) -> type[np.unsignedinteger]:
@@ -111,17 +116,21 @@ def batch_of(rows: Sequence[Row]) -> Batch:
         used = sum(row.sizes)
         documents[number, :used] = np.repeat(np.arange(len(row.sizes)), row.sizes)
         positions[number, :used] = np.concatenate([np.arange(size) for size in row.sizes])
-    parts = (torch.from_numpy(part) for part in (tokens, weights, documents, positions))
-    return replace(Batch(*parts), prompts=_side_by_side([prompt for row in rows for prompt in row.prompts]))
+    prompts = [prompt for row in rows for prompt in row.prompts]
+    return Batch(
+        torch.from_numpy(tokens),
+        torch.from_numpy(weights),
+        torch.from_numpy(documents),
+        torch.from_numpy(positions),
+        side_by_side(prompts) if prompts else None,
+    )
 
 
-def _side_by_side(prompts: Sequence[Tokens]) -> torch.Tensor | None:
-    """[prompts, longest], -1 after the end of each; None where there are none."""
-    if not prompts:
-        return None
+def side_by_side(prompts: Sequence[Tokens | Sequence[int]]) -> torch.Tensor:
+    """[prompts, longest], -1 after the end of each."""
     wide = np.full((len(prompts), max(map(len, prompts))), -1, dtype=np.int64)
     for line, prompt in zip(wide, prompts, strict=True):
-        line[: len(prompt)] = prompt
+        line[: len(prompt)] = np.asarray(prompt)
     return torch.from_numpy(wide)
 
 
@@ -131,7 +140,8 @@ class PackedCorpus:
 
     `pieces` gives the pieces of one pass, drawn with that pass's generator. `rows(start, count)` gives rows by their
     number since the beginning of the stage, so the position in the data is one integer. `stage` numbers the stage of
-    the run. `dropped_answers` were too far from the beginning of their chat to fit into a row.
+    the run. `dropped_answers` were too far from the beginning of their chat to fit into a row; the prompts of
+    `long_prompts` answers do not.
     """
 
     pieces: Callable[[np.random.Generator], Sequence[Piece]]
@@ -140,6 +150,7 @@ class PackedCorpus:
     seed: int
     stage: int = 0
     dropped_answers: int = 0
+    long_prompts: int = 0
     _epoch: int = field(default=-1, init=False)
     _first_row: int = field(default=0, init=False)
     _next_row: int = field(default=0, init=False)
@@ -177,24 +188,24 @@ def cut_pieces(documents: Iterable[Document], longest: int, prompt_weight: int) 
     """Every document as pieces of at most `longest` tokens: text in chunks, a chat up to where it is cut.
 
     A chat of which no answer is left is left out. `prompt_weight` is in percent. Where an encoder reads the prompts,
-    each answer is a piece of its own, and `longest` is for prompts too.
+    each answer is a piece of its own, and its prompt is shorter than `longest`, as at decoding than the context.
     """
     pieces: list[Piece] = []
-    dropped = 0
+    dropped = long_prompts = 0
     for document in documents:
         if not document.turns:
             pieces += chunks(document.text, longest)
             continue
         if document.apart:
-            fitting = [turn for turn in document.turns if len(turn.head) <= longest]
-            dropped += len(document.turns) - len(fitting)
+            fitting = [turn for turn in document.turns if len(turn.head) < longest]
+            long_prompts += len(document.turns) - len(fitting)
             pieces += [cut_to(apart(turn), longest) for turn in fitting]
             continue
         starts = answer_starts(document.turns)
         dropped += sum(start >= longest for start in starts)
         if starts[0] < longest:
             pieces.append(cut_to(conversation(document.turns, prompt_weight), longest))
-    return CutPieces(pieces, dropped)
+    return CutPieces(pieces, dropped, long_prompts)
 
 
 def answer_starts(turns: Sequence[Turn]) -> list[int]:

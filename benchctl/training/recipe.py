@@ -151,9 +151,10 @@ def lesson_data(
 def lesson_rows(
     documents: Sequence[Document], chat: ChatFormat, row_tokens: int, seed: int, prompt_weight: float, stage: int = 0
 ) -> PackedCorpus:
-    """Every document once a pass; a chat is cut at the end of a row, see `dropped_answers` for what is lost by that."""
+    """Every document once a pass; a chat is cut at the end of a row, see PackedCorpus for what is left out then."""
     cut = _cut(documents, row_tokens, prompt_weight)
-    return PackedCorpus(lambda random: cut.pieces, row_tokens, chat.pad_id, seed, stage, cut.dropped_answers)
+    left_out = (cut.dropped_answers, cut.long_prompts)
+    return PackedCorpus(lambda random: cut.pieces, row_tokens, chat.pad_id, seed, stage, *left_out)
 
 
 def lesson_batches(documents: Sequence[Document], chat: ChatFormat, stage: Stage, prompt_weight: float) -> list[Batch]:

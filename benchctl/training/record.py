@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from benchctl.decoding.families import experts_per_token
 from benchctl.training.card import Card, Sample, render_card
 from benchctl.training.chat import ChatFormat
 from benchctl.training.checkpoint import writing
@@ -37,7 +38,8 @@ class Result:
     """What a job has made, for its record. `part` is what was trained; `shape`, `purpose`, `method` are sentences.
 
     `held_out` are the measures at the end of the training with those taken once afterwards. `use` is a command line
-    that runs the result, with {folder} and {model} where the folder and the target are named.
+    that runs the result, with {folder} and {model} where the folder and the target are named. `tokens` is what those
+    that were read are called.
     """
 
     part: str
@@ -48,6 +50,7 @@ class Result:
     use: str
     held_out: Mapping[str, HeldOut]
     samples: Sequence[Sample] = ()
+    tokens: str = "tokens"
 
 
 def write_result(
@@ -60,6 +63,7 @@ def write_result(
         "parameters": result.parameters,
         "steps": position.step,
         "tokens": position.tokens,
+        "tokens_are": result.tokens,
         "minutes": round(position.elapsed_s / 60, 1),
         "held_out": {name: {key: tally.share for key, tally in held.items()} for name, held in result.held_out.items()},
         "losses": run.trainer.losses(),
@@ -76,7 +80,7 @@ def write_result(
         shape=result.shape,
         purpose=result.purpose,
         use=result.use.format(folder=folder.resolve().name, model=target),
-        recipe=f"{_length(run)} {result.method}",
+        recipe=f"{_length(run, result.tokens)} {result.method}",
         command=provenance.command,
         held_out=result.held_out,
         samples=result.samples,
@@ -103,8 +107,8 @@ def trained_before(name: str, folder: Path) -> str:
 def model_shape(config: Any) -> str:
     """The sizes of a model in a sentence."""
     mlp = f"MLP {config.intermediate_size}"
-    if experts := getattr(config, "num_experts", 0):
-        mlp = f"{experts} experts of {config.intermediate_size}, {config.num_experts_per_tok} for each token"
+    if chosen := experts_per_token(config):
+        mlp = f"{config.num_experts} experts of {config.intermediate_size}, {chosen} for each token"
     return (
         f"{config.model_type} layout: {config.num_hidden_layers} layers of {config.hidden_size}, "
         f"{config.num_attention_heads} heads, {config.num_key_value_heads} key/value heads, "
@@ -121,12 +125,12 @@ def greedy_samples(model: PreTrainedModel, chat: ChatFormat, stop_ids: frozenset
     return [Sample(prompt, chat.text_of(ids)) for prompt, ids in zip(SAMPLE_PROMPTS, answers, strict=True)]
 
 
-def _length(run: Finished) -> str:
+def _length(run: Finished, tokens: str) -> str:
     position, settings = run.trainer.position, run.settings
     optimizer = {"muon": "Muon for the weight matrices, AdamW for the rest", "adamw": "AdamW"}[settings.optimizer.name]
     minutes = position.elapsed_s / 60
     return (
-        f"{position.step:,} optimiser steps over {position.tokens:,} tokens in {minutes:.0f} minutes on "
+        f"{position.step:,} optimiser steps over {position.tokens:,} {tokens} in {minutes:.0f} minutes on "
         f"{settings.device}; {optimizer}, linear warm-up over {settings.warmup:.0%}, then a {settings.schedule} to "
         f"zero{', bfloat16 autocast' if settings.bf16 else ''}."
     )

@@ -69,10 +69,12 @@ class Rows(Protocol):
 class Data:
     """Training rows per stage, held-out batches per name, and the bytes of every token [vocabulary].
 
-    `long_held_out` counts the held-out chats that are not measured because they are longer than a row.
+    `long_held_out` counts the held-out chats that are not measured because they are longer than a row. `longest_row` is
+    how many tokens a row may have, None where the model is not there yet.
     """
 
     stages: Sequence[Rows]
     held_out: Mapping[str, Sequence[Batch]]
     token_bytes: Tensor
     long_held_out: int = 0
+    longest_row: int | None = None
