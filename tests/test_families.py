@@ -170,7 +170,7 @@ def test_scaled_rotations_are_taken_from_transformers(rope_type: str) -> None:
 
 
 # Fields of other families, which transformers keeps and the models of these do not heed.
-STRAY: tuple[tuple[str, dict[str, int]], ...] = (
+STRAY: tuple[tuple[str, dict[str, Any]], ...] = (
     ("qwen2", {"num_experts": 4, "num_experts_per_tok": 2}),
     ("llama", {"num_experts": 4}),
     ("llama", {"num_decoder_layers": 7, "d_ff": 9}),
@@ -178,7 +178,7 @@ STRAY: tuple[tuple[str, dict[str, int]], ...] = (
 
 
 @pytest.mark.parametrize(("family", "stray"), [*((family, {}) for family in VARIANTS), *STRAY], ids=str)
-def test_the_configuration_alone_tells_what_the_weights_are(family: str, stray: dict[str, int]) -> None:
+def test_the_configuration_alone_tells_what_the_weights_are(family: str, stray: dict[str, Any]) -> None:
     """Methods are asked whether they can run on a target before its weights are read."""
     target, told = tiny_target(family, **stray), TargetInfo.of(tiny_config(family, **stray))
     mlp, attention = target.blocks[0].mlp, target.blocks[0].attention

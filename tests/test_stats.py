@@ -111,8 +111,8 @@ def test_the_difference_of_two_ratios_is_paired_and_covers_the_true_one() -> Non
     for _ in range(300):
         drafted, ease = rng.integers(20, 200, 30).astype(float), rng.normal(0, 0.15, 30)
         ours, theirs = ((share + ease + rng.normal(0, 0.03, 30)) * drafted for share in (0.5, 0.4))
-        columns = [values.reshape(-1, 1) for values in (ours, drafted, theirs, drafted)]
-        (found,) = bootstrap(*columns[:2], levels, less=(columns[2], columns[3]), resamples=400)
+        one, other, of = (values.reshape(-1, 1) for values in (ours, theirs, drafted))
+        (found,) = bootstrap(one, of, levels, less=(other, of), resamples=400)
         assert found is not None
         hits += found.low <= 0.1 <= found.high
         widths.append(found.high - found.low)

@@ -39,11 +39,10 @@ def letters(count: int, seed: int) -> list[list[int]]:
 def reversing_folder(path: Path) -> Path:
     """A T5 trained in plain PyTorch: "c a d" to "d a c"; its text begins with a token of its own, which is not 0."""
     ids = {"pad_token_id": 0, "eos_token_id": END, "decoder_start_token_id": START}
+    sizes: dict[str, Any] = {"vocab_size": len(VOCABULARY), "dropout_rate": 0.0, **SIZES, **BUCKETS, **ids}
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = T5ForConditionalGeneration(
-            T5Config(vocab_size=len(VOCABULARY), dropout_rate=0.0, **SIZES, **BUCKETS, **ids)
-        )
+        model: Any = T5ForConditionalGeneration(T5Config(**sizes))
     _learn(model)
     model.eval().save_pretrained(path)
     tokenizer = Tokenizer(models.WordLevel(VOCABULARY, unk_token="<unk>"))
