@@ -45,6 +45,37 @@ def test_the_plot_names_methods_target_device_and_baseline(tmp_path: Path) -> No
         assert text in texts, text
 
 
+def _sweep(tmp_path: Path, count: int) -> tuple[Group, ...]:
+    """``count`` thresholds of early exit: each is as slow as the baseline, and agrees with less of it than the next."""
+    rows, methods = usual_rows(), list(RUN.methods)
+    usual = [row for row in rows if row.label == EXITING]
+    for number in range(count):
+        label = f"early_exit[min_exit=2,threshold=0.{number + 1:02d}]"
+        methods.append(method(label, "lossy"))
+        rows += [replace(row, label=label, step_s=tuple(2.0 for _ in row.step_s)) for row in usual]
+    return _groups(tmp_path, rows, replace(RUN, methods=tuple(methods)))
+
+
+@pytest.mark.parametrize(("count", "labelled"), [(4, True), (12, False)])
+def test_a_sweep_is_a_curve_and_labels_that_would_cover_each_other_are_left_out(
+    tmp_path: Path, count: int, labelled: bool
+) -> None:
+    """Of 23 labels in one plot none could be read."""
+    out = tmp_path / "plot.svg"
+    pareto(_sweep(tmp_path, count), out)
+    texts = _texts(out)
+    assert "early_exit min_exit=2, by threshold" in texts
+    assert ("threshold=0.02" in texts) == labelled
+    assert ("not labelled" in texts) == (not labelled)
+    assert "two_model" in texts and "autoregressive" in texts
+
+
+def test_two_points_are_no_curve(tmp_path: Path) -> None:
+    out = tmp_path / "plot.svg"
+    pareto(_sweep(tmp_path, 2), out)
+    assert "by threshold" not in _texts(out)
+
+
 def test_the_plot_says_that_prompts_are_an_embedded_sample(tmp_path: Path) -> None:
     out = tmp_path / "plot.svg"
     pareto(_groups(tmp_path, usual_rows(), replace(RUN, suites=(replace(KOALA, source="embedded"),))), out)

@@ -1,7 +1,8 @@
 """Plots of a comparison, drawn without matplotlib's global state."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from textwrap import shorten, wrap
 
@@ -27,6 +28,10 @@ _LINE = "#999999"
 _TITLE_CHARACTERS = 90  # of the figure width at this size
 _LABEL_POINTS = 8.5
 _MARKER_POINTS = 7.0
+_MOST_LABELS = 10  # more cover each other: then those that nothing beats are labelled
+_CURVES = ("#009E73", "#56B4E9", "#E69F00", "#CC79A7", "#0072B2")
+_SWEPT = "threshold="
+_FEWEST = 3  # two points are no curve
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,12 @@ class _Dot:
     point: Point
     look: _Look
     best: bool
+
+    @property
+    def sweep(self) -> str:
+        """What it has in common with others of its kind that differ in their threshold alone; "" where it is exact."""
+        lines = [line for line in self.method.label_lines if not line.startswith(_SWEPT)]
+        return " ".join(lines) if self.look is _LOSSY else ""
 
     @property
     def reach(self) -> tuple[float, float]:
@@ -144,22 +155,33 @@ def _look(group: Group, method: MethodFigures) -> _Look:
 
 def _draw(axes: Axes, group: Group, fidelity: Metric) -> None:
     dots = _dots(group, fidelity)
+    curves = _curves(dots)
     _draw_frontier(axes, dots)
+    for name, colour in curves.items():
+        points = sorted((dot.point.y, dot.point.x) for dot in dots if dot.sweep == name)
+        axes.plot([x for _, x in points], [y for y, _ in points], color=colour, linewidth=1.4, zorder=2)
     for dot in dots:
-        _draw_dot(axes, dot)
+        _draw_dot(axes, dot, curves.get(dot.sweep, dot.look.colour))
     _set_limits(axes, dots)
     _describe(axes, group, fidelity)
-    _add_legend(axes, dots)
+    _add_legend(axes, dots, curves)
 
 
-def _draw_dot(axes: Axes, dot: _Dot) -> None:
+def _curves(dots: Sequence[_Dot]) -> dict[str, str]:
+    """The colour of each sweep over thresholds, by what its labels have in common."""
+    sweeps = list(dict.fromkeys(dot.sweep for dot in dots if dot.sweep))
+    several = [sweep for sweep in sweeps if sum(dot.sweep == sweep for dot in dots) >= _FEWEST]
+    return dict(zip(several, cycle(_CURVES), strict=False))
+
+
+def _draw_dot(axes: Axes, dot: _Dot, colour: str) -> None:
     low, high = dot.reach
     axes.errorbar(
         [dot.point.x],
         [dot.point.y],
         xerr=[[dot.point.x - low], [high - dot.point.x]],
         fmt=dot.look.marker,
-        color=dot.look.colour,
+        color=colour,
         alpha=1.0 if dot.best else _FADED,
         markersize=_MARKER_POINTS,
         markeredgecolor="white",
@@ -214,21 +236,23 @@ def _describe(axes: Axes, group: Group, fidelity: Metric) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _add_legend(axes: Axes, dots: Sequence[_Dot]) -> None:
+def _add_legend(axes: Axes, dots: Sequence[_Dot], curves: Mapping[str, str]) -> None:
     looks = [look for look in (_BASELINE, _LOSSLESS, _UNPROVEN, _LOSSY) if any(dot.look == look for dot in dots)]
     handles = [
         Line2D([], [], marker=look.marker, color=look.colour, linestyle="", markersize=_MARKER_POINTS, label=look.title)
         for look in looks
     ]
-    handles.append(Line2D([], [], color=_LINE, linewidth=1.1, label="frontier (faded: beaten by another)"))
+    more = "" if len(dots) <= _MOST_LABELS else ", not labelled"
+    handles.append(Line2D([], [], color=_LINE, linewidth=1.1, label=f"frontier (faded: beaten by another{more})"))
+    handles += [Line2D([], [], color=curves[name], linewidth=1.4, label=f"{name}, by threshold") for name in curves]
+    columns = len(handles) if not curves else 2
     below = (0.5, -0.13)
-    axes.legend(
-        handles=handles, loc="upper center", bbox_to_anchor=below, ncols=len(handles), fontsize=8, frameon=False
-    )
+    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=below, ncols=columns, fontsize=8, frameon=False)
 
 
 def _label(axes: Axes, dots: Sequence[_Dot]) -> None:
-    """Write each label beside its point, joined by a thin line."""
+    """Write each label beside its point, joined by a thin line; where they are many, of those that nothing beats."""
+    told = [dot for dot in dots if dot.best or dot.method.is_baseline or len(dots) <= _MOST_LABELS]
     texts = [
         axes.text(
             dot.point.x,
@@ -242,9 +266,9 @@ def _label(axes: Axes, dots: Sequence[_Dot]) -> None:
             linespacing=1.05,
             zorder=4,
         )
-        for dot in dots
+        for dot in told
     ]
-    labels = [_measure(axes, dot, text) for dot, text in zip(dots, texts, strict=True)]
+    labels = [_measure(axes, dot, text) for dot, text in zip(told, texts, strict=True)]
     frame = axes.get_window_extent()
     area = Box(frame.x0 + 2, frame.y0 + 2, frame.x1 - 2, frame.y1 - 2)
     places = place(labels, [_obstacle(axes, dot) for dot in dots], area)
