@@ -227,8 +227,8 @@ def test_modules_for_another_target_are_refused_and_both_are_named(target: Targe
     with pytest.raises(UserError) as refusal:
         load(Medusa(), other, folder)
     message = str(refusal.value)
-    assert f"made for tiny (weights {target.weights_sha256[:8]}, 3 layers of 32)" in message
-    assert f"the target has weights {other.weights_sha256[:8]} (3 layers of 32)" in message
+    assert f"made for tiny (weights {target.weights_sha256[:8]}, 3 layers of 32, vocabulary 96)" in message
+    assert f"but the target has weights {other.weights_sha256[:8]}, 3 layers of 32, vocabulary 96" in message
 
 
 def test_modules_of_other_shapes_are_refused_with_the_options_they_were_trained_with(
