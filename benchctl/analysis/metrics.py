@@ -48,11 +48,6 @@ def _column(name: str) -> Column:
     return lambda pairs: pairs[name].astype(float)
 
 
-def _more(name: str) -> Column:
-    """How much more the method has than the baseline has on the same turn."""
-    return lambda pairs: (pairs[name] - pairs[f"{name}_baseline"]).astype(float)
-
-
 def ones(pairs: pd.DataFrame) -> pd.Series:
     """1 for each pair."""
     return pd.Series(1.0, index=pairs.index)
@@ -108,8 +103,9 @@ EXACT_MATCH_DIFFERENCE = Metric(
     "exact match, difference to the baseline",
     "share",
     "higher",
-    _more("right_answers"),
+    _column("right_answers"),
     _column("checked_answers"),
+    less=(_column("right_answers_baseline"), _column("checked_answers_baseline")),
 )
 
 METRICS = (

@@ -29,7 +29,7 @@ _TITLE_CHARACTERS = 90  # of the figure width at this size
 _LABEL_POINTS = 8.5
 _MARKER_POINTS = 7.0
 _MOST_LABELS = 10  # more cover each other: then those that nothing beats are labelled
-_CURVES = ("#009E73", "#56B4E9", "#E69F00", "#CC79A7", "#0072B2")
+_CURVES = ("#009E73", "#56B4E9", "#E69F00", "#882255", "#999933")  # none of a _Look
 _SWEPT = "threshold="
 _FEWEST = 3  # two points are no curve
 

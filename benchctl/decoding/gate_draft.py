@@ -48,9 +48,9 @@ class GateDrafter(Speculative):
         self._target, self._how = target, how
         gate = how.exit or streams.parts[0].gate
         self._part = next(part for part in streams.parts if part.gate == gate)
-        # What compares with the accelerated stream holds nothing of it in memory.
+        # Each source holds its own part alone: what one is compared with is no part of its memory.
         self._run = streams.run(self._part, target.blocks, waits=True) if how.source == "accelerated" else None
-        self._exit = ExitHead(streams.exit(gate), target)
+        self._exit = ExitHead(streams.exit(gate), target) if how.source == "exit" else target.head
 
     def draft(self, context: Context, budget: int) -> Draft:
         how, propose = self._how, partial(self._propose, context.stream)
@@ -65,5 +65,4 @@ class GateDrafter(Speculative):
         if self._run is not None:
             return target.head(stream.accompany(part.first, part.gate, rows, self._run, waits=True)[-1])
         stream.advance(part.gate)
-        states = stream.states[-rows:]
-        return target.head(states) if self._how.source == "slow" else self._exit(states)
+        return self._exit(stream.states[-rows:])
