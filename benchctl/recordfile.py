@@ -19,14 +19,11 @@ from benchctl.records import (
     SCHEMA_VERSION,
     ModelInfo,
     Row,
-    RowKey,
     Run,
     SuiteInfo,
-    batch_keys,
-    row_key,
-    same_batch,
     to_line,
 )
+from benchctl.rowkeys import RowKey, batch_keys, row_key, same_batch
 
 _Record = TypeVar("_Record", Run, Row)
 _RUN_STARTS = b'{"kind":"run"'

@@ -5,13 +5,14 @@ Reading, appending and resuming are in recordfile.py.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 from pydantic.dataclasses import dataclass
 
-# 1 lacked the exact answers of suites, 2 the counters of rows, 3 batches: all are read as ever, answers as one by one.
-SCHEMA_VERSION: Final = 4
+# 1 lacked the exact answers of suites, 2 the counters of rows, 3 batches, 4 modes, doubts, energy, fidelity and
+# imported totals: all are read as ever, answers as one by one and running freely.
+SCHEMA_VERSION: Final = 5
 
 _CHECKED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 _LISTS = Field(strict=False)  # only for the list itself (JSON has no tuples); what is in it stays strict
@@ -25,20 +26,21 @@ Texts = Annotated[tuple[str, ...], _LISTS]
 Scalar = str | bool | int | float | None
 Fact = Scalar | Sequence[Scalar]
 Exactness = Literal["exact", "exact_greedy", "lossy"]
-Verdict = Literal["identical", "tie", "lossy", "sampled"]
+Verdict = Literal["identical", "tie", "numeric", "lossy", "sampled"]
+Mode = Literal["free", "replay", "profile"]
 
 
 @dataclass(frozen=True, kw_only=True, config=_CHECKED)
 class ModelInfo:
-    """A model, and the hashes that tell whether another run used the same one."""
+    """A model, and the hashes that tell whether another run used the same one. Numbers are 0 in imported files."""
 
     name: str
     family: str
-    layers: Positive
-    hidden_size: Positive
-    parameters: Positive
-    vocabulary: Positive
-    context_tokens: Positive
+    layers: Count
+    hidden_size: Count
+    parameters: Count
+    vocabulary: Count
+    context_tokens: Count
     weights_sha256: str
     tokenizer_sha256: str
     chat_template_sha256: str
@@ -89,11 +91,13 @@ class MethodInfo:
 class Run:
     """Everything that was fixed before the first generation of a run.
 
-    `batch_size` is the most prompts that are decoded together; where it is 1 there are no batches.
+    `batch_size` is the most prompts that are decoded together; where it is 1 there are no batches. `modes` are those
+    of its rows. `context_fill` is the number of tokens put before each prompt. `imported` names the program whose
+    file this was made from ("" for our own); such a run says 0 and "" of what that file does not tell.
     """
 
     kind: Literal["run"] = "run"
-    schema_version: Literal[1, 2, 3, 4] = SCHEMA_VERSION
+    schema_version: Literal[1, 2, 3, 4, 5] = SCHEMA_VERSION
     name: str
     created: str
     command: Texts
@@ -106,14 +110,17 @@ class Run:
     device: str
     executor: str
     attention: str
-    threads: Positive
+    threads: Count
     temperature: Seconds
     top_p: Annotated[float, Field(gt=0, le=1)]
     top_k: Count
     seed: int
-    max_new_tokens: Positive
+    max_new_tokens: Count
     repeats: Positive
     batch_size: Positive = 1
+    modes: Annotated[tuple[Mode, ...], _LISTS] = ("free",)
+    context_fill: Count = 0
+    imported: str = ""
     order: str
     machine: Mapping[str, Fact]
     versions: Mapping[str, str]
@@ -124,6 +131,22 @@ class Run:
         if self.baseline not in {method.label for method in self.methods}:
             raise ValueError(f"the baseline '{self.baseline}' is not among the run's methods")
         return self
+
+    @model_validator(mode="after")
+    def _knows_its_settings(self) -> "Run":
+        numbers = [self.threads, self.max_new_tokens, self.target.layers, self.target.vocabulary]
+        if not (self.imported or all(numbers)):
+            raise ValueError("threads, max_new_tokens, layers and vocabulary may be 0 in imported files alone")
+        return self
+
+
+@dataclass(frozen=True, kw_only=True, config=_CHECKED)
+class Totals:
+    """What an imported file tells of a generation, of which it keeps no lists. None is what it does not tell."""
+
+    new_tokens: Count
+    steps: Count | None = None
+    wall_s: Seconds | None = None
 
 
 @dataclass(frozen=True, kw_only=True, config=_CHECKED)
@@ -141,6 +164,12 @@ class Row:
     that order. They have the batch's times, each up to its own end: the same `ttft_s`, when the last prompt was
     prefilled, and the steps until its last token. So the time of the batch is that of its longest row, and is theirs
     together; `peak_memory_bytes` is the batch's too. A batch fails as a whole.
+
+    `mode` says what was decoded: the method's own text ("free"), the baseline's tokens forced upon it ("replay"), or
+    its own text with every step split ("profile"): `phases` then has, by the name of each phase, its seconds per step.
+    Only free rows make a headline. `invalid` says why the times are not to be trusted ("" where nothing speaks against
+    them), `conditions` what the machine showed while they were taken, by name and unit. `fidelity` has sums over the
+    answer's tokens, by name: see measuring.faithfulness. An imported generation may have `totals` and no lists.
 
     Example: prefill gives token 5; a step drafts 7 8 9, accepts 7 8 and adds 4:
     `token_ids=(5, 7, 8, 4), committed=(3,), drafted=(3,), accepted=(2,), rows=(4,), layers=(12, 12, 12, 12)`.
@@ -167,7 +196,15 @@ class Row:
     rows: Counts = ()
     layers: Counts = ()
     counters: Mapping[str, Amount] = Field(default_factory=dict)
+    mode: Mode = "free"
+    phases: Mapping[str, Annotated[tuple[Seconds, ...], _LISTS]] = Field(default_factory=dict)
     peak_memory_bytes: Count | None = None
+    reserved_memory_bytes: Count | None = None
+    energy_j: Amount | None = None
+    conditions: Mapping[str, float] = Field(default_factory=dict)
+    invalid: str = ""
+    fidelity: Mapping[str, float] = Field(default_factory=dict)
+    totals: Totals | None = None
     verdict: Verdict | None = None
     first_divergence: Count | None = None
     margin: float | None = None
@@ -185,15 +222,20 @@ class Row:
 
 def _failure_problem(row: Row) -> str:
     numbers = (row.token_ids, row.step_s, row.committed, row.drafted, row.accepted, row.rows, row.layers, row.counters)
-    if any(numbers) or row.ttft_s is not None or row.stop_reason is not None or row.verdict is not None:
+    if any(numbers) or row.totals or row.ttft_s is not None or row.stop_reason is not None or row.verdict is not None:
         return "a failed generation has an error and no tokens, times or verdict"
     return "" if row.error else "an error needs a message"
 
 
 def _ledger_problem(row: Row) -> str:
+    if row.totals is not None:
+        lists = (row.token_ids, row.step_s, row.committed, row.drafted, row.accepted, row.rows, row.layers, row.phases)
+        return "totals stand where there are no lists" if any(lists) else ""
     if row.ttft_s is None or row.stop_reason is None:
         return "a generation without an error needs ttft_s and stop_reason"
     steps = len(row.step_s)
+    if bool(row.phases) != (row.mode == "profile") or any(len(seconds) != steps for seconds in row.phases.values()):
+        return "phases are those of profile rows, and have one entry per step"
     if any(len(per_step) != steps for per_step in (row.committed, row.drafted, row.accepted, row.rows)):
         return "step_s, committed, drafted, accepted and rows differ in length"
     if len(row.token_ids) != 1 + sum(row.committed):
@@ -209,7 +251,7 @@ def _ledger_problem(row: Row) -> str:
 def _verdict_problem(row: Row) -> str:
     if row.verdict == "identical" and row.first_divergence is not None:
         return "identical, but with a first divergence"
-    if row.verdict in ("tie", "lossy") and row.first_divergence is None:
+    if row.verdict in ("tie", "numeric", "lossy") and row.first_divergence is None:
         return f"{row.verdict}, but without a first divergence"
     return ""
 
@@ -218,36 +260,6 @@ def _batch_problem(row: Row) -> str:
     if row.batch and row.prompt_id not in row.batch:
         return f"'{row.prompt_id}' is not in its own batch"
     return "a batch has a prompt twice" if len(set(row.batch)) < len(row.batch) else ""
-
-
-class RowKey(NamedTuple):
-    """What names a generation within its run; no two rows of a file share it."""
-
-    suite: str
-    prompt_id: str
-    turn: int
-    label: str
-    repeat: int
-    session: int
-
-
-def row_key(row: Row) -> RowKey:
-    return RowKey(row.suite, row.prompt_id, row.turn, row.label, row.repeat, row.session)
-
-
-def batch_keys(row: Row) -> tuple[RowKey, ...]:
-    """The keys of the rows of its batch, in their order; its own alone where it was decoded alone."""
-    return tuple(row_key(row)._replace(prompt_id=prompt_id) for prompt_id in row.batch or (row.prompt_id,))
-
-
-def same_batch(rows: Sequence[Row]) -> bool:
-    """Whether these rows can be of one batch: each has the times of the longest, up to its own end."""
-    longest = max(rows, key=lambda row: len(row.step_s))
-    return all(
-        (row.ttft_s, row.step_s) == (longest.ttft_s, longest.step_s[: len(row.step_s)])
-        and (row.batch, row.error is None) == (longest.batch, longest.error is None)
-        for row in rows
-    )
 
 
 RUN = TypeAdapter(Run)

@@ -33,7 +33,7 @@ class Deed(ExitPolicy, Trainable):
     modules       folder of the trained adaptation modules
     exits         exit layers joined by +, such as 4+8; empty means all that the modules have, every layer if they are
                   trained now, as in the paper
-    rank          inner units of a module (ours)
+    rank, alpha   inner units of a module, and how loud it is: what it adds is scaled by alpha / rank (ours)
     draft_tokens  tokens drafted per verification in mode=draft
     """
 
@@ -41,14 +41,17 @@ class Deed(ExitPolicy, Trainable):
     modules: str = ""
     threshold: float = 0.9
     exits: str = ""
-    rank: int = 32
+    rank: int = 64
+    alpha: float = 256.0
     draft_tokens: int = 4
     knows_encoders = True
+    trained_for = ("alpha",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rank < 1:
-            raise ValueError(f"rank is {self.rank}; it must be at least 1")
+        for name in ("rank", "alpha"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
 
     @property
     def kv_fill(self) -> KvFill:
@@ -60,9 +63,9 @@ class Deed(ExitPolicy, Trainable):
     def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
         if problem := self.unsupported(info):
             raise UserError(f"deed cannot be trained for this target: {problem}")
-        width, device = info.hidden_size, lm_head.device
-        modules = {layer: ExitModule(width, self.rank, device, own_gain=False) for layer in self.exit_layers(info)}
-        return Exits(modules, {})
+        scale = self.alpha / self.rank
+        shape = (info.hidden_size, self.rank, lm_head.device, False, scale)
+        return Exits({layer: ExitModule(*shape) for layer in self.exit_layers(info)}, {})
 
     def loss(self, module: nn.Module, lesson: Lesson) -> Tensor:
         assert isinstance(module, Exits)

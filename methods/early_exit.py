@@ -39,7 +39,7 @@ class EarlyExit(ExitPolicy, Trainable):
                   min_exit, for head=trained every eighth of the depth from a quarter on
     kv_policy     what skipped layers hold of a token: propagate or deferred_exact (mode=draft always defers)
     draft_tokens  tokens drafted per verification in mode=draft
-    rank          inner units of a trained exit (ours)
+    rank, alpha   inner units of a trained exit, and how loud it is: what it adds is scaled by alpha / rank (ours)
     modules       folder of the trained exits and, or, classifiers
     """
 
@@ -52,9 +52,11 @@ class EarlyExit(ExitPolicy, Trainable):
     exits: str = ""
     kv_policy: Literal["propagate", "deferred_exact"] = "propagate"
     draft_tokens: int = 4
-    rank: int = 32
+    rank: int = 64
+    alpha: float = 256.0
     modules: str = ""
     knows_encoders = True
+    trained_for = ("alpha",)
     _classifiers: nn.ModuleDict = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -65,8 +67,10 @@ class EarlyExit(ExitPolicy, Trainable):
             raise ValueError(f"every exit of {self.exits} lies below min_exit {self.min_exit}; none would be left")
         if not self.decay >= 0.0 or (self.decay and self.threshold > 1):
             raise ValueError(f"decay is {self.decay}; it must not be negative, and takes a threshold of 1 at most")
-        if self.rank < 1 or (self.head == "target" and self.rank != type(self).rank):
-            raise ValueError(f"rank is {self.rank}; it must be at least 1, and is an option of head=trained")
+        for name in ("rank", "alpha"):
+            given = getattr(self, name)
+            if not given > 0 or (self.head == "target" and given != getattr(type(self), name)):
+                raise ValueError(f"{name} is {given}; it must be positive, and is an option of head=trained")
         if self.modules and not self.needs_modules:
             raise ValueError(f"confidence={self.confidence} has no modules; head=trained has")
 
@@ -112,7 +116,8 @@ class EarlyExit(ExitPolicy, Trainable):
             raise UserError(f"early_exit cannot be trained for this target: {problem}")
         layers, width, device = self.exit_layers(info), info.hidden_size, lm_head.device
         trained, classified = self.head == "trained", self.confidence == "classifier"
-        modules = {layer: ExitModule(width, self.rank, device) for layer in layers if trained}
+        scale = self.alpha / self.rank
+        modules = {layer: ExitModule(width, self.rank, device, scale=scale) for layer in layers if trained}
         for module in modules.values():
             module.requires_grad_(not classified)
         return Exits(modules, {layer: nn.Linear(width, 1, device=device) for layer in layers if classified})

@@ -18,15 +18,19 @@ from benchctl.decoding.modules import save_modules
 from benchctl.decoding.trainable import Trainable
 from benchctl.registry import build
 
+ALPHA = 256.0  # the methods' default
+
 
 def noisy_exits(label: str, models: Pair) -> Exits:
-    """Modules of a label, in float64: no change is zero, no gain is one."""
+    """Modules of a label, in float64: no change is zero, no gain is one; their loudness makes up for alpha."""
     method = build(label)
     assert isinstance(method, Trainable)
     module = untrained(method, models.target).double().requires_grad_(False)
     assert isinstance(module, Exits)
     generator = torch.Generator().manual_seed(7)
     for name, weight in module.named_parameters():
+        if name.endswith(".up.weight"):
+            weight.mul_(weight.shape[1] / ALPHA)
         if name.endswith(".gain"):
             weight.mul_(1 + 0.3 * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
     return module
@@ -43,12 +47,12 @@ def with_modules(label: str, models: Pair, module: nn.Module, folder: Path) -> M
 
 
 def speaker(naive: Naive, module: nn.Module) -> Callable[[int, Tensor], Tensor]:
-    """Logits [vocabulary] for a layer and the state [width] after it: head(gain * norm(h + U silu(D norm(h))))."""
+    """Logits [vocabulary] for a layer and the state [width] after it: head(gain * norm(h + a/r U silu(D norm(h))))."""
     weights, norm = {name: value.double() for name, value in module.state_dict().items()}, naive.model.model.norm
 
     def speak(layer: int, state: Tensor) -> Tensor:
         down, up = (weights[f"exits.{layer}.change.{part}.weight"] for part in ("down", "up"))
-        normed = norm(state + up @ F.silu(down @ norm(state)))
+        normed = norm(state + ALPHA / len(down) * (up @ F.silu(down @ norm(state))))
         gain = weights.get(f"exits.{layer}.gain", torch.ones_like(normed))
         logits: Tensor = naive.model.lm_head(normed * gain)
         return logits

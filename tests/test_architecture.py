@@ -22,14 +22,15 @@ LAYERS: dict[str, set[str]] = {
     "benchctl.__main__": {"benchctl.cli"},
     "benchctl.errors": set(),
     "benchctl.records": set(),
-    "benchctl.recordfile": {"benchctl.records"},
+    "benchctl.rowkeys": {"benchctl.records"},
+    "benchctl.recordfile": {"benchctl.records", "benchctl.rowkeys"},
     "benchctl.packs": set(),
     "benchctl.options": set(),
     "benchctl.offload": set(),  # what the real run in decoding and the simulator share: no tensors, no clock
     "benchctl.decoding": {"benchctl.offload"},
     "benchctl.methods": {"benchctl.decoding", "benchctl.offload"},
     "benchctl.registry": {"benchctl.decoding", "benchctl.options"},
-    "benchctl.analysis": {"benchctl.recordfile", "benchctl.records"},
+    "benchctl.analysis": {"benchctl.recordfile", "benchctl.records", "benchctl.rowkeys"},
     "benchctl.measuring": {
         "benchctl.decoding",
         "benchctl.offload",
@@ -37,6 +38,7 @@ LAYERS: dict[str, set[str]] = {
         "benchctl.recordfile",
         "benchctl.records",
         "benchctl.registry",
+        "benchctl.rowkeys",
     },
     "benchctl.training": {"benchctl.decoding", "benchctl.packs", "benchctl.registry"},
     "benchctl.conformance": {"benchctl.decoding", "benchctl.registry"},
@@ -51,6 +53,7 @@ LAYERS: dict[str, set[str]] = {
         "benchctl.recordfile",
         "benchctl.records",
         "benchctl.registry",
+        "benchctl.rowkeys",
         "benchctl.training",
     },
 }

@@ -307,8 +307,10 @@ def test_exits_are_chosen_among_those_trained(tmp_path: Path) -> None:
         assert {layer for step in only.steps for layer in step.layers} == {3}
         with pytest.raises(UserError, match=r"trained for exits 1\+3, not for 2; choose among those with the option"):
             prepare(f"{name}[{head}modules={folder},exits=2+3]")
-        with pytest.raises(UserError, match="they were trained with rank=32"):
+        with pytest.raises(UserError, match="they were trained with rank=64"):
             prepare(f"{name}[{head}modules={folder},rank=4]")
+        with pytest.raises(UserError, match="trained with alpha=256.0, not 64.0"):
+            prepare(f"{name}[{head}modules={folder},alpha=64]")
 
 
 def _prepared(label: str, models: Pair) -> Method:
@@ -338,6 +340,7 @@ def test_every_policy_of_exits_is_a_drafter_too() -> None:
         ("deed[threshold=-0.1]", "threshold is -0.1"),
         ("deed[threshold=nan]", "'threshold' cannot be 'nan'"),
         ("deed[rank=0]", "rank is 0"),
+        ("deed[alpha=0]", "alpha is 0"),
         ("deed[exits=2+x]", "exits is '2\\+x'; join layer numbers"),
         ("deed[exits=0]", "exits is '0'; join layer numbers"),
         ("deed[draft_tokens=0]", "draft_tokens is 0"),
@@ -347,6 +350,8 @@ def test_every_policy_of_exits_is_a_drafter_too() -> None:
         ("early_exit[decay=4,threshold=1.5]", "takes a threshold of 1 at most"),
         ("early_exit[rank=8]", "rank is 8; .* an option of head=trained"),
         ("early_exit[head=trained,rank=0]", "rank is 0"),
+        ("early_exit[head=trained,alpha=-1]", "alpha is -1"),
+        ("early_exit[alpha=8]", "alpha is 8.* an option of head=trained"),
         ("early_exit[threshold=nan]", "'threshold' cannot be 'nan'"),
         ("early_exit[modules=x]", "confidence=softmax_gap has no modules; head=trained has"),
     ],

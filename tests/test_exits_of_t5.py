@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from plain_t5 import LAYERS, START, PlainT5, Weights, spoken, tiny_t5
+from plain_t5 import ALPHA, LAYERS, START, PlainT5, Weights, spoken, tiny_t5
 from untrained import facts_of, untrained
 
 from benchctl.decoding.loop import Generation, Limits, decode
@@ -35,8 +35,10 @@ def modules_of(label: str, target: Target, folder: Path, change: float = 0.3) ->
     assert isinstance(method, Trainable)
     module = untrained(method, target)
     with torch.no_grad():
-        for number, weight in enumerate(module.parameters()):
+        for number, (name, weight) in enumerate(module.named_parameters()):
             weight.add_(change * torch.randn(weight.shape, generator=torch.Generator().manual_seed(number)))
+            if name.endswith("up.weight"):
+                weight.mul_(weight.shape[1] / ALPHA)
     save_modules(folder, module, facts_of(label, method, target))
     kept = load_modules(method, label.split("[")[0], target, str(folder)).state_dict()
     return {name: weight.double() for name, weight in kept.items()}

@@ -18,7 +18,7 @@ from benchctl.measuring import settings as ask
 from benchctl.measuring.check import check
 from benchctl.measuring.run import run
 from benchctl.recordfile import RunFile, read
-from benchctl.records import row_key
+from benchctl.rowkeys import row_key
 
 LABELS = ("autoregressive", "early_exit[threshold=0.0]")
 PROMPTS = [

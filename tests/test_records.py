@@ -13,7 +13,8 @@ from pydantic import ValidationError
 
 from benchctl.errors import UserError
 from benchctl.recordfile import Writer, check_output, read
-from benchctl.records import Row, Run, batch_keys, json_schema, row_key, to_line
+from benchctl.records import Row, Run, Totals, json_schema, to_line
+from benchctl.rowkeys import batch_keys, row_key
 
 ROWS = [baseline_row("p0"), drafted_row("p0"), exiting_row("p0"), failed(baseline_row("p1"))]
 
@@ -372,7 +373,7 @@ def test_a_row_is_in_its_own_batch_once() -> None:
         replace(ROWS[0], batch=("p0", "p0"))
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_files_from_before_there_were_batches_are_of_single_answers(path: Path, version: int) -> None:
     first, *rows = write(path, ROWS).read_bytes().splitlines(keepends=True)
     run = {key: value for key, value in json.loads(first).items() if key != "batch_size"} | {"schema_version": version}
@@ -407,3 +408,36 @@ def test_records_cannot_be_changed() -> None:
         ROWS[0].label = "other"  # type: ignore[misc]
     assert ROWS[0].label == BASELINE
     assert isinstance(RUN, Run) and isinstance(ROWS[0], Row)
+
+
+def test_phases_are_those_of_profile_rows_and_have_an_entry_per_step() -> None:
+    row = ROWS[0]
+    phases = {"draft": tuple(0.1 for _ in row.step_s)}
+    assert replace(row, mode="profile", phases=phases).phases == phases
+    for wrong in ({"mode": "free", "phases": phases}, {"mode": "profile"}, {"mode": "profile", "phases": {"x": ()}}):
+        with pytest.raises(ValidationError, match="phases are those of profile rows"):
+            replace(row, **wrong)
+
+
+def test_an_imported_generation_has_totals_and_no_lists() -> None:
+    known = {name: getattr(ROWS[0], name) for name in ("suite", "prompt_id", "turn", "label", "repeat", "session")}
+    totals = Totals(new_tokens=7, steps=3, wall_s=0.5)
+    assert Row(**known, order=0, prompt_tokens=0, totals=totals).totals == totals
+    with pytest.raises(ValidationError, match="totals stand where there are no lists"):
+        replace(ROWS[0], totals=totals)
+    with pytest.raises(ValidationError, match="a failed generation has an error and no tokens"):
+        Row(**known, order=0, prompt_tokens=0, totals=totals, error="lost")
+
+
+def test_only_an_imported_run_may_leave_its_settings_open() -> None:
+    bare = replace(RUN.target, layers=0, vocabulary=0)
+    assert replace(RUN, imported="medusa", threads=0, max_new_tokens=0, target=bare).threads == 0
+    for unknown in ({"threads": 0}, {"max_new_tokens": 0}, {"target": bare}):
+        with pytest.raises(ValidationError, match="may be 0 in imported files alone"):
+            replace(RUN, **unknown)
+
+
+def test_a_replay_is_another_generation_than_the_free_one(path: Path) -> None:
+    again = replace(ROWS[0], mode="replay")
+    assert row_key(again) != row_key(ROWS[0])
+    assert read(write(path, [ROWS[0], again])).rows == (ROWS[0], again)

@@ -23,7 +23,7 @@ from benchctl.measuring.run import RunSummary, run
 from benchctl.measuring.session import is_stable
 from benchctl.methods.medusa import Medusa
 from benchctl.recordfile import RunFile, read
-from benchctl.records import row_key
+from benchctl.rowkeys import row_key
 
 
 @pytest.fixture(scope="module")

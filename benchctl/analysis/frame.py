@@ -8,7 +8,8 @@ import pandas as pd
 
 from benchctl.analysis.exact_match import is_right
 from benchctl.recordfile import RunFile, read
-from benchctl.records import Row, RowKey, Run, SuiteInfo, batch_keys
+from benchctl.records import Row, Run, SuiteInfo
+from benchctl.rowkeys import RowKey, batch_keys
 
 COUNTER = "counter_"  # what the columns of counters begin with
 # Answers to the same turn, measured in turns by the same process: only these are compared with each other.

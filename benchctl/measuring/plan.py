@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import count, groupby
 
 from benchctl.measuring.prompts import Prompt
-from benchctl.records import RowKey
+from benchctl.rowkeys import RowKey
 
 SESSION = 0
 

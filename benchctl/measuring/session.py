@@ -9,7 +9,8 @@ from benchctl.measuring.events import Progress, Report
 from benchctl.measuring.measure import Measurer
 from benchctl.measuring.plan import Job, Plan
 from benchctl.recordfile import Writer
-from benchctl.records import Row, row_key
+from benchctl.records import Row
+from benchctl.rowkeys import row_key
 
 STABLE_WITHIN = 0.05
 
