@@ -2,8 +2,9 @@
 
 Cai et al.: Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads, 2024, arXiv 2401.10774:
 heads, static tree, typical acceptance, training with the target frozen (Medusa-1). The heads read the state of the last
-accepted row, so a draft costs no pass of its own. Ours: 15 nodes; paths measured as a whole where training chooses the
-tree (the paper multiplies the heads' own shares); and what is assumed of heads that nobody measured.
+accepted row, so a draft costs no pass of its own. Ours: 15 nodes; the target's distributions as labels, see
+medusa_heads; paths measured as a whole where training chooses the tree (the paper multiplies the heads' own shares);
+and what is assumed of heads that nobody measured.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchctl.decoding.draft import Draft
@@ -21,6 +20,7 @@ from benchctl.decoding.medusa_heads import (
     KEPT_NODES,
     Heads,
     fresh_heads,
+    heads_loss,
     path_shares,
     sparse_plan,
     told_tree,
@@ -34,8 +34,6 @@ from benchctl.decoding.trainable import Lesson, Tally, Trainable
 from benchctl.decoding.trees import Path, pick, read_widths, wide_tree
 from benchctl.decoding.verify import Verdict, verify_typical
 from benchctl.errors import UserError
-
-_FADE = 0.8  # what a head counts in the loss, as a share of the head before
 
 
 @dataclass
@@ -84,13 +82,7 @@ class Medusa(Speculative, Trainable):
         return fresh_heads(lm_head, self.heads)
 
     def loss(self, module: nn.Module, lesson: Lesson) -> Tensor:
-        """Cross-entropy of head i = 1, 2, .. to the token i + 1 ahead, each weighted _FADE ** i."""
-        total = lesson.final.new_zeros((), dtype=torch.float32)
-        for number, head in enumerate(module.children(), 1):
-            tokens, weights = lesson.ahead(number + 1)
-            losses = F.cross_entropy(head(lesson.final).flatten(0, 1).float(), tokens.flatten(), reduction="none")
-            total = total + _FADE**number * (losses * weights.flatten()).sum()
-        return total
+        return heads_loss(module, lesson)
 
     def yardsticks(self, module: nn.Module, lesson: Lesson) -> Mapping[str, Tally]:
         return top_shares(module, lesson)

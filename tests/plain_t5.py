@@ -136,11 +136,12 @@ def t5_norm(module: Any, x: Tensor) -> Tensor:
 
 
 def spoken(model: Any, weights: Weights, layer: int, states: Tensor) -> Tensor:
-    """Logits of an exit for states [..., width]: h + a/r up(silu(down(norm(h)))) through norm, a gain if any, and head."""
+    """Logits of an exit for states [..., width]: h + a/r up(silu(down(norm(h)))) through norm, a gain, and head."""
     scale = model.config.d_model**-0.5 if model.config.scale_decoder_outputs else 1.0
     down, up = (weights[f"exits.{layer}.change.{part}.weight"] for part in ("down", "up"))
     normed = t5_norm(model.decoder.final_layer_norm, states) * scale
-    changed = t5_norm(model.decoder.final_layer_norm, states + ALPHA / len(down) * (F.silu(normed @ down.T) @ up.T)) * scale
+    grown = ALPHA / len(down) * (F.silu(normed @ down.T) @ up.T)
+    changed = t5_norm(model.decoder.final_layer_norm, states + grown) * scale
     logits: Tensor = (changed * weights.get(f"exits.{layer}.gain", torch.ones(()))) @ model.lm_head.weight.T
     return logits
 

@@ -3,6 +3,9 @@
 Cai et al.: Medusa, 2024, arXiv 2401.10774, section 2.1.1. Weights are named as the authors publish theirs:
 ``{head}.{block}.linear.weight`` and ``.bias`` of residual blocks x + SiLU(W x + b), then ``{head}.{blocks}.weight`` of
 the head's own LM head. The paper's formula has one block and no bias; the authors' code has the bias, and so have we.
+
+The paper's labels are the text's tokens (section 2.2.1). Ours are the target's own distributions at their places, as it
+has them for the target itself where that learns from its own answers (section 2.3.2): they say more than one token.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from benchctl.decoding.trees import Path, likeliest, sparse_tree
 KEPT_NODES = 256  # more rows than any verification is worth
 _RANKS = 10  # picks of a head that are measured, as the authors measure them
 _TOPS = (1, 2, 4, 8)
+_FADE = 0.8  # what a head counts in the loss, as a share of the head before
 _ASSUMED = (0.5, 0.1, 0.05, 0.05, 0.025, 0.025, 0.025, 0.025)  # shares of the first head's picks
 _FADING = 0.8  # and those of each further head, as shares of the head before
 
@@ -82,6 +86,19 @@ def _turned(weight: Tensor) -> Tensor:
     """[heads, inputs, outputs] of [heads, outputs, inputs], laid out as the product of one row reads it fastest."""
     turned = weight.mT
     return turned.contiguous() if weight.device.type == "cpu" and weight.dtype == torch.float32 else turned
+
+
+def heads_loss(heads: nn.Module, lesson: Lesson) -> Tensor:
+    """Sum over heads i = 1, 2, .. of KL(target's distribution of the token i + 1 ahead || the head's), each weighted
+    _FADE ** i and by that token's weight."""
+    with torch.no_grad():
+        said = lesson.head(lesson.final).float().log_softmax(-1)
+    total = lesson.final.new_zeros((), dtype=torch.float32)
+    for number, head in enumerate(heads.children(), 1):
+        wanted = said.roll(-number, 1)  # what comes round to the end of a row has no weight
+        divergence = (wanted.exp() * (wanted - head(lesson.final).float().log_softmax(-1))).sum(-1)
+        total = total + _FADE**number * (divergence * lesson.ahead(number + 1).weights).sum()
+    return total
 
 
 def _ranks(heads: nn.Module, lesson: Lesson) -> Iterator[tuple[Tensor, Tensor]]:
