@@ -5,6 +5,8 @@ Reading, appending and resuming are in recordfile.py.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import count
+from operator import le, sub
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
@@ -92,8 +94,10 @@ class Run:
     """Everything that was fixed before the first generation of a run.
 
     `batch_size` is the most prompts that are decoded together; where it is 1 there are no batches. `modes` are those
-    of its rows. `context_fill` is the number of tokens put before each prompt. `imported` names the program whose
-    file this was made from ("" for our own); such a run says 0 and "" of what that file does not tell.
+    of its rows. `context_fill` is the number of tokens put before each prompt. A step of the baseline reads
+    `step_bytes` of weights, and `cache_token_bytes` of keys and values for every token of the text so far; 0 where that
+    is not known. `imported` names the program whose file this was made from ("" for our own); such a run says 0 and ""
+    of what that file does not tell.
     """
 
     kind: Literal["run"] = "run"
@@ -120,6 +124,8 @@ class Run:
     batch_size: Positive = 1
     modes: Annotated[tuple[Mode, ...], _LISTS] = ("free",)
     context_fill: Count = 0
+    step_bytes: Count = 0
+    cache_token_bytes: Count = 0
     imported: str = ""
     order: str
     machine: Mapping[str, Fact]
@@ -144,7 +150,7 @@ class Run:
 class Totals:
     """What an imported file tells of a generation, of which it keeps no lists. None is what it does not tell."""
 
-    new_tokens: Count
+    new_tokens: Count | None = None
     steps: Count | None = None
     wall_s: Seconds | None = None
 
@@ -163,7 +169,7 @@ class Row:
     `batch` has the ids of the prompts that were decoded together, this one among them; their rows stand together, in
     that order. They have the batch's times, each up to its own end: the same `ttft_s`, when the last prompt was
     prefilled, and the steps until its last token. So the time of the batch is that of its longest row, and is theirs
-    together; `peak_memory_bytes` is the batch's too. A batch fails as a whole.
+    together; memory, `energy_j` and `conditions` are the batch's too. A batch fails as a whole.
 
     `mode` says what was decoded: the method's own text ("free"), the baseline's tokens forced upon it ("replay"), or
     its own text with every step split ("profile"): `phases` then has, by the name of each phase, its seconds per step.
@@ -230,6 +236,8 @@ def _failure_problem(row: Row) -> str:
 def _ledger_problem(row: Row) -> str:
     if row.totals is not None:
         lists = (row.token_ids, row.step_s, row.committed, row.drafted, row.accepted, row.rows, row.layers, row.phases)
+        if (row.totals.steps or 0) > (row.totals.new_tokens if row.totals.new_tokens is not None else float("inf")):
+            return f"{row.totals.steps} steps for {row.totals.new_tokens} new_tokens, but every step yields one"
         return "totals stand where there are no lists" if any(lists) else ""
     if row.ttft_s is None or row.stop_reason is None:
         return "a generation without an error needs ttft_s and stop_reason"
@@ -242,10 +250,16 @@ def _ledger_problem(row: Row) -> str:
         return f"{len(row.token_ids)} token_ids, but prefill and steps committed {1 + sum(row.committed)}"
     if len(row.layers) != len(row.token_ids):
         return f"{len(row.token_ids)} token_ids, but {len(row.layers)} entries in layers"
-    for step, (committed, accepted, drafted) in enumerate(zip(row.committed, row.accepted, row.drafted, strict=True)):
-        if committed - accepted not in (0, 1) or accepted > drafted:
-            return f"step {step}: {committed} committed, {accepted} accepted of {drafted} drafted cannot be"
-    return ""
+    possible = set(map(sub, row.committed, row.accepted)) <= {0, 1} and all(map(le, row.accepted, row.drafted))
+    return "" if possible else _impossible_step(row)  # to look for it takes ten times as long as to know of it
+
+
+def _impossible_step(row: Row) -> str:
+    return next(
+        f"step {step}: {committed} committed, {accepted} accepted of {drafted} drafted cannot be"
+        for step, committed, accepted, drafted in zip(count(), row.committed, row.accepted, row.drafted, strict=False)
+        if committed - accepted not in (0, 1) or accepted > drafted
+    )
 
 
 def _verdict_problem(row: Row) -> str:

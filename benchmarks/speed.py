@@ -148,7 +148,7 @@ def _compare(ours: Arm, theirs: Arm, threads: int) -> Comparison:
 def paired_interval(above: Sequence[float], below: Sequence[float]) -> Interval:
     """95% interval of sum(above) / sum(below), prompts or steps resampled in pairs."""
     zeros = np.zeros(len(above), dtype=np.int64)
-    levels = Levels(zeros, np.arange(len(above)), zeros)
+    levels = Levels(zeros, np.arange(len(above)))
     found = bootstrap(np.array(above)[:, None], np.array(below)[:, None], levels)[0]
     assert found is not None, "two pairs or more always have an interval"
     return found

@@ -67,9 +67,8 @@ class EarlyExit(ExitPolicy, Trainable):
             raise ValueError(f"every exit of {self.exits} lies below min_exit {self.min_exit}; none would be left")
         if not self.decay >= 0.0 or (self.decay and self.threshold > 1):
             raise ValueError(f"decay is {self.decay}; it must not be negative, and takes a threshold of 1 at most")
-        for name in ("rank", "alpha"):
-            given = getattr(self, name)
-            if not given > 0 or (self.head == "target" and given != getattr(type(self), name)):
+        for name, given, default in (("rank", self.rank, type(self).rank), ("alpha", self.alpha, type(self).alpha)):
+            if not given > 0 or (self.head == "target" and given != default):
                 raise ValueError(f"{name} is {given}; it must be positive, and is an option of head=trained")
         if self.modules and not self.needs_modules:
             raise ValueError(f"confidence={self.confidence} has no modules; head=trained has")
@@ -147,5 +146,4 @@ class EarlyExit(ExitPolicy, Trainable):
     def _threshold(self, context: Context) -> float:
         if not self.decay:
             return self.threshold
-        at = context.stream.length - context.prompt_tokens
-        return decayed(self.threshold, self.decay, at, context.limit_tokens)
+        return decayed(self.threshold, self.decay, context.stream.length - context.prompt_tokens, context.limit_tokens)

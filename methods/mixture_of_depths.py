@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from benchctl.decoding.accelerated import AdapterSettings
-from benchctl.decoding.method import Context, Method, Step
+from benchctl.decoding.method import Context, Method, Step, one_token
 from benchctl.decoding.modules import load_modules
 from benchctl.decoding.routed import RoutedDepth, routed_loss, routed_yardsticks
 from benchctl.decoding.routed_run import RoutedRun, bound_of
@@ -92,9 +92,4 @@ class MixtureOfDepths(Method, Trainable):
         return last
 
     def step(self, context: Context) -> Step:
-        stream = context.stream
-        stream.push(context.tokens[-1:])
-        ran = self._run.advance(stream)
-        token = context.pick(stream.logits())
-        stream.keep(range(1))
-        return Step((token,), 0, 0, 1, (ran,))
+        return one_token(context, self._run.advance)

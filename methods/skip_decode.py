@@ -19,7 +19,7 @@ from benchctl.decoding.accelerated import AdapterSettings
 from benchctl.decoding.adapted import Adapters
 from benchctl.decoding.batch import Batched
 from benchctl.decoding.depth_schedule import DepthSchedule, FixedDepths, schedule_loss, schedule_yardsticks
-from benchctl.decoding.method import Context, Method, Step
+from benchctl.decoding.method import Context, Method, Step, one_token
 from benchctl.decoding.modules import load_modules, trained_options
 from benchctl.decoding.stream import Stream
 from benchctl.decoding.target import Target, TargetInfo
@@ -130,12 +130,8 @@ class SkipDecode(Method, Batched, FixedDepths, Trainable):
         return last
 
     def step(self, context: Context) -> Step:
-        stream, schedule = context.stream, self.schedule(context.target.layers)
-        stream.push(context.tokens[-1:])
-        depth = self._run(stream, schedule, len(context.tokens) - 1 - context.prompt_tokens)
-        token = context.pick(stream.logits())
-        stream.keep(range(1))
-        return Step((token,), 0, 0, 1, (depth,))
+        schedule = self.schedule(context.target.layers)
+        return one_token(context, lambda stream: self._run(stream, schedule, context.new_tokens - 1))
 
     def _run(self, stream: Stream, schedule: DepthSchedule, new_token: int) -> int:
         """Take the open rows through the layers of that new token; their number."""

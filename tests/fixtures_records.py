@@ -1,6 +1,6 @@
 """Runs and rows made in code, with times and tokens chosen so that every figure can be worked out by hand."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,8 +133,10 @@ def batch(*rows: Row) -> list[Row]:
     return [replace(row, batch=tuple(each.prompt_id for each in rows)) for row in rows]
 
 
-def write(path: Path, rows: Iterable[Row], run: Run = RUN) -> Path:
-    path.write_bytes(to_line(run) + b"".join(map(to_line, rows)))
+def write(path: Path, rows: Sequence[Row], run: Run = RUN) -> Path:
+    """A file of `run` and `rows`; the modes of the rows become the run's."""
+    modes = tuple(dict.fromkeys((*run.modes, *(row.mode for row in rows))))
+    path.write_bytes(to_line(replace(run, modes=modes)) + b"".join(map(to_line, rows)))
     return path
 
 

@@ -23,7 +23,9 @@ LAYERS: dict[str, set[str]] = {
     "benchctl.errors": set(),
     "benchctl.records": set(),
     "benchctl.rowkeys": {"benchctl.records"},
-    "benchctl.recordfile": {"benchctl.records", "benchctl.rowkeys"},
+    "benchctl.rowstream": {"benchctl.records", "benchctl.rowkeys"},
+    "benchctl.runmatch": {"benchctl.records"},
+    "benchctl.recordfile": {"benchctl.records", "benchctl.rowkeys", "benchctl.rowstream", "benchctl.runmatch"},
     "benchctl.packs": set(),
     "benchctl.options": set(),
     "benchctl.offload": set(),  # what the real run in decoding and the simulator share: no tensors, no clock
@@ -42,10 +44,12 @@ LAYERS: dict[str, set[str]] = {
     },
     "benchctl.training": {"benchctl.decoding", "benchctl.packs", "benchctl.registry"},
     "benchctl.conformance": {"benchctl.decoding", "benchctl.registry"},
+    "benchctl.importing": {"benchctl.records"},
     "benchctl.cli": {
         "benchctl.analysis",
         "benchctl.conformance",
         "benchctl.decoding",
+        "benchctl.importing",
         "benchctl.measuring",
         "benchctl.offload",
         "benchctl.options",
@@ -67,7 +71,10 @@ DOORS: dict[str, tuple[str, ...]] = {
     "matplotlib": ("benchctl/analysis/plot",),
     "openai": ("judges/",),
     "pandas": ("benchctl/analysis/",),
-    "pydantic": ("benchctl/records.py", "benchctl/recordfile.py"),
+    "pynvml": ("benchctl/measuring/gpu.py",),
+    "pydantic": ("benchctl/records.py", "benchctl/rowstream.py"),
+    "rouge_score": ("benchctl/analysis/overlap.py",),
+    "sacrebleu": ("benchctl/analysis/overlap.py",),
     "rich": ("benchctl/cli/", "benchctl/analysis/report.py"),
     "time": ("benchctl/measuring/clock.py", "benchctl/training/"),
     "torch": ("benchctl/conformance/", "benchctl/decoding/", "benchctl/measuring/", "benchctl/training/", "methods/"),
@@ -82,6 +89,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "urllib": ("benchctl/measuring/download.py",),
 }
 METHOD_LIBRARIES = {"torch"}
+IMPORTED_AS = {"nvidia-ml-py": "pynvml"}
 PRINTERS = ("benchctl/cli/", "benchctl/analysis/report.py")
 LINES_OF_FILE = 300
 LINES_OF_METHOD_FILE = 150
@@ -155,8 +163,10 @@ def test_a_method_imports_only_decoding_torch_and_the_standard_library(file: Pat
 def test_every_library_imported_is_declared() -> None:
     project = pyproject()["project"]
     assert isinstance(project, dict)
-    lines = [*project["dependencies"], *project["optional-dependencies"]["datasets"]]
-    declared = {re.split(r"[^\w-]", line)[0] for line in lines}
+    extras = project["optional-dependencies"]
+    lines = [*project["dependencies"], *extras["datasets"], *extras["gpu"]]
+    names = {re.split(r"[^\w-]", line)[0] for line in lines}
+    declared = {IMPORTED_AS.get(name, name.replace("-", "_")) for name in names}
     imported = {name.split(".")[0] for file in FILES for name in imports_of(file)}
     assert imported - sys.stdlib_module_names - {"benchctl"} - declared == set()
 

@@ -174,7 +174,7 @@ def here(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def invoke(*arguments: str) -> Result:
     usual = "--model target --draft-model draft --bench three.jsonl --device cpu --max-new-tokens 5 --warm-up 1"
-    return CliRunner().invoke(main, ["run", *usual.split(), "--out", "out.jsonl", *arguments])
+    return CliRunner().invoke(main, ["run", "--no-watch", *usual.split(), "--out", "out.jsonl", *arguments])
 
 
 @pytest.mark.usefixtures("here")

@@ -56,11 +56,12 @@ def test_a_copy_of_a_file_is_refused_for_it_would_count_as_another_session(path:
     assert f"{copy}: holds the same run as {path}. Name only one of the two." in result.stderr
 
 
-def test_files_that_are_not_comparable_are_shown_apart(path: Path) -> None:
+def test_files_that_are_not_comparable_are_shown_apart_and_no_success(path: Path) -> None:
     other = write(path.with_name("other.jsonl"), usual_rows(), replace(RUN, threads=2))
     result = _compare(path, other)
-    assert result.exit_code == 0
+    assert result.exit_code == 2
     assert "Not comparable with group 1: threads is 2, there 1." in result.stdout
+    assert f"{other} in threads, from {path}" in " ".join(result.stderr.split())
 
 
 def test_a_file_without_generations_is_left_out_with_a_note(path: Path) -> None:
@@ -71,20 +72,22 @@ def test_a_file_without_generations_is_left_out_with_a_note(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "message", "code"),
     [
-        (None, "run.jsonl: cannot be read: No such file"),
-        ("", "run.jsonl: is empty"),
-        ('{"prompt": "Hello"}\n', "run.jsonl:1: is not the start of a benchctl run"),
-        ('{"kind": "run", "schema_version": 9}\n', "run.jsonl:1: written by a newer benchctl, schema 9"),
+        (None, "run.jsonl: cannot be read: No such file", 2),
+        ("", "run.jsonl: is empty", 3),
+        ('{"prompt": "Hello"}\n', "run.jsonl:1: is not the start of a benchctl run", 3),
+        ('{"kind": "run", "schema_version": 9}\n', "run.jsonl:1: written by a newer benchctl, schema 9", 3),
     ],
 )
-def test_a_file_that_cannot_be_used_gives_one_message(tmp_path: Path, content: str | None, message: str) -> None:
+def test_a_file_that_cannot_be_used_gives_one_message(
+    tmp_path: Path, content: str | None, message: str, code: int
+) -> None:
     path = tmp_path / "run.jsonl"
     if content is not None:
         path.write_text(content)
     result = _compare(path)
-    assert result.exit_code == 2
+    assert result.exit_code == code
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1 and not result.stdout
 

@@ -44,12 +44,12 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 def invoke(*arguments: str) -> Result:
     """A run on the small target; options given again replace those given here."""
     usual = "--model target --draft-model draft --bench three.jsonl --device cpu --max-new-tokens 5 --warm-up 1"
-    return CliRunner().invoke(main, ["run", *usual.split(), "--out", "out.jsonl", *arguments])
+    return CliRunner().invoke(main, ["run", "--no-watch", *usual.split(), "--out", "out.jsonl", *arguments])
 
 
-def refused(result: Result) -> str:
-    """The message of a refusal: exit code 2, nothing on stdout, no traceback, and nothing measured."""
-    assert result.exit_code == 2, result.output
+def refused(result: Result, code: int = 2) -> str:
+    """The message of a refusal: this exit code, nothing on stdout, no traceback, and nothing measured."""
+    assert result.exit_code == code, result.output
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
     assert "Error: " in result.stderr
@@ -302,7 +302,7 @@ class TestRefusals:
     )
     def test_resuming_a_file_that_is_no_run_of_ours(self, here: Path, content: str, message: str) -> None:
         (here / "out.jsonl").write_text(content)
-        assert message in refused(invoke("--resume"))
+        assert message in refused(invoke("--resume"), code=3)
         assert (here / "out.jsonl").read_text() == content
 
 

@@ -49,6 +49,10 @@ def _group(path: Path, rows: list[Row], run: Run = RUN) -> Group:
         ({"threads": 2}, "threads"),
         ({"temperature": 0.7}, "temperature"),
         ({"max_new_tokens": 128}, "max_new_tokens"),
+        ({"modes": ("free", "replay")}, "modes"),
+        ({"context_fill": 512}, "context_fill"),
+        ({"batch_size": 4}, "batch_size"),
+        ({"imported": "medusa"}, "imported"),
         ({"machine": {"cpu": "B", "gpu": ""}}, "cpu"),
     ],
 )

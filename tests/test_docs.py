@@ -122,7 +122,7 @@ def test_the_distribution_of_the_page_is_a_method_like_any_other(tmp_path: Path)
     prompts.write_text('{"prompt": "one two one two one two"}\n', encoding="utf-8")
     words = "--method follow[draft_tokens=3] --max-new-tokens 24 --warm-up 0 --repeats 1 --device cpu"
     measured = CliRunner().invoke(
-        main, ["run", *words.split(), "--model", str(folder), "--bench", str(prompts), "--out", str(out)]
+        main, ["run", "--no-watch", *words.split(), "--model", str(folder), "--bench", str(prompts), "--out", str(out)]
     )
     assert measured.exit_code == 0, measured.output
     rows = read(out).rows

@@ -149,7 +149,12 @@ def test_doctor_prints_json_and_exits_with_nought_where_all_is_well() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "Missing option '--method'"),
+        (("--method", "two_model", "--aa"), "give one of them"),
+        (("--method", "two_model", "a.jsonl"), "give one of them"),
+        (("a.jsonl",), "are for --aa"),
+        (("--out", "aa.json"), "are for --aa"),
+        (("--aa", "a.jsonl", "--model", "m"), "is for a run of its own"),
+        (("--aa", "--out", "aa.json", "nosuch.jsonl"), "nosuch.jsonl: cannot be read"),
         (("--method", "nosuch"), "Unknown method 'nosuch'"),
         (("--method", "two_model", "--method", "two_model[depth=3]"), "has no option 'depth'"),
         (("--method", "Undecorated"), "put @dataclass above it"),

@@ -18,7 +18,7 @@ PACKED = [(model.name, method) for model in packs.models() for method in model.m
 
 def _run(out: Path, *labels: str, model: str = "ref-dense", limit: int = 6) -> Path:
     methods = [word for label in labels for word in ("--method", label)]
-    sizes = ["--limit", str(limit), "--max-new-tokens", "24", "--repeats", "1", "--warm-up", "0"]
+    sizes = ["--limit", str(limit), "--max-new-tokens", "24", "--repeats", "1", "--warm-up", "0", "--no-watch"]
     words = ["run", "--model", model, *methods, "--bench", "koala", "--source", "embedded", *sizes, "--out", str(out)]
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 0, result.output

@@ -4,10 +4,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fixtures_records import BASELINE, DRAFTED, baseline_row, drafted_row, failed, write
+from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, drafted_row, failed, write
 
-from benchctl.analysis.fidelity import Fidelity, agreed_tokens, claims_exact, compared_tokens, fidelity, is_lossless
+from benchctl.analysis.cautions import cautions
+from benchctl.analysis.comparison import compare
+from benchctl.analysis.fidelity import (
+    Fidelity,
+    agreed_tokens,
+    broken,
+    claims_exact,
+    compared_tokens,
+    fidelity,
+    is_lossless,
+)
 from benchctl.analysis.frame import load, pair
+from benchctl.recordfile import read
 from benchctl.records import Exactness, Row
 
 
@@ -52,7 +63,7 @@ def test_verdicts_and_failures_are_counted(tmp_path: Path) -> None:
         replace(drafted_row("p4"), verdict="sampled"),
         failed(drafted_row("p5")),
     ]
-    assert fidelity(load([write(tmp_path / "run.jsonl", rows)])) == Fidelity(2, 1, 1, 1, 1, 3.5)
+    assert fidelity(load([write(tmp_path / "run.jsonl", rows)])) == Fidelity(2, 1, 0, 1, 1, 1, 3.5)
 
 
 def test_where_nothing_diverged_there_is_no_first_divergence(tmp_path: Path) -> None:
@@ -86,4 +97,27 @@ def test_a_greedy_claim_is_none_under_sampling(exactness: Exactness, temperature
     ],
 )
 def test_lossless_needs_the_claim_and_every_answer(claim: bool, found: Fidelity, lossless: bool) -> None:
-    assert is_lossless(claim, found) == lossless
+    assert is_lossless(claim, found, "float32") == lossless
+
+
+@pytest.mark.parametrize(("dtype", "lossless"), [("float32", False), ("float64", False), ("bfloat16", True)])
+def test_a_numeric_answer_is_borne_out_only_in_half_precision(dtype: str, lossless: bool) -> None:
+    """MEASUREMENT 2.1: for an exact method in float32 anything but identical or tie is a bug."""
+    assert is_lossless(True, Fidelity(identical=3, numeric=1), dtype) == lossless
+    assert broken(Fidelity(identical=3, numeric=1, lossy=2), dtype) == (2 if lossless else 3)
+
+
+def test_a_numeric_answer_is_counted_and_ends_the_comparison_as_a_tie_does(tmp_path: Path) -> None:
+    numeric = replace(drafted_row(), verdict="numeric", first_divergence=4)
+    assert _agreement(tmp_path, baseline_row(), numeric) == (4, 4)
+    assert fidelity(load([tmp_path / "run.jsonl"])) == Fidelity(numeric=1, median_first_divergence=4)
+
+
+@pytest.mark.parametrize(("dtype", "told"), [("float32", True), ("bfloat16", False)])
+def test_a_numeric_answer_of_an_exact_method_is_called_a_bug_in_float32_alone(
+    tmp_path: Path, dtype: str, told: bool
+) -> None:
+    rows = [baseline_row(), replace(drafted_row(), verdict="numeric", first_divergence=4)]
+    (group,) = compare([read(write(tmp_path / "run.jsonl", rows, replace(RUN, dtype=dtype)))])
+    assert any("claims to be exact, but 1 answer left" in caution for caution in cautions(group)) == told
+    assert group.pooled.methods[1].lossless != told

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from fixtures_records import BASELINE, DRAFTED, EXITING, baseline_row, drafted_row, exiting_row, failed, write
 
-from benchctl.analysis.frame import load, pair
+from benchctl.analysis.frame import load, measured_apart, pair
 
 
 def test_a_line_sums_the_steps_of_its_generation(tmp_path: Path) -> None:
@@ -58,3 +58,55 @@ def test_a_run_without_rows_is_an_empty_frame(tmp_path: Path) -> None:
     frame = load([write(tmp_path / "run.jsonl", [])])
     assert len(frame) == 0
     assert len(pair(frame, DRAFTED, BASELINE)) == 0
+
+
+def test_only_rows_of_the_mode_asked_for_are_in_the_frame_and_by_default_the_free_ones(tmp_path: Path) -> None:
+    forced = [replace(row, mode="replay", step_s=(9.0,) * len(row.step_s)) for row in (baseline_row(), drafted_row())]
+    path = write(tmp_path / "run.jsonl", [baseline_row(), drafted_row(), *forced])
+    assert list(load([path])["mode"]) == ["free", "free"]
+    assert list(load([path], mode="replay")["mode"]) == ["replay", "replay"]
+    assert list(pair(load([path]), DRAFTED, BASELINE)["decode_s_baseline"]) == [8.0]
+    assert list(pair(load([path], mode="replay"), DRAFTED, BASELINE)["decode_s_baseline"]) == [72.0]
+
+
+@pytest.mark.parametrize("doubtful", [BASELINE, DRAFTED])
+def test_a_generation_measured_out_of_bounds_is_not_paired_but_keeps_its_line(tmp_path: Path, doubtful: str) -> None:
+    rows = [baseline_row("p0"), drafted_row("p0"), baseline_row("p1"), drafted_row("p1")]
+    rows = [
+        replace(row, invalid="throttled") if (row.label, row.prompt_id) == (doubtful, "p1") else row for row in rows
+    ]
+    frame = load([write(tmp_path / "run.jsonl", rows)])
+    assert list(frame["invalid"]).count("throttled") == 1
+    assert list(pair(frame, DRAFTED, BASELINE)["prompt_id"]) == ["p0"]
+
+
+def test_arms_that_never_shared_a_session_are_paired_across_sessions(tmp_path: Path) -> None:
+    """Two sessions of the baseline, one of the method: its answer stands beside either of the baseline's."""
+    baselines = [replace(baseline_row(step_s=pace), session=session) for session, pace in ((0, 1.0), (1, 3.0))]
+    rows = [*baselines, replace(drafted_row(), session=2), replace(drafted_row("p1"), session=2)]
+    pairs = pair(load([write(tmp_path / "run.jsonl", rows)]), DRAFTED, BASELINE)
+    assert list(pairs["prompt_id"]) == ["p0", "p0"]
+    assert list(pairs["decode_s_baseline"]) == [8.0, 24.0]
+    assert (list(pairs["session"]), list(pairs["session_baseline"])) == ([2, 2], [0, 1])
+    assert measured_apart(pairs)
+
+
+@pytest.mark.parametrize("flaw", ["failed", "invalid"])
+def test_a_session_whose_baseline_came_to_nothing_is_not_made_up_for_by_another(tmp_path: Path, flaw: str) -> None:
+    """A speed-up over a baseline of another day would look like any other."""
+    lost = failed(baseline_row()) if flaw == "failed" else replace(baseline_row(), invalid="throttled")
+    rows = [lost, drafted_row(), replace(baseline_row(step_s=9.0), session=1)]
+    frame = load([write(tmp_path / "run.jsonl", rows)])
+    assert pair(frame, DRAFTED, BASELINE).empty
+    together = pair(frame, BASELINE, BASELINE)
+    assert list(together["session_baseline"]) == [1] and not measured_apart(together)
+
+
+def test_positions_are_counted_for_those_that_draft(tmp_path: Path) -> None:
+    """Each of four steps drafts three tokens, in as many rows, and accepts one: the second is tried and rejected."""
+    frame = load([write(tmp_path / "run.jsonl", [baseline_row(), drafted_row(steps=4)])])
+    plain, drafted = (frame.iloc[place] for place in range(2))
+    assert (drafted["drafting_steps"], drafted["draft_rows"]) == (4, 12)
+    assert [drafted[f"position_tested_{number}"] for number in (1, 2, 3)] == [4, 4, 0]
+    assert [drafted[f"position_accepted_{number}"] for number in (1, 2, 3)] == [4, 0, 0]
+    assert (plain["drafting_steps"], plain["draft_rows"]) == (0, 0)

@@ -47,6 +47,11 @@ def frame(tmp_path: Path) -> pd.DataFrame:
         (metrics.MEAN_ACCEPTED, DRAFTED, 1.0),
         (metrics.ACCEPTANCE_RATE, BASELINE, None),
         (metrics.ACCEPTANCE_RATE, DRAFTED, 1 / 3),
+        (metrics.MEAN_SPEEDUP, BASELINE, 1.0),
+        (metrics.MEAN_SPEEDUP, DRAFTED, (10 / 6 + 34 / 10) / 2),
+        (metrics.SOUND_SPEEDUP, DRAFTED, (10 + 34) / (6 + 10)),
+        (metrics.ROW_ACCEPTANCE, BASELINE, None),
+        (metrics.ROW_ACCEPTANCE, DRAFTED, 1 / 3),
         (metrics.DEPTH_FRACTION, DRAFTED, 1.0),
         (metrics.DEPTH_FRACTION, EXITING, (2 * 12 + (8 + 16) * 6) / (26 * 12)),
         (metrics.TOKEN_AGREEMENT, BASELINE, None),
@@ -113,8 +118,80 @@ def test_answers_that_cannot_be_checked_have_no_score_rather_than_0(frame: pd.Da
 
 
 def test_speedup_is_not_the_mean_of_ratios(frame: pd.DataFrame) -> None:
-    """The long prompt gains 3.4x and the short one 1.67x: a mean of ratios would say 2.53."""
+    """The long prompt gains 3.4x and the short one 1.67x: a mean of ratios says 2.53."""
     assert metrics.SPEEDUP.value(pair(frame, DRAFTED, BASELINE)) == pytest.approx(2.75)
+    assert metrics.MEAN_SPEEDUP.value(pair(frame, DRAFTED, BASELINE)) == pytest.approx(2.5333, abs=1e-4)
+
+
+def test_the_mean_of_ratios_weighs_prompts_alike_whatever_they_have_of_turns_and_repeats(tmp_path: Path) -> None:
+    """p0 has two turns, measured twice: 4 x 10 s over 4 x 6 s and once 1 s more; p1 has one of each: 34 s over 10 s."""
+    rows = [
+        replace(
+            row, turn=turn, repeat=repeat, ttft_s=(row.ttft_s or 0) + (row.label == DRAFTED and turn == repeat == 1)
+        )
+        for turn in range(2)
+        for repeat in range(2)
+        for row in (baseline_row("p0"), drafted_row("p0"))
+    ]
+    rows += [baseline_row("p1", tokens=17, step_s=2.0), drafted_row("p1", steps=8)]
+    pairs = pair(load([write(tmp_path / "run.jsonl", rows)]), DRAFTED, BASELINE)
+    assert metrics.MEAN_SPEEDUP.value(pairs) == pytest.approx((40 / 25 + 34 / 10) / 2)
+
+
+def test_sessions_enter_the_mean_of_ratios_one_by_one(tmp_path: Path) -> None:
+    """One in which all took twice as long, 20 / 12, counts as much as one of 12 / 6."""
+    slow = [
+        replace(row, ttft_s=4.0, step_s=tuple(2 * s for s in row.step_s)) for row in (baseline_row(), drafted_row())
+    ]
+    fast = [baseline_row(ttft_s=4.0), drafted_row()]
+    pairs = pair(
+        load([write(tmp_path / f"{name}.jsonl", rows) for name, rows in (("slow", slow), ("fast", fast))]),
+        DRAFTED,
+        BASELINE,
+    )
+    assert metrics.MEAN_SPEEDUP.value(pairs) == pytest.approx((20 / 12 + 12 / 6) / 2)
+    assert metrics.SPEEDUP.value(pairs) == pytest.approx((20 + 12) / (12 + 6))
+
+
+@pytest.mark.parametrize("whose", [BASELINE, DRAFTED])
+def test_speed_is_also_given_without_what_loops(tmp_path: Path, whose: str) -> None:
+    """p1 is drafted four times as fast, but its text, or the baseline's, says one token over and over."""
+    rows = [baseline_row("p0"), drafted_row("p0")]
+    for row in (baseline_row("p1", tokens=41), drafted_row("p1", steps=20, step_s=0.25)):
+        rows.append(replace(row, token_ids=(7,) * 41) if row.label == whose else row)
+    pairs = pair(load([write(tmp_path / "run.jsonl", rows)]), DRAFTED, BASELINE)
+    assert metrics.SPEEDUP.value(pairs) == pytest.approx((10 + 42) / (6 + 7))
+    assert metrics.SOUND_SPEEDUP.value(pairs) == pytest.approx(10 / 6)
+
+
+def test_where_everything_loops_there_is_no_speed_without_it(tmp_path: Path) -> None:
+    rows = [replace(row, token_ids=(7,) * 41) for row in (baseline_row(tokens=41), drafted_row(steps=20))]
+    pairs = pair(load([write(tmp_path / "run.jsonl", rows)]), DRAFTED, BASELINE)
+    assert metrics.SOUND_SPEEDUP.value(pairs) is None
+
+
+def test_a_tree_is_as_good_as_its_depth_and_as_wasteful_as_its_rows(tmp_path: Path) -> None:
+    """Drafts 3 deep of 10 rows, of which one token is accepted; a step without a draft reads a row nobody drafted."""
+    tree = replace(drafted_row(steps=4), rows=(11, 11, 11, 1), drafted=(3, 3, 3, 0), accepted=(1, 1, 1, 0),
+                   committed=(2, 2, 2, 1), token_ids=tuple(range(8)), layers=(12,) * 8)  # fmt: skip
+    pairs = pair(load([write(tmp_path / "run.jsonl", [baseline_row(), tree])]), DRAFTED, BASELINE)
+    assert metrics.ACCEPTANCE_RATE.value(pairs) == pytest.approx(3 / 9)
+    assert metrics.ROW_ACCEPTANCE.value(pairs) == pytest.approx(3 / 30)
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_a_metric_that_the_baseline_s_measurements_are_part_of_says_so(frame: pd.DataFrame, metric: Metric) -> None:
+    """Or an interval would leave out how the baseline's sessions differ from the method's."""
+    pairs = pair(frame, DRAFTED, BASELINE).assign(
+        checked_answers=1,
+        right_answers=1,
+        checked_answers_baseline=1,
+        right_answers_baseline=1,
+        drafted_tokens_baseline=9,
+    )
+    measured = ("whole_s", "whole_decode_s", "ttft_s", "decode_s", "accepted_tokens", "right_answers", "steps")
+    other = pairs.assign(**{f"{name}_baseline": pairs[f"{name}_baseline"] * 2 + 1 for name in measured})
+    assert metric.both == (metric.value(other) != metric.value(pairs))
 
 
 def test_names_are_those_of_the_files_and_unique() -> None:

@@ -31,7 +31,7 @@ def test_a_file_gives_back_the_run_and_rows_that_were_written(path: Path) -> Non
     found = read(path)
     assert (found.run, found.rows, found.notices) == (RUN, tuple(ROWS), ())
     assert found.keys() == {row_key(row) for row in ROWS}
-    assert row_key(ROWS[1]) == ("koala", "p0", 0, DRAFTED, 0, 0)
+    assert row_key(ROWS[1]) == ("koala", "p0", 0, DRAFTED, 0, 0, "free")
 
 
 def test_each_line_is_in_the_file_as_soon_as_it_is_appended(path: Path) -> None:
@@ -93,6 +93,8 @@ def test_an_existing_file_is_not_written_without_resume(path: Path) -> None:
     ("changes", "named"),
     [
         ({"max_new_tokens": 128}, "max_new_tokens differs: it has 64, this run has 128"),
+        ({"context_fill": 5}, "context_fill differs: it has 0, this run has 5"),
+        ({"modes": ("free", "replay")}, "modes differs: it has nothing, this run has replay instead"),
         ({"target": replace(RUN.target, weights_sha256="zz")}, "target differs"),
         ({"methods": RUN.methods[:2]}, "methods differs: it has early_exit, this run has nothing instead"),
         ({"methods": RUN.methods[::-1]}, "methods differs: it has them in another order"),
@@ -185,7 +187,7 @@ def _unknown_key(line: dict[str, Any]) -> None:
     ("change", "message"),
     [
         (_no_run, r"run.jsonl:1: is not the start of a benchctl run"),
-        (_newer, r"run.jsonl:1: written by a newer benchctl, schema 7 \(this one reads 4\); upgrade"),
+        (_newer, r"run.jsonl:1: written by a newer benchctl, schema 7 \(this one reads 5\); upgrade"),
         (_unknown_key, r"run.jsonl:1: wonder: Unexpected keyword argument"),
         (lambda line: line.pop("dtype"), r"run.jsonl:1: dtype: "),
         (lambda line: line.update(baseline="other"), r"run.jsonl:1: the baseline 'other' is not among"),

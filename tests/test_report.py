@@ -49,8 +49,9 @@ def test_the_table_holds_every_figure_and_names_the_baseline(tmp_path: Path) -> 
     assert heading in " ".join(text.split())
     lines = [line.split() for line in text.splitlines() if line.startswith("two_model")]
     assert lines[0] == ["two_model", "1.67x", "[1.67,", "1.67]", "2.00x", "1.5", "500.00", "2000.0", "2"]
-    assert lines[1] == ["two_model", "2.00", "1.00", "0.333", "1.000"]
-    assert lines[2] == ["two_model", "1.000", "2", "0", "0", "0", "exact", "yes"]
+    assert lines[1] == ["two_model", *["1.67x", "[1.67,", "1.67]"] * 2]
+    assert lines[2] == ["two_model", "2.00", "1.00", "0.333", "1.000"]
+    assert lines[3] == ["two_model", "1.000", "2", "0", "0", "0", "exact", "yes"]
 
 
 def test_the_table_fits_80_columns_and_cuts_no_label(tmp_path: Path) -> None:
@@ -59,7 +60,7 @@ def test_the_table_fits_80_columns_and_cuts_no_label(tmp_path: Path) -> None:
     run = replace(RUN, methods=(*RUN.methods, method(label, "exact_greedy")))
     text = _text(tmp_path, rows=rows, run=run)
     assert max(map(len, text.splitlines())) <= 80
-    assert "".join(text.split()).count("confidence=softmax_gapthreshold=0.95kv=deferred_exact") == 3
+    assert "".join(text.split()).count("confidence=softmax_gapthreshold=0.95kv=deferred_exact") == 4
 
 
 def test_a_single_prompt_has_no_interval(tmp_path: Path) -> None:
@@ -158,7 +159,7 @@ def test_sampled_answers_have_a_column_of_their_own_and_no_agreement(tmp_path: P
     rows = [replace(row, verdict="sampled", first_divergence=None) if row.verdict else row for row in usual_rows()]
     text = _text(tmp_path, rows=rows, run=replace(RUN, temperature=0.7, top_p=0.9, top_k=50))
     assert "temperature 0.7, top-p 0.9, top-k 50" in " ".join(text.split())
-    line = [line.split() for line in text.splitlines() if line.startswith("two_model")][2]
+    line = [line.split() for line in text.splitlines() if line.startswith("two_model")][3]
     assert line == ["two_model", "–", "20", "0", "exact", "–"]
 
 

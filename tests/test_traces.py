@@ -95,6 +95,8 @@ def test_what_cannot_be_recorded_is_refused_before_weights_are_read(
 
 
 def test_a_method_that_loads_no_experts_has_no_trace(tmp_path: Path) -> None:
+    """It is refused before weights are read: here there are none."""
     folder = tiny_folder(tmp_path / "model", "olmoe")
+    (folder / "model.safetensors").unlink()
     with pytest.raises(UserError, match="prompt_lookup loads no experts"):
         record(Recording(str(folder), "prompt_lookup", PROMPTS, 3))

@@ -5,10 +5,13 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from benchctl.analysis.comparison import Group
-from benchctl.analysis.fidelity import claims_exact
-from benchctl.analysis.frame import pair
+from benchctl.analysis.doubts import disturbed, left_out
+from benchctl.analysis.fidelity import broken, claims_exact
+from benchctl.analysis.imported import imported
 from benchctl.analysis.loading import THROTTLE
 from benchctl.analysis.metrics import EXACT_MATCH, EXACT_MATCH_DIFFERENCE
+from benchctl.analysis.mode_tables import mode_cautions
+from benchctl.analysis.sessions import measured_apart_once
 from benchctl.analysis.stats import Interval
 from benchctl.analysis.sweeps import best_of_sweeps
 from benchctl.records import Run
@@ -22,12 +25,16 @@ _SPARE_CORES = 0.5  # how far the load may pass the cores before somebody has to
 def cautions(group: Group) -> tuple[str, ...]:
     """Warnings about the figures of `group`, the gravest first."""
     found = (
+        imported,
+        measured_apart_once,
         _broken_claims,
         _throttled,
         _other_lengths,
         _little_to_lose,
         _nothing_lost,
         _failures,
+        left_out,
+        mode_cautions,
         _unsupported,
         _unfinished,
         best_of_sweeps,
@@ -37,6 +44,7 @@ def cautions(group: Group) -> tuple[str, ...]:
         _one_repeat,
         _embedded,
         _loaded,
+        disturbed,
         _mixed,
     )
     return tuple(caution for find in found for caution in find(group))
@@ -44,10 +52,11 @@ def cautions(group: Group) -> tuple[str, ...]:
 
 def _broken_claims(group: Group) -> Iterator[str]:
     for method in group.pooled.methods:
-        if method.fidelity.lossy and claims_exact(method.exactness, group.run.temperature):
+        wrong = broken(method.fidelity, group.run.dtype)
+        if wrong and claims_exact(method.exactness, group.run.temperature):
             yield (
-                f"{method.label} claims to be exact, but {_count(method.fidelity.lossy, 'answer')} left the "
-                "baseline's by more than rounding: a bug in the method. Do not use its figures; see its lossy rows."
+                f"{method.label} claims to be exact, but {_count(wrong, 'answer')} left the baseline's by more than "
+                "rounding: a bug in the method. Do not use its figures; see its lossy or numeric rows."
             )
 
 
@@ -62,11 +71,10 @@ def _throttled(group: Group) -> Iterator[str]:
 
 def _other_lengths(group: Group) -> Iterator[str]:
     for method in group.pooled.methods:
-        pairs = pair(group.frame, method.label, group.run.baseline)
-        tokens, baseline_tokens = int(pairs["new_tokens"].sum()), int(pairs["new_tokens_baseline"].sum())
-        if abs(tokens - baseline_tokens) > _OTHER_LENGTH * baseline_tokens:
+        tokens, usual = method.tokens, method.baseline_tokens
+        if abs(tokens - usual) > _OTHER_LENGTH * usual:
             yield (
-                f"{method.label} wrote {tokens} tokens where the baseline wrote {baseline_tokens}: its speed-up is "
+                f"{method.label} wrote {tokens} tokens where the baseline wrote {usual}: its speed-up is "
                 "partly that of another length of text; compare tokens/s and TPOT instead."
             )
 

@@ -1,16 +1,21 @@
 """The figures of comparable runs: metrics with intervals, and verdicts, of each method by suite and over all suites."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import numpy as np
 import pandas as pd
 
+from benchctl.analysis.faithfulness import FAITHFULNESS_METRICS
 from benchctl.analysis.fidelity import Fidelity, claims_exact, fidelity, is_lossless
-from benchctl.analysis.frame import pair, to_frame
+from benchctl.analysis.frame import measured_apart, pair, to_frame
 from benchctl.analysis.groups import Difference, differences, group
+from benchctl.analysis.imported import JUDGE_SCORE, has_scores
 from benchctl.analysis.loading import LOADING_METRICS, has_loading
-from benchctl.analysis.metrics import METRICS, Column, Metric, ones, zeros
+from benchctl.analysis.metrics import METRICS, Metric, ones, zeros
+from benchctl.analysis.modes import OtherFrames, figured, other_frames
+from benchctl.analysis.resources import RESOURCE_METRICS, has_resources
 from benchctl.analysis.stats import Floats, Interval, Ints, Levels, bootstrap
 from benchctl.errors import UserError
 from benchctl.recordfile import RunFile
@@ -31,7 +36,8 @@ class Estimate:
 @dataclass(frozen=True)
 class MethodFigures:
     """One method on one suite. `prompts` and `generations` count what its estimates rest on; exact match rests on
-    `checked_prompts`, those that came with an exact answer."""
+    `checked_prompts`, those that came with an exact answer. `tokens` are those of its answers, `baseline_tokens` those
+    of the baseline's beside them."""
 
     label: str
     exactness: Exactness
@@ -39,23 +45,30 @@ class MethodFigures:
     prompts: int
     generations: int
     checked_prompts: int
+    tokens: int
+    baseline_tokens: int
     estimates: tuple[Estimate, ...]
     fidelity: Fidelity
     lossless: bool
 
     @property
     def label_lines(self) -> tuple[str, ...]:
-        """The label with each of its options on a line of its own, for places where long labels have no room.
-
-        `two_model[draft_tokens=5,tree=wide]` -> `two_model`, `draft_tokens=5`, `tree=wide`.
-        """
-        name, _, options = self.label.removesuffix("]").partition("[")
-        return (name, *options.split(",")) if options else (name,)
+        """See label_lines."""
+        return label_lines(self.label)
 
     def estimate(self, metric: Metric) -> Estimate:
         """Without a value for a metric of what the group's methods do not do, such as loading experts."""
         found = (estimate for estimate in self.estimates if estimate.metric == metric)
         return next(found, Estimate(metric, None, None))
+
+
+def label_lines(label: str) -> tuple[str, ...]:
+    """A label with each of its options on a line of its own, for places where long labels have no room.
+
+    `two_model[draft_tokens=5,tree=wide]` -> `two_model`, `draft_tokens=5`, `tree=wide`.
+    """
+    name, _, options = label.removesuffix("]").partition("[")
+    return (name, *options.split(",")) if options else (name,)
 
 
 @dataclass(frozen=True)
@@ -74,6 +87,7 @@ class Group:
     frame: pd.DataFrame
     suites: tuple[SuiteFigures, ...]
     differs: tuple[Difference, ...]
+    others: OtherFrames = field(default_factory=dict)
 
     @property
     def run(self) -> Run:
@@ -123,28 +137,34 @@ def over(file: RunFile, label: str) -> RunFile:
         return file
     others = tuple(method for method in file.run.methods if method.label != usual)
     run = replace(file.run, baseline=label, methods=others)
-    return replace(file, run=run, rows=tuple(row for row in file.rows if row.label != usual))
+    return replace(file, run=run)
 
 
 def _figures(files: tuple[RunFile, ...], differs: tuple[Difference, ...]) -> Group:
-    bare = Group(files, to_frame(files), (), differs)
+    others = other_frames(files)
+    bare = Group(files, to_frame(files), (), differs, others)
     suites = list(dict.fromkeys(bare.frame["suite"]))
-    parts = [_suite_figures(bare, suite, bare.frame[bare.frame["suite"] == suite]) for suite in suites]
+    parts = [_suite_figures(bare, suite, *_of_suite(suite, bare.frame, others)) for suite in suites]
     if len(suites) > 1:
-        parts.append(_suite_figures(bare, POOLED, bare.frame))
-    return Group(files, bare.frame, tuple(parts), differs)
+        parts.append(_suite_figures(bare, POOLED, bare.frame, others))
+    return replace(bare, suites=tuple(parts))
 
 
-def _suite_figures(group: Group, suite: str, frame: pd.DataFrame) -> SuiteFigures:
+def _of_suite(suite: str, frame: pd.DataFrame, others: OtherFrames) -> tuple[pd.DataFrame, OtherFrames]:
+    return frame[frame["suite"] == suite], {mode: found[found["suite"] == suite] for mode, found in others.items()}
+
+
+def _suite_figures(group: Group, suite: str, frame: pd.DataFrame, others: OtherFrames) -> SuiteFigures:
     measured = set(frame["label"])
     methods = [method for method in group.methods if method.label in measured]
-    return SuiteFigures(suite, tuple(_method_figures(group.run, method, frame) for method in methods))
+    return SuiteFigures(suite, tuple(_method_figures(group.run, method, frame, others) for method in methods))
 
 
-def _method_figures(run: Run, method: MethodInfo, frame: pd.DataFrame) -> MethodFigures:
+def _method_figures(run: Run, method: MethodInfo, frame: pd.DataFrame, others: OtherFrames) -> MethodFigures:
     found = fidelity(frame[frame["label"] == method.label])
     pairs = pair(frame, method.label, run.baseline)
     is_baseline = method.label == run.baseline
+    beside = [estimates(found.pairs, found.metrics) for found in figured(frame, others, method.label, run.baseline)]
     return MethodFigures(
         label=method.label,
         exactness=method.exactness,
@@ -152,31 +172,46 @@ def _method_figures(run: Run, method: MethodInfo, frame: pd.DataFrame) -> Method
         prompts=_prompt_codes(pairs).nunique(),
         generations=len(pairs),
         checked_prompts=_prompt_codes(pairs[pairs["checked_answers"] > 0]).nunique(),
-        estimates=_estimates(pairs),
+        tokens=int(pairs["new_tokens"].sum()),
+        baseline_tokens=int(pairs["new_tokens_baseline"].sum()),
+        estimates=(*estimates(pairs, _metrics(pairs)), *chain.from_iterable(beside)),
         fidelity=found,
-        lossless=not is_baseline and is_lossless(claims_exact(method.exactness, run.temperature), found),
+        lossless=not is_baseline and is_lossless(claims_exact(method.exactness, run.temperature), found, run.dtype),
     )
 
 
-def _estimates(pairs: pd.DataFrame) -> tuple[Estimate, ...]:
-    metrics = (*METRICS, *LOADING_METRICS) if has_loading(pairs) else METRICS
-    tops, bottoms = _sums(pairs, [(metric.top, metric.bottom) for metric in metrics])
-    less = _sums(pairs, [metric.less or (zeros, ones) for metric in metrics])
-    levels = Levels(
-        session=_integers(pairs.groupby(["file", "session"]).ngroup()),
-        prompt=_integers(pairs.groupby(["suite", "batch"]).ngroup()),
-        repeat=_integers(pairs["repeat"]),
-    )
-    intervals = bootstrap(tops, bottoms, levels, less=less)
+def _metrics(pairs: pd.DataFrame) -> tuple[Metric, ...]:
+    """Those of every method, and those of what these generations do or tell."""
+    loading = LOADING_METRICS if has_loading(pairs) else ()
+    resources = RESOURCE_METRICS if has_resources(pairs) else ()
+    scores = (JUDGE_SCORE,) if has_scores(pairs) else ()
+    return (*METRICS, *FAITHFULNESS_METRICS, *scores, *loading, *resources)
+
+
+def estimates(pairs: pd.DataFrame, metrics: Sequence[Metric]) -> tuple[Estimate, ...]:
+    """The metrics over `pairs`, which share the resamples of their intervals."""
+    tops, bottoms, *less = _sums(pairs, metrics)
+    both = [metric.both for metric in metrics]
+    intervals = bootstrap(tops, bottoms, levels(pairs), less=(less[0], less[1]), both=both)
     return tuple(
         Estimate(metric, metric.value(pairs), interval) for metric, interval in zip(metrics, intervals, strict=True)
     )
 
 
-def _sums(pairs: pd.DataFrame, columns: Sequence[tuple[Column, Column]]) -> tuple[Floats, Floats]:
-    """Two [pairs, metrics]: what is summed above and below each ratio."""
-    above, below = ([column(pairs).to_numpy(dtype=float) for column in side] for side in zip(*columns, strict=True))
-    return np.column_stack(above), np.column_stack(below)
+def levels(pairs: pd.DataFrame) -> Levels:
+    """Which session and which prompt each of `pairs` is of; a batch of prompts is drawn as one."""
+    others = pairs.groupby(["file_baseline", "session_baseline"]).ngroup()
+    return Levels(
+        session=_integers(pairs.groupby(["file", "session"]).ngroup()),
+        prompt=_integers(pairs.groupby(["suite", "batch"]).ngroup()),
+        other_session=_integers(others) if measured_apart(pairs) else None,
+    )
+
+
+def _sums(pairs: pd.DataFrame, metrics: Sequence[Metric]) -> tuple[Floats, ...]:
+    """Four [pairs, metrics]: what is summed above and below each ratio, and above and below what it is less."""
+    sides = zip(*((metric.top, metric.bottom, *(metric.less or (zeros, ones))) for metric in metrics), strict=True)
+    return tuple(np.column_stack([column(pairs).to_numpy(dtype=float) for column in side]) for side in sides)
 
 
 def _prompt_codes(pairs: pd.DataFrame) -> pd.Series:

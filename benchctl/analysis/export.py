@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from benchctl.analysis.cautions import cautions
 from benchctl.analysis.comparison import Estimate, Group, MethodFigures, SuiteFigures
+from benchctl.analysis.winner import Winner, fastest
 
 Value = str | int | float | bool | None
 Document = dict[str, object]
@@ -29,9 +30,9 @@ def to_csv(groups: Sequence[Group]) -> str:
     return text.getvalue().rstrip("\n")
 
 
-def to_json(groups: Sequence[Group]) -> str:
-    """An object with `groups`; see the keys below."""
-    document = {"groups": [_group(group) for group in groups]}
+def to_json(groups: Sequence[Group], floor: float = 0.0) -> str:
+    """An object with `groups`; see the keys below. No difference in speed below `floor` is called one."""
+    document = {"groups": [_group(group, floor) for group in groups]}
     return json.dumps(document, indent=2, allow_nan=False)
 
 
@@ -53,8 +54,9 @@ def _flat(group: Group, method: MethodFigures) -> dict[str, Value]:
     return line | asdict(method.fidelity)
 
 
-def _group(group: Group) -> Document:
+def _group(group: Group, floor: float) -> Document:
     run = group.run
+    winner = fastest(group, floor)
     return {
         "files": [str(file.path) for file in group.files],
         "baseline": run.baseline,
@@ -65,6 +67,9 @@ def _group(group: Group) -> Document:
         "executor": run.executor,
         "threads": run.threads,
         "batch_size": run.batch_size,
+        "modes": list(run.modes),
+        "context_fill": run.context_fill,
+        "imported": run.imported,
         "temperature": run.temperature,
         "top_p": run.top_p,
         "top_k": run.top_k,
@@ -72,7 +77,18 @@ def _group(group: Group) -> Document:
         "machine": dict(run.machine),
         "differs_from_first_group": [asdict(difference) for difference in group.differs],
         "cautions": list(cautions(group)),
+        "fastest": None if winner is None else _winner(winner),
         "suites": [_suite(group, suite) for suite in group.suites],
+    }
+
+
+def _winner(winner: Winner) -> Document:
+    return {
+        "label": winner.label,
+        "slower": list(winner.slower),
+        "cannot_be_told_from": list(winner.untold),
+        "compared_pairs": winner.pairs,
+        "floor": winner.floor,
     }
 
 

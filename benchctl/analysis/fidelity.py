@@ -6,6 +6,8 @@ import pandas as pd
 
 from benchctl.records import Exactness
 
+_HALF = ("bfloat16", "float16")
+
 
 @dataclass(frozen=True)
 class Fidelity:
@@ -13,6 +15,7 @@ class Fidelity:
 
     identical: int = 0
     tie: int = 0
+    numeric: int = 0
     lossy: int = 0
     sampled: int = 0
     failed: int = 0
@@ -26,6 +29,7 @@ def fidelity(answers: pd.DataFrame) -> Fidelity:
     return Fidelity(
         identical=int(counts.get("identical", 0)),
         tie=int(counts.get("tie", 0)),
+        numeric=int(counts.get("numeric", 0)),
         lossy=int(counts.get("lossy", 0)),
         sampled=int(counts.get("sampled", 0)),
         failed=int(answers["error"].notna().sum()),
@@ -38,9 +42,16 @@ def claims_exact(exactness: Exactness, temperature: float) -> bool:
     return exactness == "exact" or (exactness == "exact_greedy" and temperature == 0)
 
 
-def is_lossless(claim: bool, found: Fidelity) -> bool:
+def broken(found: Fidelity, dtype: str) -> int:
+    """Answers that no exact method gives: in half precision the lossy ones; in a precision so fine that rounding away
+    from the very place of a divergence explains nothing, the numeric ones too."""
+    return found.lossy + (0 if dtype in _HALF else found.numeric)
+
+
+def is_lossless(claim: bool, found: Fidelity, dtype: str) -> bool:
     """Whether a report may call the method lossless: it claims so, and every one of its answers bears it out."""
-    return claim and found.identical + found.tie > 0 and found.lossy + found.sampled + found.failed == 0
+    borne_out = found.identical + found.tie + found.numeric
+    return claim and borne_out > 0 and broken(found, dtype) + found.sampled + found.failed == 0
 
 
 def agreed_tokens(pairs: pd.DataFrame) -> pd.Series:
@@ -51,8 +62,8 @@ def agreed_tokens(pairs: pd.DataFrame) -> pd.Series:
 def compared_tokens(pairs: pd.DataFrame) -> pd.Series:
     """Tokens that could have agreed: the longer of the two answers, since after the first divergence the texts differ.
 
-    At a tie the comparison ends: both tokens were the target's choice, and the method is not the reason why the texts
-    differ from there on. So agreement is 1 for whatever is identical up to ties.
+    At a tie, a numeric one included, the comparison ends: both tokens were the target's choice, and the method is not
+    the reason why the texts differ from there on. So agreement is 1 for whatever is identical up to ties.
     Example: 10 tokens diverging at index 4 from a baseline of 16 tokens: 4 of 16 agree, and at a tie 4 of 4.
     """
     reached = pairs["first_divergence"].fillna(0) + 1
@@ -65,4 +76,4 @@ def _same(pairs: pd.DataFrame) -> pd.Series:
 
 
 def _diverged(pairs: pd.DataFrame) -> pd.Series:
-    return pairs["verdict"].isin(["tie", "lossy"])
+    return pairs["verdict"].isin(["tie", "numeric", "lossy"])

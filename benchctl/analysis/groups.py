@@ -47,11 +47,16 @@ _SETTINGS = (
     _Setting(
         "target",
         lambda run: _model(run.target),
-        lambda run: (run.target.weights_sha256, run.target.tokenizer_sha256, run.target.chat_template_sha256),
+        lambda run: (
+            run.target.weights_sha256 or run.target.name,  # imported files tell no more than a name
+            run.target.tokenizer_sha256,
+            run.target.chat_template_sha256,
+        ),
     ),
     _Setting("prompts", _suites, lambda run: {(suite.name, suite.sha256) for suite in run.suites}),
-    *map(_plain, ("baseline", "dtype", "device", "executor", "attention", "threads", "batch_size", "max_new_tokens")),
-    *map(_plain, ("temperature", "top_p", "top_k")),
+    _Setting("modes", lambda run: ", ".join(run.modes), lambda run: set(run.modes)),
+    *map(_plain, ("baseline", "dtype", "device", "executor", "attention", "threads", "batch_size", "context_fill")),
+    *map(_plain, ("max_new_tokens", "temperature", "top_p", "top_k", "imported")),
     *map(_machine, ("cpu", "gpu")),
 )
 

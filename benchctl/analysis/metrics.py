@@ -5,14 +5,16 @@ Each is a ratio of two sums over pairs, or how much larger such a ratio is than 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isnan
 from typing import Literal
 
 import pandas as pd
 
+from benchctl.analysis.degeneration import either_degenerates
 from benchctl.analysis.fidelity import agreed_tokens, compared_tokens
 
 Better = Literal["higher", "lower"]
-Unit = Literal["ratio", "share", "s", "tokens/s", "tokens", "experts", "bytes", "MB/s"]
+Unit = Literal["ratio", "share", "s", "tokens/s", "tokens", "experts", "bytes", "MB/s", "J", "nats/token", "points"]
 Column = Callable[[pd.DataFrame], pd.Series]
 
 
@@ -21,7 +23,9 @@ class Metric:
     """A number about one method on a set of prompts: sum of `top` / sum of `bottom` over its pairs (see frame.pair).
 
     As a ratio of sums it gives every second, step or token the same weight; a mean of per-prompt ratios would count
-    short answers as much as long ones. With `less` it is that ratio less the one of these two columns' sums.
+    short answers as much as long ones. With `less` it is that ratio less the one of these two columns' sums. `both`
+    says whether the baseline's times or counts are a part of it, so that it is off by how their sessions differ where
+    the two were measured in different ones.
     """
 
     name: str
@@ -31,6 +35,7 @@ class Metric:
     top: Column
     bottom: Column
     less: tuple[Column, Column] | None = None
+    both: bool = False
 
     def value(self, pairs: pd.DataFrame) -> float | None:
         """The metric over `pairs`; None where it has no meaning, as an acceptance rate where nothing was drafted."""
@@ -40,8 +45,8 @@ class Metric:
 
 
 def _ratio(pairs: pd.DataFrame, top: Column, bottom: Column) -> float | None:
-    below = float(bottom(pairs).sum())
-    return float(top(pairs).sum()) / below if below else None
+    above, below = (float(column(pairs).sum(skipna=False)) for column in (top, bottom))
+    return above / below if below and not isnan(above / below) else None  # unknown in some pairs is unknown in sum
 
 
 def _column(name: str) -> Column:
@@ -58,7 +63,26 @@ def zeros(pairs: pd.DataFrame) -> pd.Series:
     return pd.Series(0.0, index=pairs.index)
 
 
-SPEEDUP = Metric("speedup", "speed-up", "ratio", "higher", _column("whole_s_baseline"), _column("whole_s"))
+def _sound(name: str) -> Column:
+    """The column, 0 where the method's answer or the baseline's is degenerate, unknown where that is."""
+    return lambda pairs: pairs[name].astype(float).where(~either_degenerates(pairs), 0.0).where(pairs["loops"].notna())
+
+
+_PROMPT = ["file", "session", "file_baseline", "session_baseline", "suite", "prompt_id"]
+
+
+def _per_prompt(pairs: pd.DataFrame) -> pd.Series:
+    """The speed-up of each prompt in each session, over its turns and repeats, spread evenly over its pairs."""
+    times = pairs.groupby(_PROMPT)[["whole_s_baseline", "whole_s"]].transform("sum").astype(float)
+    return times["whole_s_baseline"] / times["whole_s"] * _of_prompt(pairs)
+
+
+def _of_prompt(pairs: pd.DataFrame) -> pd.Series:
+    """What share of its prompt and session each pair is; these sum to how many of both there are."""
+    return 1 / pairs.groupby(_PROMPT)["whole_s"].transform("size")
+
+
+SPEEDUP = Metric("speedup", "speed-up", "ratio", "higher", _column("whole_s_baseline"), _column("whole_s"), both=True)
 DECODE_SPEEDUP = Metric(
     "decode_speedup",
     "speed-up, decode only",
@@ -66,6 +90,21 @@ DECODE_SPEEDUP = Metric(
     "higher",
     _column("whole_decode_s_baseline"),
     _column("whole_decode_s"),
+    both=True,
+)
+# Every prompt weighs the same here, a short one as much as a long one: what some papers call the speed-up.
+MEAN_SPEEDUP = Metric(
+    "mean_speedup", "mean of per-prompt speed-ups", "ratio", "higher", _per_prompt, _of_prompt, both=True
+)
+# Repetitive text is easy to draft: an answer that loops or runs away makes whoever drafts look fast.
+SOUND_SPEEDUP = Metric(
+    "sound_speedup",
+    "speed-up without degenerate answers",
+    "ratio",
+    "higher",
+    _sound("whole_s_baseline"),
+    _sound("whole_s"),
+    both=True,
 )
 TOKENS_PER_S = Metric("tokens_per_s", "tokens/s", "tokens/s", "higher", _column("new_tokens"), _column("whole_s"))
 TPOT = Metric("tpot_s", "TPOT", "s", "lower", _column("decode_s"), _column("committed_tokens"))
@@ -79,6 +118,16 @@ MEAN_ACCEPTED = Metric(
 ACCEPTANCE_RATE = Metric(
     "acceptance_rate", "acceptance rate", "share", "higher", _column("accepted_tokens"), _column("drafted_tokens")
 )
+# What engines call the acceptance rate of a tree: of its nodes, of which but one branch can be accepted. The rate above
+# divides by a tree's depth, which keeps it comparable with that of a chain; for a chain both are the same.
+ROW_ACCEPTANCE = Metric(
+    "row_acceptance",
+    "accepted share of drafted rows",
+    "share",
+    "higher",
+    _column("accepted_tokens"),
+    _column("draft_rows"),
+)
 # Of a method that drafts, against another that does (`--over`); the usual baseline drafts nothing.
 ACCEPTANCE_DIFFERENCE = Metric(
     "acceptance_rate_difference",
@@ -88,6 +137,7 @@ ACCEPTANCE_DIFFERENCE = Metric(
     _column("accepted_tokens"),
     _column("drafted_tokens"),
     less=(_column("accepted_tokens_baseline"), _column("drafted_tokens_baseline")),
+    both=True,
 )
 DEPTH_FRACTION = Metric(
     "depth_fraction", "depth fraction", "share", "lower", _column("depth_layers"), _column("full_layers")
@@ -106,17 +156,21 @@ EXACT_MATCH_DIFFERENCE = Metric(
     _column("right_answers"),
     _column("checked_answers"),
     less=(_column("right_answers_baseline"), _column("checked_answers_baseline")),
+    both=True,
 )
 
 METRICS = (
     SPEEDUP,
     DECODE_SPEEDUP,
+    MEAN_SPEEDUP,
+    SOUND_SPEEDUP,
     TOKENS_PER_S,
     TPOT,
     TTFT,
     BLOCK_EFFICIENCY,
     MEAN_ACCEPTED,
     ACCEPTANCE_RATE,
+    ROW_ACCEPTANCE,
     ACCEPTANCE_DIFFERENCE,
     DEPTH_FRACTION,
     TOKEN_AGREEMENT,

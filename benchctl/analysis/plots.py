@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 from benchctl.analysis.comparison import Group, MethodFigures
+from benchctl.analysis.faithfulness import AGAINST_BASELINE
 from benchctl.analysis.fidelity import claims_exact
 from benchctl.analysis.metrics import EXACT_MATCH, SPEEDUP, TOKEN_AGREEMENT, Metric
 from benchctl.analysis.pareto import Point, frontier
@@ -86,7 +87,7 @@ def check_image(path: Path) -> None:
 
 
 def pareto(groups: Sequence[Group], path: Path, fidelity: Metric = TOKEN_AGREEMENT) -> None:
-    """Draw speed-up against `fidelity` (token agreement or exact match), a panel for each group, and write it to `path`
+    """Draw speed-up against `fidelity` (a share that is best at 1), a panel for each group, and write it to `path`
     (see check_image).
 
     Raises UserError for runs without that figure, for too many groups, and when the file cannot be written.
@@ -127,7 +128,7 @@ def _dots(group: Group, fidelity: Metric) -> tuple[_Dot, ...]:
 
 
 def _point(group: Group, method: MethodFigures, fidelity: Metric) -> Point:
-    if method.is_baseline and fidelity is TOKEN_AGREEMENT:
+    if method.is_baseline and fidelity in AGAINST_BASELINE:
         return Point(1.0, 1.0)
     speedup, kept = method.estimate(SPEEDUP).value, method.estimate(fidelity).value
     if fidelity is EXACT_MATCH and 0 < method.checked_prompts < method.prompts:
@@ -139,7 +140,7 @@ def _point(group: Group, method: MethodFigures, fidelity: Metric) -> Point:
         return Point(speedup, kept)
     problem = (
         "no answers to compare token by token (were they sampled?). Plot a run with --temperature 0."
-        if fidelity is TOKEN_AGREEMENT
+        if fidelity in AGAINST_BASELINE
         else "no answers that can be checked. Plot a run with --bench tasks."
     )
     raise UserError(f"{group.files[0].path}: {method.label} has {problem}")
@@ -228,7 +229,7 @@ def _describe(axes: Axes, group: Group, fidelity: Metric) -> None:
     axes.set_title("\n".join(wrapped), fontsize=9.5, loc="left")
     axes.set_xlabel(f"speed-up over {run.baseline}, whole answers (bars: 95% interval)")
     checked = max(method.checked_prompts for method in group.pooled.methods)
-    basis = f"with {run.baseline}" if fidelity is TOKEN_AGREEMENT else f"on {checked} prompts"
+    basis = f"with {run.baseline}" if fidelity is TOKEN_AGREEMENT else f"on {checked or prompts} prompts"
     axes.set_ylabel(f"{fidelity.label} {basis}")
     axes.axvline(1, color=_LINE, linewidth=0.8, linestyle=":", zorder=0)
     axes.grid(color="#EEEEEE", zorder=0)

@@ -6,18 +6,26 @@ from keyword import iskeyword
 import click
 
 from benchctl import __version__
-from benchctl.errors import UserError
+from benchctl.errors import InvalidData, UserError
 
-VERBS = ("run", "compare", "plot", "train", "simulate", "doctor", "list")
+VERBS = ("run", "compare", "plot", "predict", "validate", "import", "train", "simulate", "doctor", "verify", "list")
 # Python's own names would be hidden by a verb of that name: such a verb carries an underscore in its file.
 _SHADOWED = frozenset({"list"})
+WRONG_USAGE = 2
+INVALID_DATA = 3
 INTERRUPTED = 130
 
 
 class _Refusal(click.ClickException):
     """A UserError on its way to the terminal: "Error: message" and the exit code of wrong usage."""
 
-    exit_code = 2
+    exit_code = WRONG_USAGE
+
+
+class _Invalid(_Refusal):
+    """The same for data that cannot be true."""
+
+    exit_code = INVALID_DATA
 
 
 class _Verbs(click.Group):
@@ -37,6 +45,8 @@ class _Verbs(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
+        except InvalidData as error:
+            raise _Invalid(str(error)) from error
         except UserError as error:
             raise _Refusal(str(error)) from error
         except KeyboardInterrupt:

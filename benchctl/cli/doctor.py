@@ -1,77 +1,86 @@
-"""`benchctl doctor`: holds methods to what they claim, on random targets made in memory."""
+"""`benchctl doctor`: how well this machine can measure, what it can tell apart, and whether methods keep their word."""
 
 from __future__ import annotations
 
-import json
-import textwrap
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+import sys
+from pathlib import Path
 
 import click
 
-if TYPE_CHECKING:
-    from benchctl.conformance.findings import Finding
-
 
 @click.command()
+@click.argument("files", nargs=-1, metavar="[FILES]...", type=click.Path(path_type=Path))
 @click.option(
     "--method",
     "-m",
     "methods",
     multiple=True,
-    required=True,
     metavar="LABEL",
-    help="Method, built in or of another distribution, perhaps with options: two_model[draft_tokens=5]. May be "
-    "repeated. `all` is every built-in one.",
+    help="Hold a method to what it claims instead, built in or of another distribution, perhaps with options: "
+    "two_model[draft_tokens=5]. May be repeated. `all` is every built-in one.",
+)
+@click.option(
+    "--aa",
+    is_flag=True,
+    help="Set the baseline against itself instead: in FILES, or in a small run of its own. Writes --out, for `benchctl "
+    "compare --floor`.",
+)
+@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="CPU threads of torch.")
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="What to examine; auto: a GPU where there is one.",
+)
+@click.option("--model", default="", metavar="NAME|FOLDER|ID", help="Target of the small run.  [default: embedded]")
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="FILE", help="Of --aa.  [default: results/aa-<time>.json]"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-def doctor(methods: tuple[str, ...], as_json: bool) -> None:
-    """Hold methods to what they claim: answers, counts, limits, stop tokens, isolation, cache, determinism.
+def doctor(
+    files: tuple[Path, ...],
+    methods: tuple[str, ...],
+    aa: bool,
+    threads: int,
+    device: str,
+    model: str,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Examine this machine: its facts, a sentinel kernel, memory bandwidth and FLOP rate, and what to mend.
 
-    Runs on a CPU in under a minute per method, on tiny random targets in float64: a Llama-like one and a mixture of
-    experts. It needs no model and no network: a draft model is the target with noise, modules are untrained ones. The
-    exit code is 1 where a check fails.
+    With --aa, find out what it can tell apart: the baseline is measured against itself. How often are equal arms called
+    different (about 1 in 20 is right), and which difference would be found? That is kept in a file.
+
+    With --method, hold methods to what they claim: answers, counts, limits, stop tokens, isolation, cache,
+    determinism. On a CPU in under a minute per method, on tiny random targets in float64, a Llama-like one and a
+    mixture of experts; it needs no model and no network. The exit code is 1 where a check fails.
 
     \b
     Examples:
-      benchctl doctor --method two_model
-      benchctl doctor --method 'm2r2[mode=dynamic]' --method prompt_lookup
+      benchctl doctor --threads 2
+      benchctl doctor --aa --out aa.json
+      benchctl doctor --aa results/first.jsonl
+      benchctl doctor --method two_model --method 'm2r2[mode=dynamic]'
       benchctl doctor --method all --json
     """
-    from benchctl.conformance.examine import examine
-    from benchctl.registry import build, split_labels
+    if methods and (aa or files):
+        raise click.UsageError("--method examines methods, --aa and FILES the baseline's noise: give one of them.")
+    if (files or model or out) and not aa:
+        raise click.UsageError("FILES, --model and --out are for --aa: add it, or leave them out.")
+    if files and model:
+        raise click.UsageError("--model is for a run of its own: leave it out, or the FILES.")
+    if methods:
+        from benchctl.cli.doctor_methods import examine_methods
 
-    labels = split_labels(methods)
-    for label in labels:
-        build(label)  # a label that cannot be is refused before the first minute is spent
-    found: list[Finding] = []
-    for label in labels:
-        if not as_json:
-            click.echo(label)
-        for finding in examine(label):
-            found.append(finding)
-            if not as_json:
-                click.echo(_line(finding))
-    click.echo(json.dumps([asdict(finding) for finding in found], indent=2) if as_json else _sum(found))
-    if any(finding.verdict == "fail" for finding in found):
-        raise click.exceptions.Exit(1)
+        examine_methods(methods, as_json)
+    elif aa:
+        from benchctl.cli.doctor_aa import Small, compare_with_itself
 
+        small = Small(model, device, threads, ("benchctl", *sys.argv[1:]))
+        compare_with_itself(files, small, out, as_json)
+    else:
+        from benchctl.cli.doctor_machine import show_machine
 
-def _line(finding: Finding) -> str:
-    """Verdict, check and target; what is wrong and what to do about it, folded where it is long."""
-    from benchctl.conformance.examine import WHAT
-
-    head = f"  {finding.verdict}  {finding.check:<11}  {finding.target:<7}  "
-    text = WHAT[finding.check]
-    if finding.verdict == "skip":
-        text = finding.detail
-    if finding.verdict == "fail":
-        text = f"expected {finding.expected}; seen: {finding.seen}. To do: {finding.action}."
-    return textwrap.fill(text, 80, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
-
-
-def _sum(found: Sequence[Finding]) -> str:
-    counts = Counter(finding.verdict for finding in found)
-    return f"{counts['pass']} passed, {counts['fail']} failed, {counts['skip']} skipped."
+        show_machine(device, threads, as_json)

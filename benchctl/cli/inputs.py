@@ -12,6 +12,7 @@ import click
 from benchctl.errors import UserError
 
 if TYPE_CHECKING:
+    from benchctl.analysis.aa import Floor
     from benchctl.analysis.comparison import Group
     from benchctl.recordfile import RunFile
 
@@ -21,9 +22,9 @@ def read_files(names: Sequence[str]) -> list[RunFile]:
 
     Raises UserError for a pattern without a match, for a file that cannot be read, and for a copy of another one.
     """
-    from benchctl.recordfile import read
+    from benchctl.recordfile import scan
 
-    files = [read(path) for path in _paths(names)]
+    files = [scan(path) for path in paths_of(names)]
     for file in files:
         for notice in file.notices:
             click.echo(f"Note: {notice}", err=True)
@@ -50,7 +51,20 @@ def tell_cautions(groups: Sequence[Group]) -> None:
             click.echo(f"Note: {caution}", err=True)
 
 
-def _paths(names: Sequence[str]) -> list[Path]:
+def tell_floor(groups: Sequence[Group], floor: Floor) -> None:
+    """On stderr, what a floor was found under that a group was not measured under: its noise may be another."""
+    for number, group in enumerate(groups, 1):
+        if others := floor.differs_from(group.run):
+            which = f"of group {number} " if len(groups) > 1 else ""
+            click.echo(
+                f"Note: {floor.path}: the runs {which}differ in {', '.join(others)} from what it was measured on, so "
+                "it may not be their floor: use `benchctl doctor --aa` on one of these files.",
+                err=True,
+            )
+
+
+def paths_of(names: Sequence[str]) -> list[Path]:
+    """The files that `names` mean, each once, patterns expanded. Raises UserError for a pattern without a match."""
     found: dict[Path, Path] = {}
     for name in names:
         matches = sorted(glob(name)) if has_magic(name) and not Path(name).exists() else [name]

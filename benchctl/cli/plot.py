@@ -14,20 +14,24 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("files", nargs=-1, metavar="[FILES]...")
 @click.option("--pareto", is_flag=True, help="Speed-up against fidelity, with the methods no other beats in both.")
+@click.option("--crossover", is_flag=True, help="Speed-up against batch size, from runs of several --batch-size.")
 @click.option("--alignment", is_flag=True, help="How early m2r2's two streams align; FILES are folders of its modules.")
 @click.option(
     "--fidelity",
-    type=click.Choice(["token-agreement", "exact-match"]),
+    type=click.Choice(["token-agreement", "target-agreement", "rouge-l", "chrf", "exact-match"]),
     default="token-agreement",
     show_default=True,
-    help="What --pareto takes for fidelity; exact-match needs answers that can be checked, as in --bench tasks.",
+    help="What --pareto takes for fidelity. target-agreement goes on after the first divergence; rouge-l and chrf are "
+    "of the texts; exact-match needs answers that can be checked, as in --bench tasks.",
 )
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="Picture to write: .png, .svg or .pdf.  [default: results/pareto.png or results/alignment.png]",
+    help="Picture to write: .png, .svg or .pdf.  [default: results/ and the name of the plot, .png]",
 )
-def plot(files: tuple[str, ...], pareto: bool, alignment: bool, fidelity: str, out: Path | None) -> None:
+def plot(
+    files: tuple[str, ...], pareto: bool, crossover: bool, alignment: bool, fidelity: str, out: Path | None
+) -> None:
     """Plot the methods in results files (by default results/*.jsonl), all suites together.
 
     Runs that may not be compared, because a setting differs, get a panel each. Sampled runs have no token agreement,
@@ -38,14 +42,18 @@ def plot(files: tuple[str, ...], pareto: bool, alignment: bool, fidelity: str, o
       benchctl plot --pareto
       benchctl plot --pareto results/first.jsonl --out first.svg
       benchctl plot --pareto --fidelity exact-match results/tasks.jsonl
+      benchctl plot --pareto --fidelity chrf results/lossy.jsonl
+      benchctl plot --crossover results/batches-*.jsonl --out crossover.png
       benchctl plot --alignment my-m2r2 --out alignment.png
     """
-    if pareto == alignment:
-        raise click.UsageError("say what to plot: --pareto or --alignment.")
+    if pareto + crossover + alignment != 1:
+        raise click.UsageError("say what to plot: --pareto, --crossover or --alignment.")
     if alignment:
         _plot_alignment(files, out or Path("results/alignment.png"))
+    elif crossover:
+        _plot_crossover(files, out or Path("results/crossover.png"))
     else:
-        _plot_pareto(files, fidelity == "token-agreement", out or Path("results/pareto.png"))
+        _plot_pareto(files, fidelity, out or Path("results/pareto.png"))
 
 
 def _plot_alignment(folders: tuple[str, ...], out: Path) -> None:
@@ -58,16 +66,32 @@ def _plot_alignment(folders: tuple[str, ...], out: Path) -> None:
     click.echo(f"Plot: {out}")
 
 
-def _plot_pareto(files: tuple[str, ...], by_tokens: bool, out: Path) -> None:
+def _plot_crossover(files: tuple[str, ...], out: Path) -> None:
+    from benchctl.analysis.comparison import compare
+    from benchctl.analysis.plot_crossover import plot_crossover
+    from benchctl.analysis.plots import check_image
+    from benchctl.cli.inputs import read_files, tell_cautions
+
+    check_image(out)
+    groups = compare(read_files(files or ("results/*.jsonl",)))
+    plot_crossover(groups, out)
+    tell_cautions(groups)
+    click.echo(f"Plot: {out}")
+
+
+def _plot_pareto(files: tuple[str, ...], fidelity: str, out: Path) -> None:
     from benchctl.analysis import plots
     from benchctl.analysis.comparison import compare
-    from benchctl.analysis.metrics import EXACT_MATCH, TOKEN_AGREEMENT
+    from benchctl.analysis.faithfulness import AGAINST_BASELINE, OVERLAP_METRICS
+    from benchctl.analysis.metrics import EXACT_MATCH
+    from benchctl.analysis.text_overlap import with_overlap
     from benchctl.cli.inputs import read_files, tell_cautions
 
     plots.check_image(out)
+    metric = next(metric for metric in (*AGAINST_BASELINE, EXACT_MATCH) if metric.name.replace("_", "-") == fidelity)
     found = read_files(files or ("results/*.jsonl",))
-    groups = compare(_greedy(found) if by_tokens else found)
-    plots.pareto(groups, out, TOKEN_AGREEMENT if by_tokens else EXACT_MATCH)
+    groups = compare(found if metric is EXACT_MATCH else _greedy(found))
+    plots.pareto(with_overlap(groups) if metric in OVERLAP_METRICS else groups, out, metric)
     tell_cautions(groups)
     click.echo(f"Plot: {out}")
 

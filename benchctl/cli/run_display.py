@@ -89,7 +89,10 @@ def describe(checked: CheckedRun) -> str:
     where = checked.device if checked.device != "cpu" else f"cpu, {threads} thread{'s' if threads > 1 else ''}"
     batches = f", in batches of up to {size}" if (size := checked.settings.batch_size) > 1 else ""
     target = f"{checked.models.target}, {checked.dtype}, {where}{batches}"
-    return f"Prompts: {suites}. Target: {target}. Methods: {labels}. -> {checked.out}"
+    modes = ", ".join(checked.settings.repeat.modes[1:])
+    extra = f" Beside running freely: {modes}." if modes else ""
+    filled = f", behind {size} tokens of filler" if (size := len(checked.filler.ids)) else ""
+    return f"Prompts: {suites}{filled}. Target: {target}. Methods: {labels}.{extra} -> {checked.out}"
 
 
 def describe_end(summary: RunSummary) -> str:
@@ -97,6 +100,8 @@ def describe_end(summary: RunSummary) -> str:
     parts = [f"{summary.measured} generations measured in {summary.wall_s:.0f} s"]
     parts += [f"{summary.recalled} were there before"] if summary.recalled else []
     parts += [f"{summary.failed} FAILED: see `error` in their rows"] if summary.failed else []
+    parts += [f"{summary.again} measured again, disturbed"] if summary.again else []
+    parts += [f"{summary.marked} stayed disturbed: see `invalid` in their rows"] if summary.marked else []
     if summary.measured:
         parts += [f"{summary.warm_up_rounds} warm-up rounds", f"{summary.harness_share:.1%} of the time outside steps"]
     return "; ".join(parts) + "."

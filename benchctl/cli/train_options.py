@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from benchctl.cli.run import FiniteRange
+from benchctl.cli.run_options import FiniteRange
 from benchctl.training.options import Learning, TrainOptions
 from benchctl.training.shapes import DraftStart, ModelShape
 

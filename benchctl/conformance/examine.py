@@ -55,12 +55,12 @@ def examine(label: str) -> Iterator[Finding]:
         subject = Subject(label, Path(folder))
         name = subject.canonical
         for check, look in OF_THE_METHOD.items():
-            yield finding(name, check, "", _guarded(partial(look, subject)))
+            yield finding(name, check, "", guarded(partial(look, subject)))
         for kind in KINDS:
             place = ground(kind)
-            barred = _guarded(partial(_barred, subject, place))
+            barred = guarded(partial(_barred, subject, place))
             for check, test in ON_A_TARGET.items():
-                result = barred or _guarded(partial(test, subject, place))
+                result = barred or guarded(partial(test, subject, place))
                 yield finding(name, check, kind, result)
 
 
@@ -69,7 +69,7 @@ def _barred(subject: Subject, place: Ground) -> Result:
     return Skipped(reason) if reason else None
 
 
-def _guarded(look: Callable[[], Result]) -> Result:
+def guarded(look: Callable[[], Result]) -> Result:
     """What a check finds; an error of the method is a finding too."""
     try:
         return look()

@@ -22,15 +22,22 @@ class Skipped:
     reason: str
 
 
-Result = Deviation | Skipped | None
+@dataclass(frozen=True)
+class Held:
+    """Nothing to object to, and what was looked at."""
+
+    detail: str
+
+
+Result = Deviation | Skipped | Held | None
 
 
 @dataclass(frozen=True)
 class Finding:
     """One check of one method.
 
-    target  the kind of the target, empty for checks that need none
-    detail  why it was skipped
+    target  the kind of the target or its name, empty for checks that need none
+    detail  why it was skipped, or what was looked at
     """
 
     label: str
@@ -47,6 +54,8 @@ def finding(label: str, check: str, target: str, result: Result) -> Finding:
     """The result of a check with what it was a check of."""
     if result is None:
         return Finding(label, check, target, "pass")
+    if isinstance(result, Held):
+        return Finding(label, check, target, "pass", detail=result.detail)
     if isinstance(result, Skipped):
         return Finding(label, check, target, "skip", detail=result.reason)
     return Finding(label, check, target, "fail", result.expected, result.seen, result.action)

@@ -105,15 +105,18 @@ class AdaptiveDepth(Method):
     def exit_step(self, context: Context, fill: KvFill) -> Step:
         """One token, from wherever its row leaves."""
         stream = context.stream
+        context.enter("verify")
         stream.push(context.tokens[-1:])
         lengths = stream.cache.lengths
         before, finished = sum(lengths), lengths[-1]
         view = self.climb(context)
         ran, rows = sum(lengths) - before, lengths[-1] - finished  # with those of deferred rows, without a fill
         token = context.pick(view.logits)
+        context.enter("commit")
         if view.layer < context.target.layers:
             fill(stream, view)
         stream.keep(range(stream.rows))
+        context.enter("host")
         return Step((token,), 0, 0, rows, (ran,))
 
     def draft_by_exits(self, context: Context, budget: int) -> Draft:

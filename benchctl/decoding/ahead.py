@@ -19,8 +19,9 @@ from torch import Tensor
 from benchctl.decoding.alignment import COSINE_SHARE, Trajectories, TwoStreams, trajectory_cosines
 from benchctl.decoding.gates import Interval
 from benchctl.decoding.layers import Experts, Layer
-from benchctl.decoding.method import Context, Method, Step
+from benchctl.decoding.method import Context, Method, Step, all_layers, one_token
 from benchctl.decoding.offload import Offload, OffloadSettings, rank_experts
+from benchctl.decoding.stream import Stream
 from benchctl.decoding.target import Target, TargetInfo
 from benchctl.decoding.tiers import Timer
 from benchctl.decoding.trainable import Lesson, Tally, tally
@@ -81,14 +82,12 @@ class AheadOfTime(Method):
         return {ahead: rank_experts(self._blocks[ahead], state, self._count) for ahead in self._coming[layer]}
 
     def step(self, context: Context) -> Step:
-        stream = context.stream
-        stream.push(context.tokens[-1:])
+        return one_token(context, self._run)
+
+    def _run(self, stream: Stream) -> int:
         for part, run in self._runs:
             stream.accompany(part.first, part.gate, 1, run)
-        stream.advance()
-        token = context.pick(stream.logits())
-        stream.keep(range(1))
-        return Step((token,), 0, 0, 1, (context.target.layers,))
+        return all_layers(stream)
 
 
 def forecast_loss(module: TwoStreams, lesson: Lesson) -> Tensor:

@@ -22,9 +22,11 @@ from benchctl.decoding.loop import (
     generation_of,
     open_context,
     prefill_layers,
+    say,
     stop_reason,
 )
 from benchctl.decoding.method import Context, Method, Step
+from benchctl.decoding.phases import Marks, Phase
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.stream import Stream
 from benchctl.decoding.target import Target
@@ -35,10 +37,11 @@ MOST_SEQUENCES = 16
 
 @dataclass(frozen=True)
 class BatchPrompt:
-    """A prompt's ids, and the seed of the answer that is drawn to it."""
+    """A prompt's ids, the seed of the answer that is drawn to it, and the answer that is forced, where one is."""
 
     ids: Sequence[int]
     seed: int = 0
+    forced: Sequence[int] | None = None
 
 
 @dataclass
@@ -51,17 +54,17 @@ class _Sequence:
     steps: list[Step] = field(default_factory=list)
     reason: StopReason | None = None
 
-    def generation(self, marks: Sequence[float]) -> Generation:
-        """What it came to, the batch's clock having been at ``marks``."""
+    def generation(self, marks: Marks) -> Generation:
+        """What it came to, the batch's clock having been read at ``marks``."""
         assert self.reason is not None
-        return generation_of(self.context, self.reason, marks[: 2 + len(self.steps)], self.steps, self.layers)
+        return generation_of(self.context, self.reason, marks, self.steps, self.layers)
 
     def add(self, step: Step, limits: Limits) -> None:
         self.steps.append(step)
         self.say(step.tokens[0], limits)
 
     def say(self, token: int, limits: Limits) -> None:
-        self.context.tokens.append(token)
+        say(self.context, (token,))
         self.reason = stop_reason(self.context, limits, token)
 
 
@@ -74,8 +77,11 @@ def decode_batch(
     sampling: Sampling,
     clock: Callable[[], float],
     timer: Timer | None = None,
+    profile: bool = False,
 ) -> tuple[Generation, ...]:
     """Decode prompts together: for each what ``loop.decode`` would say, drawn from a generator of its own.
+
+    Phases too are those of the batch's steps, and a forced text is that of its prompt.
 
     The times of a generation are the batch's, up to its end. ``ttft_s`` is the same for all, the time until the last
     prompt is prefilled, since no answer goes on before that; ``step_s`` are the steps that it took part in. So
@@ -90,13 +96,14 @@ def decode_batch(
     if not 0 < len(prompts) <= MOST_SEQUENCES:
         raise ValueError(f"{len(prompts)} prompts are no batch; it takes 1 to {MOST_SEQUENCES}")
     with method.serve(target, timer) as served:
-        batch = _Batch(served, limits, sampling, partial(method.layers_at, served))
-        marks = [clock()]
+        marks = Marks(clock, profile)
+        batch = _Batch(served, limits, sampling, partial(method.layers_at, served), marks.watch)
+        marks.mark()
         batch.start(method, prompts)
-        marks.append(clock())
+        marks.mark()
         while batch.running:
             batch.step()
-            marks.append(clock())
+            marks.mark()
     return tuple(sequence.generation(marks) for sequence in batch.sequences)
 
 
@@ -104,10 +111,15 @@ class _Batch:
     """Sequences on their way; those in ``running`` stand at their places in the cache."""
 
     def __init__(
-        self, target: Target, limits: Limits, sampling: Sampling, layers_at: Callable[[int], Sequence[int]]
+        self,
+        target: Target,
+        limits: Limits,
+        sampling: Sampling,
+        layers_at: Callable[[int], Sequence[int]],
+        enter: Callable[[Phase], None],
     ) -> None:
         self._target, self._limits, self._sampling = target, limits, sampling
-        self._layers_at = layers_at
+        self._layers_at, self._enter = layers_at, enter
         self._new_tokens = 1
         self.sequences: list[_Sequence] = []
         self.running: list[_Sequence] = []
@@ -119,7 +131,7 @@ class _Batch:
         self._cache = BatchCache([len(prompt.ids) for prompt in prompts], max(room, 0))
         idle = Stream(self._target, 0)
         for place, prompt in enumerate(prompts):
-            context = open_context(self._target, prompt.ids, self._limits, self._sampling, prompt.seed)
+            context = open_context(self._target, prompt.ids, self._limits, self._sampling, prompt.seed, prompt.forced)
             context.tokens += self._target.read(prompt.ids)
             sequence = _Sequence(context)
             sequence.say(method.start(context), self._limits)
@@ -134,12 +146,18 @@ class _Batch:
         """One token for every running sequence."""
         layers = self._layers_at(self._new_tokens)
         contexts = [sequence.context for sequence in self.running]
+        self._enter("verify")
         target_logits = self._target.head(self._run([context.tokens[-1] for context in contexts], layers))
-        tokens = self._sampling.draw_each(target_logits, [context.generator for context in contexts])
-        for sequence, token in zip(self.running, tokens, strict=True):
+        chosen = self._sampling.draw_each(target_logits, [context.generator for context in contexts])
+        self._enter("host")
+        for sequence, own in zip(self.running, chosen, strict=True):
+            forced, at = sequence.context.forced, sequence.context.new_tokens
+            token = own if forced is None else forced.choose(at, own)
             sequence.add(Step((token,), 0, 0, 1, (len(layers),)), self._limits)
         self._new_tokens += 1
+        self._enter("commit")
         self._dismiss()
+        self._enter("host")
 
     def _run(self, tokens: Sequence[int], layers: Sequence[int]) -> Tensor:
         """Residual [sequences, width] of a row for each token, after these layers."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Literal
 
 import torch
 
 from benchctl.decoding.method import Context, Method, Step
+from benchctl.decoding.phases import Marks
+from benchctl.decoding.replay import ForcedText
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.stream import Stream
 from benchctl.decoding.target import Target
@@ -34,6 +35,8 @@ class Generation:
     step_s   seconds of each step
     layers   layers run for each token, the prefill token first
     counters what the method counted beside its steps
+    phases   seconds of each phase of each step, by its name, where they were asked for
+    forced   the text that was forced upon the method, where one was, with how often that was its own choice
     """
 
     token_ids: tuple[int, ...]
@@ -43,6 +46,8 @@ class Generation:
     step_s: tuple[float, ...]
     layers: tuple[int, ...]
     counters: Mapping[str, float] = field(default_factory=dict)
+    phases: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    forced: ForcedText | None = None
 
 
 @torch.inference_mode()
@@ -55,35 +60,39 @@ def decode(
     clock: Callable[[], float],
     prompt_seed: int = 0,
     timer: Timer | None = None,
+    forced: Sequence[int] | None = None,
+    profile: bool = False,
 ) -> Generation:
     """Decode one prompt with one method, which may be given a ``timer`` for what has to wait beside it.
 
+    With ``forced`` tokens, a whole answer, the method says these, whatever it would have said; with ``profile`` the
+    phases of each step are timed too, which takes time itself.
+
     A step returns Python integers, so it ends when its tokens are on the host: that transfer is the
     synchronisation, and every method pays it. Raises UserError for a prompt that is empty or fills the context, and for
-    a limit below one.
+    a limit below one, and ValueError for a forced text that is no whole answer, or that the method did not say.
     """
     with method.serve(target, timer) as served:
-        context = open_context(served, prompt_ids, limits, sampling, prompt_seed)
-        generation = _generate(method, context, prompt_ids, limits, clock)
+        context = open_context(served, prompt_ids, limits, sampling, prompt_seed, forced)
+        generation = _generate(method, context, prompt_ids, limits, Marks(clock, profile))
     return replace(generation, counters=dict(method.counters()))
 
 
-def _generate(
-    method: Method, context: Context, prompt_ids: Sequence[int], limits: Limits, clock: Callable[[], float]
-) -> Generation:
-    marks = [clock()]
+def _generate(method: Method, context: Context, prompt_ids: Sequence[int], limits: Limits, marks: Marks) -> Generation:
+    context.enter = marks.watch
+    marks.mark()
     context.tokens += context.target.read(prompt_ids)
     first = method.start(context)
-    marks.append(clock())
+    marks.mark()
     layers = prefill_layers(context)
-    context.tokens.append(first)
+    say(context, (first,))
     steps: list[Step] = []
     reason = stop_reason(context, limits, first)
     while reason is None:
         step = method.step(context)
-        marks.append(clock())
+        marks.mark()
         step = _truncate(step, context)
-        context.tokens += step.tokens
+        say(context, step.tokens)
         steps.append(step)
         reason = stop_reason(context, limits, step.tokens[-1])
     return generation_of(context, reason, marks, steps, layers)
@@ -95,21 +104,38 @@ def prefill_layers(context: Context) -> int:
     return sum(last not in absent for absent in context.stream.cache.absent)
 
 
-def generation_of(
-    context: Context, reason: StopReason, marks: Sequence[float], steps: Sequence[Step], layers: int
-) -> Generation:
+def say(context: Context, tokens: Sequence[int]) -> None:
+    """Add tokens to the text. Raises ValueError if others were forced upon the method."""
+    if context.forced is not None:
+        context.forced.check_said(context.new_tokens, tokens)
+    context.tokens += tokens
+
+
+def generation_of(context: Context, reason: StopReason, marks: Marks, steps: Sequence[Step], layers: int) -> Generation:
     """The answer that a context has come to, with the clock's marks before prefill, after it and after each step.
 
     ``layers`` are those that prefill ran for the first token.
     """
-    times = [after - before for before, after in pairwise(marks)]
-    depths = [layers, *(layer for step in steps for layer in step.layers)]
-    answer = tuple(context.tokens[context.prompt_tokens :])
-    return Generation(answer, reason, times[0], tuple(steps), tuple(times[1:]), tuple(depths))
+    ttft_s, *step_s = marks.seconds(len(steps))
+    return Generation(
+        token_ids=tuple(context.tokens[context.prompt_tokens :]),
+        stop_reason=reason,
+        ttft_s=ttft_s,
+        steps=tuple(steps),
+        step_s=tuple(step_s),
+        layers=(layers, *(layer for step in steps for layer in step.layers)),
+        phases=marks.phases(len(steps)),
+        forced=context.forced,
+    )
 
 
 def open_context(
-    target: Target, prompt_ids: Sequence[int], limits: Limits, sampling: Sampling, prompt_seed: int
+    target: Target,
+    prompt_ids: Sequence[int],
+    limits: Limits,
+    sampling: Sampling,
+    prompt_seed: int,
+    forced: Sequence[int] | None = None,
 ) -> Context:
     """A generation before its target has read the prompt. Raises UserError as `decode` does."""
     prompt_tokens = len(prompt_ids)
@@ -121,8 +147,11 @@ def open_context(
         raise UserError(f"the prompt has {prompt_tokens} tokens, but the target takes {target.context_tokens} in all")
     begun = prompt_tokens if target.encoder is None else 1  # one that has read the prompt begins with a start token
     limit = min(limits.max_new_tokens, target.context_tokens - begun)
+    text = None if forced is None else ForcedText(tuple(forced))
+    if text is not None:
+        text.check_ends(limit, target.stop_ids)
     stream = Stream(target, begun + limit)
-    return Context(target, stream, [], begun, limit, sampling, sampling.generator(prompt_seed))
+    return Context(target, stream, [], begun, limit, sampling, sampling.generator(prompt_seed), text)
 
 
 def _truncate(step: Step, context: Context) -> Step:

@@ -96,7 +96,8 @@ def heads_loss(heads: nn.Module, lesson: Lesson) -> Tensor:
     total = lesson.final.new_zeros((), dtype=torch.float32)
     for number, head in enumerate(heads.children(), 1):
         wanted = said.roll(-number, 1)  # what comes round to the end of a row has no weight
-        divergence = (wanted.exp() * (wanted - head(lesson.final).float().log_softmax(-1))).sum(-1)
+        says = head(lesson.final).float().log_softmax(-1)
+        divergence = F.kl_div(says, wanted, reduction="none", log_target=True).sum(-1)
         total = total + _FADE**number * (divergence * lesson.ahead(number + 1).weights).sum()
     return total
 

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from benchctl.decoding.draft import Draft
+from benchctl.decoding.phases import Phase, unwatched
+from benchctl.decoding.replay import ForcedText
 from benchctl.decoding.sampling import Sampling, draw
 from benchctl.decoding.stream import Stream
 from benchctl.decoding.target import Target, TargetInfo
@@ -41,7 +43,11 @@ class Step:
 
 @dataclass
 class Context:
-    """One generation as a method sees it: the stream of the target, the text so far, how tokens are drawn."""
+    """One generation as a method sees it: the stream of the target, the text so far, how tokens are drawn.
+
+    forced  in replay mode the text that is said whatever the method chooses
+    enter   tells what a step goes over to; a step of one's own may call it, and nothing is different if it does not
+    """
 
     target: Target
     stream: Stream
@@ -50,15 +56,23 @@ class Context:
     limit_tokens: int
     sampling: Sampling
     generator: torch.Generator
+    forced: ForcedText | None = None
+    enter: Callable[[Phase], None] = unwatched
 
     @property
     def remaining_tokens(self) -> int:
         """New tokens still to come; a draft deeper than this minus one is wasted, for the bonus token is the last."""
         return self.prompt_tokens + self.limit_tokens - len(self.tokens)
 
+    @property
+    def new_tokens(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self.tokens) - self.prompt_tokens
+
     def pick(self, logits: Tensor) -> int:
-        """The next token for logits [1, vocabulary]: the argmax, or one drawn."""
-        return self.sampling.draw(logits, self.generator)
+        """The next token for logits [1, vocabulary]: the argmax, one drawn, or the one that is forced."""
+        token = self.sampling.draw(logits, self.generator)
+        return token if self.forced is None else self.forced.choose(self.new_tokens, token)
 
 
 class Chain:
@@ -83,14 +97,26 @@ class Chain:
         return Draft.chain(self.tokens, torch.cat(self._probs) if self._probs else None)
 
 
-def one_token(context: Context) -> Step:
-    """A step that commits one token of the target's own: plain decoding."""
-    stream = context.stream
-    stream.push(context.tokens[-1:])
+def all_layers(stream: Stream) -> int:
+    """Run every open row through all layers; their number."""
     stream.advance()
+    return stream.target.layers
+
+
+def one_token(context: Context, run: Callable[[Stream], int] = all_layers) -> Step:
+    """A step that commits one token: plain decoding, or with layers of the method's own choice.
+
+    ``run`` takes the open row through the layers and returns how many it ran.
+    """
+    stream = context.stream
+    context.enter("verify")
+    stream.push(context.tokens[-1:])
+    layers = run(stream)
     token = context.pick(stream.logits())
+    context.enter("commit")
     stream.keep(range(1))
-    return Step((token,), 0, 0, 1, (context.target.layers,))
+    context.enter("host")
+    return Step((token,), 0, 0, 1, (layers,))
 
 
 class Method(ABC):
@@ -182,17 +208,24 @@ class Speculative(Method):
 
     def step(self, context: Context) -> Step:
         stream = context.stream
+        context.enter("draft")
         stream.push(context.tokens[-1:])
         root = stream.rows - 1
         draft = self.draft(context, context.remaining_tokens - 1)
+        context.enter("verify")
         pushed = stream.rows - root - 1
         stream.push(draft.tokens[pushed:], [root + 1 + parent for parent in draft.parents[pushed:]])
         stream.advance()
         target_logits = stream.logits(root)
         verdict = self.verify(context, draft, target_logits)
+        if context.forced is not None:
+            verdict = context.forced.impose(context.new_tokens, draft, verdict)
+        context.enter("commit")
         outcome = Outcome(draft, verdict, target_logits, stream.states[root:])
         stream.keep([*range(root + 1), *(root + 1 + row for row in verdict.path)])
+        context.enter("draft")
         self.observe(context, outcome)
+        context.enter("host")
         tokens = (*(draft.tokens[row] for row in verdict.path), verdict.next_token)
         depth = context.target.layers
         return Step(tokens, draft.depth, len(verdict.path), 1 + len(draft), (depth,) * len(tokens))

@@ -42,6 +42,16 @@ class TargetTokenizer:
         """Whether every id means the same text in both, as drafting with another model requires."""
         return bool(self._tokenizer.get_vocab() == other._tokenizer.get_vocab())
 
+    @property
+    def first_id(self) -> int | None:
+        """The id that texts begin with; None where the tokenizer has none."""
+        first = self._tokenizer.bos_token_id
+        return None if first is None else int(first)
+
+    def encode_text(self, text: str) -> list[int]:
+        """Ids of a text as it is: no template, no tokens of the tokenizer's own."""
+        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
+
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Ids of a conversation that asks for the assistant's next answer.
 
@@ -52,7 +62,7 @@ class TargetTokenizer:
             ids = self._tokenizer.encode(text, add_special_tokens=False)
         else:
             ids = self._tokenizer.encode("\n\n".join(message["content"] for message in messages))
-            first = self._tokenizer.bos_token_id
+            first = self.first_id
             ids = ids if first is None or ids[:1] == [first] else [first, *ids]
         return [int(token) for token in ids]
 

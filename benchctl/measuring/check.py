@@ -15,6 +15,7 @@ from benchctl.decoding.target import TargetInfo
 from benchctl.errors import UserError
 from benchctl.measuring.choices import Choice, Models, check_tokenizers, choose_methods, choose_models
 from benchctl.measuring.clock import utc_now
+from benchctl.measuring.filler import Filler, make_filler
 from benchctl.measuring.fit import fit_suite
 from benchctl.measuring.prompts import Suite, load_suite
 from benchctl.measuring.settings import ModelSettings, PromptSettings, RunSettings
@@ -33,6 +34,7 @@ class CheckedRun:
     dtype: str
     device: str
     out: Path
+    filler: Filler = Filler()
 
 
 def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
@@ -40,6 +42,7 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
 
     Raises UserError for whatever the user can put right.
     """
+    _check_modes(settings)
     models = choose_models(settings.models)
     choices = choose_methods(settings.methods, models, settings.batch_size)
     device, dtype = choose_device(settings.models)
@@ -49,8 +52,17 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
     tokenizer = check_tokenizers(models, choices, settings.batch_size)
     info = TargetInfo.of(tokenizer.config)
     choices = tuple(choice.fit(info) for choice in choices)
-    suites = tuple(fit_suite(suite, tokenizer, settings.prompts.long_prompts, notify) for suite in suites)
-    return CheckedRun(settings, choices, models, suites, dtype, device, out)
+    filler = make_filler(tokenizer, settings.prompts.context_fill)
+    room = tokenizer.context_tokens - len(filler.ids)
+    suites = tuple(fit_suite(suite, tokenizer, settings.prompts.long_prompts, notify, room) for suite in suites)
+    return CheckedRun(settings, choices, models, suites, dtype, device, out, filler)
+
+
+def _check_modes(settings: RunSettings) -> None:
+    """Verification by chance accepts some drafts of one text more often than others: forcing one text upon it would
+    time something else than the method."""
+    if "replay" in settings.repeat.modes and settings.answers.temperature > 0:
+        raise UserError("--replay forces a greedy text: leave out --temperature, or --replay.")
 
 
 def choose_device(settings: ModelSettings) -> tuple[str, str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchctl.measuring.plan import Task
 from benchctl.measuring.prompt_files import Prompt
+from benchctl.records import Mode
 
 Message = dict[str, str]
 
@@ -22,19 +24,20 @@ def messages(prompt: Prompt, answers: Sequence[str]) -> list[Message]:
 
 
 class Histories:
-    """The answers given to one prompt so far, each label and repeat with a history of its own."""
+    """The answers given to one prompt so far; each label, repeat and mode has a history of its own. What was forced
+    upon a method in a first turn is what it answered there."""
 
     def __init__(self, prompt: Prompt) -> None:
         self._prompt = prompt
-        self._answers: dict[tuple[str, int], dict[int, str]] = {}
+        self._answers: dict[tuple[str, int, Mode], dict[int, str]] = {}
 
-    def remember(self, label: str, repeat: int, turn: int, answer: str) -> None:
-        self._answers.setdefault((label, repeat), {})[turn] = answer
+    def remember(self, task: Task, answer: str) -> None:
+        self._answers.setdefault((task.label, task.repeat, task.mode), {})[task.turn] = answer
 
-    def messages(self, label: str, repeat: int, turn: int) -> list[Message]:
-        """The chat to send for a turn. Raises ValueError when the label has no answer to a turn before it."""
-        answers = self._answers.get((label, repeat), {})
-        missing = [before for before in range(turn) if before not in answers]
+    def messages(self, task: Task) -> list[Message]:
+        """The chat to send for a task's turn. Raises ValueError when there is no answer to a turn before it."""
+        answers = self._answers.get((task.label, task.repeat, task.mode), {})
+        missing = [before for before in range(task.turn) if before not in answers]
         if missing:
-            raise ValueError(f"turn {missing[0]} of this prompt failed, so turn {turn} has no history")
-        return messages(self._prompt, [answers[before] for before in range(turn)])
+            raise ValueError(f"turn {missing[0]} of this prompt failed, so turn {task.turn} has no history")
+        return messages(self._prompt, [answers[before] for before in range(task.turn)])

@@ -37,24 +37,34 @@ def cut_prompt(prompt_ids: list[int], context_tokens: int, max_new_tokens: int) 
     return prompt_ids if fits(len(prompt_ids), context_tokens) else prompt_ids[room - context_tokens :]
 
 
-def find_long_prompts(suite: Suite, tokenizer: TargetTokenizer) -> tuple[LongPrompt, ...]:
+def find_long_prompts(
+    suite: Suite, tokenizer: TargetTokenizer, room_tokens: int | None = None
+) -> tuple[LongPrompt, ...]:
     """The prompts of which some turn cannot fit. Answers to earlier turns are not known yet and counted as empty."""
+    room = tokenizer.context_tokens if room_tokens is None else room_tokens
     found = (LongPrompt(prompt, _longest_turn_tokens(prompt, tokenizer)) for prompt in suite.prompts)
-    return tuple(long for long in found if not fits(long.tokens, tokenizer.context_tokens))
+    return tuple(long for long in found if not fits(long.tokens, room))
 
 
 def fit_suite(
-    suite: Suite, tokenizer: TargetTokenizer, policy: LongPrompts, notify: Callable[[str], None] = lambda notice: None
+    suite: Suite,
+    tokenizer: TargetTokenizer,
+    policy: LongPrompts,
+    notify: Callable[[str], None] = lambda notice: None,
+    room_tokens: int | None = None,
 ) -> Suite:
     """The suite as it will be measured; its origin, which the run records, says what was left out or cut.
 
+    `room_tokens` of the context, by default all, are there for prompt and answer.
+
     Raises UserError when a prompt is too long and the policy is "error", or when nothing would be left.
     """
-    long_prompts = find_long_prompts(suite, tokenizer)
+    room = tokenizer.context_tokens if room_tokens is None else room_tokens
+    long_prompts = find_long_prompts(suite, tokenizer, room)
     if not long_prompts:
         return suite
     if policy == "error":
-        raise _refusal(suite, long_prompts, tokenizer.context_tokens)
+        raise _refusal(suite, long_prompts, room, tokenizer.context_tokens)
     fitted = _leave_out(suite, long_prompts) if policy == "skip" else suite
     remark = f"{len(long_prompts)} longer than the context {'left out' if policy == 'skip' else 'cut'}"
     notify(f"{suite.name}: {len(suite.prompts)} prompts, {remark}")
@@ -69,15 +79,16 @@ def _leave_out(suite: Suite, long_prompts: Sequence[LongPrompt]) -> Suite:
     return replace(suite, prompts=kept)
 
 
-def _refusal(suite: Suite, long_prompts: Sequence[LongPrompt], context_tokens: int) -> UserError:
+def _refusal(suite: Suite, long_prompts: Sequence[LongPrompt], room: int, context_tokens: int) -> UserError:
     """The error that lists the long prompts and what can be done about them."""
     listed = ", ".join(f"{long.prompt.id} ({long.tokens})" for long in long_prompts[:_LISTED])
     more = f" and {len(long_prompts) - _LISTED} more" if len(long_prompts) > _LISTED else ""
+    left = "" if room == context_tokens else f", of which --context leaves {room}"
     return UserError(
         f"{len(long_prompts)} of {len(suite.prompts)} prompts of {suite.name} do not fit into the target's context of "
-        f"{context_tokens} tokens; ids (tokens): {listed}{more}. "
+        f"{context_tokens} tokens{left}; ids (tokens): {listed}{more}. "
         "Leave them out with --long-prompts skip, keep their last tokens with --long-prompts cut, "
-        "or give a --model with a longer context."
+        f"{'or' if room == context_tokens else 'fill less, or'} give a --model with a longer context."
     )
 
 

@@ -10,16 +10,20 @@ from benchctl.decoding.modules import modules_sha256
 from benchctl.decoding.target import Target
 from benchctl.measuring.check import CheckedRun
 from benchctl.measuring.choices import Choice
-from benchctl.measuring.clock import utc_now
+from benchctl.measuring.clock import Clock, utc_now
 from benchctl.measuring.machine import commit, machine_facts, versions
 from benchctl.measuring.prompts import Suite
+from benchctl.measuring.sentinel import memory_bandwidth_mb_s
+from benchctl.measuring.traffic import Traffic
 from benchctl.records import MethodInfo, ModelInfo, Run, SuiteInfo
 
 EXECUTOR = "static"  # a preallocated cache, no compilation
 ATTENTION = "bmm+sdpa"  # what decoding/layers.py mixes few and many rows with
 
 
-def run_record(checked: CheckedRun, choices: Sequence[Choice], target: ModelInfo, draft: ModelInfo | None) -> Run:
+def run_record(
+    checked: CheckedRun, choices: Sequence[Choice], target: ModelInfo, draft: ModelInfo | None, traffic: Traffic
+) -> Run:
     """The header. `choices` are the checked run's, with what turned out unsupported marked."""
     settings = checked.settings
     answers = settings.answers
@@ -44,11 +48,22 @@ def run_record(checked: CheckedRun, choices: Sequence[Choice], target: ModelInfo
         max_new_tokens=answers.max_new_tokens,
         repeats=settings.repeat.repeats,
         batch_size=settings.batch_size,
-        order="abba",
-        machine=machine_facts(checked.device),
+        modes=settings.repeat.modes,
+        context_fill=settings.prompts.context_fill,
+        order=settings.repeat.order,
+        step_bytes=traffic.step_bytes,
+        cache_token_bytes=traffic.cache_token_bytes,
+        machine={**machine_facts(checked.device), **_measured(checked)},
         versions=versions(),
         commit=commit(),
     )
+
+
+def _measured(checked: CheckedRun) -> dict[str, float]:
+    """What only a measurement tells of the machine, and takes a tenth of a second."""
+    if not checked.settings.watch:
+        return {}
+    return {"memory_bandwidth_mb_s": round(memory_bandwidth_mb_s(Clock(checked.device), checked.device), 1)}
 
 
 def model_info(name: str, target: Target) -> ModelInfo:

@@ -11,6 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import benchctl
+from benchctl.measuring.advice import read_setup
+from benchctl.measuring.host import usable_cores
 
 Fact = str | int | float | list[float]
 _LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
@@ -24,7 +26,8 @@ def machine_facts(device: str) -> dict[str, Fact]:
         "hostname_hash": hashlib.sha256(platform.node().encode()).hexdigest()[:8],
         "os": platform.platform(),
         "cpu": _cpu(),
-        "cores": _cores(),
+        "cores": len(usable_cores()),
+        "governor": ", ".join(read_setup(usable_cores()).governors),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "load_average": [round(load, 2) for load in os.getloadavg()],
         "gpu": gpu,
@@ -64,6 +67,16 @@ def peak_memory_bytes(device: str) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def reserved_memory_bytes(device: str) -> int | None:
+    """The most memory that torch has held of a GPU since `reset_peak_memory`, used or kept for later; None on a CPU,
+    where nothing is kept apart."""
+    if not device.startswith("cuda"):
+        return None
+    import torch
+
+    return int(torch.cuda.max_memory_reserved(device))
+
+
 def reset_peak_memory(device: str) -> None:
     """Start a new peak on a GPU; a process cannot do that for itself."""
     if device.startswith("cuda"):
@@ -79,13 +92,6 @@ def _cpu() -> str:
     facts = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*:\s*(.+)$", facts.read_text(), re.MULTILINE) if facts.exists() else None
     return found[1].strip() if found else platform.processor() or platform.machine()
-
-
-def _cores() -> int:
-    """Cores this process may use: fewer than the machine has inside a container or under taskset."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _gpu() -> tuple[str, str]:

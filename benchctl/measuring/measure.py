@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from benchctl.decoding.batch_loop import BatchPrompt, decode_batch
 from benchctl.decoding.loop import Generation, Limits, decode
@@ -12,9 +13,12 @@ from benchctl.decoding.method import Method
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.target import Target
 from benchctl.decoding.tiers import Timer
+from benchctl.measuring.control import answer_noise
 from benchctl.measuring.conversation import Histories
+from benchctl.measuring.faithfulness import Faithfulness, Given
+from benchctl.measuring.filler import Filler
 from benchctl.measuring.fit import cut_prompt, fits
-from benchctl.measuring.machine import peak_memory_bytes, reset_peak_memory
+from benchctl.measuring.meter import Meter, Reading
 from benchctl.measuring.plan import SESSION, Job, Task
 from benchctl.measuring.prompts import Prompt
 from benchctl.measuring.verdict import Judgement, Referee
@@ -24,12 +28,14 @@ from benchctl.records import Row
 @dataclass(frozen=True)
 class Terms:
     """What every generation of a run is decoded under, whatever its method. With `cut` a prompt that does not fit into
-    the context keeps its last tokens; without, it is a failed generation. A `batch_size` above 1 means batches."""
+    the context keeps its last tokens; without, it is a failed generation. A `batch_size` above 1 means batches. The
+    `filler` stands before every prompt."""
 
     max_new_tokens: int
     sampling: Sampling
     cut: bool = False
     batch_size: int = 1
+    filler: Filler = Filler()
 
 
 @dataclass
@@ -49,18 +55,20 @@ class Measurer:
     baseline: str
     terms: Terms
     clock: Callable[[], float]
-    device: str = "cpu"
     notify: Callable[[str], None] = lambda notice: None
     timer: Timer | None = None
     spent: Spent = field(default_factory=Spent)
+    meter: Meter = field(default_factory=Meter)
 
     def __post_init__(self) -> None:
-        self._referee = Referee(self.target, self._ask_baseline)
+        self._referee = Referee(self.target, self._ask_baseline, partial(answer_noise, self.target))
+        self._faithfulness = Faithfulness(self.target)
 
     def begin(self, prompts: Sequence[Prompt]) -> None:
         """Start on the prompts of a batch with empty histories and no known answers."""
         self._histories = {prompt: Histories(prompt) for prompt in prompts}
         self._referee.forget()
+        self._faithfulness.forget()
 
     def measure(self, job: Job) -> tuple[Row, ...]:
         """Decode and judge: a row for each task. Whatever goes wrong in a method becomes rows with `error` and no
@@ -75,54 +83,62 @@ class Measurer:
     def recall(self, task: Task, row: Row) -> None:
         """Take up a row that is already in the file: later turns and verdicts build on it."""
         if row.error is None:
-            self._histories[task.prompt].remember(task.label, task.repeat, task.turn, row.text)
+            self._histories[task.prompt].remember(task, row.text)
             if task.label == self.baseline:
                 self._referee.remember(self._prompt_ids(task), row.token_ids)
 
     def _measure(self, job: Job) -> tuple[Row, ...]:
         prompts = [BatchPrompt(self._prompt_ids(task), answer_seed(task)) for task in job]
-        reset_peak_memory(self.device)
-        generations = self._decode(job[0].label, prompts)
-        memory_bytes = peak_memory_bytes(self.device)
+        if self.terms.sampling.greedy and (job[0].label != self.baseline or job[0].mode == "replay"):
+            self._ask_together(prompts)
+        if job[0].mode == "replay":
+            prompts = [replace(prompt, forced=self._referee.answer(list(prompt.ids))) for prompt in prompts]
+        self.meter.start()
+        generations = self._decode(job[0].label, prompts, profile=job[0].mode == "profile")
+        reading = self.meter.stop()
         self.spent.generations_s += max(generation.ttft_s + sum(generation.step_s) for generation in generations)
         return tuple(
-            self._finish(task, self._batch(job), prompt, generation, memory_bytes)
+            self._finish(task, self._batch(job), prompt, generation, reading)
             for task, prompt, generation in zip(job, prompts, generations, strict=True)
         )
 
     def _finish(
-        self, task: Task, batch: tuple[str, ...], prompt: BatchPrompt, generation: Generation, memory_bytes: int
+        self, task: Task, batch: tuple[str, ...], prompt: BatchPrompt, generation: Generation, reading: Reading
     ) -> Row:
         text = self.target.tokenizer.decode_text(generation.token_ids)
         started_s = self.clock()
         judgement = self._judge(task, list(prompt.ids), generation)
+        fidelity = judgement.evidence | self._fidelity(task, prompt, generation)
         self.spent.controls_s += self.clock() - started_s
-        self._histories[task.prompt].remember(task.label, task.repeat, task.turn, text)
-        return _row(task, batch, len(prompt.ids), generation, text, memory_bytes, judgement)
+        self._histories[task.prompt].remember(task, text)
+        return _row(task, batch, len(prompt.ids), generation, text, reading, judgement, fidelity)
 
     def _batch(self, job: Job) -> tuple[str, ...]:
         return tuple(task.prompt.id for task in job) if self.terms.batch_size > 1 else ()
 
     def _prompt_ids(self, task: Task) -> list[int]:
-        chat = self._histories[task.prompt].messages(task.label, task.repeat, task.turn)
+        chat = self._histories[task.prompt].messages(task)
         prompt_ids = self.target.tokenizer.encode_chat(chat)
-        context_tokens = self.target.context_tokens
+        room = self.target.context_tokens - len(self.terms.filler.ids)
         if self.terms.cut:
-            return cut_prompt(prompt_ids, context_tokens, self.terms.max_new_tokens)
-        if not fits(len(prompt_ids), context_tokens):
+            prompt_ids = cut_prompt(prompt_ids, room, self.terms.max_new_tokens)
+        if not fits(len(prompt_ids), room):
             size = f"{task.prompt.id} has {len(prompt_ids)} tokens, which"
-            raise ValueError(f"prompt {size} do not fit into the context of {context_tokens}")
-        return prompt_ids
+            raise ValueError(f"prompt {size} do not fit into the context of {room}")
+        return self.terms.filler.before(prompt_ids)
 
-    def _decode(self, label: str, prompts: Sequence[BatchPrompt]) -> tuple[Generation, ...]:
+    def _decode(self, label: str, prompts: Sequence[BatchPrompt], *, profile: bool = False) -> tuple[Generation, ...]:
         limits = Limits(max_new_tokens=self.terms.max_new_tokens)
         sampling, method = self.terms.sampling, self.methods[label]
         if self.terms.batch_size > 1:
-            return decode_batch(method, self.target, prompts, limits, sampling, self.clock, self.timer)
+            return decode_batch(method, self.target, prompts, limits, sampling, self.clock, self.timer, profile)
         (prompt,) = prompts
-        return (decode(method, self.target, prompt.ids, limits, sampling, self.clock, prompt.seed, self.timer),)
+        conditions = limits, sampling, self.clock, prompt.seed, self.timer, prompt.forced, profile
+        return (decode(method, self.target, prompt.ids, *conditions),)
 
     def _judge(self, task: Task, prompt_ids: list[int], generation: Generation) -> Judgement:
+        if task.mode == "replay":
+            return Judgement()  # its text is none of its own
         if not self.terms.sampling.greedy:
             return Judgement(None if task.label == self.baseline else "sampled")
         if task.label != self.baseline:
@@ -133,6 +149,32 @@ class Measurer:
                 "verdicts compare with its first one."
             )
         return Judgement()
+
+    def _fidelity(self, task: Task, prompt: BatchPrompt, generation: Generation) -> dict[str, float]:
+        """What the target thinks of an answer that a method gave freely, and of its distributions; of a text that was
+        forced upon it how often it would have said the same."""
+        if generation.forced is not None:
+            judged, agreed = generation.forced.judged, generation.forced.agreed
+            return {"replay_judged_tokens": float(judged), "replay_agreed_tokens": float(agreed)}
+        if task.label == self.baseline or task.mode != "free" or task.repeat < 0:
+            return {}
+        answer, method, found = generation.token_ids, self.methods[task.label], dict[str, float]()
+        if self.terms.sampling.greedy:
+            found |= self._faithfulness.sums(prompt.ids, answer, self._referee.answer(list(prompt.ids)))
+        if method.exactness == "lossy":
+            given = Given(Limits(self.terms.max_new_tokens), self.terms.sampling, prompt.seed)
+            found |= self._faithfulness.divergence(method, prompt.ids, answer, given)
+        return found
+
+    def _ask_together(self, prompts: Sequence[BatchPrompt]) -> None:
+        """Let the baseline answer a batch that it was not asked yet, untimed: as a batch, for alone its numbers may
+        round differently."""
+        if all(self._referee.knows(prompt.ids) for prompt in prompts):
+            return
+        started_s = self.clock()
+        for prompt, generation in zip(prompts, self._decode(self.baseline, prompts), strict=True):
+            self._referee.remember(prompt.ids, generation.token_ids)
+        self.spent.controls_s += self.clock() - started_s
 
     def _ask_baseline(self, prompt_ids: list[int]) -> tuple[int, ...]:
         (generation,) = self._decode(self.baseline, [BatchPrompt(prompt_ids)])
@@ -151,8 +193,9 @@ def _row(
     prompt_tokens: int,
     generation: Generation,
     text: str,
-    memory_bytes: int,
+    reading: Reading,
     judgement: Judgement,
+    fidelity: Mapping[str, float],
 ) -> Row:
     steps = generation.steps
     return Row(
@@ -162,6 +205,7 @@ def _row(
         label=task.label,
         repeat=task.repeat,
         session=SESSION,
+        mode=task.mode,
         order=task.order,
         prompt_tokens=prompt_tokens,
         batch=batch,
@@ -176,11 +220,16 @@ def _row(
         rows=tuple(step.rows for step in steps),
         layers=tuple(generation.layers),
         counters=dict(generation.counters),
-        peak_memory_bytes=memory_bytes,
+        phases=dict(generation.phases),
+        peak_memory_bytes=reading.peak_memory_bytes,
+        reserved_memory_bytes=reading.reserved_memory_bytes,
+        energy_j=reading.energy_j,
+        conditions=dict(reading.conditions),
         verdict=judgement.verdict,
         first_divergence=judgement.first_divergence,
         margin=judgement.margin,
         noise=judgement.noise,
+        fidelity=fidelity,
     )
 
 
@@ -193,6 +242,7 @@ def _failed_row(task: Task, batch: tuple[str, ...], problem: Exception) -> Row:
         label=task.label,
         repeat=task.repeat,
         session=SESSION,
+        mode=task.mode,
         order=task.order,
         prompt_tokens=0,
         batch=batch,

@@ -1,55 +1,83 @@
 """Which generations a run consists of, and in which order: fixed beforehand, so that a resumed run is the same run."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, groupby
+from hashlib import sha256
+from itertools import count, groupby, product
+from typing import Literal
 
 from benchctl.measuring.prompts import Prompt
+from benchctl.records import Mode
 from benchctl.rowkeys import RowKey
 
-SESSION = 0
+Order = Literal["abba", "shuffle"]
+SESSION = 0  # of rows: each session writes a file of its own
 
 
 @dataclass(frozen=True)
 class Task:
     """One generation: a label's answer to one turn of a prompt. `repeat` is negative for warm-up; `order` counts the
-    planned generations of a run from 0, and those of its warm-up apart."""
+    planned generations of a run from 0, and those of its warm-up apart; `mode` is that of its row."""
 
     prompt: Prompt
     turn: int
     label: str
     repeat: int
     order: int
+    mode: Mode = "free"
 
     @property
     def key(self) -> RowKey:
         """The key of the row that this task becomes."""
-        return RowKey(self.prompt.suite, self.prompt.id, self.turn, self.label, self.repeat, SESSION)
+        prompt = self.prompt
+        return RowKey(prompt.suite, prompt.id, self.turn, self.label, self.repeat, SESSION, self.mode)
 
 
 Job = tuple[Task, ...]
-"""What is decoded together: the tasks of a batch, alike in turn, label and repeat; a single one without batches."""
+"""What is decoded together: the tasks of a batch, alike in turn, label, repeat and mode; a single one without
+batches."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What takes turns: a label in a mode."""
+
+    label: str
+    mode: Mode
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Every prompt `repeats` times by every label; `labels` starts with the baseline.
+    """Every prompt `repeats` times by every label in every mode; `labels` starts with the baseline, `modes` with free.
 
-    Labels take turns within each turn of a prompt, and every other repeat runs them backwards (ABBA): with A B in
-    repeat 0 and B A in repeat 1 both have the same mean place in time, so a drift of the machine falls on both alike.
-    The baseline is first in repeat 0, so that its answer is known when the others are judged.
+    Arms take turns within each turn of a prompt, in one of two orders. "abba": every other repeat runs them backwards.
+    With A B in repeat 0 and B A in repeat 1 both have the same mean place in time, so a drift of the machine falls on
+    both alike. The baseline runs first in repeat 0, so that its answer is known when the others are judged. "shuffle":
+    each turn of each repeat has an order of its own, by hashes of `seed`, the run's `name`, prompt, turn and repeat. So
+    no arm always follows the same other one, sessions differ, and a resumed run keeps the order it had.
 
     With a `batch_size` above 1 a batch of prompts takes the place of the prompt. A batch has prompts of one suite that
-    follow each other and have as many turns: so it stays together turn by turn, and is the same for every label.
+    follow each other and have as many turns: so it stays together turn by turn, and is the same for every arm.
     """
 
     prompts: tuple[Prompt, ...]
     labels: tuple[str, ...]
     repeats: int
     batch_size: int = 1
+    modes: tuple[Mode, ...] = ("free",)
+    order: Order = "abba"
+    seed: int = 0
+    name: str = ""
 
     def __len__(self) -> int:
-        return sum(len(prompt.turns) for prompt in self.prompts) * len(self.labels) * self.repeats
+        return sum(len(prompt.turns) for prompt in self.prompts) * len(self.arms) * self.repeats
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        """The baseline's first; the modes of a label follow each other, so that they are compared at one moment."""
+        return tuple(Arm(label, mode) for label, mode in product(self.labels, self.modes))
 
     @property
     def batches(self) -> tuple[tuple[Prompt, ...], ...]:
@@ -62,23 +90,30 @@ class Plan:
         """The jobs in order, one batch's at a time."""
         order = 0
         for batch in self.batches:
-            rounds = [self._round(batch, repeat, backwards=repeat % 2 == 1) for repeat in range(self.repeats)]
-            jobs = _number([job for one_round in rounds for job in one_round], order)
+            jobs = _number([job for repeat in range(self.repeats) for job in self._round(batch, repeat)], order)
             order += sum(map(len, jobs))
             yield jobs
 
     def warm_up(self, round_number: int) -> tuple[Job, ...]:
         """The jobs of one warm-up round, counted from 1: the measured loop on the first batch, a negative repeat."""
-        jobs = self._round(self.batches[0], -round_number, backwards=False)
+        jobs = self._round(self.batches[0], -round_number)
         return _number(jobs, (round_number - 1) * sum(map(len, jobs)))
 
-    def _round(self, batch: Sequence[Prompt], repeat: int, backwards: bool) -> list[Job]:
-        labels = self.labels[::-1] if backwards else self.labels
+    def _round(self, batch: Sequence[Prompt], repeat: int) -> list[Job]:
         return [
-            tuple(Task(prompt, turn, label, repeat, 0) for prompt in batch)
+            tuple(Task(prompt, turn, arm.label, repeat, 0, arm.mode) for prompt in batch)
             for turn in range(len(batch[0].turns))
-            for label in labels
+            for arm in self._turn(batch[0], turn, repeat)
         ]
+
+    def _turn(self, first: Prompt, turn: int, repeat: int) -> Sequence[Arm]:
+        """The arms in the order of one turn; warm-up, which is no measurement, has them as they are."""
+        if repeat < 0:
+            return self.arms
+        if self.order == "abba":
+            return self.arms[::-1] if repeat % 2 else self.arms
+        place = f"{self.seed}\n{self.name}\n{first.suite}\n{first.id}\n{turn}\n{repeat}"
+        return sorted(self.arms, key=lambda arm: sha256(f"{place}\n{arm.label}\n{arm.mode}".encode()).digest())
 
 
 def _number(jobs: Sequence[Job], first: int) -> tuple[Job, ...]:

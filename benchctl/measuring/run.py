@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,16 +17,21 @@ from benchctl.measuring.choices import Choice
 from benchctl.measuring.clock import Clock, Timer
 from benchctl.measuring.events import Notice, Report
 from benchctl.measuring.header import model_info, run_record
+from benchctl.measuring.host import usable_cores
 from benchctl.measuring.measure import Measurer, Spent, Terms
+from benchctl.measuring.meter import make_meter
 from benchctl.measuring.plan import Plan
 from benchctl.measuring.session import Session
+from benchctl.measuring.traffic import traffic_of
+from benchctl.measuring.validity import Bounds, Watch
 from benchctl.recordfile import Writer
 from benchctl.records import Run
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a run did. `recalled` generations were in the file before; `failed` are of the `measured` ones."""
+    """What a run did. `recalled` generations were in the file before; `failed` are of the `measured` ones. `again`
+    counts further tries at disturbed generations, `marked` those (or batches) that stayed disturbed."""
 
     run: Run
     measured: int
@@ -35,6 +40,8 @@ class RunSummary:
     warm_up_rounds: int
     wall_s: float
     spent: Spent
+    again: int = 0
+    marked: int = 0
 
     @property
     def harness_share(self) -> float:
@@ -80,7 +87,8 @@ def _header(checked: CheckedRun, choices: Sequence[Choice], models: ModelStore) 
     names = checked.models
     draft = next(filter(None, (choice.draft_model(names.draft) for choice in choices if not choice.unsupported)), "")
     draft_info = model_info(draft, models(draft)) if draft else None
-    return run_record(checked, choices, model_info(names.target, models(names.target)), draft_info)
+    target = models(names.target)
+    return run_record(checked, choices, model_info(names.target, target), draft_info, traffic_of(target))
 
 
 def _measure(
@@ -88,19 +96,19 @@ def _measure(
 ) -> RunSummary:
     clock = Clock(checked.device)
     methods = {choice.label: choice.method for choice in choices if not choice.unsupported}
-    prompts = tuple(prompt for suite in checked.suites for prompt in suite.prompts)
-    plan = Plan(prompts, tuple(methods), checked.settings.repeat.repeats, checked.settings.batch_size)
+    plan = _plan(checked, tuple(methods), writer.stored.run.name)
     measurer = Measurer(
         target,
         methods,
         choices[0].label,
         _terms(checked),
         clock,
-        checked.device,
         lambda text: report(Notice(text)),
         Timer(),
+        meter=make_meter(checked.device, watch=checked.settings.watch),
     )
-    session = Session(plan, measurer, writer, report)
+    watch = _watch(checked, lambda text: report(Notice(text))) if checked.settings.watch else None
+    session = Session(plan, measurer, writer, report, watch)
     with _garbage_frozen():
         started_s = clock()
         session.measure(checked.settings.repeat.warm_up)
@@ -113,14 +121,28 @@ def _measure(
         warm_up_rounds=session.warm_up_rounds,
         wall_s=wall_s,
         spent=measurer.spent,
+        again=watch.again if watch else 0,
+        marked=watch.marked if watch else 0,
     )
+
+
+def _watch(checked: CheckedRun, notify: Callable[[str], None]) -> Watch:
+    return Watch(Bounds(len(usable_cores()) - checked.settings.models.threads), notify)
+
+
+def _plan(checked: CheckedRun, labels: tuple[str, ...], name: str) -> Plan:
+    """`name` is that of the run's first line: a file that was renamed since goes on in its order."""
+    prompts = tuple(prompt for suite in checked.suites for prompt in suite.prompts)
+    settings, repeat = checked.settings, checked.settings.repeat
+    order = repeat.order, settings.answers.seed, name
+    return Plan(prompts, labels, repeat.repeats, settings.batch_size, repeat.modes, *order)
 
 
 def _terms(checked: CheckedRun) -> Terms:
     answers = checked.settings.answers
     sampling = Sampling(answers.temperature, answers.top_p, answers.top_k, answers.seed)
     cut = checked.settings.prompts.long_prompts == "cut"
-    return Terms(answers.max_new_tokens, sampling, cut, checked.settings.batch_size)
+    return Terms(answers.max_new_tokens, sampling, cut, checked.settings.batch_size, checked.filler)
 
 
 @contextmanager

@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from benchctl.measuring.events import Progress, Report
 from benchctl.measuring.measure import Measurer
 from benchctl.measuring.plan import Job, Plan
+from benchctl.measuring.validity import MARGIN, Watch
 from benchctl.recordfile import Writer
 from benchctl.records import Row
 from benchctl.rowkeys import row_key
 
-STABLE_WITHIN = 0.05
-
 
 @dataclass
 class Session:
-    """Measures what is missing. `done` generations of the plan are in the file; `measured` and `failed` are of this
-    process and leave warm-up out."""
+    """Measures what is missing, again where `watch` doubts it. `done` generations of the plan are in the file;
+    `measured` and `failed` are of this process and leave warm-up out."""
 
     plan: Plan
     measurer: Measurer
     writer: Writer
     report: Report
+    watch: Watch | None = None
     done: int = 0
     measured: int = 0
     failed: int = 0
@@ -53,7 +53,8 @@ class Session:
                 for task in job:
                     self.measurer.recall(task, self._stored[task.key])
                 continue
-            rows = self._write(job)
+            rows = self._settled(job)
+            self.writer.append(*rows)
             self.done += len(rows)
             self.measured += len(rows)
             self.failed += sum(row.error is not None for row in rows)
@@ -75,15 +76,19 @@ class Session:
         spent_s = {job[0].label: 0.0 for job in jobs}
         self.measurer.begin([task.prompt for task in jobs[0]])
         for job in jobs:
-            rows = self._write(job)
+            rows = self.measurer.measure(job)
+            self.writer.append(*rows)
+            if self.watch is not None:
+                self.watch.observe(rows)
             spent_s[job[0].label] += max((row.ttft_s or 0.0) + sum(row.step_s) for row in rows)
             self.report(Progress(self.done, len(self.plan), job[0].label, warm_up=True))
         return spent_s
 
-    def _write(self, job: Job) -> tuple[Row, ...]:
-        rows = self.measurer.measure(job)
-        self.writer.append(*rows)
-        return rows
+    def _settled(self, job: Job) -> tuple[Row, ...]:
+        """The rows of a job, of more than one try where its conditions were out of bounds."""
+        if self.watch is None:
+            return self.measurer.measure(job)
+        return self.watch.settle(lambda: self.measurer.measure(job))
 
 
 def is_stable(previous_s: Mapping[str, float], latest_s: Mapping[str, float]) -> bool:
@@ -95,6 +100,6 @@ def is_stable(previous_s: Mapping[str, float], latest_s: Mapping[str, float]) ->
     False
     """
     return all(
-        abs(seconds - previous_s[label]) <= STABLE_WITHIN * min(seconds, previous_s[label])
+        abs(seconds - previous_s[label]) <= MARGIN * min(seconds, previous_s[label])
         for label, seconds in latest_s.items()
     )

@@ -56,12 +56,14 @@ def record(recording: Recording, progress: Callable[[int], None] = lambda done: 
     device, dtype = choose_device(ModelSettings(dtype=recording.dtype, device=recording.device))
     path = packs.resolve(recording.model)
     choice = choice.fit(TargetInfo.of(load_tokenizer(path).config))
+    if not hasattr(type(choice.method), "offload"):  # of the class: an instance may have it only once it is prepared
+        raise _loads_none(choice)
     target = Target.load(path, dtype=dtype, device=device)
     method = choice.method
     choice.prepare(target, _no_model, "")
     offload = method.offload if isinstance(method, Offloading) else None
     if offload is None:
-        raise UserError(f"{choice.label} loads no experts. Name a method that does: expert_offload or m2r2[mode=aot].")
+        raise _loads_none(choice)
     clock, timer = Clock(recording.device), Timer()
     generations: list[Generation] = []
     decode_s = stall_s = 0.0
@@ -75,6 +77,10 @@ def record(recording: Recording, progress: Callable[[int], None] = lambda done: 
         progress(number)
     trace = _trace(recording, choice, target, offload, tuple(generations))
     return replace(trace, tpot_s=decode_s / max(trace.tokens, 1), stall_s=stall_s / max(trace.tokens, 1))
+
+
+def _loads_none(choice: Choice) -> UserError:
+    return UserError(f"{choice.label} loads no experts. Name a method that does: expert_offload or m2r2[mode=aot].")
 
 
 def _trace(

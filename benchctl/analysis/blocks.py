@@ -1,0 +1,150 @@
+"""The tables of a comparison: which columns there are, and where each has a place."""
+
+from collections.abc import Sequence
+
+from benchctl.analysis.cells import NONE, Block, Column, number, ratio, share
+from benchctl.analysis.comparison import Group, MethodFigures
+from benchctl.analysis.faithfulness_table import faithfulness_blocks
+from benchctl.analysis.imported import JUDGE_SCORE, has_scores
+from benchctl.analysis.loading import (
+    EVICTED_UNUSED,
+    LATE,
+    LOADED,
+    LOADS,
+    PRECISION,
+    RECALL,
+    RESIDENCY,
+    STALL,
+    THROTTLE,
+    has_loading,
+)
+from benchctl.analysis.metrics import (
+    ACCEPTANCE_DIFFERENCE,
+    ACCEPTANCE_RATE,
+    BLOCK_EFFICIENCY,
+    DECODE_SPEEDUP,
+    DEPTH_FRACTION,
+    EXACT_MATCH,
+    EXACT_MATCH_DIFFERENCE,
+    MEAN_ACCEPTED,
+    MEAN_SPEEDUP,
+    SOUND_SPEEDUP,
+    SPEEDUP,
+    TOKEN_AGREEMENT,
+    TOKENS_PER_S,
+    TPOT,
+    TTFT,
+)
+from benchctl.analysis.mode_tables import mode_blocks
+from benchctl.analysis.resource_table import resource_blocks
+
+
+def _loss(method: MethodFigures) -> str:
+    named = method.is_baseline and method.checked_prompts
+    return "baseline" if named else share(EXACT_MATCH_DIFFERENCE, "+.3f")(method)
+
+
+def _acceptance_difference(method: MethodFigures) -> str:
+    return "baseline" if method.is_baseline else share(ACCEPTANCE_DIFFERENCE, "+.3f")(method)
+
+
+def _lossless(method: MethodFigures) -> str:
+    """Empty for sampled answers: one text cannot show whether their distribution is the target's."""
+    if method.is_baseline or method.fidelity.sampled:
+        return NONE
+    return "yes" if method.lossless else "no"
+
+
+_SPEED = Block(
+    "Speed",
+    (
+        Column("speed-up [95%]", ratio(SPEEDUP)),
+        Column("decode only", number(DECODE_SPEEDUP, "{:.2f}x")),
+        Column("tokens/s", number(TOKENS_PER_S, "{:.1f}")),
+        Column("TPOT ms", number(TPOT, "{:.2f}", 1e3)),
+        Column("TTFT ms", number(TTFT, "{:.1f}", 1e3)),
+        Column("prompts", lambda method: str(method.prompts)),
+    ),
+)
+_MEAN = Column("mean of prompts [95%]", ratio(MEAN_SPEEDUP))
+_OTHERWISE = Block("Speed-up, otherwise", (_MEAN, Column("without degenerate answers [95%]", ratio(SOUND_SPEEDUP))))
+_OF_SUMS = Block("Speed-up, otherwise", (_MEAN,))
+_DRAFTING = Block(
+    "Drafting and depth",
+    (
+        Column("block efficiency", number(BLOCK_EFFICIENCY, "{:.2f}")),
+        Column("mean accepted tokens", number(MEAN_ACCEPTED, "{:.2f}")),
+        Column("acceptance rate", number(ACCEPTANCE_RATE, "{:.3f}")),
+        Column("depth fraction", number(DEPTH_FRACTION, "{:.3f}")),
+    ),
+)
+_AGAINST = Block("Against it", (Column("acceptance difference [95%]", _acceptance_difference),))
+_IDENTICAL = Column("identical", lambda method: _verdicts(method, method.fidelity.identical))
+_TIE = Column("tie", lambda method: _verdicts(method, method.fidelity.tie))
+_NUMERIC = Column("numeric", lambda method: _verdicts(method, method.fidelity.numeric))
+_LOSSY = Column("lossy", lambda method: _verdicts(method, method.fidelity.lossy))
+_SAMPLED = (Column("sampled", lambda method: _verdicts(method, method.fidelity.sampled)),)
+
+_EXACT_MATCH = Block(
+    "Exact match",
+    (
+        Column("exact match [95%]", share(EXACT_MATCH, ".3f")),
+        Column("difference [95%]", _loss),
+        Column("checked prompts", lambda method: str(method.checked_prompts)),
+    ),
+)
+
+
+_SCORES = Block("Judged elsewhere", (Column("judge's score [95%]", share(JUDGE_SCORE, ".2f")),))
+_LOADING = Block(
+    "Expert loading, per token",
+    (
+        Column("stall ms", number(STALL, "{:.2f}", 1e3)),
+        Column("experts loaded", number(LOADS, "{:.2f}")),
+        Column("MB loaded", number(LOADED, "{:.2f}", 1e-6)),
+        Column("evicted unused", number(EVICTED_UNUSED, "{:.2f}")),
+        Column("loading throttled to", number(THROTTLE, "{:g} MB/s")),
+    ),
+)
+_FORESIGHT = Block(
+    "Experts at the moment of need",
+    (
+        Column("resident", number(RESIDENCY, "{:.3f}")),
+        Column("late", number(LATE, "{:.3f}")),
+        Column("prediction recall", number(RECALL, "{:.3f}")),
+        Column("prediction precision", number(PRECISION, "{:.3f}")),
+    ),
+)
+
+
+def _verdicts(method: MethodFigures, count: int) -> str:
+    return NONE if method.is_baseline else str(count)
+
+
+def _compared(methods: Sequence[MethodFigures]) -> tuple[Column, ...]:
+    """Numeric verdicts are rare, and their column leaves little room for labels: only where there are some."""
+    numeric = (_NUMERIC,) if any(method.fidelity.numeric for method in methods) else ()
+    return (_IDENTICAL, _TIE, *numeric, _LOSSY)
+
+
+def blocks(group: Group) -> tuple[Block, ...]:
+    """Expert loading has a place only where experts are loaded, exact match where there are answers to check, a
+    difference of acceptance rates where the baseline drafts."""
+    methods = group.pooled.methods
+    drafts = any(method.estimate(ACCEPTANCE_DIFFERENCE).value is not None for method in methods)
+    drafting = (_DRAFTING, _AGAINST) if drafts else (_DRAFTING,)
+    fidelity = (
+        Column("token agreement", number(TOKEN_AGREEMENT, "{:.3f}")),
+        *(_compared(methods) if group.run.temperature == 0 else _SAMPLED),
+        Column("failed", lambda method: str(method.fidelity.failed)),
+        Column("claim", lambda method: method.exactness.replace("_", " ")),
+        Column("lossless", _lossless),
+    )
+    loading = (_LOADING, _FORESIGHT) if has_loading(group.frame) else ()
+    if group.run.imported:  # no verdicts, no claims
+        known = _SPEED, _OF_SUMS, _DRAFTING, *faithfulness_blocks(group)
+        return (*known, _SCORES) if has_scores(group.frame) else known
+    beside = *mode_blocks(group), *resource_blocks(group)
+    found = _SPEED, _OTHERWISE, *drafting, *loading, *beside, Block("Fidelity", fidelity), *faithfulness_blocks(group)
+    checked = any(method.checked_prompts for method in methods)
+    return (*found, _EXACT_MATCH) if checked else found

@@ -1,0 +1,126 @@
+"""What a comparison can be held to by a program: that answers are the target's, and that no method became slower."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, hypot, log
+from typing import Final, Literal
+
+from benchctl.analysis.comparison import Estimate, Group, MethodFigures
+from benchctl.analysis.groups import differences
+from benchctl.analysis.metrics import SPEEDUP
+from benchctl.analysis.stats import Interval
+from benchctl.errors import UserError
+
+Requirement = Literal["identical", "tie", "numeric", "lossless"]
+REQUIREMENTS: Final[tuple[Requirement, ...]] = ("identical", "tie", "numeric", "lossless")
+_VERDICTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "identical": ("identical",),
+    "tie": ("identical", "tie"),
+    "numeric": ("identical", "tie", "numeric"),
+}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A method's speed-up as a part of an earlier one: `value` is 1 where nothing changed, None where there is none."""
+
+    label: str
+    now: float | None
+    then: float
+    value: float | None
+    interval: Interval | None
+
+    def slower(self, least: float, floor: float = 0.0) -> bool:
+        """Whether less than `least` is left, and not by chance alone: the interval does not reach 1, and what is lost
+        is more than `floor`, the share below which a machine's noise hides any difference. Without an interval the
+        value decides."""
+        if self.value is None:
+            return True
+        return self.value < min(least, 1 - floor) and (self.interval is None or self.interval.high < 1)
+
+    def untold(self, least: float, floor: float = 0.0) -> bool:
+        """Whether less than `least` is left, but perhaps by chance."""
+        return self.value is not None and self.value < least and not self.slower(least, floor)
+
+
+def unmet(group: Group, required: Requirement) -> Iterator[str]:
+    """What breaks the requirement, a sentence per method. An answer that failed, or that was sampled, meets none.
+
+    `identical`, `tie` and `numeric` allow answers this verdict and the stricter ones; `lossless` asks in addition that
+    the method claims to be, and that this dtype can explain what is numeric (see fidelity.is_lossless).
+    """
+    methods = [method for method in group.pooled.methods if not method.is_baseline]
+    if not methods:
+        yield f"nothing but {group.run.baseline} was measured, so nothing can be {required}."
+    for method in methods:
+        if not _meets(method, required):
+            claim = f" and claims to be {method.exactness.replace('_', ' ')}" if required == "lossless" else ""
+            yield f"{method.label} is not {required}: of its answers {_counted(method)}{claim}."
+
+
+def kept(group: Group, earlier: Group) -> tuple[Kept, ...]:
+    """The speed-ups of `group` beside those of `earlier`, for every method that was measured then.
+
+    Each is set against the baseline of its own run, so that a machine that became slower does not count. The interval
+    joins those of both speed-ups on the logarithms (Zou, Donner: Construction of confidence limits about effect
+    measures, 2008, Statistics in Medicine 27), as if the prompts were not the same: so it is rather too wide.
+    Raises UserError, naming the setting, where the runs may not be compared, or nothing of then has a speed-up.
+    """
+    if found := differences(earlier.run, group.run):
+        settings = "; ".join(f"{one.field} is {one.other}, there {one.one}" for one in found)
+        raise UserError(f"not comparable with {earlier.files[0].path}: {settings}.")
+    now = {method.label: method.estimate(SPEEDUP) for method in group.pooled.methods}
+    then = [(method.label, method.estimate(SPEEDUP)) for method in earlier.pooled.methods if not method.is_baseline]
+    measured = tuple(_kept(label, now.get(label), was) for label, was in then if was.value)
+    if not measured:
+        raise UserError(f"{earlier.files[0].path}: measured no speed-up to compare with.")
+    return measured
+
+
+def quotient(now: Estimate, then: Estimate) -> Interval | None:
+    """The interval of `now / then`, for independent estimates whose own intervals lie about evenly on a log scale."""
+    mine, theirs = now.interval, then.interval
+    if mine is None or theirs is None or now.value is None or then.value is None or min(mine.low, theirs.low) <= 0:
+        return None
+    value = now.value / then.value
+    down = hypot(log(now.value / mine.low), log(theirs.high / then.value))
+    up = hypot(log(mine.high / now.value), log(then.value / theirs.low))
+    return Interval(value * exp(-down), value * exp(up))
+
+
+def told(found: Sequence[Kept], least: float, floor: float = 0.0) -> Iterator[str]:
+    """What became of each speed-up, in a line."""
+    for one in found:
+        if one.value is None or one.now is None:
+            yield f"{one.label}: no speed-up now, {one.then:.2f}x before: FAIL"
+            continue
+        spread = f" [{one.interval.low:.3f}, {one.interval.high:.3f}]" if one.interval else " [n/a]"
+        end = f"FAIL, below {least:g}" if one.slower(least, floor) else "ok"
+        if one.untold(least, floor):
+            end = f"below {least:g}, but perhaps by chance: measure more prompts or sessions"
+        yield f"{one.label}: {one.now:.2f}x now, {one.then:.2f}x before, {one.value:.3f}{spread} of it: {end}"
+
+
+def _meets(method: MethodFigures, required: Requirement) -> bool:
+    if required == "lossless":
+        return method.lossless
+    counts = _counts(method)
+    good = sum(counts[verdict] for verdict in _VERDICTS[required])
+    return good > 0 and good == sum(counts.values())
+
+
+def _counts(method: MethodFigures) -> dict[str, int]:
+    found = method.fidelity
+    return {name: getattr(found, name) for name in ("identical", "tie", "numeric", "lossy", "sampled", "failed")}
+
+
+def _counted(method: MethodFigures) -> str:
+    """`18 identical, 2 lossy`."""
+    return ", ".join(f"{count} {name}" for name, count in _counts(method).items() if count) or "none has a verdict"
+
+
+def _kept(label: str, now: Estimate | None, then: Estimate) -> Kept:
+    assert then.value is not None
+    if now is None or now.value is None:
+        return Kept(label, None, then.value, None, None)
+    return Kept(label, now.value, then.value, now.value / then.value, quotient(now, then))

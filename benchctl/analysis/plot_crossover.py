@@ -1,0 +1,177 @@
+"""Speed-up against batch size: where a method stops to pay, because a larger batch leaves no idle arithmetic to use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle, pairwise
+from math import log2
+from pathlib import Path
+from textwrap import wrap
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from benchctl.analysis.comparison import Estimate, Group
+from benchctl.analysis.groups import differences
+from benchctl.analysis.metrics import SPEEDUP
+from benchctl.analysis.plots import check_image, save
+from benchctl.errors import UserError
+
+_WIDTH_INCHES, _HEIGHT_INCHES, _LINE_INCHES, _DPI = 7.6, 4.6, 0.2, 160
+_TITLE_CHARACTERS = 90
+_LOOKS = (("#0072B2", "o"), ("#D55E00", "^"), ("#009E73", "s"), ("#CC79A7", "D"), ("#E69F00", "v"), ("#56B4E9", "P"))
+_GREY = "#999999"
+_MAY_DIFFER = {"batch_size", "modes"}  # of other modes only free rows are drawn
+_ASIDE = 0.02  # of a point of one method from those of the others, in doublings
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The speed-up of a method, by batch size."""
+
+    label: str
+    points: Mapping[int, Estimate]
+
+    def crossings(self) -> tuple[float, ...]:
+        """Batch sizes at which the speed-up passes 1, between measured ones on a straight line over doublings.
+
+        1.2 at 2 and 0.8 at 8: 4.0.
+        """
+        found = []
+        for (size, one), (next_size, other) in pairwise(self._values()):
+            if (one - 1) * (other - 1) < 0:
+                share = (one - 1) / (one - other)
+                found.append(2 ** (log2(size) + share * (log2(next_size) - log2(size))))
+        return tuple(found)
+
+    @property
+    def text(self) -> str:
+        """The label, and where it crosses: a guess wherever no batch of that size was measured."""
+        sizes = ", ".join(f"{size:.1f}" for size in self.crossings())
+        return f"{self.label}, 1x at about {sizes} together" if sizes else self.label
+
+    def _values(self) -> list[tuple[int, float]]:
+        return [(size, estimate.value) for size, estimate in sorted(self.points.items()) if estimate.value is not None]
+
+
+def plot_crossover(groups: Sequence[Group], path: Path) -> None:
+    """Draw the speed-up of every method over the baseline on the same batches, by batch size, and write it to `path`.
+
+    Raises UserError for groups that differ in more than batch size, for a single size, and when the picture cannot be
+    written (see plots.check_image).
+    """
+    check_image(path)
+    found = curves(groups)
+    height = _HEIGHT_INCHES + _LINE_INCHES * len(found)
+    figure = Figure(figsize=(_WIDTH_INCHES, height), dpi=_DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for place, (curve, (colour, marker)) in enumerate(zip(found, cycle(_LOOKS), strict=False)):
+        _draw(axes, curve, colour, marker, 2 ** (_ASIDE * (place - (len(found) - 1) / 2)))
+    _describe(axes, groups)
+    save(figure, path)
+
+
+def curves(groups: Sequence[Group]) -> tuple[Curve, ...]:
+    """A curve for each method but the baseline. Raises UserError as `plot_crossover` does."""
+    _check(groups)
+    points: dict[str, dict[int, Estimate]] = {}
+    for group in sorted(groups, key=lambda group: group.run.batch_size):
+        size = group.run.batch_size
+        for method in group.pooled.methods:
+            if not method.is_baseline and method.estimate(SPEEDUP).value is not None:
+                points.setdefault(method.label, {})[size] = method.estimate(SPEEDUP)
+    if not points:
+        raise UserError(
+            f"{groups[0].files[0].path}: no method was measured beside the baseline. See `benchctl compare`."
+        )
+    return tuple(Curve(label, found) for label, found in points.items())
+
+
+def _check(groups: Sequence[Group]) -> None:
+    """That these groups differ in their batch size, and in nothing else."""
+    first, path = groups[0].run, groups[0].files[0].path
+    sizes: dict[int, Path] = {}
+    for group in groups:
+        size, other_path = group.run.batch_size, group.files[0].path
+        for other in differences(first, group.run):
+            if other.field not in _MAY_DIFFER:
+                raise UserError(
+                    f"{other_path}: {other.field} is {other.other}, in {path} {other.one}, so not only the batch size "
+                    "differs. Name files that are alike in all else."
+                )
+        if size in sizes:
+            raise UserError(f"{sizes[size]} and {other_path}: are of the same batch size in other modes. Name one.")
+        sizes[size] = other_path
+    if len(sizes) < 2:
+        raise UserError(
+            f"{path}: all was decoded at batch size {first.batch_size}. Measure others as well: benchctl run "
+            "--batch-size 8."
+        )
+
+
+def _draw(axes: Axes, curve: Curve, colour: str, marker: str, aside: float) -> None:
+    """Bars stand a little aside, for those of several methods at one size would cover each other."""
+    sizes = sorted(curve.points)
+    values, lows, highs = [], [], []
+    for size in sizes:
+        estimate = curve.points[size]
+        assert estimate.value is not None
+        interval = estimate.interval
+        values.append(estimate.value)
+        # Resamples that are all alike may differ from the value in its last digit, and no bar is negative.
+        lows.append(max(estimate.value - interval.low, 0.0) if interval else 0.0)
+        highs.append(max(interval.high - estimate.value, 0.0) if interval else 0.0)
+    axes.errorbar(
+        [size * aside for size in sizes],
+        values,
+        yerr=[lows, highs],
+        fmt=f"{marker}-",
+        color=colour,
+        markersize=6,
+        markeredgecolor="white",
+        markeredgewidth=0.6,
+        linewidth=1.4,
+        elinewidth=1.1,
+        capsize=2.5,
+        label=curve.text,
+        zorder=3,
+    )
+    crossings = curve.crossings()
+    axes.plot(
+        [size * aside for size in crossings],
+        [1.0] * len(crossings),
+        "x",
+        color=colour,
+        markersize=8,
+        markeredgewidth=1.8,
+        zorder=4,
+    )
+
+
+def _describe(axes: Axes, groups: Sequence[Group]) -> None:
+    run = groups[0].run
+    suites = ", ".join(groups[0].title(suite) for suite in groups[0].suites[:-1] or groups[0].suites)
+    prompts = [max(method.prompts for method in group.pooled.methods) for group in groups]
+    count = f"{min(prompts)} to {max(prompts)}" if min(prompts) < max(prompts) else str(prompts[0])
+    lines = [
+        f"{run.target.name} on {run.device}, {run.dtype}, threads: {run.threads}, baseline: {run.baseline}",
+        f"{suites}: {count} prompts, up to {run.max_new_tokens} new tokens",
+    ]
+    axes.set_title(
+        "\n".join(part for line in lines for part in wrap(line, _TITLE_CHARACTERS)), fontsize=9.5, loc="left"
+    )
+    sizes = sorted({group.run.batch_size for group in groups})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.minorticks_off()
+    axes.set_xlim(sizes[0] / 1.25, sizes[-1] * 1.25)
+    axes.set_xlabel("prompts decoded together (batch size)")
+    axes.set_ylabel(f"speed-up over {run.baseline} on the same batches\nwhole answers (bars: 95% interval)")
+    axes.axhline(1, color=_GREY, linewidth=1.0, linestyle=":", zorder=1)
+    axes.grid(color="#EEEEEE", zorder=0)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=1, fontsize=8, frameon=False)

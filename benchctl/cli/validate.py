@@ -1,0 +1,57 @@
+"""`benchctl validate`: whether results files hold what can be true."""
+
+from __future__ import annotations
+
+from importlib.resources import files as resources
+from typing import TYPE_CHECKING
+
+import click
+
+from benchctl.errors import InvalidData, UserError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@click.command()
+@click.argument("files", nargs=-1, metavar="FILES...")
+@click.option("--schema", is_flag=True, help="Print the JSON Schema of a line of a results file instead.")
+@click.pass_context
+def validate(context: click.Context, files: tuple[str, ...], schema: bool) -> None:
+    """Check every line of results files: fields, times, counts that add up, no generation twice, batches together.
+
+    Of each file that is invalid the first line that is wrong is named. Exit code: 0 where all are valid, 2 where a file
+    cannot be read, 3 where one is invalid.
+
+    \b
+    Examples:
+      benchctl validate 'results/*.jsonl'
+      benchctl validate --schema > results.schema.json
+    """
+    from benchctl.cli import INVALID_DATA, WRONG_USAGE
+    from benchctl.cli.inputs import paths_of
+
+    if schema:
+        click.echo(resources("benchctl").joinpath("assets/schema/results.schema.json").read_text("utf-8"), nl=False)
+        return
+    if not files:
+        raise click.UsageError("Name the results files to check, or use --schema.")
+    codes = set()
+    for path in paths_of(files):
+        try:
+            click.echo(_account(path))
+        except UserError as error:
+            click.echo(f"Error: {error}", err=True)
+            codes.add(INVALID_DATA if isinstance(error, InvalidData) else WRONG_USAGE)
+    context.exit(max(codes, default=0))
+
+
+def _account(path: Path) -> str:
+    """What a valid file holds. Raises UserError for any other."""
+    from benchctl.recordfile import scan
+
+    file = scan(path)
+    rows = sum(1 for _ in file.rows)
+    labels = len(file.run.methods)
+    notices = "".join(f"\nNote: {notice}" for notice in file.notices)
+    return f"{path}: valid, {rows} generations, {labels} labels, schema {file.run.schema_version}.{notices}"

@@ -1,0 +1,125 @@
+"""`benchctl verify`: holds a method to its claim on the user's own model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from benchctl.cli.findings import tell_findings
+
+if TYPE_CHECKING:
+    from benchctl.conformance.findings import Finding
+    from benchctl.measuring.own_model import OwnModel
+
+
+@click.command()
+@click.option(
+    "--method",
+    "-m",
+    "methods",
+    multiple=True,
+    required=True,
+    metavar="LABEL",
+    help="Method, perhaps with options: two_model[draft_tokens=5]. May be repeated. `all` is every built-in one.",
+)
+@click.option(
+    "--model",
+    default="",
+    metavar="NAME|FOLDER|ID",
+    help="Target: embedded name, folder or hub id.  [default: the embedded target]",
+)
+@click.option(
+    "--draft-model",
+    default="",
+    metavar="NAME|FOLDER|ID",
+    help="Draft model of the same tokenizer.  [default: the one embedded with the target]",
+)
+@click.option(
+    "--bench",
+    "-b",
+    "benches",
+    multiple=True,
+    default=["koala"],
+    show_default=True,
+    metavar="NAME|FILE",
+    help="Suite, or a .jsonl file of `prompt` or `turns` records; of several turns the first is asked.",
+)
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=3, show_default=True, metavar="N", help="The first N of each bench."
+)
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="FOLDER",
+    help="Folder with the published files of the suites.",
+)
+@click.option(
+    "--max-new-tokens", type=click.IntRange(min=1), default=48, show_default=True, metavar="N", help="Longest answer."
+)
+@click.option(
+    "--draws",
+    type=click.IntRange(min=0),
+    default=500,
+    show_default=True,
+    metavar="N",
+    help="Short answers to draw for the test of frequencies; 0 leaves it out.",
+)
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to run."
+)
+@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="CPU threads of torch.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def verify(
+    methods: tuple[str, ...],
+    model: str,
+    draft_model: str,
+    benches: tuple[str, ...],
+    limit: int,
+    data_dir: Path | None,
+    max_new_tokens: int,
+    draws: int,
+    device: str,
+    threads: int,
+    as_json: bool,
+) -> None:
+    """Hold methods to what they claim on your own model, in float64.
+
+    Greedy answers must be those of autoregressive, token by token; steps those that the method's drafts dictate,
+    drafted anew by full recomputation, where that can be done; short sampled answers must have the target's
+    distribution, by every way that draws can go, and in frequencies really drawn. The weights take eight bytes a
+    parameter. The exit code is 1 where a check fails. `benchctl doctor --method` asks more, on tiny random targets.
+
+    \b
+    Examples:
+      benchctl verify --method two_model
+      benchctl verify --method prompt_lookup --method 'm2r2[exit=2]' --limit 5 --draws 2000
+      benchctl verify --method two_model --model my_models/target --draft-model my_models/draft --json
+    """
+    from benchctl.conformance.own_model import WHAT
+    from benchctl.measuring.own_model import prepare
+    from benchctl.measuring.settings import ModelSettings, PromptSettings
+
+    own = prepare(
+        methods,
+        PromptSettings(benches, limit, data_dir),
+        ModelSettings(model, draft_model, "float64", device, threads),
+        lambda notice: click.echo(f"Note: {notice}", err=True),
+    )
+    tell_findings(_findings(own, max_new_tokens, draws), WHAT, as_json)
+
+
+def _findings(own: OwnModel, new_tokens: int, draws: int) -> Iterator[tuple[str, Iterator[Finding]]]:
+    """The findings on each method; a method that `all` brought in and that cannot run here is told of and left out."""
+    from benchctl.conformance.own_model import Case
+    from benchctl.conformance.own_model import verify as verify_case
+
+    for choice in own.choices:
+        if choice.unsupported:
+            click.echo(f"Note: {choice.label} cannot run here: {choice.unsupported}.", err=True)
+            continue
+        draft = own.drafts(choice)
+        case = Case(choice.label, choice.method, own.target, draft, own.prompts, new_tokens, draws)
+        yield choice.label, verify_case(case, Path(own.name).name)

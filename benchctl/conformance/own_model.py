@@ -1,0 +1,199 @@
+"""A method held to its claim on a user's own target: float64 equality, replayed steps, the distribution it draws from.
+
+`examine` asks the same and more on random targets; here nothing is made small, so each question is asked of a few
+prompts. In float64 rounding decides nothing that is not a tie to the fifteenth digit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from benchctl.conformance.chances import distribution, total_variation
+from benchctl.conformance.examine import guarded
+from benchctl.conformance.findings import Deviation, Finding, Held, Result, Skipped, finding, shown
+from benchctl.conformance.replay import replay
+from benchctl.conformance.replayed import drafter_of
+from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.method import Method
+from benchctl.decoding.sampling import Sampling
+from benchctl.decoding.target import Target
+from benchctl.registry import BASELINE, build, parse_label
+
+Text = tuple[int, ...]
+
+WHAT: dict[str, str] = {
+    "greedy": "greedy answers are autoregressive's",
+    "steps": "steps are those that its drafts and the text dictate",
+    "sampled": "all ways to draw a short answer have the target's chances",
+    "draws": "answers really drawn have the target's frequencies",
+}
+_WARM = Sampling(temperature=1.5, top_k=2)
+_SHORT = 4  # tokens of a drawn answer: sixteen answers, and room for drafts two tokens deep
+_ROUNDING = 1e-6  # see claims.py
+_FEWEST = 5.0  # answers expected in a cell of a G-test
+_CHANCE = 1e-4  # of failing a method that is right
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prepared method on a float64 target, with the draft model it has, if any, and the ids of some prompts.
+
+    new_tokens  of each greedy answer, at most
+    draws       short answers that are really drawn
+    """
+
+    label: str
+    method: Method
+    target: Target
+    draft: Target | None
+    prompts: tuple[Sequence[int], ...]
+    new_tokens: int
+    draws: int
+
+    def answer(self, prompt: Sequence[int]) -> Generation:
+        """What the method says, greedily."""
+        return decode(self.method, self.target, prompt, Limits(self.new_tokens), Sampling(), lambda: 0.0)
+
+    def drawn(self, seed: int = 0) -> Text:
+        """A short answer to the shortest prompt."""
+        limits = Limits(_SHORT)
+        return decode(self.method, self.target, self.shortest, limits, _WARM, lambda: 0.0, seed).token_ids
+
+    @property
+    def shortest(self) -> Sequence[int]:
+        return min(self.prompts, key=len)
+
+
+def verify(case: Case, target: str) -> Iterator[Finding]:
+    """A finding for each check, in order; ``target`` is what the target is called."""
+    checks: dict[str, Callable[[Case], Result]] = {"greedy": greedy, "steps": steps, "sampled": sampled, "draws": draws}
+    for name, check in checks.items():
+        yield finding(case.label, name, target, guarded(partial(check, case)))
+
+
+def greedy(case: Case) -> Result:
+    """Token by token what plain decoding says on the same target."""
+    if case.method.exactness == "lossy":
+        return Skipped(f"claims no exactness: {case.method.reason}")
+    baseline, tokens = build(BASELINE), 0
+    for number, prompt in enumerate(case.prompts, 1):
+        got = case.answer(prompt).token_ids
+        truth = decode(baseline, case.target, prompt, Limits(case.new_tokens), Sampling(), lambda: 0.0).token_ids
+        if got != truth:
+            at = next((at for at, (one, other) in enumerate(zip(got, truth, strict=False)) if one != other), len(truth))
+            expected = f"{shown(truth[at:])} from token {at + 1} of prompt {number} on, as {BASELINE} has it"
+            action = "commit only what the target's logits say, and its own token after that; or claim lossy"
+            return Deviation(expected, shown(got[at:]), action)
+        tokens += len(truth)
+    return Held(_counted(tokens, "token", case))
+
+
+def steps(case: Case) -> Result:
+    """Drafted and accepted, step by step, as drafting by full recomputation gives them: see replay.py."""
+    if case.target.encoder is not None:
+        return Skipped("replayed steps are for targets without an encoder")
+    drafter = drafter_of(parse_label(case.label).name, case.method, case.target, case.draft)
+    if isinstance(drafter, str):
+        return Skipped(drafter)
+    count = 0
+    for number, prompt in enumerate(case.prompts, 1):
+        got = case.answer(prompt)
+        limit = min(case.new_tokens, case.target.context_tokens - len(prompt))
+        rounds = [(step.drafted, step.accepted) for step in got.steps]
+        dictated = replay(prompt, got.token_ids, limit, drafter)
+        if rounds != dictated:
+            pairs = enumerate(zip(rounds, dictated, strict=False))
+            at = next((at for at, (one, other) in pairs if one != other), min(len(rounds), len(dictated)))
+            action = "look at masks, positions and what the drafter's cache keeps of rejected tokens"
+            return Deviation(f"{_round(dictated, at)} in step {at + 1} of prompt {number}", _round(rounds, at), action)
+        count += len(rounds)
+    return Held(_counted(count, "step", case))
+
+
+def _counted(number: int, noun: str, case: Case) -> str:
+    asked = len(case.prompts)
+    return f"{number} {noun}{'s' * (number != 1)} of {asked} prompt{'s' * (asked != 1)}"
+
+
+def _round(rounds: Sequence[tuple[int, int]], at: int) -> str:
+    return f"{rounds[at][1]} accepted of {rounds[at][0]} drafted" if at < len(rounds) else "no step"
+
+
+def sampled(case: Case) -> Result:
+    """The exact distribution of short answers, by every way that draws can go, against the target's own."""
+    if reason := _not_sampled(case.method):
+        return reason
+    found = distribution(lambda _: case.drawn())
+    distance = total_variation(found, chances(case))
+    if not distance < _ROUNDING:
+        action = "draw with context.pick, Chain or sampling.draw, and give Draft the distribution drawn from"
+        return Deviation("total variation 0 from the target's distribution", f"{distance:.3g}", action)
+    return Held(f"{len(found)} answers, total variation {distance:.1g}")
+
+
+def draws(case: Case) -> Result:
+    """A G-test of answers drawn with seeds of their own: what enumeration replaces, the numbers drawn, is in play."""
+    if reason := _not_sampled(case.method):
+        return reason
+    if not case.draws:
+        return Skipped("no draws were asked for")
+    expected, counts = chances(case), Counter(case.drawn(seed) for seed in range(case.draws))
+    action = "draw from context.generator alone, once for each decision, and never from a number drawn before"
+    if impossible := [text for text in counts if expected.get(text, 0.0) == 0.0]:
+        return Deviation("only answers that the target can give", shown(impossible[0]), action)
+    p = g_test(counts, expected)
+    if p is None:
+        return Skipped(f"{case.draws} draws are too few, or all chances lie on one answer; ask for more")
+    if p < _CHANCE:
+        return Deviation("the target's frequencies", f"others, p = {p:.1g} in {case.draws} draws", action)
+    return Held(f"p = {p:.2g} in {case.draws} draws")
+
+
+def _not_sampled(method: Method) -> Skipped | None:
+    return None if method.exactness == "exact" else Skipped(f"claims {method.exactness}, not exactness under sampling")
+
+
+@torch.inference_mode()
+def chances(case: Case) -> dict[Text, float]:
+    """The probability of every short answer, each token's by a pass over the whole text."""
+    found: dict[Text, float] = {(): 1.0}
+    for _ in range(_SHORT):
+        longer: dict[Text, float] = {}
+        for text, chance in found.items():
+            if text and text[-1] in case.target.stop_ids:
+                longer[text] = chance
+                continue
+            probs = _WARM.probs(case.target.next_logits(case.shortest, text)[None])[0]
+            for token in probs.nonzero().flatten().tolist():
+                longer[*text, token] = chance * float(probs[token])
+        found = longer
+    return found
+
+
+def g_test(counts: Counter[Text], expected: dict[Text, float]) -> float | None:
+    """p-value of the G-test (Sokal and Rohlf, Biometry) that ``counts`` were drawn from ``expected``.
+
+    Cells are taken together, the rarest first, until each is expected five times: below, the test's chi-squared is no
+    good. None where that leaves one cell.
+    """
+    total = counts.total()
+    cells: list[tuple[float, float]] = []
+    seen, due = 0.0, 0.0
+    for text, chance in sorted(expected.items(), key=lambda item: item[1]):
+        seen, due = seen + counts[text], due + chance * total
+        if due >= _FEWEST:
+            cells.append((seen, due))
+            seen, due = 0.0, 0.0
+    if due and cells:  # what rounding leaves of the last and largest
+        cells[-1] = (cells[-1][0] + seen, cells[-1][1] + due)
+    if len(cells) < 2:
+        return None
+    g = 2 * sum(seen * math.log(seen / due) for seen, due in cells if seen)
+    halves = torch.tensor([(len(cells) - 1) / 2, max(g, 0.0) / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(halves[0], halves[1]))

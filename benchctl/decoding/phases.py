@@ -1,0 +1,70 @@
+"""The marks of a generation: when prefill and each step ended and, where asked for, what the time of a step went into.
+
+Readings of the clock between the phases of a step wait for the device each time and so slow it down: a profile is a
+pass of its own, and never the one that a speed-up is taken from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Literal
+
+Phase = Literal["draft", "verify", "commit", "host"]
+"""draft: proposing tokens, with what the drafter takes from the verification; verify: the target's pass and the choice
+of tokens, of plain steps too; commit: keeping and dropping rows in the cache; host: what is left, the loop included."""
+
+PHASES: tuple[Phase, ...] = ("draft", "verify", "commit", "host")
+UNSPLIT = "unsplit"  # the whole of a step that told of no phase, as those of a method that has a step of its own
+
+
+def unwatched(phase: Phase) -> None:
+    """What a step tells its phases where nobody splits it."""
+
+
+class Marks:
+    """Reads the clock it is given. With ``split`` it also gathers the phases that are told through `enter`."""
+
+    def __init__(self, clock: Callable[[], float], split: bool = False) -> None:
+        self._clock = clock
+        self._split = split
+        self._at: list[float] = []
+        self._steps: list[dict[str, float]] = []
+        self._entered: list[tuple[Phase, float]] = []
+
+    def mark(self) -> None:
+        """Prefill begins, prefill has ended, a step has ended, a step has ended .."""
+        self._at.append(self._clock())
+        if self._split and len(self._at) > 2:
+            self._steps.append(self._phases_of(*self._at[-2:]))
+        self._entered.clear()
+
+    def enter(self, phase: Phase) -> None:
+        """The step under way comes to this phase; it began in that of the host."""
+        self._entered.append((phase, self._clock()))
+
+    @property
+    def watch(self) -> Callable[[Phase], None]:
+        """What steps are to tell their phases."""
+        return self.enter if self._split else unwatched
+
+    def seconds(self, steps: int) -> list[float]:
+        """Of prefill, then of each of the first ``steps`` steps."""
+        return [after - before for before, after in pairwise(self._at[: 2 + steps])]
+
+    def phases(self, steps: int) -> dict[str, tuple[float, ...]]:
+        """Seconds of each phase in each of the first ``steps`` steps, which they add up to; nothing if not split."""
+        if not self._split:
+            return {}
+        unsplit = any(UNSPLIT in step for step in self._steps)
+        names = (*PHASES, UNSPLIT) if unsplit else PHASES
+        return {name: tuple(step.get(name, 0.0) for step in self._steps[:steps]) for name in names}
+
+    def _phases_of(self, begin: float, end: float) -> dict[str, float]:
+        if not self._entered:
+            return {UNSPLIT: end - begin}
+        spent: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+        told = [("host", begin), *self._entered, ("host", end)]
+        for (phase, since), (_, until) in pairwise(told):
+            spent[phase] += until - since
+        return spent

@@ -1,0 +1,1 @@
+"""Published answers and judgements of other programs as records of benchctl."""

@@ -1,0 +1,164 @@
+"""The rows of a results file, parsed and checked line by line as they are gone through, so that none has to be kept."""
+
+import json
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, TypeVar, overload
+
+from pydantic import TypeAdapter, ValidationError
+
+from benchctl.errors import InvalidData
+from benchctl.records import ROW, RUN, SCHEMA_VERSION, Row, Run
+from benchctl.rowkeys import batch_keys, row_key, same_batch
+
+FIRST_ROW: Final = 2  # its line; the run stands in line 1
+
+_Record = TypeVar("_Record", Run, Row)
+
+
+class StoredRows(Sequence[Row]):
+    """The rows in the lines of a file from the second on, each made anew whenever it is asked for.
+
+    `starts` are the bytes where their lines start, and where the last of them ends. Whoever goes through all rows gets
+    them checked: raises InvalidData, with file and line, for a row that cannot be true (see Row), that is not of the
+    run, or occurs twice, and for a batch whose rows do not stand together.
+    """
+
+    def __init__(self, path: Path, run: Run, starts: "array[int]") -> None:
+        self._path, self._run, self._starts = path, run, starts
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Row, ...]: ...
+    def __getitem__(self, index: int | slice) -> Row | tuple[Row, ...]:
+        numbers = range(len(self))[index]
+        return self._row(numbers) if isinstance(numbers, int) else tuple(map(self._row, numbers))
+
+    def __iter__(self) -> Iterator[Row]:
+        rows = self._checked()
+        return rows if self._run.batch_size == 1 else _whole_batches(self._path, rows)
+
+    def _row(self, number: int) -> Row:
+        start, end = self._starts[number], self._starts[number + 1]
+        with self._path.open("rb") as file:
+            file.seek(start)
+            return _valid(ROW, self._path, number + FIRST_ROW, file.read(end - start))
+
+    def _checked(self) -> Iterator[Row]:
+        belongs, line_of = _Belonging(self._run), dict[tuple[object, ...], int]()
+        with self._path.open("rb") as file:
+            file.seek(self._starts[0])
+            for number in range(FIRST_ROW, FIRST_ROW + len(self)):
+                row = _valid(ROW, self._path, number, file.readline())
+                if problem := belongs.problem(row):
+                    raise InvalidData(f"{self._path}:{number}: {problem}")
+                # A plain tuple is none that the garbage collector would go through again and again.
+                if (first := line_of.setdefault(tuple(row_key(row)), number)) != number:
+                    raise InvalidData(
+                        f"{self._path}:{number}: the same generation as line {first}. Remove one of the two lines."
+                    )
+                yield row
+
+
+class _Belonging:
+    """Whether a row can be one of a run."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._labels = {method.label for method in run.methods}
+        self._suites = {suite.name for suite in run.suites}
+
+    def problem(self, row: Row) -> str:
+        """What speaks against it, or ""."""
+        run = self._run
+        if row.label not in self._labels or row.suite not in self._suites:
+            return f"'{row.label}' on '{row.suite}' is not part of the run in line 1."
+        if bool(row.batch) != (run.batch_size > 1) or len(row.batch) > run.batch_size:
+            return f"a batch of {len(row.batch)} in a run of batch size {run.batch_size}."
+        if row.mode not in run.modes:
+            return f"a row of mode {row.mode} in a run of mode {', '.join(run.modes)}."
+        if row.totals is not None and not run.imported:
+            return "totals without lists, which only imported files have, in a run that was measured here."
+        return ""
+
+
+def index(path: Path) -> "array[int]":
+    """The bytes where the lines of a file start, and where the last one ends. Raises OSError."""
+    starts = array("q", [0])
+    with path.open("rb") as file:
+        for line in file:
+            starts.append(starts[-1] + len(line))
+    return starts
+
+
+def run_of(path: Path, line: bytes) -> Run:
+    """The run in the first line. Raises InvalidData for anything else, and for one of a newer version."""
+    record = json.loads(line) if is_json(line) else None
+    if not isinstance(record, dict) or record.get("kind") != "run" or "schema_version" not in record:
+        raise InvalidData(
+            f"{path}:1: is not the start of a benchctl run. Give a file that `benchctl run --out` wrote, or turn "
+            "another program's answers into one with `benchctl import`."
+        )
+    version = record["schema_version"]
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise InvalidData(
+            f"{path}:1: written by a newer benchctl, schema {version} (this one reads {SCHEMA_VERSION}); upgrade."
+        )
+    return _valid(RUN, path, 1, line)
+
+
+def torn_batch(rows: StoredRows) -> int:
+    """How many rows at the end are of a batch that is not whole, as a killed run leaves it."""
+    last = rows[-1]
+    torn = last.batch.index(last.prompt_id) + 1 if last.batch else 0
+    if not 0 < torn < len(last.batch):
+        return 0
+    found = rows[-torn:]
+    whole = tuple(map(row_key, found)) == batch_keys(last)[:torn] and same_batch(found)
+    return torn if whole else 0  # what is no part of a batch stays, to be named when the rows are gone through
+
+
+def is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _whole_batches(path: Path, rows: Iterator[Row]) -> Iterator[Row]:
+    """The rows, batch by batch. Raises InvalidData for a batch whose rows do not follow each other."""
+    waiting: list[Row] = []
+    for number, row in enumerate(rows, FIRST_ROW):
+        waiting.append(row)
+        keys = batch_keys(waiting[0])
+        if row_key(row) != keys[len(waiting) - 1] or not same_batch(waiting):
+            raise _not_whole(path, number + 1 - len(waiting))
+        if len(waiting) == len(keys):
+            yield from waiting
+            waiting = []
+    if waiting:
+        raise _not_whole(path, number + 1 - len(waiting))
+
+
+def _not_whole(path: Path, number: int) -> InvalidData:
+    return InvalidData(f"{path}:{number}: the rest of its batch does not follow. Restore or remove its lines.")
+
+
+def _valid(adapter: TypeAdapter[_Record], path: Path, number: int, line: bytes) -> _Record:
+    try:
+        return adapter.validate_json(line)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        if problem["loc"] == ("kind",) and is_json(line) and json.loads(line)["kind"] == "run":
+            raise InvalidData(f"{path}:{number}: another run begins here. Give every run a file of its own.") from error
+        place = ".".join(str(part) for part in problem["loc"])
+        message = problem["msg"].removeprefix("Value error, ")
+        raise InvalidData(
+            f"{path}:{number}: {place + ': ' if place else ''}{message}. Restore or remove this line."
+        ) from error

@@ -1,0 +1,275 @@
+"""Published answer files give the figures that were published, and what they do not tell stays unknown."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from benchctl.analysis.cautions import cautions
+from benchctl.analysis.comparison import Group, MethodFigures, compare
+from benchctl.analysis.faithfulness import DEGENERATION
+from benchctl.analysis.groups import differences
+from benchctl.analysis.imported import JUDGE_SCORE
+from benchctl.analysis.metrics import (
+    BLOCK_EFFICIENCY,
+    DECODE_SPEEDUP,
+    SOUND_SPEEDUP,
+    SPEEDUP,
+    TOKEN_AGREEMENT,
+    TOKENS_PER_S,
+    TPOT,
+    TTFT,
+)
+from benchctl.cli import main
+from benchctl.errors import InvalidData, UserError
+from benchctl.importing.gather import Imported, Source, Terms, gather
+from benchctl.importing.sums import sums_of
+from benchctl.recordfile import Writer, read
+
+MEDUSA_7B = "medusa-vicuna-7b-v1.3{}-temperature-0.0-posterior_threshold-0.09-posterior_alpha-0.3"
+VICUNA, REST = "vicuna-7b-v1.5-temperature-0.0-top_p-0", "rest-vicuna-7b-v1.5-temperature-0.0-top_p-0"
+
+
+@pytest.fixture(scope="module")
+def published(shared: Path) -> Path:
+    return shared / "data" / "published_results"
+
+
+def _import(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["import", *map(str, arguments)])
+
+
+def _figures(imported: Imported, path: Path) -> tuple[Group, dict[str, MethodFigures]]:
+    with Writer(path, imported.run) as writer:
+        writer.append(*imported.rows)
+    (group,) = compare([read(path)])
+    return group, {method.label: method for method in group.pooled.methods}
+
+
+def test_three_published_runs_of_medusa_give_their_speeds_and_tokens_per_step(published: Path, tmp_path: Path) -> None:
+    files = [Source(published / "medusa" / f"{MEDUSA_7B.format(run)}.jsonl") for run in ("", "-1", "-2")]
+    imported = gather(files, Terms(), name="medusa")
+    sums = list(sums_of(imported.rows).values())
+    assert [f"{of.tokens_per_s:.2f}" for of in sums] == ["101.30", "102.65", "94.66"]
+    assert [(of.answers, of.new_tokens, f"{of.tokens_per_step:.3f}") for of in sums] == [(160, 43754, "2.565")] * 3
+    _, methods = _figures(imported, tmp_path / "medusa.jsonl")
+    found = [methods[MEDUSA_7B.format(run)] for run in ("", "-1", "-2")]
+    speeds = [method.estimate(TOKENS_PER_S).value for method in found]
+    assert [round(speed or 0, 2) for speed in speeds] == [101.30, 102.65, 94.66]
+    assert {round(method.estimate(BLOCK_EFFICIENCY).value or 0, 3) for method in found} == {2.565}
+    assert imported.run.temperature == 0 and imported.run.suites[0].name == "mt-bench"
+
+
+def test_rest_and_its_baseline_give_their_speeds_and_the_ratio_of_them(published: Path, tmp_path: Path) -> None:
+    out = tmp_path / "rest.jsonl"
+    result = _import(*(published / "rest" / f"{name}.jsonl" for name in (f"baseline-{VICUNA}", REST)), "--out", out)
+    assert result.exit_code == 0, result.output
+    assert f"{VICUNA}: 160 answers, 41244 tokens, 38.89 tokens/s, 1.000 tokens per step" in result.stdout
+    assert f"{REST}: 160 answers, 40491 tokens, 66.22 tokens/s (1.70x), 1.989 tokens per step" in result.stdout
+    (group,) = compare([read(out)])
+    assert group.run.baseline == VICUNA
+    speeds = [method.estimate(TOKENS_PER_S).value for method in group.pooled.methods]
+    assert [round(speed or 0, 2) for speed in speeds] == [38.89, 66.22]
+    # In time alone it is 1060.62 s / 611.43 s: its answers are 1.8% shorter.
+    assert group.pooled.methods[1].estimate(SPEEDUP).value == pytest.approx(1060.62 / 611.43, rel=1e-4)
+
+
+def test_published_judgements_give_the_published_scores(published: Path, tmp_path: Path) -> None:
+    """The mean over 160 turns, worked out from the file by itself; models that have no answers here are told of."""
+    judged = published / "medusa" / "gpt-4_single.jsonl"
+    alone = gather([Source(judged)], Terms(), name="scores")
+    models = (MEDUSA_7B.format("-1"), "vicuna-7b-v1.3", "vicuna-7b-v1.3-greedy")
+    assert {label: of.score for label, of in sums_of(alone.rows).items()} == {
+        model: pytest.approx(score) for model, score in zip(models, (5.9875, 6.103125, 5.878125), strict=True)
+    }
+    answers = Source(published / "medusa" / f"{MEDUSA_7B.format('-1')}.jsonl")
+    both = gather([answers, Source(judged)], Terms(), name="both")
+    assert both.notices == ("320 judgements are of models without answers here and are left out.",)
+    _, methods = _figures(both, tmp_path / "both.jsonl")
+    score = methods[MEDUSA_7B.format("-1")].estimate(JUDGE_SCORE)
+    assert score.value == pytest.approx(5.9875)
+    assert score.interval is not None and score.interval.low < 5.9875 < score.interval.high
+
+
+Fields = dict[str, Any]
+
+
+def _answer(question: int = 1, model: str = "medusa-a", /, **choice: Any) -> Fields:
+    usual = {"turns": ["one", "two"], "idxs": [3, 1], "new_tokens": [8, 4], "wall_time": [2.0, 1.0]}
+    return {"question_id": question, "model_id": model, "choices": [{"index": 0, **usual, **choice}], "tstamp": 1.5}
+
+
+def _spec_bench(question: int = 1, /, **choice: Any) -> Fields:
+    fields = _answer(question, "sps", **{"decoding_steps": [4, 2], "accept_lengths": [2] * 6, **choice})
+    del fields["choices"][0]["idxs"]
+    return fields
+
+
+def _write(path: Path, *lines: Fields) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def _gather(*paths: Path, terms: Terms | None = None) -> Imported:
+    return gather([Source(path) for path in paths], terms or Terms(), name="x")
+
+
+@pytest.mark.parametrize(
+    ("line", "program", "steps"),
+    [
+        (_answer(), "medusa", [4, 2]),
+        (_answer(1, "ea-eagle3"), "eagle", [4, 2]),
+        (_answer(**{"accept_lengths:": [1] * 6}), "rest", [4, 2]),
+        (_spec_bench(), "spec-bench", [4, 2]),
+        (_spec_bench(accept_lengths=[2] * 8), "spec-bench", [5, 3]),  # its script stored the last indices here
+        (_spec_bench(accept_lengths=[2] * 5), "spec-bench", [None, None]),
+    ],
+)
+def test_steps_are_counted_as_each_program_stores_them(
+    tmp_path: Path, line: Fields, program: str, steps: list[int | None]
+) -> None:
+    imported = _gather(_write(tmp_path / "a.jsonl", line))
+    assert imported.run.imported == program
+    totals = [row.totals for row in imported.rows]
+    assert [of and of.steps for of in totals] == steps
+    assert [(of and of.new_tokens, of and of.wall_s) for of in totals] == [(8, 2.0), (4, 1.0)]
+    assert bool(imported.notices) == (None in steps)
+
+
+def test_a_turn_its_program_failed_on_is_a_failed_generation_and_lends_no_number(tmp_path: Path) -> None:
+    """These programs store the tokens and the time of the turn before it, which then enter their averages."""
+    lines = [_spec_bench(1), _spec_bench(2, turns=["one", "ERROR"], new_tokens=[8, 999], wall_time=[2.0, 999.0])]
+    imported = _gather(_write(tmp_path / "a.jsonl", *lines))
+    assert imported.notices == (
+        "1 turns are marked ERROR: their numbers are those of an earlier turn and are left out.",
+    )
+    assert [row.error is None for row in imported.rows] == [True, True, True, False]
+    assert sums_of(imported.rows)["sps"].tokens_per_s == pytest.approx(20 / 5)
+
+
+def test_what_an_imported_file_does_not_tell_has_no_figure_and_is_flagged(tmp_path: Path) -> None:
+    paths = [_write(tmp_path / f"{name}.jsonl", *(_answer(n, f"medusa-{name}") for n in range(12))) for name in "ab"]
+    group, methods = _figures(_gather(*paths), tmp_path / "out.jsonl")
+    other = methods["medusa-b"]
+    unknown = (TPOT, TTFT, DECODE_SPEEDUP, SOUND_SPEEDUP, TOKEN_AGREEMENT, DEGENERATION)
+    assert [other.estimate(metric).value for metric in unknown] == [None] * len(unknown)
+    assert (other.estimate(SPEEDUP).value, other.lossless) == (1.0, False)
+    assert other.estimate(SPEEDUP).interval is None  # two processes, each measured once
+    assert cautions(group)[0].startswith("imported from files of medusa, which hold no token ids")
+
+
+def test_answers_without_counts_are_imported_without_speeds(tmp_path: Path) -> None:
+    line = {"question_id": 7, "model_id": "chatty", "choices": [{"index": 0, "turns": ["one"]}]}
+    imported = _gather(_write(tmp_path / "a.jsonl", line))
+    assert (imported.run.imported, imported.rows[0].text) == ("fastchat", "one")
+    _, methods = _figures(imported, tmp_path / "out.jsonl")
+    assert methods["chatty"].estimate(TOKENS_PER_S).value is None
+
+
+def test_files_of_one_label_are_sessions_of_one_method(tmp_path: Path) -> None:
+    one, two = (_write(tmp_path / f"{n}.jsonl", _answer(1, f"medusa-{n}")) for n in (1, 2))
+    base = _write(tmp_path / "base.jsonl", _answer(1, "medusa-none"))
+    out = tmp_path / "out.jsonl"
+    result = _import(base, f"medusa={one}", f"medusa={two}", "--out", out, "--baseline", "medusa", "--target", "vicuna")
+    assert result.exit_code == 0, result.output
+    found = read(out)
+    assert (found.run.baseline, found.run.target.name) == ("medusa", "vicuna")
+    assert {(row.label, row.session) for row in found.rows} == {("medusa", 1), ("medusa", 2), ("medusa-none", 0)}
+
+
+def test_answers_of_other_targets_or_programs_are_not_comparable(tmp_path: Path) -> None:
+    """All that is known of an imported target is the name its user gave it."""
+    answers = _write(tmp_path / "a.jsonl", _answer())
+    outs = {name: tmp_path / f"{name}.jsonl" for name in ("one", "same", "other", "eagle")}
+    for name, out in outs.items():
+        format = "eagle" if name == "eagle" else "medusa"
+        target = "33b" if name == "other" else "7b"
+        assert _import(f"a={answers}", "--out", out, "--target", target, "--format", format).exit_code == 0
+    one, same, other, eagle = (read(out).run for out in outs.values())
+    assert differences(one, same) == ()
+    assert [found.field for found in differences(one, other)] == ["target"]
+    assert [found.field for found in differences(one, eagle)] == ["imported"]
+
+
+def test_several_answers_to_a_question_are_its_repeats(tmp_path: Path) -> None:
+    line = _answer()
+    line["choices"] *= 3
+    imported = _gather(_write(tmp_path / "a.jsonl", line))
+    assert imported.run.repeats == 3
+    assert [row.repeat for row in imported.rows] == [0, 0, 1, 1, 2, 2]
+
+
+def _judgement(**changes: Any) -> Fields:
+    usual = {"question_id": 1, "model": "medusa-a", "judge": ["gpt-4", "single-v1"], "turn": 1, "score": 7}
+    return usual | changes
+
+
+def test_an_unreadable_judgement_is_counted_and_never_scored(tmp_path: Path) -> None:
+    lines = [_judgement(), _judgement(turn=2, score=-1)]
+    imported = _gather(_write(tmp_path / "a.jsonl", *lines))
+    assert sums_of(imported.rows)["medusa-a"].score == 7
+    assert imported.rows[1].counters == {"judge_score": 0.0, "judged": 0.0, "judge_unreadable": 1.0}
+    assert "1 judgements could not be read" in imported.notices[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (_answer(wall_time=[2.0, float("nan")]), "wall_time holds nan, which is no time"),
+        (_answer(wall_time=[2.0, -1.0]), "wall_time holds -1.0, which is no time"),
+        (_answer(wall_time=[2.0]), "2 turns, but 2 new_tokens, 1 wall_time, 2 steps"),
+        (_answer(new_tokens=[8, -4]), "new_tokens holds -4, which is no count"),
+        (_answer(new_tokens=[8, True]), "new_tokens holds True, which is no count"),
+        (_answer(new_tokens="8"), "new_tokens is '8', but should be a list"),
+        (_answer(idxs=[3, 4]), "turn 1 has 5 steps for 4 new_tokens"),
+        (_answer(turns=[1, 2]), "turns holds 1, which is no text"),
+        (_answer(**{"accept_lengths:": [1] * 5}), "idxs tell of 6 steps, but accept_lengths of 5"),
+        (_answer(1, "ess-vicuna"), "may be of Medusa or of EAGLE, whose files look the same: say --format"),
+        (_answer(1), "a second answer of medusa-a to question 1"),
+        ({"prompt": "Hello"}, "choices is missing, but should be a list"),
+        ({"question_id": 5, "model_id": "a", "choices": []}, "choices is empty"),
+        ({**_answer(2), "question_id": None}, "question_id is missing"),
+        (_judgement(score="high"), "score is 'high', but should be a number"),
+        (_judgement(score=70), "score is 70, but should be from 1 to 10, or -1"),
+        (_judgement(turn=0), "turn is 0, but should be 1 or 2"),
+        ({"judge": ["gpt-4"], "model_1": "a", "model_2": "b"}, "compares two answers"),
+    ],
+)
+def test_a_line_that_cannot_be_used_is_named_with_its_number_and_exit_code_3(
+    tmp_path: Path, line: Fields, problem: str
+) -> None:
+    path = _write(tmp_path / "a.jsonl", _answer(), line)
+    with pytest.raises(InvalidData, match=f"a.jsonl:2: .*{problem}"):
+        _gather(path)
+    out = tmp_path / "out.jsonl"
+    result = _import(path, "--out", out)
+    assert (result.exit_code, out.exists()) == (3, False)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "7", "not json"])
+def test_a_line_that_is_no_object_is_named(tmp_path: Path, text: str) -> None:
+    path = _write(tmp_path / "a.jsonl", _answer())
+    path.write_text(path.read_text() + text + "\n")
+    with pytest.raises(InvalidData, match="a.jsonl:2: is no JSON object"):
+        _gather(path)
+
+
+def test_wrong_usage_says_what_to_do(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.jsonl", _answer())
+    with pytest.raises(UserError, match="no answers of x. There are those of: medusa-a"):
+        _gather(path, terms=Terms(baseline="x"))
+    with pytest.raises(UserError, match="missing.jsonl: cannot be read: No such file"):
+        _gather(tmp_path / "missing.jsonl")
+    with pytest.raises(UserError, match="no answers in it"):
+        _gather(_write(tmp_path / "empty.jsonl"))
+    with pytest.raises(UserError, match="give the file without a label"):
+        gather([Source(_write(tmp_path / "j.jsonl", _judgement()), "me")], Terms(), name="x")
+    assert _import(path, "--out", path).exit_code == 2  # exists
+
+
+def test_a_format_that_is_said_is_not_guessed(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.jsonl", _answer(1, "ess-vicuna-70b-temperature-0.7"))
+    imported = _gather(path, terms=Terms(format="eagle"))
+    assert (imported.run.imported, imported.run.temperature) == ("eagle", 0.7)

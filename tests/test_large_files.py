@@ -1,0 +1,88 @@
+"""Files of a hundred thousand generations are compared in seconds, and without holding their rows.
+
+The measure is a file of that size: 10 s and 1 GB are 100 us and 10 kB a row. Here it is a part of one, and the time is
+told in that of parsing its lines, so that a busy machine does not count.
+"""
+
+import json
+import random
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fixtures_records import BASELINE, DRAFTED, baseline_row, drafted_row, write
+
+from benchctl.analysis.comparison import compare
+from benchctl.recordfile import read, scan
+from benchctl.records import Row
+
+REPEATS = 5
+
+
+def _rows(prompts: int, tokens: int) -> list[Row]:
+    """Answers of `tokens` tokens with times as they are measured, for two labels and a few repeats."""
+    chance = random.Random(0)
+    rows = []
+    for number in range(prompts):
+        ids = tuple(chance.randrange(4096) for _ in range(tokens))
+        for repeat in range(REPEATS):
+            for row in (baseline_row(tokens=tokens), drafted_row(steps=(tokens - 1) // 2)):
+                times = tuple(round(chance.uniform(0.009, 0.011), 6) for _ in row.step_s)
+                rows.append(
+                    replace(row, prompt_id=f"p{number}", repeat=repeat, token_ids=ids, step_s=times, text="so " * 200)
+                )
+    return rows
+
+
+def _least_s(work: Callable[[], object]) -> float:
+    """Of a few runs, the one that was disturbed least."""
+    spent = []
+    for _ in range(3):
+        started = time.process_time()
+        work()
+        spent.append(time.process_time() - started)
+    return min(spent)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("large") / "run.jsonl", _rows(prompts=120, tokens=129))
+
+
+def test_a_row_costs_little_more_than_to_parse_it(path: Path) -> None:
+    lines = path.read_bytes().splitlines()
+    parsing_s = _least_s(lambda: [None for line in lines if json.loads(line) is None])
+    few = replace(scan(path), rows=read(path).rows[: 2 * REPEATS])
+    fixed_s = _least_s(lambda: compare([few]))
+    comparing_s = _least_s(lambda: compare([scan(path)])) - fixed_s
+    assert comparing_s < 3 * parsing_s
+
+
+def test_rows_are_not_held_while_they_are_compared(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.jsonl", _rows(prompts=12, tokens=1601))
+    compare([scan(path)])  # whatever is loaded or cached on the way
+    tracemalloc.start()
+    compare([scan(path)])
+    streamed = tracemalloc.get_traced_memory()[1]
+    tracemalloc.reset_peak()
+    compare([read(path)])
+    held = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert streamed < held / 4 and streamed < path.stat().st_size
+
+
+def test_what_is_streamed_has_the_same_figures_as_what_is_held(path: Path) -> None:
+    streamed, held = (compare([file])[0].pooled for file in (scan(path), read(path)))
+    assert streamed == held
+    assert {method.label for method in streamed.methods} == {BASELINE, DRAFTED}
+
+
+def test_rows_that_stay_in_their_file_can_be_had_like_any_others(path: Path) -> None:
+    rows, held = scan(path).rows, read(path).rows
+    assert (len(rows), rows[0], rows[-1]) == (len(held), held[0], held[-1])
+    assert rows[3:5] == held[3:5]
+    with pytest.raises(IndexError):
+        rows[len(held)]

@@ -1,0 +1,168 @@
+"""A winner is named with those it cannot be told from, and no chance difference makes one."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fixtures_records import BASELINE, RUN, baseline_row, drafted_row, failed, method, write
+
+from benchctl.analysis.comparison import Group, compare
+from benchctl.analysis.report import render
+from benchctl.analysis.stats import Levels, p_value
+from benchctl.analysis.winner import fastest, holm, sentence
+from benchctl.recordfile import read
+from benchctl.records import Exactness, Row, Run
+
+PROMPTS = 20
+
+
+def rows_of(paces: Mapping[str, float], noise: float = 0.001, seed: int = 0, session: float = 1.0) -> list[Row]:
+    """Answers of 8 s by the baseline, and by others at their pace; with a noise of each generation."""
+    rng = np.random.default_rng(seed)
+    rows: list[Row] = []
+    for number in range(PROMPTS):
+        for label, pace in {BASELINE: 1.0, **paces}.items():
+            usual = (
+                baseline_row(f"p{number}", ttft_s=0.0) if label == BASELINE else drafted_row(f"p{number}", ttft_s=0.0)
+            )
+            seconds = 8 / pace * session * float(rng.lognormal(0, noise)) / len(usual.step_s)
+            rows.append(replace(usual, label=label, step_s=(seconds,) * len(usual.step_s)))
+    return rows
+
+
+def run_of(paces: Mapping[str, float], exactness: Exactness = "exact") -> Run:
+    return replace(RUN, methods=(method(BASELINE), *(method(label, exactness) for label in paces)))
+
+
+def group_of(path: Path, rows: list[Row], run: Run) -> Group:
+    (group,) = compare([read(write(path / "run.jsonl", rows, run))])
+    return group
+
+
+def test_the_fastest_is_named_with_those_it_beats_and_those_it_may_not(tmp_path: Path) -> None:
+    """1.500 and 1.501 differ by less than 0.3% of noise shows; 1.4 is beaten beyond doubt, and so is the baseline."""
+    paces = {"a": 1.4, "b": 1.5, "c": 1.501}
+    group = group_of(tmp_path, rows_of(paces, noise=0.003), run_of(paces))
+    found = fastest(group)
+    assert found is not None
+    assert {found.label, *found.untold} == {"b", "c"}
+    assert found.slower == ("a", BASELINE)
+    assert found.pairs == 6
+    said = sentence(group, found)
+    assert said.startswith(f"Fastest of 4 that give the target's own answers: {found.label}, 1.50x [1.50, 1.50] over")
+    assert f"It cannot be told from {found.untold[0]}. (95% sure, Holm's correction for 6 pairs.)" in said
+
+
+def test_all_others_beaten_is_said(tmp_path: Path) -> None:
+    group = group_of(tmp_path, rows_of({"a": 1.4}), run_of({"a": 1.4}))
+    found = fastest(group)
+    assert found is not None and (found.label, found.slower) == ("a", (BASELINE,))
+    assert "It is faster than each of the others. (95% sure, Holm's correction for 1 pair.)" in sentence(group, found)
+
+
+def test_the_baseline_itself_may_win(tmp_path: Path) -> None:
+    group = group_of(tmp_path, rows_of({"a": 0.8}), run_of({"a": 0.8}))
+    found = fastest(group)
+    assert found is not None and (found.label, found.slower) == (BASELINE, ("a",))
+    assert f"{BASELINE}, the baseline itself." in sentence(group, found)
+
+
+def test_a_difference_below_the_floor_is_none_however_narrow_the_intervals(tmp_path: Path) -> None:
+    paces = {"a": 1.50, "b": 1.52, "c": 1.60}
+    group = group_of(tmp_path, rows_of(paces), run_of(paces))
+    found = [fastest(group, floor) for floor in (0.0, 0.05, 0.06, 0.07)]
+    assert [each and each.untold for each in found] == [(), (), ("b",), ("b", "a")]
+    assert found[3] is not None
+    assert "; a difference below 7.0% counts as none.)" in sentence(group, found[3])
+
+
+def test_the_floor_reaches_every_format(tmp_path: Path) -> None:
+    paces = {"a": 1.50, "b": 1.52}
+    groups = [group_of(tmp_path, rows_of(paces), run_of(paces))]
+    assert "It is faster than each of the others" in " ".join(render(groups, "md").split())
+    for format in ("table", "md"):
+        assert "It cannot be told from a." in " ".join(render(groups, format, floor=0.05).split())
+    found = json.loads(render(groups, "json", floor=0.05))["groups"][0]["fastest"]
+    assert found == {
+        "label": "b",
+        "slower": [BASELINE],
+        "cannot_be_told_from": ["a"],
+        "compared_pairs": 3,
+        "floor": 0.05,
+    }
+
+
+@pytest.mark.parametrize("lossy", ["claim", "answers"])
+def test_what_loses_answers_cannot_win(tmp_path: Path, lossy: str) -> None:
+    """Whether a method says so itself, or its answers do."""
+    rows = rows_of({"a": 1.4, "b": 2.0})
+    run = run_of({"a": 1.4, "b": 2.0})
+    if lossy == "claim":
+        run = replace(run, methods=(*run.methods[:2], method("b", "lossy")))
+    else:
+        rows = [replace(row, verdict="lossy", first_divergence=1) if row.label == "b" else row for row in rows]
+    found = fastest(group_of(tmp_path, rows, run))
+    assert found is not None and (found.label, found.slower) == ("a", (BASELINE,))
+
+
+def test_nobody_wins_where_only_the_baseline_competes(tmp_path: Path) -> None:
+    assert fastest(group_of(tmp_path, rows_of({"a": 2.0}), run_of({"a": 2.0}, "lossy"))) is None
+
+
+def test_the_pair_that_decides_is_of_what_both_answered(tmp_path: Path) -> None:
+    """b fails on the prompts that are slow for all; on the others a is faster than b."""
+    paces = {"a": 1.5, "b": 1.4}
+    rows = [
+        replace(row, step_s=tuple(s * (1 + 9 * (int(row.prompt_id[1:]) < 5)) for s in row.step_s))
+        for row in rows_of(paces)
+    ]
+    rows = [failed(row) if row.label == "b" and int(row.prompt_id[1:]) < 5 else row for row in rows]
+    found = fastest(group_of(tmp_path, rows, run_of(paces)))
+    assert found is not None and found.label == "a" and set(found.slower) == {"b", BASELINE}
+
+
+def test_methods_of_different_sessions_are_not_told_from_each_other_by_prompts(tmp_path: Path) -> None:
+    """a and b run alike; b was measured on a day when everything took 8% longer, with a baseline of its own."""
+    files = []
+    for label, session in (("a", 1.0), ("b", 1.08)):
+        path = tmp_path / f"{label}.jsonl"
+        files.append(read(write(path, rows_of({label: 1.5}, session=session), run_of({label: 1.5}))))
+    (group,) = compare(files)
+    found = fastest(group)
+    assert found is not None and found.label in "ab"
+    assert found.slower == (BASELINE,) and len(found.untold) == 1
+
+
+@pytest.mark.parametrize(
+    ("p_values", "told"),
+    [
+        ((0.01, 0.02, 0.04), "ABC"),
+        ((0.01, 0.03, 0.04), "A"),
+        ((0.02, 0.02, 0.02), ""),
+        ((0.04, 0.016, 0.9), "B"),
+    ],
+)
+def test_holm_s_steps(p_values: tuple[float, ...], told: str) -> None:
+    """Against 0.05 / 3, then 0.05 / 2, then 0.05, up to the first that fails."""
+    found = holm({(name, ""): value for name, value in zip("ABC", p_values, strict=True)})
+    assert {name for name, _ in found} == set(told)
+
+
+def test_of_ten_equal_methods_one_is_called_faster_once_in_twenty_runs_at_most() -> None:
+    """45 pairs, of which the best and the worst were picked by the same numbers: a t test of just those two would tell
+    them apart in most runs."""
+    rng = np.random.default_rng(0)
+    levels = Levels(np.zeros(PROMPTS, dtype=np.int64), np.arange(PROMPTS))
+    wrong = uncorrected = 0
+    for _ in range(200):
+        seconds = rng.lognormal(0, 0.5, PROMPTS) * rng.lognormal(0, 0.05, (10, PROMPTS))
+        pairs = combinations(range(10), 2)
+        chances = {(str(one), str(other)): p_value(seconds[one], seconds[other], levels) for one, other in pairs}
+        wrong += bool(holm(chances))
+        uncorrected += min(chances.values()) < 0.05
+    assert wrong / 200 <= 0.10
+    assert uncorrected / 200 >= 0.5
