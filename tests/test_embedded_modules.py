@@ -40,9 +40,9 @@ def test_modules_are_bound_to_the_target_they_are_beside(model: str, method: str
 
 @pytest.mark.slow
 def test_the_accelerated_stream_drafts_better_than_its_exit_and_the_slow_state(tmp_path: Path) -> None:
-    """By margins whose intervals exclude zero, on two dozen tokens of twelve prompts; figures: docs/m2r2.md."""
+    """By margins whose intervals exclude zero, on two dozen tokens of thirty prompts; figures: docs/m2r2.md."""
     labels = ("m2r2", "m2r2[source=exit]", "m2r2[source=slow]")
-    file = read(_run(tmp_path / "drafts.jsonl", *labels, limit=12))
+    file = read(_run(tmp_path / "drafts.jsonl", *labels, limit=30))
     assert {row.verdict for row in file.rows if row.label in labels} == {"identical"}
     for other in labels[1:]:
         figures = {method.label: method for method in compare([over(file, other)])[0].pooled.methods}
