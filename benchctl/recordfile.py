@@ -36,8 +36,8 @@ def read(path: Path | str) -> RunFile:
     """The run and rows of a results file; a torn last line or batch, left by a killed run, is dropped with a notice.
 
     Raises UserError for a file that cannot be read, and InvalidData, with file and line, for one that is empty, not of
-    benchctl, of a newer version, broken elsewhere than in its last line or batch, or whose rows cannot be true (see
-    Row) or occur twice.
+    benchctl, of a newer version, broken elsewhere than where a kill tore it (a line that ends in a newline was written
+    whole), or whose rows cannot be true (see Row) or occur twice.
     """
     file = scan(path)
     return replace(file, rows=tuple(file.rows))
@@ -62,7 +62,7 @@ def scan(path: Path | str) -> RunFile:
         raise InvalidData(f"{path}: is empty. Give a file that `benchctl run --out` wrote.")
     notices: list[str] = []
     lines = len(starts) - 1
-    if lines > 1 and not is_json(last):
+    if lines > 1 and not last.endswith(b"\n") and not is_json(last):
         notices.append(_torn(path, lines, "line"))
         starts.pop()
     run = run_of(path, first)

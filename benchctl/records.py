@@ -5,8 +5,8 @@ Reading, appending and resuming are in recordfile.py.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import count
-from operator import le, sub
+from itertools import compress, count
+from operator import le, lt, sub
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
@@ -16,8 +16,12 @@ from pydantic.dataclasses import dataclass
 # imported totals: all are read as ever, answers as one by one and running freely.
 SCHEMA_VERSION: Final = 5
 
+# Sums in `fidelity` that are a part of another one.
+_PARTS = (("target_agreed_tokens", "scored_tokens"), ("replay_agreed_tokens", "replay_judged_tokens"))
 _CHECKED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 _LISTS = Field(strict=False)  # only for the list itself (JSON has no tuples); what is in it stays strict
+
+UNKNOWN_TARGET: Final = "unknown, of answers by "  # how an imported target is named that nobody told the name of
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(gt=0)]
@@ -173,9 +177,10 @@ class Row:
 
     `mode` says what was decoded: the method's own text ("free"), the baseline's tokens forced upon it ("replay"), or
     its own text with every step split ("profile"): `phases` then has, by the name of each phase, its seconds per step.
-    Only free rows make a headline. `invalid` says why the times are not to be trusted ("" where nothing speaks against
-    them), `conditions` what the machine showed while they were taken, by name and unit. `fidelity` has sums over the
-    answer's tokens, by name: see measuring.faithfulness. An imported generation may have `totals` and no lists.
+    Only free rows make a headline. `invalid` says why its times, or in the last row of a round those of the round, are
+    not to be trusted ("" where nothing speaks against them; see analysis.rounds), `conditions` what the machine showed
+    while they were taken, by name and unit. `fidelity` has sums over the answer's tokens, by name: see
+    measuring.faithfulness. An imported generation may have `totals` and no lists.
 
     Example: prefill gives token 5; a step drafts 7 8 9, accepts 7 8 and adds 4:
     `token_ids=(5, 7, 8, 4), committed=(3,), drafted=(3,), accepted=(2,), rows=(4,), layers=(12, 12, 12, 12)`.
@@ -250,6 +255,8 @@ def _ledger_problem(row: Row) -> str:
         return f"{len(row.token_ids)} token_ids, but prefill and steps committed {1 + sum(row.committed)}"
     if len(row.layers) != len(row.token_ids):
         return f"{len(row.token_ids)} token_ids, but {len(row.layers)} entries in layers"
+    if not all(map(lt, compress(row.drafted, row.drafted), compress(row.rows, row.drafted))):
+        return "a step that drafts has a row of the target for each drafted token, and one for the token before them"
     possible = set(map(sub, row.committed, row.accepted)) <= {0, 1} and all(map(le, row.accepted, row.drafted))
     return "" if possible else _impossible_step(row)  # to look for it takes ten times as long as to know of it
 
@@ -267,7 +274,10 @@ def _verdict_problem(row: Row) -> str:
         return "identical, but with a first divergence"
     if row.verdict in ("tie", "numeric", "lossy") and row.first_divergence is None:
         return f"{row.verdict}, but without a first divergence"
-    return ""
+    if row.totals is None and (row.first_divergence or 0) > len(row.token_ids):
+        return f"a first divergence at {row.first_divergence} in an answer of {len(row.token_ids)} token_ids"
+    more = (part for part, whole in _PARTS if not 0 <= row.fidelity.get(part, 0) <= row.fidelity.get(whole, 0))
+    return next((f"fidelity: there cannot be that many {part}" for part in more), "")
 
 
 def _batch_problem(row: Row) -> str:

@@ -1,7 +1,9 @@
 """The rows of a results file, parsed and checked line by line as they are gone through, so that none has to be kept."""
 
 import json
+import re
 from array import array
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeVar, overload
@@ -84,6 +86,18 @@ class _Belonging:
             return f"a row of mode {row.mode} in a run of mode {', '.join(run.modes)}."
         if row.totals is not None and not run.imported:
             return "totals without lists, which only imported files have, in a run that was measured here."
+        return "" if run.imported or not row.token_ids else self._excess(row)
+
+    def _excess(self, row: Row) -> str:
+        """What is more than there can be. A token may carry layers that were caught up for earlier ones: only their sum
+        is bounded."""
+        target, tokens = self._run.target, len(row.token_ids)
+        if tokens > self._run.max_new_tokens:
+            return f"{tokens} token_ids in a run of {self._run.max_new_tokens} max_new_tokens."
+        if (largest := max(row.token_ids)) >= target.vocabulary:
+            return f"token {largest} of a vocabulary of {target.vocabulary}."
+        if (layers := sum(row.layers)) > target.layers * tokens:
+            return f"{layers} layers for {tokens} tokens of a target of {target.layers} layers."
         return ""
 
 
@@ -104,7 +118,13 @@ def run_of(path: Path, line: bytes) -> Run:
             f"{path}:1: is not the start of a benchctl run. Give a file that `benchctl run --out` wrote, or turn "
             "another program's answers into one with `benchctl import`."
         )
+    if line.startswith(BOM_UTF8):
+        raise InvalidData(f"{path}:1: starts with a byte-order mark. Write the file as UTF-8 without one.")
     version = record["schema_version"]
+    if isinstance(version, bool):  # which counts as 1 where a number is asked for
+        raise InvalidData(
+            f"{path}:1: schema_version: {str(version).lower()} is no version. Restore or remove this line."
+        )
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise InvalidData(
             f"{path}:1: written by a newer benchctl, schema {version} (this one reads {SCHEMA_VERSION}); upgrade."
@@ -151,6 +171,8 @@ def _not_whole(path: Path, number: int) -> InvalidData:
 
 
 def _valid(adapter: TypeAdapter[_Record], path: Path, number: int, line: bytes) -> _Record:
+    if not line.strip():
+        raise InvalidData(f"{path}:{number}: the line is empty. Remove it.")
     try:
         return adapter.validate_json(line)
     except ValidationError as error:
@@ -158,7 +180,8 @@ def _valid(adapter: TypeAdapter[_Record], path: Path, number: int, line: bytes) 
         if problem["loc"] == ("kind",) and is_json(line) and json.loads(line)["kind"] == "run":
             raise InvalidData(f"{path}:{number}: another run begins here. Give every run a file of its own.") from error
         place = ".".join(str(part) for part in problem["loc"])
-        message = problem["msg"].removeprefix("Value error, ")
+        # What the JSON parser calls line 1 is this line.
+        message = re.sub(r" at line \d+ column \d+$", "", problem["msg"]).removeprefix("Value error, ")
         raise InvalidData(
             f"{path}:{number}: {place + ': ' if place else ''}{message}. Restore or remove this line."
         ) from error

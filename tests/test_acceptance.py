@@ -50,7 +50,9 @@ def row_of(steps: Steps, prompt_id: str = "p0", *, nodes: int = 1, cut: int = 0)
 def values_of(tmp_path: Path, rows: list[Row]) -> dict[str, float | None]:
     """All figures by their name, through a file, its frame and its pairs."""
     baselines = [baseline_row(row.prompt_id, tokens=len(row.token_ids)) for row in rows]
-    frame = load([write(tmp_path / "run.jsonl", baselines + rows)])
+    longest = max(len(row.token_ids) for row in rows)
+    run = replace(RUN, max_new_tokens=longest, target=replace(RUN.target, vocabulary=longest))
+    frame = load([write(tmp_path / "run.jsonl", baselines + rows, run)])
     pairs = pair(frame, DRAFTED, BASELINE)
     named = (ACCEPTANCE_RATE, ROW_ACCEPTANCE, MEAN_ACCEPTED, BLOCK_EFFICIENCY)
     return {metric.name: metric.value(pairs) for metric in (*named, *by_position(frame).metrics)}

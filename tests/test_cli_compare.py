@@ -98,6 +98,28 @@ def test_a_pattern_without_a_match_says_what_to_do(tmp_path: Path) -> None:
     assert "no file matches" in result.stderr and "benchctl run" in result.stderr
 
 
+@pytest.mark.parametrize("more", [["--overlap"], ["--floor", "aa.json"]])
+def test_what_a_view_does_not_show_is_refused_rather_than_ignored(path: Path, more: list[str]) -> None:
+    (path.parent / "aa.json").write_text(
+        json.dumps({"kind": "aa", "schema_version": 1, "minimum_detectable_effect": 0.1})
+    )
+    more = [str(path.parent / each) if each == "aa.json" else each for each in more]
+    assert _compare(path, *more).exit_code == 0
+    result = _compare(path, "--acceptance", *more)
+    assert result.exit_code == 2 and f"leave {more[0] if more[0] == '--floor' else 'one of the two'} out" in (
+        " ".join(result.stderr.split())
+    )
+
+
+def test_a_floor_is_refused_where_it_has_no_part(path: Path) -> None:
+    """In csv nothing is called a difference; --fail-below has its use for it in any format."""
+    floor = path.parent / "aa.json"
+    floor.write_text(json.dumps({"kind": "aa", "schema_version": 1, "minimum_detectable_effect": 0.1}))
+    gate = ["--baseline", path, "--fail-below", 0.9]
+    assert _compare(path, "--format", "csv", "--floor", floor).exit_code == 2
+    assert _compare(path, "--format", "csv", "--floor", floor, *map(str, gate)).exit_code == 0
+
+
 def test_times_can_be_set_against_another_method(path: Path) -> None:
     """As loading experts ahead is against loading them on demand; the speed-up is that of the two, pair by pair."""
     usual = json.loads(_compare(path, "--format", "json").stdout)["groups"][0]["suites"][-1]["methods"]

@@ -1,12 +1,26 @@
 """The frame has one line per generation, and pairs each with its counterpart by the baseline."""
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
-from fixtures_records import BASELINE, DRAFTED, EXITING, baseline_row, drafted_row, exiting_row, failed, write
+from fixtures_records import (
+    BASELINE,
+    DRAFTED,
+    EXITING,
+    RUN,
+    baseline_row,
+    batch,
+    drafted_row,
+    exiting_row,
+    failed,
+    write,
+)
 
-from benchctl.analysis.frame import load, measured_apart, pair
+from benchctl.analysis.frame import load, measured_apart, pair, to_frame
+from benchctl.recordfile import RunFile
+from benchctl.records import Mode, Row
 
 
 def test_a_line_sums_the_steps_of_its_generation(tmp_path: Path) -> None:
@@ -78,6 +92,37 @@ def test_a_generation_measured_out_of_bounds_is_not_paired_but_keeps_its_line(tm
     frame = load([write(tmp_path / "run.jsonl", rows)])
     assert list(frame["invalid"]).count("throttled") == 1
     assert list(pair(frame, DRAFTED, BASELINE)["prompt_id"]) == ["p0"]
+
+
+def with_marked(place: int, rows: list[Row]) -> list[Row]:
+    return [replace(row, invalid="throttled") if index == place else row for index, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize("mode", ["free", "replay"])
+def test_one_generation_out_of_bounds_takes_its_whole_round_along(tmp_path: Path, mode: Mode) -> None:
+    """All labels, all turns and all modes of a prompt's repeat, and nothing else: neither the other repeat, nor the
+    same one of another prompt or session."""
+    made = [baseline_row(), drafted_row(), exiting_row()]
+    places = product(("p0", "p1"), range(2), range(2), range(2))
+    rows = [
+        replace(row, prompt_id=prompt, repeat=repeat, session=session, turn=turn, mode=each)
+        for prompt, repeat, session, turn in places
+        for row in made
+        for each in ("free", "replay")
+    ]
+    first = replace(exiting_row(), prompt_id="p0", mode="replay", turn=1)
+    rows = with_marked(rows.index(first), rows)
+    frame = load([write(tmp_path / "run.jsonl", rows)], mode=mode)
+    found = pair(frame, DRAFTED, BASELINE)[["prompt_id", "repeat", "session", "turn"]]
+    left = {place for place in product(("p0", "p1"), range(2), range(2), range(2)) if place[:3] != ("p0", 0, 0)}
+    assert set(found.itertuples(index=False, name=None)) == left and len(found) == len(left)
+
+
+def test_the_round_of_a_batch_is_that_of_all_its_prompts(tmp_path: Path) -> None:
+    rows = [*batch(baseline_row("p0"), baseline_row("p1")), *batch(drafted_row("p0"), drafted_row("p1"))]
+    for place in range(len(rows)):
+        file = RunFile(tmp_path / "a.jsonl", replace(RUN, batch_size=2), tuple(with_marked(place, rows)))
+        assert pair(to_frame([file]), DRAFTED, BASELINE).empty
 
 
 def test_arms_that_never_shared_a_session_are_paired_across_sessions(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, drafted_row, failed, usual_rows, write
 
 from benchctl.analysis.comparison import Estimate, compare
-from benchctl.analysis.gates import REQUIREMENTS, Kept, kept, quotient
+from benchctl.analysis.gates import REQUIREMENTS, Kept, kept, quotient, told
 from benchctl.analysis.metrics import SPEEDUP
 from benchctl.analysis.stats import Interval
 from benchctl.cli import main
@@ -28,6 +28,9 @@ def _answers(change: Callable[[Row], Row]) -> list[Row]:
     """Answers of the baseline and the drafting method, every fifth of the latter changed."""
     rows = [row for row in usual_rows() if row.label != EXITING]
     return [change(row) if row.label == DRAFTED and int(row.prompt_id[1:]) % 5 == 0 else row for row in rows]
+
+
+TWO = replace(RUN, methods=RUN.methods[:2])  # the run of those
 
 
 def _tie(row: Row) -> Row:
@@ -61,7 +64,7 @@ def _sampled(row: Row) -> Row:
 def test_requirements_are_met_by_their_verdict_and_stricter_ones(
     tmp_path: Path, change: Callable[[Row], Row], dtype: str, met: set[str]
 ) -> None:
-    path = write(tmp_path / "run.jsonl", _answers(change), replace(RUN, dtype=dtype))
+    path = write(tmp_path / "run.jsonl", _answers(change), replace(TWO, dtype=dtype))
     codes = {required: _compare(path, "--require", required).exit_code for required in REQUIREMENTS}
     assert codes == {required: int(required not in met) for required in REQUIREMENTS}
 
@@ -76,18 +79,58 @@ def test_a_broken_requirement_names_method_and_answers_and_leaves_stdout_alone(t
 def test_identical_answers_of_a_method_that_claims_less_are_not_lossless(tmp_path: Path) -> None:
     """What it was found to do on these prompts is no promise for the next."""
     rows = [replace(row, label=EXITING) if row.label == DRAFTED else row for row in _answers(lambda row: row)]
-    path = write(tmp_path / "run.jsonl", rows)
+    path = write(tmp_path / "run.jsonl", rows, replace(RUN, methods=(RUN.methods[0], RUN.methods[2])))
     assert _compare(path, "--require", "identical").exit_code == 0
     assert _compare(path, "--require", "lossless").exit_code == 1
 
 
 def test_a_file_of_the_baseline_alone_meets_no_requirement(tmp_path: Path) -> None:
-    path = write(tmp_path / "run.jsonl", [row for row in usual_rows() if row.label == BASELINE])
+    rows = [row for row in usual_rows() if row.label == BASELINE]
+    path = write(tmp_path / "run.jsonl", rows, replace(RUN, methods=RUN.methods[:1]))
     result = _compare(path, "--require", "identical")
     assert (result.exit_code, result.stderr) == (
         1,
         f"FAIL: nothing but {BASELINE} was measured, so nothing can be identical.\n",
     )
+
+
+@pytest.mark.parametrize("required", REQUIREMENTS)
+def test_what_was_to_be_measured_and_was_not_meets_no_requirement(tmp_path: Path, required: str) -> None:
+    """A method without any answer, as one that hangs; a run that was killed; and one that lost a turn of a prompt."""
+    rows = _answers(lambda row: row)
+    path = tmp_path / "run.jsonl"
+    assert _compare(write(path, rows, TWO), "--require", required).exit_code == 0
+    result = _compare(write(path, rows, RUN), "--require", required)
+    missing = f"FAIL: {EXITING} was measured on 0 of 20 prompts: continue its run with --resume.\n"
+    assert (result.exit_code, result.stderr) == (1, missing)
+    result = _compare(write(path, rows[:-1], TWO), "--require", required)
+    assert (result.exit_code, result.stderr) == (1, missing.replace(EXITING, DRAFTED).replace(" 0 ", " 19 "))
+    turns = [replace(row, turn=1) for row in rows if row.label == BASELINE]
+    result = _compare(write(path, [*rows, *turns], TWO), "--require", required)
+    assert (result.exit_code, result.stderr) == (1, missing.replace(EXITING, DRAFTED))
+
+
+def test_sessions_that_are_whole_together_meet_a_requirement(tmp_path: Path) -> None:
+    rows = _answers(lambda row: row)
+    parts = [
+        write(tmp_path / f"{n}.jsonl", half, replace(TWO, name=str(n))) for n, half in enumerate((rows[:20], rows[20:]))
+    ]
+    assert _compare(*parts, "--require", "identical").exit_code == 0
+    assert _compare(parts[0], "--require", "identical").exit_code == 1
+
+
+def test_of_a_method_that_could_not_run_nothing_is_required_and_it_is_said(tmp_path: Path) -> None:
+    methods = (*TWO.methods, replace(RUN.methods[2], unsupported="it needs trained exits"))
+    path = write(tmp_path / "run.jsonl", _answers(lambda row: row), replace(RUN, methods=methods))
+    result = _compare(path, "--require", "identical")
+    note = f"Note: {EXITING} was not measured (it needs trained exits): nothing is required of it.\n"
+    assert (result.exit_code, result.stderr) == (0, note)
+
+
+def test_a_requirement_is_not_asked_of_another_baseline(tmp_path: Path) -> None:
+    """Which would be let off, for nothing is asked of a baseline."""
+    path = write(tmp_path / "run.jsonl", usual_rows())
+    assert _compare(path, "--require", "identical", "--over", EXITING).exit_code == 2
 
 
 def _slowed(rows: Sequence[Row], factor: float, label: str = DRAFTED) -> list[Row]:
@@ -218,6 +261,15 @@ def test_without_an_interval_the_value_decides() -> None:
     assert not Kept("a", 0.96, 1.0, 0.96, None).slower(0.95)
     assert Kept("a", None, 1.0, None, None).slower(0.95)
     assert not Kept("a", 0.9, 1.0, 0.9, Interval(0.8, 1.01)).slower(0.95)
+
+
+def test_slower_beyond_chance_and_an_estimate_below_is_a_failure_and_both_are_said() -> None:
+    """Also where what is allowed lies inside the interval."""
+    lost = Kept("a", 0.94, 1.0, 0.94, Interval(0.92, 0.97))
+    assert lost.slower(0.95)
+    assert list(told([lost], 0.95)) == [
+        "a: 0.94x now, 1.00x before, 0.940 [0.920, 0.970] of it: FAIL, slower beyond chance, its estimate below 0.95"
+    ]
 
 
 def test_a_loss_that_the_machines_noise_hides_is_no_regression() -> None:

@@ -67,7 +67,9 @@ def test_rest_and_its_baseline_give_their_speeds_and_the_ratio_of_them(published
     result = _import(*(published / "rest" / f"{name}.jsonl" for name in (f"baseline-{VICUNA}", REST)), "--out", out)
     assert result.exit_code == 0, result.output
     assert f"{VICUNA}: 160 answers, 41244 tokens, 38.89 tokens/s, 1.000 tokens per step" in result.stdout
-    assert f"{REST}: 160 answers, 40491 tokens, 66.22 tokens/s (1.70x), 1.989 tokens per step" in result.stdout
+    assert (
+        f"{REST}: 160 answers, 40491 tokens, 66.22 tokens/s (1.70x in tokens/s), 1.989 tokens per step" in result.stdout
+    )
     (group,) = compare([read(out)])
     assert group.run.baseline == VICUNA
     speeds = [method.estimate(TOKENS_PER_S).value for method in group.pooled.methods]
@@ -169,7 +171,7 @@ def test_answers_without_counts_are_imported_without_speeds(tmp_path: Path) -> N
 
 
 def test_files_of_one_label_are_sessions_of_one_method(tmp_path: Path) -> None:
-    one, two = (_write(tmp_path / f"{n}.jsonl", _answer(1, f"medusa-{n}")) for n in (1, 2))
+    one, two = (_write(tmp_path / f"{n}.jsonl", _answer(1, f"medusa-{n}", wall_time=[n, 1.0])) for n in (1, 2))
     base = _write(tmp_path / "base.jsonl", _answer(1, "medusa-none"))
     out = tmp_path / "out.jsonl"
     result = _import(base, f"medusa={one}", f"medusa={two}", "--out", out, "--baseline", "medusa", "--target", "vicuna")
@@ -193,6 +195,58 @@ def test_answers_of_other_targets_or_programs_are_not_comparable(tmp_path: Path)
     assert [found.field for found in differences(one, eagle)] == ["imported"]
 
 
+def test_two_imports_whose_target_nobody_told_are_not_of_one_target(tmp_path: Path) -> None:
+    """Speeds of a 7B and of a 13B model under one label would become one mean; sessions of one baseline may."""
+    outs = []
+    for name, model in (("one", "medusa-7b"), ("other", "medusa-13b"), ("same", "medusa-7b")):
+        answers = _write(tmp_path / f"{name}.jsonl", _answer(1, model, wall_time=[len(name), 1.0]))
+        outs.append(tmp_path / f"{name}.out.jsonl")
+        assert _import(f"m={answers}", "--out", outs[-1]).exit_code == 0
+    one, other, same = (read(out).run for out in outs)
+    assert [(found.field, found.one.strip(), found.other.strip()) for found in differences(one, other)] == [
+        ("target", "unknown, of answers by medusa-7b", "unknown, of answers by medusa-13b")
+    ]
+    assert differences(one, same) == ()
+    assert CliRunner().invoke(main, ["compare", *map(str, outs[:2])]).exit_code == 2
+
+
+@pytest.mark.parametrize(("target", "told"), [("", False), ("vicuna-7b", True)])
+def test_an_unknown_target_is_said_to_be_unknown(tmp_path: Path, target: str, told: bool) -> None:
+    paths = [_write(tmp_path / f"{name}.jsonl", _answer(1, f"medusa-{name}")) for name in ("7b", "13b")]
+    group, _ = _figures(_gather(*paths, terms=Terms(target=target)), tmp_path / "out.jsonl")
+    assert any("the target is unknown" in caution for caution in cautions(group)) != told
+
+
+def test_answers_of_two_temperatures_are_no_one_run(tmp_path: Path) -> None:
+    """Which would be called greedy, or sampled, as a whole; a model_id that tells none goes with those that do."""
+    greedy, sampled, silent = (
+        _write(tmp_path / f"{name}.jsonl", _answer(1, f"medusa-{name}", wall_time=[len(name), int(name[-1])]))
+        for name in ("7b-temperature-0.0", "7b-temperature-0.7", "7b-1")
+    )
+    with pytest.raises(UserError, match="different temperatures: medusa-7b-.*0.0, medusa-7b-.*0.7. Import them apart"):
+        _gather(greedy, sampled)
+    with pytest.raises(UserError, match="different temperatures"):
+        gather([Source(greedy, "m"), Source(sampled, "m")], Terms(), name="x")
+    assert [_gather(silent, path).run.temperature for path in (greedy, sampled)] == [0.0, 0.7]
+
+
+def test_a_file_that_is_given_twice_is_refused_for_it_would_count_as_another_session(tmp_path: Path) -> None:
+    """Under the same name, another name, in another order, or as a run of another name with the same times."""
+    lines = [_answer(n, "medusa-1", wall_time=[2.0 + n, 1.0]) for n in range(3)]
+    path, copy = _write(tmp_path / "a.jsonl", *lines), _write(tmp_path / "b.jsonl", *reversed(lines))
+    renamed = _write(tmp_path / "c.jsonl", *({**line, "model_id": "medusa-2"} for line in lines))
+    again = _write(tmp_path / "d.jsonl", *lines[:2], _answer(2, "medusa-1", wall_time=[4.0, 1.001]))
+    dotted = tmp_path / "folder" / ".." / "a.jsonl"
+    (tmp_path / "folder").mkdir()
+    for other in (path, dotted):
+        with pytest.raises(UserError, match="is the same file as .*a.jsonl. Name it once"):
+            gather([Source(path, "m"), Source(other, "other")], Terms(), name="x")
+    for other in (copy, renamed):
+        with pytest.raises(UserError, match=f"{other.name}: has the times of .*a.jsonl, answer by answer"):
+            gather([Source(path, "m"), Source(other, "m")], Terms(), name="x")
+    assert len(gather([Source(path, "m"), Source(again, "m")], Terms(), name="x").rows) == 12
+
+
 def test_several_answers_to_a_question_are_its_repeats(tmp_path: Path) -> None:
     line = _answer()
     line["choices"] *= 3
@@ -214,9 +268,34 @@ def test_an_unreadable_judgement_is_counted_and_never_scored(tmp_path: Path) -> 
     assert "1 judgements could not be read" in imported.notices[0]
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)])
+def test_scores_go_to_the_answers_of_their_model_whatever_their_label(tmp_path: Path, order: tuple[int, ...]) -> None:
+    """Of three runs that share a label two were judged, and one model that has no answers here."""
+    sources = [
+        Source(_write(tmp_path / f"{n}.jsonl", _answer(1, f"medusa-{n}", wall_time=[1.0, n])), "medusa")
+        for n in (1, 2, 3)
+    ]
+    scores = {"medusa-1": 5, "medusa-3": 9, "other": 2}
+    judged = [_judgement(model=model, turn=turn, score=of) for model, of in scores.items() for turn in (1, 2)]
+    sources.append(Source(_write(tmp_path / "judged.jsonl", *judged)))
+    imported = gather([sources[n] for n in order], Terms(), name="x")
+    by_time = {row.totals.wall_s: row.counters.get("judge_score") for row in imported.rows if row.totals and row.turn}
+    assert by_time == {1.0: 5, 2.0: None, 3.0: 9}
+    assert imported.notices == ("2 judgements are of models without answers here and are left out.",)
+    assert sums_of(imported.rows)["medusa"].score == 7
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
+        ({**_answer(2), "tstamp": 1.7e12}, "tstamp is 1700000000000.0, but should be in seconds since 1970"),
+        ({**_answer(2), "tstamp": 10**400}, "tstamp is 1000.*, but should be in seconds since 1970"),
+        ({**_answer(2), "tstamp": -1}, "tstamp is -1, but should be in seconds since 1970"),
+        (_answer(2, wall_time=[2.0, 10**400]), "wall_time holds 1000.*, which is no time"),
+        (_answer(2, wall_time=[2.0, float("inf")]), "wall_time holds inf, which is no time"),
+        (_answer(2, new_tokens=[8, 2**70]), "new_tokens holds 1180591620717411303424, which is no count"),
+        (_judgement(score=10**400), "score is 1000.*, but should be a number"),
+        (_judgement(score=float("nan")), "score is nan, but should be a number"),
         (_answer(wall_time=[2.0, float("nan")]), "wall_time holds nan, which is no time"),
         (_answer(wall_time=[2.0, -1.0]), "wall_time holds -1.0, which is no time"),
         (_answer(wall_time=[2.0]), "2 turns, but 2 new_tokens, 1 wall_time, 2 steps"),
@@ -262,7 +341,7 @@ def test_wrong_usage_says_what_to_do(tmp_path: Path) -> None:
         _gather(path, terms=Terms(baseline="x"))
     with pytest.raises(UserError, match="missing.jsonl: cannot be read: No such file"):
         _gather(tmp_path / "missing.jsonl")
-    with pytest.raises(UserError, match="no answers in it"):
+    with pytest.raises(InvalidData, match="no answers in it"):
         _gather(_write(tmp_path / "empty.jsonl"))
     with pytest.raises(UserError, match="give the file without a label"):
         gather([Source(_write(tmp_path / "j.jsonl", _judgement()), "me")], Terms(), name="x")

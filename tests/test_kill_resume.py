@@ -71,7 +71,7 @@ def usual_settings(folder: Path) -> ask.RunSettings:
         models=ask.ModelSettings(str(folder / "target"), device="cpu"),
         answers=ask.AnswerSettings(max_new_tokens=NEW_TOKENS),
         repeat=ask.RepeatSettings(repeats=2, warm_up=1),
-        watch=False,  # a doubted generation would be measured again, and the machine is busy with the kills
+        watch=False,  # what the machine met is not the same twice, and it is busy with the kills
         resume=True,
     )
 

@@ -13,13 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fixtures_records import BASELINE, DRAFTED, baseline_row, drafted_row, write
+from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, drafted_row, write
 
 from benchctl.analysis.comparison import compare
 from benchctl.recordfile import read, scan
 from benchctl.records import Row
 
 REPEATS = 5
+LONG = replace(RUN, max_new_tokens=2000)
 
 
 def _rows(prompts: int, tokens: int) -> list[Row]:
@@ -49,7 +50,7 @@ def _least_s(work: Callable[[], object]) -> float:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("large") / "run.jsonl", _rows(prompts=120, tokens=129))
+    return write(tmp_path_factory.mktemp("large") / "run.jsonl", _rows(prompts=120, tokens=129), LONG)
 
 
 def test_a_row_costs_little_more_than_to_parse_it(path: Path) -> None:
@@ -62,7 +63,7 @@ def test_a_row_costs_little_more_than_to_parse_it(path: Path) -> None:
 
 
 def test_rows_are_not_held_while_they_are_compared(tmp_path: Path) -> None:
-    path = write(tmp_path / "run.jsonl", _rows(prompts=12, tokens=1601))
+    path = write(tmp_path / "run.jsonl", _rows(prompts=12, tokens=1601), LONG)
     compare([scan(path)])  # whatever is loaded or cached on the way
     tracemalloc.start()
     compare([scan(path)])

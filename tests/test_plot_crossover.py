@@ -15,6 +15,7 @@ from fixtures_records import EXITING, RUN, baseline_row, batch, exiting_row, fai
 from benchctl.analysis.comparison import Estimate, compare
 from benchctl.analysis.metrics import SPEEDUP
 from benchctl.analysis.plot_crossover import Curve, curves, plot_crossover
+from benchctl.analysis.stats import Interval
 from benchctl.cli import main
 from benchctl.errors import UserError
 from benchctl.recordfile import read
@@ -70,8 +71,24 @@ def test_a_curve_passes_1_between_the_sizes_around_it(tmp_path: Path) -> None:
     ],
 )
 def test_crossings_lie_on_straight_lines_over_doublings(values: dict[int, float], expected: list[float]) -> None:
-    curve = Curve("x", {size: Estimate(SPEEDUP, value, None) for size, value in values.items()})
-    assert curve.crossings() == pytest.approx(expected)
+    points = {size: Estimate(SPEEDUP, value, Interval(value - 0.05, value + 0.05)) for size, value in values.items()}
+    assert Curve("x", points).crossings() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("reach", "next_reach", "told"), [(0.3, 0.3, False), (0.1, 0.3, True), (0.3, 0.1, True), (None, None, False)]
+)
+def test_a_crossing_that_noise_could_have_made_is_none(
+    reach: float | None, next_reach: float | None, told: bool
+) -> None:
+    """1.2 and 0.8, by so much either way: at least one of them must be beyond doubt on its side of 1."""
+    points = {
+        size: Estimate(SPEEDUP, value, None if by is None else Interval(value - by, value + by))
+        for size, value, by in ((2, 1.2, reach), (8, 0.8, next_reach))
+    }
+    curve = Curve("x", points)
+    assert curve.crossings() == (pytest.approx((4.0,)) if told else ())
+    assert curve.text == ("x, 1x at about 4.0 together" if told else "x")
 
 
 def test_the_picture_names_methods_sizes_and_baseline(tmp_path: Path) -> None:

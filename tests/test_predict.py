@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fixtures_predict import DRAFTING, PLAIN, TOKENS, Step, both, file_of, row_of, usual_file
-from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, failed
+from fixtures_records import BASELINE, DRAFTED, EXITING, LAYERS, RUN, TARGET, failed
 
-from benchctl.analysis.accounts import slope_of
+from benchctl.analysis.accounts import Sums, head_share, slope_of
 from benchctl.analysis.predict import Prediction, Unpredicted, predict
 from benchctl.errors import UserError
 from benchctl.recordfile import RunFile
@@ -48,14 +48,87 @@ def test_the_parts_of_a_token_s_time_are_those_of_its_steps() -> None:
     assert account.gap_lies_in.name == "unexplained"
 
 
-def test_a_method_that_drafts_nothing_is_predicted_by_the_layers_it_runs() -> None:
-    """Half of 8 s, commit 1 s and host 1 s: 10 / 6. Its passes took 5 s and its host 2, so 8."""
-    account = account_of(usual_file(), EXITING)
-    assert account.predicted.value == pytest.approx(10 / 6)
+HEAD = TARGET.vocabulary * TARGET.hidden_size
+# The head is a fifth of what a pass reads, or of all parameters.
+FIFTHS = {
+    "step_bytes": replace(RUN, step_bytes=4 * 5 * HEAD),
+    "parameters": replace(RUN, target=replace(TARGET, parameters=5 * HEAD)),
+}
+
+
+@pytest.mark.parametrize("told_by", ["step_bytes", "parameters"])
+def test_a_method_that_drafts_nothing_is_predicted_by_the_layers_it_runs_and_a_head(told_by: str) -> None:
+    """The head is a fifth: half of 4/5 of 8 s, 1.6 s for the head, commit 1 s and host 1 s: 10 / 6.8.
+
+    Its passes took 5 s, which is 0.2 s more, and its host 2, so 8.
+    """
+    account = account_of(file_of(usual_file().rows, FIFTHS[told_by]), EXITING)
+    assert account.predicted.value == pytest.approx(10 / 6.8)
     assert account.measured.value == pytest.approx(10 / 8)
     assert account.costs.depth_fraction == pytest.approx(0.5)
-    expected = {"target steps": 6, "drafting": 0, "wider passes": 1, "commit": 0, "host": 1, "unexplained": 0}
+    expected = {"target steps": 6.8, "drafting": 0, "rest of passes": 0.2, "commit": 0, "host": 1, "unexplained": 0}
     assert shares(account) == pytest.approx({name: seconds / 10 for name, seconds in expected.items()}, abs=1e-12)
+
+
+def test_without_a_profile_a_method_that_leaves_early_pays_for_the_head_too() -> None:
+    """Steps of 10 s, of which 4/5 are halved: 10 / 6, where it took 8."""
+    rows = [row for row in usual_file().rows if row.mode == "free"]
+    account = account_of(file_of(rows, FIFTHS["step_bytes"]), EXITING)
+    assert account.basis == "steps"
+    assert account.predicted.value == pytest.approx(10 / 6)
+    assert shares(account) == pytest.approx({"target steps": 0.6, "other work": 0.2})
+
+
+def test_the_head_s_share_shrinks_as_the_text_grows_and_of_nothing_known_is_none() -> None:
+    run = replace(RUN, step_bytes=4 * 4 * HEAD, cache_token_bytes=4 * HEAD // 128)
+    assert head_share(run, 0) == pytest.approx(1 / 4)
+    assert head_share(run, 128) == pytest.approx(1 / 5)
+    half = replace(run, dtype="bfloat16", step_bytes=run.step_bytes // 2, cache_token_bytes=run.cache_token_bytes // 2)
+    assert head_share(half, 128) == pytest.approx(1 / 5)
+    assert head_share(replace(RUN, target=replace(TARGET, parameters=0)), 128) == 0
+
+
+def test_answers_of_other_lengths_are_no_error_of_a_time_per_token() -> None:
+    """Every token of both takes 10 s, whatever the lengths."""
+    rng = random.Random(0)
+    rows = []
+    for prompt in range(12):
+        for label, step in ((BASELINE, PLAIN), (EXITING, Step(0, 0, PLAIN.phases, LAYERS // 2))):
+            rows.append(row_of(label, [step] * rng.randint(5, 100), prompt_id=f"p{prompt}"))
+    account = account_of(file_of(rows), EXITING)
+    for figure, expected in ((account.measured, 1.0), (account.predicted, account.predicted.value)):
+        assert figure.interval is not None
+        assert (figure.value, figure.interval.low, figure.interval.high) == pytest.approx((expected,) * 3)
+
+
+def test_the_interval_of_a_time_per_token_is_as_wide_as_its_error() -> None:
+    """Lengths and paces both vary: the widths of 40 data sets are, in the mean, what the ratios of 40 vary by."""
+    rng = np.random.default_rng(0)
+    found, widths = [], []
+    for _ in range(40):
+        rows = []
+        for prompt in range(20):
+            for label in (BASELINE, EXITING):
+                pace, steps = float(rng.lognormal(0, 0.2)), int(rng.integers(5, 60))
+                step = Step(0, 0, (0.0, pace, 0.0, 0.0), LAYERS if label == BASELINE else LAYERS // 2)
+                rows.append(row_of(label, [step] * steps, prompt_id=f"p{prompt}"))
+        measured = account_of(file_of(rows), EXITING).measured
+        assert measured.interval is not None
+        found.append(measured.value)
+        widths.append(measured.interval.high - measured.interval.low)
+    assert float(np.mean(widths)) == pytest.approx(2 * 1.96 * float(np.std(found)), rel=0.25)
+
+
+def test_the_time_for_other_tokens_is_the_example_s() -> None:
+    sums = Sums.of(
+        [
+            row_of(BASELINE, [Step(0, 0, (0.0, seconds, 0.0, 0.0))] * tokens)
+            for seconds, tokens in ((2.0, 1), (4 / 3, 3))
+        ],
+        LAYERS,
+    )
+    assert sums.for_tokens(sums.seconds, np.array([6.0, 2.0])) == pytest.approx([10, 2])
+    assert sums.for_tokens(sums.seconds, sums.tokens) == pytest.approx([2, 4])
 
 
 @pytest.mark.parametrize("label", [DRAFTED, EXITING])

@@ -11,7 +11,7 @@ import pytest
 from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, batch, drafted_row, exiting_row, failed, write
 from pydantic import ValidationError
 
-from benchctl.errors import UserError
+from benchctl.errors import InvalidData, UserError
 from benchctl.recordfile import Writer, check_output, read
 from benchctl.records import Row, Run, Totals, json_schema, to_line
 from benchctl.rowkeys import batch_keys, row_key
@@ -55,11 +55,22 @@ def test_a_run_killed_in_the_middle_of_a_line_resumes_without_loss_or_doubling(p
     assert [f"{path}:5: the last line is torn" in notice for notice in notices] == ([True] if cut > 1 else [])
 
 
-def test_a_torn_last_line_that_ends_in_a_newline_is_dropped_too(path: Path) -> None:
-    path.write_bytes(write(path, ROWS[:1]).read_bytes() + b'{"kind": "row", "sui\n')
-    found = read(path)
-    assert found.rows == (ROWS[0],)
-    assert f"{path}:3" in found.notices[0]
+@pytest.mark.parametrize(
+    ("last", "problem"),
+    [
+        (b'{"kind": "row", "sui\n', "Invalid JSON: control character .* found while parsing a string. Restore"),
+        (b"garbage\n", "Invalid JSON: expected value. Restore"),
+        (b"\n", "the line is empty. Remove it"),
+    ],
+)
+def test_a_last_line_that_is_whole_and_wrong_was_not_torn_and_stays(path: Path, last: bytes, problem: str) -> None:
+    content = write(path, ROWS[:1]).read_bytes() + last
+    path.write_bytes(content)
+    with pytest.raises(InvalidData, match=f"run.jsonl:3: {problem}"):
+        read(path)
+    with pytest.raises(InvalidData, match="run.jsonl:3: "), Writer(path, RUN, resume=True):
+        pass
+    assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize("left", [b"", to_line(RUN)[:5], to_line(RUN)[:100], to_line(RUN)[:-1]])
@@ -187,6 +198,7 @@ def _unknown_key(line: dict[str, Any]) -> None:
     ("change", "message"),
     [
         (_no_run, r"run.jsonl:1: is not the start of a benchctl run"),
+        (lambda line: line.update(schema_version=True), r"run.jsonl:1: schema_version: true is no version"),
         (_newer, r"run.jsonl:1: written by a newer benchctl, schema 7 \(this one reads 5\); upgrade"),
         (_unknown_key, r"run.jsonl:1: wonder: Unexpected keyword argument"),
         (lambda line: line.pop("dtype"), r"run.jsonl:1: dtype: "),
@@ -209,6 +221,7 @@ def test_a_first_line_that_is_not_a_run_is_named(
         (b"", "is empty"),
         (b"\n\n", "is empty"),
         (b"a,b\n1,2\n", ":1: is not"),
+        (b"\xef\xbb\xbf" + to_line(RUN), ":1: starts with a byte-order mark"),
         (b"\xff\xfe\n", ":1: is not"),
         (b"[" * 9000, ":1: "),
     ],
@@ -235,7 +248,9 @@ def test_a_missing_file_is_named(path: Path) -> None:
         (b'"token_ids":[0,', b'"token_ids":[', "8 token_ids, but prefill and steps committed 9"),
         (b'"label":"auto', b'"label":"other', "is not part of the run in line 1"),
         (b'"kind":"row"', b'"kind":"row","wonder":1', "wonder: Unexpected"),
-        (b'"kind":"row"', b'"kind":"row"}', "Invalid JSON"),
+        (b'"kind":"row"', b'"kind":"row"}', "Invalid JSON: trailing characters. Restore"),
+        (b'"layers":[12', b'"layers":[13', "109 layers for 9 tokens of a target of 12 layers"),
+        (b'"token_ids":[0', b'"token_ids":[4096', "token 4096 of a vocabulary of 4096"),
     ],
 )
 def test_a_broken_line_in_the_middle_is_named_with_its_number(path: Path, old: bytes, new: bytes, message: str) -> None:
@@ -245,6 +260,14 @@ def test_a_broken_line_in_the_middle_is_named_with_its_number(path: Path, old: b
     path.write_bytes(b"".join(lines))
     with pytest.raises(UserError, match=rf"run.jsonl:2: .*{message}"):
         read(path)
+
+
+def test_what_is_as_much_as_there_can_be_is_read(path: Path) -> None:
+    """A token may carry the layers that were caught up for an earlier one."""
+    caught_up = replace(ROWS[0], token_ids=(4095,) * 9, layers=(12, 6, 18, *(12,) * 6))
+    assert read(write(path, [caught_up], replace(RUN, max_new_tokens=9))).rows == (caught_up,)
+    with pytest.raises(InvalidData, match="run.jsonl:2: 9 token_ids in a run of 8 max_new_tokens"):
+        read(write(path, [caught_up], replace(RUN, max_new_tokens=8)))
 
 
 def test_the_same_generation_twice_is_named_with_both_lines(path: Path) -> None:
@@ -266,11 +289,32 @@ def test_the_same_generation_twice_is_named_with_both_lines(path: Path) -> None:
         ({"first_divergence": 3}, "identical, but with a first divergence"),
         ({"verdict": "lossy"}, "lossy, but without a first divergence"),
         ({"error": "out of memory"}, "a failed generation has an error and no tokens"),
+        ({"rows": (4, 4, 3, 4)}, "has a row of the target for each drafted token, and one for the token before"),
+        ({"verdict": "lossy", "first_divergence": 10}, "a first divergence at 10 in an answer of 9 token_ids"),
+        ({"fidelity": {"scored_tokens": 1.0, "target_agreed_tokens": 9.0}}, "that many target_agreed_tokens"),
+        ({"fidelity": {"target_agreed_tokens": 1.0}}, "that many target_agreed_tokens"),
+        ({"fidelity": {"replay_judged_tokens": 1.0, "replay_agreed_tokens": 2.0}}, "many replay_agreed_tokens"),
+        ({"fidelity": {"scored_tokens": 1.0, "target_agreed_tokens": -1.0}}, "that many target_agreed_tokens"),
     ],
 )
 def test_a_row_that_cannot_be_true_is_never_made(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         replace(drafted_row(), **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rows": (9, 4, 4, 4)},  # with scratch rows
+        {"drafted": (0, 3, 3, 3), "accepted": (0, 1, 1, 1), "committed": (1, 2, 2, 2), "rows": (0, 4, 4, 4)},
+        {"verdict": "lossy", "first_divergence": 8},  # where one answer ends and the other goes on
+        {"fidelity": {"scored_tokens": 8.0, "target_agreed_tokens": 8.0, "target_logprob": -3.0}},
+    ],
+)
+def test_a_row_at_the_edge_of_what_can_be_true_is_made(changes: dict[str, Any]) -> None:
+    answer = drafted_row()
+    tokens = 1 + sum(changes.get("committed", answer.committed))
+    replace(answer, token_ids=answer.token_ids[:tokens], layers=answer.layers[:tokens], **changes)
 
 
 def test_a_row_whose_last_path_was_cut_at_the_stop_token_has_no_bonus_token_there() -> None:

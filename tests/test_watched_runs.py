@@ -1,28 +1,31 @@
-"""A run under watch: what its rows tell, what is measured again, and how it is said; and `benchctl doctor`."""
+"""A run under watch: what its rows tell, what is marked, and how it is said; and `benchctl doctor`."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from fixtures_run import GENERATIONS, LABELS, make_folder, make_settings, measured, timeless
 
 from benchctl.analysis.aa import read_floor
 from benchctl.cli import doctor_aa, main
 from benchctl.measuring import examination as examinations
+from benchctl.measuring import header, validity
 from benchctl.measuring import meter as meters
 from benchctl.measuring import run as runs
 from benchctl.measuring.advice import Seen
+from benchctl.measuring.apart import bandwidth_mb_s
 from benchctl.measuring.check import check
 from benchctl.measuring.events import Notice, Progress
 from benchctl.measuring.meter import Meter
 from benchctl.measuring.run import run
 from benchctl.measuring.settings import RunSettings
-from benchctl.measuring.validity import ENOUGH, TRIES
 from benchctl.recordfile import RunFile, read
 
 QUIET = {"waited_share": 0.0}
@@ -65,6 +68,7 @@ def show(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Chosen]:
 
     def make(*shown: Mapping[str, float]) -> Chosen:
         chosen = Chosen(*shown)
+        monkeypatch.setattr(header, "bandwidth_mb_s", lambda device, threads: None)
         monkeypatch.setattr(runs, "make_meter", lambda device, watch: Meter(device, [chosen]))
         return chosen
 
@@ -88,36 +92,54 @@ def test_an_unwatched_run_has_the_same_answers_and_takes_no_time_for_it(settings
     assert "memory_bandwidth_mb_s" not in plain.run.machine
 
 
+def test_bandwidth_is_measured_with_the_memory_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch, "ones")  # what the measurement takes its memory with
+    assert 100 < (bandwidth_mb_s("cpu", 1) or 0) < 10_000_000
+
+
+def test_where_no_other_process_can_be_started_the_bandwidth_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "no-such-python")
+    assert bandwidth_mb_s("cpu", 1) is None
+
+
 def warm_up_of(settings: RunSettings) -> RunSettings:
     """One round of warm-up on the first prompt, of one turn: a generation per label."""
     return replace(settings, repeat=replace(settings.repeat, warm_up=1))
 
 
-def test_a_disturbed_generation_is_measured_again_and_written_once(
+def test_a_disturbed_round_is_measured_once_and_its_last_row_has_the_reason(
     settings: RunSettings, show: Callable[..., Chosen]
 ) -> None:
-    usual = [QUIET] * (ENOUGH + 2)
-    chosen = show(*usual, LOUD)
-    file = measure(warm_up_of(settings))
-    assert len(measured(file)) == GENERATIONS
-    assert chosen.count == len(file.rows) + 1
-    assert all(not row.invalid and row.conditions == QUIET for row in file.rows)
+    """Five rounds of three generations, then the fourth of six is loud: nine rounds, warm-up among them, were not."""
+    settings = replace(settings, repeat=replace(settings.repeat, repeats=5, warm_up=1))
+    chosen = show(*[QUIET] * (3 + 5 * 3 + 3 * 6), *[LOUD] * 6)
+    file = measure(settings)
+    rows = measured(file)
+    assert chosen.count == len(file.rows) == 3 + GENERATIONS * 5 // 2
+    (marked,) = (index for index, row in enumerate(rows) if row.invalid)
+    assert marked == 5 * 3 + 4 * 6 - 1
+    assert rows[marked].invalid == "its round: it waited for a core 50% of the time (usually 0%)"
+    assert rows[marked].error is None and rows[marked].token_ids
+    assert {(row.prompt_id, row.repeat) for row in rows if row.conditions == LOUD} == {("talk", 3)}
 
 
-def test_what_stays_disturbed_is_written_once_with_its_reason(
-    settings: RunSettings, show: Callable[..., Chosen]
+def test_a_round_that_a_stop_cut_in_two_is_judged_as_a_whole(
+    settings: RunSettings, show: Callable[..., Chosen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    warm_up = len(LABELS)
-    place = ENOUGH  # of the measured ones
-    show(*[QUIET] * (warm_up + place), *[LOUD] * TRIES)
-    rows = measured(measure(warm_up_of(settings)))
-    assert len(rows) == GENERATIONS
-    assert [index for index, row in enumerate(rows) if row.invalid] == [place]
-    assert rows[place].invalid == "it waited for a core 50% of the time (usually 0%)"
-    assert rows[place].error is None and rows[place].token_ids
+    """What the file has of it was loud, what was missing is quiet."""
+    assert settings.out is not None
+    monkeypatch.setattr(validity, "ENOUGH", 1)
+    chosen = show(*[QUIET] * (3 + 3), *[LOUD] * 2)
+    measure(warm_up_of(settings))
+    lines = settings.out.read_text().splitlines(keepends=True)
+    settings.out.write_text("".join(lines[: 1 + 3 + 3 + 2]))  # the second round lacks its last
+    chosen = show()
+    rows = measured(measure(replace(warm_up_of(settings), resume=True)))
+    assert chosen.count == 3 + GENERATIONS - 5
+    assert [bool(row.invalid) for row in rows[:6]] == [False] * 5 + [True]
 
 
-def test_warm_up_is_never_measured_again_or_marked(settings: RunSettings, show: Callable[..., Chosen]) -> None:
+def test_warm_up_is_never_marked(settings: RunSettings, show: Callable[..., Chosen]) -> None:
     chosen = show(*[LOUD] * len(LABELS))
     file = measure(warm_up_of(settings))
     assert chosen.count == len(file.rows) == GENERATIONS + len(LABELS)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from fixtures_records import BASELINE, RUN, baseline_row, drafted_row, failed, method, write
 
-from benchctl.analysis.comparison import Group, compare
+from benchctl.analysis.comparison import Group, compare, over
+from benchctl.analysis.metrics import SPEEDUP
 from benchctl.analysis.report import render
 from benchctl.analysis.stats import Levels, p_value
 from benchctl.analysis.winner import fastest, holm, sentence
@@ -123,6 +124,59 @@ def test_the_pair_that_decides_is_of_what_both_answered(tmp_path: Path) -> None:
     rows = [failed(row) if row.label == "b" and int(row.prompt_id[1:]) < 5 else row for row in rows]
     found = fastest(group_of(tmp_path, rows, run_of(paces)))
     assert found is not None and found.label == "a" and set(found.slower) == {"b", BASELINE}
+
+
+def test_failing_where_answers_are_slow_makes_no_winner(tmp_path: Path) -> None:
+    """a is slower than b on each prompt that both answer; where it fails, all methods gain little."""
+    paces = {"a": 3.0, "b": 3.3}
+    hard = range(PROMPTS // 2, PROMPTS)
+    rows = [
+        row
+        if _number(row) not in hard or row.label == BASELINE
+        else failed(row)
+        if row.label == "a"
+        else replace(row, step_s=tuple(s * 3 for s in row.step_s))
+        for row in rows_of(paces)
+    ]
+    group = group_of(tmp_path, rows, run_of(paces))
+    speedups = {method.label: method.estimate(SPEEDUP).value or 0 for method in group.pooled.methods}
+    assert speedups["a"] > speedups["b"]
+    found = fastest(group)
+    assert found is not None and found.label == "b" and set(found.slower) == {"a", BASELINE}
+    assert "Where not all answered, two are compared by what both did." in sentence(group, found)
+
+
+def test_nobody_wins_where_each_is_beaten_on_prompts_of_their_own(tmp_path: Path) -> None:
+    """a beats b on the first prompts, b beats c on the middle ones, c beats a on the last; each beats the baseline."""
+    paces = {"a": 2.0, "b": 2.0, "c": 2.0}
+    slower = {"a": range(14, 20), "b": range(7), "c": range(7, 14)}
+    answered = {"a": [*range(7), *range(14, 20)], "b": [*range(14)], "c": [*range(7, 20)]}
+    rows = [
+        failed(row)
+        if _number(row) not in answered.get(row.label, range(PROMPTS))
+        else replace(row, step_s=tuple(s * 1.3 for s in row.step_s))
+        if _number(row) in slower.get(row.label, ())
+        else row
+        for row in rows_of(paces)
+    ]
+    assert fastest(group_of(tmp_path, rows, run_of(paces))) is None
+
+
+def test_a_lossy_method_that_others_are_set_against_does_not_compete(tmp_path: Path) -> None:
+    """Nor is it the fastest of those that give the target's own answers, however fast it is."""
+    paces = {"a": 5.0, "b": 2.0, "c": 1.5}
+    run = run_of(paces)
+    run = replace(run, methods=(run.methods[0], method("a", "lossy"), *run.methods[2:]))
+    rows = [replace(row, verdict="lossy", first_divergence=1) if row.label == "a" else row for row in rows_of(paces)]
+    file = over(read(write(tmp_path / "run.jsonl", rows, run)), "a")
+    (group,) = compare([file])
+    found = fastest(group)
+    assert found is not None and (found.label, found.slower) == ("b", ("c",))
+    assert sentence(group, found).startswith("Fastest of 2 that give the target's own answers: b, 0.40x")
+
+
+def _number(row: Row) -> int:
+    return int(row.prompt_id[1:])
 
 
 def test_methods_of_different_sessions_are_not_told_from_each_other_by_prompts(tmp_path: Path) -> None:

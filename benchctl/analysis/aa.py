@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from math import exp
 from pathlib import Path
 from statistics import NormalDist
+from typing import TypeGuard
 
 import numpy as np
 import pandas as pd
@@ -109,9 +110,13 @@ def read_floor(path: Path | str) -> Floor:
     if not isinstance(record, dict) or record.get("kind") != "aa":
         raise UserError(f"{path}: is no A/A file. Make one with `benchctl doctor --aa --out {path.name}`.")
     effect = record.get("minimum_detectable_effect")
-    if record.get("schema_version") != _VERSION or not isinstance(effect, int | float) or not 0 <= effect < np.inf:
+    if record.get("schema_version") != _VERSION or not _is_amount(effect):
         raise UserError(f"{path}: has no minimum_detectable_effect of this version ({_VERSION}). Make it anew.")
     return Floor(path, float(effect), record)
+
+
+def _is_amount(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < np.inf
 
 
 def _settings(run: Run) -> dict[str, object]:
@@ -133,7 +138,7 @@ def _cells(frame: pd.DataFrame, baseline: str) -> tuple[Floats, Levels]:
     The number of repeats is even, and that which leaves out the fewest generations: cells that have less are left out,
     and so are the last repeats of those that have more.
     """
-    valid = frame[(frame["label"] == baseline) & frame["error"].isna() & (frame["invalid"] == "")]
+    valid = frame[(frame["label"] == baseline) & frame["error"].isna() & ~frame["round_invalid"]]
     where = ["file", "session", "suite", "batch"]
     turns = valid.groupby([*where, "repeat"])["whole_s"].agg(["sum", "size"])
     # A repeat that lost one of its turns would look fast.

@@ -1,4 +1,8 @@
-"""What the time of a method's tokens is made of, in shares of the baseline's time for a token: see predict.py."""
+"""What the time of a method's tokens is made of, in shares of the baseline's time for a token: see predict.py.
+
+A token that leaves early still reads the head: the layers it ran are a share of all but the head's part of a pass. How
+many more heads were asked, as by a rule that looks at the confidence at every exit, rows do not say: one at least.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,10 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchctl.analysis.stats import Floats
-from benchctl.records import Row
+from benchctl.records import Row, Run
 
 PHASES = ("draft", "verify", "commit", "host")  # of profile rows, see decoding.phases
 UNEXPLAINED = "unexplained"
+ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _FEWEST_OTHERS = 20  # steps of another draft length than most, for a slope
 _LARGEST_ERROR = 0.1  # of the predicted time of a step
 
@@ -26,7 +31,7 @@ class Part:
 @dataclass(frozen=True)
 class Account:
     """Its parts; and for each answer, in seconds, what the prediction knows of it and what the baseline takes for as
-    many tokens, [answers] each."""
+    many tokens, [answers] each, the latter as in Sums.for_tokens."""
 
     parts: tuple[Part, ...]
     known_s: Floats
@@ -74,32 +79,79 @@ class Sums:
         """Seconds per token."""
         return float(self.seconds.sum()) / self.total_tokens
 
+    @property
+    def step_text_tokens(self) -> float:
+        """The mean length of the text that a step saw."""
+        return float(self.text_tokens @ self.steps / self.steps.sum())
+
+    def for_tokens(self, seconds: Floats, tokens: Floats) -> Floats:
+        """What `seconds` of these answers come to for `tokens` of another method's, [answers] each.
+
+        The sum is the seconds per token of all answers times all of `tokens`. Answers of other lengths are no error of
+        a time per token: what each adds to it beside its own tokens is by how much its pace differs from that of all
+        (the influence of each observation, as in stats). With as many tokens, answer by answer, it is `seconds`.
+
+        2 and 4 s for 1 and 3 tokens, so 1.5 s a token, and 6 and 2 tokens: 9 and 3 s at that pace, 10 and 2 with the
+        paces of the answers.
+        """
+        pace_s = float(seconds.sum()) / self.total_tokens
+        return pace_s * tokens + float(tokens.sum()) / self.total_tokens * (seconds - pace_s * self.tokens)
+
+    def passes(self, head: float) -> Floats:
+        """How many passes of the baseline its steps come to where they draft nothing and the head is that share of a
+        pass, [answers]: the layers they ran and a head each. 10 steps of half the layers and a head of 0.2: 6."""
+        return (1 - head) * self.depth + head * self.steps
+
     def step_phase_s(self, name: str) -> float:
         """Seconds per step."""
         return float(self.phases[name].sum() / self.steps.sum())
 
 
-def by_phases(ours: Sums, theirs: Sums, split: Sums, plain: Sums) -> Account:
-    """From free and profiled answers of method and baseline.
+def head_bytes(run: Run) -> int:
+    """What the head reads: a number for each entry of the vocabulary and each of the width."""
+    return run.target.vocabulary * run.target.hidden_size * ITEM_BYTES[run.dtype]
 
-    Target steps are steps of the baseline, or of that share of its layers; wider passes what verification takes beyond
-    that, of one row; commit and host what they take beyond the baseline's. The prediction of a method that drafts knows
-    the first three. What is unexplained is how free rows differ from profiled ones.
+
+def head_share(run: Run, text_tokens: float) -> float:
+    """The head's share of what a step of the baseline reads with so much text before it, and so about of its time.
+
+    Where the run does not tell what a step reads, its share of all parameters: a guess, too low where these hold an
+    embedding that is no head, or experts not gone to, and too high by what the cache takes. 0 where those are not told
+    either.
+    """
+    if run.step_bytes:
+        return head_bytes(run) / (run.step_bytes + text_tokens * run.cache_token_bytes)
+    if run.target.parameters:
+        return run.target.vocabulary * run.target.hidden_size / run.target.parameters
+    return 0.0
+
+
+def by_phases(ours: Sums, theirs: Sums, split: Sums, plain: Sums, head: float) -> Account:
+    """From free and profiled answers of method and baseline, where `head` is its share of a pass.
+
+    Target steps are steps of the baseline, or that share of its layers and a head; wider passes what verification takes
+    beyond one row, and rest of passes what passes that verify nothing take beyond that: more heads, and deciding by
+    them. Commit and host are what those take beyond the baseline's. The prediction of a method that drafts knows the
+    first three. What is unexplained is how free rows differ from profiled ones.
     """
     verify_s, commit_s, host_s = (plain.step_phase_s(name) for name in ("verify", "commit", "host"))
     whole_s = sum(plain.phases.values(), np.zeros(len(plain.steps)))
-    baseline_s = whole_s * split.total_tokens / plain.total_tokens
+    baseline_s = plain.for_tokens(whole_s, split.tokens)
     unit_s = float(baseline_s.sum())
     phase = {name: float(split.phases[name].sum()) for name in PHASES}
     steps = float(split.steps.sum())
     drafts = bool(split.drafted.any())
-    passes = split.steps if drafts else split.depth
+    passes = split.steps if drafts else split.passes(head)
     known_s = passes * verify_s + split.steps * (commit_s + host_s)
     target_s = float(known_s.sum())
     parts = [
         Part("target steps", target_s / unit_s, True),
         Part("drafting", phase["draft"] / unit_s, drafts),
-        Part("wider passes", (phase["verify"] - float(passes.sum()) * verify_s) / unit_s, drafts),
+        Part(
+            "wider passes" if drafts else "rest of passes",
+            (phase["verify"] - float(passes.sum()) * verify_s) / unit_s,
+            drafts,
+        ),
         Part("commit", (phase["commit"] - steps * commit_s) / unit_s, False),
         Part("host", (phase["host"] - steps * host_s) / unit_s, False),
     ]
@@ -109,17 +161,17 @@ def by_phases(ours: Sums, theirs: Sums, split: Sums, plain: Sums) -> Account:
     return Account((*parts, Part(UNEXPLAINED, rest, False)), known_s, baseline_s)
 
 
-def by_steps(ours: Sums, theirs: Sums, slope_s: float) -> Account:
+def by_steps(ours: Sums, theirs: Sums, slope_s: float, head: float) -> Account:
     """The same from free answers alone, where a drafted token costs `slope_s`, drafting and verification together.
 
     The rest is what every step of a drafting method costs whatever it drafts, and of another one what it does beside
-    running its layers.
+    running its layers and a head.
     """
     step_s = float(theirs.seconds.sum() / theirs.steps.sum())
-    baseline_s = theirs.seconds * ours.total_tokens / theirs.total_tokens
+    baseline_s = theirs.for_tokens(theirs.seconds, ours.tokens)
     unit_s = float(baseline_s.sum())
     drafts = bool(ours.drafted.any())
-    passes_s = (ours.steps if drafts else ours.depth) * step_s
+    passes_s = (ours.steps if drafts else ours.passes(head)) * step_s
     drafting_s = slope_s * ours.drafted
     parts = [Part("target steps", float(passes_s.sum()) / unit_s, True)]
     if drafts:

@@ -6,20 +6,26 @@ from collections.abc import Iterator
 
 from benchctl.analysis.comparison import Group
 from benchctl.analysis.frame import CONDITION
+from benchctl.analysis.rounds import Round
 
 _MOST_WAITED = 0.05  # of the time ready to run, but without a core: from here on figures are partly others' doing
 
 
 def left_out(group: Group) -> Iterator[str]:
-    """Generations measured out of bounds, by label, as failed ones are told of."""
-    doubted = group.frame[group.frame["invalid"] != ""]
-    for label, rows in doubted.groupby("label", sort=False):
-        first = rows.iloc[0]
-        what = "generation was" if len(rows) == 1 else "generations were"
-        yield (
-            f"{len(rows)} {what} left out of the figures of {label}, measured out of bounds, the first on "
-            f"{first['suite']}/{first['prompt_id']}: {first['invalid']}. Free the machine and run again."
-        )
+    """Rounds measured out of bounds; of that which spoke against one, what the free rows tell."""
+    rounds = group.frame[list(Round._fields)].drop_duplicates()
+    doubted = group.frame[group.frame["round_invalid"]]
+    count = len(doubted[list(Round._fields)].drop_duplicates())
+    if not count:
+        return
+    told = doubted[doubted["invalid"] != ""]
+    first = (doubted if told.empty else told).iloc[0]
+    what = "round was" if count == 1 else "rounds were"
+    why = f"{first['suite']}/{first['prompt_id']}: {first['invalid'] or 'see its rows of other modes'}"
+    yield (
+        f"{count} of {len(rounds)} {what} left out of all figures, for all methods alike, measured out of bounds, the "
+        f"first on {why}. Free the machine and run again."
+    )
 
 
 def disturbed(group: Group) -> Iterator[str]:

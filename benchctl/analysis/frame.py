@@ -12,6 +12,7 @@ from benchctl.analysis.acceptance import POSITION, step_counts
 from benchctl.analysis.bandwidth import least_read_s
 from benchctl.analysis.degeneration import loops
 from benchctl.analysis.exact_match import is_right
+from benchctl.analysis.rounds import Round, round_of
 from benchctl.recordfile import RunFile, read
 from benchctl.records import Mode, Row, Run, SuiteInfo, Totals
 
@@ -34,9 +35,10 @@ class Line(NamedTuple):  # a hundred thousand of these take a tenth of the time 
     batches. `depth_layers` sums the layers run over all tokens; `full_layers` is what these tokens take at full depth.
     Of `drafting_steps` steps with a draft the target read `draft_rows` rows besides their roots.
     `checked_answers` is 1 where the prompt came with an exact answer and the generation did not fail, and
-    `right_answers` 1 where it also ends with that. `invalid` says why its times are not to be trusted, or is empty.
-    `loops` is 1 where the answer ends in a loop, see degeneration.py. `energy_j` of a batch is shared as its time is;
-    `least_read_s` is the baseline's bound, see bandwidth.py.
+    `right_answers` 1 where it also ends with that. `invalid` says why its times are not to be trusted, or is empty;
+    beside these fields `round_invalid` says whether that is so of any generation of its round, of whatever label and
+    mode (see rounds.py). `loops` is 1 where the answer ends in a loop, see degeneration.py. `energy_j` of a batch is
+    shared as its time is; `least_read_s` is the baseline's bound, see bandwidth.py.
     """
 
     file: int
@@ -99,16 +101,22 @@ def to_frame(
     `phase_...` for the seconds of every phase of its steps that any of the rows has, empty for the others.
     """
     columns = _Columns()
+    rounds: list[Round] = []
+    doubted: set[Round] = set()
     for number, file in enumerate(files):
         suites = {suite.name: suite for suite in file.run.suites}
         labels = {method.label for method in file.run.methods}
         for batch in _batches(file.rows):
             batch_decode_s = max(sum(row.step_s) for row in batch)
+            place = round_of(number, batch[0])
+            if any(row.invalid for row in batch):
+                doubted.add(place)
             for row in batch:
                 if row.mode == mode and row.label in labels and (warm_up or row.repeat >= 0):
                     text = row.text if texts else ""
                     columns.add(_line(number, row, text, file.run, suites[row.suite], batch_decode_s), row)
-    return columns.frame()
+                    rounds.append(place)
+    return columns.frame().assign(round_invalid=pd.Series([place in doubted for place in rounds], dtype=bool))
 
 
 class _Columns:
@@ -147,11 +155,11 @@ def pair(frame: pd.DataFrame, label: str, baseline: str) -> pd.DataFrame:
     """The valid generations of `label`, each with the baseline's answer to the same turn, if that is valid too.
 
     The baseline's columns end in `_baseline`. Every figure is taken over these pairs, so that all figures of a method,
-    and the baseline's times, speak of the same prompts. A generation that failed, or whose times are not to be trusted,
-    is not valid. Where the two never shared a session, as in files of other programs, each generation stands beside
-    every one of the baseline's for that turn; see measured_apart.
+    and the baseline's times, speak of the same prompts. A generation that failed is not valid, nor is any of a round
+    that was measured out of bounds, see rounds.py. Where the two never shared a session, as in files of other programs,
+    each generation stands beside every one of the baseline's for that turn; see measured_apart.
     """
-    whole = frame[frame["error"].isna() & (frame["invalid"] == "")]
+    whole = frame[frame["error"].isna() & ~frame["round_invalid"]]
     answers, baselines = whole[whole["label"] == label], whole[whole["label"] == baseline]
     if _share_a_session(frame, label, baseline):
         pairs = answers.merge(baselines, on=_PAIRED, suffixes=("", "_baseline"))

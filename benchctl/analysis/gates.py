@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from math import exp, hypot, log
 from typing import Final, Literal
 
+import pandas as pd
+
 from benchctl.analysis.comparison import Estimate, Group, MethodFigures
 from benchctl.analysis.groups import differences
 from benchctl.analysis.metrics import SPEEDUP
@@ -31,31 +33,43 @@ class Kept:
     interval: Interval | None
 
     def slower(self, least: float, floor: float = 0.0) -> bool:
-        """Whether less than `least` is left, and not by chance alone: the interval does not reach 1, and what is lost
-        is more than `floor`, the share below which a machine's noise hides any difference. Without an interval the
-        value decides."""
+        """Whether it became slower beyond chance, and the estimate of what is left is below `least`.
+
+        Beyond chance: the interval does not reach 1 (it may reach `least`), and what is lost is more than `floor`, the
+        share below which a machine's noise hides any difference. Without an interval the value decides.
+        """
         if self.value is None:
             return True
         return self.value < min(least, 1 - floor) and (self.interval is None or self.interval.high < 1)
 
     def untold(self, least: float, floor: float = 0.0) -> bool:
-        """Whether less than `least` is left, but perhaps by chance."""
+        """Whether the estimate of what is left is below `least`, but perhaps it did not become slower at all."""
         return self.value is not None and self.value < least and not self.slower(least, floor)
 
 
 def unmet(group: Group, required: Requirement) -> Iterator[str]:
-    """What breaks the requirement, a sentence per method. An answer that failed, or that was sampled, meets none.
+    """What breaks the requirement, in sentences. An answer that failed, or that was sampled, meets none.
 
+    Nor does what was to be measured and was not: a method without answers, or with answers to some of the prompts. A
+    method that could not run here is no part of what is required; see unsupported.
     `identical`, `tie` and `numeric` allow answers this verdict and the stricter ones; `lossless` asks in addition that
     the method claims to be, and that this dtype can explain what is numeric (see fidelity.is_lossless).
     """
     methods = [method for method in group.pooled.methods if not method.is_baseline]
     if not methods:
         yield f"nothing but {group.run.baseline} was measured, so nothing can be {required}."
+    yield from _unmeasured(group)
     for method in methods:
         if not _meets(method, required):
             claim = f" and claims to be {method.exactness.replace('_', ' ')}" if required == "lossless" else ""
             yield f"{method.label} is not {required}: of its answers {_counted(method)}{claim}."
+
+
+def unsupported(group: Group) -> Iterator[str]:
+    """Of which methods a requirement says nothing, as they could not run here."""
+    for method in group.methods:
+        if method.unsupported:
+            yield f"{method.label} was not measured ({method.unsupported}): nothing is required of it."
 
 
 def kept(group: Group, earlier: Group) -> tuple[Kept, ...]:
@@ -95,10 +109,26 @@ def told(found: Sequence[Kept], least: float, floor: float = 0.0) -> Iterator[st
             yield f"{one.label}: no speed-up now, {one.then:.2f}x before: FAIL"
             continue
         spread = f" [{one.interval.low:.3f}, {one.interval.high:.3f}]" if one.interval else " [n/a]"
-        end = f"FAIL, below {least:g}" if one.slower(least, floor) else "ok"
+        end = f"FAIL, slower beyond chance, its estimate below {least:g}" if one.slower(least, floor) else "ok"
         if one.untold(least, floor):
             end = f"below {least:g}, but perhaps by chance: measure more prompts or sessions"
         yield f"{one.label}: {one.now:.2f}x now, {one.then:.2f}x before, {one.value:.3f}{spread} of it: {end}"
+
+
+def _unmeasured(group: Group) -> Iterator[str]:
+    """The methods that lack answers, as after a run that was killed. Turns are known from the answers there are."""
+    asked = sum(suite.prompts for suite in group.run.suites)
+    turns = _turns(group.frame)
+    for method in group.methods:
+        answered = _turns(group.frame[group.frame["label"] == method.label])
+        whole = int((answered == turns.reindex(answered.index)).sum())
+        if whole < asked and not method.unsupported:
+            yield f"{method.label} was measured on {whole} of {asked} prompts: continue its run with --resume."
+
+
+def _turns(frame: pd.DataFrame) -> pd.Series:
+    """How many turns of each prompt were measured."""
+    return frame.groupby(["suite", "prompt_id"])["turn"].nunique()
 
 
 def _meets(method: MethodFigures, required: Requirement) -> bool:

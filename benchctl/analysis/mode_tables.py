@@ -66,10 +66,10 @@ def mode_cautions(group: Group) -> Iterator[str]:
     """What failed or was disturbed in these modes, and profiles that do not add up, or that weigh too much."""
     for mode, frame in group.others.items():
         for label, rows in frame.groupby("label", sort=False):
-            lost = rows["error"].notna() | (rows["invalid"] != "")
+            lost = rows["error"].notna() | rows["round_invalid"]
             if lost.any():
                 first = rows[lost].iloc[0]
-                why = first["error"] if isinstance(first["error"], str) else first["invalid"]
+                why = first["error"] if isinstance(first["error"], str) else first["invalid"] or "with its round"
                 yield (
                     f"{label}: {int(lost.sum())} of {len(rows)} generations in {mode} mode failed or were disturbed, "
                     f"and are left out, first {first['suite']}/{first['prompt_id']}: {why}."

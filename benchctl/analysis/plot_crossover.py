@@ -35,13 +35,14 @@ class Curve:
     points: Mapping[int, Estimate]
 
     def crossings(self) -> tuple[float, ...]:
-        """Batch sizes at which the speed-up passes 1, between measured ones on a straight line over doublings.
+        """Batch sizes at which the speed-up passes 1, between measured ones on a straight line over doublings. None
+        between two whose intervals both include 1, for then chance may have made it pass.
 
         1.2 at 2 and 0.8 at 8: 4.0.
         """
         found = []
         for (size, one), (next_size, other) in pairwise(self._values()):
-            if (one - 1) * (other - 1) < 0:
+            if (one - 1) * (other - 1) < 0 and (self._is_told(size) or self._is_told(next_size)):
                 share = (one - 1) / (one - other)
                 found.append(2 ** (log2(size) + share * (log2(next_size) - log2(size))))
         return tuple(found)
@@ -51,6 +52,11 @@ class Curve:
         """The label, and where it crosses: a guess wherever no batch of that size was measured."""
         sizes = ", ".join(f"{size:.1f}" for size in self.crossings())
         return f"{self.label}, 1x at about {sizes} together" if sizes else self.label
+
+    def _is_told(self, size: int) -> bool:
+        """Whether the speed-up at that size is another than 1 beyond doubt."""
+        interval = self.points[size].interval
+        return interval is not None and not interval.low <= 1 <= interval.high
 
     def _values(self) -> list[tuple[int, float]]:
         return [(size, estimate.value) for size, estimate in sorted(self.points.items()) if estimate.value is not None]

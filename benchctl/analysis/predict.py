@@ -4,8 +4,9 @@ By the usual account a step costs one step of the baseline, its drafting, and wh
 verifying one; what it commits for that makes the speed-up (Leviathan et al., Fast Inference from Transformers via
 Speculative Decoding, 2023, arXiv 2211.17192, theorem 3.8; with tokens per step as measured where the theorem takes each
 acceptance for a coin's toss, and with the cost of several rows where it takes that for nothing). A method that drafts
-nothing costs the layers it runs. All else is the gap. Times are of decoding, and shares of what the baseline takes for
-a token, so that the parts of an account add up.
+nothing costs the layers it runs and a head for every step (one, where a rule that asks it at each exit asks more: rows
+do not count them). All else is the gap. Times are of decoding, and shares of what the baseline takes for a token, so
+that the parts of an account add up; so speed-ups are those of a token, whatever the answers' lengths.
 """
 
 from collections import Counter
@@ -15,8 +16,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from benchctl.analysis.accounts import PHASES, UNEXPLAINED, Part, Sums, by_phases, by_steps, slope_of
+from benchctl.analysis.accounts import PHASES, UNEXPLAINED, Part, Sums, by_phases, by_steps, head_share, slope_of
 from benchctl.analysis.groups import differences
+from benchctl.analysis.rounds import doubted_rounds, round_of
 from benchctl.analysis.stats import Floats, Interval, Ints, Levels, bootstrap
 from benchctl.errors import UserError
 from benchctl.recordfile import RunFile
@@ -140,8 +142,9 @@ def _collect(files: Sequence[RunFile]) -> _Found:
     """The answers that have steps and whose times can be trusted, by label and mode."""
     found: _Found = {}
     for number, file in enumerate(files):
+        doubted = doubted_rounds(number, file.rows)
         for row in file.rows:
-            if row.repeat >= 0 and row.error is None and not row.invalid and row.step_s:
+            if row.repeat >= 0 and row.error is None and round_of(number, row) not in doubted and row.step_s:
                 cell = _Cell(number, row.suite, row.prompt_id, row.turn, row.repeat, row.session)
                 found.setdefault((row.label, row.mode), {})[cell] = row
     return found
@@ -167,19 +170,19 @@ def _account(label: str, run: Run, answers: Sequence[_Answers]) -> Prediction | 
         reason = "it and the baseline have no valid answer to the same prompt. See `benchctl compare`"
         return Unpredicted(label, reason)
     sums = [Sums.of([others[cell] for cell in cells], run.target.layers) for others in answers]
-    drafts = bool(sums[0].drafted.any())
+    ours, theirs = sums[:2]
+    drafts = bool(ours.drafted.any())
+    head = head_share(run, theirs.step_text_tokens)
     if len(sums) > 2:
-        account = by_phases(*sums)
+        account = by_phases(ours, theirs, sums[2], sums[3], head)
         basis: Basis = "profile"
     else:
-        slope = slope_of(sums[0].step_s, sums[0].step_drafted) if drafts else 0.0
+        slope = slope_of(ours.step_s, ours.step_drafted) if drafts else 0.0
         if isinstance(slope, str):
             return Unpredicted(label, f"{slope}. Measure with --profile")
-        account = by_steps(sums[0], sums[1], slope)
+        account = by_steps(ours, theirs, slope, head)
         basis = "steps"
-    ours, theirs = sums[:2]
-    scale = ours.total_tokens / theirs.total_tokens
-    tops = np.column_stack([account.baseline_s, theirs.seconds * scale])
+    tops = np.column_stack([account.baseline_s, theirs.for_tokens(theirs.seconds, ours.tokens)])
     predicted, measured, gap = _figures(tops, np.column_stack([account.known_s, ours.seconds]), _levels(cells))
     return Prediction(
         label=label,
@@ -211,7 +214,7 @@ def _costs(sums: Sequence[Sums]) -> Costs:
         "tokens_per_step": ours.total_tokens / steps,
         "drafted_per_step": drafted / steps,
         "depth_fraction": float(ours.depth.sum()) / ours.total_tokens,
-        "text_tokens": float(ours.text_tokens @ ours.steps) / steps,
+        "text_tokens": ours.step_text_tokens,
     }
     ratios: dict[str, float] = {}
     if len(sums) > 2:

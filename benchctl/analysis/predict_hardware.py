@@ -2,9 +2,11 @@
 
 A pass takes as long as reading its weights and cache, or computing its rows, whichever is longer (the roofline:
 Williams, Waterman, Patterson, Communications of the ACM 52, 2009). Tokens per step, rows and depths are taken to stay
-as they were; drafting reads and computes like a small pass, so it stays as large a part of one as it was. Launching
-kernels, commit and host cost nothing here: a real machine is slower, and a method of many small passes loses more by
-that than the baseline.
+as they were; drafting reads and computes like a small pass, so it stays as large a part of one as it was. A token that
+leaves early reads the layers it ran and the whole head, once: a rule that asks the head at every exit reads more, and
+rows do not say how much. Of answers decoded together each is taken to read its own share of the layers, though those
+that leave early wait for the deepest. Launching kernels, commit and host cost nothing here: a real machine is slower,
+and a method of many small passes loses more by that than the baseline.
 """
 
 import json
@@ -13,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchctl.analysis.accounts import ITEM_BYTES, head_bytes
 from benchctl.analysis.predict import Prediction
 from benchctl.errors import UserError
 from benchctl.records import Run
 
-ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 SHORT_S = 1e-3  # a pass shorter than that is bound by launching its kernels, if it is not captured in a graph
 _KNOWN = Path(__file__).parent.parent / "assets" / "hardware.json"
 _OF_EXPERTS = ("olmoe", "mixtral")  # several rows go to several experts, so their pass reads more than that of one
@@ -37,10 +39,11 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Passes:
-    """The passes of a target: bytes of its weights, bytes of keys and values per token of text, and operations that a
-    row takes with the weights and with each token of text before it."""
+    """The passes of a target: bytes of its weights, those of its head among them, bytes of keys and values per token of
+    text, and operations that a row takes with the weights and with each token of text before it."""
 
     weight_bytes: float
+    head_bytes: float
     cache_token_bytes: float
     row_flops: float
     row_token_flops: float
@@ -62,15 +65,21 @@ class Passes:
         weights = run.step_bytes / ITEM_BYTES[run.dtype]
         width = run.target.hidden_size * run.target.layers
         scale = ITEM_BYTES[dtype] / ITEM_BYTES[run.dtype]
-        return cls(run.step_bytes * scale, run.cache_token_bytes * scale, 2 * weights, 4 * width)
+        head = head_bytes(run) * scale
+        return cls(run.step_bytes * scale, head, run.cache_token_bytes * scale, 2 * weights, 4 * width)
 
-    def seconds(self, hardware: Hardware, dtype: str, rows: float, texts: int, text_tokens: float) -> float:
-        """One pass of `rows` rows, shared by as many `texts` of that length.
+    def seconds(
+        self, hardware: Hardware, dtype: str, rows: float, texts: int, text_tokens: float, depth: float = 1
+    ) -> float:
+        """One pass of `rows` rows, shared by as many `texts` of that length, through `depth`, a share of the layers,
+        and the head.
 
         1,000 bytes of weights, 10 per token of text, 1 GB/s: 2 texts of 50 tokens take 2 us, however few their rows.
+        If 200 of the bytes are the head's, half of the layers take 1.1 us.
         """
-        read_bytes = self.weight_bytes + texts * text_tokens * self.cache_token_bytes
-        flops = rows * (self.row_flops + text_tokens * self.row_token_flops)
+        weights = depth + (1 - depth) * self.head_bytes / self.weight_bytes
+        read_bytes = weights * self.weight_bytes + depth * texts * text_tokens * self.cache_token_bytes
+        flops = rows * (weights * self.row_flops + depth * text_tokens * self.row_token_flops)
         return max(read_bytes / (hardware.bandwidth_gb_s * 1e9), flops / (hardware.tflops[dtype] * 1e12))
 
 
@@ -103,15 +112,15 @@ def extrapolate(
         raise UserError(f"{prediction.label}: what drafting costs is not known. Measure with `benchctl run --profile`.")
     passes = Passes.of(run, dtype)
 
-    def seconds(rows: float) -> float:
-        return passes.seconds(hardware, dtype, rows * batch_size, batch_size, costs.text_tokens)
+    def seconds(rows: float, depth: float = 1) -> float:
+        return passes.seconds(hardware, dtype, rows * batch_size, batch_size, costs.text_tokens, depth)
 
     baseline_s = seconds(1)
     if costs.drafted_per_step:
         verify_s = sum(seconds(rows) * steps for rows, steps in costs.rows.items()) / sum(costs.rows.values())
         step_s = costs.drafted_per_step * (costs.draft_ratio or 0.0) * baseline_s + verify_s
     else:
-        step_s = costs.depth_fraction * baseline_s  # its rows are those that got to the last layer, so not all it ran
+        step_s = seconds(1, costs.depth_fraction)  # its rows are those that got to the last layer, so not all it ran
     speedup = costs.tokens_per_step * baseline_s / step_s
     return Extrapolation(prediction.label, hardware.name, dtype, batch_size, speedup, baseline_s)
 

@@ -21,8 +21,10 @@ _Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Winner:
-    """The method with the largest speed-up over the baseline among `methods` that give the baseline's own answers, the
-    baseline included. `slower` are those that it beats beyond doubt, `untold` those that it may be no faster than.
+    """The method with the largest speed-up over the baseline among `methods` that give the target's own answers and
+    that none of them beats beyond doubt; autoregressive decoding is one of them. `slower` are those that it beats
+    beyond doubt, `untold` those that it may be no faster than. Two are set against each other by what both answered;
+    `partly` says that not all answered the same.
 
     All `pairs` of methods count as comparisons, for any of them might have come out on top: Holm's correction keeps the
     chance of a single wrong verdict below 5% (Holm: A Simple Sequentially Rejective Multiple Test Procedure, 1979). No
@@ -34,6 +36,7 @@ class Winner:
     slower: tuple[str, ...]
     untold: tuple[str, ...]
     floor: float
+    partly: bool = False
 
     @property
     def methods(self) -> int:
@@ -45,22 +48,24 @@ class Winner:
 
 
 def fastest(group: Group, floor: float = 0.0) -> Winner | None:
-    """Over all suites; None where fewer than two methods compete. Lossy methods do not: the fastest of them is the one
-    that loses most. Nor does a method whose answers belie its claim, nor one of an imported file, which has none."""
+    """Over all suites; None where fewer than two methods compete, or where each is beaten by another, as it may be
+    where they answered different prompts. Lossy methods do not compete: the fastest of them is the one that loses most.
+    Nor does a method whose answers belie its claim, nor one of an imported file, which has none."""
     if group.run.imported:
         return None
     competing = [method for method in group.pooled.methods if _competes(group, method)]
     if len(competing) < 2:
         return None
     ranked = sorted(competing, key=lambda method: method.estimate(SPEEDUP).value or 0.0, reverse=True)
-    best, *others = (method.label for method in ranked)
-    ratios = _ratios(group.frame, [best, *others])
-    told = holm({found: ratio.p_value for found, ratio in ratios.items()})
-    untold = [
-        label for label in others if (best, label) not in told or abs(ratios[best, label].logarithm) <= log(1 + floor)
-    ]
-    slower = tuple(label for label in others if label not in untold)
-    return Winner(best, ranked[0].estimate(SPEEDUP), slower, tuple(untold), floor)
+    beats = _beaten(_ratios(group.frame, [method.label for method in ranked]), floor)
+    best = next((each for each in ranked if all((other.label, each.label) not in beats for other in ranked)), None)
+    if best is None:
+        return None
+    others = [method.label for method in ranked if method is not best]
+    slower = tuple(label for label in others if (best.label, label) in beats)
+    untold = tuple(label for label in others if label not in slower)
+    partly = len({(method.prompts, method.generations) for method in ranked}) > 1
+    return Winner(best.label, best.estimate(SPEEDUP), slower, untold, floor, partly)
 
 
 def sentence(group: Group, winner: Winner) -> str:
@@ -91,14 +96,21 @@ class _Ratio:
 
 
 def _competes(group: Group, method: MethodFigures) -> bool:
+    """A baseline is asked like any other, for a lossy method may stand in for it."""
     claims = claims_exact(method.exactness, group.run.temperature)
-    sound = not broken(method.fidelity, group.run.dtype) and method.estimate(SPEEDUP).value is not None
-    return method.is_baseline or (claims and sound)
+    return claims and not broken(method.fidelity, group.run.dtype) and method.estimate(SPEEDUP).value is not None
+
+
+def _beaten(ratios: Mapping[_Pair, _Ratio], floor: float) -> set[_Pair]:
+    """The pairs whose difference is told and above the floor, the faster of each first."""
+    told = holm({found: ratio.p_value for found, ratio in ratios.items()})
+    beyond = [found for found in told if abs(ratios[found].logarithm) > log(1 + floor)]
+    return {(one, other) if ratios[one, other].logarithm > 0 else (other, one) for one, other in beyond}
 
 
 def _ratios(frame: pd.DataFrame, labels: Sequence[str]) -> dict[_Pair, _Ratio]:
     """Of each pair of labels over what both answered, best first as in `labels`."""
-    valid = frame[frame["error"].isna() & (frame["invalid"] == "") & frame["label"].isin(labels)]
+    valid = frame[frame["error"].isna() & ~frame["round_invalid"] & frame["label"].isin(labels)]
     times = valid.pivot(index=_GENERATION, columns="label", values="whole_s")
     places = times.reset_index()[_GENERATION]
     sessions, prompts = (
@@ -141,6 +153,8 @@ def _sentences(group: Group, winner: Winner) -> Iterator[str]:
         yield f"It cannot be told from {', '.join(winner.untold)}."
     else:
         yield "It is faster than each of the others."
+    if winner.partly:
+        yield "Where not all answered, two are compared by what both did."
     pairs = "1 pair" if winner.pairs == 1 else f"{winner.pairs} pairs"
     floor = f"; a difference below {winner.floor:.1%} counts as none" if winner.floor else ""
     yield f"(95% sure, Holm's correction for {pairs}{floor}.)"

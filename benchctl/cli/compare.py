@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
@@ -46,8 +47,8 @@ if TYPE_CHECKING:
 @click.option(
     "--require",
     type=click.Choice(["identical", "tie", "numeric", "lossless"]),
-    help="Exit with 1 unless all answers of all methods have this verdict or a stricter one; lossless also asks for "
-    "the claim to be.",
+    help="Exit with 1 unless all methods of the run answered all prompts, and all answers have this verdict or a "
+    "stricter one; lossless also asks for the claim to be.",
 )
 @click.option(
     "--baseline",
@@ -60,7 +61,8 @@ if TYPE_CHECKING:
     "--fail-below",
     type=click.FloatRange(0, min_open=True),
     metavar="RATIO",
-    help="Exit with 1 if a method keeps less than this part of its speed-up in --baseline, by more than chance.",
+    help="Exit with 1 if a method became slower than in --baseline beyond chance (the interval of the part of its "
+    "speed-up that it keeps lies below 1) and the estimate of that part is below RATIO.",
 )
 @click.pass_context
 def compare(
@@ -101,8 +103,7 @@ def compare(
     from benchctl.cli.gates import FAILED, check_comparable, missed, regressions
     from benchctl.cli.inputs import read_files, tell_cautions, tell_floor
 
-    if bool(earlier) != (fail_below is not None):
-        raise click.UsageError("--baseline FILE and --fail-below RATIO need each other.")
+    _check_together(context.params)
     least = read_floor(floor) if floor else None
     effect = least.effect if least else 0.0
     before, groups = (
@@ -121,3 +122,16 @@ def compare(
     check_comparable(groups)
     failures = [*missed(groups[0], require), *regressions(groups[0], before, fail_below, effect)]
     context.exit(FAILED if failures else 0)
+
+
+def _check_together(options: Mapping[str, object]) -> None:
+    """Refuses options that need others, or that would be ignored beside them."""
+    gated = options["fail_below"] is not None
+    if bool(options["earlier"]) != gated:
+        raise click.UsageError("--baseline FILE and --fail-below RATIO need each other.")
+    if options["acceptance"] and options["overlap"]:
+        raise click.UsageError("--acceptance shows no overlap: leave one of the two out.")
+    if options["floor"] and not gated and (options["acceptance"] or options["format"] == "csv"):
+        raise click.UsageError("--acceptance and csv call no difference in speed one: leave --floor out.")
+    if options["over"] and options["require"]:
+        raise click.UsageError("--require is about the answers beside the baseline's: leave --over out.")

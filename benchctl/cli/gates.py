@@ -30,16 +30,20 @@ def check_comparable(groups: Sequence[Group]) -> None:
 
 def missed(group: Group, required: Requirement | None) -> list[str]:
     """What breaks a requirement, said as well."""
-    from benchctl.analysis.gates import unmet
+    from benchctl.analysis.gates import unmet, unsupported
 
-    problems = list(unmet(group, required)) if required else []
+    if not required:
+        return []
+    for notice in unsupported(group):
+        click.echo(f"Note: {notice}", err=True)
+    problems = list(unmet(group, required))
     for problem in problems:
         click.echo(f"FAIL: {problem}", err=True)
     return problems
 
 
 def regressions(group: Group, earlier: Sequence[Group], least: float | None, floor: float) -> list[str]:
-    """The methods that became slower than `least` allows, by more than `floor`; of all it is said what became of them.
+    """The methods that became slower beyond chance and `floor`, to less than `least`; of all it is said what became.
 
     Raises UserError where the earlier run cannot be compared with this one.
     """

@@ -29,7 +29,13 @@ if TYPE_CHECKING:
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Results file to write.")
 @click.option("--baseline", default="", metavar="LABEL", help="What times are set against. Default: the first label.")
-@click.option("--target", default="", metavar="NAME", help="Name of the target, which the files do not tell.")
+@click.option(
+    "--target",
+    default="",
+    metavar="NAME",
+    help="Name of the target, which the files do not tell. Two imports without it are comparable only if their "
+    "baselines have the same model_id.",
+)
 @click.option(
     "--suite", default="", metavar="NAME", help="Name of the prompts. Default: told from the ids of the questions."
 )
@@ -76,13 +82,14 @@ def _source(name: str) -> Source:
 
 
 def _table(sums: dict[str, Sums]) -> list[str]:
-    """Speeds by each label's own tokens and times, and how they compare with the first label's."""
+    """Speeds by each label's own tokens and times, and how they compare with the first label's: not in time, of which
+    compare's speed-up is, so that other lengths of text make another number."""
     first = next(iter(sums.values())).tokens_per_s
     lines: list[str] = []
     for label, of in sums.items():
         parts = [f"{of.answers} answers"]
         if of.tokens_per_s is not None:
-            ratio = f" ({of.tokens_per_s / first:.2f}x)" if first and lines else ""
+            ratio = f" ({of.tokens_per_s / first:.2f}x in tokens/s)" if first and lines else ""
             parts += [f"{of.new_tokens} tokens", f"{of.tokens_per_s:.2f} tokens/s{ratio}"]
         parts += [f"{of.tokens_per_step:.3f} tokens per step"] if of.tokens_per_step is not None else []
         parts += [f"score {of.score:.2f}"] if of.score is not None else []

@@ -38,10 +38,8 @@ _MOST_SEQUENCES = 4096
     "batch_sizes",
     type=click.IntRange(min=1, max=_MOST_SEQUENCES),
     multiple=True,
-    default=[1],
-    show_default=True,
     metavar="N",
-    help="How many answers --hardware decodes together, each accepting for itself. May be repeated.",
+    help="How many answers --hardware decodes together, each accepting for itself. May be repeated.  [default: 1]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, unrounded.")
 def predict(
@@ -50,7 +48,7 @@ def predict(
     """Say what speed-up a method ought to have by its acceptance and its costs, and where the measured one differs.
 
     Costs come from profile rows (benchctl run --profile), or else from how step times follow the length of drafts.
-    All figures are of decoding, prefill left out. What --hardware adds is a model, and no measurement.
+    All figures are of decoding, prefill left out, and per token. What --hardware adds is a model, and no measurement.
 
     \b
     Examples:
@@ -65,17 +63,23 @@ def predict(
 
     if dtype and not hardware:
         raise click.UsageError("--dtype says what other hardware computes in: name it with --hardware.")
+    if batch_sizes and not hardware:
+        raise click.UsageError("--batch-size says what other hardware decodes together: name it with --hardware.")
     machines = [hardware_of(name) for name in dict.fromkeys(hardware)]
     found = [file for file in read_files(files) if file.rows]
     accounts = predict_files(found)
-    models = _extrapolate(found[0], accounts, machines, dtype or "", list(dict.fromkeys(batch_sizes)))
+    models, problems = _extrapolate(found[0], accounts, machines, dtype or "", list(dict.fromkeys(batch_sizes or (1,))))
     click.echo(to_json(found, accounts, models) if as_json else to_tables(found, accounts, machines, models))
+    if problems and not models:
+        raise problems[0]
+    for text in dict.fromkeys(map(str, problems)):
+        click.echo(f"Note: {text}", err=True)
 
 
 def _extrapolate(
     file: RunFile, accounts: Accounts, machines: Sequence[Hardware], dtype: str, batch_sizes: Sequence[int]
-) -> list[Extrapolation]:
-    """Of every method with an account; what cannot be said of one is a note, and an error where it is so of all."""
+) -> tuple[list[Extrapolation], list[UserError]]:
+    """Of every method with an account; and why it cannot be said of others."""
     from benchctl.analysis.predict import Prediction
     from benchctl.analysis.predict_hardware import extrapolate
 
@@ -87,8 +91,4 @@ def _extrapolate(
                 found.append(extrapolate(account, file.run, machine, dtype, size))
             except UserError as problem:
                 problems.append(problem)
-    if problems and not found:
-        raise problems[0]
-    for text in dict.fromkeys(map(str, problems)):
-        click.echo(f"Note: {text}", err=True)
-    return found
+    return found, problems

@@ -27,7 +27,11 @@ _Line = TypeVar("_Line", Prediction, Extrapolation)
 _MODEL = (
     "A model, not a measurement: a pass takes as long as reading its weights and cache, or computing its rows; tokens "
     "per step, rows and the cost of drafting, as a part of a pass, stay as measured. Launches, commit and host cost "
-    "nothing, so it is what can be hoped for."
+    "nothing, and a token that leaves early asks one head, so it is what can be hoped for."
+)
+_HEAD = (
+    "Note: the file does not say what a step reads, so the head's part of one is guessed from all parameters, and what "
+    "tokens that leave early gain with it."
 )
 _SHORT = (
     "a step would take less than a millisecond: there launching its kernels decides, which the model leaves out. "
@@ -48,11 +52,13 @@ def to_tables(
             console.print()
             console.print(table)
     for machine in machines:
+        if not any(model.hardware == machine.name for model in models):
+            continue
         console.print()
         console.print(_model_table(machine, [model for model in models if model.hardware == machine.name]))
         console.print(Text(f"{machine.title}: {machine.source}.", style="dim"))
     console.print()
-    for note in _notes(accounts, models):
+    for note in _notes(accounts, models, files[0].run.step_bytes):
         console.print(Text(note, style="yellow" if note.startswith("Note") else "dim"))
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
 
@@ -76,7 +82,7 @@ def to_json(files: Sequence[RunFile], accounts: Accounts, models: Sequence[Extra
 
 def _account_tables(predictions: Sequence[Prediction]) -> Iterator[Table]:
     yield _table(
-        "Speed-up",
+        "Speed-up per token",
         predictions,
         [
             ("predicted [95%]", lambda account: _spread(account.predicted)),
@@ -137,11 +143,18 @@ def _table(title: str, lines: Sequence[_Line], columns: Sequence[tuple[str, Call
     return table
 
 
-def _notes(accounts: Accounts, models: Sequence[Extrapolation]) -> Iterator[str]:
+def _exits(account: Prediction | Unpredicted) -> bool:
+    return isinstance(account, Prediction) and not account.costs.drafted_per_step and account.costs.depth_fraction < 1
+
+
+def _notes(accounts: Accounts, models: Sequence[Extrapolation], step_bytes: int) -> Iterator[str]:
     yield (
-        "Predicted: tokens per step over what a step costs by its drafting and its passes, or the layers it runs. The "
-        "gap is what every step costs beside that. Times are in percent of the baseline's for a token."
+        "Predicted: tokens per step over what a step costs by its drafting and its passes, or the layers it runs and "
+        "one head. The gap is what every step costs beside that, heads asked at other exits included. Times are in "
+        "percent of the baseline's for a token; where answers differ in length, whole ones compare otherwise."
     )
+    if not step_bytes and any(_exits(account) for account in accounts):
+        yield _HEAD
     if models:
         yield _MODEL
     if any(model.baseline_step_s < SHORT_S for model in models):

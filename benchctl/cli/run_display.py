@@ -100,8 +100,7 @@ def describe_end(summary: RunSummary) -> str:
     parts = [f"{summary.measured} generations measured in {summary.wall_s:.0f} s"]
     parts += [f"{summary.recalled} were there before"] if summary.recalled else []
     parts += [f"{summary.failed} FAILED: see `error` in their rows"] if summary.failed else []
-    parts += [f"{summary.again} measured again, disturbed"] if summary.again else []
-    parts += [f"{summary.marked} stayed disturbed: see `invalid` in their rows"] if summary.marked else []
+    parts += [f"{summary.marked} rounds disturbed: see `invalid` in their rows"] if summary.marked else []
     if summary.measured:
         parts += [f"{summary.warm_up_rounds} warm-up rounds", f"{summary.harness_share:.1%} of the time outside steps"]
     return "; ".join(parts) + "."

@@ -217,8 +217,8 @@ _MEASURING = (
         "--watch/--no-watch",
         default=True,
         show_default=True,
-        help="Read the machine's conditions around every generation, measure again what they disturbed, and mark what "
-        "stays disturbed, so that no figure rests on it.",
+        help="Read the machine's conditions around every generation, and mark rounds that they disturbed, so that no "
+        "figure rests on them.",
     ),
 )
 _FILE = (

@@ -2,13 +2,14 @@
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
+from typing import NamedTuple
 
-from benchctl.errors import UserError
+from benchctl.errors import InvalidData, UserError
 from benchctl.importing.answers import (
     FAILED,
     Answer,
@@ -20,10 +21,11 @@ from benchctl.importing.answers import (
     judgement_of,
 )
 from benchctl.importing.lines import Line, read_lines
-from benchctl.records import MethodInfo, ModelInfo, Row, Run, SuiteInfo, Totals
+from benchctl.records import UNKNOWN_TARGET, MethodInfo, ModelInfo, Row, Run, SuiteInfo, Totals
 
 MT_BENCH = frozenset(map(str, range(81, 161)))  # its question ids
 _Key = tuple[str, str, int]  # model, prompt and turn
+_Numbers = tuple[str, int, int, int | None, int | None, float | None]  # all that tells one answer from another
 _CLAIM = "an imported file claims nothing that could be held against its answers"
 
 
@@ -38,7 +40,8 @@ class Source:
 @dataclass(frozen=True)
 class Terms:
     """How to read files and what to call what they hold. `format` None is told from each line; without a `suite` it is
-    named after the questions, without a `baseline` that is the first label, without a `target` it is unknown."""
+    named after the questions, without a `baseline` that is the first label, without a `target` it is unknown, and said
+    to be that of the baseline's model_ids."""
 
     format: Format | None = None
     suite: str = ""
@@ -55,12 +58,19 @@ class Imported:
     notices: tuple[str, ...]
 
 
+class _Given(NamedTuple):
+    """An answer, the number of its file and the model_id it has there: that of a judgement, whatever its label."""
+
+    file: int
+    model: str
+    answer: Answer
+
+
 @dataclass
 class _Found:
-    """What the files hold: answers by label, each with the number of its file, and judgements by what they are of."""
+    """What the files hold: answers by label, and judgements by what they are of."""
 
-    answers: dict[str, list[tuple[int, Answer]]] = field(default_factory=dict)
-    models: dict[str, str] = field(default_factory=dict)  # model_id, by label
+    answers: dict[str, list[_Given]] = field(default_factory=dict)
     judgements: dict[_Key, list[Judgement]] = field(default_factory=dict)
     formats: dict[Format, None] = field(default_factory=dict)
     answered: set[tuple[int, str, str]] = field(default_factory=set)  # file, label and prompt
@@ -69,23 +79,35 @@ class _Found:
     @property
     def questions(self) -> dict[str, None]:
         """Their ids, in order."""
-        answered = (answer.prompt_id for answers in self.answers.values() for _, answer in answers)
+        answered = (given.answer.prompt_id for given in self.given())
         return dict.fromkeys(answered if self.answers else (prompt for _, prompt, _ in self.judgements))
+
+    def given(self) -> Iterator[_Given]:
+        return chain.from_iterable(self.answers.values())
+
+    def models(self, label: str) -> list[str]:
+        """The model_ids of a label's answers, or, where there are judgements alone, the model itself."""
+        return list(dict.fromkeys(given.model for given in self.answers.get(label, ()))) or [label]
 
 
 def gather(sources: Sequence[Source], terms: Terms, *, name: str, command: tuple[str, ...] = ()) -> Imported:
     """The answers of all files, with the scores of judgements among them.
 
-    Raises UserError for files that cannot be read or hold no answers, and for a baseline that is not among them;
-    InvalidData, with file and line, for lines that are not of the format, or that answer a question twice.
+    Raises UserError for files that cannot be read, are copies of each other or were sampled at other temperatures, and
+    for a baseline that is not among them; InvalidData, with file and line, for lines that are not of the format, or
+    that answer a question twice, and for files that hold no answers.
     """
+    _check_paths(sources)
     found = _Found()
     for number, source in enumerate(sources):
         for line in read_lines(source.path):
             _take(found, number, source, line, terms.format)
     labels = list(found.answers) or list(dict.fromkeys(model for model, _, _ in found.judgements))
     if not labels:
-        raise UserError(f"{', '.join(str(source.path) for source in sources)}: no answers in it.")
+        raise InvalidData(
+            f"{', '.join(str(source.path) for source in sources)}: no answers in it. Give a file of answers."
+        )
+    _check_copies(found, sources)
     baseline = terms.baseline or labels[0]
     if baseline not in labels:
         raise UserError(f"no answers of {baseline}. There are those of: {' '.join(labels)}.")
@@ -97,7 +119,7 @@ def gather(sources: Sequence[Source], terms: Terms, *, name: str, command: tuple
 def _take(found: _Found, number: int, source: Source, line: Line, format: Format | None) -> None:
     used = format or format_of(line)
     found.formats.setdefault(used)
-    found.latest_s = max(found.latest_s, line.number_of("tstamp") if "tstamp" in line else 0.0)
+    found.latest_s = max(found.latest_s, line.instant_s("tstamp") if "tstamp" in line else 0.0)
     if used == "fastchat" and is_judgement(line):
         if source.label:
             raise UserError(f"{source.path}: judgements name their models themselves; give the file without a label.")
@@ -107,8 +129,7 @@ def _take(found: _Found, number: int, source: Source, line: Line, format: Format
         return
     model = line.identifier("model_id")
     label = source.label or model
-    found.models.setdefault(label, model)
-    answers = [(number, answer) for answer in answers_of(line, used)]
+    answers = [_Given(number, model, answer) for answer in answers_of(line, used)]
     answered = (number, label, line.identifier("question_id"))
     if answered in found.answered:
         line.refuse(f"a second answer of {label} to question {answered[-1]}")
@@ -120,11 +141,11 @@ def _rows(found: _Found, run: Run) -> Iterator[Row]:
     """Answers in the order of labels and files; of what was judged but is not there, the scores alone."""
     order = count()
     for method in run.methods:
-        model = found.models.get(method.label, method.label)
-        judged = [(0, Answer(prompt, turn, 0, "")) for of, prompt, turn in found.judgements if of == model]
-        for session, answer in found.answers.get(method.label, [] if found.answers else judged):
+        label = method.label
+        judged = [_Given(0, of, Answer(prompt, turn, 0, "")) for of, prompt, turn in found.judgements if of == label]
+        for session, model, answer in found.answers.get(label, [] if found.answers else judged):
             of_it = found.judgements.get((model, answer.prompt_id, answer.turn), ())
-            yield _row(run, method.label, session, next(order), answer, scores(of_it))
+            yield _row(run, label, session, next(order), answer, scores(of_it))
 
 
 def _row(run: Run, label: str, session: int, order: int, answer: Answer, counters: Mapping[str, float]) -> Row:
@@ -155,14 +176,13 @@ def scores(judged: Sequence[Judgement]) -> Mapping[str, float]:
 def _run(
     found: _Found, sources: Sequence[Source], labels: Sequence[str], terms: Terms, name: str, command: tuple[str, ...]
 ) -> Run:
-    temperatures = {_temperature(found.models.get(label, "")) for label in labels}
     judges = {judgement.judge for judgements in found.judgements.values() for judgement in judgements}
     return Run(
         name=name,
         created=datetime.fromtimestamp(found.latest_s, UTC).isoformat(timespec="seconds"),
         command=command,
         baseline=labels[0],
-        target=_target(terms.target),
+        target=_target(terms.target or UNKNOWN_TARGET + ", ".join(sorted(found.models(labels[0])))),
         draft=None,
         suites=(_suite(found, sources, terms.suite),),
         methods=tuple(
@@ -173,12 +193,12 @@ def _run(
         executor="",
         attention="",
         threads=0,
-        temperature=temperatures.pop() if len(temperatures) == 1 else 0.0,
+        temperature=_temperature(dict.fromkeys(chain.from_iterable(map(found.models, labels)))),
         top_p=1.0,
         top_k=0,
         seed=0,
         max_new_tokens=0,
-        repeats=1 + max((answer.choice for answers in found.answers.values() for _, answer in answers), default=0),
+        repeats=1 + max((given.answer.choice for given in found.given()), default=0),
         imported="+".join(found.formats),
         order="one after another",
         machine={},
@@ -189,7 +209,7 @@ def _run(
 
 def _target(name: str) -> ModelInfo:
     return ModelInfo(
-        name=name or "an unknown target",
+        name=name,
         family="",
         layers=0,
         hidden_size=0,
@@ -215,24 +235,56 @@ def _suite(found: _Found, sources: Sequence[Source], name: str) -> SuiteInfo:
     )
 
 
-def _temperature(model: str) -> float:
-    """As these programs write it into a model_id: vicuna-7b-temperature-0.7."""
-    told = re.search(r"temperature-(\d+(?:\.\d+)?)", model)
-    return float(told[1]) if told else 0.0
+def _temperature(models: Iterable[str]) -> float:
+    """As these programs write it into a model_id: vicuna-7b-temperature-0.7. Where none tells it, they were greedy.
+
+    Raises UserError for models of two temperatures, for a run has one.
+    """
+    told: dict[float, str] = {}
+    for model in models:
+        if found := re.search(r"temperature-(\d+(?:\.\d+)?)", model):
+            told.setdefault(float(found[1]), model)
+    if len(told) > 1:
+        raise UserError(f"answers of different temperatures: {', '.join(told.values())}. Import them apart.")
+    return next(iter(told), 0.0)
+
+
+def _check_paths(sources: Sequence[Source]) -> None:
+    """A file that is read twice would count as two sessions that agree, and narrow every interval."""
+    seen: dict[Path, Path] = {}
+    for source in sources:
+        place = source.path.resolve()
+        if place in seen:
+            raise UserError(f"{source.path}: is the same file as {seen[place]}. Name it once.")
+        seen[place] = source.path
+
+
+def _check_copies(found: _Found, sources: Sequence[Source]) -> None:
+    """So would a copy of it: no two processes take the same times to the last digit."""
+    for label, answers in found.answers.items():
+        numbers: dict[int, list[_Numbers]] = {}
+        for file, _, answer in answers:
+            told = (answer.prompt_id, answer.turn, answer.choice, answer.new_tokens, answer.steps, answer.wall_s)
+            numbers.setdefault(file, []).append(told)
+        first: dict[frozenset[_Numbers], int] = {}
+        for file, all_told in numbers.items():
+            earlier = first.setdefault(frozenset(all_told), file)
+            if earlier != file and any(told[-1] for told in all_told):
+                raise UserError(
+                    f"{sources[file].path}: has the times of {sources[earlier].path}, answer by answer, so it is a "
+                    f"copy of its answers of {label}. Name only one of the two."
+                )
 
 
 def _notices(found: _Found) -> Iterator[str]:
-    failed = sum(answer.failed for answers in found.answers.values() for _, answer in answers)
+    answers = [given.answer for given in found.given()]
+    failed = sum(answer.failed for answer in answers)
     if failed:
         yield f"{failed} turns are marked {FAILED}: their numbers are those of an earlier turn and are left out."
-    unknown = sum(
-        answer.steps is None and answer.new_tokens is not None
-        for answers in found.answers.values()
-        for _, answer in answers
-    )
+    unknown = sum(answer.steps is None and answer.new_tokens is not None for answer in answers)
     if unknown:
         yield f"{unknown} turns have steps that fit no reading of their accept lengths: their steps are left out."
-    models = set(found.models.values())
+    models = {given.model for given in found.given()}
     lost = sum(model not in models for model, _, _ in found.judgements) if models else 0
     if lost:
         yield f"{lost} judgements are of models without answers here and are left out."

@@ -1,13 +1,16 @@
 """Lines of other programs' JSONL files, with errors that name file, line and field."""
 
 import json
-import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn, TypeGuard
 
 from benchctl.errors import InvalidData, UserError
+
+_MOST: Final = 1e9  # tokens or steps of a turn, or its seconds
+_LATEST_S: Final = 253_402_300_799.0  # the end of the year 9999
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,15 @@ class Line:
 
     def number_of(self, name: str) -> float:
         value = self.fields.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if not _is_number(value, sys.float_info.max, -sys.float_info.max):
             self.refuse(f"{name} is {_shown(value)}, but should be a number")
+        return float(value)
+
+    def instant_s(self, name: str) -> float:
+        """Seconds since 1970, of a year that a date can have."""
+        value = self.fields.get(name)
+        if not _is_number(value, _LATEST_S):
+            self.refuse(f"{name} is {_shown(value)}, but should be in seconds since 1970")
         return float(value)
 
     def texts(self, name: str) -> list[str]:
@@ -44,18 +54,18 @@ class Line:
         ]
 
     def counts(self, name: str) -> list[int]:
-        """Whole numbers, none of them negative."""
+        """Whole numbers, none of them negative, or larger than any program counts to."""
         values = self._list(name)
         for value in values:
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
                 self.refuse(f"{name} holds {_shown(value)}, which is no count")
         return values
 
     def seconds(self, name: str) -> list[float]:
-        """Finite numbers, none of them negative."""
+        """Times, none of them negative, or longer than anybody waits."""
         values = self._list(name)
         for value in values:
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            if not _is_number(value, _MOST):
                 self.refuse(f"{name} holds {_shown(value)}, which is no time")
         return list(map(float, values))
 
@@ -92,6 +102,11 @@ def _object(path: Path, number: int, text: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InvalidData(f"{path}:{number}: is no JSON object. Give a file of answers, one JSON object a line.")
     return found
+
+
+def _is_number(value: object, most: float, least: float = 0.0) -> TypeGuard[int | float]:
+    """By comparing alone: to make a float of a whole number of any length fails."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
 
 def _shown(value: object) -> str:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from benchctl.decoding.modules import modules_sha256
 from benchctl.decoding.target import Target
+from benchctl.measuring.apart import bandwidth_mb_s
 from benchctl.measuring.check import CheckedRun
 from benchctl.measuring.choices import Choice
-from benchctl.measuring.clock import Clock, utc_now
+from benchctl.measuring.clock import utc_now
 from benchctl.measuring.machine import commit, machine_facts, versions
 from benchctl.measuring.prompts import Suite
-from benchctl.measuring.sentinel import memory_bandwidth_mb_s
 from benchctl.measuring.traffic import Traffic
 from benchctl.records import MethodInfo, ModelInfo, Run, SuiteInfo
 
@@ -60,10 +60,11 @@ def run_record(
 
 
 def _measured(checked: CheckedRun) -> dict[str, float]:
-    """What only a measurement tells of the machine, and takes a tenth of a second."""
+    """What only a measurement tells of the machine, in a second or two."""
     if not checked.settings.watch:
         return {}
-    return {"memory_bandwidth_mb_s": round(memory_bandwidth_mb_s(Clock(checked.device), checked.device), 1)}
+    found = bandwidth_mb_s(checked.device, checked.settings.models.threads)
+    return {} if found is None else {"memory_bandwidth_mb_s": round(found, 1)}
 
 
 def model_info(name: str, target: Target) -> ModelInfo:

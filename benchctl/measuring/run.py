@@ -30,8 +30,8 @@ from benchctl.records import Run
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a run did. `recalled` generations were in the file before; `failed` are of the `measured` ones. `again`
-    counts further tries at disturbed generations, `marked` those (or batches) that stayed disturbed."""
+    """What a run did. `recalled` generations were in the file before; `failed` are of the `measured` ones. `marked`
+    counts the rounds out of bounds, see validity.py."""
 
     run: Run
     measured: int
@@ -40,7 +40,6 @@ class RunSummary:
     warm_up_rounds: int
     wall_s: float
     spent: Spent
-    again: int = 0
     marked: int = 0
 
     @property
@@ -121,7 +120,6 @@ def _measure(
         warm_up_rounds=session.warm_up_rounds,
         wall_s=wall_s,
         spent=measurer.spent,
-        again=watch.again if watch else 0,
         marked=watch.marked if watch else 0,
     )
 

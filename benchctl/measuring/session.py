@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from benchctl.measuring.events import Progress, Report
 from benchctl.measuring.measure import Measurer
 from benchctl.measuring.plan import Job, Plan
 from benchctl.measuring.validity import MARGIN, Watch
 from benchctl.recordfile import Writer
-from benchctl.records import Row
 from benchctl.rowkeys import row_key
 
 
 @dataclass
 class Session:
-    """Measures what is missing, again where `watch` doubts it. `done` generations of the plan are in the file;
-    `measured` and `failed` are of this process and leave warm-up out."""
+    """Measures what is missing, once. `watch` marks what it doubts; nothing is measured again, and figures leave out
+    the whole round of it (validity.py). `done` generations of the plan are in the file; `measured` and `failed` are of
+    this process and leave warm-up out."""
 
     plan: Plan
     measurer: Measurer
@@ -48,12 +49,14 @@ class Session:
 
     def _measure_batch(self, jobs: Sequence[Job]) -> None:
         self.measurer.begin([task.prompt for task in jobs[0]])
-        for job in jobs:
+        for job, following in zip_longest(jobs, jobs[1:]):
+            ends_round = following is None or following[0].repeat != job[0].repeat
             if self._is_stored(job):
-                for task in job:
-                    self.measurer.recall(task, self._stored[task.key])
+                self._recall(job, ends_round)
                 continue
-            rows = self._settled(job)
+            rows = self.measurer.measure(job)
+            if self.watch is not None:
+                rows = self.watch.mark(rows, ends_round=ends_round)
             self.writer.append(*rows)
             self.done += len(rows)
             self.measured += len(rows)
@@ -79,16 +82,17 @@ class Session:
             rows = self.measurer.measure(job)
             self.writer.append(*rows)
             if self.watch is not None:
-                self.watch.observe(rows)
+                self.watch.observe(rows, ends_round=job is jobs[-1])
             spent_s[job[0].label] += max((row.ttft_s or 0.0) + sum(row.step_s) for row in rows)
             self.report(Progress(self.done, len(self.plan), job[0].label, warm_up=True))
         return spent_s
 
-    def _settled(self, job: Job) -> tuple[Row, ...]:
-        """The rows of a job, of more than one try where its conditions were out of bounds."""
-        if self.watch is None:
-            return self.measurer.measure(job)
-        return self.watch.settle(lambda: self.measurer.measure(job))
+    def _recall(self, job: Job, ends_round: bool) -> None:
+        rows = [self._stored[task.key] for task in job]
+        for task, row in zip(job, rows, strict=True):
+            self.measurer.recall(task, row)
+        if self.watch is not None:
+            self.watch.observe(rows, ends_round=ends_round)
 
 
 def is_stable(previous_s: Mapping[str, float], latest_s: Mapping[str, float]) -> bool:

@@ -59,7 +59,7 @@ class RepeatSettings:
 @dataclass(frozen=True)
 class RunSettings:
     """All of a run. `batch_size` prompts are decoded together, 1 meaning no batches. With `watch` the machine's
-    conditions are read, and generations that they disturbed measured again. `out` None means a new file in `folder`,
+    conditions are read, and rounds that they disturbed marked. `out` None means a new file in `folder`,
     named after suite, label and time."""
 
     methods: tuple[str, ...] = ("all",)

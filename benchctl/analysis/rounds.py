@@ -1,0 +1,31 @@
+"""Rounds: what was measured side by side, and is left out of figures side by side.
+
+A round is one repeat of a prompt, or of a batch, in one session: all its turns, by every label, in every mode. Where
+any of its rows says that it was measured out of bounds (`invalid`), figures leave out all of it, for all labels alike.
+To leave out generations one by one would make the shorter ones fast, see measuring.validity.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from benchctl.records import Row
+
+
+class Round(NamedTuple):
+    """`file` numbers the files; a batch goes by its first prompt."""
+
+    file: int
+    session: int
+    suite: str
+    batch: str
+    repeat: int
+
+
+def round_of(file: int, row: Row) -> Round:
+    """That which a row belongs to."""
+    return Round(file, row.session, row.suite, row.batch[0] if row.batch else row.prompt_id, row.repeat)
+
+
+def doubted_rounds(file: int, rows: Iterable[Row]) -> frozenset[Round]:
+    """Those of a file in which any generation was measured out of bounds."""
+    return frozenset(round_of(file, row) for row in rows if row.invalid)
