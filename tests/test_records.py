@@ -314,7 +314,8 @@ def test_a_row_that_cannot_be_true_is_never_made(changes: dict[str, Any], messag
 def test_a_row_at_the_edge_of_what_can_be_true_is_made(changes: dict[str, Any]) -> None:
     answer = drafted_row()
     tokens = 1 + sum(changes.get("committed", answer.committed))
-    replace(answer, token_ids=answer.token_ids[:tokens], layers=answer.layers[:tokens], **changes)
+    row = replace(answer, token_ids=answer.token_ids[:tokens], layers=answer.layers[:tokens], **changes)
+    assert {name: getattr(row, name) for name in changes} == changes
 
 
 def test_a_row_whose_last_path_was_cut_at_the_stop_token_has_no_bonus_token_there() -> None:
