@@ -138,6 +138,17 @@ def test_measures_of_batches_add_up() -> None:
     assert measured["top1"] == Tally(3, 4)
 
 
+def test_what_no_held_out_token_tells_is_not_told_of() -> None:
+    """skip_decode's agreement at depth 8 stood as 0.000 where no held-out text reached that depth."""
+
+    def measure(module: nn.Module, batch: Batch) -> dict[str, Tally]:
+        first = float(batch.tokens[0, 0])
+        return {"loss": Tally(0, 0), "depth_8": Tally(0, 0), "depth_9": Tally(first, 2), "never_right": Tally(0, 3)}
+
+    measured = measure_held_out(nn.Identity(), [row([0, 1]), row([1, 0])], measure)
+    assert measured == {"loss": Tally(0, 0), "depth_9": Tally(1, 4), "never_right": Tally(0, 6)}
+
+
 def test_a_distilled_model_is_measured_by_how_often_it_agrees_with_its_target() -> None:
     """The draft says 0 1 2, the target 0 2 2; what follows the last token is not asked."""
     draft, target = (functional.one_hot(torch.tensor(choices), 3).float() for choices in ([0, 1, 2], [0, 2, 2]))

@@ -189,7 +189,10 @@ class MixtureLoss:
 
 
 def measure_held_out(module: nn.Module, batches: Iterable[Batch], measure: Measure) -> dict[str, Tally]:
-    """The measures summed over the batches; the module is in eval mode meanwhile and stays as it was afterwards."""
+    """The measures summed over the batches; the module is in eval mode meanwhile and stays as it was afterwards.
+
+    What was measured on no token at all, such as the agreement at a depth that no text reached, is not told of.
+    """
     total: dict[str, Tally] = {}
     trained = module.training
     module.eval()
@@ -200,7 +203,7 @@ def measure_held_out(module: nn.Module, batches: Iterable[Batch], measure: Measu
                     total[name] = total[name] + tally if name in total else tally
     finally:
         module.train(trained)
-    return total
+    return {name: tally for name, tally in total.items() if tally.of or name == "loss"}
 
 
 def _text_tallies(logits: Tensor, batch: Batch, token_bytes: Tensor) -> dict[str, Tally]:
