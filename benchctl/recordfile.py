@@ -1,14 +1,13 @@
 """Files of records: read, and appended to so that a kill at any moment costs only the generation in flight."""
 
-import fcntl
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
 from benchctl.errors import InvalidData, UserError
+from benchctl.linefile import LineFile
 from benchctl.records import Row, Run, to_line
 from benchctl.rowkeys import RowKey, row_key
 from benchctl.rowstream import StoredRows, index, is_json, run_of, torn_batch
@@ -119,39 +118,31 @@ class Writer:
         self.stored = RunFile(self.path, run)
         self._resume = resume
         self._notify = notify
-        self._file = -1
-        self._size = 0
 
     def __enter__(self) -> "Writer":
         check_output(self.path, resume=self._resume)
+        self._file = LineFile(
+            self.path,
+            writer="run",
+            instead="Give another --out.",
+            full="Rows so far are kept; make room and use --resume.",
+        )
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        except OSError as error:
-            raise UserError(f"{self.path}: cannot be written: {error.strerror}. Give another --out.") from error
-        try:
-            self._lock()
             self._begin()
         except BaseException:
-            os.close(self._file)
+            self._file.close()
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        os.close(self._file)
+        self._file.close()
 
     def append(self, *rows: Row) -> None:
         """Hand the rows of a batch, or one row, to the system at once.
 
         Raises UserError, with the file left as it was, if the disk refuses them.
         """
-        self._write(b"".join(map(to_line, rows)))
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(f"{self.path}: another run is writing it. Wait for it, or give another --out.") from error
+        self._file.append(b"".join(map(to_line, rows)))
 
     def _begin(self) -> None:
         """Write the run, or find it in the file. Only now is nobody else writing."""
@@ -164,29 +155,13 @@ class Writer:
             return
         if first:
             self._notify(f"{self.path}: was killed before its first line was whole; it starts again.")
-            os.ftruncate(self._file, 0)
-        self._write(to_line(self.stored.run))
+            self._file.cut(0)
+        self._file.append(to_line(self.stored.run))
 
     def _continue(self) -> None:
         stored = read(self.path)
         check_same_run(self.path, stored.run, self.stored.run)
         for notice in stored.notices:
             self._notify(notice)
-        os.ftruncate(self._file, stored.whole_bytes)
-        self._size = stored.whole_bytes
+        self._file.cut(stored.whole_bytes)
         self.stored = stored
-        if os.pread(self._file, 1, self._size - 1) != b"\n":
-            self._write(b"\n")
-
-    def _write(self, line: bytes) -> None:
-        try:
-            rest = memoryview(line)
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
-        except OSError as error:
-            with suppress(OSError):
-                os.ftruncate(self._file, self._size)
-            raise UserError(
-                f"{self.path}: cannot be written: {error.strerror}. Rows so far are kept; make room and use --resume."
-            ) from error
-        self._size += len(line)

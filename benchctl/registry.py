@@ -1,7 +1,7 @@
-"""From a label such as `two_model[draft_tokens=5]` to a method: names by file, options by dataclass field.
+"""From a label such as `two_model[draft_tokens=5]` to a method or judge: names by file, options by dataclass field.
 
-Built-in methods are found by file name in benchctl.methods, so a new file needs no reinstall. Other distributions
-announce theirs as entry points of the group `benchctl.methods`; a built-in of the same name wins.
+Built-in ones are found by file name in benchctl.methods and benchctl.judges, so a new file needs no reinstall. Other
+distributions announce theirs as entry points of the groups of these names; a built-in of the same name wins.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchctl.errors import UserError
 from benchctl.options import Option, changed_options, convert_options, options_of
 
 if TYPE_CHECKING:
     from benchctl.decoding.method import Method
+    from benchctl.judging.judge import Judge
 
 BASELINE = "autoregressive"
 METHODS = "benchctl.methods"
+JUDGES = "benchctl.judges"
 _STEPS = re.compile(r"-?\d+(\.\d+)?:-?\d+(\.\d+)?:-?\d+(\.\d+)?")
 _MOST_STEPS = 100
 _LABEL = re.compile(r"(?P<name>[A-Za-z_][\w-]*)(\[(?P<options>.*)\])?")
@@ -48,8 +50,8 @@ class Label:
 
     @property
     def without_places(self) -> Label:
-        """With the name of its modules in place of their path: where things lie on a machine is nobody's business."""
-        options = ((name, Path(value).resolve().name if name == "modules" else value) for name, value in self.options)
+        """With the names of folders in place of their paths: where things lie on a machine is nobody's business."""
+        options = ((name, _without_place(name, value)) for name, value in self.options)
         return Label(self.name, tuple(options))
 
 
@@ -72,27 +74,28 @@ def parse_label(text: str) -> Label:
 
 def method_names() -> tuple[str, ...]:
     """Every method that can be named, sorted; imports none of them."""
-    return tuple(sorted({*builtin_names(), *_plugins()}))
+    return _names(METHODS)
+
+
+def judge_names() -> tuple[str, ...]:
+    """Every judge that can be named, sorted; imports none of them."""
+    return _names(JUDGES)
 
 
 def builtin_names() -> tuple[str, ...]:
     """The methods that benchctl ships, sorted: the file names in methods/."""
-    folders = import_module(METHODS).__path__
+    return _builtin(METHODS)
+
+
+def _builtin(group: str) -> tuple[str, ...]:
+    folders = import_module(group).__path__
     return tuple(sorted(file.name for file in pkgutil.iter_modules(folders) if not file.name.startswith("_")))
 
 
 def method_class(name: str) -> type[Method]:
     """The class behind a name. Raises UserError, listing the known names, for any other."""
-    if name in builtin_names():
-        return _class_in_file(name)
-    if name in _plugins():
-        found = _class_of_plugin(_plugins()[name])
-        if not is_dataclass(found):
-            raise UserError(f"Method '{name}' is no dataclass, so it has no options to read; put @dataclass above it.")
-        return found
-    close = difflib.get_close_matches(name, method_names(), n=1)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
-    raise UserError(f"Unknown method '{name}'.{hint} Known methods: {', '.join(method_names())}.")
+    found: type[Method] = _class(METHODS, name)
+    return found
 
 
 def method_options(name: str) -> tuple[Option, ...]:
@@ -100,20 +103,33 @@ def method_options(name: str) -> tuple[Option, ...]:
     return options_of(method_class(name))
 
 
+def judge_class(name: str) -> type[Judge]:
+    """The class behind a judge's name. Raises UserError, listing the known names, for any other."""
+    found: type[Judge] = _class(JUDGES, name)
+    return found
+
+
+def judge_options(name: str) -> tuple[Option, ...]:
+    """The options of a judge with their kinds and defaults, as declared."""
+    return options_of(judge_class(name))
+
+
 def build(label_text: str) -> Method:
     """The method that a label asks for. Raises UserError for an unknown method or option and for a misfit value."""
     label = parse_label(label_text)
-    method_type = method_class(label.name)
-    options = convert_options(label.name, method_type, label.options)
-    try:
-        return method_type(**options)
-    except ValueError as error:
-        raise UserError(f"{label.text}: {error}") from error
+    built: Method = _built(label, method_class(label.name))
+    return built
 
 
-def canonical_label(method: Method, label: Label) -> str:
-    """The one spelling of a method's label: only the options that differ from their defaults, in the order declared."""
-    return Label(label.name, changed_options(method)).text
+def build_judge(label: Label) -> Judge:
+    """The judge that a label asks for. Raises UserError for an unknown judge or option and for a misfit value."""
+    built: Judge = _built(label, judge_class(label.name))
+    return built
+
+
+def canonical_label(built: Method | Judge, label: Label) -> str:
+    """The one spelling of a label: only the options that differ from their defaults, in the order declared."""
+    return Label(label.name, changed_options(built)).text
 
 
 def split_labels(texts: Sequence[str]) -> tuple[str, ...]:
@@ -164,25 +180,59 @@ def _not_a_label(text: str) -> UserError:
     )
 
 
-def _class_in_file(name: str) -> type[Method]:
+def _without_place(name: str, value: str) -> str:
+    return Path(value).resolve().name if name == "modules" or (name == "model" and Path(value).is_dir()) else value
+
+
+def _names(group: str) -> tuple[str, ...]:
+    return tuple(sorted({*_builtin(group), *_plugins(group)}))
+
+
+def _class(group: str, name: str) -> type[Any]:
+    if name in _builtin(group):
+        return _class_in_file(group, name)
+    noun = "judge" if group == JUDGES else "method"
+    if name in _plugins(group):
+        found = _class_of_plugin(noun, _plugins(group)[name])
+        if not is_dataclass(found):
+            raise UserError(
+                f"{noun.title()} '{name}' is no dataclass, so it has no options to read; put @dataclass above it."
+            )
+        return found
+    close = difflib.get_close_matches(name, _names(group), n=1)
+    hint = f" Did you mean '{close[0]}'?" if close else ""
+    raise UserError(f"Unknown {noun} '{name}'.{hint} Known {noun}s: {', '.join(_names(group))}.")
+
+
+def _built(label: Label, kind: type[Any]) -> Any:
+    options = convert_options(label.name, kind, label.options)
+    try:
+        return kind(**options)
+    except ValueError as error:
+        raise UserError(f"{label.text}: {error}") from error
+
+
+def _class_in_file(group: str, name: str) -> type[Any]:
     """The class named like its file, case and underscores ignored: early_exit.py holds EarlyExit."""
-    module = import_module(f"{METHODS}.{name}")
+    module = import_module(f"{group}.{name}")
     wanted = name.replace("_", "").lower()
     for found in vars(module).values():
         if isinstance(found, type) and found.__name__.lower() == wanted:
             return found
     expected = name.title().replace("_", "")
-    raise UserError(f"methods/{name}.py holds no class of its own name; call its class {expected}.")
+    raise UserError(f"{group.rpartition('.')[2]}/{name}.py holds no class of its own name; call its class {expected}.")
 
 
 @cache
-def _plugins() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=METHODS)}
+def _plugins(group: str) -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=group)}
 
 
-def _class_of_plugin(entry: EntryPoint) -> type[Method]:
+def _class_of_plugin(noun: str, entry: EntryPoint) -> type[Any]:
     try:
-        found: type[Method] = entry.load()
+        found: type[Any] = entry.load()
     except (ImportError, AttributeError) as error:
-        raise UserError(f"Method '{entry.name}' ({entry.value}) cannot be imported: {error}. Reinstall it.") from error
+        raise UserError(
+            f"{noun.title()} '{entry.name}' ({entry.value}) cannot be imported: {error}. Reinstall it."
+        ) from error
     return found

@@ -16,7 +16,7 @@ from benchctl.rowkeys import batch_keys, row_key, same_batch
 
 FIRST_ROW: Final = 2  # its line; the run stands in line 1
 
-_Record = TypeVar("_Record", Run, Row)
+_Record = TypeVar("_Record")
 
 
 class StoredRows(Sequence[Row]):
@@ -49,14 +49,14 @@ class StoredRows(Sequence[Row]):
         start, end = self._starts[number], self._starts[number + 1]
         with self._path.open("rb") as file:
             file.seek(start)
-            return _valid(ROW, self._path, number + FIRST_ROW, file.read(end - start))
+            return valid(ROW, self._path, number + FIRST_ROW, file.read(end - start))
 
     def _checked(self) -> Iterator[Row]:
         belongs, line_of = _Belonging(self._run), dict[tuple[object, ...], int]()
         with self._path.open("rb") as file:
             file.seek(self._starts[0])
             for number in range(FIRST_ROW, FIRST_ROW + len(self)):
-                row = _valid(ROW, self._path, number, file.readline())
+                row = valid(ROW, self._path, number, file.readline())
                 if problem := belongs.problem(row):
                     raise InvalidData(f"{self._path}:{number}: {problem}")
                 # A plain tuple is none that the garbage collector would go through again and again.
@@ -129,7 +129,7 @@ def run_of(path: Path, line: bytes) -> Run:
         raise InvalidData(
             f"{path}:1: written by a newer benchctl, schema {version} (this one reads {SCHEMA_VERSION}); upgrade."
         )
-    return _valid(RUN, path, 1, line)
+    return valid(RUN, path, 1, line)
 
 
 def torn_batch(rows: StoredRows) -> int:
@@ -170,7 +170,8 @@ def _not_whole(path: Path, number: int) -> InvalidData:
     return InvalidData(f"{path}:{number}: the rest of its batch does not follow. Restore or remove its lines.")
 
 
-def _valid(adapter: TypeAdapter[_Record], path: Path, number: int, line: bytes) -> _Record:
+def valid(adapter: TypeAdapter[_Record], path: Path, number: int, line: bytes) -> _Record:
+    """The record in a line. Raises InvalidData, with file and line, for what is none or cannot be true."""
     if not line.strip():
         raise InvalidData(f"{path}:{number}: the line is empty. Remove it.")
     try:

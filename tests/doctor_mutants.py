@@ -155,6 +155,29 @@ class Undecorated(Speculative):
         return Draft()
 
 
+class WiderWhenForced(Plain):
+    def spoil(self, step: Step, context: Context) -> Step:
+        return step if context.forced is None else replace(step, rows=step.rows + 1)
+
+
+class PicksTwice(Plain):
+    def spoil(self, step: Step, context: Context) -> Step:
+        if context.forced is not None:
+            context.forced.choose(context.new_tokens, step.tokens[0])
+        return step
+
+
+class ChoosesItself(Plain):
+    """As exact as any, but its choice is not told of: nothing can be forced upon it."""
+
+    def start(self, context: Context) -> int:
+        own = super().start(replace(context, forced=None))
+        return int(own)
+
+    def step(self, context: Context) -> Step:
+        return super().step(replace(context, forced=None))
+
+
 MUTANTS: tuple[tuple[str, type[Method], str], ...] = (
     ("options", UnreadableOption, "to be read"),
     ("options", ChangedOption, "to be read back"),
@@ -174,6 +197,8 @@ MUTANTS: tuple[tuple[str, type[Method], str], ...] = (
     ("isolation", Remembers, "as alone"),
     ("determinism", Dice, "as once"),
     ("batches", ShallowInBatches, "as alone"),
+    ("replay", WiderWhenForced, "as when it is free"),
+    ("replay", PicksTwice, "all 24 tokens"),
     ("cache", Scribbles, "fresh prefill"),
     ("cache", KeepsRejected, "rows of text"),
 )

@@ -15,7 +15,7 @@ from benchctl.analysis.comparison import Group, MethodFigures, compare
 from benchctl.analysis.frame import load
 from benchctl.analysis.groups import Difference, differences
 from benchctl.analysis.metrics import DECODE_SPEEDUP, DEPTH_FRACTION, SPEEDUP, TOKENS_PER_S, TPOT, TTFT
-from benchctl.analysis.plots import pareto
+from benchctl.analysis.plot_pareto import pareto
 from benchctl.analysis.report import summary
 from benchctl.recordfile import read
 from benchctl.records import Row

@@ -113,8 +113,8 @@ def test_the_embedded_target_and_its_draft_are_the_default(monkeypatch: pytest.M
     monkeypatch.setattr(packs, "models", lambda: (model,))
     assert choose_models(ask.ModelSettings()) == choose_models(ask.ModelSettings("ref"))
     assert (choose_models(ask.ModelSettings()).target, choose_models(ask.ModelSettings()).draft) == ("ref", "ref-draft")
-    assert choose_models(ask.ModelSettings("elsewhere")).draft == ""
-    assert choose_models(ask.ModelSettings("ref", "mine")).draft == "mine"
+    assert choose_models(ask.ModelSettings("owner/elsewhere")).draft == ""
+    assert choose_models(ask.ModelSettings("ref", "owner/mine")).draft == "owner/mine"
 
 
 def test_a_draft_model_of_another_tokenizer_is_refused_before_weights_are_loaded(

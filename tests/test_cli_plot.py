@@ -46,7 +46,7 @@ def test_sampled_answers_can_be_checked_though_not_compared(tmp_path: Path) -> N
     rows = [replace(row, verdict=row.verdict and "sampled", first_divergence=None, text="4") for row in usual_rows(3)]
     checked = replace(KOALA, exact_answers={f"p{n}": ("4",) for n in range(3)})
     sampled = write(tmp_path / "0.jsonl", rows, replace(RUN, temperature=0.7, suites=(checked,)))
-    result = _plot("--pareto", "--fidelity", "exact-match", sampled, "--out", tmp_path / "plot.svg")
+    result = _plot("--pareto", "--y", "exact", sampled, "--out", tmp_path / "plot.svg")
     assert result.exit_code == 0
     assert "exact match on 3 prompts" in (tmp_path / "plot.svg").read_text()
 

@@ -117,7 +117,7 @@ def test_the_distribution_of_the_page_is_a_method_like_any_other(tmp_path: Path)
     assert "follow" in registry.method_names() and "follow" not in registry.builtin_names()
     examined = CliRunner().invoke(main, ["doctor", "--method", "follow"])
     assert examined.exit_code == 0, examined.output
-    assert examined.stdout.splitlines()[-1] == "21 passed, 0 failed, 2 skipped."
+    assert examined.stdout.splitlines()[-1] == "23 passed, 0 failed, 2 skipped."
     folder, prompts, out = tiny_folder(tmp_path / "target"), tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
     prompts.write_text('{"prompt": "one two one two one two"}\n', encoding="utf-8")
     words = "--method follow[draft_tokens=3] --max-new-tokens 24 --warm-up 0 --repeats 1 --device cpu"

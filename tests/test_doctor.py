@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from doctor_mutants import MUTANTS, Plain, Raises, RaisingReason, Undecorated
+from doctor_mutants import MUTANTS, ChoosesItself, Plain, Raises, RaisingReason, Undecorated
 
 from benchctl import registry
 from benchctl.cli import main
@@ -42,9 +42,10 @@ def _name(value: object) -> str:
 @pytest.fixture
 def plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every mutant, announced as another distribution would."""
-    found: list[type[Method]] = [Plain, Raises, RaisingReason, Undecorated, *(mutant for _, mutant, _ in MUTANTS)]
+    others: list[type[Method]] = [Plain, Raises, RaisingReason, Undecorated, ChoosesItself]
+    found = [*others, *(mutant for _, mutant, _ in MUTANTS)]
     entries = {of.__name__: EntryPoint(of.__name__, f"{of.__module__}:{of.__name__}", registry.METHODS) for of in found}
-    monkeypatch.setattr(registry, "_plugins", lambda: entries)
+    monkeypatch.setattr(registry, "_plugins", lambda group: entries)
     yield
 
 
@@ -93,6 +94,16 @@ def test_a_method_that_decodes_no_batches_has_that_check_skipped_with_its_reason
     assert _checked("batches", "autoregressive", tmp_path) is None
 
 
+@pytest.mark.usefixtures("plugins")
+def test_a_method_that_cannot_be_replayed_is_told_why(tmp_path: Path) -> None:
+    """Only `run --replay` told so, in every row of its own."""
+    found = _checked("replay", "ChoosesItself", tmp_path)
+    assert isinstance(found, Skipped)
+    assert found.reason.startswith("run --replay cannot take it: the method said ")
+    assert found.reason.endswith("replay takes methods that choose by Context.pick, or draft as Speculative does")
+    assert _checked("greedy", "ChoosesItself", tmp_path) is None
+
+
 @pytest.mark.parametrize("label", [*registry.builtin_names(), *MODES])
 def test_every_built_in_method_passes(label: str) -> None:
     found = list(examine(label))
@@ -132,7 +143,7 @@ def test_doctor_exits_with_one_where_a_check_fails_and_says_what_to_do() -> None
     text = " ".join(result.stdout.split())
     assert "fail counting llama expected 0 <= accepted <= drafted; seen: 1 tokens, 0 drafted, 1 accepted" in text
     assert "To do: count drafted tokens kept as accepted, not the bonus token." in text
-    assert text.endswith("19 passed, 2 failed, 2 skipped.")
+    assert text.endswith("21 passed, 2 failed, 2 skipped.")
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 

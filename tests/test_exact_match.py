@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchctl.analysis.exact_match import is_right
+from benchctl.exact_match import is_right
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,12 @@ from runs import pair, prepared, prompt_of
 from tiny import tiny_folder
 from torch import Tensor
 
+from benchctl.decoding.likelihood import Likelihood, likelihood
 from benchctl.decoding.loop import Limits, decode
 from benchctl.decoding.method import Context, Method, Step
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.target import Target
-from benchctl.measuring.faithfulness import Faithfulness, Given, Score, kl_nats, own_logits, score
+from benchctl.measuring.faithfulness import Faithfulness, Given, NotItsOwn, kl_nats, own_logits
 from benchctl.measuring.measure import Measurer, Terms
 from benchctl.measuring.prompts import Prompt
 
@@ -64,23 +65,23 @@ def own(logits: Tensor, favour: float) -> Tensor:
 def test_an_answer_is_scored_as_a_model_without_a_cache_scores_it(tokens: int) -> None:
     answer = prompt_of(tokens, seed=3)
     logprobs = truth(PROMPT, answer)
-    found = score(pair("llama").target, PROMPT, answer)
+    found = likelihood(pair("llama").target, PROMPT, answer)
     assert (found.tokens, found.agreed) == (tokens, int((logprobs.argmax(-1) == torch.tensor(answer)).sum()))
     assert found.logprob == pytest.approx(sum(float(row[token]) for row, token in zip(logprobs, answer, strict=True)))
 
 
 def test_blocks_of_logits_join_without_a_seam(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = prompt_of(20, seed=3)
-    whole = score(pair("llama").target, PROMPT, answer)
-    monkeypatch.setattr("benchctl.measuring.faithfulness._BLOCK", 3)
-    parts = score(pair("llama").target, PROMPT, answer)
+    whole = likelihood(pair("llama").target, PROMPT, answer)
+    monkeypatch.setattr("benchctl.decoding.likelihood._BLOCK", 3)
+    parts = likelihood(pair("llama").target, PROMPT, answer)
     assert (parts.tokens, parts.agreed) == (whole.tokens, whole.agreed)
     assert parts.logprob == pytest.approx(whole.logprob)
 
 
 def test_the_target_agrees_with_its_own_greedy_answer_at_every_token() -> None:
     answer = said_by(Plain())
-    found = score(pair("llama").target, PROMPT, answer)
+    found = likelihood(pair("llama").target, PROMPT, answer)
     assert (found.tokens, found.agreed) == (12, 12)
     assert found.logprob == pytest.approx(float(truth(PROMPT, answer).amax(-1).sum()))
 
@@ -107,7 +108,7 @@ def test_the_divergence_of_a_sampled_answer_is_on_the_text_that_was_drawn() -> N
     found = [
         Faithfulness(models.target).divergence(method, PROMPT, answer, Given(LIMITS, sampling, seed)) for seed in (3, 4)
     ]
-    assert found == [{"kl_tokens": 12, "kl_nats": pytest.approx(expected)}, {}]
+    assert found == [{"kl_tokens": 12, "kl_nats": pytest.approx(expected)}, {"kl_unrepeated_tokens": 12}]
 
 
 @pytest.mark.parametrize("favour", [0.0, 4.0])
@@ -130,21 +131,21 @@ def test_the_divergence_is_that_of_the_target_from_the_methods_own_distribution(
 def test_a_token_that_the_target_cannot_say_adds_nothing_to_the_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Vocabularies are padded with tokens of logit -inf, and 0 ln 0 is 0."""
     p = torch.tensor([[0.25, 0.75, 0.0]], dtype=torch.float64).log()
-    monkeypatch.setattr("benchctl.measuring.faithfulness._logprobs", lambda *_: iter([p]))
+    monkeypatch.setattr("benchctl.measuring.faithfulness.logprobs", lambda *_: iter([p]))
     q = torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64).log()
     expected = 0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.25)
     assert kl_nats(pair("llama").target, PROMPT, [1], [q]) == pytest.approx(expected)
 
 
-def test_a_divergence_that_is_not_finite_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A method that is certain has no distribution that the target's can be measured by; a row takes no infinity."""
+def test_an_answer_whose_divergence_is_not_finite_is_counted_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was left out without a word, so that the mean was over the better answers. A row takes no infinity."""
     models, method = pair("llama"), Own(0.0)
     answer = said_by(method)
     certain = torch.full((1, 24), -torch.inf)
     certain[0, answer[0]] = 0.0
     assert kl_nats(models.target, PROMPT, answer, [certain] * len(answer)) == math.inf
     monkeypatch.setattr("benchctl.measuring.faithfulness.own_logits", lambda *_: [certain] * len(answer))
-    assert Faithfulness(models.target).divergence(method, PROMPT, answer, GIVEN) == {}
+    assert Faithfulness(models.target).divergence(method, PROMPT, answer, GIVEN) == {"kl_infinite_tokens": 12}
 
 
 @pytest.mark.parametrize("label", ["two_model", "prompt_lookup", "medusa[accept=typical]"])
@@ -152,7 +153,9 @@ def test_a_method_that_takes_its_tokens_from_the_target_has_no_distribution_of_i
     models = pair("llama")
     method = prepared(label, models.target, models.draft)
     answer = said_by(method)
-    assert own_logits(method, models.target, PROMPT, answer, GIVEN) is None
+    with pytest.raises(NotItsOwn):
+        own_logits(method, models.target, PROMPT, answer, GIVEN)
+    assert Faithfulness(models.target).divergence(method, PROMPT, answer, GIVEN) == {}
 
 
 @pytest.mark.parametrize("label", ["early_exit[threshold=0.3]", "skip_decode"])
@@ -184,11 +187,11 @@ def test_an_answer_that_is_not_repeated_has_no_distributions() -> None:
 def test_what_was_computed_once_is_kept_until_it_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def counted(target: Target, prompt_ids: Sequence[int], answer: Sequence[int]) -> Score:
+    def counted(target: Target, prompt_ids: Sequence[int], answer: Sequence[int]) -> Likelihood:
         asked.append(len(answer))
-        return Score(1, 1, 0.0)
+        return Likelihood(1, 1, 0.0)
 
-    monkeypatch.setattr("benchctl.measuring.faithfulness.score", counted)
+    monkeypatch.setattr("benchctl.measuring.faithfulness.likelihood", counted)
     found = Faithfulness(pair("llama").target)
     for _ in range(3):
         found.sums([1], [2, 3], [4])
@@ -198,6 +201,7 @@ def test_what_was_computed_once_is_kept_until_it_is_forgotten(monkeypatch: pytes
     assert asked == [2, 1, 2, 1]
 
 
+EVIDENCE = {"gap", "decided_at"}  # behind a verdict, not of the answer as a whole
 TALK = Prompt("p", "koala", ("Say something.",))
 
 
@@ -217,9 +221,9 @@ def test_a_row_has_the_sums_where_they_tell_something(target: Target, tmp_path: 
     assert set(rows["own"].fidelity) == {"kl_tokens", "kl_nats"}
     assert {"scored_tokens", "target_agreed_tokens", "target_logprob"} < set(rows["lying"].fidelity)
     assert "kl_nats" not in rows["lying"].fidelity
-    assert one(run, task("lying", repeat=-1)).fidelity == {}
+    assert set(one(run, task("lying", repeat=-1)).fidelity) == EVIDENCE
     profiled = one(run, replace(task("lying"), mode="profile"))
-    assert (profiled.error, profiled.verdict, profiled.fidelity) == (None, "lossy", {})
+    assert (profiled.error, profiled.verdict, set(profiled.fidelity)) == (None, "lossy", EVIDENCE)
 
 
 def test_sampled_answers_are_not_scored_but_diverge(target: Target) -> None:

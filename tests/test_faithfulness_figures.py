@@ -19,7 +19,7 @@ from benchctl.records import Row
 
 
 def _compared(tmp_path: Path, *rows: Row) -> Group:
-    (group,) = compare([read(write(tmp_path / "run.jsonl", rows))])
+    (group,) = compare([read(write(tmp_path / "run.jsonl", rows))], texts=True)
     return group
 
 
@@ -116,7 +116,7 @@ def test_the_pareto_plot_works_with_these_alone(tmp_path: Path, name: str) -> No
     rows = [baseline_row("p0"), _scored(exiting_row("p0"), 6, -18.0), baseline_row("p1"), drafted_row("p1")]
     rows += [drafted_row("p0"), replace(exiting_row("p1"), verdict="identical", first_divergence=None)]
     path, out = write(tmp_path / "run.jsonl", rows), tmp_path / "out.svg"
-    result = CliRunner().invoke(main, ["plot", "--pareto", "--fidelity", name, str(path), "--out", str(out)])
+    result = CliRunner().invoke(main, ["plot", "--pareto", "--y", name, str(path), "--out", str(out)])
     assert result.exit_code == 0, result.output
     assert out.stat().st_size > 1000
 

@@ -63,7 +63,7 @@ def test_verdicts_and_failures_are_counted(tmp_path: Path) -> None:
         replace(drafted_row("p4"), verdict="sampled"),
         failed(drafted_row("p5")),
     ]
-    assert fidelity(load([write(tmp_path / "run.jsonl", rows)])) == Fidelity(2, 1, 0, 1, 1, 1, 3.5)
+    assert fidelity(load([write(tmp_path / "run.jsonl", rows)])) == Fidelity(2, 1, 0, 1, 1, 1, 0, 3.5)
 
 
 def test_where_nothing_diverged_there_is_no_first_divergence(tmp_path: Path) -> None:

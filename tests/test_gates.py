@@ -1,5 +1,6 @@
 """A comparison can be held to answers that are the target's, and to speed-ups of an earlier run, by its exit code."""
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -69,11 +70,23 @@ def test_requirements_are_met_by_their_verdict_and_stricter_ones(
     assert codes == {required: int(required not in met) for required in REQUIREMENTS}
 
 
-def test_a_broken_requirement_names_method_and_answers_and_leaves_stdout_alone(tmp_path: Path) -> None:
+def test_a_broken_requirement_names_method_and_answers_on_stderr_and_in_the_json(tmp_path: Path) -> None:
+    """A program that read the JSON had to read what a gate found from stderr, in words."""
     path = write(tmp_path / "run.jsonl", usual_rows())
     result = _compare(path, "--require", "lossless")
-    assert result.stderr == f"FAIL: {EXITING} is not lossless: of its answers 20 lossy and claims to be lossy.\n"
-    assert result.stdout == _compare(path).stdout
+    problem = f"{EXITING} is not lossless: of its answers 20 lossy and claims to be lossy."
+    assert result.stderr == f"FAIL: {problem}\n"
+    plain, held = json.loads(_compare(path).stdout), json.loads(result.stdout)
+    assert "gates" not in plain and held["groups"] == plain["groups"]
+    assert held["gates"] == {
+        "passed": False,
+        "require": "lossless",
+        "unmet": [problem],
+        "unsupported": [],
+        "fail_below": None,
+        "floor": 0.0,
+        "kept": [],
+    }
 
 
 def test_identical_answers_of_a_method_that_claims_less_are_not_lossless(tmp_path: Path) -> None:
@@ -154,7 +167,11 @@ def test_a_method_that_became_slower_than_allowed_is_a_regression(
     assert result.exit_code == code, result.stderr
     line = next(line for line in result.stderr.splitlines() if line.startswith(DRAFTED))
     assert f"{1 / factor:.3f} [" in line and ("FAIL" in line) == bool(code)
-    assert result.stdout == _compare(new).stdout
+    gates = json.loads(result.stdout)["gates"]
+    kept = next(one for one in gates["kept"] if one["label"] == DRAFTED)
+    assert (gates["passed"], gates["fail_below"], kept["slower"]) == (not code, least, bool(code))
+    assert kept["value"] == pytest.approx(kept["now"] / kept["then"]) == pytest.approx(1 / factor)
+    assert kept["interval"]["low"] <= kept["value"] <= kept["interval"]["high"]
 
 
 def test_a_machine_that_became_slower_is_no_regression(tmp_path: Path) -> None:
@@ -211,6 +228,7 @@ def test_an_earlier_run_of_other_settings_cannot_be_a_measure(
     result = _compare(write(tmp_path / "new.jsonl", usual_rows(), run), "--baseline", old, "--fail-below", 0.5)
     assert result.exit_code == 2
     assert f"not comparable with {old}: {field}" in result.stderr
+    assert "gates" not in json.loads(result.stdout)
 
 
 def test_earlier_results_without_a_speed_up_are_wrong_usage(tmp_path: Path) -> None:

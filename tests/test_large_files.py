@@ -11,13 +11,17 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, drafted_row, write
 
+from benchctl import rowstream
 from benchctl.analysis.comparison import compare
+from benchctl.analysis.faithfulness import ROUGE_L
+from benchctl.analysis.text_overlap import with_overlap
 from benchctl.recordfile import read, scan
-from benchctl.records import Row
+from benchctl.records import ROW, Mode, Row
 
 REPEATS = 5
 LONG = replace(RUN, max_new_tokens=2000)
@@ -79,6 +83,31 @@ def test_what_is_streamed_has_the_same_figures_as_what_is_held(path: Path) -> No
     streamed, held = (compare([file])[0].pooled for file in (scan(path), read(path)))
     assert streamed == held
     assert {method.label for method in streamed.methods} == {BASELINE, DRAFTED}
+
+
+def test_a_file_is_gone_through_once_however_many_modes_and_figures_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was once for each mode, and once more for --overlap, so that a file of three modes took three times as long as
+    one of as many rows."""
+    modes: tuple[Mode, ...] = ("free", "replay", "profile")
+    rows = [
+        replace(row, mode=mode, phases={"verify": row.step_s} if mode == "profile" else {}, verdict=None)
+        for mode in modes
+        for row in _rows(prompts=3, tokens=9)
+    ]
+    parsed: list[bytes] = []
+
+    def parse(line: bytes) -> Row:
+        parsed.append(line)
+        return ROW.validate_json(line)
+
+    monkeypatch.setattr(rowstream, "ROW", SimpleNamespace(validate_json=parse))
+    file = scan(write(tmp_path / "run.jsonl", rows, LONG))
+    groups = with_overlap(compare([file], texts=True))
+    assert list(groups[0].others) == ["replay", "profile"]
+    assert groups[0].pooled.methods[-1].estimate(ROUGE_L).value == 1.0
+    assert len(parsed) <= len(rows) + 1  # and the first, to see whether there is one
 
 
 def test_rows_that_stay_in_their_file_can_be_had_like_any_others(path: Path) -> None:

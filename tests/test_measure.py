@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn
 
 import pytest
 from fakes_measuring import Broken, FakeClock, Lying, Plain, one, task
+from runs import prepared
 from tiny import tiny_folder
 
 from benchctl.decoding.method import Method
@@ -14,6 +16,7 @@ from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.target import Target
 from benchctl.measuring.measure import Measurer, Terms, answer_seed
 from benchctl.measuring.prompts import Prompt
+from benchctl.measuring.verdict import Judgement, Referee
 
 GREEDY = Terms(max_new_tokens=4, sampling=Sampling())
 PROMPT = Prompt("p", "koala", ("Say something.",))
@@ -69,7 +72,7 @@ def test_a_method_that_answers_otherwise_is_lossy_from_its_first_other_token_on(
     one(run, task("plain"))
     row = one(run, task("lying"))
     assert (row.verdict, row.first_divergence) == ("lossy", 1)
-    assert row.margin is not None and row.noise is not None and row.margin > 2 * row.noise
+    assert row.margin is not None and row.margin > 0 and row.fidelity["gap"] > 1e-3
 
 
 def test_a_failed_generation_is_a_row_with_an_error_and_no_numbers(measurer: Make) -> None:
@@ -190,3 +193,64 @@ def test_time_is_split_into_generations_and_controls(measurer: Make) -> None:
     assert (run.spent.generations_s, run.spent.controls_s) == (4.0, 1.0)
     one(run, task("lying"))
     assert (run.spent.generations_s, run.spent.controls_s) == (8.0, 2.0)
+
+
+@dataclass
+class Own(Lying):
+    """One whose distributions are asked for."""
+
+    exactness = "lossy"
+    reason = "a fake"
+
+
+def failing(*_: object, **__: object) -> NoReturn:
+    raise MemoryError("no room for logits")
+
+
+@pytest.mark.parametrize(
+    ("control", "kept"),
+    [
+        ("benchctl.measuring.verdict.Referee.judge", {"scored_tokens", "kl_unrepeated_tokens"}),
+        ("benchctl.measuring.faithfulness.likelihood", {"gap", "decided_at"}),
+        ("benchctl.measuring.faithfulness.own_logits", {"gap", "decided_at"}),
+    ],
+)
+def test_a_control_that_fails_after_the_clock_takes_nothing_from_a_generation(
+    measurer: Make, monkeypatch: pytest.MonkeyPatch, control: str, kept: set[str]
+) -> None:
+    """It made a failed generation of a good one, out of memory above all, and of those that diverge above all."""
+    notices: list[str] = []
+    run = measurer(own=Own())
+    run.notify = notices.append
+    one(run, task("plain"))
+    monkeypatch.setattr(control, failing)
+    row = one(run, task("own"))
+    assert (row.error, len(row.step_s), row.fidelity["failed_controls"]) == (None, 3, 1.0)
+    assert row.verdict == (None if "judge" in control else "lossy")
+    assert kept <= set(row.fidelity) and "kl_nats" not in row.fidelity
+    one(run, task("own", repeat=1))
+    assert len(notices) == 1 and "MemoryError: no room for logits. Its times are kept" in notices[0]
+
+
+def test_the_row_behind_a_failed_control_serves_as_history_like_any_other(
+    measurer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = measurer(TALK, lying=Lying())
+    for turn in (0, 1):
+        one(run, task("plain", turn=turn, prompt=TALK))
+        monkeypatch.setattr("benchctl.measuring.verdict.Referee.judge", failing)
+        row = one(run, task("lying", turn=turn, prompt=TALK))
+        assert (row.error, row.verdict) == (None, None)
+
+
+def test_a_method_is_judged_with_the_rows_of_its_steps(measurer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Sequence[int]] = []
+
+    def judge(referee: Referee, prompt_ids: list[int], token_ids: Sequence[int], sizes: Sequence[int]) -> Judgement:
+        asked.append(sizes)
+        return Judgement("identical")
+
+    monkeypatch.setattr(Referee, "judge", judge)
+    run = measurer(two=prepared("two_model[draft_tokens=3]", measurer().target, measurer().target))
+    rows = one(run, task("two")).rows
+    assert set(rows) - {1} == set(asked[0]) != set()

@@ -82,7 +82,7 @@ def test_overlap_is_the_mean_over_greedy_answers_and_asked_for(tmp_path: Path) -
         *(_spoken(row("p1"), "the cat sat") for row in (baseline_row, drafted_row)),
         _spoken(exiting_row("p1"), "the dog cat ran"),
     ]
-    groups = compare([read(write(tmp_path / "run.jsonl", rows))])
+    groups = compare([read(write(tmp_path / "run.jsonl", rows))], texts=True)
     assert all(method.estimate(ROUGE_L).value is None for method in groups[0].pooled.methods)
     found = {method.label: method.estimate(ROUGE_L).value for method in with_overlap(groups)[0].pooled.methods}
     assert found == {BASELINE: None, DRAFTED: 1.0, EXITING: pytest.approx((1 + 4 / 7) / 2)}
@@ -95,15 +95,22 @@ def test_each_suite_has_its_own_overlap_and_all_together_theirs(tmp_path: Path) 
     told = [baseline_row("p0"), exiting_row("p0")]
     rows = [*told, *(replace(row, suite="mt-bench") for row in told)]
     rows[3] = _spoken(rows[3], "nothing of the kind")
-    (group,) = with_overlap(compare([read(write(tmp_path / "run.jsonl", rows, run))]))
+    (group,) = with_overlap(compare([read(write(tmp_path / "run.jsonl", rows, run))], texts=True))
     found = {suite.suite: suite.methods[-1].estimate(ROUGE_L).value for suite in group.suites}
     assert found == {"koala": 1.0, "mt-bench": 0.0, "all suites": 0.5}
 
 
 def test_sampled_answers_have_no_overlap(tmp_path: Path) -> None:
     rows = [baseline_row(), replace(drafted_row(), verdict="sampled", text="other")]
-    (group,) = with_overlap(compare([read(write(tmp_path / "run.jsonl", rows))]))
+    (group,) = with_overlap(compare([read(write(tmp_path / "run.jsonl", rows))], texts=True))
     assert [method.estimate(ROUGE_L).value for method in group.pooled.methods] == [None, None]
+
+
+def test_texts_that_were_not_kept_do_not_overlap(tmp_path: Path) -> None:
+    """Answers without their texts would all be equal, and their overlap 1."""
+    groups = compare([read(write(tmp_path / "run.jsonl", [baseline_row(), exiting_row()]))])
+    with pytest.raises(ValueError, match="texts=True"):
+        with_overlap(groups)
 
 
 def test_comparing_loads_neither_library_before_two_texts_differ() -> None:

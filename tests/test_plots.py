@@ -9,9 +9,11 @@ import pytest
 from fixtures_records import DRAFTED, EXITING, KOALA, RUN, baseline_row, drafted_row, failed, method, usual_rows, write
 
 from benchctl.analysis.comparison import Group, compare
+from benchctl.analysis.heights import Height
 from benchctl.analysis.metrics import EXACT_MATCH
 from benchctl.analysis.placing import Box, Label, place
-from benchctl.analysis.plots import check_image, pareto
+from benchctl.analysis.plot_pareto import pareto
+from benchctl.analysis.plots import check_image
 from benchctl.errors import UserError
 from benchctl.recordfile import read
 from benchctl.records import Row, Run
@@ -51,7 +53,8 @@ def _sweep(tmp_path: Path, count: int) -> tuple[Group, ...]:
     usual = [row for row in rows if row.label == EXITING]
     for number in range(count):
         label = f"early_exit[min_exit=2,threshold=0.{number + 1:02d}]"
-        methods.append(method(label, "lossy"))
+        options = {"min_exit": 2, "threshold": (number + 1) / 100}
+        methods.append(replace(method(label, "lossy"), options=options))
         rows += [replace(row, label=label, step_s=tuple(2.0 for _ in row.step_s)) for row in usual]
     return _groups(tmp_path, rows, replace(RUN, methods=tuple(methods)))
 
@@ -86,17 +89,17 @@ def test_exact_match_can_stand_for_fidelity_where_answers_can_be_checked(tmp_pat
     rows = [replace(row, text="5" if row.label == EXITING and row.prompt_id < "p15" else "4") for row in usual_rows()]
     checked = replace(RUN, suites=(replace(KOALA, exact_answers={f"p{n}": ("4",) for n in range(20)}),))
     out = tmp_path / "plot.svg"
-    pareto(_groups(tmp_path, rows, checked), out, EXACT_MATCH)
+    pareto(_groups(tmp_path, rows, checked), out, Height(EXACT_MATCH))
     assert "exact match on 20 prompts" in _texts(out) and "token agreement" not in _texts(out)
     with pytest.raises(UserError, match="no answers that can be checked.* --bench tasks"):
-        pareto(_groups(tmp_path, rows), out, EXACT_MATCH)
+        pareto(_groups(tmp_path, rows), out, Height(EXACT_MATCH))
 
 
 def test_speed_and_exact_match_of_different_prompts_are_not_drawn_as_one_point(tmp_path: Path) -> None:
     """Pooled suites once gave the speed-up over all prompts and the exact match over the few that can be checked."""
     partly = replace(RUN, suites=(replace(KOALA, exact_answers={f"p{n}": ("4",) for n in range(5)}),))
     with pytest.raises(UserError, match="only 5 of 20 prompts have an exact answer"):
-        pareto(_groups(tmp_path, usual_rows(), partly), tmp_path / "plot.svg", EXACT_MATCH)
+        pareto(_groups(tmp_path, usual_rows(), partly), tmp_path / "plot.svg", Height(EXACT_MATCH))
 
 
 def test_a_broken_claim_is_not_drawn_as_lossless(tmp_path: Path) -> None:

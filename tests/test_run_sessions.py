@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -49,10 +54,14 @@ def replace_processes(monkeypatch: pytest.MonkeyPatch, call: Callable[..., objec
     monkeypatch.setattr(run_sessions, "subprocess", SimpleNamespace(run=call, DEVNULL=subprocess.DEVNULL))
 
 
-def invoke(*arguments: str) -> Result:
+def invocation() -> list[str]:
     usual = "--model target --draft-model draft --bench three.jsonl --device cpu --max-new-tokens 4 --warm-up 0"
     options = "--method prompt_lookup --repeats 1 --no-watch --out kept.jsonl --sessions 2"
-    return CliRunner().invoke(main, ["run", *usual.split(), *options.split(), *arguments])
+    return ["run", *usual.split(), *options.split()]
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, [*invocation(), *arguments])
 
 
 def test_every_session_is_a_process_with_a_file_of_its_own(here: Path) -> None:
@@ -66,6 +75,61 @@ def test_every_session_is_a_process_with_a_file_of_its_own(here: Path) -> None:
     assert [row.step_s for row in first.rows] != [row.step_s for row in second.rows]
     assert result.stdout.count("speed-up") == 1
     assert result.stdout.splitlines()[-2:] == ["Results: kept-1.jsonl", "Results: kept-2.jsonl"]
+
+
+def is_running(pid: int) -> bool:
+    """A process that has ended is one no more, or is left for whoever inherited it to collect."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+ENDLESS = (
+    "--model target --bench three.jsonl --device cpu --max-new-tokens 4 --warm-up 0 --method prompt_lookup --no-watch "
+    "--out kept.jsonl --sessions 2 --repeats 2000"
+)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no way here to see which processes run")
+def test_a_session_ends_with_the_process_that_began_it(here: Path) -> None:
+    """It went on measuring after a kill -9 of that, and held its file against the same command with --resume."""
+    command = (sys.executable, "-m", "benchctl", "run", *ENDLESS.split())
+    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    children: list[int] = []
+    try:
+        file = here / "kept-1.jsonl"
+        wait_for(lambda: file.exists() and file.stat().st_size > 10_000)
+        children = [
+            int(stat.parent.name) for stat in Path("/proc").glob("[0-9]*/stat") if parent_of(stat) == parent.pid
+        ]
+        assert len(children) == 1
+        parent.kill()
+        wait_for(lambda: not is_running(children[0]))
+        size_bytes = file.stat().st_size
+        time.sleep(0.2)
+        assert file.stat().st_size == size_bytes
+        assert read(file).run.command[:2] == ("benchctl", "run")
+    finally:
+        parent.kill()
+        parent.wait()
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+
+
+def parent_of(stat: Path) -> int:
+    try:
+        return int(stat.read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 120
+    while not happened():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
 
 
 def test_resuming_goes_on_with_what_is_missing_of_them(here: Path, within: list[Sequence[str]]) -> None:
@@ -98,11 +162,27 @@ def test_a_session_that_fails_ends_the_run_with_its_exit_code(here: Path, monkey
     )
 
 
+def test_sessions_without_a_name_have_the_one_that_a_run_would_have(here: Path, within: list[Sequence[str]]) -> None:
+    """They were refused, though a run makes its own name: so the examples all had to carry --out."""
+    words = [word for word in invocation() if word not in ("--out", "kept.jsonl")]
+    result = CliRunner().invoke(main, [*words, "--sessions", "2"])
+    assert result.exit_code == 0, result.output
+    names = [line.removeprefix("Results: results/") for line in result.stdout.splitlines()[-2:]]
+    stems = {name.removesuffix(f"-{number}.jsonl") for number, name in enumerate(names, 1)}
+    assert len(stems) == 1 and stems.pop().startswith("three-prompt_lookup-2")
+    assert [len(read(here / "results" / name).rows) for name in names] == [8, 8]
+
+
 @pytest.mark.usefixtures("here")
-def test_sessions_without_a_name_for_their_files_are_refused() -> None:
-    result = CliRunner().invoke(main, ["run", "--sessions", "2"])
-    assert result.exit_code == 2
-    assert "--sessions needs a name for its files: add --out FILE.jsonl" in " ".join(result.stderr.split())
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [(("--resume",), "--resume needs the file to go on with"), (("--model", "/nope"), "'/nope' is neither")],
+)
+def test_what_one_run_is_refused_for_sessions_without_a_name_are_too(
+    within: list[Sequence[str]], words: Sequence[str], told: str
+) -> None:
+    result = CliRunner().invoke(main, ["run", "--sessions", "2", *words])
+    assert result.exit_code == 2 and told in " ".join(result.stderr.split()) and within == []
 
 
 def test_a_file_that_is_there_already_is_refused_before_any_session_begins(
@@ -129,11 +209,14 @@ def test_files_of_sessions_are_numbered_before_the_suffix() -> None:
 )
 def test_a_session_is_asked_for_what_was_asked_for(words: str) -> None:
     """Parsed again, its words mean the same, defaults that were not named still being defaults."""
-    whole = run.make_context("run", ["--sessions", "3", "--out", "a.jsonl", "--json", *words.split()])
+    of_all = "--sessions 3 --out a.jsonl --json --judge likelihood --max-usd 1 --base-url http://here"
+    whole = run.make_context("run", [*of_all.split(), *words.split()])
     again = run.make_context("run", list(given(whole)))
-    others = {name: value for name, value in whole.params.items() if name not in ("sessions", "out", "as_json")}
+    not_passed_on = ("sessions", "out", "as_json", "judge", "base_url", "max_usd")
+    others = {name: value for name, value in whole.params.items() if name not in not_passed_on}
     assert {name: again.params[name] for name in others} == others
     assert (again.params["sessions"], again.params["out"], again.params["as_json"]) == (1, None, False)
+    assert again.params["judge"] is None  # the answers of all sessions are judged once, together
     for name in others:
         assert again.get_parameter_source(name) == whole.get_parameter_source(name)
     assert isinstance(whole, click.Context)

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 from fixtures_run import LABELS, make_folder, make_settings, measured, write_prompts
 
 from benchctl.analysis.comparison import compare
-from benchctl.analysis.exact_match import is_right
 from benchctl.analysis.metrics import EXACT_MATCH, EXACT_MATCH_DIFFERENCE
 from benchctl.analysis.report import summary
 from benchctl.cli import main
+from benchctl.exact_match import is_right
 from benchctl.measuring import settings as ask
 from benchctl.measuring.check import check
 from benchctl.measuring.prompts import Suite, load_suite

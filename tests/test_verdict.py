@@ -2,83 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
-from benchctl.measuring.verdict import Judgement, Referee, first_divergence
+from benchctl.measuring.verdict import Control, Judgement, Referee, Verdict, first_divergence
 
 PROMPT = [1, 2]
 BASELINE = (5, 6, 7)
-Control = Callable[[Sequence[int], Sequence[int]], float]
+SIZES = (4, 6)
 
 
 class Logits:
-    """Logits of four tokens, `single` computed row by row and `together` in one pass; counts what is asked."""
+    """Logits of four tokens, wherever; counts what is asked."""
 
-    def __init__(self, single: list[float], together: list[float]) -> None:
-        self._single, self._together = torch.tensor(single), torch.tensor(together)
+    def __init__(self, logits: Sequence[float], dtype: torch.dtype = torch.float32) -> None:
+        self.target_logits = torch.tensor(logits, dtype=dtype)
         self.prefixes: list[list[int]] = []
 
-    def next_logits(self, prompt_ids: Sequence[int], answer: Sequence[int], *, one_by_one: bool = False) -> Tensor:
+    def next_logits(self, prompt_ids: Sequence[int], answer: Sequence[int], *, one_by_one: bool) -> Tensor:
+        assert one_by_one
         self.prefixes.append([*prompt_ids, *answer])
-        return self._single if one_by_one else self._together
+        return self.target_logits
+
+
+class Chosen:
+    """A control of chosen noises at the places of an answer; what plain decoding had there is as chosen too."""
+
+    def __init__(self, logits: Logits, noises: Sequence[float], gaps: Sequence[float] = ()) -> None:
+        self._logits, self._noises, self._gaps = logits, noises, gaps
+        self.read: list[tuple[Sequence[int], Sequence[int]]] = []
+        self.sizes: list[Sequence[int]] = []
+
+    def __call__(self, prompt_ids: Sequence[int], answer: Sequence[int]) -> Control:
+        self.read.append((tuple(prompt_ids), tuple(answer)))
+        return self
+
+    def logits(self, place: int) -> Tensor:
+        return self._logits.target_logits
+
+    def gaps(self) -> Sequence[float]:
+        return self._gaps or [0.0] * len(self._noises)
+
+    def noises(self, sizes: Sequence[int]) -> Sequence[float]:
+        self.sizes.append(sizes)
+        return self._noises
 
 
 def no_baseline(prompt_ids: list[int]) -> Sequence[int]:
     pytest.fail("the baseline's answer was known")
 
 
-def no_control(prompt_ids: Sequence[int], answer: Sequence[int]) -> float:
-    pytest.fail("the noise at the place was enough, or nothing could be")
+def no_control(prompt_ids: Sequence[int], answer: Sequence[int]) -> Control:
+    pytest.fail("nothing was to be explained")
 
 
-def silent(prompt_ids: Sequence[int], answer: Sequence[int]) -> float:
-    return 0.0
-
-
-def referee(single: list[float], together: list[float], control: Control = no_control) -> tuple[Referee, Logits]:
-    """A referee that knows the baseline's answer: 0 1 2."""
-    logits = Logits(single, together)
-    judge = Referee(logits, no_baseline, control)
+def referee(
+    logits: Sequence[float],
+    noises: Sequence[float] = (),
+    dtype: torch.dtype = torch.float32,
+    gaps: Sequence[float] = (),
+) -> tuple[Referee, Logits, Chosen]:
+    """A referee that knows the baseline's answer, 0 1 2, and of other answers the noise at each place, and the gaps
+    behind the first divergence."""
+    target = Logits(logits, dtype)
+    control = Chosen(target, noises, gaps)
+    judge = Referee(target, no_baseline, control if noises else no_control)
     judge.remember(PROMPT, (0, 1, 2))
-    return judge, logits
+    return judge, target, control
 
 
 def test_the_same_tokens_are_identical_and_cost_no_control() -> None:
-    judge, logits = referee([], [])
-    assert judge.judge(PROMPT, (0, 1, 2)) == Judgement("identical")
-    assert logits.prefixes == []
-
-
-def test_two_best_tokens_within_twice_the_noise_are_a_tie() -> None:
-    """At index 1 the baseline said 1 and the method 3, whose logits lie 0.5 apart; the two ways differ by 0.25."""
-    judge, logits = referee([0.0, 2.0, 0.0, 1.5], [0.0, 1.75, 0.0, 1.5])
-    assert judge.judge(PROMPT, (0, 3, 0)) == Judgement("tie", 1, 0.5, 0.25, 0.5)
-    assert logits.prefixes == [[1, 2, 0], [1, 2, 0]]
-
-
-def test_a_gap_beyond_twice_the_noise_is_lossy() -> None:
-    judge, _ = referee([0.0, 2.0, 0.0, 1.25], [0.0, 2.25, 0.0, 1.25])
-    assert judge.judge(PROMPT, (0, 3, 0)) == Judgement("lossy", 1, 0.75, 0.25, 0.75)
-
-
-def test_a_token_that_is_not_among_the_tied_is_lossy_however_close_the_others() -> None:
-    judge, _ = referee([0.0, 2.0, 0.0, 2.0], [0.0, 2.0, 0.0, 2.0])
-    assert judge.judge(PROMPT, (0, 2, 0)) == Judgement("lossy", 1, 0.0, 0.0, 2.0)
-
-
-def test_equal_best_logits_are_a_tie_without_any_noise() -> None:
-    judge, _ = referee([0.0, 2.0, 0.0, 2.0], [0.0, 2.0, 0.0, 2.0])
-    assert judge.judge(PROMPT, (0, 3, 0)) == Judgement("tie", 1, 0.0, 0.0, 0.0)
-
-
-def test_an_answer_that_only_ends_earlier_or_later_is_lossy_without_a_control() -> None:
-    judge, logits = referee([], [])
-    assert judge.judge(PROMPT, (0, 1)) == Judgement("lossy", 2)
-    assert judge.judge(PROMPT, (0, 1, 2, 3)) == Judgement("lossy", 3)
+    judge, logits, _ = referee([])
+    assert judge.judge(PROMPT, (0, 1, 2), SIZES) == Judgement("identical")
     assert logits.prefixes == []
 
 
@@ -88,55 +86,111 @@ NEAR = [0.0, 2.0, 0.0, 2.0 - 4 * TINY]
 
 
 @pytest.mark.parametrize(
-    ("control_noise", "verdict"), [(2 * TINY, "numeric"), (1.9 * TINY, "lossy"), (0.0, "lossy"), (9.0, "numeric")]
+    ("noises", "verdict"),
+    [
+        ((0.0, 2 * TINY, 0.0), "tie"),
+        ((0.0, 1.9 * TINY, 2 * TINY), "numeric"),
+        ((0.0, 0.0, 9.0), "numeric"),
+        ((0.0, 1.9 * TINY, 1.9 * TINY), "lossy"),
+        ((9.0, 0.0, 0.0), "lossy"),  # prefill's noise, which no later token has
+    ],
 )
-def test_a_gap_within_twice_the_noise_of_the_whole_answer_is_numeric(control_noise: float, verdict: str) -> None:
-    """At index 1 the two ways agree to the last bit, so the noise there explains nothing; the gap is 4 TINY."""
-    asked: list[tuple[Sequence[int], Sequence[int]]] = []
+def test_a_gap_within_twice_the_noise_there_is_a_tie_and_within_that_of_the_answer_numeric(
+    noises: tuple[float, ...], verdict: Verdict
+) -> None:
+    """At index 1 the baseline said 1 and the method 3, whose logits lie 4 TINY apart.
 
-    def control(prompt_ids: Sequence[int], answer: Sequence[int]) -> float:
-        asked.append((tuple(prompt_ids), tuple(answer)))
-        return control_noise
+    `tie` rested on the difference between one row and a single pass over all of the text, which no method reads: in
+    half precision that was wider than the noise of verification, so that wrong tokens passed.
+    """
+    judge, logits, control = referee(NEAR, noises)
+    found = judge.judge(PROMPT, (0, 3, 0), SIZES)
+    assert found == Judgement(verdict, 1, 4 * TINY, noises[1], 4 * TINY, max(noises[1:]), 1)
+    assert found.evidence == {"gap": 4 * TINY, "control_noise": max(noises[1:]), "decided_at": 1.0}
+    assert logits.prefixes == [[1, 2, 0]]
+    assert control.sizes == [SIZES]
 
-    judge, _ = referee(NEAR, NEAR, control)
-    found = judge.judge(PROMPT, (0, 3, 0))
-    assert (found.verdict, found.first_divergence, found.margin, found.noise) == (verdict, 1, 4 * TINY, 0.0)
-    assert found.evidence == {"gap": 4 * TINY, "control_noise": control_noise}
-    judge.judge(PROMPT, (0, 3))
-    assert asked == [((1, 2), (0, 1, 2))]
+
+@pytest.mark.parametrize(("noises", "verdict"), [((2 * TINY, 0.0, 0.0), "tie"), ((0.0, 9.0, 9.0), "lossy")])
+def test_what_prefill_gives_is_judged_by_prefills_noise_alone(noises: tuple[float, ...], verdict: str) -> None:
+    logits = [2.0, 0.0, 0.0, 2.0 - 4 * TINY]
+    judge, *_ = referee(logits, noises)
+    assert judge.judge(PROMPT, (3, 1, 2), SIZES).verdict == verdict
+
+
+def test_a_token_that_is_not_among_the_tied_is_lossy_however_close_the_others() -> None:
+    judge, *_ = referee([0.0, 2.0, 0.0, 2.0])
+    assert judge.judge(PROMPT, (0, 2, 0), SIZES) == Judgement("lossy", 1, 0.0, None, 2.0, None, 1)
+
+
+def test_equal_best_logits_are_a_tie_without_any_noise() -> None:
+    judge, *_ = referee([0.0, 2.0, 0.0, 2.0], (0.0, 0.0, 0.0))
+    assert judge.judge(PROMPT, (0, 3, 0), SIZES) == Judgement("tie", 1, 0.0, 0.0, 0.0, 0.0, 1)
+
+
+def test_an_answer_that_only_ends_earlier_or_later_is_lossy_without_a_control() -> None:
+    judge, logits, _ = referee([])
+    assert judge.judge(PROMPT, (0, 1), SIZES) == Judgement("lossy", 2)
+    assert judge.judge(PROMPT, (0, 1, 2, 3), SIZES) == Judgement("lossy", 3)
+    assert logits.prefixes == [] and judge.judge(PROMPT, (0, 1), SIZES).evidence == {}
+
+
+@pytest.mark.parametrize(
+    ("gaps", "verdict", "at"),
+    [
+        ((9.0, 0.0, 2 * TINY), "tie", 1),
+        ((9.0, 0.0, 3 * TINY), "numeric", 2),
+        ((9.0, 0.0, 5 * TINY), "lossy", 2),
+    ],
+)
+def test_behind_a_tie_every_token_is_held_against_what_the_target_would_say_there(
+    gaps: tuple[float, ...], verdict: str, at: int
+) -> None:
+    """A tie ended the comparison: in half precision one early in a text hid all wrong tokens behind it, and 1 of 118
+    injected ones was found. What stands before the first divergence is the baseline's."""
+    judge, *_ = referee(NEAR, (0.0, 2 * TINY, TINY), gaps=gaps)
+    found = judge.judge(PROMPT, (0, 3, 0), SIZES)
+    assert (found.verdict, found.first_divergence, found.place) == (verdict, 1, at)
+    assert (found.gap, found.noise, found.control_noise) == (
+        max(gaps[at], 4 * TINY * (at == 1)),
+        (2 - (at == 2)) * TINY,
+        2 * TINY,
+    )
+
+
+def test_the_gap_that_decides_is_of_what_plain_decoding_had_not_of_a_pass_that_only_comes_near() -> None:
+    """The baseline's own token is the best of its decoding, and need not be of another computation of it."""
+    judge, logits, control = referee([0.0, 2.0 - 4 * TINY, 0.0, 2.0], (0.0, TINY, 0.0))
+    control._logits = Logits(NEAR)
+    assert judge.judge(PROMPT, (0, 3, 0), SIZES) == Judgement("lossy", 1, 4 * TINY, TINY, 4 * TINY, TINY, 1)
+    control._logits = Logits([0.0, 2.0, 0.0, 2.0 - TINY])
+    assert judge.judge(PROMPT, (0, 3, 1), SIZES).verdict == "tie"
+
+
+def test_an_answer_is_explained_once_for_each_kind_of_passes_until_the_prompt_is_done() -> None:
+    judge, _, control = referee(NEAR, (0.0, 0.0, 0.0))
+    for sizes in (SIZES, SIZES, (2,)):
+        judge.judge(PROMPT, (0, 3, 0), sizes)
+    assert control.read == [((1, 2), (0, 3, 0))] * 2 and control.sizes == [SIZES, (2,)]
     judge.forget()
     judge.remember(PROMPT, (0, 1, 2))
-    judge.judge(PROMPT, (0, 3))
-    assert len(asked) == 2
+    judge.judge(PROMPT, (0, 3, 0), SIZES)
+    assert len(control.read) == 3
 
 
 def test_a_gap_that_no_rounding_reaches_is_lossy_whatever_the_control_would_show() -> None:
     """In float32 256 roundings of a logit of 2 are 6e-5; a control that shows more has other faults than rounding."""
-    wide = [0.0, 2.0, 0.0, 2.0 - 1e-4]
-    judge, _ = referee(wide, wide, no_control)
-    assert judge.judge(PROMPT, (0, 3, 0)).verdict == "lossy"
-    close = [0.0, 2.0, 0.0, 2.0 - 5e-5]
-    judge, _ = referee(close, close, silent)
-    assert judge.judge(PROMPT, (0, 3, 0)).evidence["control_noise"] == 0.0
+    judge, *_ = referee([0.0, 2.0, 0.0, 2.0 - 1e-4])
+    found = judge.judge(PROMPT, (0, 3, 0), SIZES)
+    assert (found.verdict, found.noise, set(found.evidence)) == ("lossy", None, {"gap", "decided_at"})
+    judge, *_ = referee([0.0, 2.0, 0.0, 2.0 - 5e-5], (0.0, 0.0, 0.0))
+    assert judge.judge(PROMPT, (0, 3, 0), SIZES).evidence["control_noise"] == 0.0
 
 
 def test_the_coarser_the_numbers_the_wider_a_gap_the_control_is_asked_about() -> None:
     """A gap of 0.5 at a logit of 2: in bfloat16, with steps of 1/64 there, rounding may come to it."""
-    judge, logits = referee([0.0, 2.0, 0.0, 1.5], [0.0, 2.0, 0.0, 1.5], lambda prompt_ids, answer: 0.25)
-    logits._single, logits._together = logits._single.bfloat16(), logits._together.bfloat16()
-    assert judge.judge(PROMPT, (0, 3, 0)).verdict == "numeric"
-
-
-def test_where_the_place_decides_there_is_no_evidence_of_a_control() -> None:
-    judge, _ = referee([0.0, 2.0, 0.0, 1.5], [0.0, 1.75, 0.0, 1.5])
-    assert judge.judge(PROMPT, (0, 3, 0)).evidence == judge.judge(PROMPT, (0, 1, 2)).evidence == {}
-
-
-def test_the_control_of_one_place_is_computed_once_per_prompt() -> None:
-    judge, logits = referee([0.0, 2.0, 0.0, 1.0], [0.0, 2.0, 0.0, 1.0])
-    judge.judge(PROMPT, (0, 3, 0))
-    judge.judge(PROMPT, (0, 2, 0))
-    assert len(logits.prefixes) == 2
+    judge, *_ = referee([0.0, 2.0, 0.0, 1.5], (0.0, 0.0, 0.25), torch.bfloat16)
+    assert judge.judge(PROMPT, (0, 3, 0), SIZES).verdict == "numeric"
 
 
 def test_a_prompt_the_baseline_was_never_asked_is_asked_once() -> None:
@@ -147,25 +201,25 @@ def test_a_prompt_the_baseline_was_never_asked_is_asked_once() -> None:
         asked.append(prompt_ids)
         return (9, 9)
 
-    judge = Referee(Logits([], []), ask, no_control)
+    judge = Referee(Logits([]), ask, no_control)
     judge.remember(PROMPT, BASELINE)
-    assert judge.judge([1, 2, 3], (9, 9)) == Judgement("identical")
-    assert judge.judge([1, 2, 3], (9, 9)) == Judgement("identical")
+    assert judge.judge([1, 2, 3], (9, 9), SIZES) == Judgement("identical")
+    assert judge.judge([1, 2, 3], (9, 9), SIZES) == Judgement("identical")
     assert asked == [[1, 2, 3]]
 
 
 def test_a_baseline_that_does_not_repeat_itself_is_noticed_and_its_first_answer_stays() -> None:
-    judge, _ = referee([], [])
+    judge, *_ = referee([])
     assert judge.remember(PROMPT, (0, 1, 2))
     assert not judge.remember(PROMPT, (0, 1, 3))
-    assert judge.judge(PROMPT, (0, 1, 2)) == Judgement("identical")
+    assert judge.judge(PROMPT, (0, 1, 2), SIZES) == Judgement("identical")
 
 
 def test_nothing_is_known_after_forgetting() -> None:
-    judge = Referee(Logits([], []), lambda prompt_ids: (4,), no_control)
+    judge = Referee(Logits([]), lambda prompt_ids: (4,), no_control)
     judge.remember(PROMPT, BASELINE)
     judge.forget()
-    assert judge.judge(PROMPT, (4,)) == Judgement("identical")
+    assert judge.judge(PROMPT, (4,), SIZES) == Judgement("identical")
 
 
 @pytest.mark.parametrize(

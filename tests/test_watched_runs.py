@@ -107,7 +107,7 @@ def warm_up_of(settings: RunSettings) -> RunSettings:
     return replace(settings, repeat=replace(settings.repeat, warm_up=1))
 
 
-def test_a_disturbed_round_is_measured_once_and_its_last_row_has_the_reason(
+def test_the_last_row_of_a_disturbed_round_has_the_reason_and_the_round_is_measured_again(
     settings: RunSettings, show: Callable[..., Chosen]
 ) -> None:
     """Five rounds of three generations, then the fourth of six is loud: nine rounds, warm-up among them, were not."""
@@ -115,18 +115,25 @@ def test_a_disturbed_round_is_measured_once_and_its_last_row_has_the_reason(
     chosen = show(*[QUIET] * (3 + 5 * 3 + 3 * 6), *[LOUD] * 6)
     file = measure(settings)
     rows = measured(file)
-    assert chosen.count == len(file.rows) == 3 + GENERATIONS * 5 // 2
+    assert chosen.count == len(file.rows) == 3 + GENERATIONS * 5 // 2 + 6
     (marked,) = (index for index, row in enumerate(rows) if row.invalid)
     assert marked == 5 * 3 + 4 * 6 - 1
     assert rows[marked].invalid == "its round: it waited for a core 50% of the time (usually 0%)"
     assert rows[marked].error is None and rows[marked].token_ids
     assert {(row.prompt_id, row.repeat) for row in rows if row.conditions == LOUD} == {("talk", 3)}
+    again = [row for row in rows if row.repeat >= 5]
+    assert {(row.prompt_id, row.repeat, row.error, row.invalid) for row in again} == {("talk", 3 + 5, None, "")}
+    first = [row for row in rows if (row.prompt_id, row.repeat) == ("talk", 3)]
+    assert [(row.label, row.turn, row.token_ids) for row in again] == [
+        (row.label, row.turn, row.token_ids) for row in first
+    ]
+    assert rows.index(again[0]) == 5 * 3 + 5 * 6
 
 
 def test_a_round_that_a_stop_cut_in_two_is_judged_as_a_whole(
     settings: RunSettings, show: Callable[..., Chosen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the file has of it was loud, what was missing is quiet."""
+    """What the file has of it was loud, what was missing is quiet. So it is measured again."""
     assert settings.out is not None
     monkeypatch.setattr(validity, "ENOUGH", 1)
     chosen = show(*[QUIET] * (3 + 3), *[LOUD] * 2)
@@ -135,8 +142,9 @@ def test_a_round_that_a_stop_cut_in_two_is_judged_as_a_whole(
     settings.out.write_text("".join(lines[: 1 + 3 + 3 + 2]))  # the second round lacks its last
     chosen = show()
     rows = measured(measure(replace(warm_up_of(settings), resume=True)))
-    assert chosen.count == 3 + GENERATIONS - 5
-    assert [bool(row.invalid) for row in rows[:6]] == [False] * 5 + [True]
+    assert chosen.count == 3 + GENERATIONS - 5 + 3
+    assert [bool(row.invalid) for row in rows[:9]] == [False] * 5 + [True] + [False] * 3
+    assert [row.repeat for row in rows[:9]] == [0] * 3 + [1] * 3 + [3] * 3
 
 
 def test_warm_up_is_never_marked(settings: RunSettings, show: Callable[..., Chosen]) -> None:
@@ -207,7 +215,8 @@ def test_doctor_compares_the_baseline_with_itself_and_keeps_what_it_found(
     assert result.exit_code == 0, result.output
     assert "autoregressive against itself: 3 prompts," in result.stdout and f"Kept in {out}." in result.stdout
     file = read(tmp_path / "aa.jsonl")
-    assert len(measured(file)) == 3 * 8 and {row.label for row in file.rows} == {"autoregressive"}
+    planned = [row for row in measured(file) if row.repeat < 8]  # a busy machine has some measured again
+    assert len(planned) == 3 * 8 and {row.label for row in file.rows} == {"autoregressive"}
     assert read_floor(out).differs_from(file.run) == ()
     again = invoke("doctor", "--aa", str(tmp_path / "aa.jsonl"), "--out", str(tmp_path / "again.json"), "--json")
     assert json.loads(again.stdout)["minimum_detectable_effect"] == read_floor(out).effect

@@ -93,6 +93,7 @@ def test_the_floor_reaches_every_format(tmp_path: Path) -> None:
         "slower": [BASELINE],
         "cannot_be_told_from": ["a"],
         "compared_pairs": 3,
+        "not_all_answered": False,
         "floor": 0.05,
     }
 
@@ -144,6 +145,7 @@ def test_failing_where_answers_are_slow_makes_no_winner(tmp_path: Path) -> None:
     found = fastest(group)
     assert found is not None and found.label == "b" and set(found.slower) == {"a", BASELINE}
     assert "Where not all answered, two are compared by what both did." in sentence(group, found)
+    assert json.loads(render([group], "json"))["groups"][0]["fastest"]["not_all_answered"] is True
 
 
 def test_nobody_wins_where_each_is_beaten_on_prompts_of_their_own(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def render_acceptance(groups: Sequence[Group], format: str = "table") -> str:
 
     Raises UserError where no method drafted anything.
     """
-    found = [each for number, group in enumerate(groups, 1) for each in _acceptances(number, group)]
+    found = [each for number, group in enumerate(groups, 1) for each in acceptances(number, group)]
     if not found:
         raise UserError("no method drafted a token. Measure one that does: benchctl list methods.")
     if format == "json":
@@ -58,7 +58,8 @@ def render_acceptance(groups: Sequence[Group], format: str = "table") -> str:
     return "\n\n".join(_markdown(found) if format == "md" else _terminal(found))
 
 
-def _acceptances(number: int, group: Group) -> Iterator[Acceptance]:
+def acceptances(number: int, group: Group) -> Iterator[Acceptance]:
+    """Of every method of a group that drafts, by suite; `number` is the group's."""
     for suite in group.suites:
         frame = group.frame if suite.suite == POOLED else group.frame[group.frame["suite"] == suite.suite]
         metrics = by_position(frame)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from benchctl.analysis.cells import NONE, Block, Column, number, ratio, share
 from benchctl.analysis.comparison import Group, MethodFigures
 from benchctl.analysis.faithfulness_table import faithfulness_blocks
-from benchctl.analysis.imported import JUDGE_SCORE, has_scores
+from benchctl.analysis.judge_tables import judge_blocks
 from benchctl.analysis.loading import (
     EVICTED_UNUSED,
     LATE,
@@ -95,7 +95,6 @@ _EXACT_MATCH = Block(
 )
 
 
-_SCORES = Block("Judged elsewhere", (Column("judge's score [95%]", share(JUDGE_SCORE, ".2f")),))
 _LOADING = Block(
     "Expert loading, per token",
     (
@@ -142,9 +141,8 @@ def blocks(group: Group) -> tuple[Block, ...]:
     )
     loading = (_LOADING, _FORESIGHT) if has_loading(group.frame) else ()
     if group.run.imported:  # no verdicts, no claims
-        known = _SPEED, _OF_SUMS, _DRAFTING, *faithfulness_blocks(group)
-        return (*known, _SCORES) if has_scores(group.frame) else known
+        return _SPEED, _OF_SUMS, _DRAFTING, *faithfulness_blocks(group), *judge_blocks(group)
     beside = *mode_blocks(group), *resource_blocks(group)
     found = _SPEED, _OTHERWISE, *drafting, *loading, *beside, Block("Fidelity", fidelity), *faithfulness_blocks(group)
     checked = any(method.checked_prompts for method in methods)
-    return (*found, _EXACT_MATCH) if checked else found
+    return (*found, *((_EXACT_MATCH,) if checked else ()), *judge_blocks(group))

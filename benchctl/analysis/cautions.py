@@ -5,15 +5,17 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from benchctl.analysis.comparison import Group
-from benchctl.analysis.doubts import disturbed, left_out
+from benchctl.analysis.doubts import disturbed, hardly_judged, left_out, planned_rounds, unsteady
 from benchctl.analysis.fidelity import broken, claims_exact
 from benchctl.analysis.imported import imported
+from benchctl.analysis.judge_tables import judge_cautions
 from benchctl.analysis.loading import THROTTLE
 from benchctl.analysis.metrics import EXACT_MATCH, EXACT_MATCH_DIFFERENCE
 from benchctl.analysis.mode_tables import mode_cautions
 from benchctl.analysis.sessions import measured_apart_once
 from benchctl.analysis.stats import Interval
 from benchctl.analysis.sweeps import best_of_sweeps
+from benchctl.analysis.untold import divergence_left_out, failed_controls
 from benchctl.records import Run
 
 _FEW_PROMPTS = 10
@@ -33,8 +35,10 @@ def cautions(group: Group) -> tuple[str, ...]:
         _little_to_lose,
         _nothing_lost,
         _failures,
+        failed_controls,
         left_out,
         mode_cautions,
+        judge_cautions,
         _unsupported,
         _unfinished,
         best_of_sweeps,
@@ -45,6 +49,9 @@ def cautions(group: Group) -> tuple[str, ...]:
         _embedded,
         _loaded,
         disturbed,
+        unsteady,
+        hardly_judged,
+        divergence_left_out,
         _mixed,
     )
     return tuple(caution for find in found for caution in find(group))
@@ -129,7 +136,8 @@ def _unfinished(group: Group) -> Iterator[str]:
 def _finished(frame: pd.DataFrame, run: Run) -> int:
     """Prompts that every method answered in every repeat, as far as the turns of a prompt can be told from its rows."""
     labels = sum(not method.unsupported for method in run.methods)
-    prompts = frame.groupby(["suite", "prompt_id"])["turn"].agg(["size", "nunique"])
+    planned = frame[frame["repeat"] < run.repeats]  # what was measured again makes up for nothing that is missing
+    prompts = planned.groupby(["suite", "prompt_id"])["turn"].agg(["size", "nunique"])
     return int((prompts["size"] >= prompts["nunique"] * labels * run.repeats).sum())
 
 
@@ -159,7 +167,7 @@ def _few_batches(group: Group) -> Iterator[str]:
 
 
 def _one_repeat(group: Group) -> Iterator[str]:
-    if len(group.frame.groupby(["file", "session", "repeat"])) == 1:
+    if len(planned_rounds(group).groupby(["file", "session", "repeat"])) == 1:
         yield "each generation was timed once, so noise cannot be told from speed: use --repeats 2 or more."
 
 

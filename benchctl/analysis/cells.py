@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchctl.analysis.comparison import MethodFigures
+from benchctl.analysis.comparison import Estimate, MethodFigures
 from benchctl.analysis.metrics import Metric
 
 NONE = "–"
@@ -46,12 +46,13 @@ def ratio(metric: Metric) -> Callable[[MethodFigures], str]:
 
 
 def share(metric: Metric, pattern: str) -> Callable[[MethodFigures], str]:
-    def cell(method: MethodFigures) -> str:
-        estimate = method.estimate(metric)
-        if estimate.value is None:
-            return NONE
-        interval = estimate.interval
-        spread = "n/a" if interval is None else f"{interval.low:{pattern}}, {interval.high:{pattern}}"
-        return f"{estimate.value:{pattern}} [{spread}]"
+    return lambda method: spread(method.estimate(metric), pattern)
 
-    return cell
+
+def spread(estimate: Estimate, pattern: str) -> str:
+    """A value with its interval."""
+    if estimate.value is None:
+        return NONE
+    interval = estimate.interval
+    ends = "n/a" if interval is None else f"{interval.low:{pattern}}, {interval.high:{pattern}}"
+    return f"{estimate.value:{pattern}} [{ends}]"

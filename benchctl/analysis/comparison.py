@@ -1,25 +1,30 @@
 """The figures of comparable runs: metrics with intervals, and verdicts, of each method by suite and over all suites."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from benchctl.analysis.faithfulness import FAITHFULNESS_METRICS
 from benchctl.analysis.fidelity import Fidelity, claims_exact, fidelity, is_lossless
-from benchctl.analysis.frame import measured_apart, pair, to_frame
+from benchctl.analysis.frame import measured_apart, pair, to_frames
 from benchctl.analysis.groups import Difference, differences, group
-from benchctl.analysis.imported import JUDGE_SCORE, has_scores
 from benchctl.analysis.loading import LOADING_METRICS, has_loading
 from benchctl.analysis.metrics import METRICS, Metric, ones, zeros
-from benchctl.analysis.modes import OtherFrames, figured, other_frames
+from benchctl.analysis.modes import OtherFrames, figured
 from benchctl.analysis.resources import RESOURCE_METRICS, has_resources
 from benchctl.analysis.stats import Floats, Interval, Ints, Levels, bootstrap
 from benchctl.errors import UserError
 from benchctl.recordfile import RunFile
 from benchctl.records import Exactness, MethodInfo, Run
+
+if TYPE_CHECKING:
+    from benchctl.analysis.judged import JudgedFigures, Judging
 
 POOLED = "all suites"
 
@@ -37,7 +42,7 @@ class Estimate:
 class MethodFigures:
     """One method on one suite. `prompts` and `generations` count what its estimates rest on; exact match rests on
     `checked_prompts`, those that came with an exact answer. `tokens` are those of its answers, `baseline_tokens` those
-    of the baseline's beside them."""
+    of the baseline's beside them. `judged` is what judges say of its answers, if they were asked: see judged.py."""
 
     label: str
     exactness: Exactness
@@ -50,6 +55,7 @@ class MethodFigures:
     estimates: tuple[Estimate, ...]
     fidelity: Fidelity
     lossless: bool
+    judged: tuple[JudgedFigures, ...] = ()
 
     @property
     def label_lines(self) -> tuple[str, ...]:
@@ -88,6 +94,7 @@ class Group:
     suites: tuple[SuiteFigures, ...]
     differs: tuple[Difference, ...]
     others: OtherFrames = field(default_factory=dict)
+    judging: Judging | None = None
 
     @property
     def run(self) -> Run:
@@ -110,8 +117,9 @@ class Group:
         return tuple(sorted(by_label.values(), key=lambda method: method.label != self.run.baseline))
 
 
-def compare(files: Sequence[RunFile]) -> tuple[Group, ...]:
+def compare(files: Sequence[RunFile], *, texts: bool = False) -> tuple[Group, ...]:
     """The figures of `files`, in groups that may be compared; `differs` says what sets a group apart from the first.
+    With `texts` their frames have those of the answers too, see text_overlap.
 
     Raises UserError when no file holds a generation that counts (warm-up does not).
     """
@@ -120,7 +128,7 @@ def compare(files: Sequence[RunFile]) -> tuple[Group, ...]:
         names = ", ".join(str(file.path) for file in files)
         raise UserError(f"no generations in {names or 'no files'}. Run `benchctl run`, or continue it with --resume.")
     grouped = group(measured)
-    return tuple(_figures(members, differences(grouped[0][0].run, members[0].run)) for members in grouped)
+    return tuple(_figures(members, differences(grouped[0][0].run, members[0].run), texts) for members in grouped)
 
 
 def over(file: RunFile, label: str) -> RunFile:
@@ -140,9 +148,10 @@ def over(file: RunFile, label: str) -> RunFile:
     return replace(file, run=run)
 
 
-def _figures(files: tuple[RunFile, ...], differs: tuple[Difference, ...]) -> Group:
-    others = other_frames(files)
-    bare = Group(files, to_frame(files), (), differs, others)
+def _figures(files: tuple[RunFile, ...], differs: tuple[Difference, ...], texts: bool) -> Group:
+    modes = dict.fromkeys(("free", *(mode for file in files for mode in file.run.modes)))
+    others = to_frames(files, modes, texts=texts)
+    bare = Group(files, others.pop("free"), (), differs, others)
     suites = list(dict.fromkeys(bare.frame["suite"]))
     parts = [_suite_figures(bare, suite, *_of_suite(suite, bare.frame, others)) for suite in suites]
     if len(suites) > 1:
@@ -184,8 +193,7 @@ def _metrics(pairs: pd.DataFrame) -> tuple[Metric, ...]:
     """Those of every method, and those of what these generations do or tell."""
     loading = LOADING_METRICS if has_loading(pairs) else ()
     resources = RESOURCE_METRICS if has_resources(pairs) else ()
-    scores = (JUDGE_SCORE,) if has_scores(pairs) else ()
-    return (*METRICS, *FAITHFULNESS_METRICS, *scores, *loading, *resources)
+    return (*METRICS, *FAITHFULNESS_METRICS, *loading, *resources)
 
 
 def estimates(pairs: pd.DataFrame, metrics: Sequence[Metric]) -> tuple[Estimate, ...]:

@@ -7,11 +7,17 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from benchctl.analysis.cautions import cautions
-from benchctl.analysis.comparison import Estimate, Group, MethodFigures, SuiteFigures
+from benchctl.analysis.comparison import Group, MethodFigures, SuiteFigures
+from benchctl.analysis.gates import Gates
+from benchctl.analysis.judge_export import (
+    Document,
+    Value,
+    agreement_documents,
+    estimate_document,
+    flat_judged,
+    judged_document,
+)
 from benchctl.analysis.winner import Winner, fastest
-
-Value = str | int | float | bool | None
-Document = dict[str, object]
 
 
 def to_csv(groups: Sequence[Group]) -> str:
@@ -30,10 +36,23 @@ def to_csv(groups: Sequence[Group]) -> str:
     return text.getvalue().rstrip("\n")
 
 
-def to_json(groups: Sequence[Group], floor: float = 0.0) -> str:
-    """An object with `groups`; see the keys below. No difference in speed below `floor` is called one."""
-    document = {"groups": [_group(group, floor) for group in groups]}
+def to_json(groups: Sequence[Group], floor: float = 0.0, gates: Gates | None = None) -> str:
+    """An object with `groups` and, where the first was held to something, `gates`; see the keys below. No difference in
+    speed below `floor` is called one."""
+    document = {"groups": [_group(group, floor) for group in groups]} | ({"gates": _gates(gates)} if gates else {})
     return json.dumps(document, indent=2, allow_nan=False)
+
+
+def _gates(gates: Gates) -> Document:
+    return {
+        "passed": gates.passed,
+        "require": gates.required,
+        "unmet": list(gates.unmet),
+        "unsupported": list(gates.unsupported),
+        "fail_below": gates.least,
+        "floor": gates.floor,
+        "kept": [asdict(one) | {"slower": one.label in gates.slower} for one in gates.kept],
+    }
 
 
 def _flat(group: Group, method: MethodFigures) -> dict[str, Value]:
@@ -51,7 +70,7 @@ def _flat(group: Group, method: MethodFigures) -> dict[str, Value]:
         line[estimate.metric.name] = estimate.value
         line[f"{estimate.metric.name}_low"] = interval.low if interval else None
         line[f"{estimate.metric.name}_high"] = interval.high if interval else None
-    return line | asdict(method.fidelity)
+    return line | asdict(method.fidelity) | flat_judged(method)
 
 
 def _group(group: Group, floor: float) -> Document:
@@ -77,6 +96,7 @@ def _group(group: Group, floor: float) -> Document:
         "machine": dict(run.machine),
         "differs_from_first_group": [asdict(difference) for difference in group.differs],
         "cautions": list(cautions(group)),
+        "agreement_of_judges": agreement_documents(group),
         "fastest": None if winner is None else _winner(winner),
         "suites": [_suite(group, suite) for suite in group.suites],
     }
@@ -88,6 +108,7 @@ def _winner(winner: Winner) -> Document:
         "slower": list(winner.slower),
         "cannot_be_told_from": list(winner.untold),
         "compared_pairs": winner.pairs,
+        "not_all_answered": winner.partly,
         "floor": winner.floor,
     }
 
@@ -113,16 +134,6 @@ def _method(method: MethodFigures) -> Document:
         "generations": method.generations,
         "checked_prompts": method.checked_prompts,
         "verdicts": asdict(method.fidelity),
-        "metrics": {estimate.metric.name: _estimate(estimate) for estimate in method.estimates},
-    }
-
-
-def _estimate(estimate: Estimate) -> Document:
-    interval = estimate.interval
-    return {
-        "value": estimate.value,
-        "low": interval.low if interval else None,
-        "high": interval.high if interval else None,
-        "unit": estimate.metric.unit,
-        "better": estimate.metric.better,
+        "metrics": {estimate.metric.name: estimate_document(estimate) for estimate in method.estimates},
+        "judged": [judged_document(found) for found in method.judged],
     }

@@ -7,11 +7,13 @@ import pandas as pd
 from benchctl.records import Exactness
 
 _HALF = ("bfloat16", "float16")
+_FAILED_CONTROLS = "fidelity_failed_controls"  # a column of frame.py, which builds on this module
 
 
 @dataclass(frozen=True)
 class Fidelity:
-    """Generations by verdict, those that failed, and the median place of the first divergence (None: none diverged)."""
+    """Generations by verdict, those that failed, those whose verdict is not known as its control failed, and the median
+    place of the first divergence (None: none diverged)."""
 
     identical: int = 0
     tie: int = 0
@@ -19,6 +21,7 @@ class Fidelity:
     lossy: int = 0
     sampled: int = 0
     failed: int = 0
+    unjudged: int = 0
     median_first_divergence: float | None = None
 
 
@@ -33,8 +36,14 @@ def fidelity(answers: pd.DataFrame) -> Fidelity:
         lossy=int(counts.get("lossy", 0)),
         sampled=int(counts.get("sampled", 0)),
         failed=int(answers["error"].notna().sum()),
+        unjudged=_unjudged(answers),
         median_first_divergence=float(diverged.median()) if len(diverged) else None,
     )
+
+
+def _unjudged(answers: pd.DataFrame) -> int:
+    failed = answers.get(_FAILED_CONTROLS)
+    return 0 if failed is None else int((answers["verdict"].isna() & (failed > 0)).sum())
 
 
 def claims_exact(exactness: Exactness, temperature: float) -> bool:
@@ -51,7 +60,7 @@ def broken(found: Fidelity, dtype: str) -> int:
 def is_lossless(claim: bool, found: Fidelity, dtype: str) -> bool:
     """Whether a report may call the method lossless: it claims so, and every one of its answers bears it out."""
     borne_out = found.identical + found.tie + found.numeric
-    return claim and borne_out > 0 and broken(found, dtype) + found.sampled + found.failed == 0
+    return claim and borne_out > 0 and broken(found, dtype) + found.sampled + found.failed + found.unjudged == 0
 
 
 def agreed_tokens(pairs: pd.DataFrame) -> pd.Series:

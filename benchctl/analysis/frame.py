@@ -1,6 +1,6 @@
 """Records as a table: one line per generation, with sums of the per-step lists and the unit in each column's name."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import compress
 from pathlib import Path
 from sys import intern
@@ -11,8 +11,8 @@ import pandas as pd
 from benchctl.analysis.acceptance import POSITION, step_counts
 from benchctl.analysis.bandwidth import least_read_s
 from benchctl.analysis.degeneration import loops
-from benchctl.analysis.exact_match import is_right
 from benchctl.analysis.rounds import Round, round_of
+from benchctl.exact_match import is_right
 from benchctl.recordfile import RunFile, read
 from benchctl.records import Mode, Row, Run, SuiteInfo, Totals
 
@@ -64,7 +64,7 @@ class Line(NamedTuple):  # a hundred thousand of these take a tenth of the time 
     checked_answers: int
     right_answers: int
     loops: int | None
-    text: str
+    text: str | None
     ttft_s: float | None
     decode_s: float | None
     whole_s: float | None
@@ -87,21 +87,26 @@ def load(paths: Sequence[Path | str], *, warm_up: bool = False, mode: Mode = "fr
     return to_frame([read(path) for path in paths], warm_up=warm_up, mode=mode)
 
 
-def to_frame(
-    files: Sequence[RunFile], *, warm_up: bool = False, mode: Mode = "free", texts: bool = False
-) -> pd.DataFrame:
+def to_frame(files: Sequence[RunFile], *, warm_up: bool = False, mode: Mode = "free") -> pd.DataFrame:
+    """The generations of one mode: see `to_frames`."""
+    return to_frames(files, [mode], warm_up=warm_up)[mode]
+
+
+def to_frames(
+    files: Sequence[RunFile], modes: Iterable[Mode], *, warm_up: bool = False, texts: bool = False
+) -> dict[Mode, pd.DataFrame]:
     """A Line per generation of `files`, in the order of files and rows, warm-up left out unless asked for.
 
-    Only of one mode, for what is forced or profiled takes other times than what runs freely: a figure that mixed them
-    would be of neither. Nor of methods that are not among its run's: see comparison.over. Answers' texts are as large
-    as all else together, so they are empty unless asked for.
+    A frame for each mode, for what is forced or profiled takes other times than what runs freely: a figure that mixed
+    them would be of neither. All are made as the rows are gone through once, which is what takes time. Nothing is of
+    methods that are not among its run's: see comparison.over. Answers' texts are as large as all else together, so they
+    are left out unless asked for.
 
     Beside its fields there is a column `counter_...` for every counter, `fidelity_...` for every sum about fidelity,
     `condition_...` for every condition, `position_...` for every count of a draft's positions (see acceptance.py) and
     `phase_...` for the seconds of every phase of its steps that any of the rows has, empty for the others.
     """
-    columns = _Columns()
-    rounds: list[Round] = []
+    columns: dict[Mode, _Columns] = {mode: _Columns() for mode in modes}
     doubted: set[Round] = set()
     for number, file in enumerate(files):
         suites = {suite.name: suite for suite in file.run.suites}
@@ -112,11 +117,11 @@ def to_frame(
             if any(row.invalid for row in batch):
                 doubted.add(place)
             for row in batch:
-                if row.mode == mode and row.label in labels and (warm_up or row.repeat >= 0):
-                    text = row.text if texts else ""
-                    columns.add(_line(number, row, text, file.run, suites[row.suite], batch_decode_s), row)
-                    rounds.append(place)
-    return columns.frame().assign(round_invalid=pd.Series([place in doubted for place in rounds], dtype=bool))
+                if row.mode in columns and row.label in labels and (warm_up or row.repeat >= 0):
+                    text = row.text if texts else None
+                    line = _line(number, row, text, file.run, suites[row.suite], batch_decode_s)
+                    columns[row.mode].add(line, row, place)
+    return {mode: found.frame(doubted) for mode, found in columns.items()}
 
 
 class _Columns:
@@ -126,8 +131,10 @@ class _Columns:
     def __init__(self) -> None:
         self._fields: tuple[list[object], ...] = tuple([] for _ in Line._fields)
         self._named: dict[str, list[float | None]] = {}
+        self._rounds: list[Round] = []
 
-    def add(self, line: Line, row: Row) -> None:
+    def add(self, line: Line, row: Row, place: Round) -> None:
+        self._rounds.append(place)
         for column, value in zip(self._fields, line, strict=True):
             column.append(value)
         phases = {name: sum(seconds) for name, seconds in row.phases.items()}
@@ -145,10 +152,12 @@ class _Columns:
                     named += [None] * lacked
                 named.append(amount)
 
-    def frame(self) -> pd.DataFrame:
+    def frame(self, doubted: Set[Round]) -> pd.DataFrame:
         count = len(self._fields[0])
         named = {name: values + [None] * (count - len(values)) for name, values in self._named.items()}
-        return pd.DataFrame(dict(zip(Line._fields, self._fields, strict=True)) | named)
+        invalid = pd.Series([place in doubted for place in self._rounds], dtype=bool)
+        columns = dict(zip(Line._fields, self._fields, strict=True)) | named
+        return pd.DataFrame(columns).assign(round_invalid=invalid)
 
 
 def pair(frame: pd.DataFrame, label: str, baseline: str) -> pd.DataFrame:
@@ -191,7 +200,7 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
             waiting = []
 
 
-def _line(number: int, row: Row, text: str, run: Run, suite: SuiteInfo, batch_decode_s: float) -> Line:
+def _line(number: int, row: Row, text: str | None, run: Run, suite: SuiteInfo, batch_decode_s: float) -> Line:
     share = 1 / max(len(row.batch), 1)
     exact_answer = "" if row.error else suite.exact_answer(row.prompt_id, row.turn)
     line = Line(

@@ -47,6 +47,45 @@ class Kept:
         return self.value is not None and self.value < least and not self.slower(least, floor)
 
 
+@dataclass(frozen=True)
+class Gates:
+    """What a comparison was held to, and what came of it.
+
+    `unmet` breaks what was `required`, and of `unsupported` nothing was. `kept` are the speed-ups beside those of an
+    earlier run, none of which may have become slower, to `least` or less.
+    """
+
+    required: Requirement | None
+    least: float | None
+    floor: float
+    unmet: tuple[str, ...] = ()
+    unsupported: tuple[str, ...] = ()
+    kept: tuple[Kept, ...] = ()
+
+    @property
+    def slower(self) -> tuple[str, ...]:
+        """The methods that became it."""
+        return tuple(one.label for one in self.kept if self.least is not None and one.slower(self.least, self.floor))
+
+    @property
+    def passed(self) -> bool:
+        return not (self.unmet or self.slower)
+
+
+def hold(
+    group: Group, required: Requirement | None, earlier: Group | None, least: float | None, floor: float = 0.0
+) -> Gates:
+    """Hold a comparison to what is required, and to an earlier one; see `unmet` and `kept`, and what they raise."""
+    return Gates(
+        required,
+        least,
+        floor,
+        unmet=tuple(unmet(group, required)) if required else (),
+        unsupported=tuple(unsupported(group)) if required else (),
+        kept=kept(group, earlier) if earlier else (),
+    )
+
+
 def unmet(group: Group, required: Requirement) -> Iterator[str]:
     """What breaks the requirement, in sentences. An answer that failed, or that was sampled, meets none.
 

@@ -14,7 +14,8 @@ from benchctl.analysis.degeneration import either_degenerates
 from benchctl.analysis.fidelity import agreed_tokens, compared_tokens
 
 Better = Literal["higher", "lower"]
-Unit = Literal["ratio", "share", "s", "tokens/s", "tokens", "experts", "bytes", "MB/s", "J", "nats/token", "points"]
+Rate = Literal["tokens/s", "MB/s", "nats/token"]
+Unit = Literal["ratio", "share", "s", "tokens", "experts", "bytes", "J", "points", "correlation"] | Rate
 Column = Callable[[pd.DataFrame], pd.Series]
 
 
@@ -143,6 +144,15 @@ DEPTH_FRACTION = Metric(
     "depth_fraction", "depth fraction", "share", "lower", _column("depth_layers"), _column("full_layers")
 )
 TOKEN_AGREEMENT = Metric("token_agreement", "token agreement", "share", "higher", agreed_tokens, compared_tokens)
+# Up to rounding: answers that diverge at a tie, or by what other shapes of the same sums explain, are the target's too.
+TARGET_ANSWERS = Metric(
+    "target_answers",
+    "answers that are the target's own",
+    "share",
+    "higher",
+    lambda pairs: pairs["verdict"].isin(["identical", "tie", "numeric"]).astype(float),
+    lambda pairs: pairs["verdict"].isin(["identical", "tie", "numeric", "lossy"]).astype(float),
+)
 # Over the answers that can be checked (see exact_match.py). As everywhere, a generation that failed is no answer and
 # leaves its pair out: it is counted as failed, and neither as wrong nor as the baseline's loss.
 EXACT_MATCH = Metric(
@@ -174,6 +184,7 @@ METRICS = (
     ACCEPTANCE_DIFFERENCE,
     DEPTH_FRACTION,
     TOKEN_AGREEMENT,
+    TARGET_ANSWERS,
     EXACT_MATCH,
     EXACT_MATCH_DIFFERENCE,
 )

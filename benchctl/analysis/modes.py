@@ -5,14 +5,13 @@ They stand beside the headline and are no part of it; free rows alone make that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from benchctl.analysis.frame import FIDELITY, PHASE, pair, to_frame
+from benchctl.analysis.frame import FIDELITY, PHASE, pair
 from benchctl.analysis.metrics import BLOCK_EFFICIENCY, DECODE_SPEEDUP, DEPTH_FRACTION, SPEEDUP, Column, Metric, ones
-from benchctl.recordfile import RunFile
 from benchctl.records import Mode
 
 _PROFILED, _FREE = "profile", "free"
@@ -82,17 +81,11 @@ class Figured:
     metrics: tuple[Metric, ...]
 
 
-OtherFrames = Mapping[Mode, pd.DataFrame]
-
-
-def other_frames(files: Sequence[RunFile]) -> OtherFrames:
-    """The frames of the modes beside the free one, of those that the files have."""
-    modes = dict.fromkeys(mode for file in files for mode in file.run.modes if mode != "free")
-    return {mode: to_frame(files, mode=mode) for mode in modes}
+OtherFrames = Mapping[Mode, pd.DataFrame]  # of the modes beside the free one
 
 
 def figured(free: pd.DataFrame, others: OtherFrames, label: str, baseline: str) -> Iterator[Figured]:
-    """What there is to say of a method in each of the `other_frames`."""
+    """What there is to say of a method in each of the other modes that there are."""
     if "replay" in others:
         yield Figured(pair(others["replay"], label, baseline), REPLAY_METRICS)
     if "profile" in others:

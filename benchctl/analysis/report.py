@@ -15,6 +15,9 @@ from benchctl.analysis.cautions import cautions
 from benchctl.analysis.cells import Block
 from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.export import to_csv, to_json
+from benchctl.analysis.gates import Gates
+from benchctl.analysis.judge_tables import agreement_sentences
+from benchctl.analysis.judged import with_judgements
 from benchctl.analysis.sessions import note
 from benchctl.analysis.winner import fastest, sentence
 from benchctl.recordfile import read
@@ -29,19 +32,27 @@ def summary(paths: Sequence[Path | str], format: Format = "table", width: int = 
 
     Raises UserError for files that cannot be read or hold no generations.
     """
-    return render(compare([read(path) for path in paths]), format, width)
+    return render(with_judgements(compare([read(path) for path in paths])), format, width)
 
 
-def render(groups: Sequence[Group], format: Format = "table", width: int = WIDTH, floor: float = 0.0) -> str:
-    """A comparison as text, without a newline at its end. No difference in speed below `floor` is called one."""
+def render(
+    groups: Sequence[Group],
+    format: Format = "table",
+    width: int = WIDTH,
+    floor: float = 0.0,
+    gates: Gates | None = None,
+) -> str:
+    """A comparison as text, without a newline at its end. No difference in speed below `floor` is called one. What it
+    was held to is in the JSON; beside the tables it is told on stderr."""
     if format == "csv":
         return to_csv(groups)
     if format == "json":
-        return to_json(groups, floor)
+        return to_json(groups, floor, gates)
     return _markdown(groups, floor) if format == "md" else _terminal(groups, width, floor)
 
 
-def _heading(groups: Sequence[Group], group: Group) -> Iterator[str]:
+def heading(groups: Sequence[Group], group: Group) -> Iterator[str]:
+    """What a group is of: its files, what sets it apart from the first, its baseline and settings."""
     if len(groups) > 1:
         names = ", ".join(str(file.path) for file in group.files)
         yield f"Group {groups.index(group) + 1} of {len(groups)}: {names}"
@@ -75,13 +86,16 @@ def _terminal(groups: Sequence[Group], width: int, floor: float) -> str:
     text = io.StringIO()
     console = Console(file=text, width=width, force_terminal=True, highlight=False)
     for group in groups:
-        for line in _heading(groups, group):
+        for line in heading(groups, group):
             console.print(Text(line))
         for block in blocks(group):
             console.print()
             console.print(_table(block, group))
         console.print()
         console.print(Text(note(group), style="dim"))
+        for agreed in agreement_sentences(group):
+            console.print()
+            console.print(Text(agreed))
         if winner := fastest(group, floor):
             console.print()
             console.print(Text(sentence(group, winner), style="green"))
@@ -118,7 +132,7 @@ def _markdown(groups: Sequence[Group], floor: float) -> str:
 
 
 def _markdown_parts(groups: Sequence[Group], group: Group, floor: float) -> Iterator[str]:
-    yield from _heading(groups, group)
+    yield from heading(groups, group)
     columns = [column for block in blocks(group) for column in block.columns]
     for suite in group.suites:
         yield f"**{group.title(suite)}**"
@@ -126,6 +140,7 @@ def _markdown_parts(groups: Sequence[Group], group: Group, floor: float) -> Iter
         lines += [[f"`{method.label}`", *(column.cell(method) for column in columns)] for method in suite.methods]
         yield "\n".join(f"| {' | '.join(line)} |" for line in lines)
     yield note(group)
+    yield from agreement_sentences(group)
     if winner := fastest(group, floor):
         yield sentence(group, winner)
     if found := cautions(group):

@@ -2,11 +2,14 @@
 
 A round is one repeat of a prompt, or of a batch, in one session: all its turns, by every label, in every mode. Where
 any of its rows says that it was measured out of bounds (`invalid`), figures leave out all of it, for all labels alike.
-To leave out generations one by one would make the shorter ones fast, see measuring.validity.
+To leave out generations one by one would make the shorter ones fast, see measuring.validity. A further repeat, beyond
+those of the run, is a round that was measured again (measuring.plan): it stands for the repeat that it is of.
 """
 
 from collections.abc import Iterable
 from typing import NamedTuple
+
+import pandas as pd
 
 from benchctl.records import Row
 
@@ -24,6 +27,11 @@ class Round(NamedTuple):
 def round_of(file: int, row: Row) -> Round:
     """That which a row belongs to."""
     return Round(file, row.session, row.suite, row.batch[0] if row.batch else row.prompt_id, row.repeat)
+
+
+def stands_for(repeat: pd.Series, repeats: pd.Series) -> pd.Series:
+    """The planned repeat that one is, or measures again: of 2 planned ones, 1, 3 and 5 all stand for repeat 1."""
+    return repeat % repeats
 
 
 def doubted_rounds(file: int, rows: Iterable[Row]) -> frozenset[Round]:

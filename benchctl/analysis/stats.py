@@ -19,7 +19,7 @@ interval of one session is that session's own. Where they were measured by diffe
 these is part of the error itself; one session of each says nothing about its size, so there is no interval.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import sqrt
@@ -115,6 +115,23 @@ def bootstrap(
     ]
 
 
+def bootstrap_of(
+    figure: Callable[[Floats], Floats], values: Floats, prompts: Ints, *, resamples: int = RESAMPLES, seed: int = 0
+) -> Interval | None:
+    """The 95% interval of a figure that is no ratio of two sums, such as a correlation, from drawing prompts alone.
+
+    `figure` makes of sums [R, K] over all observations figures [R]; `values` [N, K] are what is summed, `prompts` [N]
+    whose each is. None with fewer than two prompts, or where the figure of a resample has no meaning (not a number).
+    """
+    codes = _codes(prompts)
+    count = int(codes.max(initial=0)) + 1
+    if count < 2:
+        return None
+    sums = _totals(values, codes)
+    value = float(figure(sums.sum(axis=0, keepdims=True))[0])
+    return _interval(value, figure(_redrawn(sums, resamples, seed)), 0.0, count, logarithmic=False)
+
+
 def p_value(tops: Floats, bottoms: Floats, levels: Levels) -> float:
     """How likely a ratio of sums at least so far from 1 is, either way, where the true one is 1; `tops` and `bottoms`
     [N]. The same errors as in `bootstrap`, those of prompts without drawing. 1 where nothing can be told."""
@@ -205,12 +222,16 @@ def _interval(value: float, draws: Floats, reach: float | None, prompts: int, lo
 
 def _drawn(sums: _Sums, resamples: int, seed: int) -> Floats:
     """The ratios of resampled prompts, [resamples, M]."""
-    above, below = sums.above, sums.below
-    if len(above) > _LOTS:
-        lots = np.random.default_rng(seed).permutation(len(above)) % _LOTS
-        above, below = _totals(above, lots, _LOTS), _totals(below, lots, _LOTS)
-    weights = _weights(len(above), resamples, seed)
-    return _ratios(weights @ above, weights @ below)
+    above, below = (_redrawn(part, resamples, seed) for part in (sums.above, sums.below))
+    return _ratios(above, below)
+
+
+def _redrawn(sums: Floats, resamples: int, seed: int) -> Floats:
+    """Sums by prompt [P, K] -> sums over resampled prompts, [resamples, K]."""
+    if len(sums) > _LOTS:
+        lots = np.random.default_rng(seed).permutation(len(sums)) % _LOTS
+        sums = _totals(sums, lots, _LOTS)
+    return _weights(len(sums), resamples, seed) @ sums
 
 
 @lru_cache(maxsize=4)  # every figure of a comparison is drawn alike: of each suite, and of all together

@@ -7,12 +7,17 @@ import pandas as pd
 
 from benchctl.analysis.comparison import POOLED, Group, MethodFigures, SuiteFigures, estimates
 from benchctl.analysis.faithfulness import OVERLAP_METRICS
-from benchctl.analysis.frame import pair, to_frame
+from benchctl.analysis.frame import pair
 
 
 def with_overlap(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """The same figures, and ROUGE-L and chrF to the baseline's answer for every method but the baseline."""
-    return tuple(_group_with_overlap(group, to_frame(group.files, texts=True)) for group in groups)
+    """The same figures, and ROUGE-L and chrF to the baseline's answer for every method but the baseline.
+
+    Raises ValueError for a comparison that was made without `texts`.
+    """
+    if any(bool(group.frame["text"].isna().any()) for group in groups):
+        raise ValueError("answers overlap in their texts: compare them with texts=True")
+    return tuple(_group_with_overlap(group, group.frame) for group in groups)
 
 
 def _group_with_overlap(group: Group, frame: pd.DataFrame) -> Group:

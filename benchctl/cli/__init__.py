@@ -8,7 +8,10 @@ import click
 from benchctl import __version__
 from benchctl.errors import InvalidData, UserError
 
-VERBS = ("run", "compare", "plot", "predict", "validate", "import", "train", "simulate", "doctor", "verify", "list")
+VERBS = (
+    *("run", "watch", "judge", "compare", "plot", "report", "predict", "validate"),
+    *("import", "train", "simulate", "doctor", "verify", "list"),
+)
 # Python's own names would be hidden by a verb of that name: such a verb carries an underscore in its file.
 _SHADOWED = frozenset({"list"})
 WRONG_USAGE = 2

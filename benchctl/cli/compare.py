@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from benchctl.errors import UserError
+
 if TYPE_CHECKING:
-    from benchctl.analysis.gates import Requirement
+    from benchctl.analysis.comparison import Group
+    from benchctl.analysis.gates import Gates, Requirement
     from benchctl.analysis.report import Format
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILES...")
+@click.argument("files", nargs=-1, metavar="FILES...")
 @click.option(
     "--format",
     "format",
@@ -38,6 +41,20 @@ if TYPE_CHECKING:
     "--acceptance",
     is_flag=True,
     help="Show instead what methods that draft accept, under all names: by position and how many tokens a step too.",
+)
+@click.option(
+    "--scores",
+    "scores",
+    multiple=True,
+    metavar="FILE",
+    help="Scores of these answers beside those in the file next to each of FILES. May be repeated. Without FILES: how "
+    "far the judges of these scores agree.",
+)
+@click.option(
+    "--margin",
+    type=click.FloatRange(0, min_open=True),
+    metavar="POINTS",
+    help="Difference in a judge's score that counts as none: shows how many prompts it takes to tell.  [default: 0.1]",
 )
 @click.option(
     "--floor",
@@ -72,6 +89,8 @@ def compare(
     over: str | None,
     overlap: bool,
     acceptance: bool,
+    scores: tuple[str, ...],
+    margin: float | None,
     floor: str | None,
     require: Requirement | None,
     earlier: tuple[str, ...],
@@ -80,7 +99,7 @@ def compare(
     """Compare the methods in results files, each with the baseline measured beside it.
 
     Runs of the same target, prompts, settings and machine are taken together, a file counting as a session. Others
-    are shown as groups of their own, with the setting that differs.
+    are shown as groups of their own, with the setting that differs. What `benchctl judge` wrote beside a file is shown.
 
     Exit code: 0, 1 where --require or --fail-below is broken, 2 where runs cannot be compared (or for wrong usage), 3
     for files that hold what cannot be true.
@@ -92,40 +111,82 @@ def compare(
       benchctl compare results/first.jsonl --over 'two_model[draft_tokens=5]'
       benchctl compare results/lossy.jsonl --overlap
       benchctl compare results/first.jsonl --acceptance
+      benchctl compare --scores results/first.scores.jsonl
       benchctl compare results/new.jsonl --require lossless --baseline results/old.jsonl --fail-below 0.95
     """
     from benchctl.analysis.aa import read_floor
-    from benchctl.analysis.acceptance_table import render_acceptance
-    from benchctl.analysis.comparison import compare as compare_runs
-    from benchctl.analysis.comparison import over as set_over
-    from benchctl.analysis.report import render
+    from benchctl.analysis.judged import MARGIN, with_judgements
     from benchctl.analysis.text_overlap import with_overlap
-    from benchctl.cli.gates import FAILED, check_comparable, missed, regressions
-    from benchctl.cli.inputs import read_files, tell_cautions, tell_floor
+    from benchctl.cli.gates import FAILED, held, tell
+    from benchctl.cli.inputs import read_scores, tell_cautions, tell_floor
 
     _check_together(context.params)
+    if not files:
+        _tell_agreement(scores, format)
+        return
+    more = read_scores(scores)
     least = read_floor(floor) if floor else None
     effect = least.effect if least else 0.0
-    before, groups = (
-        compare_runs([set_over(file, over) if over else file for file in read_files(names)]) if names else ()
-        for names in (earlier, files)
-    )
-    groups = with_overlap(groups) if overlap else groups
-    if acceptance:
-        click.echo(render_acceptance(groups, format))
-    else:
-        click.echo(render(groups, format, get_terminal_size().columns, effect))
+    before, groups = (_compared(names, over, overlap) for names in (earlier, files))
+    groups = with_judgements(with_overlap(groups) if overlap else groups, more, margin or MARGIN)
+    gates = held(groups, require, before, fail_below, effect)
+    _show(groups, format, acceptance, effect, None if isinstance(gates, UserError) else gates)
     if format == "csv":
         tell_cautions(groups)
     if least:
         tell_floor(groups, least)
-    check_comparable(groups)
-    failures = [*missed(groups[0], require), *regressions(groups[0], before, fail_below, effect)]
-    context.exit(FAILED if failures else 0)
+    if isinstance(gates, UserError):
+        raise gates
+    if gates:
+        tell(gates, groups[0], before)
+    context.exit(0 if gates is None or gates.passed else FAILED)
+
+
+def _compared(names: tuple[str, ...], over: str | None, overlap: bool) -> tuple[Group, ...]:
+    """The comparison of these files; none where there are none."""
+    from benchctl.analysis.comparison import compare as compare_runs
+    from benchctl.analysis.comparison import over as set_over
+    from benchctl.cli.inputs import read_files
+
+    if not names:
+        return ()
+    return compare_runs([set_over(file, over) if over else file for file in read_files(names)], texts=overlap)
+
+
+def _show(groups: tuple[Group, ...], format: Format, acceptance: bool, effect: float, gates: Gates | None) -> None:
+    from benchctl.analysis.acceptance_table import render_acceptance
+    from benchctl.analysis.report import render
+
+    if acceptance:
+        click.echo(render_acceptance(groups, format))
+    else:
+        click.echo(render(groups, format, get_terminal_size().columns, effect, gates))
+
+
+def _tell_agreement(scores: tuple[str, ...], format: Format) -> None:
+    """How far judges agree, from their scores alone."""
+    import json
+
+    from benchctl.analysis.agreement import agreements
+    from benchctl.analysis.judge_export import agreement_document
+    from benchctl.analysis.judge_tables import agreement_sentence
+    from benchctl.analysis.judgements import from_scores
+    from benchctl.cli.inputs import read_scores
+
+    found = agreements(from_scores(read_scores(scores)))
+    if not found:
+        raise UserError(f"{', '.join(scores)}: no two judges judged the same pairs. Name the scores of several judges.")
+    if format == "json":
+        click.echo(json.dumps({"agreement_of_judges": [agreement_document(one) for one in found]}, indent=2))
+        return
+    for one in found:
+        click.echo(agreement_sentence(one))
 
 
 def _check_together(options: Mapping[str, object]) -> None:
     """Refuses options that need others, or that would be ignored beside them."""
+    if not options["files"]:
+        _check_alone(options)
     gated = options["fail_below"] is not None
     if bool(options["earlier"]) != gated:
         raise click.UsageError("--baseline FILE and --fail-below RATIO need each other.")
@@ -135,3 +196,14 @@ def _check_together(options: Mapping[str, object]) -> None:
         raise click.UsageError("--acceptance and csv call no difference in speed one: leave --floor out.")
     if options["over"] and options["require"]:
         raise click.UsageError("--require is about the answers beside the baseline's: leave --over out.")
+    if options["margin"] and options["acceptance"]:
+        raise click.UsageError("--acceptance shows no judge's score: leave --margin out.")
+
+
+def _check_alone(options: Mapping[str, object]) -> None:
+    """That where no results are named scores are, and nothing that is about results."""
+    if not options["scores"]:
+        raise click.UsageError("Name results files, or --scores alone.")
+    asked = [name for name, value in options.items() if value and name not in ("scores", "format")]
+    if asked or options["format"] in ("csv", "md"):
+        raise click.UsageError("--scores without FILES shows how judges agree, as text or json: name FILES for more.")

@@ -11,7 +11,7 @@ from benchctl.errors import UserError
 
 if TYPE_CHECKING:
     from benchctl.analysis.comparison import Group
-    from benchctl.analysis.gates import Requirement
+    from benchctl.analysis.gates import Gates, Requirement
 
 FAILED = 1
 
@@ -28,33 +28,39 @@ def check_comparable(groups: Sequence[Group]) -> None:
         )
 
 
-def missed(group: Group, required: Requirement | None) -> list[str]:
-    """What breaks a requirement, said as well."""
-    from benchctl.analysis.gates import unmet, unsupported
+def held(
+    groups: Sequence[Group],
+    required: Requirement | None,
+    earlier: Sequence[Group],
+    least: float | None,
+    floor: float,
+) -> Gates | UserError | None:
+    """What became of what the first group is held to, None where nothing was asked for; or why it cannot be said, to be
+    raised when the tables are shown."""
+    from benchctl.analysis.gates import hold
 
-    if not required:
-        return []
-    for notice in unsupported(group):
-        click.echo(f"Note: {notice}", err=True)
-    problems = list(unmet(group, required))
-    for problem in problems:
-        click.echo(f"FAIL: {problem}", err=True)
-    return problems
+    try:
+        check_comparable(groups)
+        if earlier:
+            check_comparable(earlier)
+        asked = required or earlier
+        return hold(groups[0], required, earlier[0] if earlier else None, least, floor) if asked else None
+    except UserError as problem:
+        return problem
 
 
-def regressions(group: Group, earlier: Sequence[Group], least: float | None, floor: float) -> list[str]:
-    """The methods that became slower beyond chance and `floor`, to less than `least`; of all it is said what became.
-
-    Raises UserError where the earlier run cannot be compared with this one.
-    """
-    from benchctl.analysis.gates import kept, told
+def tell(gates: Gates, group: Group, earlier: Sequence[Group]) -> None:
+    """All of it, on stderr."""
+    from benchctl.analysis.gates import told
     from benchctl.analysis.sessions import count
 
-    if least is None:
-        return []
-    check_comparable(earlier)
-    found = kept(group, earlier[0])
-    for line in told(found, least, floor):
+    for notice in gates.unsupported:
+        click.echo(f"Note: {notice}", err=True)
+    for problem in gates.unmet:
+        click.echo(f"FAIL: {problem}", err=True)
+    if gates.least is None:
+        return
+    for line in told(gates.kept, gates.least, gates.floor):
         click.echo(line, err=True)
     if min(count(group), count(earlier[0])) == 1:
         click.echo(
@@ -62,4 +68,3 @@ def regressions(group: Group, earlier: Sequence[Group], least: float | None, flo
             "cannot be told: --sessions 3 for both would tell, or --floor.",
             err=True,
         )
-    return [one.label for one in found if one.slower(least, floor)]

@@ -40,11 +40,12 @@ if TYPE_CHECKING:
     "--suite", default="", metavar="NAME", help="Name of the prompts. Default: told from the ids of the questions."
 )
 def import_(files: tuple[str, ...], format: Format | str, out: Path, baseline: str, target: str, suite: str) -> None:
-    """Read answers published by Spec-Bench, EAGLE, Medusa, REST or FastChat, and FastChat's scores of answers.
+    """Read answers published by Spec-Bench, EAGLE, Medusa, REST or FastChat, and FastChat's judgements of answers.
 
     Their tokens and steps are counted alike for every label, baseline included, and their times are summed; what the
     files do not tell (token ids, machine, verdicts) stays unknown, and `benchctl compare` says so. Each file is a
     session of its own; files with the same LABEL are sessions of one method. Without LABEL it is the file's model_id.
+    Judgements, of one answer or of two, become a file of scores beside --out, where compare finds them.
 
     \b
     Examples:
@@ -55,6 +56,7 @@ def import_(files: tuple[str, ...], format: Format | str, out: Path, baseline: s
     from benchctl.importing.gather import Terms, gather
     from benchctl.importing.sums import sums_of
     from benchctl.recordfile import Writer, check_output
+    from benchctl.scores import ScoreWriter, scores_path
 
     check_output(out)
     asked = next((known for known in FORMATS if known == format), None)
@@ -64,12 +66,17 @@ def import_(files: tuple[str, ...], format: Format | str, out: Path, baseline: s
         name=out.stem,
         command=("benchctl", *map(shlex.quote, sys.argv[1:])),
     )
+    if found.scores:
+        check_output(scores_path(out))
     with Writer(out, found.run) as writer:
         writer.append(*found.rows)
+    if found.scores:
+        with ScoreWriter(scores_path(out)) as scores:
+            scores.append(*found.scores)
     for notice in found.notices:
         click.echo(f"Note: {notice}", err=True)
     click.echo(f"{found.run.imported} -> {out}, {found.run.suites[0].name}, {found.run.suites[0].prompts} prompts")
-    for line in _table(sums_of(found.rows)):
+    for line in _table(sums_of(found.rows, found.scores)):
         click.echo(line)
 
 
@@ -92,6 +99,6 @@ def _table(sums: dict[str, Sums]) -> list[str]:
             ratio = f" ({of.tokens_per_s / first:.2f}x in tokens/s)" if first and lines else ""
             parts += [f"{of.new_tokens} tokens", f"{of.tokens_per_s:.2f} tokens/s{ratio}"]
         parts += [f"{of.tokens_per_step:.3f} tokens per step"] if of.tokens_per_step is not None else []
-        parts += [f"score {of.score:.2f}"] if of.score is not None else []
+        parts += [f"score {'/'.join(f'{score:.3f}' for score in of.scores)}"] if of.scores else []
         lines.append(f"{label}: {', '.join(parts)}")
     return lines

@@ -15,16 +15,22 @@ if TYPE_CHECKING:
     from benchctl.analysis.aa import Floor
     from benchctl.analysis.comparison import Group
     from benchctl.recordfile import RunFile
+    from benchctl.scores import Score
 
 
 def read_files(names: Sequence[str]) -> list[RunFile]:
     """The files of `names`, which may be patterns such as results/*.jsonl; what is left out of them is said on stderr.
+    Files of scores, which such a pattern also matches, are found beside the results that they are of.
 
     Raises UserError for a pattern without a match, for a file that cannot be read, and for a copy of another one.
     """
     from benchctl.recordfile import scan
+    from benchctl.scores import is_scores
 
-    files = [scan(path) for path in paths_of(names)]
+    paths = [path for path in paths_of(names) if not is_scores(path)]
+    if names and not paths:
+        raise UserError(f"{names[0]}: holds scores, not results. Name the results file beside it, or use --scores.")
+    files = [scan(path) for path in paths]
     for file in files:
         for notice in file.notices:
             click.echo(f"Note: {notice}", err=True)
@@ -32,6 +38,19 @@ def read_files(names: Sequence[str]) -> list[RunFile]:
             click.echo(f"Note: {file.path}: holds no generations yet and is left out.", err=True)
     _check_copies([file for file in files if file.rows])
     return files
+
+
+def read_scores(names: Sequence[str]) -> list[Score]:
+    """The scores in files, patterns expanded; each judgement once. Raises as `read_files` does."""
+    from benchctl.scores import read_scores as read
+    from benchctl.scores import score_key
+
+    found: dict[object, Score] = {}
+    for file in map(read, paths_of(names)):
+        for notice in file.notices:
+            click.echo(f"Note: {notice}", err=True)
+        found |= {score_key(score): score for score in file.scores}
+    return list(found.values())
 
 
 def _check_copies(files: Sequence[RunFile]) -> None:

@@ -1,4 +1,4 @@
-"""`benchctl list`: what there is to run."""
+"""`benchctl list`: what there is to run and to judge with."""
 
 from __future__ import annotations
 
@@ -28,6 +28,15 @@ class _MethodLine:
 
 
 @dataclass(frozen=True)
+class _JudgeLine:
+    """What the listing says of a judge."""
+
+    name: str
+    options: tuple[Option, ...]
+    description: str
+
+
+@dataclass(frozen=True)
 class _BenchLine:
     """What the listing says of a suite: prompts in the published file, if there is one, and embedded here."""
 
@@ -47,10 +56,10 @@ class _ModelLine(PackModel):
 
 
 @click.command(name="list", no_args_is_help=True)
-@click.argument("kind", type=click.Choice(["methods", "benches", "models"]))
+@click.argument("kind", type=click.Choice(["methods", "judges", "benches", "models"]))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def list_(kind: str, as_json: bool) -> None:
-    """List the methods, the benches (prompt suites) or the embedded models.
+    """List the methods, the judges, the benches (prompt suites) or the embedded models.
 
     \b
     Examples:
@@ -89,6 +98,12 @@ def _first_line(owner: type[object]) -> str:
     return (owner.__doc__ or "").strip().partition("\n")[0].replace("``", "")
 
 
+def _judges() -> Sequence[_JudgeLine]:
+    from benchctl.registry import judge_class, judge_names, judge_options
+
+    return [_JudgeLine(name, judge_options(name), _first_line(judge_class(name))) for name in judge_names()]
+
+
 def _benches() -> Sequence[_BenchLine]:
     from benchctl.measuring.prompts import describe
 
@@ -113,6 +128,7 @@ def _models() -> Sequence[_ModelLine]:
 
 _LISTINGS: dict[str, tuple[Callable[[], Sequence[Any]], tuple[str, ...]]] = {
     "methods": (_methods, ("name", "family", "exactness", "description")),
+    "judges": (_judges, ("name", "description")),
     "benches": (_benches, ("name", "published", "embedded", "turns", "licence")),
     "models": (_models, ("name", "role", "parameters", "size", "licence", "data")),
 }

@@ -17,20 +17,29 @@ if TYPE_CHECKING:
 @click.option("--crossover", is_flag=True, help="Speed-up against batch size, from runs of several --batch-size.")
 @click.option("--alignment", is_flag=True, help="How early m2r2's two streams align; FILES are folders of its modules.")
 @click.option(
-    "--fidelity",
-    type=click.Choice(["token-agreement", "target-agreement", "rouge-l", "chrf", "exact-match"]),
-    default="token-agreement",
+    "--y",
+    "height",
+    type=click.Choice(["agreement", "verdict", "quality", "exact", "target-agreement", "rouge-l", "chrf"]),
+    default="agreement",
     show_default=True,
-    help="What --pareto takes for fidelity. target-agreement goes on after the first divergence; rouge-l and chrf are "
-    "of the texts; exact-match needs answers that can be checked, as in --bench tasks.",
+    help="What --pareto sets speed against: token agreement, the share of answers that are the target's own, a judge's "
+    "score, exact match (as in --bench tasks), the target's own agreement after the first divergence too, or overlap "
+    "of the texts.",
 )
+@click.option("--judge", default="", metavar="NAME", help="Whose score: the name that compare shows, or a part of it.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     help="Picture to write: .png, .svg or .pdf.  [default: results/ and the name of the plot, .png]",
 )
 def plot(
-    files: tuple[str, ...], pareto: bool, crossover: bool, alignment: bool, fidelity: str, out: Path | None
+    files: tuple[str, ...],
+    pareto: bool,
+    crossover: bool,
+    alignment: bool,
+    height: str,
+    judge: str,
+    out: Path | None,
 ) -> None:
     """Plot the methods in results files (by default results/*.jsonl), all suites together.
 
@@ -41,19 +50,21 @@ def plot(
     Examples:
       benchctl plot --pareto
       benchctl plot --pareto results/first.jsonl --out first.svg
-      benchctl plot --pareto --fidelity exact-match results/tasks.jsonl
-      benchctl plot --pareto --fidelity chrf results/lossy.jsonl
+      benchctl plot --pareto --y exact results/tasks.jsonl
+      benchctl plot --pareto --y quality --judge gpt results/first.jsonl
       benchctl plot --crossover results/batches-*.jsonl --out crossover.png
       benchctl plot --alignment my-m2r2 --out alignment.png
     """
     if pareto + crossover + alignment != 1:
         raise click.UsageError("say what to plot: --pareto, --crossover or --alignment.")
+    if judge and height != "quality":
+        raise click.UsageError("--judge needs --y quality.")
     if alignment:
         _plot_alignment(files, out or Path("results/alignment.png"))
     elif crossover:
         _plot_crossover(files, out or Path("results/crossover.png"))
     else:
-        _plot_pareto(files, fidelity, out or Path("results/pareto.png"))
+        _plot_pareto(files, height, judge, out or Path("results/pareto.png"))
 
 
 def _plot_alignment(folders: tuple[str, ...], out: Path) -> None:
@@ -79,19 +90,21 @@ def _plot_crossover(files: tuple[str, ...], out: Path) -> None:
     click.echo(f"Plot: {out}")
 
 
-def _plot_pareto(files: tuple[str, ...], fidelity: str, out: Path) -> None:
-    from benchctl.analysis import plots
+def _plot_pareto(files: tuple[str, ...], name: str, judge: str, out: Path) -> None:
     from benchctl.analysis.comparison import compare
-    from benchctl.analysis.faithfulness import AGAINST_BASELINE, OVERLAP_METRICS
-    from benchctl.analysis.metrics import EXACT_MATCH
+    from benchctl.analysis.faithfulness import OVERLAP_METRICS
+    from benchctl.analysis.heights import HEIGHTS, OF_BASELINE_TEXT, height
+    from benchctl.analysis.judged import with_judgements
+    from benchctl.analysis.plot_pareto import pareto
+    from benchctl.analysis.plots import check_image
     from benchctl.analysis.text_overlap import with_overlap
     from benchctl.cli.inputs import read_files, tell_cautions
 
-    plots.check_image(out)
-    metric = next(metric for metric in (*AGAINST_BASELINE, EXACT_MATCH) if metric.name.replace("_", "-") == fidelity)
-    found = read_files(files or ("results/*.jsonl",))
-    groups = compare(found if metric is EXACT_MATCH else _greedy(found))
-    plots.pareto(with_overlap(groups) if metric in OVERLAP_METRICS else groups, out, metric)
+    check_image(out)
+    found, overlap = read_files(files or ("results/*.jsonl",)), HEIGHTS[name] in OVERLAP_METRICS
+    groups = compare(_greedy(found) if HEIGHTS[name] in OF_BASELINE_TEXT else found, texts=overlap)
+    groups = with_overlap(groups) if overlap else with_judgements(groups)
+    pareto(groups, out, height(name, groups, judge))
     tell_cautions(groups)
     click.echo(f"Plot: {out}")
 

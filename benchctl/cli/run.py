@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from benchctl.cli.judge_options import JudgeOptions, asks_for_judging
 from benchctl.cli.run_options import asks_for_a_run
 
 if TYPE_CHECKING:
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @asks_for_a_run
+@asks_for_judging
 @click.option("--json", "as_json", is_flag=True, help="Print the final table as JSON, and nothing else on stdout.")
-def run(settings: RunSettings, sessions: int, as_json: bool) -> None:
+def run(settings: RunSettings, sessions: int, judging: JudgeOptions | None, as_json: bool) -> None:
     """Measure methods against the baseline, interleaved on the same prompts, and print the final table.
 
     Every generation is a line of the results file, written at once: an interrupted run goes on with --resume.
@@ -32,17 +34,24 @@ def run(settings: RunSettings, sessions: int, as_json: bool) -> None:
       benchctl run --bench my_prompts.jsonl --model my_models/target --draft-model my_models/draft
       benchctl run --method skip_decode --batch-size 8 --limit 32
       benchctl run --method early_exit --replay --profile --limit 20
-      benchctl run --method two_model --sessions 3 --out results/published.jsonl
+      benchctl run --method two_model --sessions 3
       benchctl run --method prompt_lookup --out results/first.jsonl --resume
+      benchctl run --method early_exit --judge 'gpt[model=gpt-4o-mini]' --max-usd 1
     """
+    if judging:
+        from benchctl.cli.judge_setup import beside_run, check_judge
+
+        judging = beside_run(judging, settings.models.target)
+        check_judge(judging)
     if sessions > 1:
         from benchctl.cli.run_sessions import run_sessions
 
-        _print_table(run_sessions(settings, sessions), as_json)
+        _show(run_sessions(settings, sessions), judging, settings, as_json)
         return
     checked, summary = _measure(settings)
-    _print_table([checked.out], as_json)
-    if summary.measured and summary.failed == summary.measured:
+    failed = summary.measured and summary.failed == summary.measured
+    _show([checked.out], None if failed else judging, settings, as_json)
+    if failed:
         raise click.exceptions.Exit(1)
 
 
@@ -57,6 +66,23 @@ def _measure(settings: RunSettings) -> tuple[CheckedRun, RunSummary]:
         summary = run_checked(checked, display)
         display.end(summary)
     return checked, summary
+
+
+def _show(paths: Sequence[Path], judging: JudgeOptions | None, settings: RunSettings, as_json: bool) -> None:
+    """Judge what was measured, if that is wanted, and print the table, whatever becomes of the judging."""
+    try:
+        if judging:
+            _judge(paths, judging, settings, as_json)
+    finally:
+        _print_table(paths, as_json)
+
+
+def _judge(paths: Sequence[Path], judging: JudgeOptions, settings: RunSettings, as_json: bool) -> None:
+    from benchctl.cli.inputs import read_files
+    from benchctl.cli.judge import judge_files
+
+    files = read_files(list(map(str, paths)))
+    judge_files(files, judging, settings.prompts.data_dir, settings.prompts.source, quiet=as_json)
 
 
 def _print_table(paths: Sequence[Path], as_json: bool) -> None:

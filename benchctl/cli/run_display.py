@@ -75,7 +75,7 @@ class RunDisplay:
         if self._drawn_s == float("-inf"):
             # What an earlier process measured took this one no time, and must not enter the estimate of the time left.
             self._bars.reset(self._task, total=progress.total, completed=progress.done)
-        self._bars.update(self._task, description=label, completed=progress.done)
+        self._bars.update(self._task, description=label, completed=progress.done, total=progress.total)
         if now_s - self._drawn_s >= REFRESH_S:
             self._drawn_s = now_s
             self._bars.refresh()
@@ -101,6 +101,7 @@ def describe_end(summary: RunSummary) -> str:
     parts += [f"{summary.recalled} were there before"] if summary.recalled else []
     parts += [f"{summary.failed} FAILED: see `error` in their rows"] if summary.failed else []
     parts += [f"{summary.marked} rounds disturbed: see `invalid` in their rows"] if summary.marked else []
+    parts += [f"{summary.lost} rounds NOT made good by measuring again"] if summary.lost else []
     if summary.measured:
         parts += [f"{summary.warm_up_rounds} warm-up rounds", f"{summary.harness_share:.1%} of the time outside steps"]
     return "; ".join(parts) + "."

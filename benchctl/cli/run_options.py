@@ -200,7 +200,7 @@ _MEASURING = (
         show_default=True,
         metavar="N",
         help="Run N times, each in a fresh process that writes a file of its own: FILE-1.jsonl, FILE-2.jsonl and so "
-        "on for --out FILE.jsonl. The table takes them together.",
+        "on for --out FILE.jsonl, or for the name that one run makes. The table takes them together.",
     ),
     click.option(
         "--replay",
@@ -249,7 +249,7 @@ def asks_for_a_run(command: Command) -> Command:
             ("repeat", ask.RepeatSettings),
         ):
             values[group] = _take(kind, values)
-        command(_take(ask.RunSettings, values), **values)
+        command(settings=_take(ask.RunSettings, values), **values)
 
     for option in reversed((*_METHODS, *_PROMPT, *_MODEL, *_ANSWER, *_MEASURING, *_FILE)):
         gather = option(gather)

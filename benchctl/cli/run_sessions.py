@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchctl.errors import UserError
-
 if TYPE_CHECKING:
     from benchctl.measuring.settings import RunSettings
 
-_OF_ALL = ("sessions", "out", "as_json")  # what is of the sessions together, and not of one
+_OF_ALL = (
+    "sessions",
+    "out",
+    "as_json",
+    "judge",
+    "base_url",
+    "max_usd",
+)  # what is of the sessions together, and not of one
+_CHILD = "from benchctl.cli.run_sessions import session; session()"
+_ORPHANED = 1  # exit code
 
 
 def run_sessions(settings: RunSettings, sessions: int) -> tuple[Path, ...]:
     """Measure the sessions that this command line asks for; their files.
 
     With `settings.resume` each goes on with what is missing in its file. Ends with the exit code of a session that
-    failed. Raises UserError where the files have no name, or one of them cannot be written.
+    failed. Without a name for the files they have the one that a single run would make. Raises UserError where one of
+    them cannot be written, or that run could not be made.
     """
     from benchctl import recordfile
+    from benchctl.measuring.check import check
 
-    if settings.out is None:
-        raise UserError(
-            "--sessions needs a name for its files: add --out FILE.jsonl, and session 2 writes FILE-2.jsonl."
-        )
-    files = session_files(settings.out, sessions)
+    out = settings.out or check(settings, lambda notice: None).out  # each session says what there is to notice
+    files = session_files(out, sessions)
     for file in files:
         recordfile.check_output(file, resume=settings.resume)
     arguments = tuple(given(click.get_current_context()))
@@ -64,10 +72,35 @@ def _spelt(option: click.Parameter, value: Any) -> Iterator[str]:
 
 def _run(arguments: tuple[str, ...], file: Path) -> None:
     """In a process that has nothing of the one before: what that allocated, cached or compiled is no part of it."""
-    command = (sys.executable, "-m", "benchctl", "run", *arguments, f"--out={file}")
-    code = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
+    command = (sys.executable, "-c", _CHILD, "run", *arguments, f"--out={file}")
+    lifeline, held = os.pipe()
+    try:
+        code = subprocess.run(command, stdin=lifeline, stdout=subprocess.DEVNULL).returncode
+    finally:
+        os.close(lifeline)
+        os.close(held)
     if code:
         click.echo(
             f"{file}: this session ended with exit code {code}; go on with the same command and --resume.", err=True
         )
         raise click.exceptions.Exit(code)
+
+
+def session() -> None:
+    """One of the sessions: `benchctl` with this process's arguments, for as long as the process that began it lives.
+
+    That one holds the other end of the pipe that is standard input here, and writes nothing to it: however it ends,
+    the system closes the pipe. A session that went on by itself would disturb whatever is measured next, and hold its
+    file against --resume. What it had written stays good, see recordfile.py.
+    """
+    from benchctl.cli import main
+
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    main(prog_name="benchctl")
+
+
+def _end_with_the_parent() -> None:
+    """Waits in the system, which takes no time from what is measured."""
+    while os.read(0, 1):
+        pass
+    os._exit(_ORPHANED)

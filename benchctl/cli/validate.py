@@ -1,4 +1,4 @@
-"""`benchctl validate`: whether results files hold what can be true."""
+"""`benchctl validate`: whether files of results and of scores hold what can be true."""
 
 from __future__ import annotations
 
@@ -15,10 +15,18 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("files", nargs=-1, metavar="FILES...")
-@click.option("--schema", is_flag=True, help="Print the JSON Schema of a line of a results file instead.")
+@click.option(
+    "--schema",
+    is_flag=False,
+    flag_value="results",
+    type=click.Choice(["results", "scores"]),
+    help="Print the JSON Schema of a line of a results file instead, or of a scores file.",
+)
 @click.pass_context
-def validate(context: click.Context, files: tuple[str, ...], schema: bool) -> None:
+def validate(context: click.Context, files: tuple[str, ...], schema: str | None) -> None:
     """Check every line of results files: fields, times, counts that add up, no generation twice, batches together.
+
+    Files named *.scores.jsonl are checked as the scores that they hold: each once, and each as it can be.
 
     Of each file that is invalid the first line that is wrong is named. Exit code: 0 where all are valid, 2 where a file
     cannot be read, 3 where one is invalid.
@@ -27,12 +35,13 @@ def validate(context: click.Context, files: tuple[str, ...], schema: bool) -> No
     Examples:
       benchctl validate 'results/*.jsonl'
       benchctl validate --schema > results.schema.json
+      benchctl validate --schema scores > scores.schema.json
     """
     from benchctl.cli import INVALID_DATA, WRONG_USAGE
     from benchctl.cli.inputs import paths_of
 
     if schema:
-        click.echo(resources("benchctl").joinpath("assets/schema/results.schema.json").read_text("utf-8"), nl=False)
+        click.echo(resources("benchctl").joinpath(f"assets/schema/{schema}.schema.json").read_text("utf-8"), nl=False)
         return
     if not files:
         raise click.UsageError("Name the results files to check, or use --schema.")
@@ -49,9 +58,22 @@ def validate(context: click.Context, files: tuple[str, ...], schema: bool) -> No
 def _account(path: Path) -> str:
     """What a valid file holds. Raises UserError for any other."""
     from benchctl.recordfile import scan
+    from benchctl.scores import is_scores
 
+    if is_scores(path):
+        return _account_of_scores(path)
     file = scan(path)
     rows = sum(1 for _ in file.rows)
     labels = len(file.run.methods)
     notices = "".join(f"\nNote: {notice}" for notice in file.notices)
     return f"{path}: valid, {rows} generations, {labels} labels, schema {file.run.schema_version}.{notices}"
+
+
+def _account_of_scores(path: Path) -> str:
+    from benchctl.scores import read_scores
+
+    file = read_scores(path)
+    judges = len({(score.judge, score.model) for score in file.scores})
+    unreadable = sum(bool(score.unreadable) for score in file.scores)
+    notices = "".join(f"\nNote: {notice}" for notice in file.notices)
+    return f"{path}: valid, {len(file.scores)} scores of {judges} judges, {unreadable} unreadable.{notices}"

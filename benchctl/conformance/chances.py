@@ -37,6 +37,15 @@ class Chance:
         self.probability *= probs[index] / sum(probs)
         return index
 
+    def multinomial(self, probs: Tensor, count: int, *, generator: torch.Generator) -> Tensor:
+        """In the place of torch's."""
+        assert count == 1
+        return torch.tensor([self.choose(probs.tolist())])
+
+    def uniform(self, generator: torch.Generator) -> Uniform:
+        """In the place of a number from [0, 1)."""
+        return Uniform(self)
+
 
 class Uniform:
     """A number from [0, 1) that is decided only where it is compared: chance * q < p holds with min(1, p / q)."""
@@ -59,21 +68,16 @@ def distribution(program: Callable[[Chance], Outcome]) -> dict[Outcome, float]:
     pending: list[tuple[int, ...]] = [()]
     while pending:
         chance = Chance(pending.pop())
-        with _taken_over(chance):
+        with taken_over(chance.multinomial, chance.uniform):
             totals[program(chance)] += chance.probability
         pending += chance.untaken
     return dict(totals)
 
 
 @contextmanager
-def _taken_over(chance: Chance) -> Iterator[None]:
-    """Meanwhile every draw of torch.multinomial and every accept decision is made by ``chance``."""
-
-    def multinomial(probs: Tensor, count: int, *, generator: torch.Generator) -> Tensor:
-        assert count == 1
-        return torch.tensor([chance.choose(probs.tolist())])
-
-    with patch.object(torch, "multinomial", multinomial), patch.object(verify, "_uniform", lambda _: Uniform(chance)):
+def taken_over(multinomial: Callable[..., Tensor], uniform: Callable[[torch.Generator], object]) -> Iterator[None]:
+    """Meanwhile every draw of torch.multinomial, and the number of every accept decision, comes from these."""
+    with patch.object(torch, "multinomial", multinomial), patch.object(verify, "_uniform", uniform):
         yield
 
 

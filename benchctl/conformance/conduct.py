@@ -12,6 +12,7 @@ from benchctl.decoding.batch import why_not_batched
 from benchctl.decoding.batch_loop import BatchPrompt, decode_batch
 from benchctl.decoding.loop import Generation, Limits
 from benchctl.decoding.method import Step
+from benchctl.decoding.replay import Unforced
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.stream import Stream
 
@@ -150,6 +151,25 @@ def batches(subject: Subject, place: Ground) -> Result:
             alone = answer(subject.prepared(place), place, prompt, NEW_TOKENS, sampling)
             if problem := _differs(alone, got, "alone", "in a batch"):
                 return replace(problem, action="let layers_at name the layers that step runs, by new tokens alone")
+    return None
+
+
+def replayed(subject: Subject, place: Ground) -> Result:
+    """Where its own text is forced upon it a method takes its own steps; it says any other text too, or is told of."""
+    prompt, other = prompt_of(_PROMPT_TOKENS), prompt_of(NEW_TOKENS)
+    free = answer(subject.prepared(place), place, prompt, NEW_TOKENS)
+    try:
+        own = answer(subject.prepared(place), place, prompt, NEW_TOKENS, forced=free.token_ids)
+        answer(subject.prepared(place), place, prompt, NEW_TOKENS, forced=other)
+    except Unforced as refusal:
+        return Skipped(f"run --replay cannot take it: {refusal}")
+    if problem := _differs(free, own, "when it is free", "where its own text was forced upon it"):
+        return replace(problem, action="let nothing but the tokens of the text tell whether it is forced")
+    assert own.forced is not None
+    if (own.forced.agreed, own.forced.judged) != (NEW_TOKENS, NEW_TOKENS):
+        seen = f"{own.forced.agreed} of {own.forced.judged}"
+        action = "call context.pick once for each token that is said"
+        return Deviation(f"its own choice at all {NEW_TOKENS} tokens of its own text", seen, action)
     return None
 
 

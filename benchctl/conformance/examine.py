@@ -27,6 +27,7 @@ ON_A_TARGET: dict[str, Callable[[Subject, Ground], Result]] = {
     "isolation": conduct.isolation,
     "determinism": conduct.determinism,
     "batches": conduct.batches,
+    "replay": conduct.replayed,
     "cache": conduct.cache_audit,
 }
 WHAT: dict[str, str] = {
@@ -42,6 +43,7 @@ WHAT: dict[str, str] = {
     "isolation": "earlier prompts change nothing",
     "determinism": "the same seed gives the same answer",
     "batches": "in a batch answers are those given alone",
+    "replay": "it says a text that is forced upon it",
     "cache": "the cache is that of a fresh prefill",
 }
 

@@ -6,7 +6,6 @@ prompts. In float64 rounding decides nothing that is not a tie to the fifteenth 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,8 +14,10 @@ from functools import partial
 import torch
 
 from benchctl.conformance.chances import distribution, total_variation
+from benchctl.conformance.drawing import Drawing
 from benchctl.conformance.examine import guarded
 from benchctl.conformance.findings import Deviation, Finding, Held, Result, Skipped, finding, shown
+from benchctl.conformance.frequencies import POWER, Text, g_test
 from benchctl.conformance.replay import replay
 from benchctl.conformance.replayed import drafter_of
 from benchctl.decoding.loop import Generation, Limits, decode
@@ -24,8 +25,6 @@ from benchctl.decoding.method import Method
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.target import Target
 from benchctl.registry import BASELINE, build, parse_label
-
-Text = tuple[int, ...]
 
 WHAT: dict[str, str] = {
     "greedy": "greedy answers are autoregressive's",
@@ -36,8 +35,8 @@ WHAT: dict[str, str] = {
 _WARM = Sampling(temperature=1.5, top_k=2)
 _SHORT = 4  # tokens of a drawn answer: sixteen answers, and room for drafts two tokens deep
 _ROUNDING = 1e-6  # see claims.py
-_FEWEST = 5.0  # answers expected in a cell of a G-test
-_CHANCE = 1e-4  # of failing a method that is right
+_DECODED = 500  # answers drawn, if so many are asked for; of many more, one in ..
+_DRAWS_PER_DECODING = 20
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Case:
     """A prepared method on a float64 target, with the draft model it has, if any, and the ids of some prompts.
 
     new_tokens  of each greedy answer, at most
-    draws       short answers that are really drawn
+    draws       short answers that are drawn, see `draws`
     """
 
     label: str
@@ -138,21 +137,40 @@ def sampled(case: Case) -> Result:
 
 
 def draws(case: Case) -> Result:
-    """A G-test of answers drawn with seeds of their own: what enumeration replaces, the numbers drawn, is in play."""
+    """A G-test of answers drawn with seeds of their own: what enumeration replaces, the numbers drawn, is in play.
+
+    Some are decoded; the others follow from their numbers, where the method lets them: see drawing.py.
+    """
     if reason := _not_sampled(case.method):
         return reason
     if not case.draws:
         return Skipped("no draws were asked for")
-    expected, counts = chances(case), Counter(case.drawn(seed) for seed in range(case.draws))
+    drawing = Drawing(case.drawn, _WARM.generator)
+    decoded = max(min(case.draws, _DECODED), case.draws // _DRAWS_PER_DECODING)
+    answers = [drawing.decode(seed) for seed in range(decoded)]
+    more = [drawing.draw(seed) for seed in range(decoded, case.draws) if drawing.follows]
+    if drawing.follows:
+        return _frequencies(case, [*answers, *more], decoded, drawing.checked)
+    return _frequencies(case, answers, 0, 0)
+
+
+def _frequencies(case: Case, answers: Sequence[Text], followed: int, checked: int) -> Result:
+    """Of all answers, which follow from their numbers as so many decoded ones do (0 if not all of these do), of which
+    `checked` could have shown otherwise: see Drawing."""
+    expected, counts, number = chances(case), Counter(answers), f"{len(answers):,} draws"
     action = "draw from context.generator alone, once for each decision, and never from a number drawn before"
     if impossible := [text for text in counts if expected.get(text, 0.0) == 0.0]:
         return Deviation("only answers that the target can give", shown(impossible[0]), action)
-    p = g_test(counts, expected)
-    if p is None:
-        return Skipped(f"{case.draws} draws are too few, or all chances lie on one answer; ask for more")
-    if p < _CHANCE:
-        return Deviation("the target's frequencies", f"others, p = {p:.1g} in {case.draws} draws", action)
-    return Held(f"p = {p:.2g} in {case.draws} draws")
+    test = g_test(counts, expected)
+    if test is None:
+        return Skipped(f"{number} are too few, or all chances lie on one answer; ask for more")
+    if test.fails:
+        return Deviation("the target's frequencies", f"others, p = {test.p:.1g} in {number}", action)
+    # Answers that do not follow from their numbers would be seen among those decoded, wrong frequencies by the test.
+    unseen = 1 - (1 - POWER) ** (1 / max(checked, 1)) if 0 < followed < len(answers) else 0.0
+    how = f"{followed:,} decoded" if followed else "all decoded, as not only its draws decide"
+    finds = f"a total variation of {min(unseen + test.finds, 1.0):.2g} would have shown with {POWER:.0%}"
+    return Held(f"p = {test.p:.2g} in {number}, {how}; {finds}")
 
 
 def _not_sampled(method: Method) -> Skipped | None:
@@ -174,26 +192,3 @@ def chances(case: Case) -> dict[Text, float]:
                 longer[*text, token] = chance * float(probs[token])
         found = longer
     return found
-
-
-def g_test(counts: Counter[Text], expected: dict[Text, float]) -> float | None:
-    """p-value of the G-test (Sokal and Rohlf, Biometry) that ``counts`` were drawn from ``expected``.
-
-    Cells are taken together, the rarest first, until each is expected five times: below, the test's chi-squared is no
-    good. None where that leaves one cell.
-    """
-    total = counts.total()
-    cells: list[tuple[float, float]] = []
-    seen, due = 0.0, 0.0
-    for text, chance in sorted(expected.items(), key=lambda item: item[1]):
-        seen, due = seen + counts[text], due + chance * total
-        if due >= _FEWEST:
-            cells.append((seen, due))
-            seen, due = 0.0, 0.0
-    if due and cells:  # what rounding leaves of the last and largest
-        cells[-1] = (cells[-1][0] + seen, cells[-1][1] + due)
-    if len(cells) < 2:
-        return None
-    g = 2 * sum(seen * math.log(seen / due) for seen, due in cells if seen)
-    halves = torch.tensor([(len(cells) - 1) / 2, max(g, 0.0) / 2], dtype=torch.float64)
-    return float(torch.special.gammaincc(halves[0], halves[1]))

@@ -55,10 +55,16 @@ class Subject:
 
 
 def answer(
-    method: Method, ground: Ground, prompt: Sequence[int], limit: int, sampling: Sampling | None = None
+    method: Method,
+    ground: Ground,
+    prompt: Sequence[int],
+    limit: int,
+    sampling: Sampling | None = None,
+    forced: Sequence[int] | None = None,
 ) -> Generation:
-    """What a prepared method says to a prompt."""
-    return decode(method, ground.target, list(prompt), Limits(limit), sampling or Sampling(), lambda: 0.0)
+    """What a prepared method says to a prompt, or does where that is ``forced``."""
+    limits, sampling = Limits(limit), sampling or Sampling()
+    return decode(method, ground.target, list(prompt), limits, sampling, lambda: 0.0, forced=forced)
 
 
 class Watched(Method):

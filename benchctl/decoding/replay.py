@@ -13,6 +13,10 @@ from benchctl.decoding.draft import ROOT, Draft
 from benchctl.decoding.verify import Verdict
 
 
+class Unforced(ValueError):
+    """A method said something else than what was forced upon it."""
+
+
 @dataclass
 class ForcedText:
     """The ids of an answer, to its end.
@@ -58,9 +62,9 @@ class ForcedText:
             )
 
     def check_said(self, at: int, tokens: Sequence[int]) -> None:
-        """Raises ValueError unless what was committed from place ``at`` on is the text."""
+        """Raises Unforced unless what was committed from place ``at`` on is the text."""
         if (same := _agreement(tokens, self.tokens[at:])) < len(tokens):
-            raise ValueError(
+            raise Unforced(
                 f"the method said {tokens[same]} where another token was forced upon it: replay takes methods that "
                 "choose by Context.pick, or draft as Speculative does"
             )

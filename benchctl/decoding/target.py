@@ -112,6 +112,12 @@ def folder_sha256(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def files_sha256(path: str | Path) -> str:
+    """What `weights_sha256` of a folder or hub id will be; "" where its files do not tell, or are not here yet."""
+    folder = Path(path) if Path(path).is_dir() else downloaded(str(path))
+    return folder_sha256(folder) if folder is not None and any(folder.glob("*.safetensors")) else ""
+
+
 def check_complete(path: str | Path, info: Mapping[str, Any]) -> None:
     """Raises UserError where transformers' loading info says that weights and configuration do not belong together: it
     would make up the missing ones, and pass over those that are too many, such as all of a layer."""

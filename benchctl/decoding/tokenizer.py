@@ -14,6 +14,20 @@ from benchctl.decoding.families import check_family, context_tokens
 from benchctl.decoding.hub import hub_reachable
 from benchctl.errors import UserError
 
+Message = dict[str, str]  # "role" and "content", as chat templates take them
+
+
+def talk(turns: Sequence[str], answers: Sequence[str]) -> list[Message]:
+    """The chat of a user's turns, each but the last followed by its answer.
+
+    >>> talk(["Hi", "Why?"], ["Hello."])
+    [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello.'}, {'role': 'user', 'content': 'Why?'}]
+    """
+    chat: list[Message] = []
+    for asked, answer in zip(turns[:-1], answers, strict=True):
+        chat += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+    return [*chat, {"role": "user", "content": turns[-1]}]
+
 
 class TargetTokenizer:
     """Text to ids and back, with the model's configuration and its stop ids; needs no weights."""
@@ -52,7 +66,7 @@ class TargetTokenizer:
         """Ids of a text as it is: no template, no tokens of the tokenizer's own."""
         return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
 
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation that asks for the assistant's next answer.
 
         Without a chat template the contents are joined by blank lines, after the tokenizer's own first token if any.
@@ -65,6 +79,11 @@ class TargetTokenizer:
             first = self.first_id
             ids = ids if first is None or ids[:1] == [first] else [first, *ids]
         return [int(token) for token in ids]
+
+    def begin_with_digit(self) -> list[int]:
+        """The ids that go on with a number where one stands before them: with a digit, and no space before it."""
+        tokens = self._tokenizer.convert_ids_to_tokens(list(range(min(self.vocabulary, len(self._tokenizer)))))
+        return [token_id for token_id, token in enumerate(tokens) if token and token[0].isdecimal()]
 
     def decode_text(self, ids: Sequence[int]) -> str:
         """Text of ``ids`` without special tokens."""

@@ -1,11 +1,11 @@
-"""What published files tell of an answer or of a judgement, whoever wrote them.
+"""What published files tell of an answer, whoever wrote them.
 
 | format | written by | counts steps as | beside |
 |---|---|---|---|
 | spec-bench | hemingkx/Spec-Bench, evaluation/eval.py | decoding_steps, a number or a last index | accept_lengths |
 | rest | FasterDecoding/REST, llm_judge/gen_model_answer_rest.py | idxs, the last index | "accept_lengths:" |
 | medusa, eagle | FasterDecoding/Medusa, SafeAILab/EAGLE, gen_*_answer*.py | idxs, the last index | |
-| fastchat | lm-sys/FastChat, fastchat/llm_judge | answers without counts or times, or judgements of single answers | |
+| fastchat | lm-sys/FastChat, fastchat/llm_judge | answers without counts or times, or judgements (judgements.py) | |
 
 All count `new_tokens` by the loop of the method, which may pass the stop token by the rest of a step. Spec-Bench's
 evaluation/speed.py sets that against a count of the baseline's re-tokenised text, which favours the method; here both
@@ -22,7 +22,6 @@ Format = Literal["spec-bench", "eagle", "medusa", "rest", "fastchat"]
 FORMATS: Final[tuple[Format, ...]] = ("spec-bench", "eagle", "medusa", "rest", "fastchat")
 
 FAILED: Final = "ERROR"  # what all of them write for a turn that raised an error, beside the turn's numbers before it
-_UNREADABLE: Final = -1  # FastChat's score where the judge's reply held none
 
 
 @dataclass(frozen=True)
@@ -42,18 +41,11 @@ class Answer:
         return self.text == FAILED
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """A judge's score of `model`'s answer to one turn; None where its reply could not be read."""
-
-    model: str
-    prompt_id: str
-    turn: int
-    judge: str
-    score: float | None
-
-
 Steps = Callable[[Line, int], list[int | None]]
+
+
+def is_judgement(line: Line) -> bool:
+    return "judge" in line and "choices" not in line
 
 
 def answers_of(line: Line, format: Format) -> Iterator[Answer]:
@@ -71,30 +63,6 @@ def answers_of(line: Line, format: Format) -> Iterator[Answer]:
             if text != FAILED and tokens is not None and count is not None and count > tokens:
                 line.refuse(f"turn {turn} has {count} steps for {tokens} new_tokens, but every step yields one")
             yield Answer(prompt_id, turn, number, text, tokens, count, wall_s[turn])
-
-
-def judgement_of(line: Line) -> Judgement:
-    """The judgement in a line of FastChat's. Raises InvalidData for anything else."""
-    if "model" not in line:
-        line.refuse("compares two answers: of judgements only those of single answers can be imported")
-    judge = line.fields.get("judge")
-    names = judge if isinstance(judge, list) else [judge]
-    turn, score = line.number_of("turn"), line.number_of("score")
-    if turn not in (1, 2):
-        line.refuse(f"turn is {turn:g}, but should be 1 or 2")
-    if score != _UNREADABLE and not 0 <= score <= 10:
-        line.refuse(f"score is {score:g}, but should be from 1 to 10, or -1")
-    return Judgement(
-        model=line.identifier("model"),
-        prompt_id=line.identifier("question_id"),
-        turn=int(turn) - 1,
-        judge=str(names[0]),
-        score=None if score == _UNREADABLE else score,
-    )
-
-
-def is_judgement(line: Line) -> bool:
-    return "judge" in line and "choices" not in line
 
 
 def format_of(line: Line) -> Format:

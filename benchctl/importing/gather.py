@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain, count
@@ -10,21 +10,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchctl.errors import InvalidData, UserError
-from benchctl.importing.answers import (
-    FAILED,
-    Answer,
-    Format,
-    Judgement,
-    answers_of,
-    format_of,
-    is_judgement,
-    judgement_of,
-)
+from benchctl.importing.answers import FAILED, Answer, Format, answers_of, format_of, is_judgement
+from benchctl.importing.judgements import ByModel, Lost, Reply, replies_of, scores_of
 from benchctl.importing.lines import Line, read_lines
 from benchctl.records import UNKNOWN_TARGET, MethodInfo, ModelInfo, Row, Run, SuiteInfo, Totals
+from benchctl.scores import Score
 
 MT_BENCH = frozenset(map(str, range(81, 161)))  # its question ids
-_Key = tuple[str, str, int]  # model, prompt and turn
 _Numbers = tuple[str, int, int, int | None, int | None, float | None]  # all that tells one answer from another
 _CLAIM = "an imported file claims nothing that could be held against its answers"
 
@@ -51,10 +43,11 @@ class Terms:
 
 @dataclass(frozen=True)
 class Imported:
-    """A run made of published files, and what could not be used of them, for the user."""
+    """A run made of published files, the scores of its answers, and what could not be used of them, for the user."""
 
     run: Run
     rows: tuple[Row, ...]
+    scores: tuple[Score, ...]
     notices: tuple[str, ...]
 
 
@@ -68,10 +61,10 @@ class _Given(NamedTuple):
 
 @dataclass
 class _Found:
-    """What the files hold: answers by label, and judgements by what they are of."""
+    """What the files hold: answers by label, and judgements."""
 
     answers: dict[str, list[_Given]] = field(default_factory=dict)
-    judgements: dict[_Key, list[Judgement]] = field(default_factory=dict)
+    replies: list[Reply] = field(default_factory=list)
     formats: dict[Format, None] = field(default_factory=dict)
     answered: set[tuple[int, str, str]] = field(default_factory=set)  # file, label and prompt
     latest_s: float = 0.0
@@ -80,7 +73,16 @@ class _Found:
     def questions(self) -> dict[str, None]:
         """Their ids, in order."""
         answered = (given.answer.prompt_id for given in self.given())
-        return dict.fromkeys(answered if self.answers else (prompt for _, prompt, _ in self.judgements))
+        return dict.fromkeys(answered if self.answers else (reply.prompt_id for reply in self.replies))
+
+    @property
+    def judged(self) -> dict[str, dict[tuple[str, int], None]]:
+        """The prompts and turns that were judged, by model."""
+        found: dict[str, dict[tuple[str, int], None]] = {}
+        for reply in self.replies:
+            for model in filter(None, (reply.model, reply.other)):
+                found.setdefault(model, {}).setdefault((reply.prompt_id, reply.turn))
+        return found
 
     def given(self) -> Iterator[_Given]:
         return chain.from_iterable(self.answers.values())
@@ -91,7 +93,7 @@ class _Found:
 
 
 def gather(sources: Sequence[Source], terms: Terms, *, name: str, command: tuple[str, ...] = ()) -> Imported:
-    """The answers of all files, with the scores of judgements among them.
+    """The answers of all files, and the scores of judgements among them.
 
     Raises UserError for files that cannot be read, are copies of each other or were sampled at other temperatures, and
     for a baseline that is not among them; InvalidData, with file and line, for lines that are not of the format, or
@@ -102,7 +104,7 @@ def gather(sources: Sequence[Source], terms: Terms, *, name: str, command: tuple
     for number, source in enumerate(sources):
         for line in read_lines(source.path):
             _take(found, number, source, line, terms.format)
-    labels = list(found.answers) or list(dict.fromkeys(model for model, _, _ in found.judgements))
+    labels = list(found.answers) or list(found.judged)
     if not labels:
         raise InvalidData(
             f"{', '.join(str(source.path) for source in sources)}: no answers in it. Give a file of answers."
@@ -113,7 +115,9 @@ def gather(sources: Sequence[Source], terms: Terms, *, name: str, command: tuple
         raise UserError(f"no answers of {baseline}. There are those of: {' '.join(labels)}.")
     labels.sort(key=lambda label: label != baseline)
     run = _run(found, sources, labels, terms, name, command)
-    return Imported(run, tuple(_rows(found, run)), tuple(_notices(found)))
+    rows, lost = list(_rows(found, run)), Lost()
+    scores = tuple(scores_of(found.replies, ByModel(rows), baseline, lost))
+    return Imported(run, tuple(row for _, row in rows), scores, tuple(_notices(found, lost)))
 
 
 def _take(found: _Found, number: int, source: Source, line: Line, format: Format | None) -> None:
@@ -123,9 +127,7 @@ def _take(found: _Found, number: int, source: Source, line: Line, format: Format
     if used == "fastchat" and is_judgement(line):
         if source.label:
             raise UserError(f"{source.path}: judgements name their models themselves; give the file without a label.")
-        judgement = judgement_of(line)
-        key = (judgement.model, judgement.prompt_id, judgement.turn)
-        found.judgements.setdefault(key, []).append(judgement)
+        found.replies += replies_of(line)
         return
     model = line.identifier("model_id")
     label = source.label or model
@@ -137,18 +139,18 @@ def _take(found: _Found, number: int, source: Source, line: Line, format: Format
     found.answers.setdefault(label, []).extend(answers)
 
 
-def _rows(found: _Found, run: Run) -> Iterator[Row]:
-    """Answers in the order of labels and files; of what was judged but is not there, the scores alone."""
-    order = count()
+def _rows(found: _Found, run: Run) -> Iterator[tuple[str, Row]]:
+    """Answers in the order of labels and files, each with its model_id; of what was judged but is not there, rows
+    without a text."""
+    order, judged = count(), {} if found.answers else found.judged
     for method in run.methods:
         label = method.label
-        judged = [_Given(0, of, Answer(prompt, turn, 0, "")) for of, prompt, turn in found.judgements if of == label]
-        for session, model, answer in found.answers.get(label, [] if found.answers else judged):
-            of_it = found.judgements.get((model, answer.prompt_id, answer.turn), ())
-            yield _row(run, label, session, next(order), answer, scores(of_it))
+        alone = [_Given(0, label, Answer(prompt, turn, 0, "")) for prompt, turn in judged.get(label, ())]
+        for session, model, answer in found.answers.get(label, alone):
+            yield model, _row(run, label, session, next(order), answer)
 
 
-def _row(run: Run, label: str, session: int, order: int, answer: Answer, counters: Mapping[str, float]) -> Row:
+def _row(run: Run, label: str, session: int, order: int, answer: Answer) -> Row:
     row = Row(
         suite=run.suites[0].name,
         prompt_id=answer.prompt_id,
@@ -163,20 +165,13 @@ def _row(run: Run, label: str, session: int, order: int, answer: Answer, counter
     if answer.failed:
         return row
     totals = Totals(new_tokens=answer.new_tokens, steps=answer.steps, wall_s=answer.wall_s)
-    return replace(row, error=None, text=answer.text, totals=totals, counters=counters)
-
-
-def scores(judged: Sequence[Judgement]) -> Mapping[str, float]:
-    """As counters of a row: the sum of scores that could be read, how many these were, and how many could not."""
-    read = [judgement.score for judgement in judged if judgement.score is not None]
-    counts = {"judge_score": sum(read), "judged": len(read), "judge_unreadable": len(judged) - len(read)}
-    return {name: float(count) for name, count in counts.items()} if judged else {}
+    return replace(row, error=None, text=answer.text, totals=totals)
 
 
 def _run(
     found: _Found, sources: Sequence[Source], labels: Sequence[str], terms: Terms, name: str, command: tuple[str, ...]
 ) -> Run:
-    judges = {judgement.judge for judgements in found.judgements.values() for judgement in judgements}
+    judges = {reply.judge for reply in found.replies}
     return Run(
         name=name,
         created=datetime.fromtimestamp(found.latest_s, UTC).isoformat(timespec="seconds"),
@@ -276,7 +271,7 @@ def _check_copies(found: _Found, sources: Sequence[Source]) -> None:
                 )
 
 
-def _notices(found: _Found) -> Iterator[str]:
+def _notices(found: _Found, lost: Lost) -> Iterator[str]:
     answers = [given.answer for given in found.given()]
     failed = sum(answer.failed for answer in answers)
     if failed:
@@ -284,10 +279,12 @@ def _notices(found: _Found) -> Iterator[str]:
     unknown = sum(answer.steps is None and answer.new_tokens is not None for answer in answers)
     if unknown:
         yield f"{unknown} turns have steps that fit no reading of their accept lengths: their steps are left out."
-    models = {given.model for given in found.given()}
-    lost = sum(model not in models for model, _, _ in found.judgements) if models else 0
-    if lost:
-        yield f"{lost} judgements are of models without answers here and are left out."
-    unreadable = sum(judgement.score is None for each in found.judgements.values() for judgement in each)
+    if lost.strange:
+        yield f"{lost.strange} judgements are of models without answers here and are left out."
+    if lost.apart:
+        yield f"{lost.apart} judgements are of two answers, neither or both of them the baseline's, and are left out."
+    if lost.changed:
+        yield f"{lost.changed} judgements were shown other texts than the answers here and are left out."
+    unreadable = sum(reply.points is None for reply in found.replies)
     if unreadable:
         yield f"{unreadable} judgements could not be read by their judge's script: counted, not scored."

@@ -46,13 +46,16 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
     models = choose_models(settings.models)
     choices = choose_methods(settings.methods, models, settings.batch_size)
     device, dtype = choose_device(settings.models)
-    suites = load_suites(settings.prompts, notify)
-    out = settings.out or settings.folder / f"{name_run(suites, choices, settings.methods)}.jsonl"
-    check_out(out, settings)
+    check_out(settings.out, settings)
     tokenizer = check_tokenizers(models, choices, settings.batch_size)
     info = TargetInfo.of(tokenizer.config)
     choices = tuple(choice.fit(info) for choice in choices)
     filler = make_filler(tokenizer, settings.prompts.context_fill)
+    suites = load_suites(settings.prompts, notify)  # which may be far away, so all else comes first
+    out = settings.out
+    if out is None:
+        out = settings.folder / f"{name_run(suites, choices, settings.methods)}.jsonl"
+        check_out(out, settings)
     room = tokenizer.context_tokens - len(filler.ids)
     suites = tuple(fit_suite(suite, tokenizer, settings.prompts.long_prompts, notify, room) for suite in suites)
     return CheckedRun(settings, choices, models, suites, dtype, device, out, filler)
@@ -88,10 +91,12 @@ def load_suites(settings: PromptSettings, notify: Callable[[str], None]) -> tupl
     return suites
 
 
-def check_out(out: Path, settings: RunSettings) -> None:
-    """Whether the results can be written, and whether a file to be resumed is one."""
+def check_out(out: Path | None, settings: RunSettings) -> None:
+    """Whether the results can be written, and whether a file to be resumed is one. `out` is None while unnamed."""
     if settings.resume and settings.out is None:
         raise UserError("--resume needs the file to go on with: add --out FILE.")
+    if out is None:
+        return
     recordfile.check_output(out, resume=settings.resume)
     if not out.exists():
         _check_folder(out)

@@ -94,9 +94,14 @@ class Models:
 
 
 def choose_models(settings: ModelSettings) -> Models:
-    """The models asked for; by default the embedded target, and for an embedded target the draft that belongs to it."""
+    """The models asked for; by default the embedded target, and for an embedded target the draft that belongs to it.
+
+    Raises UserError for one that is not there: what else is wrong may follow from that.
+    """
     target = settings.target or packs.default_target().name
     embedded = {model.name: model.draft for model in packs.models()}
+    for name in {target, settings.draft} - {"", *embedded}:
+        packs.resolve(name)
     return Models(target, settings.draft or embedded.get(target, ""))
 
 

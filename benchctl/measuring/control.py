@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -10,58 +12,102 @@ from torch import Tensor
 from benchctl.decoding.stream import Stream
 from benchctl.decoding.target import Target
 
-ROWS = (2, 4, 16)  # the kernels change with the number of rows: few, some and many, as verifications have
-_BLOCK = 16  # tokens compared at a time; every number of rows divides it
+MOST_SIZES = 4
 
 
-@torch.inference_mode()
-def answer_noise(target: Target, prompt_ids: Sequence[int], answer: Sequence[int]) -> float:
-    """The largest difference of a logit between two ways of reading the target's own `answer` to `prompt_ids`.
+def pass_sizes(rows: Sequence[int], together: int = 1) -> tuple[int, ...]:
+    """How many rows stood in a pass of the target, other than one, for a method whose steps read `rows`.
 
-    One way reads it as plain decoding does, a row in a pass, the others 2, 4 and 16 rows in a pass, as verification
-    does; each fills a cache of its own, so that rounding adds up as it does in decoding. Nothing is drafted and every
-    token is the same: what differs is rounding. It is the maximum over all positions and the whole vocabulary, of the
-    logits as the head gives them; 0 for an answer of one token, which prefill gives whatever comes after.
-
-    MEASUREMENT 2.1, `numeric`. The result depends on nothing but its arguments, so a resumed run finds the same.
+    Where answers are decoded `together`, their rows go through its kernels together, the baseline's single ones too.
+    Of more than MOST_SIZES numbers the least, the greatest and the most frequent stand for all. Empty where every pass
+    had one row, as the baseline's have: then there is nothing that would round otherwise.
     """
-    rows = list(answer[:-1])
-    alone = [block.cpu() for block in _logits(target, prompt_ids, rows, 1)]
-    return max(
-        (
-            (one.double() - other.cpu().double()).abs().max().item()
-            for size in ROWS
-            for one, other in zip(alone, _logits(target, prompt_ids, rows, size), strict=True)
-        ),
-        default=0.0,
-    )
+    used = Counter(count * together for count in (1, *rows))
+    del used[1]
+    often = [size for size, _ in used.most_common()]
+    ends = [min(often), max(often)] if often else []
+    return tuple(sorted(list(dict.fromkeys(ends + often))[:MOST_SIZES]))
 
 
-def _logits(target: Target, prompt_ids: Sequence[int], rows: Sequence[int], size: int) -> Iterator[Tensor]:
-    """Blocks [tokens, vocabulary] of the logits of `rows` behind a prompt, read `size` rows in a pass.
+class AnswerControl:
+    """An `answer` to `prompt_ids`, read by the target as plain decoding does, a row in a pass, and several at a time.
 
-    A way is read to its end before the next one begins: one cache at a time is what decoding itself needs.
+    Each way fills a cache of its own, so that rounding adds up as it does in decoding. Nothing is drafted and every
+    token is the same: what differs is rounding. (MEASUREMENT 2.1.) Both ways begin with the same prefill; for what was
+    chosen there the other way is to read the prompt's last token as a row of its own.
+
+    The result depends on nothing but its arguments, so a resumed run finds the same. To read n rows in a pass takes 1/n
+    of the baseline's passes: four sizes come to about the time of the answer once more, and plain reading, which is
+    done once for all sizes, to as much. Kept meanwhile: logits [tokens, vocabulary] in the target's dtype on the host.
     """
-    stream = _read(target, prompt_ids, len(rows))
-    for start in range(0, len(rows), _BLOCK):
-        block = rows[start : start + _BLOCK]
-        yield torch.cat([_pass(stream, block[part : part + size]) for part in range(0, len(block), size)])
 
+    def __init__(self, target: Target, prompt_ids: Sequence[int], answer: Sequence[int]) -> None:
+        self._target = target
+        self._prompt_ids = prompt_ids
+        self._answer = list(answer)
+        self._rows = self._answer[:-1]  # its last token is chosen, but never read
+        self._differences: dict[int, Tensor] = {}
 
-def _read(target: Target, prompt_ids: Sequence[int], more: int) -> Stream:
-    """A stream that has read the prompt, with room for `more` rows."""
-    text = target.read(prompt_ids)
-    stream = Stream(target, len(text) + more)
-    stream.push(text)
-    stream.advance()
-    stream.keep(range(len(text)))
-    return stream
+    def logits(self, place: int) -> Tensor:
+        """What plain decoding would choose token `place` of the answer from, [vocabulary], on the host."""
+        return self._alone[place]
 
+    def gaps(self) -> list[float]:
+        """How far each token of the answer lies below the one that plain decoding would say after the text before it;
+        0 where it is that."""
+        said = self._alone.gather(1, torch.tensor(self._answer)[:, None])[:, 0]
+        return (self._alone.amax(-1).double() - said.double()).tolist()
 
-def _pass(stream: Stream, rows: Sequence[int]) -> Tensor:
-    """Logits [rows, vocabulary] of rows that are read together."""
-    stream.push(rows)
-    stream.advance()
-    target_logits = stream.logits()
-    stream.keep(range(len(rows)))
-    return target_logits
+    def noises(self, sizes: Sequence[int]) -> tuple[float, ...]:
+        """For each token of the answer the largest difference of any logit it is chosen from, between passes of one row
+        and those of any of these `sizes`."""
+        found = torch.stack([self._prefill_difference, *(self._difference(size) for size in sizes)])
+        return tuple(found.amax(0).tolist())
+
+    @cached_property
+    @torch.inference_mode()
+    def _alone(self) -> Tensor:
+        """[tokens, vocabulary]"""
+        first = self._target.next_logits(self._prompt_ids).cpu()
+        logits = first.new_empty(1 + len(self._rows), len(first))
+        logits[0] = first
+        for place, row in enumerate(self._read(1), 1):
+            logits[place] = row.cpu()[0]
+        return logits
+
+    @cached_property
+    def _prefill_difference(self) -> Tensor:
+        """[tokens], 0 but for the first."""
+        split = self._target.next_logits(self._prompt_ids, one_by_one=True).cpu()
+        found = torch.zeros(len(self._alone), dtype=torch.float64)
+        found[0] = (self._alone[0].double() - split.double()).abs().max()
+        return found
+
+    @torch.inference_mode()
+    def _difference(self, size: int) -> Tensor:
+        """[tokens], 0 for the first, which is prefill's."""
+        if size not in self._differences:
+            found, done = torch.zeros(len(self._alone), dtype=torch.float64), 1
+            for logits in self._read(size):
+                alone = self._alone[done : done + len(logits)]
+                found[done : done + len(logits)] = (alone.double() - logits.cpu().double()).abs().amax(-1)
+                done += len(logits)
+            self._differences[size] = found
+        return self._differences[size]
+
+    def _read(self, size: int) -> Iterator[Tensor]:
+        """Logits [at most `size`, vocabulary] of the rows behind the prompt, so many in a pass.
+
+        A way is read to its end before the next one begins: one cache at a time is what decoding itself needs.
+        """
+        text = self._target.read(self._prompt_ids)
+        stream = Stream(self._target, len(text) + len(self._rows))
+        stream.push(text)
+        stream.advance()
+        stream.keep(range(len(text)))
+        for start in range(0, len(self._rows), size):
+            rows = self._rows[start : start + size]
+            stream.push(rows)
+            stream.advance()
+            yield stream.logits()
+            stream.keep(range(len(rows)))

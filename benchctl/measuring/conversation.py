@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchctl.decoding.tokenizer import Message, talk
 from benchctl.measuring.plan import Task
 from benchctl.measuring.prompt_files import Prompt
 from benchctl.records import Mode
-
-Message = dict[str, str]
 
 
 def messages(prompt: Prompt, answers: Sequence[str]) -> list[Message]:
@@ -17,10 +16,7 @@ def messages(prompt: Prompt, answers: Sequence[str]) -> list[Message]:
     >>> messages(Prompt("1", "s", ("Hi", "Why?")), ["Hello."])
     [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello.'}, {'role': 'user', 'content': 'Why?'}]
     """
-    chat: list[Message] = []
-    for asked, answer in zip(prompt.turns, answers, strict=False):
-        chat += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
-    return [*chat, {"role": "user", "content": prompt.turns[len(answers)]}]
+    return talk(prompt.turns[: len(answers) + 1], answers)
 
 
 class Histories:

@@ -13,7 +13,7 @@ from benchctl.decoding.method import Method
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.target import Target
 from benchctl.decoding.tiers import Timer
-from benchctl.measuring.control import answer_noise
+from benchctl.measuring.control import AnswerControl, pass_sizes
 from benchctl.measuring.conversation import Histories
 from benchctl.measuring.faithfulness import Faithfulness, Given
 from benchctl.measuring.filler import Filler
@@ -61,8 +61,9 @@ class Measurer:
     meter: Meter = field(default_factory=Meter)
 
     def __post_init__(self) -> None:
-        self._referee = Referee(self.target, self._ask_baseline, partial(answer_noise, self.target))
+        self._referee = Referee(self.target, self._ask_baseline, partial(AnswerControl, self.target))
         self._faithfulness = Faithfulness(self.target)
+        self._told_of: set[tuple[str, str]] = set()
 
     def begin(self, prompts: Sequence[Prompt]) -> None:
         """Start on the prompts of a batch with empty histories and no known answers."""
@@ -107,11 +108,37 @@ class Measurer:
     ) -> Row:
         text = self.target.tokenizer.decode_text(generation.token_ids)
         started_s = self.clock()
-        judgement = self._judge(task, list(prompt.ids), generation)
-        fidelity = judgement.evidence | self._fidelity(task, prompt, generation)
+        judgement, fidelity = self._control(task, prompt, generation, max(len(batch), 1))
         self.spent.controls_s += self.clock() - started_s
         self._histories[task.prompt].remember(task, text)
         return _row(task, batch, len(prompt.ids), generation, text, reading, judgement, fidelity)
+
+    def _control(
+        self, task: Task, prompt: BatchPrompt, generation: Generation, together: int
+    ) -> tuple[Judgement, dict[str, float]]:
+        """What is found out about an answer once the clock has stopped. Where that fails, as for lack of memory, the
+        generation is as good as it was: its row counts the `failed_controls`, and has what the others found."""
+        judgement, failed = Judgement(), 0
+        fidelity: dict[str, float] = {}
+        try:
+            judgement = self._judge(task, list(prompt.ids), generation, together)
+        except Exception as problem:
+            failed += self._tell(task, "its verdict", problem)
+        try:
+            fidelity = self._fidelity(task, prompt, generation)
+        except Exception as problem:
+            failed += self._tell(task, "how near it is to the target", problem)
+        return judgement, judgement.evidence | fidelity | ({"failed_controls": float(failed)} if failed else {})
+
+    def _tell(self, task: Task, what: str, problem: Exception) -> int:
+        """Once for each label; 1, the failure that it was."""
+        if (task.label, what) not in self._told_of:
+            self._told_of.add((task.label, what))
+            self.notify(
+                f"{task.label} answered {task.prompt.suite} {task.prompt.id}, but {what} could not be found out: "
+                f"{_in_words(problem)}. Its times are kept; of further failures like this compare has the number."
+            )
+        return 1
 
     def _batch(self, job: Job) -> tuple[str, ...]:
         return tuple(task.prompt.id for task in job) if self.terms.batch_size > 1 else ()
@@ -136,13 +163,14 @@ class Measurer:
         conditions = limits, sampling, self.clock, prompt.seed, self.timer, prompt.forced, profile
         return (decode(method, self.target, prompt.ids, *conditions),)
 
-    def _judge(self, task: Task, prompt_ids: list[int], generation: Generation) -> Judgement:
+    def _judge(self, task: Task, prompt_ids: list[int], generation: Generation, together: int) -> Judgement:
         if task.mode == "replay":
             return Judgement()  # its text is none of its own
         if not self.terms.sampling.greedy:
             return Judgement(None if task.label == self.baseline else "sampled")
         if task.label != self.baseline:
-            return self._referee.judge(prompt_ids, generation.token_ids)
+            sizes = pass_sizes([step.rows for step in generation.steps], together)
+            return self._referee.judge(prompt_ids, generation.token_ids, sizes)
         if not self._referee.remember(prompt_ids, generation.token_ids):
             self.notify(
                 f"{self.baseline} did not repeat its own answer to {task.prompt.suite} {task.prompt.id}; "
@@ -182,8 +210,13 @@ class Measurer:
 
 
 def answer_seed(task: Task) -> int:
-    """The seed of one answer: another one for each prompt, turn and repeat, the same for every label and process."""
-    name = f"{task.prompt.suite}\n{task.prompt.id}\n{task.turn}\n{task.repeat}"
+    """The seed of one answer: another one for each prompt, turn and repeat, the same for every label and process.
+
+    A repeat that is measured again draws the same answer again: by another one, texts that take long would be replaced
+    by others more often, as more befalls them.
+    """
+    repeat = task.repeat if task.instead_of is None else task.instead_of
+    name = f"{task.prompt.suite}\n{task.prompt.id}\n{task.turn}\n{repeat}"
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
 
 
@@ -234,7 +267,6 @@ def _row(
 
 
 def _failed_row(task: Task, batch: tuple[str, ...], problem: Exception) -> Row:
-    message = f"{type(problem).__name__}: {problem}".strip()
     return Row(
         suite=task.prompt.suite,
         prompt_id=task.prompt.id,
@@ -246,5 +278,9 @@ def _failed_row(task: Task, batch: tuple[str, ...], problem: Exception) -> Row:
         order=task.order,
         prompt_tokens=0,
         batch=batch,
-        error=message,
+        error=_in_words(problem),
     )
+
+
+def _in_words(problem: Exception) -> str:
+    return f"{type(problem).__name__}: {problem}".strip()

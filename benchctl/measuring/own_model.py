@@ -41,10 +41,10 @@ def prepare(
     if not choices:
         raise UserError("autoregressive is what methods are held to: name another --method.")
     device, _ = choose_device(models)
-    suites = load_suites(asked, notify)
     tokenizer = check_tokenizers(names, choices)
     info = TargetInfo.of(tokenizer.config)
     choices = [choice.fit(info) for choice in choices]
+    suites = load_suites(asked, notify)  # which may be far away, so all else comes first
     suites = tuple(fit_suite(suite, tokenizer, "skip", notify) for suite in suites)
     torch.set_num_threads(models.threads)
     store = ModelStore("float64", device)

@@ -19,7 +19,8 @@ SESSION = 0  # of rows: each session writes a file of its own
 @dataclass(frozen=True)
 class Task:
     """One generation: a label's answer to one turn of a prompt. `repeat` is negative for warm-up; `order` counts the
-    planned generations of a run from 0, and those of its warm-up apart; `mode` is that of its row."""
+    planned generations of a run from 0, and those of its warm-up apart; `mode` is that of its row. `instead_of` is the
+    planned repeat that a further one measures again."""
 
     prompt: Prompt
     turn: int
@@ -27,6 +28,7 @@ class Task:
     repeat: int
     order: int
     mode: Mode = "free"
+    instead_of: int | None = None
 
     @property
     def key(self) -> RowKey:
@@ -38,6 +40,9 @@ class Task:
 Job = tuple[Task, ...]
 """What is decoded together: the tasks of a batch, alike in turn, label, repeat and mode; a single one without
 batches."""
+
+Round = tuple[Job, ...]
+"""One repeat of a batch in order: all its turns, by every label in every mode."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ class Plan:
         size = self.batch_size
         return tuple(group[start : start + size] for group in alike for start in range(0, len(group), size))
 
-    def by_batch(self) -> Iterator[tuple[Job, ...]]:
+    def by_batch(self) -> Iterator[Round]:
         """The jobs in order, one batch's at a time."""
         order = 0
         for batch in self.batches:
@@ -94,7 +99,22 @@ class Plan:
             order += sum(map(len, jobs))
             yield jobs
 
-    def warm_up(self, round_number: int) -> tuple[Job, ...]:
+    def again(self, planned: Round, number: int) -> Round:
+        """A planned round for the `number`-th time after the first: a further repeat, in the same order.
+
+        Of 2 repeats, repeat 1 is measured again as repeat 3, and then as 5: the number tells what it stands for. Its
+        generations are counted behind all that are planned.
+        """
+        repeats, orders = number * self.repeats, number * len(self)
+        return tuple(
+            tuple(
+                replace(task, repeat=task.repeat + repeats, order=task.order + orders, instead_of=task.repeat)
+                for task in job
+            )
+            for job in planned
+        )
+
+    def warm_up(self, round_number: int) -> Round:
         """The jobs of one warm-up round, counted from 1: the measured loop on the first batch, a negative repeat."""
         jobs = self._round(self.batches[0], -round_number)
         return _number(jobs, (round_number - 1) * sum(map(len, jobs)))
@@ -116,6 +136,11 @@ class Plan:
         return sorted(self.arms, key=lambda arm: sha256(f"{place}\n{arm.label}\n{arm.mode}".encode()).digest())
 
 
-def _number(jobs: Sequence[Job], first: int) -> tuple[Job, ...]:
+def rounds(jobs: Sequence[Job]) -> Iterator[Round]:
+    """The rounds of a batch, one after another."""
+    return (tuple(group) for _, group in groupby(jobs, lambda job: job[0].repeat))
+
+
+def _number(jobs: Sequence[Job], first: int) -> Round:
     order = count(first)
     return tuple(tuple(replace(task, order=next(order)) for task in job) for job in jobs)

@@ -31,7 +31,7 @@ from benchctl.records import Run
 @dataclass(frozen=True)
 class RunSummary:
     """What a run did. `recalled` generations were in the file before; `failed` are of the `measured` ones. `marked`
-    counts the rounds out of bounds, see validity.py."""
+    counts the rounds out of bounds, see validity.py; `lost` are those that were not made good by measuring again."""
 
     run: Run
     measured: int
@@ -41,6 +41,7 @@ class RunSummary:
     wall_s: float
     spent: Spent
     marked: int = 0
+    lost: int = 0
 
     @property
     def harness_share(self) -> float:
@@ -121,6 +122,7 @@ def _measure(
         wall_s=wall_s,
         spent=measurer.spent,
         marked=watch.marked if watch else 0,
+        lost=session.lost,
     )
 
 

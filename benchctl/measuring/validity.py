@@ -1,12 +1,13 @@
 """Whether times can be trusted: what a round met against what is usual in its session, and the alarms of the GPU.
 
-A round is one repeat of a prompt, or batch, by every label in every mode. Nothing is measured again. What outside load
-took of a round is judged over the whole round, time-weighted, and figures leave out the round as a whole, for all alike
-(analysis.rounds). A generation is never judged by itself: a short one is hit by a passing load wholly or not at all,
-while a long one meets its average, so to leave out the worst generations, or the rounds of those, makes the shorter
-method fast. In the simulation of the tests that was 2 to 3%. For the same reason readings of single moments (the
-sentinel, the clock) judge nothing, and are only told of: the moments around a short generation say more of it than
-those around a long one, which came to 1 to 5%. The alarms are the exception, as no GPU should show them at all.
+A round is one repeat of a prompt, or batch, by every label in every mode. What outside load took of a round is judged
+over the whole round, time-weighted. One out of bounds is marked, figures leave it out as a whole, for all alike
+(analysis.rounds), and the session measures it again as a whole, as a further repeat (session.py). A generation is never
+judged, or measured again, by itself: a short one is hit by a passing load wholly or not at all, while a long one meets
+its average, so to leave out the worst generations, or the rounds of those, makes the shorter method fast. In the
+simulation of the tests that was 2 to 3%. For the same reason readings of single moments (the sentinel, the clock) judge
+nothing, and are only told of: the moments around a short generation say more of it than those around a long one, which
+came to 1 to 5%. The alarms are the exception, as no GPU should show them at all.
 
 Bounds are the session's own: a machine that is always busy is so for the baseline too, and is told of as a whole
 (analysis.doubts); what makes a comparison wrong is a disturbance that only some met.
@@ -22,7 +23,8 @@ from statistics import median
 from benchctl.measuring.gpu import BRAKES
 from benchctl.records import Row
 
-PATIENCE = 3  # rounds in a row out of bounds until it is told of
+PATIENCE = 3  # rounds in a row out of bounds until it is told of, and nothing is measured again
+MOST_TRIES = 2  # to measure a round again
 ENOUGH = 8  # rounds before a session knows what is usual
 MARGIN = 0.05  # what warm-up, too, takes for the same time
 _SPREADS = 5.0  # chance alone puts one reading in a million beyond five standard deviations
@@ -93,7 +95,7 @@ class Bounds:
 
 
 class Watch:
-    """Marks what was measured out of bounds. `marked` counts the rounds."""
+    """Marks what was measured out of bounds. `marked` counts the rounds, each measurement of one by itself."""
 
     def __init__(self, bounds: Bounds, notify: Callable[[str], None]) -> None:
         self._bounds, self._notify = bounds, notify
@@ -101,6 +103,11 @@ class Watch:
         self._doubts: list[str] = []
         self._bad_in_a_row = 0
         self.marked = 0
+
+    @property
+    def lasts(self) -> bool:
+        """Whether what disturbs has come to stay, so that measuring again would meet it again."""
+        return self._bad_in_a_row >= PATIENCE
 
     def observe(self, rows: Sequence[Row], *, ends_round: bool) -> tuple[str, ...]:
         """Take a job's rows into their round, which these end or not; what speaks against the round, once it ends.
@@ -131,8 +138,9 @@ class Watch:
         self._bad_in_a_row += 1
         if self._bad_in_a_row == PATIENCE:
             self._notify(
-                f"{PATIENCE} rounds in a row were measured out of bounds ({doubts[0]}): they are marked, and figures "
-                "will leave them out. Stop what disturbs, or use --no-watch to measure regardless."
+                f"{PATIENCE} rounds in a row were measured out of bounds ({doubts[0]}): they are marked, figures will "
+                "leave them out, and none is measured again until one is in bounds. Stop what disturbs: --resume will "
+                "measure them again. Or use --no-watch to measure regardless."
             )
 
 

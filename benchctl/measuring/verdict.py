@@ -1,9 +1,11 @@
 """Is a method's answer the target's? Token by token, and where it is not, whether rounding alone can explain it.
 
 Two ways of computing the same logits (one row on a cache, many rows at once) round differently, so even an exact method
-may leave the baseline's text where the target's two best tokens lie closer together than that noise. The control
-measures the noise at the very position, where that is not enough over the whole answer to that prompt: nothing is
-excused by a fixed tolerance.
+may leave the baseline's text where the target's two best tokens lie closer together than that noise. The control reads
+the method's answer once more, in passes of one row and of as many as the method's had (control.py), which shows the
+noise at the very position, and over the whole answer: nothing is excused by a fixed tolerance, nor by noise that the
+method did not meet. From where it leaves the baseline's text each token is held against what the target would say
+there: else one that rounding explains would hide all errors behind it.
 
 A wrong token that passes for rounding lies within what this control shows rounding to do; the simulation of
 tests/test_verdict_power.py says how surely a method that errs more often than that is found out.
@@ -12,7 +14,7 @@ tests/test_verdict_power.py says how surely a method that errs more often than t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
@@ -25,20 +27,32 @@ _MOST_ROUNDINGS = 256
 
 
 class Logits(Protocol):
-    """What a verdict needs from the target: logits [V] after a prompt and an answer, computed in either of two ways."""
+    """What a verdict needs from the target: logits [V] after a prompt and an answer, the last token read by itself."""
 
-    def next_logits(self, prompt_ids: Sequence[int], answer: Sequence[int], *, one_by_one: bool = False) -> Tensor: ...
+    def next_logits(self, prompt_ids: Sequence[int], answer: Sequence[int], *, one_by_one: bool) -> Tensor: ...
+
+
+class Control(Protocol):
+    """What plain decoding would choose each token of an answer from, how far below the best each one lies in that, and
+    how far passes of other sizes move it."""
+
+    def logits(self, place: int) -> Tensor: ...
+
+    def gaps(self) -> Sequence[float]: ...
+
+    def noises(self, sizes: Sequence[int]) -> Sequence[float]: ...
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict with its evidence; all but the first two are None where nothing diverged, or one answer only ended
-    earlier.
+    """A verdict with its evidence, of the `place` that decides: the first divergence, or where a later token is harder
+    to explain. All but the first two are None where nothing diverged, or one answer only ended earlier.
 
-    margin         the target's best logit less its second, at the first divergence
-    noise          the largest difference of a logit there, between one row in a pass and many
-    gap            how far the worse of the two tokens said there lies below the best
-    control_noise  the same as noise over the baseline's whole answer; None where noise alone decided
+    margin         the target's best logit less its second, there
+    gap            how far the worse of the two tokens said there lies below the best; further on, the method's token
+    noise          the largest difference of a logit there, between one row in a pass and as many as the method had
+    control_noise  the largest of these at any place of the answer behind its first, which prefill gives; this and noise
+                   are None where the gap is beyond what rounding comes to, so that no control was asked
     """
 
     verdict: Verdict | None = None
@@ -47,19 +61,13 @@ class Judgement:
     noise: float | None = None
     gap: float | None = None
     control_noise: float | None = None
+    place: int | None = None
 
     @property
     def evidence(self) -> dict[str, float]:
-        """What stands in a row beside margin and noise, by name; only where the control was asked."""
-        if self.gap is None or self.control_noise is None:
-            return {}
-        return {"gap": self.gap, "control_noise": self.control_noise}
-
-
-@dataclass(frozen=True)
-class _Control:
-    target_logits: Tensor
-    noise: float
+        """What stands in a row beside margin and noise, by name."""
+        told = {"gap": self.gap, "control_noise": self.control_noise, "decided_at": self.place}
+        return {name: float(value) for name, value in told.items() if value is not None}
 
 
 class Referee:
@@ -68,22 +76,21 @@ class Referee:
     The baseline's timed answer serves where there is one. A second turn whose history differs (the method's own first
     answer was another) is a prompt that the baseline was never asked: `ask_baseline` then decodes it, untimed. So every
     answer is judged on its own prompt, and a divergence in the first turn is not counted again in the second.
-    `noise_over` is the control over a whole answer: see control.answer_noise. Answers and controls are kept by token
-    ids; `forget` drops them when the prompt is done.
+    `read` gives the control of an answer: see control.AnswerControl. Answers and verdicts are kept by token ids;
+    `forget` drops them when the prompt is done.
     """
 
     def __init__(
         self,
         target: Logits,
         ask_baseline: Callable[[list[int]], Sequence[int]],
-        noise_over: Callable[[Sequence[int], Sequence[int]], float],
+        read: Callable[[Sequence[int], Sequence[int]], Control],
     ) -> None:
         self._target = target
         self._ask_baseline = ask_baseline
-        self._noise_over = noise_over
+        self._read = read
         self._answers: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self._controls: dict[tuple[tuple[int, ...], tuple[int, ...]], _Control] = {}
-        self._noises: dict[tuple[int, ...], float] = {}
+        self._judged: dict[tuple[tuple[int, ...], ...], Judgement] = {}
 
     def remember(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> bool:
         """Take the baseline's answer; False when it once gave another to the same prompt (the first one stays)."""
@@ -92,8 +99,7 @@ class Referee:
     def forget(self) -> None:
         """Drop what was kept for the prompt."""
         self._answers.clear()
-        self._controls.clear()
-        self._noises.clear()
+        self._judged.clear()
 
     def knows(self, prompt_ids: Sequence[int]) -> bool:
         """Whether the baseline has answered these ids."""
@@ -105,33 +111,40 @@ class Referee:
             self.remember(prompt_ids, self._ask_baseline(prompt_ids))
         return self._answers[tuple(prompt_ids)]
 
-    def judge(self, prompt_ids: list[int], token_ids: Sequence[int]) -> Judgement:
-        """The verdict on a method's greedy answer `token_ids` to `prompt_ids`."""
+    def judge(self, prompt_ids: list[int], token_ids: Sequence[int], sizes: Sequence[int]) -> Judgement:
+        """The verdict on a method's greedy answer `token_ids` to `prompt_ids`, given in passes of one row and of these
+        `sizes`: see control.pass_sizes."""
         baseline_ids = self.answer(prompt_ids)
         place = first_divergence(baseline_ids, token_ids)
         if place is None:
             return Judgement("identical")
         if place == min(len(baseline_ids), len(token_ids)):
             return Judgement("lossy", place)
-        control = self._control(tuple(prompt_ids), baseline_ids[:place])
-        found = _judge_place(control, place, baseline_ids[place], token_ids[place])
-        if found.verdict == "tie" or _beyond_rounding(control, found):
-            return found
-        return _with_control(found, self._noise_of(tuple(prompt_ids), baseline_ids))
+        key = tuple(prompt_ids), tuple(token_ids), tuple(sizes)
+        if key not in self._judged:
+            self._judged[key] = self._explain(prompt_ids, baseline_ids, token_ids, place, sizes)
+        return self._judged[key]
 
-    def _noise_of(self, prompt_ids: tuple[int, ...], baseline_ids: tuple[int, ...]) -> float:
-        if prompt_ids not in self._noises:
-            self._noises[prompt_ids] = self._noise_over(prompt_ids, baseline_ids)
-        return self._noises[prompt_ids]
-
-    def _control(self, prompt_ids: tuple[int, ...], answer: tuple[int, ...]) -> _Control:
-        key = prompt_ids, answer
-        if key not in self._controls:
-            single = self._target.next_logits(prompt_ids, answer, one_by_one=True)
-            together = self._target.next_logits(prompt_ids, answer)
-            noise = (single.double() - together.double()).abs().max().item()
-            self._controls[key] = _Control(single, noise)
-        return self._controls[key]
+    def _explain(
+        self,
+        prompt_ids: list[int],
+        baseline_ids: Sequence[int],
+        token_ids: Sequence[int],
+        place: int,
+        sizes: Sequence[int],
+    ) -> Judgement:
+        """What an answer that leaves the baseline's at `place` is."""
+        said = baseline_ids[place], token_ids[place]
+        near = self._target.next_logits(prompt_ids, baseline_ids[:place], one_by_one=True)
+        gap = _gap(near, said)
+        if gap > _MOST_ROUNDINGS * torch.finfo(near.dtype).eps * near.double().abs().max().item():
+            return Judgement("lossy", place, _margin(near), gap=gap, place=place)
+        control = self._read(prompt_ids, token_ids)
+        gaps, noises = list(control.gaps()), control.noises(sizes)
+        gaps[place] = _gap(control.logits(place), said)
+        verdict, at = _worst(gaps, noises, place)
+        margin, most = _margin(control.logits(at)), max(noises[1:], default=0.0)
+        return Judgement(verdict, place, margin, noises[at], gaps[at], most, at)
 
 
 def first_divergence(first: Sequence[int], second: Sequence[int]) -> int | None:
@@ -146,22 +159,31 @@ def first_divergence(first: Sequence[int], second: Sequence[int]) -> int | None:
     return None if place == len(first) == len(second) else place
 
 
-def _judge_place(control: _Control, place: int, baseline_token: int, token: int) -> Judgement:
-    """A tie when both tokens lie within the noise of the best: each of two logits may be off by it, hence twice."""
-    best, second = control.target_logits.double().topk(2).values.tolist()
-    gap = max(best - control.target_logits[chosen].item() for chosen in (baseline_token, token))
-    verdict: Verdict = "tie" if gap <= 2 * control.noise else "lossy"
-    return Judgement(verdict, place, best - second, control.noise, gap)
+def _margin(target_logits: Tensor) -> float:
+    best, second = target_logits.double().topk(2).values.tolist()
+    return float(best - second)
 
 
-def _beyond_rounding(control: _Control, found: Judgement) -> bool:
-    """Whether no control over a whole answer can explain this gap."""
-    logits = control.target_logits
-    largest = logits.double().abs().max().item()
-    return found.gap is not None and found.gap > _MOST_ROUNDINGS * torch.finfo(logits.dtype).eps * largest
+def _gap(target_logits: Tensor, said: Sequence[int]) -> float:
+    """How far the worst of these tokens lies below the best one."""
+    best = target_logits.max().item()
+    return float(max(best - target_logits[token].item() for token in said))
 
 
-def _with_control(found: Judgement, control_noise: float) -> Judgement:
-    """The noise at one place is one draw: numeric where the gap lies within twice what the whole answer shows."""
-    explained = found.gap is not None and found.gap <= 2 * control_noise
-    return replace(found, verdict="numeric" if explained else "lossy", control_noise=control_noise)
+def _worst(gaps: Sequence[float], noises: Sequence[float], first: int) -> tuple[Verdict, int]:
+    """The gravest verdict on any token from `first` on, and the first place it is of.
+
+    A tie where a token lies within the noise of the best there: each of two logits may be off by it, hence twice. The
+    noise at one place is one draw: numeric where the gap lies within twice what the whole answer shows, but for its
+    first token, which comes of prefill, where no method reads other rows than the baseline.
+    """
+    found: tuple[Verdict, int] = "tie", first
+    most = max(noises[1:], default=0.0)
+    for place in range(first, len(gaps)):
+        if gaps[place] <= 2 * noises[place]:
+            continue
+        if place == 0 or gaps[place] > 2 * most:
+            return "lossy", place
+        if found[0] == "tie":
+            found = "numeric", place
+    return found

@@ -1,0 +1,208 @@
+"""Published judgements of FastChat (lm-sys/FastChat, fastchat/llm_judge) as scores, with the replies they rest on.
+
+A judgement of one answer (model, turn, score, judgment) becomes a single score; one of two (model_1, model_2,
+g1_winner, g2_winner, their judgments) a preference for each order: model_1's answer stands first in g1, the other's in
+g2.
+FastChat keeps no points of a pair, whatever its prompt asked for: so 1.0 and 0.0 say who was preferred, and 0.5 a tie.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
+
+from benchctl.importing.lines import Line
+from benchctl.records import Row
+from benchctl.scores import Order, Score
+
+_JUDGE: Final = "fastchat"
+_Key = tuple[str, str, int]  # model, prompt and turn
+_UNREADABLE: Final = -1  # FastChat's score where the judge's reply held none
+_NO_WINNER: Final = "error"  # and its winner
+_POINTS: Final[Mapping[str, float]] = {"model_1": 1.0, "tie": 0.5, "model_2": 0.0}  # for model_1
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a judge said of `model`'s answer to one turn, alone ("" for `other`) or beside `other`'s.
+
+    `points` are the answer's score, or 1, 0.5 or 0 beside another one; None where nothing could be read. `first` stood
+    first. `prompt` is what the judge was shown, with the answers in it ("" where the file does not tell).
+    """
+
+    model: str
+    other: str
+    first: str
+    prompt_id: str
+    turn: int
+    judge: str
+    template: str
+    points: float | None
+    prompt: str
+    text: str
+    judged_at: str
+
+    def of_other(self) -> "Reply":
+        """The same judgement as one of the other answer."""
+        points = None if self.points is None else 1 - self.points
+        return replace(self, model=self.other, other=self.model, points=points)
+
+    def shows(self, answer: str) -> bool:
+        """Whether it can be about that answer."""
+        return not self.prompt or not answer or answer.strip() in self.prompt
+
+
+def replies_of(line: Line) -> Iterator[Reply]:
+    """The judgements in a line. Raises InvalidData for what is none of FastChat's."""
+    turn = line.number_of("turn")
+    if turn not in (1, 2):
+        line.refuse(f"turn is {turn:g}, but should be 1 or 2")
+    judge = line.fields.get("judge")
+    names = [str(name) for name in (judge if isinstance(judge, list) else [judge])]
+    usual = Reply(
+        model="",
+        other="",
+        first="",
+        prompt_id=line.identifier("question_id"),
+        turn=int(turn) - 1,
+        judge=names[0],
+        template=names[1] if len(names) > 1 else "",
+        points=None,
+        prompt="",
+        text="",
+        judged_at=datetime.fromtimestamp(line.instant_s("tstamp") if "tstamp" in line else 0.0, UTC).isoformat(
+            timespec="seconds"
+        ),
+    )
+    if "model" in line:
+        yield _of_one(line, usual)
+        return
+    for game, first in (("g1", "model_1"), ("g2", "model_2")):
+        if game == "g1" or f"{game}_winner" in line:  # a judge may have been asked for one order alone
+            yield _of_two(line, usual, game, first)
+
+
+def _of_one(line: Line, usual: Reply) -> Reply:
+    score = line.number_of("score")
+    if score != _UNREADABLE and not 1 <= score <= 10:
+        line.refuse(f"score is {score:g}, but should be from 1 to 10, or -1")
+    return replace(
+        usual,
+        model=line.identifier("model"),
+        points=None if score == _UNREADABLE else score,
+        prompt=_text(line, "user_prompt"),
+        text=_text(line, "judgment"),
+    )
+
+
+def _of_two(line: Line, usual: Reply, game: str, first: str) -> Reply:
+    winner, models = line.identifier(f"{game}_winner"), [line.identifier(name) for name in ("model_1", "model_2")]
+    if winner not in (*_POINTS, _NO_WINNER):
+        line.refuse(f"{game}_winner is '{winner[:40]}', but should be one of {', '.join(_POINTS)} and {_NO_WINNER}")
+    if models[0] == models[1]:
+        line.refuse(f"model_1 and model_2 are both '{models[0]}'")
+    return replace(
+        usual,
+        model=models[0],
+        other=models[1],
+        first=line.identifier(first),
+        points=_POINTS.get(winner),
+        prompt=_text(line, f"{game}_user_prompt"),
+        text=_text(line, f"{game}_judgment"),
+    )
+
+
+def _text(line: Line, name: str) -> str:
+    value = line.fields.get(name, "")
+    return value if isinstance(value, str) else ""
+
+
+@dataclass
+class Lost:
+    """Judgements that are of no answer here: of models without answers (`strange`), of two answers neither of which is
+    the baseline's (`apart`), or of other texts than those here (`changed`)."""
+
+    strange: int = 0
+    apart: int = 0
+    changed: int = 0
+
+
+class ByModel:
+    """Rows by the model, prompt and turn that judgements name; FastChat judges the first of several answers."""
+
+    def __init__(self, rows: Iterable[tuple[str, Row]]) -> None:
+        self._rows: dict[_Key, list[Row]] = {}
+        for model, row in rows:
+            if row.repeat == 0 and row.error is None:
+                self._rows.setdefault((model, row.prompt_id, row.turn), []).append(row)
+
+    def of(self, reply: Reply) -> list[Row]:
+        return self._rows.get((reply.model, reply.prompt_id, reply.turn), [])
+
+
+def scores_of(replies: Iterable[Reply], rows: ByModel, baseline: str, lost: Lost) -> Iterator[Score]:
+    """The scores of the answers in `rows`; of two answers one must be the baseline's."""
+    samples: Counter[tuple[object, ...]] = Counter()
+    for reply in replies:
+        for turned, row, other in _places(reply, rows, baseline, lost):
+            score = _score(turned, row, other)
+            place = (score.label, score.session, score.prompt_id, score.turn, score.model, score.template, score.order)
+            yield replace(score, sample=samples[place])
+            samples[place] += 1
+
+
+def _places(reply: Reply, rows: ByModel, baseline: str, lost: Lost) -> Iterator[tuple[Reply, Row, Row | None]]:
+    """The rows that a reply is of, each with the baseline's where it judged two, and the reply as seen from there."""
+    own, others = rows.of(reply), rows.of(reply.of_other()) if reply.other else []
+    if not own or (reply.other and not others):
+        lost.strange += 1
+        return
+    if not reply.other:
+        shown = [row for row in own if reply.shows(row.text)]
+        lost.changed += not shown
+        yield from ((reply, row, None) for row in shown)
+        return
+    if all(row.label != baseline for row in others):
+        reply, own, others = reply.of_other(), others, own
+    beside = [row for row in others if row.label == baseline]
+    methods = [row for row in own if row.label != baseline]
+    lost.apart += not (beside and methods)
+    pairs = [
+        (row, other) for row in methods for other in beside[:1] if reply.shows(row.text) and reply.shows(other.text)
+    ]
+    lost.changed += bool(beside and methods and not pairs)
+    yield from ((reply, row, other) for row, other in pairs)
+
+
+def _score(reply: Reply, row: Row, baseline: Row | None) -> Score:
+    """A reply as the score of the answer in `row`, and beside that in `baseline` where it judged two."""
+    texts = [row.text, *([baseline.text] if baseline else [])]
+    hashes = [hashlib.sha256(text.encode()).hexdigest() if all(texts) else "" for text in texts]
+    identical = baseline is not None and all(texts) and row.text == baseline.text
+    points = None if identical else reply.points
+    order: Order = "baseline_first" if reply.first == reply.other else "baseline_second"
+    return Score(
+        suite=row.suite,
+        prompt_id=row.prompt_id,
+        turn=row.turn,
+        label=row.label,
+        repeat=row.repeat,
+        session=row.session,
+        baseline=baseline.label if baseline else "",
+        judge=_JUDGE,
+        model=reply.judge,
+        protocol="preference" if baseline else "single",
+        template=reply.template,
+        order=order if baseline and not identical else "",
+        score=points,
+        baseline_score=None if points is None or baseline is None else 1 - points,
+        identical=identical,
+        unreadable="" if identical or points is not None else "its judge's script found no verdict in the reply",
+        tries=1,
+        reply=reply.text,
+        answer_sha256=hashes[0],
+        baseline_sha256=hashes[1] if baseline else "",
+        judged_at=reply.judged_at,
+    )

@@ -1,0 +1,135 @@
+"""Every reply of a judge, kept by content before anything else is done with it, so that nothing is paid for twice.
+
+A cache is a folder with a JSONL file for each judge. Its lines hold hashes and replies, and neither questions nor
+answers: it can be shipped, and whoever has the prompts and the results can replay the judging offline.
+"""
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+
+from benchctl.errors import InvalidData, UserError
+from benchctl.judging.judge import Message, Reply, Usage
+from benchctl.linefile import LineFile
+
+_FIELDS = {"key", "sample", "model", "template", "text", "problem", "prompt_tokens", "reply_tokens", "answered_at"}
+_NAME_LENGTH = 60
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A reply in the cache. Several of one key are the tries of one question, the last of which may be readable."""
+
+    key: str
+    sample: int
+    model: str
+    template: str
+    text: str
+    problem: str
+    prompt_tokens: int | None
+    reply_tokens: int | None
+    answered_at: str
+
+    @property
+    def reply(self) -> Reply:
+        known = self.prompt_tokens is not None and self.reply_tokens is not None
+        return Reply(self.text, Usage(self.prompt_tokens or 0, self.reply_tokens or 0) if known else None, self.problem)
+
+
+def content_key(judge: str, model: str, template: str, messages: Sequence[Message], sample: int) -> str:
+    """What a reply is kept by: sha256 of the judge's label, model, prompt, texts in the order shown, and sample."""
+    chat = [[message.role, message.content] for message in messages]
+    return hashlib.sha256(json.dumps([judge, model, template, chat, sample]).encode()).hexdigest()
+
+
+class Cache:
+    """The replies of one judge, read from its file and appended to it. May be used by several threads.
+
+    Entering raises UserError where another judging uses the file or it cannot be written, and InvalidData for a line
+    that is no reply; a torn last line is cut off, told through `notify`.
+    """
+
+    def __init__(self, folder: Path, judge: str, *, notify: Callable[[str], None] = lambda notice: None) -> None:
+        self.path = cache_path(folder, judge)
+        self._notify = notify
+        self._lock = threading.Lock()
+        self._kept: dict[str, list[Kept]] = {}
+
+    def __enter__(self) -> "Cache":
+        self._file = LineFile(
+            self.path,
+            writer="`benchctl judge`",
+            instead="Give another --cache.",
+            full="Replies so far are kept; make room and judge again.",
+        )
+        try:
+            self._kept, whole_bytes, notice = _read(self.path)
+            self._file.cut(whole_bytes)
+        except BaseException:
+            self._file.close()
+            raise
+        if notice:
+            self._notify(notice)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+
+    def look(self) -> None:
+        """Read what is there without holding the file, to tell what would have to be asked."""
+        self._kept = _read(self.path)[0] if self.path.exists() else {}
+
+    def tries(self, key: str) -> tuple[Kept, ...]:
+        """The replies to a question so far, in the order they came."""
+        return tuple(self._kept.get(key, ()))
+
+    def keep(self, kept: Kept) -> None:
+        """Hand a reply to the system at once. Raises UserError if the disk refuses it."""
+        with self._lock:
+            self._file.append(json.dumps(asdict(kept), ensure_ascii=True).encode() + b"\n")
+            self._kept.setdefault(kept.key, []).append(kept)
+
+
+def cache_path(folder: Path, judge: str) -> Path:
+    """The file of a judge: its label, made fit for a name, and a few digits that keep labels alike apart."""
+    name = re.sub(r"[^\w.-]+", "-", judge).strip("-")[:_NAME_LENGTH]
+    return folder / f"{name}-{hashlib.sha256(judge.encode()).hexdigest()[:8]}.jsonl"
+
+
+def _read(path: Path) -> tuple[dict[str, list[Kept]], int, str]:
+    """The replies by key, the bytes up to the end of the last whole line, and a notice where that is not all."""
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}. Give another --cache.") from error
+    kept: dict[str, list[Kept]] = {}
+    whole_bytes = 0
+    for number, line in enumerate(lines, 1):
+        reply = _parse(line)
+        if reply is None and number == len(lines) and not line.endswith(b"\n"):
+            return kept, whole_bytes, f"{path}:{number}: the last line is torn (its judging was killed) and is cut off."
+        if reply is None:
+            raise InvalidData(f"{path}:{number}: is not a reply that benchctl kept. Restore or remove this line.")
+        kept.setdefault(reply.key, []).append(reply)
+        whole_bytes += len(line)
+    return kept, whole_bytes, ""
+
+
+def _parse(line: bytes) -> Kept | None:
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict) or set(fields) != _FIELDS:
+        return None
+    counts = (fields["prompt_tokens"], fields["reply_tokens"])
+    texts = (fields[name] for name in _FIELDS - {"sample", "prompt_tokens", "reply_tokens"})
+    sound = type(fields["sample"]) is int and all(
+        count is None or type(count) is int and count >= 0 for count in counts
+    )
+    return Kept(**fields) if sound and all(isinstance(text, str) for text in texts) else None

@@ -1,0 +1,215 @@
+"""What a judge is: a dataclass whose fields are its options, in a file of its name in judges/.
+
+Two families. An AskedJudge is a model that is sent a filled-in prompt and replies with scores; it says how to ask once,
+and the panel does the rest (both orders, cache, tries, budget). A GradingJudge computes a score of each answer alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from benchctl.errors import UserError
+from benchctl.judging.reading import read_scores
+from benchctl.judging.templates import Template, load_template
+from benchctl.judging.tokens import count_prompt
+from benchctl.records import Row, Run
+from benchctl.scores import Protocol
+
+__all__ = [
+    "AskedJudge",
+    "BatchRefused",
+    "BatchedJudge",
+    "BatchedReply",
+    "GradingJudge",
+    "Judge",
+    "Message",
+    "Place",
+    "Question",
+    "Reply",
+    "Request",
+    "Row",
+    "Run",
+    "TryAgain",
+    "Usage",
+]
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a chat."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is judged: the user's turns up to the judged one, and one or two answers to each of them.
+
+    `first` and `second` are the answers in the order in which a judge is shown them; `second` is empty where a single
+    answer is judged. `reference` has an answer for each turn where the prompt's references help to judge it (see
+    questions.py), else none; `exact_answer` is how a right answer to the judged turn ends ("" where nobody knows).
+    """
+
+    turns: tuple[str, ...]
+    first: tuple[str, ...]
+    second: tuple[str, ...] = ()
+    reference: tuple[str, ...] = ()
+    exact_answer: str = ""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a reply is billed for."""
+
+    prompt_tokens: int
+    reply_tokens: int
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back for one request that was answered. `problem` says why it cannot be read, where that is known
+    without reading it (a refusal, nothing in it, cut off). `usage` is None where it was not told."""
+
+    text: str
+    usage: Usage | None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A chat to be answered as one of many; `key` tells which reply is whose."""
+
+    key: str
+    messages: tuple[Message, ...]
+    sample: int
+
+
+@dataclass(frozen=True)
+class BatchedReply:
+    """What a batch brought for the request of this key; `reply` is None where it failed, unpaid."""
+
+    key: str
+    reply: Reply | None
+
+
+class BatchRefused(UserError):
+    """A batch that the server did not take: nothing in it was answered or billed, so it is over."""
+
+
+class TryAgain(Exception):
+    """A request that failed and may be sent again. `retry_after_s` is how long the server asks to wait, where it does;
+    `maybe_paid` says that it broke off where the server may have answered, and bill, all the same."""
+
+    def __init__(self, reason: str, *, retry_after_s: float | None = None, maybe_paid: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.retry_after_s, self.maybe_paid = reason, retry_after_s, maybe_paid
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a judge is to work: an address that replaces its usual one ("" keeps that), the environment variable that
+    holds its key, and the runs whose answers it will judge."""
+
+    base_url: str
+    key_env: str
+    runs: tuple[Run, ...]
+
+
+class Judge:
+    """What both families have: the `protocol` of their scores, and the `model` that they ask or compute with."""
+
+    protocol: Protocol
+    model: str
+
+    @property
+    def model_id(self) -> str:
+        """How scores and the cache name the model: two models must not share a name. Asked for after `prepare`."""
+        return self.model
+
+    def prepare(self, place: Place) -> None:
+        """Called once, before anything else: load what is needed, without a network where there is a cache to replay.
+
+        Raises UserError for what a user can put right.
+        """
+
+
+class AskedJudge(Judge, ABC):
+    """A model that is asked. A subclass has `model` and `protocol` (pairwise or single) among its
+    options and writes `ask`.
+
+    `paid` says that it costs money, so that budgets and prices are about it; `parallel` that several requests may be
+    sent at a time; `reply_limit` is the most tokens of a reply, `context_tokens` of prompt and reply together (None
+    where nobody knows).
+    """
+
+    paid: ClassVar[bool] = False
+    parallel: ClassVar[bool] = False
+    reply_limit: int = 64
+
+    @property
+    def context_tokens(self) -> int | None:
+        return None
+
+    def prompt_tokens(self, messages: Sequence[Message]) -> int:
+        """About how many tokens the messages are."""
+        return count_prompt([message.content for message in messages])
+
+    def reach(self) -> None:
+        """Called once before the first question, where one is to be asked: find, for free, whether it can be.
+
+        Raises UserError for what a user can put right: no key, a wrong one, a model that is not there.
+        """
+
+    @abstractmethod
+    def ask(self, messages: Sequence[Message], sample: int) -> Reply:
+        """Send the messages once and give what comes back; `sample` tells repeated judgements apart, as a seed does.
+
+        May be called from several threads at once where `parallel`. Raises TryAgain where another try may help (the
+        panel waits and tries), and UserError where none will.
+        """
+
+    def template(self, turns: int) -> Template:
+        """The prompt for a question of so many turns."""
+        return load_template(self.protocol, turns)
+
+    def messages(self, question: Question) -> tuple[Message, ...]:
+        """The chat that asks a question."""
+        template = self.template(len(question.turns))
+        system, user = template.fill(question.turns, question.first, question.second, question.reference)
+        return (Message("system", system), Message("user", user))
+
+    def read(self, reply: str) -> tuple[float, ...] | None:
+        """The scores in a reply, one for each answer shown, in their order; None where it cannot be read."""
+        return read_scores(reply, 2 if self.protocol == "pairwise" else 1)
+
+
+class BatchedJudge(AskedJudge):
+    """An AskedJudge that can also be handed many requests at once, to be answered within a day, for less."""
+
+    @abstractmethod
+    def start_batch(self, requests: Sequence[Request], mark: str) -> str:
+        """Hand in requests and give the id of their batch. `mark` is kept with it, so that `find_batch` finds it.
+
+        Raises TryAgain and UserError as `ask` does; so do the two below.
+        """
+
+    @abstractmethod
+    def find_batch(self, mark: str) -> str | None:
+        """The id of a batch that was handed in with this mark; None where there is none."""
+
+    @abstractmethod
+    def collect_batch(self, batch: str) -> tuple[BatchedReply, ...] | None:
+        """What a batch brought; None while it is not done. Raises BatchRefused where it will bring nothing."""
+
+
+class GradingJudge(Judge, ABC):
+    """A judge that computes a score of each answer alone, from which panels make pairs with the baseline's."""
+
+    @abstractmethod
+    def grade(self, run: Run, rows: Sequence[Row], question: Question) -> float | None:
+        """The score of the answer in the last of `rows`, which answer the turns of `question` one after the other
+        (`question.first` has their texts); higher is better. None where there is nothing to grade it by."""

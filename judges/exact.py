@@ -1,0 +1,35 @@
+"""Judge by exact match: an answer is right, 1, where it ends with the exact answer that its prompt came with, else 0.
+
+For prompts that have one: the suite `tasks`, and files of one's own with exact answers. See benchctl.exact_match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from benchctl.errors import UserError
+from benchctl.exact_match import is_right
+from benchctl.judging.judge import GradingJudge, Place, Question, Row, Run
+
+
+@dataclass
+class Exact(GradingJudge):
+    """Grades without a model. A prompt without an exact answer gets no score, rather than 0."""
+
+    model: str = field(default="", init=False)
+    protocol: Literal["exact"] = field(default="exact", init=False)
+
+    def prepare(self, place: Place) -> None:
+        """Raises UserError where a run has no prompt with an exact answer."""
+        for run in place.runs:
+            if not any(any(answers) for suite in run.suites for answers in suite.exact_answers.values()):
+                raise UserError(
+                    f"No prompt of {run.name} has an exact answer, so exact has nothing to grade by. Judge with "
+                    "another --judge, or measure the suite tasks or a file of prompts with exact answers."
+                )
+
+    def grade(self, run: Run, rows: Sequence[Row], question: Question) -> float | None:
+        exact_answer = question.exact_answer
+        return float(is_right(rows[-1].text, exact_answer)) if exact_answer else None

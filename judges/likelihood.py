@@ -1,0 +1,117 @@
+"""Judge by likelihood: how likely the full target of a run finds an answer, in nats, the mean over its tokens.
+
+It needs no other model and no key. The tokens are those that the method gave, stop token included, each after the text
+before it; probabilities are of the target's logits as they are, at temperature 1 and uncut. It says how far an answer
+is the target's own, not how good it is: what the target finds likely may be dull, or wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from benchctl import packs
+from benchctl.decoding.likelihood import likelihood
+from benchctl.decoding.target import Target, files_sha256
+from benchctl.decoding.tokenizer import TargetTokenizer, load_tokenizer, talk
+from benchctl.errors import UserError
+from benchctl.judging.judge import GradingJudge, Place, Question, Row, Run
+
+
+@dataclass
+class Likelihood(GradingJudge):
+    """Compute how likely the target itself finds each answer, in nats per token.
+
+    model   where the target lies now; by default where its name leads
+    device  what it is loaded onto, as torch names it
+    """
+
+    model: str = ""
+    device: str = "cpu"
+    protocol: Literal["likelihood"] = field(default="likelihood", init=False)
+    _targets: dict[tuple[str, str], Target] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def model_id(self) -> str:
+        """Scores name the target of each run: no other model ever grades."""
+        return ""
+
+    def prepare(self, place: Place) -> None:
+        """Look at the target of every run; its weights are loaded once they are needed.
+
+        Raises UserError for a run whose prompts or tokens cannot be had again, and for a model that is not its target.
+        """
+        for run in place.runs:
+            _check_can_be_had_again(run)
+            path, recorded = self._path(run), run.target
+            tokenizer = load_tokenizer(path)
+            self._check_same("tokenizer", tokenizer.sha256, recorded.tokenizer_sha256, run)
+            self._check_same("chat template", tokenizer.chat_template_sha256, recorded.chat_template_sha256, run)
+            self._check_same("weights", files_sha256(path) or recorded.weights_sha256, recorded.weights_sha256, run)
+
+    def grade(self, run: Run, rows: Sequence[Row], question: Question) -> float:
+        """Mean log-likelihood per token of the last row's answer, in nats.
+
+        Raises UserError where the prompt is not the one that was answered, and where the likelihood is no number.
+        """
+        target, row = self._target(run), rows[-1]
+        found = likelihood(target, _prompt_ids(target.tokenizer, row, question), row.token_ids)
+        mean = found.logprob / found.tokens
+        if not math.isfinite(mean):
+            raise UserError(
+                f"The likelihood of {row.label}'s answer to prompt {row.prompt_id} of {row.suite} is {mean} in "
+                f"{run.dtype}. Measure in another --dtype, or judge with another --judge."
+            )
+        return mean
+
+    def _target(self, run: Run) -> Target:
+        """The target of a run, in its dtype."""
+        key = run.target.weights_sha256, run.dtype
+        if key not in self._targets:
+            target = Target.load(self._path(run), dtype=run.dtype, device=self.device)
+            self._check_same("weights", target.weights_sha256, run.target.weights_sha256, run)
+            self._targets[key] = target
+        return self._targets[key]
+
+    def _path(self, run: Run) -> str:
+        try:
+            return str(packs.resolve(self.model or run.target.name))
+        except UserError as error:
+            if self.model:
+                raise
+            raise UserError(
+                f"The target of {run.name} is needed; say where it lies with --model, beside --judge likelihood. "
+                f"{error}"
+            ) from error
+
+    def _check_same(self, what: str, found: str, recorded: str, run: Run) -> None:
+        if found != recorded:
+            raise UserError(
+                f"'{self.model or run.target.name}' has other {what} than the target of {run.name}, "
+                f"{run.target.name}: the likelihood would be that of another model. Name that target with --model."
+            )
+
+
+def _check_can_be_had_again(run: Run) -> None:
+    reason = ""
+    if run.imported:
+        reason = "it was imported, without the token ids of its answers"
+    elif run.context_fill:
+        reason = f"{run.context_fill} tokens were put before its prompts"
+    if reason:
+        raise UserError(f"likelihood cannot judge {run.name}: {reason}. Judge it with another --judge.")
+
+
+def _prompt_ids(tokenizer: TargetTokenizer, row: Row, question: Question) -> list[int]:
+    """The ids that the row answers; of a prompt that did not fit into the context, the last ones, as they were kept."""
+    whole = tokenizer.encode_chat(talk(question.turns, question.first[:-1]))
+    ids = whole[-row.prompt_tokens :] if len(whole) >= tokenizer.context_tokens else whole
+    if len(ids) != row.prompt_tokens:
+        raise UserError(
+            f"Prompt {row.prompt_id} of {row.suite} has {len(ids)} tokens, but {row.label} answered one of "
+            f"{row.prompt_tokens}: the prompts at hand are not those of the run. Name them with --data-dir, or measure "
+            "again."
+        )
+    return ids

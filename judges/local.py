@@ -1,0 +1,140 @@
+"""Judge with a model of one's own: any decoder that benchctl can load, on this machine, without a key or a cost.
+
+Two ways to get at scores. `logprob` writes nothing: it takes the probability of every reply that was asked for ("8 7";
+a hundred of them, or ten for a single answer), by the tokens that spell it, and gives the mean of the scores under
+these probabilities, as G-Eval does (Liu et al. 2023, arXiv 2303.16634, equation 1). So scores are finer than whole
+numbers, and there is no chance in them. `generate` lets the model write, and reads what it wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count, product
+from pathlib import Path
+from typing import Literal
+
+from benchctl import packs, registry
+from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.replies import reply_chances
+from benchctl.decoding.sampling import Sampling
+from benchctl.decoding.target import Target, files_sha256
+from benchctl.decoding.tokenizer import TargetTokenizer, load_tokenizer
+from benchctl.errors import UserError
+from benchctl.judging.judge import AskedJudge, Message, Place, Reply, Usage
+
+_SCORES = range(1, 11)
+_DIGITS = 16
+
+
+@dataclass
+class Local(AskedJudge):
+    """Ask a model on this machine, without a key or a cost.
+
+    model        the judge: an embedded name, a folder or a hub id
+    protocol     pairwise shows it two answers, single one
+    way          logprob or generate
+    temperature  of generate; at 0 repeated judgements are all the same
+    least_share  of logprob: the probability of all those replies together below which they are not read, for then the
+                 model does not do what it is asked; 0 reads them all
+    dtype        of its weights
+    device       what it is loaded onto, as torch names it
+    """
+
+    model: str = ""
+    protocol: Literal["pairwise", "single"] = "pairwise"
+    way: Literal["logprob", "generate"] = "logprob"
+    temperature: float = 0.0
+    least_share: float = 0.01
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+    device: str = "cpu"
+    _numbers: Iterator[int] = field(default_factory=count, init=False, repr=False, compare=False)
+    _tokenizer: TargetTokenizer | None = field(default=None, init=False, repr=False, compare=False)
+    _sha256: str = field(default="", init=False, repr=False, compare=False)
+    _target: Target | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError("temperature is 0 or more")
+        if self.temperature and self.way == "logprob":
+            raise ValueError("logprob draws nothing, so it takes no temperature; it goes with way=generate")
+
+    def prepare(self, place: Place) -> None:
+        """Read the tokenizer. Raises UserError where there is no such model, and for one that cannot judge."""
+        if not self.model:
+            names = ", ".join(model.name for model in packs.models())
+            raise UserError(f"local needs a judge; name one with --model: a folder, a hub id, or one of {names}.")
+        path = packs.resolve(self.model)
+        tokenizer = load_tokenizer(path)
+        if tokenizer.encodes:
+            raise UserError(f"'{self.model}' has an encoder; name a --model without one.")
+        for text in map(_text, self._possible()):
+            if tokenizer.decode_text(tokenizer.encode_text(text)).strip() != text:
+                raise UserError(f"The tokenizer of '{self.model}' cannot write '{text}'; name another --model.")
+        self._tokenizer, self._sha256 = tokenizer, files_sha256(path)
+
+    def reach(self) -> None:
+        """Load the weights. Raises UserError where that fails."""
+        if self._target is None:
+            self._target = Target.load(packs.resolve(self.model), dtype=self.dtype, device=self.device)
+
+    @property
+    def model_id(self) -> str:
+        """The name of the model and the first digits of its hash: a folder may come to hold another one."""
+        name = Path(self.model).resolve().name if Path(self.model).is_dir() else self.model
+        return f"{name}@{(self._sha256 or self._loaded.weights_sha256)[:_DIGITS]}"
+
+    @property
+    def context_tokens(self) -> int:
+        return self._prepared.context_tokens
+
+    def prompt_tokens(self, messages: Sequence[Message]) -> int:
+        return len(self._prompt_ids(messages))
+
+    def ask(self, messages: Sequence[Message], sample: int) -> Reply:
+        """Its reply; with logprob a line of mean scores, and one that says what share of all replies they rest on."""
+        prompt_ids = self._prompt_ids(messages)
+        return self._weigh(prompt_ids) if self.way == "logprob" else self._write(prompt_ids, sample)
+
+    @property
+    def _prepared(self) -> TargetTokenizer:
+        assert self._tokenizer is not None, "prepare comes first"
+        return self._tokenizer
+
+    @property
+    def _loaded(self) -> Target:
+        self.reach()
+        assert self._target is not None
+        return self._target
+
+    def _prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        chat = [{"role": message.role, "content": message.content} for message in messages]
+        return self._prepared.encode_chat(chat)
+
+    def _weigh(self, prompt_ids: Sequence[int]) -> Reply:
+        target, possible = self._loaded, self._possible()
+        replies = [target.tokenizer.encode_text(_text(scores)) for scores in possible]
+        chances = reply_chances(target, prompt_ids, replies, target.tokenizer.begin_with_digit())
+        usage, share = Usage(len(prompt_ids), 0), sum(chances)
+        if share < self.least_share or not share:
+            return Reply("", usage, f"only {share:.2g} of its probability is on replies of the form asked for")
+        columns = zip(*possible, strict=True)
+        sums = [sum(chance * score for chance, score in zip(chances, column, strict=True)) for column in columns]
+        means = " ".join(f"{total / share:.4f}" for total in sums)
+        return Reply(f"{means}\nmeans over replies of {share:.2g} of its probability", usage)
+
+    def _write(self, prompt_ids: Sequence[int], sample: int) -> Reply:
+        target, method, limits = self._loaded, registry.build(registry.BASELINE), Limits(self.reply_limit)
+        sampling = Sampling(self.temperature, seed=next(self._numbers))  # another try draws another reply
+        said = decode(method, target, prompt_ids, limits, sampling, lambda: 0.0, sample)
+        ids = said.token_ids
+        problem = "" if said.stop_reason == "stop" else f"cut off after {len(ids)} tokens"
+        return Reply(target.tokenizer.decode_text(ids).strip(), Usage(len(prompt_ids), len(ids)), problem)
+
+    def _possible(self) -> list[tuple[int, ...]]:
+        """The scores of every reply that is asked for."""
+        return list(product(_SCORES, repeat=2 if self.protocol == "pairwise" else 1))
+
+
+def _text(scores: Sequence[int]) -> str:
+    return " ".join(map(str, scores))

@@ -1,0 +1,155 @@
+"""Questions handed in as batches: nothing is handed in twice, whatever goes wrong between handing in and collecting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes_judges import COST_USD, Batching, Bench, Scripted, rows_of, says
+from fixtures_records import EXITING
+
+from benchctl.errors import UserError
+from benchctl.judging.judge import BatchedReply, Reply, TryAgain, Usage
+from benchctl.judging.prices import Price
+
+QUESTIONS = 6
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path, rows_of(3))
+
+
+def handed_in(judge: Batching) -> list[str]:
+    return [request.key for _, requests in judge.batches.values() for request in requests]
+
+
+def test_a_batch_is_handed_in_waited_for_and_collected(bench: Bench) -> None:
+    judge = Batching(says("8 7"), delay=3)
+    summary = bench.judging(judge, batch=True, price=Price(1.0, 0.0, 0.5)).run()
+    assert len(handed_in(judge)) == QUESTIONS and len(judge.batches) == 1
+    assert (summary.written, summary.unasked) == (9, 0)
+    assert summary.spent.usd == pytest.approx(QUESTIONS * COST_USD / 2), "a batch costs half"
+    assert bench.timer.moment_s == pytest.approx(3 * 30.0)
+    assert judge.asked == []
+
+
+def test_after_a_kill_while_waiting_the_same_batch_is_collected(bench: Bench) -> None:
+    class Killed(Batching):
+        def collect_batch(self, batch: str) -> tuple[BatchedReply, ...] | None:
+            raise KeyboardInterrupt
+
+    first = Killed(says("8 7"))
+    with pytest.raises(KeyboardInterrupt):
+        bench.judging(first, batch=True).run()
+    second = Batching(says("8 7"), batches=first.batches, delay=0)
+    summary = bench.judging(second, batch=True).run()
+    assert len(handed_in(second)) == QUESTIONS
+    assert len(bench.scores()) == 9 and summary.spent.usd == pytest.approx(QUESTIONS * COST_USD)
+
+
+def test_after_a_kill_before_the_id_was_written_down_the_batch_is_found_by_its_mark(bench: Bench) -> None:
+    first = Batching(says("8 7"), broken={"after": KeyboardInterrupt()})  # type: ignore[dict-item]
+    with pytest.raises(KeyboardInterrupt):
+        bench.judging(first, batch=True).run()
+    second = Batching(says("8 7"), batches=first.batches, delay=0)
+    bench.judging(second, batch=True).run()
+    assert len(handed_in(second)) == QUESTIONS and len(bench.scores()) == 9
+
+
+def test_after_a_kill_before_anything_arrived_it_is_handed_in_anew(bench: Bench) -> None:
+    first = Batching(says("8 7"), broken={"before": KeyboardInterrupt()})  # type: ignore[dict-item]
+    with pytest.raises(KeyboardInterrupt):
+        bench.judging(first, batch=True).run()
+    second = Batching(says("8 7"), batches=first.batches, delay=0)
+    bench.judging(second, batch=True).run()
+    assert len(handed_in(second)) == QUESTIONS and len(bench.scores()) == 9
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_cut_connection_hands_nothing_in_twice(bench: Bench, moment: str) -> None:
+    judge = Batching(says("8 7"), broken={moment: TryAgain("cut", maybe_paid=True)})
+    bench.judging(judge, batch=True).run()
+    assert len(handed_in(judge)) == QUESTIONS and len(bench.scores()) == 9
+
+
+@pytest.mark.parametrize("kept", range(QUESTIONS))
+def test_after_a_kill_while_replies_are_kept_none_is_kept_twice(bench: Bench, kept: int) -> None:
+    """Twice the same reply would be two tries, and two unreadable tries of three."""
+    first = Batching(says("no"), delay=0)
+    judging = bench.judging(first, batch=True, tries=2)
+    counted: list[int] = []
+    import benchctl.judging.asking as asking
+
+    keep = asking.Asker.keep
+
+    def die(self: Any, asked: Any, reply: Reply) -> None:
+        if len(counted) == kept:
+            raise KeyboardInterrupt
+        counted.append(1)
+        keep(self, asked, reply)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asking.Asker, "keep", die)
+        with pytest.raises(KeyboardInterrupt):
+            judging.run()
+    second = Batching(says("no"), batches=first.batches, delay=0)
+    bench.judging(second, batch=True, tries=2).run()
+    assert len(handed_in(second)) == 2 * QUESTIONS, "each is asked twice, in two batches"
+    assert {score.tries for score in bench.scores() if score.label == EXITING} == {2}
+
+
+def test_questions_of_an_open_batch_are_not_asked_one_by_one(bench: Bench) -> None:
+    first = Batching(says("8 7"), broken={"after": KeyboardInterrupt()})  # type: ignore[dict-item]
+    with pytest.raises(KeyboardInterrupt):
+        bench.judging(first, batch=True).run()
+    second = Batching(says("8 7"), batches=first.batches)
+    with pytest.raises(UserError, match="6 questions were handed in with --batch and not collected yet: add --batch"):
+        bench.judging(second).run()
+    assert second.asked == []
+
+
+def test_only_what_the_budget_has_room_for_is_handed_in(bench: Bench) -> None:
+    judge = Batching(says("8 7"), delay=0)
+    summary = bench.judging(judge, batch=True, max_usd=0.0034).run()
+    assert len(handed_in(judge)) == 3, "two at their dearest, and one when these cost less than feared"
+    assert summary.spent.usd == pytest.approx(3 * COST_USD) and summary.unasked == 3
+
+
+def test_a_budget_that_takes_many_batches_is_no_batch_without_a_reply(tmp_path: Path) -> None:
+    """Each reply costs a tenth of what was feared, so that each batch makes room for the next: after five of them it
+    was once said that the other questions came back without a reply."""
+    bench = Bench(tmp_path, rows_of(12))
+    judge = Batching(says("8 7", Usage(100, 0)), delay=0)
+    summary = bench.judging(judge, batch=True, max_usd=0.004).run()
+    assert (len(handed_in(judge)), summary.unasked) == (24, 0)
+    assert len(judge.batches) > 5 and summary.spent.usd == pytest.approx(24 * COST_USD / 10)
+
+
+def test_requests_that_a_batch_brings_nothing_for_are_given_up_in_the_end(bench: Bench) -> None:
+    class Deaf(Batching):
+        def collect_batch(self, batch: str) -> tuple[BatchedReply, ...] | None:
+            return tuple(BatchedReply(each.key, None) for each in self.batches[batch][1])
+
+    judge = Deaf(says("8 7"))
+    with pytest.raises(UserError, match="6 questions came back from 2 batches in a row without a reply"):
+        bench.judging(judge, batch=True).run()
+    assert len(judge.batches) == 2
+    assert not [score for score in bench.scores() if score.label == EXITING]
+
+
+def test_a_judge_without_batches_is_told_so(bench: Bench) -> None:
+    with pytest.raises(UserError, match="scripted takes no batches: leave --batch out"):
+        bench.judging(Scripted(says("8 7")), batch=True)
+
+
+def test_what_is_written_down_and_damaged_is_named(bench: Bench) -> None:
+    bench.judging(Batching(says("8 7"), delay=0), batch=True).run()
+    (path,) = (bench.folder / "cache").glob("*.batches")
+    path.write_text("{}\n")
+    bench.forget_scores()
+    (cache,) = (bench.folder / "cache").glob("*.jsonl")
+    cache.unlink()
+    with pytest.raises(UserError, match=r"\.batches:1: is no batch that benchctl wrote down"):
+        bench.judging(Batching(says("8 7")), batch=True).run()

@@ -1,0 +1,234 @@
+"""The parts of judging, each alone: the cache, the budget, patience, prices, estimates of tokens, prompts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fakes_judges import StillTimer
+
+from benchctl.errors import InvalidData, UserError
+from benchctl.judging.budget import Budget, OutOfBudget
+from benchctl.judging.cache import Cache, Kept, cache_path, content_key
+from benchctl.judging.judge import Message, TryAgain, Usage
+from benchctl.judging.patience import BackOff, Patience, Stopped
+from benchctl.judging.prices import Price, price_of, price_table
+from benchctl.judging.templates import load_template
+from benchctl.judging.tokens import correction, count_prompt, count_tokens
+
+KEPT = Kept("a" * 64, 0, "m", "t@0", "8 7", "", 10, 2, "2026-01-01T00:00:00+00:00")
+
+
+def test_what_is_kept_is_there_when_the_cache_is_opened_again(tmp_path: Path) -> None:
+    with Cache(tmp_path, "gpt[model=a/b]") as cache:
+        cache.keep(KEPT)
+        cache.keep(replace(KEPT, text="9 8\n\u00e9"))
+    with Cache(tmp_path, "gpt[model=a/b]") as cache:
+        assert [kept.text for kept in cache.tries(KEPT.key)] == ["8 7", "9 8\n\u00e9"]
+        assert cache.tries("b" * 64) == ()
+
+
+@pytest.mark.parametrize("length", [1, 40, -1])
+def test_a_torn_last_line_is_cut_off_and_told(tmp_path: Path, length: int) -> None:
+    notices: list[str] = []
+    with Cache(tmp_path, "gpt") as cache:
+        cache.keep(KEPT)
+        cache.keep(replace(KEPT, key="b" * 64))
+    whole = cache.path.read_bytes()
+    first = whole.index(b"\n") + 1
+    cache.path.write_bytes(whole[: first + length] if length > 0 else whole[:length])
+    with Cache(tmp_path, "gpt", notify=notices.append) as cache:
+        found = len(cache.tries("b" * 64))
+        cache.keep(replace(KEPT, key="c" * 64))
+    # A line that lacks its newline alone says all that it had to say.
+    assert (found, len(notices)) == ((1, 0) if length < 0 else (0, 1))
+    with Cache(tmp_path, "gpt") as cache:
+        assert len(cache.tries("c" * 64)) == 1
+
+
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    cache_path(tmp_path, "gpt").write_text('{"key": 1}\n')
+    with pytest.raises(InvalidData, match=r"\.jsonl:1: is not a reply that benchctl kept"), Cache(tmp_path, "gpt"):
+        pass
+
+
+def test_a_cache_is_one_judgings_at_a_time_and_that_of_another_judge_is_free(tmp_path: Path) -> None:
+    busy = "another `benchctl judge` is writing it"
+    with Cache(tmp_path, "gpt"), Cache(tmp_path, "local"), pytest.raises(UserError, match=busy), Cache(tmp_path, "gpt"):
+        pass
+
+
+def test_the_key_changes_with_all_that_a_reply_depends_on() -> None:
+    def key(
+        judge: str = "j", model: str = "m", template: str = "t", texts: tuple[str, ...] = ("a", "b"), sample: int = 0
+    ) -> str:
+        return content_key(judge, model, template, [Message("user", text) for text in texts], sample)
+
+    keys = [
+        key(),
+        key("k"),
+        key(model="n"),
+        key(template="u"),
+        key(texts=("b", "a")),
+        key(texts=("ab",)),
+        key(sample=1),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert key() == key()
+
+
+def test_a_reservation_that_does_not_fit_waits_until_one_in_flight_turns_out_cheaper() -> None:
+    budget = Budget(Price(1_000_000.0, 0.0), max_usd=10.0)  # a token costs a dollar
+    budget.reserve(Usage(6, 0))
+    reserved = threading.Event()
+
+    def second() -> None:
+        budget.reserve(Usage(6, 0))
+        reserved.set()
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    assert not reserved.wait(0.1)
+    budget.settle(Usage(6, 0), Usage(4, 0))
+    assert reserved.wait(10)
+    thread.join()
+    with pytest.raises(OutOfBudget):
+        budget.reserve(Usage(1, 0), wait=False)
+    budget.release(Usage(6, 0))
+    assert budget.spent.usd == 4.0
+
+
+def test_what_exactly_fills_the_budget_fits() -> None:
+    budget = Budget(Price(1_000_000.0, 0.0), max_usd=2.0)
+    budget.reserve(Usage(2, 0))
+    budget.settle(Usage(2, 0), Usage(2, 0))
+    with pytest.raises(OutOfBudget):
+        budget.reserve(Usage(1, 0))
+
+
+def patience(chance: float = 0.5, **back_off: float) -> tuple[Patience, StillTimer]:
+    timer = StillTimer()
+    return Patience(timer, lambda: chance, BackOff(**back_off)), timer  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("chance", "waits"), [(0.0, [0.5, 1, 2]), (1.0, [1, 2, 4])])
+def test_waits_double_and_chance_takes_up_to_half_of_each(chance: float, waits: list[float]) -> None:
+    mine, timer = patience(chance)
+    for failures, wait in enumerate(waits, 1):
+        before = timer.moment_s
+        mine.after(TryAgain("busy"), failures)
+        assert timer.moment_s - before == pytest.approx(wait)
+
+
+def test_waits_have_a_bound() -> None:
+    mine, timer = patience(1.0, tries=100)
+    mine.after(TryAgain("busy"), 50)
+    assert timer.moment_s == 60.0
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.9])
+def test_a_wait_that_is_asked_for_is_kept_by_everybody(chance: float) -> None:
+    mine, timer = patience(chance)
+    mine.after(TryAgain("slow down", retry_after_s=7.0), 1)
+    assert 7.0 <= timer.moment_s <= 8.0
+    timer.moment_s = 3.0
+    mine.turn()  # another request, that did not fail
+    assert timer.moment_s == pytest.approx(7.0)
+
+
+def test_nobody_sits_through_an_hour() -> None:
+    mine, _ = patience()
+    with pytest.raises(UserError, match="asks to wait for 3600 s: slow down. What is judged is kept"):
+        mine.after(TryAgain("slow down", retry_after_s=3600.0), 1)
+
+
+def test_whoever_waits_stops_when_all_stops() -> None:
+    mine, _ = patience()
+    mine.stop.set()
+    for wait in (mine.turn, lambda: mine.after(TryAgain("busy"), 1), lambda: mine.pause(1.0)):
+        stopped: Callable[[], None] = wait
+        with pytest.raises(Stopped):
+            stopped()
+
+
+def test_a_reply_costs_its_prompt_and_its_own_tokens() -> None:
+    price = Price(2.0, 8.0, 0.5)
+    assert price.cost_usd(Usage(1_000_000, 500_000)) == 6.0
+    assert price.in_batches().cost_usd(Usage(1_000_000, 500_000)) == 3.0
+
+
+def test_dated_names_cost_what_their_model_does_and_unknown_ones_nobody_knows() -> None:
+    table = price_table()
+    assert table.price("gpt-4o-2024-08-06") == table.price("gpt-4o") is not None
+    assert table.price("gpt-4o-audio") is None
+    assert table.context_tokens("gpt-4") == 8192
+    assert table.date and table.source
+
+
+def test_prices_by_hand_go_before_the_table_which_is_of_the_usual_address_alone() -> None:
+    assert price_of("gpt-4o", None, None, at_usual_address=False) is None
+    assert price_of("gpt-4o", 1.0, None, at_usual_address=True) == replace(_table_price(), in_usd=1.0)
+    assert price_of("mine", 1.0, 2.0, at_usual_address=False) == Price(1.0, 2.0)
+    with pytest.raises(UserError, match="--price-in and --price-out need each other"):
+        price_of("mine", 1.0, None, at_usual_address=False)
+
+
+def _table_price() -> Price:
+    found = price_table().price("gpt-4o")
+    assert found is not None
+    return found
+
+
+# Counted with OpenAI's tiktoken 0.14, o200k_base, on 2026-11-22.
+COUNTED = (
+    (
+        "The harbour at the mouth of the river was built twice. The first pier was made of oak, and"
+        " the winter storms took it apart within a generation, beam by beam.",
+        35,
+    ),
+    (
+        "def mean(values):\n    total = 0.0\n    for value in values:\n        total += value\n    retu"
+        "rn total / len(values) if values else None\n",
+        35,
+    ),
+    (
+        "1. Wash the rice.\n2. Add 1.5 cups of water.\n3. Cook for 18 minutes at 95 °C.\n\nServes 4 peo"
+        "ple; costs about $3.20.",
+        43,
+    ),
+    (
+        "The photosynthetically active radiation was measured electrochemically, notwithstanding co"
+        "nsiderable uncertainties.",
+        16,
+    ),
+)
+
+
+@pytest.mark.parametrize(("text", "tokens"), COUNTED)
+def test_tokens_are_estimated_within_15_percent(text: str, tokens: int) -> None:
+    assert count_tokens(text) == pytest.approx(tokens, rel=0.15)
+
+
+def test_a_chat_has_a_frame() -> None:
+    assert count_prompt(["one two", "three"]) == 3 + 2 * 4 + 3
+
+
+def test_estimates_are_corrected_by_the_bills() -> None:
+    assert correction([(110, 100), (330, 300)]) == pytest.approx(1.1)
+    assert correction([]) == 1.0
+
+
+@pytest.mark.parametrize("protocol", ["pairwise", "single"])
+@pytest.mark.parametrize("turns", [1, 2])
+def test_every_prompt_asks_for_scores_on_one_line_and_shows_all_it_is_given(protocol: str, turns: int) -> None:
+    template = load_template(protocol, turns)
+    asked, first = ("Q one", "Q two")[:turns], ("A one", "A two")[:turns]
+    second = ("B one", "B two")[:turns] if protocol == "pairwise" else ()
+    system, user = template.fill(asked, first, second, ())
+    assert "single line that holds only" in system and "from 1 to 10" in system
+    for text in (*asked, *first, *second):
+        assert user.count(text) == (2 if text in asked and turns == 2 and second else 1)
+    assert "{" not in user and template.id.startswith(f"{protocol}{'-turns' if turns == 2 else ''}-v1@")

@@ -1,0 +1,215 @@
+"""A round that was measured out of bounds is measured again as a whole, at most twice, whatever stops the run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fakes_sessions import LABELS, Met, ended, measure
+from fixtures_records import BASELINE, DRAFTED
+
+from benchctl.analysis.comparison import Group, compare
+from benchctl.analysis.doubts import left_out
+from benchctl.analysis.frame import load, pair
+from benchctl.analysis.rounds import round_of
+from benchctl.measuring.measure import answer_seed
+from benchctl.measuring.plan import Plan, Task
+from benchctl.measuring.prompts import Prompt
+from benchctl.measuring.validity import ENOUGH, PATIENCE, Bounds, Watch
+from benchctl.recordfile import read
+from benchctl.records import Row
+from benchctl.rowkeys import row_key
+
+QUIET, LOUD = {"waited_share": 0.0}, {"waited_share": 0.5}
+THROTTLED = {"throttle_reasons": float(0x40)}
+PROMPTS = (Prompt("p0", "koala", ("Hi",)), Prompt("p1", "koala", ("Hi", "And?")), Prompt("p2", "koala", ("Hi",)))
+PLAN = Plan(PROMPTS, LABELS, repeats=2)
+PLANS = {
+    "plain": PLAN,
+    "shuffled": Plan(PROMPTS, LABELS, repeats=2, order="shuffle", name="x"),
+    "once": Plan(PROMPTS, LABELS, repeats=1),
+    "batched": Plan((*PROMPTS, Prompt("p3", "koala", ("Hi",))), LABELS, repeats=2, batch_size=2),
+    "modes": Plan(PROMPTS, LABELS, repeats=2, modes=("free", "replay", "profile")),
+}
+
+
+def watch() -> Watch:
+    """One that knows what is usual."""
+    bounds = Bounds(1.0)
+    for _ in range(ENOUGH):
+        bounds.doubts(QUIET)
+    return Watch(bounds, lambda notice: None)
+
+
+def loud(*rounds: tuple[str, int]) -> Callable[[Task], Met]:
+    """A machine that disturbs these repeats of these prompts, or of batches that begin with them, and no others."""
+    return lambda task: Met(LOUD if (task.prompt.id, task.repeat) in rounds else QUIET)
+
+
+def repeats_of(rows: tuple[Row, ...], prompt_id: str) -> dict[int, bool]:
+    """The repeats that a prompt has, and whether any row of each is marked."""
+    found: dict[int, bool] = {}
+    for row in rows:
+        if row.prompt_id == prompt_id:
+            found[row.repeat] = found.get(row.repeat, False) or bool(row.invalid)
+    return found
+
+
+def test_a_disturbed_round_is_measured_again_as_a_further_repeat_of_all_turns_and_labels(tmp_path: Path) -> None:
+    """It was only left out once, so that a disturbed run had fewer pairs than were asked for."""
+    path = tmp_path / "a.jsonl"
+    session, _ = measure(path, PLAN, loud(("p1", 1)), watch())
+    rows = tuple(read(path).rows)
+    assert repeats_of(rows, "p1") == {0: False, 1: True, 3: False}
+    assert repeats_of(rows, "p0") == repeats_of(rows, "p2") == {0: False, 1: False}
+    planned, again = ([row for row in rows if (row.prompt_id, row.repeat) == ("p1", at)] for at in (1, 3))
+    assert [(row.turn, row.label) for row in again] == [(row.turn, row.label) for row in planned]
+    assert [row.order for row in again] == [row.order + len(PLAN) for row in planned]
+    assert len({row.order for row in rows}) == len(rows) == len(PLAN) + 4
+    assert (session.done, session.measured, session.lost) == (len(rows), len(rows), 0)
+
+
+def test_it_comes_behind_all_repeats_of_its_prompt_and_before_the_next_prompt(tmp_path: Path) -> None:
+    _, measured = measure(tmp_path / "a.jsonl", PLAN, loud(("p1", 0)), watch())
+    order = list(dict.fromkeys((task.prompt.id, task.repeat) for task in measured))
+    assert order == [("p0", 0), ("p0", 1), ("p1", 0), ("p1", 1), ("p1", 2), ("p2", 0), ("p2", 1)]
+
+
+def test_figures_rest_on_what_was_measured_again_and_on_as_many_pairs_as_were_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    measure(path, PLAN, loud(("p1", 1), ("p2", 0), ("p2", 2)), watch())
+    pairs = pair(load([path]), DRAFTED, BASELINE)
+    assert Counter(zip(pairs["prompt_id"], pairs["repeat"], strict=True)) == Counter(
+        [("p0", 0), ("p0", 1), *[("p1", 0), ("p1", 3)] * 2, ("p2", 1), ("p2", 4)]
+    )
+    (told,) = left_out(group_of(path))
+    assert told.startswith("2 of 6 rounds were left out of all figures")
+    assert told.endswith("2 of them were measured again, within bounds.")
+
+
+def group_of(path: Path) -> Group:
+    (group,) = compare([read(path)])
+    return group
+
+
+@pytest.mark.parametrize("kind", PLANS)
+def test_what_stays_disturbed_is_given_up_after_two_more_tries(kind: str, tmp_path: Path) -> None:
+    """Nor is it tried again by a run that goes on, however often."""
+    plan, path = PLANS[kind], tmp_path / "a.jsonl"
+    again = plan.repeats, 2 * plan.repeats
+    meet = loud(*(("p0", repeat) for repeat in (0, *again, 3 * plan.repeats)))
+    session, _ = measure(path, plan, meet, watch())
+    assert session.lost == 1
+    whole = path.read_bytes()
+    marked = repeats_of(tuple(read(path).rows), "p0")
+    assert [repeat for repeat, bad in marked.items() if bad] == [0, *again]
+    assert set(marked) == {*range(plan.repeats), *again}
+    for _ in range(3):
+        assert measure(path, plan, meet, watch())[1] == []
+    assert path.read_bytes() == whole
+    (told,) = left_out(group_of(path))
+    assert told.endswith("Free the machine, and run again or go on with --resume.") and "measured again" not in told
+
+
+@pytest.mark.parametrize("kind", PLANS)
+def test_a_run_cut_after_any_generation_ends_as_if_never_cut(kind: str, tmp_path: Path) -> None:
+    """Before, in and behind a round that is measured again, and one that is so twice."""
+    plan, path = PLANS[kind], tmp_path / "a.jsonl"
+    n = plan.repeats
+    meet = loud(("p0", n - 1), ("p2", 0), ("p2", n))
+    measure(path, plan, meet, watch())
+    whole = path.read_bytes().splitlines(keepends=True)
+    rows = read(path).rows
+    assert {row.repeat for row in rows if row.prompt_id == "p2"} == {*range(n), n, 2 * n}
+    for kept in range(1, len(whole)):
+        if rows[kept - 2].batch and kept > 1 and rows[kept - 2].batch[-1] != rows[kept - 2].prompt_id:
+            continue  # within a batch, which is written at once
+        path.write_bytes(b"".join(whole[:kept]))
+        measure(path, plan, meet, watch())
+        assert path.read_bytes().splitlines(keepends=True)[1:] == whole[1:], kept
+
+
+def test_a_round_in_which_only_one_label_was_marked_is_measured_again_as_a_whole(tmp_path: Path) -> None:
+    """An alarm of the GPU marks one generation; to measure that alone again would favour the shorter method."""
+    path = tmp_path / "a.jsonl"
+    hit = ("p0", DRAFTED, 0)
+    _, measured = measure(
+        path,
+        PLAN,
+        lambda task: Met(THROTTLED if (task.prompt.id, task.label, task.repeat) == hit else QUIET),
+        watch(),
+    )
+    assert [task.label for task in measured if (task.prompt.id, task.repeat) == ("p0", 2)] == [BASELINE, DRAFTED]
+
+
+def test_without_a_watch_nothing_is_tried_but_what_has_begun_is_finished(tmp_path: Path) -> None:
+    """Half of a round would stay half for ever."""
+    path = tmp_path / "a.jsonl"
+    meet = loud(("p0", 0), ("p0", 2), ("p1", 0))
+    measure(path, PLAN, meet, watch())
+    whole = path.read_bytes().splitlines(keepends=True)
+    rows = list(read(path).rows)
+    begins = next(index for index, row in enumerate(rows) if row.repeat == 2)
+    for kept, more in ((begins, 0), (begins + 1, 1)):
+        path.write_bytes(b"".join(whole[: 1 + kept]))
+        _, measured = measure(path, PLAN, meet, None)
+        again = [task for task in measured if task.repeat >= PLAN.repeats]
+        assert [(task.prompt.id, task.repeat) for task in again] == [("p0", 2)] * more
+        assert measure(path, PLAN, meet, None)[1] == []
+        assert len(set(map(row_key, read(path).rows))) == len(PLAN) + 2 * more
+
+
+def test_while_a_disturbance_lasts_nothing_is_measured_again_and_a_run_that_goes_on_makes_up_for_it(
+    tmp_path: Path,
+) -> None:
+    """A GPU that is too hot all the time would take three times as long for nothing."""
+    path = tmp_path / "a.jsonl"
+    session, measured = measure(path, PLAN, lambda task: Met(THROTTLED), watch())
+    tried = {(task.prompt.id, task.repeat) for task in measured if task.repeat >= PLAN.repeats}
+    assert len(tried) < PATIENCE and session.lost == 6
+    _, measured = measure(path, PLAN, lambda task: Met(QUIET), watch())
+    assert len(measured) == len(PLAN)
+    assert measure(path, PLAN, lambda task: Met(THROTTLED), watch())[1] == []
+    pairs = pair(load([path]), DRAFTED, BASELINE)
+    assert Counter(pairs["prompt_id"]) == {"p0": 2, "p1": 4, "p2": 2}
+
+
+def test_a_failure_while_measuring_again_does_not_count_as_good(tmp_path: Path) -> None:
+    """What disturbed the round may have taken its memory. A failure alone, as planned, is no reason to try again."""
+    path = tmp_path / "a.jsonl"
+
+    def meet(task: Task) -> Met:
+        if task.label == DRAFTED and (task.prompt.id, task.repeat) in (("p0", 2), ("p2", 0)):
+            return Met({}, error="out of memory")
+        return loud(("p0", 0))(task)
+
+    measure(path, PLAN, meet, watch())
+    rows = tuple(read(path).rows)
+    assert set(repeats_of(rows, "p0")) == {0, 1, 2, 4}
+    assert set(repeats_of(rows, "p2")) == {0, 1}
+
+
+def test_a_round_measured_again_draws_the_answers_of_the_one_it_stands_for() -> None:
+    """Longer texts meet more; a redraw would replace them by others more often."""
+    (jobs, *_) = PLAN.by_batch()
+    planned, again = jobs[:2], PLAN.again(jobs[:2], 2)
+    assert [answer_seed(job[0]) for job in again] == [answer_seed(job[0]) for job in planned]
+    assert answer_seed(jobs[2][0]) != answer_seed(jobs[0][0])
+    assert [job[0].repeat for job in again] == [4, 4]
+
+
+def test_the_progress_of_a_run_counts_what_is_measured_again(tmp_path: Path) -> None:
+    events: list[object] = []
+    measure(tmp_path / "a.jsonl", PLAN, loud(("p1", 0), ("p1", 2)), watch(), events.append)
+    assert ended(events) == (len(PLAN) + 8, len(PLAN) + 8)
+
+
+def test_rounds_of_a_file_are_named_apart(tmp_path: Path) -> None:
+    """A mark on a first try speaks against that one alone."""
+    path = tmp_path / "a.jsonl"
+    measure(path, PLANS["batched"], loud(("p0", 0)), watch())
+    rows = read(path).rows
+    (marked,) = {round_of(0, row) for row in rows if row.invalid}
+    assert marked.repeat == 0 and {round_of(0, row).repeat for row in rows if row.prompt_id == "p0"} == {0, 1, 2}
