@@ -250,6 +250,19 @@ def test_a_run_prints_its_table_though_its_judging_fails(results: Path, monkeypa
     assert EXITING in result.stdout and f"Results: {results}" in result.stdout
 
 
+@pytest.mark.parametrize(("unasked", "code"), [(0, 0), (3, 1)])
+def test_a_run_whose_judging_the_budget_cut_short_says_so_by_its_exit_code(
+    results: Path, monkeypatch: pytest.MonkeyPatch, unasked: int, code: int
+) -> None:
+    """It was 0, as if all were judged; `benchctl judge` gives 1."""
+    measured = (SimpleNamespace(out=results), SimpleNamespace(measured=9, failed=0))
+    monkeypatch.setattr(import_module("benchctl.cli.run"), "_measure", lambda settings: measured)
+    judged = SimpleNamespace(unasked=unasked)
+    monkeypatch.setattr(import_module("benchctl.cli.judge"), "judge_files", lambda *_, **__: judged)
+    result = CliRunner().invoke(main, ["run", "--judge", "exact"])
+    assert (result.exit_code, f"Results: {results}" in result.stdout) == (code, True), result.output
+
+
 def test_judges_are_listed_with_their_options() -> None:
     result = CliRunner().invoke(main, ["list", "judges", "--json"])
     listed = {line["name"]: line for line in json.loads(result.stdout)}

@@ -224,12 +224,15 @@ def test_judges_of_one_file_have_figures_of_their_own(tmp_path: Path) -> None:
 
 
 def test_the_margin_is_kept_where_the_whole_interval_lies_within(tmp_path: Path) -> None:
-    def found(low: float, high: float, margin: float) -> bool | None:
+    """Two prompts that tied had an interval without width, and so lay within any margin: of them nothing is said."""
+
+    def found(low: float, high: float, margin: float, prompts: int = 10) -> bool | None:
         judged = figures(tmp_path, both_orders("p0", (5, 5), (5, 5)) + both_orders("p1", (5, 5), (5, 5)))
         estimate = Estimate(SCORE_DIFFERENCE, (low + high) / 2, Interval(low, high))
-        return replace(judged, margin=margin, estimates=(estimate,)).within
+        return replace(judged, margin=margin, prompts=prompts, estimates=(estimate,)).within
 
     assert [found(*ends) for ends in ((-0.1, 0.1, 0.1), (-0.2, 0.05, 0.1), (-0.3, -0.2, 0.1))] == [True, None, False]
+    assert found(0.0, 0.0, 0.1, prompts=9) is None
 
 
 def test_without_scores_a_comparison_stays_as_it_was(tmp_path: Path) -> None:

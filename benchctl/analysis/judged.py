@@ -18,6 +18,7 @@ from benchctl.recordfile import RunFile
 from benchctl.scores import Score, read_scores, score_key, scores_path
 
 MARGIN = 0.1  # points of 10 that two methods may differ by and be called equal
+_FEWEST_PROMPTS = 10  # that can stand for a suite, as everywhere (analysis.cautions)
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,10 @@ class JudgedFigures:
     def within(self) -> bool | None:
         """Whether the method is as good as the baseline but for the margin: its interval lies inside it (True), outside
         it (False), or neither (None). That is a test of equivalence at 2.5% on either side (Schuirmann: A comparison of
-        the two one-sided tests procedure, 1987)."""
+        the two one-sided tests procedure, 1987). Fewer than 10 prompts show nothing: two that tie have an interval
+        without width."""
         interval = self.estimate(SCORE_DIFFERENCE).interval
-        if interval is None or not self.judge.in_points:
+        if interval is None or not self.judge.in_points or self.prompts < _FEWEST_PROMPTS:
             return None
         if -self.margin <= interval.low and interval.high <= self.margin:
             return True

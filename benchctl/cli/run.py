@@ -46,12 +46,12 @@ def run(settings: RunSettings, sessions: int, judging: JudgeOptions | None, as_j
     if sessions > 1:
         from benchctl.cli.run_sessions import run_sessions
 
-        _show(run_sessions(settings, sessions), judging, settings, as_json)
-        return
+        left = _show(run_sessions(settings, sessions), judging, settings, as_json)
+        raise click.exceptions.Exit(int(left > 0))
     checked, summary = _measure(settings)
     failed = summary.measured and summary.failed == summary.measured
-    _show([checked.out], None if failed else judging, settings, as_json)
-    if failed:
+    left = _show([checked.out], None if failed else judging, settings, as_json)
+    if failed or left:
         raise click.exceptions.Exit(1)
 
 
@@ -68,21 +68,23 @@ def _measure(settings: RunSettings) -> tuple[CheckedRun, RunSummary]:
     return checked, summary
 
 
-def _show(paths: Sequence[Path], judging: JudgeOptions | None, settings: RunSettings, as_json: bool) -> None:
-    """Judge what was measured, if that is wanted, and print the table, whatever becomes of the judging."""
+def _show(paths: Sequence[Path], judging: JudgeOptions | None, settings: RunSettings, as_json: bool) -> int:
+    """Judge what was measured, if that is wanted, and print the table, whatever becomes of the judging.
+
+    Returns how many judgements --max-usd left undone.
+    """
     try:
-        if judging:
-            _judge(paths, judging, settings, as_json)
+        return _judge(paths, judging, settings, as_json) if judging else 0
     finally:
         _print_table(paths, as_json)
 
 
-def _judge(paths: Sequence[Path], judging: JudgeOptions, settings: RunSettings, as_json: bool) -> None:
+def _judge(paths: Sequence[Path], judging: JudgeOptions, settings: RunSettings, as_json: bool) -> int:
     from benchctl.cli.inputs import read_files
     from benchctl.cli.judge import judge_files
 
     files = read_files(list(map(str, paths)))
-    judge_files(files, judging, settings.prompts.data_dir, settings.prompts.source, quiet=as_json)
+    return judge_files(files, judging, settings.prompts.data_dir, settings.prompts.source, quiet=as_json).unasked
 
 
 def _print_table(paths: Sequence[Path], as_json: bool) -> None:
