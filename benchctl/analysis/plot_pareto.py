@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from benchctl.analysis.comparison import Estimate, Group, MethodFigures
-from benchctl.analysis.curves import curves
+from benchctl.analysis.curves import Curve, curves
 from benchctl.analysis.fidelity import claims_exact
 from benchctl.analysis.heights import Height
 from benchctl.analysis.metrics import SPEEDUP
@@ -30,7 +30,7 @@ _LINE = "#999999"
 _TITLE_CHARACTERS = 90  # of the figure width at this size
 _MARKER_POINTS = 7.0
 _MOST_LABELS = 10  # more cover each other: then those that nothing beats are labelled
-_CURVES = ("#009E73", "#56B4E9", "#E69F00", "#882255", "#999933", "#44AA99")  # none of a _Look
+_CURVES = ("#009E73", "#56B4E9", "#E69F00", "#882255", "#999933", "#332288")  # none of a _Look
 _COLUMN_CHARACTERS = 52  # two columns of a legend fit side by side
 
 
@@ -93,7 +93,7 @@ def pareto(groups: Sequence[Group], path: Path, height: Height | None = None) ->
     check_image(path)
     if len(groups) > _MOST_GROUPS:
         raise UserError(f"{len(groups)} groups of runs that may not be compared are too many: name the files to plot.")
-    height_inches = _HEIGHT_INCHES + _LINE_INCHES * max(len(curves(group.methods)) for group in groups)
+    height_inches = _HEIGHT_INCHES + _LINE_INCHES * max(len(_swept(group)) for group in groups)
     figure = Figure(figsize=(_WIDTH_INCHES, height_inches * len(groups)), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
     panels = [figure.add_subplot(len(groups), 1, number) for number in range(1, len(groups) + 1)]
@@ -132,8 +132,7 @@ def _look(group: Group, method: MethodFigures) -> _Look:
 
 def _draw(axes: Axes, group: Group, height: Height) -> None:
     dots = _dots(group, height)
-    drawn = {dot.method.label: dot for dot in dots if dot.look is _LOSSY}
-    swept = dict(zip(curves([method for method in group.methods if method.label in drawn]), cycle(_CURVES)))
+    drawn, swept = {dot.method.label: dot for dot in dots}, _swept(group)
     _draw_frontier(axes, dots)
     for curve, colour in swept.items():
         points = [drawn[label].point for label in curve.labels]
@@ -144,6 +143,15 @@ def _draw(axes: Axes, group: Group, height: Height) -> None:
     _set_limits(axes, dots)
     _describe(axes, group, height)
     _add_legend(axes, dots, {curve.title: colour for curve, colour in swept.items()})
+
+
+def _swept(group: Group) -> dict[Curve, str]:
+    """The colour of each curve of lossy methods. Exact ones are no curve: they all agree."""
+    methods = [method for method in group.pooled.methods if method.estimate(SPEEDUP).value is not None]
+    lossy = {method.label for method in methods if _look(group, method) is _LOSSY}
+    return dict(
+        zip(curves([method for method in group.methods if method.label in lossy]), cycle(_CURVES), strict=False)
+    )
 
 
 def _draw_dot(axes: Axes, dot: _Dot, colour: str) -> None:
