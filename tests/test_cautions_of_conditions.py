@@ -84,6 +84,8 @@ def test_the_divergence_says_of_how_many_answers_it_is() -> None:
     assert caution.startswith(f"{EXITING}: its KL is of 1 of 3 answers. It is infinite for 1, and 1 were not given")
     assert caution in cautions(group_of(rows))
     assert list(divergence_left_out(group_of(rows[:2]))) == []
+    loud = [replace(row, repeat=2, invalid="loud") for row in rows]
+    assert list(divergence_left_out(group_of([*rows, *loud]))) == [caution], "the mean is not of these"
 
 
 def of(prompt_id: str, sums: dict[str, float]) -> Row:

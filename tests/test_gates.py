@@ -50,6 +50,11 @@ def _sampled(row: Row) -> Row:
     return replace(row, verdict="sampled")
 
 
+def _unjudged(row: Row) -> Row:
+    """Its control failed. Such answers were not counted, so that the others met a requirement for them."""
+    return replace(row, verdict=None, fidelity={"failed_controls": 1.0})
+
+
 @pytest.mark.parametrize(
     ("change", "dtype", "met"),
     [
@@ -60,6 +65,7 @@ def _sampled(row: Row) -> Row:
         (_lossy, "bfloat16", set()),
         (_sampled, "float32", set()),
         (failed, "float32", set()),
+        (_unjudged, "float32", set()),
     ],
 )
 def test_requirements_are_met_by_their_verdict_and_stricter_ones(

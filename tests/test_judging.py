@@ -84,6 +84,18 @@ def test_the_same_question_of_two_repeats_is_asked_once_and_billed_once(tmp_path
     ]
 
 
+def test_a_round_measured_again_is_not_judged_again(tmp_path: Path) -> None:
+    """It has the answers of the one that it stands for, of which only the times were in doubt: judged as well, a prompt
+    that a load fell upon counted twice in every mean."""
+    rows = rows_of(2)
+    again = [replace(row, repeat=RUN.repeats) for row in rows if row.prompt_id == "p0"]
+    assert again
+    bench = Bench(tmp_path, [*(replace(row, invalid="loud") for row in rows), *again])
+    bench.judging(Scripted(fair)).run()
+    judged = [score for score in bench.scores() if score.label == EXITING]
+    assert sorted((score.prompt_id, score.repeat) for score in judged) == [("p0", 0), ("p0", 0), ("p1", 0), ("p1", 0)]
+
+
 def test_repeated_judgements_are_each_asked(bench: Bench) -> None:
     judge = Scripted(fair)
     bench.judging(judge, samples=3).run()

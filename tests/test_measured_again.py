@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from fakes_sessions import LABELS, Met, ended, measure
-from fixtures_records import BASELINE, DRAFTED
+from fixtures_records import BASELINE, DRAFTED, EXITING
 
 from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.doubts import left_out
@@ -189,6 +189,26 @@ def test_a_failure_while_measuring_again_does_not_count_as_good(tmp_path: Path) 
     rows = tuple(read(path).rows)
     assert set(repeats_of(rows, "p0")) == {0, 1, 2, 4}
     assert set(repeats_of(rows, "p2")) == {0, 1}
+
+
+@pytest.mark.parametrize("fails_at", [(2,), (0, 2, 4)])
+def test_a_round_enters_figures_once_however_often_others_of_it_failed(
+    fails_at: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Where the first try had a failure and the second had not, the labels that did not fail had pairs of both, and
+    their prompt counted twice; where a label always fails they had so in every disturbed round."""
+    plan, path = Plan(PROMPTS, (*LABELS, EXITING), repeats=2), tmp_path / "a.jsonl"
+
+    def meet(task: Task) -> Met:
+        if task.label == EXITING and task.prompt.id == "p0" and task.repeat in fails_at:
+            return Met({}, error="out of memory")
+        return loud(("p0", 0))(task)
+
+    measure(path, plan, meet, watch())
+    pairs = pair(load([path]), DRAFTED, BASELINE)
+    assert sorted(pairs[pairs["prompt_id"] == "p0"]["repeat"]) == [1, 4]
+    whole = path.read_bytes()
+    assert measure(path, plan, meet, watch())[1] == [] and path.read_bytes() == whole
 
 
 def test_a_round_measured_again_draws_the_answers_of_the_one_it_stands_for() -> None:

@@ -87,7 +87,8 @@ def hold(
 
 
 def unmet(group: Group, required: Requirement) -> Iterator[str]:
-    """What breaks the requirement, in sentences. An answer that failed, or that was sampled, meets none.
+    """What breaks the requirement, in sentences. An answer that failed, was sampled, or whose control failed, meets
+    none.
 
     Nor does what was to be measured and was not: a method without answers, or with answers to some of the prompts. A
     method that could not run here is no part of what is required; see unsupported.
@@ -180,7 +181,8 @@ def _meets(method: MethodFigures, required: Requirement) -> bool:
 
 def _counts(method: MethodFigures) -> dict[str, int]:
     found = method.fidelity
-    return {name: getattr(found, name) for name in ("identical", "tie", "numeric", "lossy", "sampled", "failed")}
+    names = ("identical", "tie", "numeric", "lossy", "sampled", "failed", "unjudged")
+    return {name: getattr(found, name) for name in names}
 
 
 def _counted(method: MethodFigures) -> str:

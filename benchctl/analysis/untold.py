@@ -23,8 +23,8 @@ def failed_controls(group: Group) -> Iterator[str]:
 
 
 def divergence_left_out(group: Group) -> Iterator[str]:
-    """Answers that the mean KL leaves out."""
-    for label, rows in group.frame.groupby("label", sort=False):
+    """Answers that the mean KL leaves out, of those whose rounds are in figures at all."""
+    for label, rows in group.frame[~group.frame["round_invalid"]].groupby("label", sort=False):
         kinds = ("kl_tokens", "kl_infinite_tokens", "kl_unrepeated_tokens")
         told, infinite, unrepeated = (int(_told(rows, name).notna().sum()) for name in kinds)
         if infinite or unrepeated:

@@ -79,13 +79,16 @@ class FilePairs:
 
 
 def pairs_of(file: RunFile, prompts: Prompts, baseline: str, *, alone: bool) -> FilePairs:
-    """The answers of a file to judge: those of the free rows that did not fail, of every repeat and session.
+    """The answers of a file to judge: those of the free rows that did not fail, of every planned repeat and
+    session. A further repeat has the answers of the one that it measures again, of which only the times were in doubt
+    (see measuring.plan).
 
     `alone` takes every answer, the baseline's too, for itself; else each is set beside that of `baseline` to the same
     turn, repeat and session. Raises UserError where the file has no answer of `baseline`, nothing to judge, or answers
     a prompt that `prompts` does not have.
     """
-    rows = {row_key(row): row for row in file.rows if row.mode == "free" and row.error is None and row.repeat >= 0}
+    planned = (row for row in file.rows if row.mode == "free" and 0 <= row.repeat < file.run.repeats)
+    rows = {row_key(row): row for row in planned if row.error is None}
     _check_labels(file, rows, baseline)
     left_out: Counter[str] = Counter()
     pairs = []

@@ -18,11 +18,12 @@ MOST_SIZES = 4
 def pass_sizes(rows: Sequence[int], together: int = 1) -> tuple[int, ...]:
     """How many rows stood in a pass of the target, other than one, for a method whose steps read `rows`.
 
-    Where answers are decoded `together`, their rows go through its kernels together, the baseline's single ones too.
-    Of more than MOST_SIZES numbers the least, the greatest and the most frequent stand for all. Empty where every pass
-    had one row, as the baseline's have: then there is nothing that would round otherwise.
+    A step of no row left the target early. Where answers are decoded `together`, their rows go through its kernels
+    together, the baseline's single ones too. Of more than MOST_SIZES numbers the least, the greatest and the most
+    frequent stand for all. Empty where every pass had one row, as the baseline's have: then there is nothing that would
+    round otherwise.
     """
-    used = Counter(count * together for count in (1, *rows))
+    used = Counter(count * together for count in (1, *rows) if count)
     del used[1]
     often = [size for size, _ in used.most_common()]
     ends = [min(often), max(often)] if often else []

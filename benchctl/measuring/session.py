@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchctl.measuring.events import Progress, Report
 from benchctl.measuring.measure import Measurer
@@ -12,6 +12,8 @@ from benchctl.measuring.validity import MARGIN, MOST_TRIES, Watch
 from benchctl.recordfile import Writer
 from benchctl.records import Row
 from benchctl.rowkeys import row_key
+
+_FAILED_AGAIN = "its round: a generation failed, so it is measured once more"
 
 
 @dataclass
@@ -93,8 +95,8 @@ class Session:
         """Measure or recall a round; whether nothing speaks against it."""
         found: list[Row] = []
         for job in jobs:
-            measure = self._recall if self._is_stored(job) else self._measure
-            found += measure(job, job is jobs[-1])
+            last = job is jobs[-1]
+            found += self._recall(job, last) if self._is_stored(job) else self._measure(job, last, found)
         return self._is_good(found)
 
     def _is_good(self, rows: Sequence[Row]) -> bool:
@@ -102,16 +104,27 @@ class Session:
         before may have taken its memory by now."""
         return not any(row.invalid or (row.error and row.repeat >= self.plan.repeats) for row in rows)
 
-    def _measure(self, job: Job, ends_round: bool) -> tuple[Row, ...]:
+    def _measure(self, job: Job, ends_round: bool, before: Sequence[Row]) -> tuple[Row, ...]:
+        """Measure a job of a round, of which there are the rows `before`."""
         rows = self.measurer.measure(job)
         if self.watch is not None:
             rows = self.watch.mark(rows, ends_round=ends_round)
+        if ends_round:
+            rows = self._mark_failed_again((*before, *rows), rows)
         self.writer.append(*rows)
         self.done += len(rows)
         self.measured += len(rows)
         self.failed += sum(row.error is not None for row in rows)
         self.report(Progress(self.done, self.total, job[0].label))
         return rows
+
+    def _mark_failed_again(self, found: Sequence[Row], rows: tuple[Row, ...]) -> tuple[Row, ...]:
+        """The last rows of a round, marked where it was measured again, has a failure and is to be tried once more:
+        else the labels that did not fail would be in figures with both."""
+        again = rows[0].repeat // self.plan.repeats
+        if not 0 < again < MOST_TRIES or not any(row.error for row in found):
+            return rows
+        return tuple(replace(row, invalid="; ".join(filter(None, (row.invalid, _FAILED_AGAIN)))) for row in rows)
 
     def _warm_up(self, most_rounds: int) -> None:
         """Rounds of the measured loop until two in a row take the same time, or `most_rounds` are done."""
