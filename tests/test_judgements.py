@@ -73,6 +73,15 @@ def test_an_answer_wins_where_both_orders_say_so_and_ties_where_they_do_not_agre
     assert (found.pairs, found.prompts, found.identical, found.asked, found.unreadable) == (6, 6, 1, 10, 0)
 
 
+def test_equal_answers_alone_tie(tmp_path: Path) -> None:
+    """What a judging leaves that no server answered: compare ended in a traceback over such a file, which is what a
+    method that gives the target's own answers has, too."""
+    answers = [row for prompt in PROMPTS for row in (baseline_row(prompt), exiting_row(prompt))]
+    found = figures(tmp_path, [same(prompt) for prompt in PROMPTS], answers)
+    assert (found.pairs, found.identical, found.asked, value(found, TIE)) == (6, 6, 0, 1)
+    assert value(found, SCORE_DIFFERENCE) == 0
+
+
 def test_consistency_and_the_share_that_the_first_place_wins_are_of_pairs_judged_in_both_orders(tmp_path: Path) -> None:
     """p0: the method wins twice, once from the first place; p1: the first place wins twice; p2: a tie, twice; p3: the
     baseline wins from the first place, and a tie; p4 is identical: 3 of 4 are no surprise to a judge of places."""

@@ -109,7 +109,7 @@ def _pair(
     read = {order: [score for score in scores if score.order == order and not score.unreadable] for order in asked}
     whole = first.identical or all(read.values())
     both = [pair for scores in read.values() for pair in _scores(scores)]
-    differences = [fmean(one - other for one, other in _scores(scores)) for scores in read.values() if scores]
+    differences = [fmean(one - other for one, other in given) for given in map(_scores, read.values()) if given]
     signs = [_sign(difference) for difference in differences]
     compared = len(asked) if whole and not first.identical else 0
     return JudgedPair(
