@@ -10,7 +10,7 @@ check:
 	./check
 
 test: setup
-	.venv/bin/python -m pytest
+	scripts/test
 
 bench: setup
 	.venv/bin/python -m benchmarks

@@ -16,11 +16,9 @@ from pydantic.dataclasses import dataclass
 # imported totals: all are read as ever, answers as one by one and running freely.
 SCHEMA_VERSION: Final = 5
 
-# Sums in `fidelity` that are a part of another one.
-_PARTS = (("target_agreed_tokens", "scored_tokens"), ("replay_agreed_tokens", "replay_judged_tokens"))
+_PARTS = (("target_agreed_tokens", "scored_tokens"), ("replay_agreed_tokens", "replay_judged_tokens"))  # of fidelity
 _CHECKED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 _LISTS = Field(strict=False)  # only for the list itself (JSON has no tuples); what is in it stays strict
-
 UNKNOWN_TARGET: Final = "unknown, of answers by "  # how an imported target is named that nobody told the name of
 
 Count = Annotated[int, Field(ge=0)]
@@ -137,13 +135,9 @@ class Run:
     commit: str
 
     @model_validator(mode="after")
-    def _baseline_is_a_method(self) -> "Run":
+    def _is_whole(self) -> "Run":
         if self.baseline not in {method.label for method in self.methods}:
             raise ValueError(f"the baseline '{self.baseline}' is not among the run's methods")
-        return self
-
-    @model_validator(mode="after")
-    def _knows_its_settings(self) -> "Run":
         numbers = [self.threads, self.max_new_tokens, self.target.layers, self.target.vocabulary]
         if not (self.imported or all(numbers)):
             raise ValueError("threads, max_new_tokens, layers and vocabulary may be 0 in imported files alone")
@@ -224,11 +218,15 @@ class Row:
 
     @model_validator(mode="after")
     def _adds_up(self) -> "Row":
-        problem = _failure_problem(self) if self.error is not None else _ledger_problem(self) or _verdict_problem(self)
-        problem = problem or _batch_problem(self)
-        if problem:
+        if problem := row_problem(self):
             raise ValueError(problem)
         return self
+
+
+def row_problem(row: Row) -> str:
+    """What cannot be true of a row whose fields are what they may be each by itself, or ""."""
+    problem = _failure_problem(row) if row.error is not None else _ledger_problem(row) or _verdict_problem(row)
+    return problem or _batch_problem(row)
 
 
 def _failure_problem(row: Row) -> str:
@@ -251,10 +249,12 @@ def _ledger_problem(row: Row) -> str:
         return "phases are those of profile rows, and have one entry per step"
     if any(len(per_step) != steps for per_step in (row.committed, row.drafted, row.accepted, row.rows)):
         return "step_s, committed, drafted, accepted and rows differ in length"
-    if len(row.token_ids) != 1 + sum(row.committed):
-        return f"{len(row.token_ids)} token_ids, but prefill and steps committed {1 + sum(row.committed)}"
+    if len(row.token_ids) != 1 + (committed := sum(row.committed)):
+        return f"{len(row.token_ids)} token_ids, but prefill and steps committed {1 + committed}"
     if len(row.layers) != len(row.token_ids):
         return f"{len(row.token_ids)} token_ids, but {len(row.layers)} entries in layers"
+    if committed == steps and not any(row.drafted) and not any(row.accepted):
+        return ""  # a token in each step, as most rows have it: nothing more to look at step by step
     if not all(map(lt, compress(row.drafted, row.drafted), compress(row.rows, row.drafted))):
         return "a step that drafts has a row of the target for each drafted token, and one for the token before them"
     possible = set(map(sub, row.committed, row.accepted)) <= {0, 1} and all(map(le, row.accepted, row.drafted))
@@ -277,7 +277,7 @@ def _verdict_problem(row: Row) -> str:
     if row.totals is None and (row.first_divergence or 0) > len(row.token_ids):
         return f"a first divergence at {row.first_divergence} in an answer of {len(row.token_ids)} token_ids"
     more = (part for part, whole in _PARTS if not 0 <= row.fidelity.get(part, 0) <= row.fidelity.get(whole, 0))
-    return next((f"fidelity: there cannot be that many {part}" for part in more), "")
+    return next((f"fidelity: there cannot be that many {part}" for part in more), "") if row.fidelity else ""
 
 
 def _batch_problem(row: Row) -> str:

@@ -127,7 +127,7 @@ def build_judge(label: Label) -> Judge:
     return built
 
 
-def canonical_label(built: Method | Judge, label: Label) -> str:
+def canonical_label(built: Method, label: Label) -> str:
     """The one spelling of a label: only the options that differ from their defaults, in the order declared."""
     return Label(label.name, changed_options(built)).text
 

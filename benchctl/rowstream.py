@@ -3,6 +3,7 @@
 import json
 import re
 from array import array
+from bisect import bisect_left
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,23 +13,30 @@ from pydantic import TypeAdapter, ValidationError
 
 from benchctl.errors import InvalidData
 from benchctl.records import ROW, RUN, SCHEMA_VERSION, Row, Run
+from benchctl.rowdecoder import decoded
 from benchctl.rowkeys import batch_keys, row_key, same_batch
 
 FIRST_ROW: Final = 2  # its line; the run stands in line 1
+
+Lines = dict[tuple[object, ...], int]  # of generations, by their keys, in the order of the file
 
 _Record = TypeVar("_Record")
 
 
 class StoredRows(Sequence[Row]):
-    """The rows in the lines of a file from the second on, each made anew whenever it is asked for.
+    """The rows in the lines of a file, or in some of them, each made anew whenever it is asked for.
 
-    `starts` are the bytes where their lines start, and where the last of them ends. Whoever goes through all rows gets
-    them checked: raises InvalidData, with file and line, for a row that cannot be true (see Row), that is not of the
-    run, or occurs twice, and for a batch whose rows do not stand together.
+    `starts` are the bytes where their lines start, and where the last of them ends; `first` is the number of the first.
+    Whoever goes through all rows gets them checked: raises InvalidData, with file and line, for a row that cannot be
+    true (see Row), that is not of the run, or occurs twice, and for a batch whose rows do not stand together.
     """
 
-    def __init__(self, path: Path, run: Run, starts: "array[int]") -> None:
-        self._path, self._run, self._starts = path, run, starts
+    def __init__(self, path: Path, run: Run, starts: "array[int]", first: int = FIRST_ROW) -> None:
+        self._path, self._run, self._starts, self._first = path, run, starts, first
+
+    @property
+    def size_bytes(self) -> int:
+        return self._starts[-1] - self._starts[0]
 
     def __len__(self) -> int:
         return len(self._starts) - 1
@@ -42,29 +50,50 @@ class StoredRows(Sequence[Row]):
         return self._row(numbers) if isinstance(numbers, int) else tuple(map(self._row, numbers))
 
     def __iter__(self) -> Iterator[Row]:
-        rows = self._checked()
+        return self.checked({})
+
+    def checked(self, lines: Lines) -> Iterator[Row]:
+        """The rows, whose lines are added to `lines` as they are gone through."""
+        rows = self._checked(lines)
         return rows if self._run.batch_size == 1 else _whole_batches(self._path, rows)
+
+    def parted(self, size_bytes: int) -> "tuple[StoredRows, StoredRows]":
+        """Rows of so many bytes, and the others. Batches are not parted: there the first are all."""
+        at = bisect_left(self._starts, self._starts[0] + size_bytes, 0, len(self))
+        at = at if self._run.batch_size == 1 else len(self)
+        return (
+            StoredRows(self._path, self._run, self._starts[: at + 1], self._first),
+            StoredRows(self._path, self._run, self._starts[at:], self._first + at),
+        )
 
     def _row(self, number: int) -> Row:
         start, end = self._starts[number], self._starts[number + 1]
         with self._path.open("rb") as file:
             file.seek(start)
-            return valid(ROW, self._path, number + FIRST_ROW, file.read(end - start))
+            return row_of(self._path, number + self._first, file.read(end - start))
 
-    def _checked(self) -> Iterator[Row]:
-        belongs, line_of = _Belonging(self._run), dict[tuple[object, ...], int]()
+    def _checked(self, lines: Lines) -> Iterator[Row]:
+        belongs = _Belonging(self._run)
         with self._path.open("rb") as file:
             file.seek(self._starts[0])
-            for number in range(FIRST_ROW, FIRST_ROW + len(self)):
-                row = valid(ROW, self._path, number, file.readline())
+            for number in range(self._first, self._first + len(self)):
+                row = row_of(self._path, number, file.readline())
                 if problem := belongs.problem(row):
                     raise InvalidData(f"{self._path}:{number}: {problem}")
                 # A plain tuple is none that the garbage collector would go through again and again.
-                if (first := line_of.setdefault(tuple(row_key(row)), number)) != number:
-                    raise InvalidData(
-                        f"{self._path}:{number}: the same generation as line {first}. Remove one of the two lines."
-                    )
+                if (earlier := lines.setdefault(tuple(row_key(row)), number)) != number:
+                    raise _doubled(self._path, number, earlier)
                 yield row
+
+
+def doubled(path: Path, lines: Lines, later: Lines) -> InvalidData | None:
+    """What is wrong with the first of the `later` rows of a file that is among those before them; None if none is."""
+    found = next((key for key in later if key in lines), None)
+    return None if found is None else _doubled(path, later[found], lines[found])
+
+
+def _doubled(path: Path, number: int, earlier: int) -> InvalidData:
+    return InvalidData(f"{path}:{number}: the same generation as line {earlier}. Remove one of the two lines.")
 
 
 class _Belonging:
@@ -132,6 +161,11 @@ def run_of(path: Path, line: bytes) -> Run:
     return valid(RUN, path, 1, line)
 
 
+def row_of(path: Path, number: int, line: bytes) -> Row:
+    """The row in a line. Raises as `valid` does."""
+    return decoded(line) or valid(ROW, path, number, line)
+
+
 def torn_batch(rows: StoredRows) -> int:
     """How many rows at the end are of a batch that is not whole, as a killed run leaves it."""
     last = rows[-1]
@@ -181,6 +215,11 @@ def valid(adapter: TypeAdapter[_Record], path: Path, number: int, line: bytes) -
         if problem["loc"] == ("kind",) and is_json(line) and json.loads(line)["kind"] == "run":
             raise InvalidData(f"{path}:{number}: another run begins here. Give every run a file of its own.") from error
         place = ".".join(str(part) for part in problem["loc"])
+        if adapter is ROW and problem["type"] == "missing" and "kind" not in json.loads(line):
+            raise InvalidData(
+                f"{path}:{number}: has no {place}, so it is no generation of this run. Remove this line; answers of "
+                "other programs are read by `benchctl import`."
+            ) from error
         # What the JSON parser calls line 1 is this line.
         message = re.sub(r" at line \d+ column \d+$", "", problem["msg"]).removeprefix("Value error, ")
         raise InvalidData(

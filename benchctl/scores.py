@@ -3,8 +3,9 @@
 Each line says all that it rests on, so that it can be read alone; a file may hold those of several judges.
 """
 
+import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass as plain_dataclass
 from pathlib import Path
 from types import TracebackType
@@ -52,9 +53,9 @@ class Score:
     as a tie and as a difference of 0), or both scores are the same. `unreadable` says why no reply of `tries` could be
     read ("" where one could); there are no scores then.
 
-    `reply` is the judge's text. `prompt_tokens`, `reply_tokens` and `cost_usd` are of all tries together, in this run:
-    0 where `cached` says that the reply had been there before or is shared with an earlier line. `cost_usd` is None
-    where nobody knows the price. `judged_at` is in UTC.
+    `reply` is the judge's text, the last of all `tries`. `prompt_tokens`, `reply_tokens` and `cost_usd` are of those
+    tries together that this judging made: 0 where `cached` says that the reply had been there before or is shared with
+    an earlier line. `cost_usd` is None where nobody knows the price. `judged_at` is in UTC.
     """
 
     kind: Literal["score"] = "score"
@@ -127,7 +128,8 @@ SCORE = TypeAdapter(Score)
 
 
 class ScoreKey(NamedTuple):
-    """What names a judgement; no two lines of a file share it."""
+    """What names a judgement. No two lines of a file share it, but that one that could not be read may be asked for
+    again: the later line then takes the place of the earlier one."""
 
     suite: str
     prompt_id: str
@@ -148,6 +150,21 @@ class ScoreKey(NamedTuple):
 
 def score_key(score: Score) -> ScoreKey:
     return ScoreKey(*(getattr(score, name) for name in ScoreKey._fields))
+
+
+def text_sha256(text: str) -> str:
+    """How scores name an answer's text. Half a surrogate pair, which has no place in UTF-8, is three bytes of it."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def once(scores: Iterable[Score]) -> tuple[Score, ...]:
+    """Each judgement once, though several files hold it: the last that could be read, or the last."""
+    found: dict[ScoreKey, Score] = {}
+    for score in scores:
+        key = score_key(score)
+        if key not in found or found[key].unreadable or not score.unreadable:
+            found[key] = score
+    return tuple(found.values())
 
 
 @plain_dataclass(frozen=True)
@@ -172,10 +189,11 @@ def is_scores(path: Path | str) -> bool:
 
 
 def read_scores(path: Path | str) -> ScoreFile:
-    """The scores of a file; a torn last line, as a kill leaves it, is dropped with a notice. A file may be empty.
+    """The scores of a file; a torn last line, as a kill leaves it, is dropped with a notice. A file may be empty. Of an
+    unreadable one that was asked for again the last line counts.
 
     Raises UserError for a file that cannot be read, and InvalidData, with file and line, for a line that is no score,
-    is of a newer version, cannot be true (see Score) or is there twice.
+    is of a newer version, cannot be true (see Score) or is there twice though it could be read.
     """
     path = Path(path)
     try:
@@ -186,13 +204,15 @@ def read_scores(path: Path | str) -> ScoreFile:
     if lines and not lines[-1].endswith(b"\n") and not is_json(lines[-1]):
         notices = (f"{path}:{len(lines)}: the last line is torn (its judging was killed, or goes on) and is left out.",)
         lines.pop()
-    first: dict[ScoreKey, int] = {}
-    scores = []
+    found: dict[ScoreKey, Score] = {}
+    at: dict[ScoreKey, int] = {}
     for number, line in enumerate(lines, 1):
-        scores.append(score := valid(SCORE, path, number, _checked_version(path, number, line)))
-        if (earlier := first.setdefault(score_key(score), number)) != number:
-            raise InvalidData(f"{path}:{number}: the same judgement as line {earlier}. Remove one of the two lines.")
-    return ScoreFile(path, tuple(scores), notices, sum(map(len, lines)))
+        score = valid(SCORE, path, number, _checked_version(path, number, line))
+        key = score_key(score)
+        if (earlier := found.pop(key, None)) and not earlier.unreadable:
+            raise InvalidData(f"{path}:{number}: the same judgement as line {at[key]}. Remove one of the two lines.")
+        found[key], at[key] = score, number
+    return ScoreFile(path, tuple(found.values()), notices, sum(map(len, lines)))
 
 
 class ScoreWriter:

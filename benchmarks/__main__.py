@@ -14,11 +14,9 @@ import click
 
 from benchctl.errors import UserError
 from benchctl.measuring.choices import choose_models
-from benchctl.measuring.clock import utc_now
-from benchctl.measuring.machine import commit, machine_facts, versions
 from benchctl.measuring.settings import ModelSettings
 from benchmarks.costs import choose
-from benchmarks.origin import without_places
+from benchmarks.origin import circumstances, without_places
 from benchmarks.sections import SECTIONS, Asked
 from benchmarks.show import show
 
@@ -73,11 +71,7 @@ def _circumstances(asked: Asked, sections: tuple[str, ...]) -> dict[str, Any]:
 
     A size that was not given is null: each section tells what it took.
     """
-    return {
-        "created": utc_now().isoformat(timespec="seconds"),
-        "commit": commit(),
-        "machine": machine_facts("cpu"),
-        "versions": versions(),
+    return circumstances() | {
         "asked": {
             "sections": sections,
             "threads": asked.threads,

@@ -1,4 +1,4 @@
-"""What a section's figures stand on besides the code: models, modules and sizes, so that they can be taken again."""
+"""What figures stand on: the code, the machine, and models, modules and sizes, so that they can be taken again."""
 
 from __future__ import annotations
 
@@ -9,8 +9,20 @@ from benchctl.decoding.modules import modules_sha256
 from benchctl.decoding.target import Target
 from benchctl.errors import UserError
 from benchctl.measuring.choices import Choice
+from benchctl.measuring.clock import utc_now
 from benchctl.measuring.header import model_info
+from benchctl.measuring.machine import commit, machine_facts, versions
 from benchctl.registry import parse_label
+
+
+def circumstances() -> dict[str, object]:
+    """When figures are taken, by which code, on what machine."""
+    return {
+        "created": utc_now().isoformat(timespec="seconds"),
+        "commit": commit(),
+        "machine": machine_facts("cpu"),
+        "versions": versions(),
+    }
 
 
 def without_places(label: str) -> str:

@@ -1,168 +1,98 @@
-"""How long `benchctl compare` takes for a large results file, and what memory: `python -m benchmarks.reading`.
+"""How long benchctl takes for large results files, and what memory: `python -m benchmarks.reading`.
 
-The goal is 10 s and 1 GB for 100,000 generations. The file is made up: answers of 129 tokens by the baseline and by a
-method that commits two tokens a step, five repeats of each prompt, with times that vary as measured ones do.
+`compare` of 100,000 generations in 10 s and 1 GB, a report of 10,000 built in 20 s and opened in 2 s, their Pareto plot
+in 5 s, and the help in 0.3 s. The files are made up, see made_up.py.
 """
 
 from __future__ import annotations
 
-import os
-import random
-import subprocess
-import sys
+import json
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
 
-from benchctl.records import MethodInfo, Mode, ModelInfo, Row, Run, SuiteInfo, to_line
+from benchctl.records import Mode
+from benchmarks.browser import PROGRAM, browser
+from benchmarks.figures import Figure, Took, took
+from benchmarks.made_up import MadeUp
+from benchmarks.origin import circumstances
 
-TOKENS = 129
-REPEATS = 5
-LAYERS = 12
 MODES: tuple[Mode, ...] = get_args(Mode)
-METHODS = {"autoregressive": 1, "two_model": 2}  # tokens that each commits in a step
-_MOST_S, _MOST_BYTES = 10.0, 1e9
+_MB = 1e6
 
 
-@dataclass(frozen=True)
-class Reading:
-    """What one `benchctl compare` took: seconds by the clock, of the processor, and the most memory it held."""
+def measure(folder: Path, compared: int, shown: int, modes: tuple[Mode, ...], times: int) -> Iterator[Figure]:
+    """Each figure as it is taken, over files of so many generations that are written into the folder."""
+    large, small, page = folder / "large.jsonl", folder / "small.jsonl", folder / "report.html"
+    MadeUp(modes).write(large, compared)
+    MadeUp(modes, differ=True).write(small, shown)
 
-    wall_s: float
-    user_s: float
-    system_s: float
-    peak_bytes: int
+    def figure(most_s: float, of: str, *arguments: str, most_bytes: float = float("inf")) -> Figure:
+        command = " ".join(["benchctl", *(Path(one).name for one in arguments)])
+        return Figure(command, of, most_s, tuple(took(arguments) for _ in range(times)), most_bytes)
 
-    @property
-    def is_good(self) -> bool:
-        return self.wall_s < _MOST_S and self.peak_bytes < _MOST_BYTES
-
-
-def write_run(path: Path, generations: int, modes: tuple[Mode, ...]) -> None:
-    """A results file of so many generations, dealt out to the modes."""
-    with path.open("wb") as file:
-        file.write(to_line(_run(modes)))
-        for _, row in zip(range(generations), _rows(modes), strict=False):
-            file.write(to_line(row))
+    yield figure(10.0, _told(large, compared), "compare", str(large), most_bytes=1e9)
+    yield figure(20.0, _told(small, shown), "report", str(small), "--out", str(page))
+    if PROGRAM:
+        yield Figure("open report.html in Chromium", f"{page.stat().st_size / _MB:.1f} MB", 2.0, opened(page, times))
+    yield figure(5.0, _told(small, shown), "plot", str(small), "--pareto", "--out", str(folder / "pareto.png"))
+    yield figure(0.3, "", "--help")
 
 
-def read(path: Path) -> Reading:
-    """Let `benchctl compare` read it, in a process of its own; raises ChildProcessError where that fails."""
-    started = time.perf_counter()
-    command = [sys.executable, "-m", "benchctl", "compare", str(path)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    _, status, used = os.wait4(process.pid, 0)
-    wall_s = time.perf_counter() - started
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise ChildProcessError(f"benchctl compare ended with exit code {process.returncode}")
-    unit = 1 if sys.platform == "darwin" else 1024
-    return Reading(wall_s, used.ru_utime, used.ru_stime, used.ru_maxrss * unit)
+def opened(page: Path, times: int) -> tuple[Took, ...]:
+    """Seconds until the page and its scripts are done, in a browser that runs and has not seen it."""
+    found = []
+    for _ in range(times):
+        with browser() as window:
+            started = time.perf_counter()
+            window.open(page)
+            found.append(Took(time.perf_counter() - started))
+    return tuple(found)
 
 
-def _run(modes: tuple[Mode, ...]) -> Run:
-    target = ModelInfo(
-        name="made-up",
-        family="llama",
-        layers=LAYERS,
-        hidden_size=256,
-        parameters=9_000_000,
-        vocabulary=4096,
-        context_tokens=1024,
-        weights_sha256="a",
-        tokenizer_sha256="b",
-        chat_template_sha256="c",
-    )
-    return Run(
-        name="large",
-        created="2026-01-01T00:00:00+00:00",
-        command=("python", "-m", "benchmarks.reading"),
-        baseline="autoregressive",
-        target=target,
-        draft=None,
-        suites=(SuiteInfo(name="made-up", source="file", origin="benchmarks", sha256="d", prompts=1),),
-        methods=tuple(MethodInfo(label=name, name=name, options={}, exactness="exact") for name in METHODS),
-        dtype="float32",
-        device="cpu",
-        executor="eager",
-        attention="sdpa",
-        threads=1,
-        temperature=0.0,
-        top_p=1.0,
-        top_k=0,
-        seed=0,
-        max_new_tokens=TOKENS,
-        repeats=REPEATS,
-        modes=modes,
-        order="abba",
-        machine={"cpu": "made up", "gpu": ""},
-        versions={},
-        commit="",
-    )
+def _told(path: Path, generations: int) -> str:
+    return f"{generations:,} generations, {path.stat().st_size / _MB:.0f} MB"
 
 
-def _rows(modes: tuple[Mode, ...]) -> Iterator[Row]:
-    chance, number = random.Random(0), 0
-    usual = {label: _row(label, committed) for label, committed in METHODS.items()}
-    while True:
-        ids = tuple(chance.randrange(4096) for _ in range(TOKENS))
-        for repeat in range(REPEATS):
-            for mode in modes:
-                for row in usual.values():
-                    times_s = tuple(round(chance.uniform(0.009, 0.011), 6) for _ in row.step_s)
-                    phases = {"verify": times_s, "host": (0.0,) * len(times_s)} if mode == "profile" else {}
-                    timed = replace(row, token_ids=ids, step_s=times_s, phases=phases, mode=mode)
-                    yield replace(timed, prompt_id=f"p{number}", repeat=repeat)
-        number += 1
+def _line(figure: Figure) -> str:
+    seconds = ", ".join(f"{one.wall_s:.2f}" for one in figure.took)
+    memory = f"; {figure.peak_bytes / _MB:.0f} MB at most" if figure.peak_bytes else ""
+    met = "met" if figure.is_met else "MISSED"
+    of = f" ({figure.of})" if figure.of else ""
+    return f"{figure.command}{of}: {seconds} s, of {figure.most_s:g} s at most{memory}: {met}"
 
 
-def _row(label: str, committed: int) -> Row:
-    steps = (TOKENS - 1) // committed
-    drafted = 3 * (committed - 1)
-    return Row(
-        suite="made-up",
-        prompt_id="p",
-        turn=0,
-        label=label,
-        repeat=0,
-        session=0,
-        order=0,
-        prompt_tokens=30,
-        token_ids=(0,) * TOKENS,
-        text="so " * 200,
-        stop_reason="length",
-        ttft_s=0.02,
-        step_s=(0.01,) * steps,
-        committed=(committed,) * steps,
-        drafted=(drafted,) * steps,
-        accepted=(committed - 1,) * steps,
-        rows=(drafted + 1,) * steps,
-        layers=(LAYERS,) * TOKENS,
-    )
+def _document(figures: list[Figure], modes: tuple[Mode, ...]) -> dict[str, Any]:
+    found = []
+    for figure in figures:
+        most_bytes = None if figure.most_bytes == float("inf") else figure.most_bytes
+        found.append(asdict(figure) | {"most_bytes": most_bytes, "wall_s": figure.wall_s, "is_met": figure.is_met})
+    return circumstances() | {"modes": modes, "figures": found}
 
 
 @click.command()
-@click.option("--generations", type=click.IntRange(min=10), default=100_000, show_default=True)
+@click.option("--generations", type=click.IntRange(min=10), default=100_000, show_default=True, help="To compare.")
+@click.option("--shown", type=click.IntRange(min=10), default=10_000, show_default=True, help="In report and plot.")
 @click.option("--modes", type=click.IntRange(1, len(MODES)), default=1, show_default=True, help="That they are of.")
-@click.option("--times", type=click.IntRange(min=1), default=3, show_default=True, help="How often it is read.")
-def main(generations: int, modes: int, times: int) -> None:
-    """Write a large results file, compare it, and print seconds and peak memory. Exits with 1 beyond 10 s or 1 GB."""
+@click.option("--times", type=click.IntRange(min=1), default=3, show_default=True, help="How often each is done.")
+@click.option("--out", type=click.Path(path_type=Path), help="File for all figures: .json.")
+def main(generations: int, shown: int, modes: int, times: int, out: Path | None) -> None:
+    """Print what reading takes, of what it may take at most. Exits with 1 where anything takes more."""
+    found = []
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "large.jsonl"
-        write_run(path, generations, MODES[:modes])
-        click.echo(
-            f"{generations:,} generations of {modes} mode{'s' * (modes > 1)}, {path.stat().st_size / 1e6:.0f} MB"
-        )
-        found = [read(path) for _ in range(times)]
-    for one in found:
-        processor = f"{one.user_s:.2f} s user, {one.system_s:.2f} s system"
-        click.echo(f"{one.wall_s:.2f} s ({processor}), {one.peak_bytes / 1e6:.0f} MB at most")
-    if not min(found, key=lambda one: one.wall_s).is_good:
+        for figure in measure(Path(folder), generations, shown, MODES[:modes], times):
+            click.echo(_line(figure))
+            found.append(figure)
+    if not PROGRAM:
+        click.echo("There is no Chromium here, so no page was opened.")
+    if out:
+        out.write_text(json.dumps(_document(found, MODES[:modes]), indent=1) + "\n", encoding="utf-8")
+    if not all(figure.is_met for figure in found):
         raise click.exceptions.Exit(1)
 
 

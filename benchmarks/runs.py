@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ from benchctl.measuring import settings as ask
 from benchctl.measuring.check import check
 from benchctl.measuring.run import run
 from benchctl.recordfile import read
+from benchmarks.figures import took
 
 HELP_RUNS = 10
 
@@ -46,12 +46,7 @@ def measured_run(
 
 def help_seconds() -> float:
     """Median of ten whole processes of ``benchctl --help``."""
-    times = []
-    for _ in range(HELP_RUNS):
-        begin = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "benchctl", "--help"], check=True, capture_output=True)
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
+    return statistics.median(took(["--help"]).wall_s for _ in range(HELP_RUNS))
 
 
 if __name__ == "__main__":

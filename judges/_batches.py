@@ -3,26 +3,48 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterable, Mapping
+from itertools import accumulate, islice, takewhile
 from typing import TYPE_CHECKING, Any, Final
 
-from benchctl.judges._openai import read_completion, strike_out
-from benchctl.judging.judge import BatchedReply, BatchRefused
+import openai
+
+from benchctl.errors import UserError
+from benchctl.judges._openai import read_completion, shown, strike_out
+from benchctl.judging.judge import BatchedReply, BatchLost, BatchRefused
 
 if TYPE_CHECKING:
     from openai import OpenAI
 
 _PATH: Final = "/v1/chat/completions"
 _MARK = "benchctl"
+_MOST_REQUESTS: Final = 50_000  # of a batch, and of its file in bytes: OpenAI's API reference, batches and files
+_MOST_BYTES: Final = 200_000_000
 _LOOKED_THROUGH = 200  # recent batches, for one with a mark
 _DONE = {"completed", "expired", "cancelled"}  # of those too, whatever was answered is there, and billed
+_NO_BATCHES = {404, 405, 501}
+_NOT_GIVEN = {400, 403, 404, 410}  # of a batch or its file: not of this account, deleted, or not there any more
 
 
-def start(client: OpenAI, bodies: Mapping[str, Mapping[str, Any]], mark: str) -> str:
-    """Hand in bodies of requests by key; the id of their batch."""
-    lines = [{"custom_id": key, "method": "POST", "url": _PATH, "body": body} for key, body in bodies.items()]
-    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+def fitting(bodies: Iterable[tuple[str, Mapping[str, Any]]]) -> int:
+    """How many of the first bodies by key fit into one batch; at least 1."""
+    sizes = accumulate(len(_line(*each)) for each in islice(bodies, _MOST_REQUESTS))
+    return max(1, sum(1 for _ in takewhile(_MOST_BYTES.__ge__, sizes)))
+
+
+def start(client: OpenAI, bodies: Mapping[str, Mapping[str, Any]], mark: str, key: str) -> str:
+    """Hand in bodies of requests by key; the id of their batch. Raises UserError where the server takes none at all."""
+    try:
+        return _start(client, bodies, mark)
+    except openai.APIStatusError as error:
+        if error.status_code not in _NO_BATCHES:
+            raise
+        said = f"status {error.status_code}, {shown(error, key)}"
+        raise UserError(f"the judge's server takes no batches ({said}): leave --batch out.") from None
+
+
+def _start(client: OpenAI, bodies: Mapping[str, Mapping[str, Any]], mark: str) -> str:
+    content = b"".join(_line(*each) for each in bodies.items())
     file = client.files.create(file=("questions.jsonl", content), purpose="batch")
     batch = client.batches.create(
         input_file_id=file.id, endpoint=_PATH, completion_window="24h", metadata={_MARK: mark}
@@ -37,7 +59,20 @@ def find(client: OpenAI, mark: str) -> str | None:
 
 
 def collect(client: OpenAI, batch_id: str, key: str) -> tuple[BatchedReply, ...] | None:
-    """What a batch brought; None while it is not done. Raises BatchRefused for one that the server would not take."""
+    """What a batch brought; None while it is not done.
+
+    Raises BatchRefused for one that the server would not take, and BatchLost for one that it does not give.
+    """
+    try:
+        return _collect(client, batch_id, key)
+    except openai.APIStatusError as error:
+        if error.status_code not in _NOT_GIVEN:
+            raise
+        problem = f"the server does not give the batch {batch_id}: status {error.status_code} ({shown(error, key)})."
+        raise BatchLost(problem) from None
+
+
+def _collect(client: OpenAI, batch_id: str, key: str) -> tuple[BatchedReply, ...] | None:
     batch = client.batches.retrieve(batch_id)
     if batch.status == "failed":
         told = [str(error.message) for error in (batch.errors.data or [])] if batch.errors else []
@@ -49,14 +84,25 @@ def collect(client: OpenAI, batch_id: str, key: str) -> tuple[BatchedReply, ...]
     if batch.status not in _DONE:
         return None
     files = [name for name in (batch.output_file_id, batch.error_file_id) if name]
-    return tuple(reply for name in files for reply in _replies(client.files.content(name).content, key))
+    lines = [line for name in files for line in client.files.content(name).content.splitlines()]
+    found = [_reply(line, key) for line in lines]  # lines of bytes: those of a text end at U+2028 as well
+    replies = tuple(reply for reply in found if reply)
+    if len(replies) < len(found):
+        damaged = f"line {found.index(None) + 1} of what the batch {batch_id} brought is no reply"
+        raise BatchLost(f"{damaged} ({len(found) - len(replies)} such lines).", replies)
+    return replies
 
 
-def _replies(content: bytes, key: str) -> Iterator[BatchedReply]:
-    for line in content.splitlines():  # of bytes: those of a text end at U+2028 as well
+def _reply(line: bytes, key: str) -> BatchedReply | None:
+    """The reply in a line of a file; None for a line that holds none."""
+    try:
         told = json.loads(line)
-        response = told.get("response") or {}
+        custom_id, response = told["custom_id"], told.get("response") or {}
         answered = response.get("status_code") == 200
-        yield BatchedReply(
-            told["custom_id"], read_completion(json.dumps(response.get("body")), key) if answered else None
-        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return BatchedReply(custom_id, read_completion(json.dumps(response.get("body")), key) if answered else None)
+
+
+def _line(key: str, body: Mapping[str, Any]) -> bytes:
+    return json.dumps({"custom_id": key, "method": "POST", "url": _PATH, "body": body}).encode() + b"\n"

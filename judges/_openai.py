@@ -14,6 +14,7 @@ from benchctl.errors import UserError
 from benchctl.judging.judge import Reply, TryAgain, Usage
 
 _NEVER_SENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "UnsupportedProtocol", "ProxyError"}
+_LEAST_KEY = 8  # characters; what is shorter is no secret, but a word to please a server, and may be part of a score
 _PASSING = {408, 409, 425, 429}
 _GAVE_UP = {408, 502, 504, 520, 524}  # of gateways; what they waited for may have been answered, and billed, later
 _NO_CREDIT = {"insufficient_quota", "billing_hard_limit_reached"}
@@ -30,8 +31,8 @@ class NoModel(UserError):
 
 
 def strike_out(text: str, key: str) -> str:
-    """The text without the key, in case a server says it back; "" is no key."""
-    return text.replace(key, "[key]") if key else text
+    """The text without the key, in case a server says it back; a word of a few characters is no key."""
+    return text.replace(key, "[key]") if len(key) >= _LEAST_KEY else text
 
 
 def sent(send: Callable[[], _Found], *, model: str, key: str, key_env: str) -> _Found:
@@ -42,9 +43,10 @@ def sent(send: Callable[[], _Found], *, model: str, key: str, key_env: str) -> _
         failure: Exception = _of_status(error, model, key, key_env)
     except openai.APIConnectionError as error:
         cause = error.__cause__ or error
-        late = isinstance(error, openai.APITimeoutError)
+        unreached = type(cause).__name__ in _NEVER_SENT
+        late = isinstance(error, openai.APITimeoutError) and not unreached
         reason = "no answer in time" if late else f"the connection failed ({_shown(str(cause) or repr(cause), key)})"
-        failure = TryAgain(reason, maybe_paid=type(cause).__name__ not in _NEVER_SENT)
+        failure = TryAgain(reason, maybe_paid=not unreached, unreached=unreached)
     except openai.OpenAIError as error:
         failure = UserError(f"the judge cannot be asked: {_shown(str(error), key)}")
     raise failure
@@ -85,7 +87,7 @@ def _usage(told: Any) -> Usage | None:
 
 
 def _of_status(error: openai.APIStatusError, model: str, key: str, key_env: str) -> Exception:
-    status, said = error.status_code, _shown(_words(error), key)
+    status, said = error.status_code, shown(error, key)
     kept = "What is judged is kept."
     if status == 401:
         return WrongKey(f"the judge's server refuses the key in {key_env} ({said}). Set the right one. {kept}")
@@ -99,6 +101,11 @@ def _of_status(error: openai.APIStatusError, model: str, key: str, key_env: str)
         wait_s = _retry_after_s(error.response.headers)
         return TryAgain(f"status {status} ({said})", retry_after_s=wait_s, maybe_paid=status in _GAVE_UP)
     return UserError(f"the judge's server refuses to answer: status {status} ({said}). {kept}")
+
+
+def shown(error: openai.APIStatusError, key: str) -> str:
+    """What a server said with an error, cut short and without the key."""
+    return _shown(_words(error), key)
 
 
 def _words(error: openai.APIStatusError) -> str:

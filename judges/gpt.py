@@ -20,6 +20,7 @@ from benchctl.judging.prices import price_table
 if TYPE_CHECKING:
     from openai import OpenAI
 
+_CONNECT_S = 5.0  # OpenAI's client waits so long for a connection, too
 ADDRESS = "https://api.openai.com/v1"
 _ADDRESS = re.compile(r"https?://[^/?#\s]", re.IGNORECASE)
 _Found = TypeVar("_Found")
@@ -43,6 +44,7 @@ class Gpt(BatchedJudge):
     timeout_s: float = 120.0
     paid: ClassVar[bool] = True
     parallel: ClassVar[bool] = True
+    unsaid: ClassVar[frozenset[str]] = frozenset({"timeout_s"})
     _place: Place = field(default=Place("", "", ()), init=False, repr=False, compare=False)
     _client: Any = field(default=None, init=False, repr=False, compare=False)
     _key: str = field(default="", init=False, repr=False, compare=False)
@@ -71,22 +73,20 @@ class Gpt(BatchedJudge):
 
     def reach(self) -> None:
         """Raises UserError without a key, and where the server says for free that the key or the model is wrong."""
-        from openai import OpenAI
+        from openai import OpenAI, Timeout
 
         from benchctl.judges._openai import NoModel, WrongKey
 
         self._key = self._found_key()
-        # The client wants a key; servers of one's own often do not.
-        key, base_url = self._key or "none", self._place.base_url
-        self._client = OpenAI(api_key=key, base_url=base_url or ADDRESS, max_retries=0, timeout=self.timeout_s)
+        key, base_url = self._key or "none", self._place.base_url  # the client wants a key, not every server does
+        timeout = Timeout(self.timeout_s, connect=min(self.timeout_s, _CONNECT_S))
+        self._client = OpenAI(api_key=key, base_url=base_url or ADDRESS, max_retries=0, timeout=timeout)
         try:
             self._sent(lambda client: client.models.with_raw_response.retrieve(self.model))
-        except WrongKey:
-            raise
         except (TryAgain, UserError) as error:
-            # Other servers may not tell about models, some keys may not ask, and an outage may pass by itself: the
-            # first question will show.
-            if isinstance(error, NoModel) and not base_url:
+            # Other servers may not tell of models, some keys may not ask, an outage may pass: the first question shows.
+            lasting = isinstance(error, WrongKey) or (isinstance(error, NoModel) and not base_url)
+            if lasting or (isinstance(error, TryAgain) and error.unreached):
                 raise
 
     def ask(self, messages: Sequence[Message], sample: int) -> Reply:
@@ -97,11 +97,17 @@ class Gpt(BatchedJudge):
         reply: Reply = read_completion(raw.http_response.text, self._key)
         return reply
 
+    def fitting(self, requests: Sequence[Request]) -> int:
+        from benchctl.judges._batches import fitting
+
+        count: int = fitting((request.key, self._body(request.messages)) for request in requests)
+        return count
+
     def start_batch(self, requests: Sequence[Request], mark: str) -> str:
         from benchctl.judges._batches import start
 
         bodies = {request.key: self._body(request.messages) for request in requests}
-        batch: str = self._sent(lambda client: start(client, bodies, mark))
+        batch: str = self._sent(lambda client: start(client, bodies, mark, self._key))
         return batch
 
     def find_batch(self, mark: str) -> str | None:

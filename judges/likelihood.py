@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from benchctl import packs
 from benchctl.decoding.likelihood import likelihood
@@ -30,6 +30,7 @@ class Likelihood(GradingJudge):
 
     model: str = ""
     device: str = "cpu"
+    unsaid: ClassVar[frozenset[str]] = frozenset({"device"})
     protocol: Literal["likelihood"] = field(default="likelihood", init=False)
     _targets: dict[tuple[str, str], Target] = field(default_factory=dict, init=False, repr=False, compare=False)
 

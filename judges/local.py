@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, product
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from benchctl import packs, registry
 from benchctl.decoding.loop import Limits, decode
@@ -48,6 +48,7 @@ class Local(AskedJudge):
     least_share: float = 0.01
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
     device: str = "cpu"
+    unsaid: ClassVar[frozenset[str]] = frozenset({"device"})
     _numbers: Iterator[int] = field(default_factory=count, init=False, repr=False, compare=False)
     _tokenizer: TargetTokenizer | None = field(default=None, init=False, repr=False, compare=False)
     _sha256: str = field(default="", init=False, repr=False, compare=False)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from fixtures_records import baseline_row, drafted_row, exiting_row, write
 
 from benchctl.judging.items import JudgeName
-from benchctl.judging.judge import AskedJudge, BatchedJudge, BatchedReply, Message, Reply, Request, Usage
+from benchctl.judging.judge import AskedJudge, BatchedJudge, BatchedReply, BatchLost, Message, Reply, Request, Usage
 from benchctl.judging.prices import Price
 from benchctl.judging.session import Judging
 from benchctl.judging.settings import JudgeSettings, Progress, World
@@ -20,6 +20,7 @@ from benchctl.records import Row
 from benchctl.scores import Score, read_scores, scores_path
 
 USAGE = Usage(1000, 4)
+MOST_TOKENS = 1300  # that a prompt may be billed as, for all that can be known beforehand
 PRICE = Price(1.0, 0.0)  # a thousand prompt tokens cost a thousandth
 COST_USD = 0.001
 Say = Callable[[Sequence[Message], int], Reply]
@@ -56,17 +57,27 @@ class Scripted(AskedJudge):
     def prompt_tokens(self, messages: Sequence[Message]) -> int:
         return USAGE.prompt_tokens
 
+    def most_prompt_tokens(self, messages: Sequence[Message]) -> int:
+        return MOST_TOKENS
+
 
 @dataclass
 class Batching(Scripted, BatchedJudge):
-    """The same, in batches that are done once they were asked about `delay` times. `broken` fails once, by name."""
+    """The same, in batches of up to `room` requests that are done once they were asked about `delay` times. `broken`
+    fails once, by name; of the batches in `lost` only so many replies can be had."""
 
     delay: int = 1
+    room: int = 1_000_000
+    lost: dict[str, int] = field(default_factory=dict)
     batches: dict[str, tuple[str, tuple[Request, ...]]] = field(default_factory=dict)
     polls: dict[str, int] = field(default_factory=dict)
     broken: dict[str, Exception] = field(default_factory=dict)
 
+    def fitting(self, requests: Sequence[Request]) -> int:
+        return min(self.room, len(requests))
+
     def start_batch(self, requests: Sequence[Request], mark: str) -> str:
+        assert 0 < len(requests) <= self.room
         name = f"batch_{len(self.batches)}"
         if error := self.broken.pop("before", None):
             raise error
@@ -82,7 +93,10 @@ class Batching(Scripted, BatchedJudge):
         self.polls[batch] = self.polls.get(batch, 0) + 1
         if self.polls[batch] <= self.delay:
             return None
-        return tuple(BatchedReply(each.key, self._once(each)) for each in self.batches[batch][1])
+        replies = tuple(BatchedReply(each.key, self._once(each)) for each in self.batches[batch][1])
+        if batch in self.lost:
+            raise BatchLost(f"nobody gives {batch}.", replies[: self.lost[batch]])
+        return replies
 
     def _once(self, request: Request) -> Reply:
         """The reply to a request, the same however often the batch is fetched."""

@@ -28,11 +28,15 @@ class Batches:
     answer: Answer
     looks: int = 1
     refusing: bool = False  # whatever is handed in
+    absent: bool = False  # the server knows of no batches
+    torn: int = 0  # so many lines of a file of replies are sent without their ends
     files: dict[str, bytes] = field(default_factory=dict)
     batches: dict[str, _Batch] = field(default_factory=dict)
 
     def post(self, path: str, headers: Mapping[str, str], body: bytes) -> tuple[int, Any]:
         """Status and body for a POST."""
+        if self.absent:
+            return 404, {"detail": "Not Found"}
         if path == "/v1/files":
             name = f"file-{len(self.files)}"
             self.files[name] = _part(headers["content-type"], body, "file")
@@ -45,8 +49,10 @@ class Batches:
     def get(self, path: str) -> tuple[int, Any]:
         """Status and body for a GET; bytes are a file."""
         if found := re.fullmatch(r"/v1/files/([\w-]+)/content", path):
-            return 200, self.files[found[1]]
+            return 200, self._torn(self.files[found[1]])
         if found := re.fullmatch(r"/v1/batches/([\w-]+)", path):
+            if found[1] not in self.batches:
+                return 404, {"error": {"message": f"No batch found with id '{found[1]}'.", "code": None}}
             batch = self.batches[found[1]]
             batch.looks += 1
             if batch.looks > self.looks and batch.output_file is None and not self.refusing:
@@ -55,6 +61,10 @@ class Batches:
         newest = [self._shown(batch) for batch in reversed(self.batches.values())]
         ends = {"first_id": newest[0]["id"], "last_id": newest[-1]["id"]} if newest else {}
         return 200, {"object": "list", "data": newest, "has_more": False, **ends}
+
+    def _torn(self, content: bytes) -> bytes:
+        lines = content.splitlines(keepends=True)
+        return b"".join([*(line[: len(line) // 2] + b"\n" for line in lines[: self.torn]), *lines[self.torn :]])
 
     def _answer_all(self, batch: _Batch) -> None:
         lines: dict[bool, list[bytes]] = {True: [], False: []}

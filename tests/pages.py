@@ -13,9 +13,9 @@ from typing import Any
 
 from fixtures_records import DRAFTED, KOALA, MT_BENCH, RUN, usual_rows, write
 
+from benchctl.analysis.answer_rows import Decoders
 from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.html import report
-from benchctl.analysis.html_answers import Decoders
 from benchctl.recordfile import read
 from benchctl.records import Row, Run
 

@@ -205,7 +205,7 @@ def test_markdown_has_as_many_cells_in_each_line_of_a_table(tmp_path: Path) -> N
 
 
 def test_programs_get_full_precision_with_intervals(tmp_path: Path) -> None:
-    (found,) = json.loads(_table(tmp_path, "json"))
+    (found,) = json.loads(_table(tmp_path, "json"))["acceptance"]
     figures = {(figure["name"], figure["position"]): figure for figure in found["figures"]}
     assert figures["conditional", 1] == {"name": "conditional", "position": 1, "value": 0.5, "low": 0.5, "high": 0.5}
     assert figures["block_efficiency", None]["value"] == 2.5

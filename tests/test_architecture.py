@@ -23,7 +23,8 @@ LAYERS: dict[str, set[str]] = {
     "benchctl.errors": set(),
     "benchctl.records": set(),
     "benchctl.rowkeys": {"benchctl.records"},
-    "benchctl.rowstream": {"benchctl.records", "benchctl.rowkeys"},
+    "benchctl.rowdecoder": {"benchctl.records"},
+    "benchctl.rowstream": {"benchctl.records", "benchctl.rowdecoder", "benchctl.rowkeys"},
     "benchctl.runmatch": {"benchctl.records"},
     "benchctl.linefile": set(),
     "benchctl.recordfile": {
@@ -46,6 +47,7 @@ LAYERS: dict[str, set[str]] = {
         "benchctl.recordfile",
         "benchctl.records",
         "benchctl.rowkeys",
+        "benchctl.rowstream",
         "benchctl.scores",
     },
     "benchctl.measuring": {
@@ -103,6 +105,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "huggingface_hub": (),
     "jinja2": ("benchctl/analysis/html",),
     "matplotlib": ("benchctl/analysis/plot",),
+    "msgspec": ("benchctl/rowdecoder.py",),
     "openai": ("judges/",),
     "pandas": ("benchctl/analysis/",),
     "pynvml": ("benchctl/measuring/gpu.py",),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fixtures_records import DRAFTED, EXITING, RUN, baseline_row, drafted_row, exiting_row, usual_rows
+from fixtures_records import DRAFTED, EXITING, RUN, baseline_row, drafted_row, exiting_row, failed, usual_rows
 
 from benchctl.analysis.cautions import cautions
 from benchctl.analysis.comparison import Group, compare
@@ -128,3 +128,33 @@ def test_a_round_that_was_made_good_is_told_apart_from_one_that_is_lost(tries: t
     assert told.startswith("1 of 20 rounds was left out of all figures") and told.endswith(ends)
     good = to_frame([RunFile(Path("a.jsonl"), RUN, tuple(rows))])
     assert (~good["round_invalid"]).sum() == 3 * (19 + ("" in tries))
+
+
+@pytest.mark.parametrize(
+    ("planned_fails", "again_fails", "cut", "good"),
+    [
+        ((), (), 0, True),
+        ((), (), 1, False),
+        ((), (EXITING,), 0, False),
+        ((EXITING,), (EXITING,), 0, True),
+        ((EXITING,), (), 0, True),
+        ((EXITING,), (DRAFTED, EXITING), 0, False),
+    ],
+)
+def test_a_try_makes_up_for_a_round_only_with_as_many_answers(
+    planned_fails: tuple[str, ...], again_fails: tuple[str, ...], cut: int, good: bool
+) -> None:
+    """One that a kill cut after the baseline's row, or in which a method failed, counted as measured again, and the
+    advice to go on with --resume was not given. What fails whenever it is tried is good for the others."""
+    rows = usual_rows(20)
+    of_one = [row for row in rows if row.prompt_id == "p3"]
+    rows = [row for row in rows if row.prompt_id != "p3"]
+    rows += [replace(tried(row, planned_fails), invalid="loud") for row in of_one]
+    rows += [replace(tried(row, again_fails), repeat=2) for row in of_one[: len(of_one) - cut]]
+    (told,) = left_out(group_of(rows))
+    assert told.endswith("1 of them was measured again, within bounds.") == good
+    assert told.endswith("go on with --resume.") != good
+
+
+def tried(row: Row, fails: Sequence[str]) -> Row:
+    return failed(row) if row.label in fails else row

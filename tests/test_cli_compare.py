@@ -111,6 +111,13 @@ def test_what_a_view_does_not_show_is_refused_rather_than_ignored(path: Path, mo
     )
 
 
+def test_acceptance_and_the_agreement_of_judges_have_no_brief_form(path: Path) -> None:
+    """Both would show all of it, brief or not."""
+    assert _compare(path, "--format", "brief").exit_code == 0
+    assert _compare(path, "--acceptance", "--format", "brief").exit_code == 2
+    assert CliRunner().invoke(main, ["compare", "--scores", str(path), "--format", "brief"]).exit_code == 2
+
+
 def test_a_floor_is_refused_where_it_has_no_part(path: Path) -> None:
     """In csv nothing is called a difference; --fail-below has its use for it in any format."""
     floor = path.parent / "aa.json"

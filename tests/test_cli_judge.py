@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from socket import socket
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,6 +99,8 @@ def test_a_judging_says_what_it_did_and_where_its_scores_are(results: Path, repl
 def test_scores_files_among_the_results_are_passed_over(results: Path, reply: Callable[[Any], None]) -> None:
     """The shell makes results/*.jsonl into both."""
     assert gpt(results).exit_code == 0
+    told = gpt(results, "--dry-run", "--base-url", "http://localhost:1/v1").stdout
+    assert "To ask: 0 questions" in told and "Cost: nothing." in told, "though nobody knows the price there"
     again = judge(*sorted(results.parent.glob("*.jsonl")), "--judge", "gpt", "--model", "gpt-4o")
     assert again.exit_code == 0 and "0 of 9 judgements written, 9 were there before" in again.stderr
 
@@ -121,6 +124,50 @@ def test_without_a_key_nothing_is_asked_and_what_to_do_is_said(results: Path, mo
     result = gpt(results)
     assert result.exit_code == 2
     assert "there is no key in OPENAI_API_KEY" in result.stderr and "--judge likelihood" in result.stderr
+    assert sorted(path.name for path in results.parent.iterdir()) == ["first.jsonl"]
+
+
+def test_a_server_that_is_not_there_is_told_of_at_once_and_before_a_run_measures(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a wrong port the last of eight tries told, after more than a minute, and after the measurement."""
+    waits: list[float] = []
+    monkeypatch.setattr("benchctl.judging.patience._SLICE_S", 60.0)
+    monkeypatch.setattr("benchctl.measuring.clock.Timer.wait_until", lambda self, moment_s: waits.append(moment_s))
+    monkeypatch.setattr("benchctl.measuring.clock.Timer.now_s", lambda self: waits[-1] if waits else 0.0)
+    with socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    for command in (("judge", str(results)), ("run", "--model", "nowhere")):
+        waits.clear()
+        result = CliRunner().invoke(main, [*command, "--judge", "gpt[model=m]", "--base-url", url])
+        assert result.exit_code == 2 and "no server of the judge can be reached" in result.stderr, result.output
+        assert len(waits) == 2 and waits[-1] < 5
+    assert sorted(path.name for path in results.parent.iterdir()) == ["first.jsonl"]
+
+
+def test_how_a_judge_is_reached_makes_no_other_judge_of_it(results: Path, reply: Callable[[Any], None]) -> None:
+    """With another time-out everything was once asked and paid for again, by a judge of another name."""
+    assert judge(results, "--judge", "gpt[model=gpt-4o]").exit_code == 0
+    again = judge(results, "--judge", "gpt[model=gpt-4o,timeout_s=300]")
+    assert "gpt[model=gpt-4o]: 0 of 9 judgements written, 9 were there before; nothing spent." in again.stderr
+    other = judge(results, "--judge", "gpt[model=gpt-4o,temperature=1]", "--dry-run")
+    assert "To ask: 6 questions" in other.stdout
+
+
+@pytest.mark.parametrize("name", ["gpt", "local", "likelihood"])
+def test_what_does_not_change_what_a_judge_says_is_among_its_options(name: str) -> None:
+    from benchctl.registry import judge_class, judge_options
+
+    assert judge_class(name).unsaid and judge_class(name).unsaid < {option.name for option in judge_options(name)}
+
+
+def test_a_dry_run_tells_what_a_budget_must_be_to_hold_nothing_back(
+    results: Path, reply: Callable[[Any], None]
+) -> None:
+    told = json.loads(gpt(results, "--dry-run", "--json").stdout)
+    assert f"A --max-usd below ${told['most_usd']:.4f}, which is" in gpt(results, "--dry-run").stdout
+    assert 3 * told["usd"] < told["most_usd"] < 10 * told["usd"]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +187,16 @@ def test_without_a_key_nothing_is_asked_and_what_to_do_is_said(results: Path, mo
         (("--judge", "gpt", "--model", "m", "--base-url", "http://me:pw@localhost/v1"), "--base-url holds a password"),
         (("--judge", "gpt", "--model", "unheard-of", "--max-usd", "1"), "nobody here knows what 'unheard-of' costs"),
         (("--judge", "gpt", "--model", "m", "--price-in", "1"), "--price-in and --price-out need each other"),
-        (("--judge", "exact", "--baseline-label", "nobody"), "no answers of the baseline 'nobody'"),
+        (
+            ("--judge", "exact", "--baseline-label", "nobody"),
+            "no answers of the baseline 'nobody' that --baseline-label",
+        ),
+        (("--judge", "likelihood", "--baseline-label", "nobody"), "of the baseline 'nobody' that --baseline-label"),
+        (("--judge", "gpt", "--baseline-label", "nobody"), "of the baseline 'nobody' that --baseline-label"),
+        (("--judge", "gpt[protocol=single]", "--model", "m", "--orders", "baseline_first"), "leave --orders out"),
+        (("--judge", "exact", "--key-env", "MY_KEY"), "exact takes no --key-env"),
+        (("--judge", "local", "--key-env", "MY_KEY"), "local takes no --key-env"),
+        (("--judge", "gpt", "--model", "m", "--forget-batches"), "--forget-batches is about batches: add --batch"),
     ],
 )
 def test_what_cannot_be_done_is_refused(
@@ -217,6 +273,7 @@ def test_the_default_judge_is_gpt_with_a_key_and_likelihood_without(monkeypatch:
     assert judge_label(JudgeOptions()).text == "likelihood"
     assert judge_label(JudgeOptions(model="m")).text == "gpt[model=m]"
     assert judge_label(JudgeOptions(judge="local", model="m")).text == "local[model=m]"
+    assert judge_label(JudgeOptions(key_env="MY_KEY")).text == "gpt", "its error then names the variable"
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     assert judge_label(JudgeOptions()).text == "gpt"
 
@@ -240,12 +297,29 @@ def test_run_refuses_a_key_in_the_address_and_a_judge_that_is_not_there_before_i
         assert (result.exit_code, problem in result.stderr, "hush" in result.output) == (2, True, False)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--judge", "exact", "--method", "early_exit"), "no prompt of koala has an exact answer"),
+        (("--judge", "exact", "--bench", "tasks", "--method", "autoregressive"), "nothing else is to be measured"),
+        (("--judge", "likelihood", "--method", "early_exit", "--context", "8"), "with --context:"),
+    ],
+)
+def test_run_refuses_to_judge_what_it_will_not_have_before_it_measures(
+    arguments: tuple[str, ...], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was refused after the measurement."""
+    monkeypatch.setattr(import_module("benchctl.cli.run"), "measure", lambda settings: pytest.fail("it measured"))
+    result = CliRunner().invoke(main, ["run", *arguments])
+    assert result.exit_code == 2 and problem in result.stderr, result.output
+
+
 def test_a_run_prints_its_table_though_its_judging_fails(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After hours of measuring only the error was once to be seen."""
     measured = (SimpleNamespace(out=results), SimpleNamespace(measured=9, failed=0))
-    monkeypatch.setattr(import_module("benchctl.cli.run"), "_measure", lambda settings: measured)
+    monkeypatch.setattr(import_module("benchctl.cli.run"), "measure", lambda settings: measured)
     (results.parent.parent / "numbers.jsonl").write_text('{"id": "p0", "prompt": "Something else?"}\n')
-    result = CliRunner().invoke(main, ["run", "--judge", "exact"])
+    result = CliRunner().invoke(main, ["run", "--judge", "exact", "--bench", "tasks"])
     assert result.exit_code == 2 and "are not those that it was measured with" in result.stderr
     assert EXITING in result.stdout and f"Results: {results}" in result.stdout
 
@@ -256,10 +330,10 @@ def test_a_run_whose_judging_the_budget_cut_short_says_so_by_its_exit_code(
 ) -> None:
     """It was 0, as if all were judged; `benchctl judge` gives 1."""
     measured = (SimpleNamespace(out=results), SimpleNamespace(measured=9, failed=0))
-    monkeypatch.setattr(import_module("benchctl.cli.run"), "_measure", lambda settings: measured)
+    monkeypatch.setattr(import_module("benchctl.cli.run"), "measure", lambda settings: measured)
     judged = SimpleNamespace(unasked=unasked)
     monkeypatch.setattr(import_module("benchctl.cli.judge"), "judge_files", lambda *_, **__: judged)
-    result = CliRunner().invoke(main, ["run", "--judge", "exact"])
+    result = CliRunner().invoke(main, ["run", "--judge", "exact", "--bench", "tasks"])
     assert (result.exit_code, f"Results: {results}" in result.stdout) == (code, True), result.output
 
 

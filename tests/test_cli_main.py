@@ -1,6 +1,7 @@
 """The command line as a whole: starting, finding verbs, refusing."""
 
 import json
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -11,9 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from benchctl import __version__
-from benchctl.cli import VERBS, main
+from benchctl.cli import INTERRUPTED, INVALID_DATA, VERBS, WRONG_USAGE, main
+from benchctl.cli.judge_options import KEY_ENV
 from benchctl.errors import UserError
 
+PARTS = ("benchctl", "methods", "judges")
 HEAVY = ["datasets", "matplotlib", "numpy", "pandas", "pydantic", "rich", "tokenizers", "torch", "transformers"]
 
 
@@ -41,8 +44,25 @@ print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))
 
 
 def test_help_lists_every_verb_in_reading_order() -> None:
-    lines = CliRunner().invoke(main, ["--help"]).output.partition("Commands:")[2].splitlines()
-    assert [line.split()[0] for line in lines if line.strip()] == list(VERBS)
+    listed = CliRunner().invoke(main, ["--help"]).output.partition("Commands:\n")[2].partition("\n\n")[0]
+    assert [line.split()[0] for line in listed.splitlines()] == list(VERBS)
+
+
+def test_help_names_every_environment_variable_that_the_code_reads(root: Path) -> None:
+    """Found in the source, so that a new one cannot be left out."""
+    texts = [file.read_text(encoding="utf-8") for part in PARTS for file in (root / part).rglob("*.py")]
+    reading = "\n".join(text for text in texts if "os.environ" in text)
+    names = {KEY_ENV, *re.findall(r'"([A-Z]{2,}(?:_[A-Z]+)*)"', reading)}
+    assert {"RANK", "BENCHCTL_CACHE", "HTTPS_PROXY", "OMP_WAIT_POLICY"} < names
+    told = CliRunner().invoke(main, ["--help"]).output
+    assert [name for name in names if name not in told] == []
+
+
+def test_help_names_every_exit_code_and_fits_80_columns() -> None:
+    text = CliRunner().invoke(main, ["--help"], terminal_width=80).output
+    codes = [line.split()[0] for line in text.partition("Exit codes:\n")[2].splitlines() if line[:5].strip()]
+    assert {"0", "1", str(WRONG_USAGE), str(INVALID_DATA), str(INTERRUPTED)} <= set(codes)
+    assert [line for line in text.splitlines() if len(line) > 80 and not line.lstrip().startswith("benchctl ")] == []
 
 
 def test_version_is_that_of_the_package() -> None:

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from fixtures_records import KOALA, RUN, usual_rows, write
+from fixtures_pictures import texts
+from fixtures_records import KOALA, MT_BENCH, RUN, usual_rows, write
+from matplotlib.image import imread
 
 from benchctl.cli import main
 
@@ -72,3 +74,62 @@ def test_an_unfit_picture_is_refused_before_the_files_are_read(tmp_path: Path, o
     result = _plot("--pareto", broken, "--out", tmp_path / out)
     assert result.exit_code == 2
     assert out in result.stderr and "not the start" not in result.stderr
+
+
+@pytest.mark.parametrize("asked", [[], ["--pareto", "--latency"], ["--pareto", "--acceptance", "--sweep"]])
+def test_exactly_one_picture_is_drawn(asked: list[str]) -> None:
+    result = _plot(*asked, "missing.jsonl")
+    assert result.exit_code == 2
+    assert "one of --pareto, --acceptance, --latency" in result.stderr and "missing.jsonl" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("picture", "option"),
+    [
+        ("--latency", ["--y", "exact"]),
+        ("--crossover", ["--by-suite"]),
+        ("--pareto", ["--method", "two_model"]),
+        ("--waterfall", ["--by", "draft_tokens"]),
+        ("--acceptance", ["--prompt", "p0"]),
+        ("--alignment", ["--suite", "koala"]),
+    ],
+)
+def test_an_option_of_another_picture_is_refused_before_files_are_read(picture: str, option: list[str]) -> None:
+    """It would have been ignored, and the picture taken for what was asked for."""
+    result = _plot(picture, *option, "missing.jsonl")
+    assert result.exit_code == 2
+    assert f"{option[0]} belongs to --" in result.stderr and f"not to {picture}" in result.stderr
+    assert "missing.jsonl" not in result.stderr
+
+
+def test_a_judge_without_quality_is_refused() -> None:
+    assert "--judge needs --y quality" in _plot("--pareto", "--judge", "gpt").stderr
+
+
+def test_every_picture_has_a_flag_that_help_explains(tmp_path: Path) -> None:
+    lines = [line.strip() for line in _plot("--help").stdout.splitlines()]
+    for name in ("pareto", "acceptance", "latency", "waterfall", "sweep", "depths", "alignment", "crossover"):
+        assert any(line.startswith(f"--{name} ") for line in lines), name
+        assert any(line.startswith(f"benchctl plot --{name}") for line in lines), name
+
+
+def test_suites_can_be_chosen_or_stand_apart(tmp_path: Path) -> None:
+    rows = [replace(row, suite=suite) for suite in ("koala", "mt-bench") for row in usual_rows(3)]
+    file = write(tmp_path / "run.jsonl", rows, replace(RUN, suites=(KOALA, MT_BENCH)))
+    out = tmp_path / "plot.svg"
+    drawn = {}
+    for name, words in {"both": [], "one": ["--suite", "koala"], "apart": ["--by-suite"]}.items():
+        assert _plot("--pareto", file, *words, "--out", out).exit_code == 0
+        drawn[name] = texts(out).splitlines()
+    assert "koala, mt-bench: 6 prompts, up to 64 new tokens" in drawn["both"]
+    assert "koala: 3 prompts, up to 64 new tokens" in drawn["one"]
+    assert {"koala: 3 prompts", "mt-bench: 3 prompts"} <= set(drawn["apart"])
+    assert "There are: koala, mt-bench" in _plot("--pareto", file, "--suite", "alpaca", "--out", out).stderr
+
+
+def test_theme_and_size_are_those_asked_for(tmp_path: Path) -> None:
+    file, out = write(tmp_path / "run.jsonl", usual_rows(3)), tmp_path / "plot.png"
+    assert _plot("--pareto", file, "--theme", "dark", "--size", "slide", "--out", out).exit_code == 0
+    picture = imread(out)
+    assert picture.shape[:2] == (1080, 1920)
+    assert picture[2, 2, :3] == pytest.approx([0x14 / 255, 0x17 / 255, 0x1A / 255])

@@ -1,10 +1,12 @@
-"""What README and the pages in docs/ show is true: commands parse, the method runs, the table is what is computed."""
+"""What README and the pages in docs/ show is true: commands parse, methods run, the table is what is computed.
+
+Links and headings: test_docs_pages.py; the page of the files: test_docs_files.py; help texts: test_help.py.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,9 +14,9 @@ from importlib import import_module
 from itertools import count
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner
+from documents import DOCS, blocks, check_parses, command_ids
 from tiny import tiny_folder
 
 from benchctl import registry
@@ -29,36 +31,12 @@ from benchctl.training.jobs import Surroundings
 from benchctl.training.module_job import train_modules
 from benchctl.training.options import Provenance, TrainOptions
 
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-
-def blocks(page: Path, language: str = "") -> list[str]:
-    """The fenced blocks of a page in one language."""
-    text = page.read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-
-
-def commands(page: Path) -> Iterator[list[str]]:
-    """Every benchctl command of a page as words, what starts it (torchrun) taken away."""
-    for block in blocks(page):
-        for line in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True) if re.match("(benchctl|torchrun) ", line) else []
-            if words[:1] == ["torchrun"]:
-                words = words[words.index("benchctl") :]
-            if words[:1] == ["benchctl"]:
-                yield words[1:]
-
-
-def command_ids() -> list[tuple[Path, list[str]]]:
-    return [(page, words) for page in PAGES for words in commands(page)]
-
 
 @pytest.fixture
 def bigram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The method of docs/training.md as a file that benchctl finds."""
     (tmp_path / "methods").mkdir()
-    (code,) = blocks(ROOT / "docs" / "training.md", "python")
+    (code,) = blocks(DOCS / "training.md", "python")
     (tmp_path / "methods" / "bigram.py").write_text(code, encoding="utf-8")
     folders = import_module(registry.METHODS).__path__
     monkeypatch.setattr(import_module(registry.METHODS), "__path__", [*folders, str(tmp_path / "methods")])
@@ -69,7 +47,7 @@ def bigram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The distribution of docs/add-a-method.md, made of the page's files and installed without network."""
-    page, source = ROOT / "docs" / "add-a-method.md", tmp_path_factory.mktemp("follow")
+    page, source = DOCS / "add-a-method.md", tmp_path_factory.mktemp("follow")
     for name, language in (("pyproject.toml", "toml"), ("benchctl_follow.py", "python")):
         (code,) = blocks(page, language)
         (source / name).write_text(code, encoding="utf-8")
@@ -93,22 +71,7 @@ def follow(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("bigram", "follow")
 @pytest.mark.parametrize("words", [words for _, words in command_ids()], ids=" ".join)
 def test_every_command_on_a_page_parses(words: list[str]) -> None:
-    command: click.Command = main
-    context = click.Context(main)
-    while isinstance(command, click.Group):
-        name, *words = words
-        found = command.get_command(context, name)
-        assert found is not None, name
-        command, context = found, click.Context(found, info_name=name, parent=context)
-    command.make_context(command.name, words)
-    labels = [label for flag, label in zip(words, words[1:], strict=False) if flag == "--method"]
-    labels += [
-        label
-        for flag, sweep in zip(words, words[1:], strict=False)
-        if flag == "--sweep"
-        for label in registry.expand_sweep(sweep)
-    ]
-    assert all(registry.build(label) for label in labels)
+    check_parses(words)
 
 
 @pytest.mark.usefixtures("follow")
@@ -138,12 +101,8 @@ def test_doctor_finds_the_mistake_that_the_page_tells_to_make(monkeypatch: pytes
 
 
 def test_the_page_shows_every_check_of_doctor() -> None:
-    page = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
+    page = (DOCS / "add-a-method.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `(\w+)` \| [^|]+ \|$", page, re.MULTILINE)[: len(WHAT)] == list(WHAT)
-
-
-def test_there_are_pages_with_commands() -> None:
-    assert all(any(page == of for of, _ in command_ids()) for page in PAGES) and len(command_ids()) >= 20
 
 
 @pytest.mark.usefixtures("bigram")
@@ -175,7 +134,7 @@ def _tokens(label: str, target: Target) -> tuple[int, ...]:
 @pytest.mark.slow
 def test_the_table_of_time_and_memory_is_what_the_estimate_says() -> None:
     model = "TinyLlama/TinyLlama-1.1B-Chat-v1.0"
-    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    page = (DOCS / "training.md").read_text(encoding="utf-8")
     (row,) = re.findall(rf"^\| {model} \|.*$", page, re.MULTILINE)
     found = estimate(TrainOptions((), Path(), model, micro_rows=4), "medusa")
     numbers = (found.cost.target_parameters / 1e9, found.cost.module_parameters / 1e9)

@@ -1,7 +1,10 @@
 """Verdicts are counted, agreement ends at the first divergence, and lossless needs a claim and every answer."""
 
+import random
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from statistics import median
 
 import pytest
 from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, drafted_row, failed, write
@@ -63,11 +66,82 @@ def test_verdicts_and_failures_are_counted(tmp_path: Path) -> None:
         replace(drafted_row("p4"), verdict="sampled"),
         failed(drafted_row("p5")),
     ]
-    assert fidelity(load([write(tmp_path / "run.jsonl", rows)])) == Fidelity(2, 1, 0, 1, 1, 1, 0, 3.5)
+    assert fidelity(load([write(tmp_path / "run.jsonl", rows)]), {0: 2}) == Fidelity(2, 1, 0, 1, 1, 1, 0, 3.5)
+
+
+STATES = {
+    "identical": {"verdict": "identical"},
+    "tie": {"verdict": "tie", "first_divergence": 2},
+    "numeric": {"verdict": "numeric", "first_divergence": 3},
+    "lossy": {"verdict": "lossy", "first_divergence": 4},
+    "unjudged": {"verdict": None, "fidelity": {"failed_controls": 1.0}},
+}
+
+
+def _row(state: str, **place: int | str) -> Row:
+    row = replace(drafted_row(), **place)  # type: ignore[arg-type]
+    return failed(row) if state == "failed" else replace(row, **STATES[state])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("tries", "counted"),
+    [
+        (("identical", "identical"), "identical"),
+        (("lossy", "identical"), "lossy"),
+        (("identical", "lossy", "identical"), "lossy"),
+        (("tie", "identical"), "tie"),
+        (("numeric", "tie"), "numeric"),
+        (("failed", "identical"), "identical"),
+        (("failed", "failed", "tie"), "tie"),
+        (("identical", "failed"), "failed"),
+        (("lossy", "failed"), "lossy"),
+        (("numeric", "unjudged"), "numeric"),
+        (("unjudged", "identical"), "identical"),
+        (("identical", "unjudged"), "unjudged"),
+        (("unjudged", "failed"), "failed"),
+        (("failed", "unjudged"), "unjudged"),
+    ],
+)
+def test_a_planned_generation_counts_once_by_the_worst_verdict_of_its_tries(
+    tmp_path: Path, tries: tuple[str, ...], counted: str
+) -> None:
+    """A failure that another try made good stayed one for ever, and a disturbed run had more answers than prompts and
+    repeats. What an answer was is known however long it took: so a lossy one counts, whatever its round met."""
+    rows = [_row(state, repeat=1 + 2 * number) for number, state in enumerate(tries)]  # all stand for repeat 1 of 2
+    place = {"tie": 2.0, "numeric": 3.0, "lossy": 4.0}.get(counted)
+    found = fidelity(load([write(tmp_path / "run.jsonl", rows)]), {0: 2})
+    assert found == Fidelity(**{counted: 1}, median_first_divergence=place)
+
+
+def test_counts_are_those_of_a_plain_count_by_file_prompt_turn_and_repeat(tmp_path: Path) -> None:
+    """Of 3 and of 2 repeats, with up to two further tries of each, in any order that times allow."""
+    chance, repeats = random.Random(0), {0: 3, 1: 2}
+    states = [*STATES, "failed"]
+    rank = ["lossy", "numeric", "failed", "unjudged", "tie", "identical"]
+    expected: list[str] = []
+    files: list[list[Row]] = [[], []]
+    for file, prompt, turn, planned in product(repeats, range(15), range(2), range(3)):
+        if planned >= repeats[file]:
+            continue
+        tries = [chance.choice(states) for _ in range(chance.randint(1, 3))]
+        files[file] += [
+            _row(state, prompt_id=f"p{prompt}", turn=turn, repeat=planned + number * repeats[file])
+            for number, state in enumerate(tries)
+        ]
+        mended = [state for state in tries[:-1] if state not in ("failed", "unjudged")]
+        expected.append(min([*mended, tries[-1]], key=rank.index))
+    paths = [
+        write(tmp_path / f"{file}.jsonl", rows, replace(RUN, repeats=repeats[file])) for file, rows in enumerate(files)
+    ]
+    found = fidelity(load(paths), repeats)
+    assert len(expected) == 15 * 2 * 5
+    assert {state: getattr(found, state) for state in states} == {state: expected.count(state) for state in states}
+    places = [STATES[state]["first_divergence"] for state in expected if state in ("tie", "numeric", "lossy")]
+    assert found.median_first_divergence == median(places)  # type: ignore[type-var]
 
 
 def test_where_nothing_diverged_there_is_no_first_divergence(tmp_path: Path) -> None:
-    assert fidelity(load([write(tmp_path / "run.jsonl", [drafted_row()])])) == Fidelity(identical=1)
+    assert fidelity(load([write(tmp_path / "run.jsonl", [drafted_row()])]), {0: 2}) == Fidelity(identical=1)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +184,7 @@ def test_a_numeric_answer_is_borne_out_only_in_half_precision(dtype: str, lossle
 def test_a_numeric_answer_is_counted_and_ends_the_comparison_as_a_tie_does(tmp_path: Path) -> None:
     numeric = replace(drafted_row(), verdict="numeric", first_divergence=4)
     assert _agreement(tmp_path, baseline_row(), numeric) == (4, 4)
-    assert fidelity(load([tmp_path / "run.jsonl"])) == Fidelity(numeric=1, median_first_divergence=4)
+    assert fidelity(load([tmp_path / "run.jsonl"]), {0: 2}) == Fidelity(numeric=1, median_first_divergence=4)
 
 
 @pytest.mark.parametrize(("dtype", "told"), [("float32", True), ("bfloat16", False)])

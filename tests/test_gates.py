@@ -76,6 +76,47 @@ def test_requirements_are_met_by_their_verdict_and_stricter_ones(
     assert codes == {required: int(required not in met) for required in REQUIREMENTS}
 
 
+@pytest.mark.parametrize(
+    ("first", "code", "counted"),
+    [(failed, 0, "20 identical"), (_unjudged, 0, "20 identical"), (_lossy, 1, "19 identical, 1 lossy")],
+)
+def test_a_try_that_was_made_good_breaks_no_requirement_and_a_lossy_one_always_does(
+    tmp_path: Path, first: Callable[[Row], Row], code: int, counted: str
+) -> None:
+    """No --resume made a method lossless again that had failed once, for lack of memory that others had taken."""
+    rows = _answers(lambda row: row)
+    of_one = [row for row in rows if row.prompt_id == "p3"]
+    tried = [first(row) if row.label == DRAFTED else row for row in of_one]
+    rows = [row for row in rows if row.prompt_id != "p3"] + [replace(row, invalid="loud") for row in tried]
+    path = write(tmp_path / "run.jsonl", [*rows, *(replace(row, repeat=2) for row in of_one)], TWO)
+    for required in REQUIREMENTS:
+        result = _compare(path, "--require", required)
+        assert result.exit_code == code, result.stderr
+        assert (f"of its answers {counted}" in result.stderr) == bool(code)
+    cautions = json.loads(result.stdout)["groups"][0]["cautions"]
+    assert not any("failed on" in caution or "could not be found out" in caution for caution in cautions)
+
+
+def test_a_try_that_failed_and_is_the_last_breaks_every_requirement(tmp_path: Path) -> None:
+    rows = _answers(lambda row: row)
+    of_one = [replace(row, repeat=2) for row in rows if row.prompt_id == "p3"]
+    rows = [replace(row, invalid="loud") if row.prompt_id == "p3" else row for row in rows]
+    rows += [failed(row) if row.label == DRAFTED else row for row in of_one]
+    result = _compare(write(tmp_path / "run.jsonl", rows, TWO), "--require", "numeric")
+    assert result.exit_code == 1 and "19 identical, 1 failed" in result.stderr
+    assert any("failed on 1 generation" in caution for caution in json.loads(result.stdout)["groups"][0]["cautions"])
+
+
+def test_what_came_of_gates_is_in_the_json_of_acceptance_too(tmp_path: Path) -> None:
+    """A program that asked for acceptance had to read it from stderr, in words."""
+    path = write(tmp_path / "run.jsonl", usual_rows())
+    plain, held = (json.loads(_compare(path, "--acceptance", *more).stdout) for more in ((), ("--require", "tie")))
+    usual = json.loads(_compare(path, "--require", "tie").stdout)
+    assert "gates" not in plain and held["acceptance"] == plain["acceptance"]
+    assert held["gates"] == usual["gates"] and held["gates"]["passed"] is False
+    assert _compare(path, "--acceptance", "--require", "tie").exit_code == 1
+
+
 def test_a_broken_requirement_names_method_and_answers_on_stderr_and_in_the_json(tmp_path: Path) -> None:
     """A program that read the JSON had to read what a gate found from stderr, in words."""
     path = write(tmp_path / "run.jsonl", usual_rows())
@@ -87,6 +128,7 @@ def test_a_broken_requirement_names_method_and_answers_on_stderr_and_in_the_json
     assert held["gates"] == {
         "passed": False,
         "require": "lossless",
+        "require_quality": None,
         "unmet": [problem],
         "unsupported": [],
         "fail_below": None,

@@ -12,6 +12,7 @@ from fixtures_scores import own, score, write_both
 from pages import TWO_SUITES, groups_of, two_suites, usual_groups
 
 from benchctl.analysis import html_answers
+from benchctl.analysis.answer_rows import Decode
 from benchctl.analysis.comparison import compare
 from benchctl.analysis.html_answers import Beside, answered, answers
 from benchctl.analysis.judged import with_judgements
@@ -31,7 +32,7 @@ def _said(row: Row) -> Row:
     return replace(row, text=_decode(row.token_ids))
 
 
-def _found(tmp_path: Path, rows: list[Row], decode: html_answers.Decode | None = _decode) -> list[Beside]:
+def _found(tmp_path: Path, rows: list[Row], decode: Decode | None = _decode) -> list[Beside]:
     (group,) = groups_of(tmp_path, rows)
     return list(answers(1, group, lambda run: decode))
 

@@ -6,19 +6,20 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 from fixtures_records import EXITING, RUN, baseline_row, exiting_row, usual_rows
-from fixtures_scores import both_orders, own, score, sha256, write_both
+from fixtures_scores import both_orders, own, same, score, sha256, write_both
 
 from benchctl.analysis.cautions import cautions
 from benchctl.analysis.comparison import compare
 from benchctl.analysis.judged import with_judgements
 from benchctl.cli import main
 from benchctl.recordfile import read
-from benchctl.records import Row
+from benchctl.records import Row, Run
 from benchctl.scores import Score, scores_path, to_line
 
 PROMPTS = [f"p{number}" for number in range(12)]
@@ -148,6 +149,97 @@ def test_what_was_lost_of_the_judgements_is_said(tmp_path: Path) -> None:
     assert "the prompt pairwise-v1 was changed between judgements" in _cautions(tmp_path, [*changed, *_scores()[2:]])
 
 
+def test_scores_of_one_file_are_not_missed_in_another(tmp_path: Path) -> None:
+    """Given by --scores they were once looked for in every file, and of the other ones "of answers that are not here".
+    What is of no file is still told of, once."""
+    first = write_both(tmp_path / "first.jsonl", _rows(), [], RUN)
+    other = [replace(row, suite="other") for row in _rows()]
+    run = replace(RUN, suites=(replace(RUN.suites[0], name="other"),))
+    second = write_both(tmp_path / "second.jsonl", other, [], run)
+    given = tmp_path / "given.scores.jsonl"
+    given.write_bytes(b"".join(map(to_line, _scores())))
+    told = " ".join(_run("compare", first, second, "--scores", given).stdout.split())
+    assert told.count("Places, gpt gpt-4o pairwise") == 1 and "left out" not in told
+    stray = [replace(one, prompt_id="nowhere") for one in _scores()[:2]]
+    stray.append(replace(_scores()[0], answer_sha256="0" * 64, judge="old"))
+    given.write_bytes(b"".join(map(to_line, [*_scores(), *stray])))
+    told = " ".join(_run("compare", second, first, "--scores", given).stdout.split())
+    assert told.count("2 scores left out, which are of answers that are not here") == 1
+    assert told.count("1 score left out, which are of other texts") == 1
+
+
+def _better(prompts: Sequence[str] = PROMPTS, judge: str = "gpt") -> list[Score]:
+    """Early exit is a point better on every other prompt and half a point worse on the others: 0.25 [-0.25, 0.75]."""
+    points = [(7, 6) if number % 2 else (6.5, 7) for number in range(len(prompts))]
+    return [one for prompt, of in zip(prompts, points, strict=True) for one in both_orders(prompt, of, of, judge=judge)]
+
+
+def _run_of(prompts: int) -> Run:
+    return replace(RUN, suites=(replace(RUN.suites[0], prompts=prompts),))
+
+
+def _drafted(judge: str = "gpt") -> list[Score]:
+    ties = [same(prompt, judge=judge) for prompt in PROMPTS]
+    return [replace(one, label="two_model[draft_tokens=3]") for one in ties]
+
+
+@pytest.mark.parametrize(
+    ("scores", "points", "problem"),
+    [
+        ([*_better(), *_drafted()], 0.5, ""),
+        (
+            [*_better(), *_drafted()],
+            0.1,
+            "early_exit is not shown to be as good as autoregressive but for 0.1 points: gpt",
+        ),
+        (_better(), 0.5, "two_model[draft_tokens=3] has no points of a judge: run `benchctl judge`"),
+        (
+            [*_better(PROMPTS[:11]), *_drafted()],
+            0.5,
+            "pairwise judged early_exit on 11 of 12 prompts: judge the rest",
+        ),
+        ([*_better(), *_drafted(), *_scores("strict"), *_drafted("strict")], 0.5, "0.5 points: strict gpt-4o pairwise"),
+        ([], 9, "early_exit has no points of a judge"),
+    ],
+)
+def test_a_comparison_can_be_held_to_quality(tmp_path: Path, scores: list[Score], points: float, problem: str) -> None:
+    """What nobody judged, or a judge saw only in part, is not as good."""
+    path = write_both(tmp_path / "run.jsonl", _rows(), scores, _run_of(len(PROMPTS)))
+    result = _run("compare", path, "--require-quality", str(points), "--format", "json")
+    assert (result.exit_code, problem in result.stderr, "FAIL" in result.stderr) == (
+        int(bool(problem)),
+        True,
+        bool(problem),
+    )
+    gates = json.loads(result.stdout)["gates"]
+    assert (gates["passed"], gates["require_quality"], bool(gates["unmet"])) == (not problem, points, bool(problem))
+
+
+def test_quality_cannot_be_shown_on_a_few_prompts_nor_of_nothing(tmp_path: Path) -> None:
+    few = [row for row in _rows() if row.prompt_id in PROMPTS[:9]]
+    path = write_both(tmp_path / "run.jsonl", few, [*_better(PROMPTS[:9]), *_drafted()], _run_of(9))
+    few_prompts = "judged early_exit on 9 prompts: fewer than 10 show nothing"
+    result = _run("compare", path, "--require-quality", "5")
+    assert (result.exit_code, few_prompts in result.stderr) == (1, True)
+    alone = [row for row in _rows() if row.label == RUN.baseline]
+    path = write_both(tmp_path / "run.jsonl", alone, [], replace(RUN, methods=RUN.methods[:1]))
+    assert "nothing but autoregressive was measured" in _run("compare", path, "--require-quality", "5").stderr
+    assert _run("compare", path, "--require-quality", "1", "--over", EXITING).exit_code == 2
+
+
+def test_a_report_takes_scores_from_elsewhere_as_compare_does(tmp_path: Path) -> None:
+    path = write_both(tmp_path / "run.jsonl", _rows(), [], RUN)
+    given = tmp_path / "given.scores.jsonl"
+    given.write_bytes(b"".join(to_line(replace(one, reply="what the judge said")) for one in _scores()))
+    pages = [tmp_path / "without.html", tmp_path / "with.html"]
+    for page, more in zip(pages, ((), ("--scores", given)), strict=True):
+        result = _run("report", path, "-o", page, *more)
+        assert result.exit_code == 0, result.output
+    without, with_scores = (page.read_text(encoding="utf-8") for page in pages)
+    for part in ("Judged by gpt gpt-4o pairwise", "what the judge said"):
+        assert part in with_scores and part not in without
+
+
 def test_a_torn_last_score_is_said_and_the_others_count(tmp_path: Path) -> None:
     path = _file(tmp_path, _scores())
     file = scores_path(path)
@@ -156,14 +248,15 @@ def test_a_torn_last_score_is_said_and_the_others_count(tmp_path: Path) -> None:
 
 
 def _texts(path: Path) -> str:
-    return "\n".join(re.findall(r"<!-- (.*?) -->", path.read_text(encoding="utf-8"), re.DOTALL))
+    found = re.findall(r"<text[^>]*>(.*?)</text>", path.read_text(encoding="utf-8"), re.DOTALL)
+    return unescape("\n".join(re.sub(r"<[^>]*>", "", text) for text in found))
 
 
 @pytest.mark.parametrize(
     ("height", "title"),
     [
         ("quality", "score of gpt gpt-4o pairwise on 12 prompts"),
-        ("verdict", "answers that are the target&#x27;s own on 12 prompts"),
+        ("verdict", "answers that are the target's own on 12 prompts"),
         ("agreement", "token agreement with autoregressive"),
     ],
 )
@@ -176,7 +269,7 @@ def test_the_pareto_plot_sets_speed_against_what_is_asked_for(tmp_path: Path, he
     result = _run("plot", "--pareto", "--y", height, path, "--out", out)
     assert result.exit_code == 0, result.output
     texts = _texts(out)
-    assert title.replace("&#x27;", "'") in texts.replace("&#x27;", "'")
+    assert title in texts
     assert "95% interval" in texts and "two_model" in texts
 
 

@@ -6,6 +6,7 @@ import threading
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from fakes_judges import COST_USD, Asked, Bench, Scripted, rows_of, says
@@ -15,6 +16,7 @@ from benchctl.errors import UserError
 from benchctl.judging.judge import Message, Reply, TryAgain, Usage
 from benchctl.judging.pairs import check_same_prompts
 from benchctl.recordfile import read
+from benchctl.scores import scores_path
 
 
 @pytest.fixture
@@ -120,6 +122,41 @@ def test_replies_that_cannot_be_read_are_asked_for_again_then_counted_and_never_
     assert all(score.cost_usd == pytest.approx(3 * COST_USD) for score in judged)
 
 
+def test_more_tries_ask_again_what_could_not_be_read_and_the_last_line_counts(bench: Bench) -> None:
+    """Unreadable judgements were once settled for ever, whatever --tries was given later."""
+    judge = Scripted(lambda messages, tries: says("no" if tries < 4 else "8 7")(messages, tries))
+    assert bench.judging(judge, tries=3).run().unreadable == 6
+    assert bench.judging(judge, tries=3).run().written == 0
+    forecast = bench.judging(judge, tries=6).forecast()
+    assert (forecast.questions, forecast.stored) == (6, 3)
+    summary = bench.judging(judge, tries=6).run()
+    assert (summary.written, summary.unreadable, len(judge.asked)) == (6, 0, 6 * 5)
+    judged = [score for score in bench.scores() if score.label == EXITING]
+    assert {(score.tries, score.unreadable, score.cost_usd) for score in judged} == {(5, "", 2 * COST_USD)}
+    assert len(judged) == 6 and len(scores_path(bench.results).read_text().splitlines()) == 3 + 6 + 6
+    assert bench.judging(judge, tries=9).run().written == 0
+
+
+def test_more_tries_that_cannot_be_read_either_are_settled_once_more(bench: Bench) -> None:
+    judge = Scripted(says("no"))
+    for tries, asked in ((2, 12), (3, 18), (3, 18), (2, 18)):
+        bench.judging(judge, tries=tries).run()
+        assert len(judge.asked) == asked
+    assert {score.tries for score in bench.scores() if score.label == EXITING} == {3}
+
+
+def test_a_judge_that_cannot_be_reached_leaves_no_file_behind(bench: Bench) -> None:
+    """Without a key a judging once left an empty file of scores and an empty cache."""
+
+    class Keyless(Scripted):
+        def reach(self) -> None:
+            raise UserError("there is no key")
+
+    with pytest.raises(UserError, match="there is no key"):
+        bench.judging(Keyless(fair)).run()
+    assert [path.name for path in bench.folder.iterdir()] == [bench.results.name]
+
+
 def test_a_reply_that_can_be_read_ends_the_tries(bench: Bench) -> None:
     judge = Scripted(lambda messages, tries: says("no" if tries == 0 else "5 5")(messages, tries))
     bench.judging(judge).run()
@@ -186,6 +223,31 @@ def test_an_outage_is_waited_for_and_what_is_judged_by_then_is_kept(bench: Bench
     judge = Scripted(fair)
     bench.judging(judge).run()
     assert len(judge.asked) == 4
+
+
+@pytest.mark.parametrize(
+    ("answered", "calls", "problem"), [(0, 0, "no server of the judge"), (1, 9, "in 8 tries: gone")]
+)
+def test_a_server_that_answered_once_is_waited_for_and_one_that_never_did_is_not(
+    bench: Bench, answered: int, calls: int, problem: str
+) -> None:
+    asked: list[int] = []
+
+    def gone(messages: object, tries: int) -> Reply:
+        asked.append(tries)
+        if len(asked) > answered:
+            raise TryAgain("gone", unreached=True)
+        return fair(messages, tries)
+
+    class Far(Scripted):
+        def reach(self) -> None:
+            if not answered:
+                raise TryAgain("gone", unreached=True)
+
+    judge = Far(gone)
+    with pytest.raises(UserError, match=problem):
+        bench.judging(judge).run()
+    assert len(asked) == calls
 
 
 def test_an_error_that_no_try_mends_stops_the_judging_and_keeps_what_is_in_flight(tmp_path: Path) -> None:
@@ -337,13 +399,18 @@ def test_a_second_turn_is_judged_with_the_first_as_context(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("category", "seen"), [("math", True), ("writing", False)])
+@pytest.mark.parametrize("protocol", ["single", "pairwise"])
 def test_reference_answers_are_shown_where_an_answer_is_right_or_wrong(
-    tmp_path: Path, category: str, seen: bool
+    tmp_path: Path, protocol: Literal["single", "pairwise"], category: str, seen: bool
 ) -> None:
+    """Pairs were once judged without them; their prompt with one is another, so that scores tell which was asked."""
     prompts = {("koala", "p0"): Asked(("First?", "Second?"), ("It is 4.", "It is 5."), category)}
     bench = Bench(tmp_path, two_turns("p0"), prompts)
-    judge = Scripted(says("7"), protocol="single")
+    judge = Scripted(says("7" if protocol == "single" else "7 8"), protocol=protocol)
     bench.judging(judge).run()
+    own = "-reference" if seen and protocol == "pairwise" else ""
+    named = {(score.turn, score.template.partition("@")[0]) for score in bench.scores()}
+    assert named == {(0, f"{protocol}{own}-v1"), (1, f"{protocol}-turns{own}-v1")}
     assert all(("It is 4." in content) == seen for content in judge.asked)
     assert all(("It is 5." in content) == (seen and "Second?" in content) for content in judge.asked)
 

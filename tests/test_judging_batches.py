@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from fakes_judges import COST_USD, Batching, Bench, Scripted, rows_of, says
 from fixtures_records import EXITING
 
 from benchctl.errors import UserError
-from benchctl.judging.judge import BatchedReply, Reply, TryAgain, Usage
+from benchctl.judging.judge import BatchedReply, Reply, Request, TryAgain, Usage
 from benchctl.judging.prices import Price
 
 QUESTIONS = 6
@@ -137,6 +138,57 @@ def test_requests_that_a_batch_brings_nothing_for_are_given_up_in_the_end(bench:
         bench.judging(judge, batch=True).run()
     assert len(judge.batches) == 2
     assert not [score for score in bench.scores() if score.label == EXITING]
+
+
+def test_more_questions_than_a_batch_may_hold_are_handed_in_as_several(bench: Bench) -> None:
+    """OpenAI refuses a batch of more than 50,000 requests or 200 MB, and once was handed all of them."""
+    judge = Batching(says("8 7"), delay=2, room=4)
+    summary = bench.judging(judge, batch=True).run()
+    assert [len(requests) for _, requests in judge.batches.values()] == [4, 2]
+    assert len(set(handed_in(judge))) == QUESTIONS and len(bench.scores()) == 9
+    assert summary.spent.usd == pytest.approx(QUESTIONS * COST_USD)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_kill_between_several_batches_pays_for_none_twice(bench: Bench, moment: str) -> None:
+    class Killed(Batching):
+        def start_batch(self, requests: Sequence[Request], mark: str) -> str:
+            if self.batches:
+                self.broken[moment] = KeyboardInterrupt()  # type: ignore[assignment]
+            return super().start_batch(requests, mark)
+
+    first = Killed(says("8 7"), room=4)
+    with pytest.raises(KeyboardInterrupt):
+        bench.judging(first, batch=True).run()
+    second = Batching(says("8 7"), batches=first.batches, delay=0, room=4)
+    bench.judging(second, batch=True).run()
+    assert sorted(handed_in(second)) == sorted(set(handed_in(second))) and len(handed_in(second)) == QUESTIONS
+    assert len(bench.scores()) == 9
+
+
+@pytest.mark.parametrize("had", [0, 2])
+def test_a_batch_that_the_server_does_not_give_stays_until_it_is_forgotten(bench: Bench, had: int) -> None:
+    """It stayed for ever, and what to do was not said; what could be read of it is kept, and not paid for again."""
+    lost = Batching(says("8 7"), delay=0, lost={"batch_0": had})
+    problem = rf"nobody gives batch_0. What could be read is kept; {QUESTIONS - had} of its questions have no reply"
+    for _ in range(2):
+        with pytest.raises(UserError, match=f"{problem}.*the key and the address.*--forget-batches"):
+            bench.judging(lost, batch=True).run()
+    assert len(handed_in(lost)) == QUESTIONS, "nothing is handed in twice while it may come to light"
+    summary = bench.judging(lost, batch=True, forget_batches=True).run()
+    assert len(handed_in(lost)) == 2 * QUESTIONS - had and len(bench.scores()) == 9
+    assert any("It is given up" in notice for notice in bench.notices)
+    assert summary.unasked == 0 and bench.judging(lost).run().written == 0
+
+
+def test_a_batch_that_comes_to_light_again_is_collected_and_paid_for_once(bench: Bench) -> None:
+    judge = Batching(says("8 7"), delay=0, lost={"batch_0": 1})
+    with pytest.raises(UserError, match="--forget-batches"):
+        bench.judging(judge, batch=True).run()
+    judge.lost.clear()
+    bench.judging(judge, batch=True).run()
+    assert len(handed_in(judge)) == QUESTIONS and len(bench.scores()) == 9
+    assert {score.tries for score in bench.scores() if score.label == EXITING} == {1}
 
 
 def test_a_judge_without_batches_is_told_so(bench: Bench) -> None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes_judges import StillTimer
@@ -17,7 +18,7 @@ from benchctl.judging.judge import Message, TryAgain, Usage
 from benchctl.judging.patience import BackOff, Patience, Stopped
 from benchctl.judging.prices import Price, price_of, price_table
 from benchctl.judging.templates import load_template
-from benchctl.judging.tokens import correction, count_prompt, count_tokens
+from benchctl.judging.tokens import correction, count_prompt, count_tokens, most_tokens
 
 KEPT = Kept("a" * 64, 0, "m", "t@0", "8 7", "", 10, 2, "2026-01-01T00:00:00+00:00")
 
@@ -145,6 +146,42 @@ def test_nobody_sits_through_an_hour() -> None:
         mine.after(TryAgain("slow down", retry_after_s=3600.0), 1)
 
 
+def unreached(times: int, then: str = "ok") -> Callable[[], str]:
+    """Does not come to any server so many times, and then does."""
+    left = iter([True] * times)
+
+    def send() -> str:
+        if next(left, False):
+            raise TryAgain("connection refused", unreached=True)
+        if then == "busy":
+            raise TryAgain("status 503")
+        return then
+
+    return send
+
+
+def test_where_nothing_ever_came_to_a_server_a_few_tries_are_enough() -> None:
+    """A wrong address was once tried eight times, for more than a minute."""
+    mine, timer = patience(1.0)
+    with pytest.raises(UserError, match="no server of the judge can be reached: connection refused. See that it runs"):
+        mine.insist(unreached(100))
+    assert timer.moment_s == pytest.approx(1 + 2)
+    assert patience()[0].insist(unreached(2)) == "ok"
+
+
+@pytest.mark.parametrize("answer", ["ok", "busy"])
+def test_a_server_that_answered_before_is_waited_for(answer: str) -> None:
+    mine, timer = patience(1.0)
+    send = unreached(0, answer)
+    try:
+        mine.insist(send)
+    except UserError as error:
+        assert "no reply in 8 tries: status 503" in str(error)
+    with pytest.raises(UserError, match="the judge gave no reply in 8 tries: connection refused"):
+        mine.insist(unreached(100))
+    assert timer.moment_s > 60
+
+
 def test_whoever_waits_stops_when_all_stops() -> None:
     mine, _ = patience()
     mine.stop.set()
@@ -221,14 +258,38 @@ def test_estimates_are_corrected_by_the_bills() -> None:
     assert correction([]) == 1.0
 
 
+TEXTS = ("", "plain", "It\u2019s 4 \u20ac, \U0001f600!", "half \ud83d a pair", "\u4f60\u597d\u4e16\u754c" * 9)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("vocabulary", ["cl100k_base", "o200k_base"])
+def test_no_text_is_billed_above_its_bound(text: str, vocabulary: str) -> None:
+    """The bound was once 1.3 times the estimate, which base64, random letters and rare scripts pass by far."""
+    tokenizers: Any = pytest.importorskip("bpe_openai", reason="no tokenizer of OpenAI's models here")
+    encoding = tokenizers.get_encoding(vocabulary)
+    whole = text.encode("utf-8", "replace").decode()
+    dearest = "".join(chr(33 + (7 * at * at + 3) % 94) for at in range(400))
+    for each in (whole, whole + dearest, dearest.upper(), "\u1208\u12a0\u12ed" * 50, "Wq" * 99):
+        billed = len(encoding.encode(each)) + 3 + 3
+        assert count_prompt([each]) <= most_tokens([each]) and billed <= most_tokens([each])
+    assert most_tokens([text]) == len(text.encode("utf-8", "surrogatepass")) + 4 + 3
+
+
 @pytest.mark.parametrize("protocol", ["pairwise", "single"])
 @pytest.mark.parametrize("turns", [1, 2])
-def test_every_prompt_asks_for_scores_on_one_line_and_shows_all_it_is_given(protocol: str, turns: int) -> None:
-    template = load_template(protocol, turns)
+@pytest.mark.parametrize("reference", [(), ("R one", "R two")])
+def test_every_prompt_asks_for_scores_on_one_line_and_shows_all_it_is_given(
+    protocol: str, turns: int, reference: tuple[str, ...]
+) -> None:
+    template = load_template(protocol, turns, bool(reference))
     asked, first = ("Q one", "Q two")[:turns], ("A one", "A two")[:turns]
     second = ("B one", "B two")[:turns] if protocol == "pairwise" else ()
-    system, user = template.fill(asked, first, second, ())
+    system, user = template.fill(asked, first, second, reference[:turns])
     assert "single line that holds only" in system and "from 1 to 10" in system
-    for text in (*asked, *first, *second):
-        assert user.count(text) == (2 if text in asked and turns == 2 and second else 1)
-    assert "{" not in user and template.id.startswith(f"{protocol}{'-turns' if turns == 2 else ''}-v1@")
+    talks = turns == 2 and 1 + bool(second) + bool(reference)
+    for text in (*asked, *first, *second, *reference[:turns]):
+        assert user.count(text) == (talks or 1 if text in asked else 1)
+    own = "-reference" if reference and protocol == "pairwise" else ""
+    assert "{" not in user and template.id.startswith(f"{protocol}{'-turns' if turns == 2 else ''}{own}-v1@")
+    assert ("Reference answer" in user) == bool(reference)
+    assert reference == () or "contradicts" in system

@@ -5,41 +5,22 @@ told in that of parsing its lines, so that a busy machine does not count.
 """
 
 import json
-import random
 import time
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, drafted_row, write
 
 from benchctl import rowstream
 from benchctl.analysis.comparison import compare
 from benchctl.analysis.faithfulness import ROUGE_L
 from benchctl.analysis.text_overlap import with_overlap
 from benchctl.recordfile import read, scan
-from benchctl.records import ROW, Mode, Row
-
-REPEATS = 5
-LONG = replace(RUN, max_new_tokens=2000)
-
-
-def _rows(prompts: int, tokens: int) -> list[Row]:
-    """Answers of `tokens` tokens with times as they are measured, for two labels and a few repeats."""
-    chance = random.Random(0)
-    rows = []
-    for number in range(prompts):
-        ids = tuple(chance.randrange(4096) for _ in range(tokens))
-        for repeat in range(REPEATS):
-            for row in (baseline_row(tokens=tokens), drafted_row(steps=(tokens - 1) // 2)):
-                times = tuple(round(chance.uniform(0.009, 0.011), 6) for _ in row.step_s)
-                rows.append(
-                    replace(row, prompt_id=f"p{number}", repeat=repeat, token_ids=ids, step_s=times, text="so " * 200)
-                )
-    return rows
+from benchctl.records import Row
+from benchctl.rowdecoder import decoded
+from benchmarks.made_up import BASELINE, DRAFTING, REPEATS, MadeUp
 
 
 def _least_s(work: Callable[[], object]) -> float:
@@ -54,7 +35,9 @@ def _least_s(work: Callable[[], object]) -> float:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("large") / "run.jsonl", _rows(prompts=120, tokens=129), LONG)
+    path = tmp_path_factory.mktemp("large") / "run.jsonl"
+    MadeUp().write(path, 1200)
+    return path
 
 
 def test_a_row_costs_little_more_than_to_parse_it(path: Path) -> None:
@@ -67,7 +50,8 @@ def test_a_row_costs_little_more_than_to_parse_it(path: Path) -> None:
 
 
 def test_rows_are_not_held_while_they_are_compared(tmp_path: Path) -> None:
-    path = write(tmp_path / "run.jsonl", _rows(prompts=12, tokens=1601), LONG)
+    path = tmp_path / "run.jsonl"
+    MadeUp(tokens=1601).write(path, 120)
     compare([scan(path)])  # whatever is loaded or cached on the way
     tracemalloc.start()
     compare([scan(path)])
@@ -82,7 +66,7 @@ def test_rows_are_not_held_while_they_are_compared(tmp_path: Path) -> None:
 def test_what_is_streamed_has_the_same_figures_as_what_is_held(path: Path) -> None:
     streamed, held = (compare([file])[0].pooled for file in (scan(path), read(path)))
     assert streamed == held
-    assert {method.label for method in streamed.methods} == {BASELINE, DRAFTED}
+    assert {method.label for method in streamed.methods} == {BASELINE, DRAFTING}
 
 
 def test_a_file_is_gone_through_once_however_many_modes_and_figures_it_has(
@@ -90,24 +74,19 @@ def test_a_file_is_gone_through_once_however_many_modes_and_figures_it_has(
 ) -> None:
     """It was once for each mode, and once more for --overlap, so that a file of three modes took three times as long as
     one of as many rows."""
-    modes: tuple[Mode, ...] = ("free", "replay", "profile")
-    rows = [
-        replace(row, mode=mode, phases={"verify": row.step_s} if mode == "profile" else {}, verdict=None)
-        for mode in modes
-        for row in _rows(prompts=3, tokens=9)
-    ]
     parsed: list[bytes] = []
 
-    def parse(line: bytes) -> Row:
+    def parse(line: bytes) -> Row | None:
         parsed.append(line)
-        return ROW.validate_json(line)
+        return decoded(line)
 
-    monkeypatch.setattr(rowstream, "ROW", SimpleNamespace(validate_json=parse))
-    file = scan(write(tmp_path / "run.jsonl", rows, LONG))
+    monkeypatch.setattr(rowstream, "decoded", parse)
+    MadeUp(("free", "replay", "profile"), tokens=9).write(tmp_path / "run.jsonl", 90)
+    file = scan(tmp_path / "run.jsonl")
     groups = with_overlap(compare([file], texts=True))
     assert list(groups[0].others) == ["replay", "profile"]
     assert groups[0].pooled.methods[-1].estimate(ROUGE_L).value == 1.0
-    assert len(parsed) <= len(rows) + 1  # and the first, to see whether there is one
+    assert len(parsed) <= len(file.rows) + 1  # and the first, to see whether there is one
 
 
 def test_rows_that_stay_in_their_file_can_be_had_like_any_others(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from fakes_sessions import LABELS, Met, ended, measure
 from fixtures_records import BASELINE, DRAFTED, EXITING
 
 from benchctl.analysis.comparison import Group, compare
-from benchctl.analysis.doubts import left_out
+from benchctl.analysis.doubts import left_out, planned_rounds
 from benchctl.analysis.frame import load, pair
 from benchctl.analysis.rounds import round_of
 from benchctl.measuring.measure import answer_seed
@@ -107,7 +108,8 @@ def test_what_stays_disturbed_is_given_up_after_two_more_tries(kind: str, tmp_pa
     assert [repeat for repeat, bad in marked.items() if bad] == [0, *again]
     assert set(marked) == {*range(plan.repeats), *again}
     for _ in range(3):
-        assert measure(path, plan, meet, watch())[1] == []
+        session, measured = measure(path, plan, meet, watch())
+        assert (session.lost, measured) == (1, []), "a process that has nothing to do told of none"
     assert path.read_bytes() == whole
     (told,) = left_out(group_of(path))
     assert told.endswith("Free the machine, and run again or go on with --resume.") and "measured again" not in told
@@ -168,7 +170,7 @@ def test_while_a_disturbance_lasts_nothing_is_measured_again_and_a_run_that_goes
     path = tmp_path / "a.jsonl"
     session, measured = measure(path, PLAN, lambda task: Met(THROTTLED), watch())
     tried = {(task.prompt.id, task.repeat) for task in measured if task.repeat >= PLAN.repeats}
-    assert len(tried) < PATIENCE and session.lost == 6
+    assert tried == {("p0", 2)} and session.lost == 6, "its two planned rounds and this one are as many as PATIENCE"
     _, measured = measure(path, PLAN, lambda task: Met(QUIET), watch())
     assert len(measured) == len(PLAN)
     assert measure(path, PLAN, lambda task: Met(THROTTLED), watch())[1] == []
@@ -191,12 +193,13 @@ def test_a_failure_while_measuring_again_does_not_count_as_good(tmp_path: Path) 
     assert set(repeats_of(rows, "p2")) == {0, 1}
 
 
-@pytest.mark.parametrize("fails_at", [(2,), (0, 2, 4)])
+@pytest.mark.parametrize(("fails_at", "lost"), [((2,), 0), ((0, 2, 4), 0), ((2, 4), 1), ((0, 2), 0)])
 def test_a_round_enters_figures_once_however_often_others_of_it_failed(
-    fails_at: tuple[int, ...], tmp_path: Path
+    fails_at: tuple[int, ...], lost: int, tmp_path: Path
 ) -> None:
     """Where the first try had a failure and the second had not, the labels that did not fail had pairs of both, and
-    their prompt counted twice; where a label always fails they had so in every disturbed round."""
+    their prompt counted twice; where a label always fails they had so in every disturbed round of it. And such a round,
+    good for all others, was told of as not made good."""
     plan, path = Plan(PROMPTS, (*LABELS, EXITING), repeats=2), tmp_path / "a.jsonl"
 
     def meet(task: Task) -> Met:
@@ -204,11 +207,79 @@ def test_a_round_enters_figures_once_however_often_others_of_it_failed(
             return Met({}, error="out of memory")
         return loud(("p0", 0))(task)
 
-    measure(path, plan, meet, watch())
+    session, _ = measure(path, plan, meet, watch())
     pairs = pair(load([path]), DRAFTED, BASELINE)
     assert sorted(pairs[pairs["prompt_id"] == "p0"]["repeat"]) == [1, 4]
+    assert session.lost == lost == lost_in(path)
     whole = path.read_bytes()
     assert measure(path, plan, meet, watch())[1] == [] and path.read_bytes() == whole
+
+
+def lost_in(path: Path) -> int:
+    """The rounds that compare counts as left out, and not made good."""
+    planned = planned_rounds(group_of(path))
+    return int((planned["doubted"] & ~planned["good"]).sum())
+
+
+def test_a_run_and_compare_count_the_same_rounds_as_lost_however_often_it_was_resumed(tmp_path: Path) -> None:
+    """It counted only those of batches in which it had something to do."""
+    for seed in range(25):
+        chance = random.Random(seed)
+        plan, path = Plan(PROMPTS, (*LABELS, EXITING), repeats=2), tmp_path / f"{seed}.jsonl"
+
+        def meet(task: Task, chance: random.Random = chance) -> Met:
+            fails = task.label == EXITING and chance.random() < 0.2
+            return Met(LOUD if chance.random() < 0.15 else QUIET, error="out of memory" if fails else "")
+
+        lost: list[tuple[int, int]] = []
+        for _ in range(3):
+            session, _ = measure(path, plan, meet, watch())
+            lost.append((session.lost, lost_in(path)))
+        assert all(own == told for own, told in lost), seed
+
+
+def test_a_load_that_still_lasts_when_a_run_goes_on_is_held_against_the_rounds_before_it(tmp_path: Path) -> None:
+    """A new process knew nothing of them: its first rounds were judged by nobody, and by then the load was usual to it,
+    so that what it measured again under the same load stood in figures as made good."""
+    path, plan = tmp_path / "a.jsonl", Plan(tuple(Prompt(f"p{at}", "koala", ("Hi",)) for at in range(20)), LABELS, 1)
+    session, _ = measure(path, plan, lambda task: Met(LOUD if int(task.prompt.id[1:]) >= 12 else QUIET), unwarmed())
+    assert session.lost == 8
+    for _ in range(2):
+        session, measured = measure(path, plan, lambda task: Met(LOUD), unwarmed())
+        assert session.lost == lost_in(path) == 8
+        assert len(measured) == PATIENCE * len(LABELS), "until it is seen to last"
+        assert set(pair(load([path]), DRAFTED, BASELINE)["prompt_id"]) == {f"p{at}" for at in range(12)}
+    session, measured = measure(path, plan, lambda task: Met(QUIET), unwarmed())
+    tried_twice = {"p12", "p13", "p14", "p15"}
+    assert {task.prompt.id for task in measured} == {"p16", "p17", "p18", "p19"} and session.lost == len(tried_twice)
+
+
+def unwarmed() -> Watch:
+    return Watch(Bounds(1.0), lambda notice: None)
+
+
+def test_a_run_that_goes_on_judges_as_one_that_was_never_cut(tmp_path: Path) -> None:
+    """Of 12 rounds the last two are loud, in all or in part; each process begins with bounds that know nothing."""
+    plan, path = (
+        Plan((*PROMPTS[::2], *(Prompt(f"p{at}", "koala", ("Hi",)) for at in range(3, 7))), LABELS, 2),
+        (tmp_path / "a.jsonl"),
+    )
+
+    def meet(task: Task) -> Met:
+        hit = (task.prompt.id, task.repeat, task.label) in (
+            ("p6", 0, BASELINE),
+            ("p6", 1, BASELINE),
+            ("p6", 1, DRAFTED),
+        )
+        return Met(LOUD if hit else QUIET)
+
+    measure(path, plan, meet, unwarmed())
+    whole = path.read_bytes().splitlines(keepends=True)
+    assert repeats_of(tuple(read(path).rows), "p6") == {0: True, 1: True, 2: False, 3: False}
+    for kept in range(1, len(whole)):
+        path.write_bytes(b"".join(whole[:kept]))
+        measure(path, plan, meet, unwarmed())
+        assert path.read_bytes().splitlines(keepends=True)[1:] == whole[1:], kept
 
 
 def test_a_round_measured_again_draws_the_answers_of_the_one_it_stands_for() -> None:

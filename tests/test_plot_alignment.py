@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from fixtures_pictures import texts as texts_of
 
 from benchctl.analysis.alignment import read_alignment
 from benchctl.cli import main
@@ -40,7 +40,7 @@ def test_the_picture_names_streams_gates_and_target(tmp_path: Path) -> None:
     folder = modules_of(tmp_path / "m")
     done = CliRunner().invoke(main, ["plot", "--alignment", str(folder), str(folder), "--out", str(out)])
     assert done.exit_code == 0 and done.output == f"Plot: {out}\n"
-    texts = "\n".join(re.findall(r"<!-- (.*?) -->", out.read_text(), re.DOTALL))
+    texts = texts_of(out)
     for text in ("m2r2 on tiny, 8 layers", "gate 2", "gate 4", "slow state", "accelerated state, what it is to become"):
         assert text in texts, text
     assert texts.count("early alignment") == 2

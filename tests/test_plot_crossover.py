@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from fixtures_pictures import texts as texts_of
 from fixtures_records import EXITING, RUN, baseline_row, batch, exiting_row, failed, usual_rows, write
 
 from benchctl.analysis.comparison import Estimate, compare
@@ -94,7 +94,7 @@ def test_a_crossing_that_noise_could_have_made_is_none(
 def test_the_picture_names_methods_sizes_and_baseline(tmp_path: Path) -> None:
     out = tmp_path / "plot.svg"
     plot_crossover(compare([read(path) for path in files_of(tmp_path, (1, 4, 8))]), out)
-    texts = "\n".join(re.findall(r"<!-- (.*?) -->", out.read_text(encoding="utf-8"), re.DOTALL))
+    texts = texts_of(out)
     for text in (
         "reference on cpu, float32, threads: 1, baseline: autoregressive",
         "koala: 16 prompts, up to 64 new tokens",
@@ -147,4 +147,4 @@ def test_two_kinds_of_plot_at_once_are_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(
         main, ["plot", "--crossover", "--pareto", str(write(tmp_path / "a.jsonl", usual_rows(2)))]
     )
-    assert result.exit_code == 2 and "--pareto, --crossover or --alignment" in result.stderr
+    assert result.exit_code == 2 and "one of --pareto, --acceptance" in result.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from benchctl.analysis.accounts import Sums, head_share, slope_of
 from benchctl.analysis.predict import Prediction, Unpredicted, predict
 from benchctl.errors import UserError
 from benchctl.recordfile import RunFile
+from benchctl.records import Row
 
 
 def account_of(file: RunFile, label: str) -> Prediction:
@@ -229,6 +231,31 @@ def test_failed_doubted_and_warm_up_generations_do_not_count() -> None:
         *(row_of(BASELINE, [PLAIN] * TOKENS, prompt_id=f"p{prompt}") for prompt in (7, 8, 9)),
     ]
     assert predict([file_of([*usual.rows, *spoilt])]) == predict([usual])
+
+
+def test_a_file_is_gone_through_once_and_a_doubt_in_the_last_row_of_a_round_holds_for_those_before() -> None:
+    """It was gone through once for the doubts and once more for the answers, which made a large file take twice as
+    long. The doubt stands in the row that a round ends with."""
+    passes: list[int] = []
+
+    class Rows(list[Row]):
+        def __iter__(self) -> Iterator[Row]:
+            passes.append(len(self))
+            return super().__iter__()
+
+    usual = usual_file()
+    slow = [row_of(DRAFTED, [Step(4, 3, (90.0, 90.0, 90.0, 90.0))] * 6, prompt_id="p8")]
+    doubted = [*slow, replace(row_of(BASELINE, [PLAIN] * TOKENS, prompt_id="p8"), invalid="throttled")]
+    file = RunFile(usual.path, usual.run, Rows([*usual.rows, *doubted]))
+    assert predict([file]) == predict([usual])
+    assert len(passes) == 1
+
+
+def test_a_method_of_doubted_answers_alone_is_named() -> None:
+    """It was left out without a word."""
+    rows = [row_of(BASELINE, [PLAIN] * TOKENS), replace(row_of(DRAFTED, [DRAFTING] * 6), invalid="throttled")]
+    (account,) = predict([file_of(rows)])
+    assert isinstance(account, Unpredicted) and account.label == DRAFTED
 
 
 def test_only_what_both_answered_in_both_modes_counts() -> None:

@@ -26,7 +26,7 @@ from fixtures_records import (
 from benchctl.analysis.report import Format, summary
 from benchctl.records import Row, Run
 
-FORMATS: tuple[Format, ...] = ("table", "md", "csv", "json")
+FORMATS: tuple[Format, ...] = ("table", "brief", "md", "csv", "json")
 
 
 def _text(tmp_path: Path, format: Format = "table", rows: list[Row] | None = None, run: Run = RUN) -> str:
@@ -141,7 +141,21 @@ def test_no_format_lets_an_embedded_sample_pass_for_the_published_suite(tmp_path
     assert "embedded" in text
 
 
-@pytest.mark.parametrize("format", ["table", "md"])
+def test_in_brief_there_is_one_table_of_all_suites_together(tmp_path: Path) -> None:
+    both = usual_rows(3) + [replace(row, suite="mt-bench") for row in usual_rows(3)]
+    text = _text(tmp_path, "brief", both, replace(RUN, suites=(KOALA, MT_BENCH)))
+    figures = _figures(tmp_path, both, replace(RUN, suites=(KOALA, MT_BENCH)))
+    lines = {words[0]: words[1:] for line in text.splitlines() if len(words := line.split()) > 4}
+    pooled = figures[EXITING]["metrics"]
+    speed, tokens, agreed = (pooled[name] for name in ("speedup", "tokens_per_s", "token_agreement"))
+    spread = [f"{speed['value']:.2f}x", f"[{speed['low']:.2f},", f"{speed['high']:.2f}]"]
+    assert lines[EXITING] == [*spread, f"{tokens['value']:.1f}", f"{agreed['value']:.3f}", "–", "no"]
+    assert lines["two_model"][-3:] == ["1.000", "–", "yes"]
+    assert text.count("\ntwo_model ") == text.count("\nearly_exit ") == 1
+    assert "6 prompts cannot stand for a suite" in text
+
+
+@pytest.mark.parametrize("format", ["table", "brief", "md"])
 def test_cautions_stand_below_the_table(tmp_path: Path, format: Format) -> None:
     broken = [_broken(row) for row in usual_rows()]
     text = " ".join(_text(tmp_path, format, broken).split())
@@ -168,7 +182,7 @@ def test_groups_that_are_not_comparable_name_what_differs(tmp_path: Path, format
     one = write(tmp_path / "1.jsonl", usual_rows())
     two = write(tmp_path / "2.jsonl", usual_rows(), replace(RUN, threads=2, dtype="bfloat16"))
     text = summary([one, two], format)
-    if format in ("table", "md"):
+    if format in ("table", "brief", "md"):
         plain = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", text).split())
         assert "Not comparable with group 1: dtype is bfloat16, there float32; threads is 2, there 1." in plain
     elif format == "json":

@@ -114,7 +114,7 @@ def test_rounds_out_of_bounds_are_left_out_for_all_labels_and_counted_with_their
     group = group_of(rows)
     told = [caution for caution in cautions(group) if "out of bounds" in caution]
     assert len(told) == 1
-    assert told[0].startswith("3 of 20 rounds were left out of all figures, for all methods alike, measured out of")
+    assert told[0].startswith("3 of 20 rounds were left out of all figures but the counts of verdicts, for all methods")
     assert "the first on koala/p3: the GPU slowed down: power brake" in told[0]
     assert {method.prompts for method in group.pooled.methods} == {17}
 

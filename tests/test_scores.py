@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from importlib.resources import files as resources
@@ -18,8 +19,10 @@ from benchctl.scores import (
     ScoreWriter,
     is_scores,
     json_schema,
+    once,
     read_scores,
     scores_path,
+    text_sha256,
     to_line,
 )
 
@@ -126,6 +129,38 @@ def test_a_line_that_is_no_score_is_named(tmp_path: Path, line: bytes, problem: 
         read_scores(path)
     result = CliRunner().invoke(main, ["validate", str(path)])
     assert result.exit_code == 3 and f"{path}:2:" in result.stderr
+
+
+def test_of_what_could_not_be_read_and_was_asked_for_again_the_last_line_counts(tmp_path: Path) -> None:
+    path = tmp_path / "a.scores.jsonl"
+    unread = replace(PAIR, score=None, baseline_score=None, unreadable="no scores in it", reply="no", tries=3)
+    again = replace(unread, tries=6)
+    cases: tuple[tuple[tuple[Score, ...], tuple[Score, ...]], ...] = (
+        ((unread, SINGLE, PAIR), (SINGLE, PAIR)),
+        ((unread, SINGLE, again), (SINGLE, again)),
+        ((unread, again, PAIR), (PAIR,)),
+    )
+    for lines, counts in cases:
+        path.write_bytes(b"".join(map(to_line, lines)))
+        assert read_scores(path).scores == counts
+        assert CliRunner().invoke(main, ["validate", str(path)]).exit_code == 0
+    twice: tuple[tuple[Score, ...], ...] = ((PAIR, unread), (PAIR, SINGLE, PAIR), (unread, PAIR, unread))
+    for lines in twice:
+        path.write_bytes(b"".join(map(to_line, lines)))
+        with pytest.raises(InvalidData, match=rf":{len(lines)}: the same judgement as line {lines.index(PAIR) + 1}"):
+            read_scores(path)
+
+
+def test_of_two_files_the_one_that_could_read_a_reply_counts() -> None:
+    unread = replace(PAIR, score=None, baseline_score=None, unreadable="no scores in it")
+    other = replace(PAIR, score=3.0)
+    assert once([PAIR, unread, SINGLE]) == (PAIR, SINGLE)
+    assert once([unread, PAIR]) == (PAIR,) and once([PAIR, other]) == (other,)
+
+
+def test_half_a_surrogate_pair_is_hashed_alike_wherever_a_text_is() -> None:
+    assert text_sha256("a\ud83d") == hashlib.sha256(b"a\xed\xa0\xbd").hexdigest()
+    assert text_sha256("\u00e9") == hashlib.sha256(b"\xc3\xa9").hexdigest()
 
 
 def test_two_writers_of_one_file_are_refused(tmp_path: Path) -> None:

@@ -34,14 +34,15 @@ def test_valid_files_are_counted(tmp_path: Path) -> None:
 
 
 def test_every_invalid_file_is_named_with_its_line_and_the_valid_ones_are_still_counted(tmp_path: Path) -> None:
-    """A file of somebody else, NaN for a time, a negative number of steps, counts that break the identity, and a file
-    in which another run begins."""
+    """A file of somebody else, a line of one (which was only said to lack a suite), NaN for a time, a negative number
+    of steps, counts that break the identity, and a file in which another run begins."""
     rows = usual_rows(3)
     good = write(tmp_path / "good.jsonl", rows)
     lines = good.read_bytes().splitlines(keepends=True)
     assert b'"ttft_s":2.0' in lines[2] and b'"committed":[2' in lines[2] and b'"accepted":[1' in lines[2]
     broken = {
         "theirs": (b'{"question_id": 81}\n', ":1: is not the start of a benchctl run"),
+        "line": (b'{"question_id": 81}\n', ":3: has no suite, so it is no generation of this run. Remove this line"),
         "nan": (lines[2].replace(b'"ttft_s":2.0', b'"ttft_s":NaN'), ":3: ttft_s: Input should be a finite number"),
         "negative": (lines[2].replace(b'"committed":[2', b'"committed":[-2'), ":3: committed.0: Input should be great"),
         "identity": (lines[2].replace(b'"accepted":[1', b'"accepted":[3'), ":3: step 0: 2 committed, 3 accepted"),

@@ -151,10 +151,12 @@ def _first_fault(verdicts: Sequence[str | None], rng: np.random.Generator) -> st
 def test_faults_in_float64_are_always_lossy_and_in_bfloat16_nearly_always(
     examined: tuple[str, list[Examined]],
 ) -> None:
+    """In wide passes 84% are told (98 of 117 here); were twice the noise excused it would be 73%, and the run of 200
+    prompts would be caught all the same: 60%, as this test once asked for, held neither."""
     kind, prompts = examined
     verdicts = [verdict for found in prompts for verdict in found.faulty if verdict is not None]
     assert len(verdicts) > 90
-    least = 1.0 if kind == "float64" else 0.6 if "wide" in kind else 0.8
+    least = 1.0 if kind == "float64" else 0.75 if "wide" in kind else 0.9
     assert verdicts.count("lossy") / len(verdicts) >= least
 
 

@@ -45,10 +45,12 @@ def _ends(found: Estimate) -> tuple[float | None, ...]:
 
 def test_what_is_seen_at_the_end_is_what_compare_says_however_it_was_appended(tmp_path: Path) -> None:
     rows = two_suites()
-    rows[31] = replace(rows[31], invalid="the machine was busy")
+    again = [replace(row, repeat=1) for row in rows[30:33]]
+    rows[31] = replace(failed(rows[31]), invalid="the machine was busy")
+    rows += again
     path = write(tmp_path / "run.jsonl", rows[:7], replace(TWO_SUITES, repeats=1))
     follower = Follower(path)
-    for start, end in ((7, 8), (8, 32), (32, 100), (100, 120)):
+    for start, end in ((7, 8), (8, 32), (32, 100), (100, 123)):
         follower.look()
         _append(path, rows[start:end])
     standing = follower.look(ended=True)
@@ -59,6 +61,7 @@ def test_what_is_seen_at_the_end_is_what_compare_says_however_it_was_appended(tm
         assert _ends(method.acceptance_rate) == pytest.approx(_ends(figures.estimate(ACCEPTANCE_RATE)))
         assert _ends(method.token_agreement) == pytest.approx(_ends(figures.estimate(TOKEN_AGREEMENT)))
         assert (method.generations, method.fidelity) == (figures.generations, figures.fidelity)
+        assert (method.generations, method.fidelity.failed) == (40, 0), "what was measured again made it good"
     assert (standing.generations, standing.disturbed_rounds) == (120, 1)
     assert (standing.done, standing.prompts) == (40, 40)
 
@@ -245,6 +248,19 @@ def test_watch_ends_by_itself_with_a_run_that_has_ended(tmp_path: Path) -> None:
     assert speedup.value is not None
     words = " ".join(result.stdout.split())
     assert f"{speedup.value:.2f}x [" in words and "two_model" in words
+
+
+def test_ctrl_c_ends_the_watching_and_says_nothing_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said "Interrupted. [..] --resume goes on from there", though the run had never stopped."""
+    path = write(tmp_path / "run.jsonl", usual_rows(10), ONCE)
+
+    def interrupted(follower: Follower, *, ended: bool) -> SoFar:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Follower, "look", interrupted)
+    result = CliRunner().invoke(main, ["watch", str(path)])
+    assert result.exit_code == 0
+    assert "nterrupted" not in result.output + result.stderr
 
 
 def test_what_went_wrong_is_told(tmp_path: Path) -> None:

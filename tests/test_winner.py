@@ -94,8 +94,38 @@ def test_the_floor_reaches_every_format(tmp_path: Path) -> None:
         "cannot_be_told_from": ["a"],
         "compared_pairs": 3,
         "not_all_answered": False,
+        "answers_not_known": [],
         "floor": 0.05,
     }
+
+
+@pytest.mark.parametrize("count", [1, PROMPTS // 2])
+@pytest.mark.parametrize("unknown", ["failed", "unjudged"])
+def test_a_method_of_which_an_answer_is_not_known_to_be_the_target_s_cannot_win_and_is_named(
+    tmp_path: Path, unknown: str, count: int
+) -> None:
+    """It was called the fastest of those that give the target's own answers, by the answers that had a verdict."""
+
+    def change(row: Row) -> Row:
+        if row.label != "b" or _number(row) >= count:
+            return row
+        return failed(row) if unknown == "failed" else replace(row, verdict=None, fidelity={"failed_controls": 1.0})
+
+    paces = {"a": 1.4, "b": 2.0}
+    group = group_of(tmp_path, list(map(change, rows_of(paces))), run_of(paces))
+    found = fastest(group)
+    assert found is not None and (found.label, found.slower, found.aside) == ("a", (BASELINE,), ("b",))
+    said = sentence(group, found)
+    assert said.startswith("Fastest of 2 that give the target's own answers: a, 1.40x")
+    assert "Not among them, as some of their answers failed or have no verdict: b." in said
+    assert json.loads(render([group], "json"))["groups"][0]["fastest"]["answers_not_known"] == ["b"]
+    whole = fastest(group_of(tmp_path, rows_of(paces), run_of(paces)))
+    assert whole is not None and (whole.label, whole.aside) == ("b", ())
+
+
+def test_nobody_is_named_over_a_baseline_that_failed_where_no_two_others_compete(tmp_path: Path) -> None:
+    rows = [failed(row) if row.label == BASELINE and _number(row) == 3 else row for row in rows_of({"a": 1.4})]
+    assert fastest(group_of(tmp_path, rows, run_of({"a": 1.4}))) is None
 
 
 @pytest.mark.parametrize("lossy", ["claim", "answers"])
@@ -116,28 +146,27 @@ def test_nobody_wins_where_only_the_baseline_competes(tmp_path: Path) -> None:
 
 
 def test_the_pair_that_decides_is_of_what_both_answered(tmp_path: Path) -> None:
-    """b fails on the prompts that are slow for all; on the others a is faster than b."""
+    """b was not measured on the prompts that are slow for all; on the others a is faster than b."""
     paces = {"a": 1.5, "b": 1.4}
     rows = [
         replace(row, step_s=tuple(s * (1 + 9 * (int(row.prompt_id[1:]) < 5)) for s in row.step_s))
         for row in rows_of(paces)
     ]
-    rows = [failed(row) if row.label == "b" and int(row.prompt_id[1:]) < 5 else row for row in rows]
+    rows = [row for row in rows if row.label != "b" or _number(row) >= 5]
     found = fastest(group_of(tmp_path, rows, run_of(paces)))
     assert found is not None and found.label == "a" and set(found.slower) == {"b", BASELINE}
 
 
-def test_failing_where_answers_are_slow_makes_no_winner(tmp_path: Path) -> None:
-    """a is slower than b on each prompt that both answer; where it fails, all methods gain little."""
+def test_to_be_missing_where_answers_are_slow_makes_no_winner(tmp_path: Path) -> None:
+    """a is slower than b on each prompt that both answer; where it has no answers, all methods gain little."""
     paces = {"a": 3.0, "b": 3.3}
     hard = range(PROMPTS // 2, PROMPTS)
     rows = [
         row
         if _number(row) not in hard or row.label == BASELINE
-        else failed(row)
-        if row.label == "a"
         else replace(row, step_s=tuple(s * 3 for s in row.step_s))
         for row in rows_of(paces)
+        if row.label != "a" or _number(row) not in hard
     ]
     group = group_of(tmp_path, rows, run_of(paces))
     speedups = {method.label: method.estimate(SPEEDUP).value or 0 for method in group.pooled.methods}
@@ -154,12 +183,9 @@ def test_nobody_wins_where_each_is_beaten_on_prompts_of_their_own(tmp_path: Path
     slower = {"a": range(14, 20), "b": range(7), "c": range(7, 14)}
     answered = {"a": [*range(7), *range(14, 20)], "b": [*range(14)], "c": [*range(7, 20)]}
     rows = [
-        failed(row)
-        if _number(row) not in answered.get(row.label, range(PROMPTS))
-        else replace(row, step_s=tuple(s * 1.3 for s in row.step_s))
-        if _number(row) in slower.get(row.label, ())
-        else row
+        replace(row, step_s=tuple(s * 1.3 for s in row.step_s)) if _number(row) in slower.get(row.label, ()) else row
         for row in rows_of(paces)
+        if _number(row) in answered.get(row.label, range(PROMPTS))
     ]
     assert fastest(group_of(tmp_path, rows, run_of(paces))) is None
 

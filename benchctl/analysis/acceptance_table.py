@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchctl.analysis.acceptance import POSITIONS, by_position
-from benchctl.analysis.comparison import POOLED, Estimate, Group, estimates
+from benchctl.analysis.comparison import POOLED, Estimate, Group, SuiteFigures, estimates
+from benchctl.analysis.export import gates_document
 from benchctl.analysis.frame import pair
+from benchctl.analysis.gates import Gates
 from benchctl.analysis.metrics import (
     ACCEPTANCE_RATE,
     BLOCK_EFFICIENCY,
@@ -43,8 +45,8 @@ class Acceptance:
     histogram: tuple[Estimate, ...]
 
 
-def render_acceptance(groups: Sequence[Group], format: str = "table") -> str:
-    """The acceptance of every method that drafts, in each group and suite; format as in report.render.
+def render_acceptance(groups: Sequence[Group], format: str = "table", gates: Gates | None = None) -> str:
+    """The acceptance of every method that drafts, in each group and suite; format and `gates` as in report.render.
 
     Raises UserError where no method drafted anything.
     """
@@ -52,7 +54,8 @@ def render_acceptance(groups: Sequence[Group], format: str = "table") -> str:
     if not found:
         raise UserError("no method drafted a token. Measure one that does: benchctl list methods.")
     if format == "json":
-        return json.dumps([_document(each) for each in found], indent=2, allow_nan=False)
+        document = {"acceptance": [_document(each) for each in found]} | gates_document(gates)
+        return json.dumps(document, indent=2, allow_nan=False)
     if format == "csv":
         return _csv(found)
     return "\n\n".join(_markdown(found) if format == "md" else _terminal(found))
@@ -61,24 +64,29 @@ def render_acceptance(groups: Sequence[Group], format: str = "table") -> str:
 def acceptances(number: int, group: Group) -> Iterator[Acceptance]:
     """Of every method of a group that drafts, by suite; `number` is the group's."""
     for suite in group.suites:
-        frame = group.frame if suite.suite == POOLED else group.frame[group.frame["suite"] == suite.suite]
-        metrics = by_position(frame)
-        for method in suite.methods:
-            if method.estimate(ACCEPTANCE_RATE).value is None:
-                continue
-            found = estimates(pair(frame, method.label, group.run.baseline), metrics.metrics)
-            deepest = len(metrics.conditional)
-            tried = max((place for place, each in enumerate(found[:deepest], 1) if each.value is not None), default=0)
-            yield Acceptance(
-                group=number,
-                suite=group.title(suite),
-                label=method.label,
-                label_lines=method.label_lines,
-                named=tuple(method.estimate(metric) for metric in _NAMED),
-                conditional=found[:tried],
-                unconditional=found[deepest : deepest + tried],
-                histogram=found[2 * deepest : 2 * deepest + tried + 1],
-            )
+        yield from acceptances_on(number, group, suite)
+
+
+def acceptances_on(number: int, group: Group, suite: SuiteFigures) -> Iterator[Acceptance]:
+    """The same on one of its suites."""
+    frame = group.frame if suite.suite == POOLED else group.frame[group.frame["suite"] == suite.suite]
+    metrics = by_position(frame)
+    for method in suite.methods:
+        if method.estimate(ACCEPTANCE_RATE).value is None:
+            continue
+        found = estimates(pair(frame, method.label, group.run.baseline), metrics.metrics)
+        deepest = len(metrics.conditional)
+        tried = max((place for place, each in enumerate(found[:deepest], 1) if each.value is not None), default=0)
+        yield Acceptance(
+            group=number,
+            suite=group.title(suite),
+            label=method.label,
+            label_lines=method.label_lines,
+            named=tuple(method.estimate(metric) for metric in _NAMED),
+            conditional=found[:tried],
+            unconditional=found[deepest : deepest + tried],
+            histogram=found[2 * deepest : 2 * deepest + tried + 1],
+        )
 
 
 def _number(estimate: Estimate, pattern: str) -> str:

@@ -4,12 +4,12 @@ A token that leaves early still reads the head: the layers it ran are a share of
 many more heads were asked, as by a rule that looks at the confidence at every exit, rows do not say: one at least.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
 
-from benchctl.analysis.stats import Floats
+from benchctl.analysis.stats import Floats, Interval
 from benchctl.records import Row, Run
 
 PHASES = ("draft", "verify", "commit", "host")  # of profile rows, see decoding.phases
@@ -21,19 +21,23 @@ _LARGEST_ERROR = 0.1  # of the predicted time of a step
 
 @dataclass(frozen=True)
 class Part:
-    """What one thing adds to a token's time, as a share of the baseline's. `predicted`: the prediction knows of it."""
+    """What one thing adds to a token's time, as a share of the baseline's, and its 95% interval, None where there is no
+    telling. `predicted`: the prediction knows of it."""
 
     name: str
     share: float
     predicted: bool
+    interval: Interval | None = None
 
 
 @dataclass(frozen=True)
 class Account:
-    """Its parts; and for each answer, in seconds, what the prediction knows of it and what the baseline takes for as
-    many tokens, [answers] each, the latter as in Sums.for_tokens."""
+    """Its parts, of which the last is what the others leave; and for each answer, in seconds, each of the others, what
+    the prediction knows of it and what the baseline takes for as many tokens, [answers] each, the last as in
+    Sums.for_tokens."""
 
     parts: tuple[Part, ...]
+    parts_s: tuple[Floats, ...]
     known_s: Floats
     baseline_s: Floats
 
@@ -137,28 +141,18 @@ def by_phases(ours: Sums, theirs: Sums, split: Sums, plain: Sums, head: float) -
     verify_s, commit_s, host_s = (plain.step_phase_s(name) for name in ("verify", "commit", "host"))
     whole_s = sum(plain.phases.values(), np.zeros(len(plain.steps)))
     baseline_s = plain.for_tokens(whole_s, split.tokens)
-    unit_s = float(baseline_s.sum())
-    phase = {name: float(split.phases[name].sum()) for name in PHASES}
-    steps = float(split.steps.sum())
     drafts = bool(split.drafted.any())
     passes = split.steps if drafts else split.passes(head)
-    known_s = passes * verify_s + split.steps * (commit_s + host_s)
-    target_s = float(known_s.sum())
-    parts = [
-        Part("target steps", target_s / unit_s, True),
-        Part("drafting", phase["draft"] / unit_s, drafts),
-        Part(
-            "wider passes" if drafts else "rest of passes",
-            (phase["verify"] - float(passes.sum()) * verify_s) / unit_s,
-            drafts,
-        ),
-        Part("commit", (phase["commit"] - steps * commit_s) / unit_s, False),
-        Part("host", (phase["host"] - steps * host_s) / unit_s, False),
-    ]
-    rest = ours.token_s / theirs.token_s - sum(part.share for part in parts)
-    if drafts:
-        known_s = split.phases["draft"] + split.phases["verify"] + split.steps * (commit_s + host_s)
-    return Account((*parts, Part(UNEXPLAINED, rest, False)), known_s, baseline_s)
+    wider = "wider passes" if drafts else "rest of passes"
+    parts_s = {
+        "target steps": passes * verify_s + split.steps * (commit_s + host_s),
+        "drafting": split.phases["draft"],
+        wider: split.phases["verify"] - passes * verify_s,
+        "commit": split.phases["commit"] - split.steps * commit_s,
+        "host": split.phases["host"] - split.steps * host_s,
+    }
+    known = {"target steps", "drafting", wider} if drafts else {"target steps"}
+    return _account(parts_s, UNEXPLAINED, known, baseline_s, ours.token_s / theirs.token_s)
 
 
 def by_steps(ours: Sums, theirs: Sums, slope_s: float, head: float) -> Account:
@@ -169,16 +163,22 @@ def by_steps(ours: Sums, theirs: Sums, slope_s: float, head: float) -> Account:
     """
     step_s = float(theirs.seconds.sum() / theirs.steps.sum())
     baseline_s = theirs.for_tokens(theirs.seconds, ours.tokens)
-    unit_s = float(baseline_s.sum())
     drafts = bool(ours.drafted.any())
-    passes_s = (ours.steps if drafts else ours.passes(head)) * step_s
-    drafting_s = slope_s * ours.drafted
-    parts = [Part("target steps", float(passes_s.sum()) / unit_s, True)]
+    parts_s = {"target steps": (ours.steps if drafts else ours.passes(head)) * step_s}
     if drafts:
-        parts.append(Part("drafted tokens", float(drafting_s.sum()) / unit_s, True))
-    rest = ours.token_s / theirs.token_s - sum(part.share for part in parts)
-    parts.append(Part("every step" if drafts else "other work", rest, False))
-    return Account(tuple(parts), passes_s + drafting_s, baseline_s)
+        parts_s["drafted tokens"] = slope_s * ours.drafted
+    rest = "every step" if drafts else "other work"
+    return _account(parts_s, rest, set(parts_s), baseline_s, ours.token_s / theirs.token_s)
+
+
+def _account(parts_s: Mapping[str, Floats], rest: str, known: Set[str], baseline_s: Floats, measured: float) -> Account:
+    """These parts, by their names, and one more for what of the `measured` time of a token they leave, both being
+    shares of the baseline's."""
+    unit_s = float(baseline_s.sum())
+    parts = [Part(name, float(seconds.sum()) / unit_s, name in known) for name, seconds in parts_s.items()]
+    parts.append(Part(rest, measured - sum(part.share for part in parts), False))
+    known_s = sum((seconds for name, seconds in parts_s.items() if name in known), np.zeros(len(baseline_s)))
+    return Account(tuple(parts), tuple(parts_s.values()), known_s, baseline_s)
 
 
 def slope_of(step_s: Floats, drafted: Floats) -> float | str:

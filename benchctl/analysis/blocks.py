@@ -66,6 +66,16 @@ _SPEED = Block(
         Column("prompts", lambda method: str(method.prompts)),
     ),
 )
+BRIEF = Block(
+    "In brief",
+    (
+        Column("speed-up [95%]", ratio(SPEEDUP)),
+        Column("tokens/s", number(TOKENS_PER_S, "{:.1f}")),
+        Column("token agreement", number(TOKEN_AGREEMENT, "{:.3f}")),
+        Column("exact match", number(EXACT_MATCH, "{:.3f}")),
+        Column("lossless", _lossless),
+    ),
+)
 _MEAN = Column("mean of prompts [95%]", ratio(MEAN_SPEEDUP))
 _OTHERWISE = Block("Speed-up, otherwise", (_MEAN, Column("without degenerate answers [95%]", ratio(SOUND_SPEEDUP))))
 _OF_SUMS = Block("Speed-up, otherwise", (_MEAN,))

@@ -1,12 +1,13 @@
 """What a reader should know before believing a group's figures, each with what to do about it."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import pandas as pd
 
 from benchctl.analysis.comparison import Group
 from benchctl.analysis.doubts import disturbed, hardly_judged, left_out, planned_rounds, unsteady
-from benchctl.analysis.fidelity import broken, claims_exact
+from benchctl.analysis.fidelity import broken, claims_exact, last_tries
 from benchctl.analysis.imported import imported
 from benchctl.analysis.judge_tables import judge_cautions
 from benchctl.analysis.loading import THROTTLE
@@ -24,8 +25,8 @@ _LITTLE_TO_LOSE = 0.2  # exact match of a baseline that a method could hardly fa
 _SPARE_CORES = 0.5  # how far the load may pass the cores before somebody has to wait
 
 
-def cautions(group: Group) -> tuple[str, ...]:
-    """Warnings about the figures of `group`, the gravest first."""
+def cautions(group: Group, floor: float = 0.0) -> tuple[str, ...]:
+    """Warnings about the figures of `group`, the gravest first. No difference in speed below `floor` is called one."""
     found = (
         imported,
         measured_apart_once,
@@ -41,7 +42,7 @@ def cautions(group: Group) -> tuple[str, ...]:
         judge_cautions,
         _unsupported,
         _unfinished,
-        best_of_sweeps,
+        partial(best_of_sweeps, floor=floor),
         _few_prompts,
         _batched,
         _few_batches,
@@ -110,7 +111,8 @@ def _nothing_lost(group: Group) -> Iterator[str]:
 
 
 def _failures(group: Group) -> Iterator[str]:
-    failed = group.frame[group.frame["error"].notna()]
+    tries = last_tries(group.frame, group.repeats)
+    failed = tries[tries["error"].notna()]
     for label, rows in failed.groupby("label", sort=False):
         first = rows.iloc[0]
         yield (

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from benchctl.analysis.faithfulness import FAITHFULNESS_METRICS
-from benchctl.analysis.fidelity import Fidelity, claims_exact, fidelity, is_lossless
+from benchctl.analysis.fidelity import Fidelity, Repeats, claims_exact, fidelity, is_lossless
 from benchctl.analysis.frame import measured_apart, pair, to_frames
 from benchctl.analysis.groups import Difference, differences, group
 from benchctl.analysis.loading import LOADING_METRICS, has_loading
@@ -105,6 +105,10 @@ class Group:
     def pooled(self) -> SuiteFigures:
         return self.suites[-1]
 
+    @property
+    def repeats(self) -> Repeats:
+        return {number: file.run.repeats for number, file in enumerate(self.files)}
+
     def title(self, figures: SuiteFigures) -> str:
         """The suite's name, with "(embedded)" for a sample, so that nobody takes it for the published prompts."""
         samples = {suite.name for suite in self.run.suites if suite.is_sample}
@@ -166,11 +170,11 @@ def _of_suite(suite: str, frame: pd.DataFrame, others: OtherFrames) -> tuple[pd.
 def _suite_figures(group: Group, suite: str, frame: pd.DataFrame, others: OtherFrames) -> SuiteFigures:
     measured = set(frame["label"])
     methods = [method for method in group.methods if method.label in measured]
-    return SuiteFigures(suite, tuple(_method_figures(group.run, method, frame, others) for method in methods))
+    return SuiteFigures(suite, tuple(_method_figures(group, method, frame, others) for method in methods))
 
 
-def _method_figures(run: Run, method: MethodInfo, frame: pd.DataFrame, others: OtherFrames) -> MethodFigures:
-    found = fidelity(frame[frame["label"] == method.label])
+def _method_figures(group: Group, method: MethodInfo, frame: pd.DataFrame, others: OtherFrames) -> MethodFigures:
+    run, found = group.run, fidelity(frame[frame["label"] == method.label], group.repeats)
     pairs = pair(frame, method.label, run.baseline)
     is_baseline = method.label == run.baseline
     beside = [estimates(found.pairs, found.metrics) for found in figured(frame, others, method.label, run.baseline)]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from benchctl.analysis.comparison import Group
-from benchctl.analysis.frame import CONDITION
+from benchctl.analysis.lines import CONDITION
 from benchctl.analysis.rounds import Round, stands_for
 
 UNJUDGED = 8  # rounds of a session that pass until what is usual is known: measuring.validity.ENOUGH
@@ -32,20 +32,21 @@ def left_out(group: Group) -> Iterator[str]:
     again = f" {good} of them {'was' if good == 1 else 'were'} measured again, within bounds." if good else ""
     mend = "" if good == count else " Free the machine, and run again or go on with --resume."
     yield (
-        f"{count} of {len(planned)} rounds {left} left out of all figures, for all methods alike, measured out of "
-        f"bounds, the first on {why}.{again}{mend}"
+        f"{count} of {len(planned)} rounds {left} left out of all figures but the counts of verdicts, for all methods "
+        f"alike, measured out of bounds, the first on {why}.{again}{mend}"
     )
 
 
 def planned_rounds(group: Group) -> pd.DataFrame:
-    """The rounds that were to be measured: whether any measurement of one was `doubted`, and any `good`."""
-    repeats = group.frame["file"].map({number: file.run.repeats for number, file in enumerate(group.files)})
-    frame = group.frame.assign(
-        repeat=stands_for(group.frame["repeat"], repeats),
-        doubted=group.frame["round_invalid"],
-        good=~group.frame["round_invalid"],
-    )
-    return frame.groupby(list(Round._fields))[["doubted", "good"]].any()
+    """The rounds that were to be measured: whether any try of one was `doubted`, and any `good`: in bounds, with as
+    many answers as any try of it has. So one that a kill cut short, or in which more failed, makes up for nothing."""
+    places = list(Round._fields)
+    answers = group.frame[[*places, "round_invalid"]].assign(answered=group.frame["error"].isna())
+    tried = answers.groupby(places, as_index=False)
+    tries = tried.agg(doubted=("round_invalid", "any"), answered=("answered", "sum"))
+    tries["repeat"] = stands_for(tries["repeat"], tries["file"].map(group.repeats))
+    most = tries.groupby(places)["answered"].transform("max")
+    return tries.assign(good=~tries["doubted"] & (tries["answered"] == most)).groupby(places)[["doubted", "good"]].any()
 
 
 def disturbed(group: Group) -> Iterator[str]:

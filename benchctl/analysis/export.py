@@ -39,20 +39,25 @@ def to_csv(groups: Sequence[Group]) -> str:
 def to_json(groups: Sequence[Group], floor: float = 0.0, gates: Gates | None = None) -> str:
     """An object with `groups` and, where the first was held to something, `gates`; see the keys below. No difference in
     speed below `floor` is called one."""
-    document = {"groups": [_group(group, floor) for group in groups]} | ({"gates": _gates(gates)} if gates else {})
+    document = {"groups": [_group(group, floor) for group in groups]} | gates_document(gates)
     return json.dumps(document, indent=2, allow_nan=False)
 
 
-def _gates(gates: Gates) -> Document:
-    return {
+def gates_document(gates: Gates | None) -> Document:
+    """What came of gates, under `gates`; empty where nothing was held to any."""
+    if gates is None:
+        return {}
+    found = {
         "passed": gates.passed,
         "require": gates.required,
+        "require_quality": gates.quality,
         "unmet": list(gates.unmet),
         "unsupported": list(gates.unsupported),
         "fail_below": gates.least,
         "floor": gates.floor,
         "kept": [asdict(one) | {"slower": one.label in gates.slower} for one in gates.kept],
     }
+    return {"gates": found}
 
 
 def _flat(group: Group, method: MethodFigures) -> dict[str, Value]:
@@ -95,7 +100,7 @@ def _group(group: Group, floor: float) -> Document:
         "max_new_tokens": run.max_new_tokens,
         "machine": dict(run.machine),
         "differs_from_first_group": [asdict(difference) for difference in group.differs],
-        "cautions": list(cautions(group)),
+        "cautions": list(cautions(group, floor)),
         "agreement_of_judges": agreement_documents(group),
         "fastest": None if winner is None else _winner(winner),
         "suites": [_suite(group, suite) for suite in group.suites],
@@ -109,6 +114,7 @@ def _winner(winner: Winner) -> Document:
         "cannot_be_told_from": list(winner.untold),
         "compared_pairs": winner.pairs,
         "not_all_answered": winner.partly,
+        "answers_not_known": list(winner.aside),
         "floor": winner.floor,
     }
 

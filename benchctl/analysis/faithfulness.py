@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pandas as pd
 
 from benchctl.analysis.degeneration import degenerates
-from benchctl.analysis.frame import FIDELITY
+from benchctl.analysis.lines import FIDELITY
 from benchctl.analysis.metrics import TOKEN_AGREEMENT, Column, Metric, ones, zeros
 from benchctl.analysis.overlap import overlaps
 

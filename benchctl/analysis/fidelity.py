@@ -1,19 +1,34 @@
 """How far a method's answers are the target's: verdicts counted, tokens up to the first divergence."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import pandas as pd
 
+from benchctl.analysis.rounds import stands_for
 from benchctl.records import Exactness
 
 _HALF = ("bfloat16", "float16")
 _FAILED_CONTROLS = "fidelity_failed_controls"  # a column of frame.py, which builds on this module
+_PLANNED = ["file", "session", "suite", "prompt_id", "turn", "label"]  # and the repeat that a try stands for
+_WORST_FIRST: Final = ("lossy", "numeric", "failed", "unjudged", "sampled", "tie", "identical")
+_MENDED: Final = ("failed", "unjudged")  # by a later try
+
+Repeats = Mapping[int, int]
+"""How many repeats were planned, by number of file."""
 
 
 @dataclass(frozen=True)
 class Fidelity:
-    """Generations by verdict, those that failed, those whose verdict is not known as its control failed, and the median
-    place of the first divergence (None: none diverged)."""
+    """Planned generations, those of rounds that figures leave out included: how many there are of each verdict, how
+    many failed, how many have no verdict as its control failed; and the median place of the first divergence (None:
+    none diverged).
+
+    Each turn of a prompt in each repeat counts once, however often its round was measured: by the worst verdict of all
+    its tries, since an answer that was not the target's is evidence against the method whatever disturbed the times.
+    That one failed or was not judged is none: there the last try counts.
+    """
 
     identical: int = 0
     tie: int = 0
@@ -25,25 +40,46 @@ class Fidelity:
     median_first_divergence: float | None = None
 
 
-def fidelity(answers: pd.DataFrame) -> Fidelity:
-    """The verdicts on one method's generations, failed ones included in `answers`."""
-    counts = answers["verdict"].value_counts()
-    diverged = answers["first_divergence"].dropna()
+def fidelity(answers: pd.DataFrame, repeats: Repeats) -> Fidelity:
+    """What came of one method's generations, failed ones and all tries included in `answers`."""
+    states, places = _states(answers), answers["first_divergence"]
+    if _measured_again(answers, repeats):
+        states = states.where(_is_last(answers, repeats) | ~states.isin(_MENDED))
+        ranks = states.map({state: rank for rank, state in enumerate(_WORST_FIRST)}).fillna(len(_WORST_FIRST))
+        worst = ranks.groupby(_planned(answers, repeats), sort=False).idxmin()
+        states, places = states.loc[worst], places.loc[worst]
+    counts, diverged = states.value_counts(), places.dropna()
     return Fidelity(
-        identical=int(counts.get("identical", 0)),
-        tie=int(counts.get("tie", 0)),
-        numeric=int(counts.get("numeric", 0)),
-        lossy=int(counts.get("lossy", 0)),
-        sampled=int(counts.get("sampled", 0)),
-        failed=int(answers["error"].notna().sum()),
-        unjudged=_unjudged(answers),
+        **{state: int(counts.get(state, 0)) for state in _WORST_FIRST},
         median_first_divergence=float(diverged.median()) if len(diverged) else None,
     )
 
 
-def _unjudged(answers: pd.DataFrame) -> int:
-    failed = answers.get(_FAILED_CONTROLS)
-    return 0 if failed is None else int((answers["verdict"].isna() & (failed > 0)).sum())
+def last_tries(generations: pd.DataFrame, repeats: Repeats) -> pd.DataFrame:
+    """Of each planned generation the one that was measured last: where it failed, nothing made up for that."""
+    return generations[_is_last(generations, repeats)] if _measured_again(generations, repeats) else generations
+
+
+def _states(answers: pd.DataFrame) -> pd.Series:
+    """What came of each; none where there is nothing to say, as of the baseline's."""
+    states = answers["verdict"].astype(object)
+    if (controls := answers.get(_FAILED_CONTROLS)) is not None:
+        states = states.mask(states.isna() & (controls > 0), "unjudged")
+    return states.mask(answers["error"].notna(), "failed")
+
+
+def _measured_again(generations: pd.DataFrame, repeats: Repeats) -> bool:
+    return bool((generations["repeat"] >= generations["file"].map(repeats)).any())
+
+
+def _is_last(generations: pd.DataFrame, repeats: Repeats) -> pd.Series:
+    return generations["repeat"] == generations["repeat"].groupby(_planned(generations, repeats)).transform("max")
+
+
+def _planned(generations: pd.DataFrame, repeats: Repeats) -> list[pd.Series]:
+    """What tells the planned generations apart, of which each of these is a try."""
+    planned = stands_for(generations["repeat"], generations["file"].map(repeats))
+    return [*(generations[name] for name in _PLANNED), planned]
 
 
 def claims_exact(exactness: Exactness, temperature: float) -> bool:

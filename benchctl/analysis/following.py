@@ -144,7 +144,7 @@ def _of_last_round(rows: list[Row]) -> int:
 def _method(frame: pd.DataFrame, method: MethodInfo, run: Run) -> MethodSoFar:
     pairs = pair(frame, method.label, run.baseline)
     speedup, rate, agreement = estimates(pairs, (SPEEDUP, ACCEPTANCE_RATE, TOKEN_AGREEMENT))
-    found = fidelity(frame[frame["label"] == method.label])
+    found = fidelity(frame[frame["label"] == method.label], {0: run.repeats})
     claims = claims_exact(method.exactness, run.temperature)
     return MethodSoFar(
         label=method.label,

@@ -1,4 +1,4 @@
-"""What a comparison can be held to by a program: that answers are the target's, and that no method became slower."""
+"""What a comparison can be held to by a program: answers that are the target's, or as good, and speed-ups that last."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,8 +7,11 @@ from typing import Final, Literal
 
 import pandas as pd
 
+from benchctl.analysis.cells import spread
 from benchctl.analysis.comparison import Estimate, Group, MethodFigures
 from benchctl.analysis.groups import differences
+from benchctl.analysis.judge_metrics import SCORE_DIFFERENCE
+from benchctl.analysis.judged import FEWEST_PROMPTS
 from benchctl.analysis.metrics import SPEEDUP
 from benchctl.analysis.stats import Interval
 from benchctl.errors import UserError
@@ -51,8 +54,8 @@ class Kept:
 class Gates:
     """What a comparison was held to, and what came of it.
 
-    `unmet` breaks what was `required`, and of `unsupported` nothing was. `kept` are the speed-ups beside those of an
-    earlier run, none of which may have become slower, to `least` or less.
+    `unmet` breaks what was `required`, or is worse than by `quality` points; of `unsupported` nothing was. `kept` are
+    the speed-ups beside those of an earlier run, none of which may have become slower, to `least` or less.
     """
 
     required: Requirement | None
@@ -61,6 +64,7 @@ class Gates:
     unmet: tuple[str, ...] = ()
     unsupported: tuple[str, ...] = ()
     kept: tuple[Kept, ...] = ()
+    quality: float | None = None
 
     @property
     def slower(self) -> tuple[str, ...]:
@@ -73,16 +77,24 @@ class Gates:
 
 
 def hold(
-    group: Group, required: Requirement | None, earlier: Group | None, least: float | None, floor: float = 0.0
+    group: Group,
+    required: Requirement | None,
+    earlier: Group | None,
+    least: float | None,
+    floor: float = 0.0,
+    quality: float | None = None,
 ) -> Gates:
-    """Hold a comparison to what is required, and to an earlier one; see `unmet` and `kept`, and what they raise."""
+    """Hold a comparison to what is required, and to an earlier one; see `unmet`, `worse` and `kept`, and what they
+    raise."""
+    broken = (*(unmet(group, required) if required else ()), *(() if quality is None else worse(group, quality)))
     return Gates(
         required,
         least,
         floor,
-        unmet=tuple(unmet(group, required)) if required else (),
-        unsupported=tuple(unsupported(group)) if required else (),
+        unmet=tuple(dict.fromkeys(broken)),
+        unsupported=tuple(unsupported(group)) if required or quality is not None else (),
         kept=kept(group, earlier) if earlier else (),
+        quality=quality,
     )
 
 
@@ -103,6 +115,35 @@ def unmet(group: Group, required: Requirement) -> Iterator[str]:
         if not _meets(method, required):
             claim = f" and claims to be {method.exactness.replace('_', ' ')}" if required == "lossless" else ""
             yield f"{method.label} is not {required}: of its answers {_counted(method)}{claim}."
+
+
+def worse(group: Group, margin: float) -> Iterator[str]:
+    """Which methods no judge, or not every judge that gives points, shows to be as good as the baseline but for so many
+    of them, in sentences: the interval of the mean difference reaches further down, or not all prompts were judged. Nor
+    does what was to be measured and was not."""
+    methods = [method for method in group.pooled.methods if not method.is_baseline]
+    if not methods:
+        yield f"nothing but {group.run.baseline} was measured, so nothing can be as good."
+    yield from _unmeasured(group)
+    for method in methods:
+        judged = [figures for figures in method.judged if figures.judge.in_points]
+        if not judged:
+            yield f"{method.label} has no points of a judge: run `benchctl judge` with gpt or local."
+        for figures in judged:
+            name, count = figures.judge.name, figures.prompts
+            if count < method.prompts:
+                yield (
+                    f"{name} judged {method.label} on {count} of {method.prompts} prompts: judge the rest, with more "
+                    "--tries where replies could not be read."
+                )
+            elif count < FEWEST_PROMPTS:
+                yield f"{name} judged {method.label} on {count} prompts: fewer than {FEWEST_PROMPTS} show nothing."
+            elif not figures.worse_by_at_most(margin):
+                difference = spread(figures.estimate(SCORE_DIFFERENCE), "+.2f")
+                yield (
+                    f"{method.label} is not shown to be as good as {group.run.baseline} but for {margin:g} points: "
+                    f"{name} says {difference} on {count} prompts."
+                )
 
 
 def unsupported(group: Group) -> Iterator[str]:

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from benchctl.analysis.answer_rows import Decoders
 from benchctl.analysis.comparison import Group
-from benchctl.analysis.html_answers import Beside, Decoders, answered, answers
+from benchctl.analysis.html_answers import Beside, answered, answers
 from benchctl.analysis.html_page import Section, section
 from benchctl.analysis.html_plot import BOTTOM, HEIGHT, LEFT, LOOKS, RIGHT, TOP, WIDTH
 from benchctl.errors import UserError

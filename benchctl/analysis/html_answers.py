@@ -1,42 +1,24 @@
 """Answers for a report's divergence viewer: which of them, and what of each: its text, its steps, where it leaves the
 baseline's."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import pandas as pd
 
+from benchctl.analysis.answer_rows import Decode, Decoders, Place, pieces, rows_at
 from benchctl.analysis.comparison import Group
 from benchctl.analysis.frame import pair
-from benchctl.analysis.scored_answers import judge_of, text_of
-from benchctl.records import Row, Run
-from benchctl.scores import Score, read_scores, scores_path
-
-Decode = Callable[[Sequence[int]], str]
-"""Ids to text, as the row's own text was made."""
-Decoders = Callable[[Run], Decode | None]
-"""None where the tokenizer of a run is not at hand."""
+from benchctl.analysis.scored_answers import judge_of
+from benchctl.records import Row
+from benchctl.scores import Score, text_sha256
 
 MOST_OF_A_METHOD = 100  # in a list that nobody reads to its end
 _TELLING = ("lossy", "numeric", "tie", "sampled", "identical")  # what a reader looks for first
-_BEFORE = 8  # tokens to decode with: what a token says depends on the few before it, if on any
 _TURN = ["suite", "prompt_id", "turn"]
-_PARTIAL = "\ufffd"  # what a part of a character is decoded to
 _Item = TypeVar("_Item")
-
-
-class Place(NamedTuple):
-    """A generation that runs freely. `file` numbers the group's files."""
-
-    file: int
-    suite: str
-    prompt_id: str
-    turn: int
-    label: str
-    repeat: int
-    session: int
 
 
 @dataclass(frozen=True)
@@ -88,7 +70,7 @@ def answers(number: int, group: Group, decoders: Decoders) -> tuple[Beside, ...]
     """Up to MOST_OF_A_METHOD answers of each method, each once, the most telling of all methods first: lossy ones, then
     numeric ones, ties, and those that are the baseline's; suites take turns. `number` is that of the group."""
     chosen = _in_turn([_of_method(group, label)[:MOST_OF_A_METHOD] for label in _labels(group)])
-    rows = _rows(group, {place for pair_of_places in chosen for place in pair_of_places})
+    rows = rows_at(group, {place for pair_of_places in chosen for place in pair_of_places})
     decode = [decoders(file.run) for file in group.files]
     judged = _judged(group)
     return tuple(
@@ -144,29 +126,18 @@ def _in_turn(lists: Sequence[Sequence[_Item]]) -> list[_Item]:
     return [item for items in zip_longest(*lists) for item in items if item is not None]
 
 
-def _rows(group: Group, wanted: Collection[Place]) -> Mapping[Place, Row]:
-    found = {}
-    for number, file in enumerate(group.files):
-        for row in file.rows:
-            place = Place(number, row.suite, row.prompt_id, row.turn, row.label, row.repeat, row.session)
-            if row.mode == "free" and place in wanted:
-                found[place] = row
-    return found
-
-
 def _judged(group: Group) -> Mapping[Place, list[Score]]:
     """The scores of each answer, where judges were asked; see judged.with_judgements."""
     found: dict[Place, list[Score]] = {}
-    for number, file in enumerate(group.files if group.judging else ()):
-        path = scores_path(file.path)
-        for score in read_scores(path).scores if path.exists() else ():
+    for number, scores in enumerate(group.judging.scores if group.judging else ()):
+        for score in scores:
             key = (score.suite, score.prompt_id, score.turn, score.label, score.repeat, score.session)
             found.setdefault(Place(number, *key), []).append(score)
     return found
 
 
 def _beside(number: int, place: Place, row: Row, usual: Row, decode: Decode | None, scores: Sequence[Score]) -> Beside:
-    texts = {text_of(row.text).sha256, text_of(usual.text).sha256, ""}
+    texts = {text_sha256(row.text), text_sha256(usual.text), ""}
     return Beside(
         group=number,
         place=place,
@@ -208,9 +179,9 @@ def _answer(row: Row, other: Row, divergence: int | None, decode: Decode | None)
 def _cut(row: Row, other: Row, divergence: int | None, decode: Decode | None) -> int | None:
     """Where the token of the first divergence begins; without a tokenizer the first character that differs."""
     if divergence is not None and decode:
-        pieces = _pieces(row, [divergence], decode)
-        if pieces is not None:
-            return _units(pieces[0])
+        found = pieces(row, [divergence], decode)
+        if found is not None:
+            return _units(found[0])
     same = next((at for at, pair_ in enumerate(zip(row.text, other.text, strict=False)) if pair_[0] != pair_[1]), None)
     shorter = min(len(row.text), len(other.text))
     if same is None and len(row.text) == len(other.text):
@@ -223,27 +194,11 @@ def _spans(row: Row, decode: Decode) -> tuple[tuple[int, int], ...] | None:
     for accepted, committed in zip(row.accepted, row.committed, strict=True):
         ends += [at + accepted, at + committed]
         at += committed
-    pieces = _pieces(row, ends, decode)
-    if pieces is None:
+    found = pieces(row, ends, decode)
+    if found is None:
         return None
-    lengths = [_units(piece) for piece in pieces]
+    lengths = [_units(piece) for piece in found]
     return tuple(zip(lengths[::2], lengths[1::2], strict=False))
-
-
-def _pieces(row: Row, ends: Sequence[int], decode: Decode) -> list[str] | None:
-    """What of its text the tokens up to each of `ends` add, and the rest; None where that is not the row's text.
-
-    A character of several tokens goes to the last of them.
-    """
-    ids, pieces, at = row.token_ids, list[str](), 0
-    for end in (*ends, len(ids)):
-        start = max(0, at - _BEFORE)
-        before = decode(ids[start:at]).rstrip(_PARTIAL)
-        after = decode(ids[start:end])
-        after = after if end == len(ids) else after.rstrip(_PARTIAL)
-        pieces.append(after[len(before) :])
-        at = end
-    return pieces if "".join(pieces) == row.text else None
 
 
 def _units(text: str) -> int:

@@ -117,7 +117,7 @@ def section(groups: Sequence[Group], group: Group, floor: float) -> Section:
         tables=tuple(_tables(group)),
         accepted=accepted(number, group),
         spreads=spreads(group),
-        cautions=cautions(group),
+        cautions=cautions(group, floor),
         manifests=tuple(map(_manifest, group.files)),
     )
 

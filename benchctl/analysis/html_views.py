@@ -8,7 +8,7 @@ from benchctl.analysis.acceptance import POSITIONS
 from benchctl.analysis.acceptance_table import Acceptance, acceptances
 from benchctl.analysis.cells import number, share
 from benchctl.analysis.comparison import POOLED, Estimate, Group, MethodFigures, SuiteFigures
-from benchctl.analysis.frame import pair
+from benchctl.analysis.latency import times
 from benchctl.analysis.metrics import ACCEPTANCE_RATE, MEAN_ACCEPTED, TPOT, TTFT
 
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -106,10 +106,7 @@ def _bar(at: int, found: Estimate, dot: float | None = None) -> Bar:
 
 def _times(group: Group, label: str) -> pd.Series:
     """TPOT in ms of the generations that a method's figures rest on, by their suites."""
-    pairs = pair(group.frame, label, group.run.baseline)
-    pairs = pairs.set_index("suite")
-    committed = pairs["committed_tokens"].astype(float)
-    return (1e3 * pairs["decode_s"].astype(float) / committed.where(committed > 0)).dropna()
+    return (1e3 * times(group, label).set_index("suite")[TPOT.name]).dropna()
 
 
 def _of_suite(times: pd.Series, suite: str) -> pd.Series:

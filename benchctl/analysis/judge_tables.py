@@ -160,8 +160,8 @@ def _judge_cautions(judge: Judge, group: Group) -> Iterator[str]:
         pairs = sum(figures.incomplete for _, figures in found)
         yield (
             f"{judge.name}: {unread} of {sum(figures.asked for _, figures in found)} replies could not be read, so "
-            f"{pairs} pairs of answers have no verdict; if those are hard ones, the rest flatters. Ask once more by "
-            "--repeats 2, or ask another judge."
+            f"{pairs} pairs of answers have no verdict; if those are hard ones, the rest flatters. Judge again "
+            "with more --tries, or ask another judge."
         )
     short = [method.label for method, figures in found if figures.asked_prompts < method.prompts]
     if short:

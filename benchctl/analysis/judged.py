@@ -13,12 +13,12 @@ from benchctl.analysis.judge_metrics import SCORE_DIFFERENCE, judge_estimates
 from benchctl.analysis.judgements import Judged, judged
 from benchctl.analysis.metrics import Metric
 from benchctl.analysis.power import prompts_needed, spread
-from benchctl.analysis.scored_answers import PAIRED, Judge, LeftOut
+from benchctl.analysis.scored_answers import PAIRED, Judge, LeftOut, share_out
 from benchctl.recordfile import RunFile
-from benchctl.scores import Score, read_scores, score_key, scores_path
+from benchctl.scores import Score, once, read_scores, scores_path
 
 MARGIN = 0.1  # points of 10 that two methods may differ by and be called equal
-_FEWEST_PROMPTS = 10  # that can stand for a suite, as everywhere (analysis.cautions)
+FEWEST_PROMPTS = 10  # that can stand for a suite, as everywhere (analysis.cautions)
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,11 @@ class JudgedFigures:
     def estimate(self, metric: Metric) -> Estimate:
         return next(estimate for estimate in self.estimates if estimate.metric == metric)
 
+    def worse_by_at_most(self, margin: float) -> bool:
+        """Whether the method is shown, at 2.5%, to be worse by so many points at most."""
+        interval = self.estimate(SCORE_DIFFERENCE).interval
+        return interval is not None and interval.low >= -margin
+
     @property
     def within(self) -> bool | None:
         """Whether the method is as good as the baseline but for the margin: its interval lies inside it (True), outside
@@ -55,7 +60,7 @@ class JudgedFigures:
         the two one-sided tests procedure, 1987). Fewer than 10 prompts show nothing: two that tie have an interval
         without width."""
         interval = self.estimate(SCORE_DIFFERENCE).interval
-        if interval is None or not self.judge.in_points or self.prompts < _FEWEST_PROMPTS:
+        if interval is None or not self.judge.in_points or self.prompts < FEWEST_PROMPTS:
             return None
         if -self.margin <= interval.low and interval.high <= self.margin:
             return True
@@ -64,7 +69,7 @@ class JudgedFigures:
 
 @dataclass(frozen=True)
 class Judging:
-    """What is known of the judges of a group, beside their figures of methods."""
+    """What is known of the judges of a group, beside their figures of methods; `scores` are those of each file."""
 
     judges: tuple[Judge, ...]
     agreements: tuple[Agreement, ...]
@@ -72,19 +77,22 @@ class Judging:
     notices: tuple[str, ...]
     one_order: tuple[Judge, ...]
     changed_templates: tuple[str, ...]
+    scores: tuple[tuple[Score, ...], ...]
 
 
 def with_judgements(groups: Sequence[Group], more: Sequence[Score] = (), margin: float = MARGIN) -> tuple[Group, ...]:
-    """The same figures, and those of the scores beside each results file and among `more`; without any, as they were.
+    """The same figures, and those of the scores beside each results file and among `more`, which may be of any of them;
+    without any, as they were.
 
     Raises UserError for a scores file that cannot be read, InvalidData for one that holds what cannot be true.
     """
-    return tuple(_with_judgements(group, more, margin) for group in groups)
+    shared = iter(share_out([file for group in groups for file in group.files], more))
+    return tuple(_with_judgements(group, [next(shared) for _ in group.files], margin) for group in groups)
 
 
-def _with_judgements(group: Group, more: Sequence[Score], margin: float) -> Group:
+def _with_judgements(group: Group, more: Sequence[Sequence[Score]], margin: float) -> Group:
     beside = [_beside(file) for file in group.files]
-    scores = [_once((*scores, *more)) for scores, _ in beside]
+    scores = [once((*scores, *added)) for (scores, _), added in zip(beside, more, strict=True)]
     if not any(scores):
         return group
     found = judged(group.files, scores)
@@ -99,6 +107,7 @@ def _with_judgements(group: Group, more: Sequence[Score], margin: float) -> Grou
             notices=notices,
             one_order=tuple(judge for judge in found.judges if len(found.orders.get(judge.name, ())) == 1),
             changed_templates=tuple(name for (_, name), hashes in found.templates.items() if len(hashes) > 1),
+            scores=tuple(scores),
         ),
     )
 
@@ -109,11 +118,6 @@ def _beside(file: RunFile) -> tuple[Sequence[Score], tuple[str, ...]]:
         return (), ()
     found = read_scores(path)
     return found.scores, found.notices
-
-
-def _once(scores: Sequence[Score]) -> tuple[Score, ...]:
-    """Each judgement once, though two files may hold it."""
-    return tuple({score_key(score): score for score in scores}.values())
 
 
 def _suite(suite: SuiteFigures, found: Judged, margin: float) -> SuiteFigures:

@@ -5,7 +5,7 @@ Counts and tokens are those of decoding: prefill needs nearly every expert and w
 
 import pandas as pd
 
-from benchctl.analysis.frame import COUNTER
+from benchctl.analysis.lines import COUNTER
 from benchctl.analysis.metrics import Better, Column, Metric, Unit
 
 

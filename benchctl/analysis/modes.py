@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from benchctl.analysis.frame import FIDELITY, PHASE, pair
+from benchctl.analysis.frame import pair
+from benchctl.analysis.lines import FIDELITY, PHASE
 from benchctl.analysis.metrics import BLOCK_EFFICIENCY, DECODE_SPEEDUP, DEPTH_FRACTION, SPEEDUP, Column, Metric, ones
 from benchctl.records import Mode
 

@@ -6,70 +6,108 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchctl.analysis.alignment import SOURCES, Alignment
-from benchctl.analysis.plots import check_image, save
+from benchctl.analysis.plot_style import Mark, Style
+from benchctl.analysis.plot_words import wrapped
+from benchctl.analysis.plots import check_image, dress, new_figure, save
 
-_WIDTH_INCHES, _HEIGHT_INCHES, _DPI = 9.4, 3.9, 160
-_COLOURS = {"slow": "#000000", "exit": "#D55E00", "accelerated": "#0072B2", "target": "#009E73"}
+_MARKS = {"slow": -1, "exit": 1, "accelerated": 0, "target": 2}  # numbers of Style.mark; the slow state is in ink
 _NAMES = {
     "slow": "slow state",
     "exit": "exit of equal size (LITE-style)",
     "accelerated": "accelerated state",
 }
+_ROW_INCHES = {"page": 3.3, "column": 5.4}
 _BAR = 0.27
 
 
-def plot_alignment(found: Sequence[Alignment], path: Path) -> None:
-    """A row for each folder: cosines layer by layer on the left, agreement at the gates on the right.
+def plot_alignment(found: Sequence[Alignment], path: Path, style: Style | None = None) -> None:
+    """A row for each folder: cosines layer by layer on the left, agreement at the gates on the right; in a column of a
+    paper these stand below each other.
 
     Raises UserError where the picture cannot be written (see check_image).
     """
     check_image(path)
-    figure = Figure(figsize=(_WIDTH_INCHES, _HEIGHT_INCHES * len(found)), dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
+    save(draw_alignment(found, style or Style()), path)
+
+
+def draw_alignment(found: Sequence[Alignment], style: Style) -> Figure:
+    figure = new_figure(style, _ROW_INCHES.get(style.size, 0.0) * len(found))
+    beside = style.size != "column"
+    rows, columns = (len(found), 2) if beside else (2 * len(found), 1)
     for row, alignment in enumerate(found):
-        _draw_cosines(figure.add_subplot(len(found), 2, 2 * row + 1), alignment)
-        _draw_gates(figure.add_subplot(len(found), 2, 2 * row + 2), alignment)
-    save(figure, path)
+        _draw_cosines(figure.add_subplot(rows, columns, 2 * row + 1), alignment, style)
+        _draw_gates(figure.add_subplot(rows, columns, 2 * row + 2), alignment, style)
+    return figure
 
 
-def _draw_cosines(axes: Axes, found: Alignment) -> None:
+def _mark(style: Style, kind: str) -> Mark:
+    number = _MARKS[kind]
+    return Mark(style.ink, "s", "", (0, (4, 1.5))) if number < 0 else style.mark(number)
+
+
+def _draw_cosines(axes: Axes, found: Alignment, style: Style) -> None:
     slow, fast, target = (found.cosines[kind] for kind in ("slow", "accelerated", "target"))
-    axes.plot(list(slow), list(slow.values()), "o--", color=_COLOURS["slow"], label="slow state, last layer's", ms=4)
+    _line(axes, list(slow), list(slow.values()), "slow", style, "slow state, last layer's")
     for number, (first, gate) in enumerate(found.intervals):
         layers = range(first + 1, gate + 1)
         start = [first] if first in slow else []  # there the accelerated state is the slow one
         xs, ys = [*start, *layers], [*(slow[layer] for layer in start), *(fast[layer] for layer in layers)]
         hidden = "_" if number else ""  # one line of the legend for all intervals
-        name = f"{hidden}accelerated state, last layer's"
-        axes.plot(xs, ys, "^-", color=_COLOURS["accelerated"], ms=5, label=name)
-        ys, name = [target[layer] for layer in layers], f"{hidden}accelerated state, what it is to become"
-        axes.plot(list(layers), ys, "s:", color=_COLOURS["target"], ms=3.5, label=name)
-    axes.set_title(f"{found.title}, {found.layers} layers: early alignment", fontsize=9.5, loc="left")
+        _line(axes, xs, ys, "accelerated", style, f"{hidden}accelerated state, last layer's")
+        ys = [target[layer] for layer in layers]
+        _line(axes, list(layers), ys, "target", style, f"{hidden}accelerated state, what it is to become")
+    axes.set_title(_title(f"{found.title}, {found.layers} layers: early alignment", style), loc="left")
     axes.set_xlabel("layers run")
     axes.set_ylabel("mean cosine on held-out text")
     axes.set_xticks(sorted({*found.gates, 1}))
-    _finish(axes)
+    _finish(axes, style)
 
 
-def _draw_gates(axes: Axes, found: Alignment) -> None:
+def _line(axes: Axes, xs: Sequence[float], ys: Sequence[float], kind: str, style: Style, name: str) -> None:
+    mark = _mark(style, kind)
+    axes.plot(
+        xs,
+        ys,
+        marker=mark.marker,
+        linestyle=mark.dashes,
+        color=mark.colour,
+        markersize=style.marker * 0.7,
+        linewidth=style.line,
+        label=name,
+    )
+
+
+def _draw_gates(axes: Axes, found: Alignment, style: Style) -> None:
     for place, source in enumerate(SOURCES):
         xs = [number + (place - 1) * _BAR for number in range(len(found.gates))]
         shares = [found.agreements[source][gate] for gate in found.gates]
-        bars = axes.bar(xs, shares, width=_BAR * 0.92, color=_COLOURS[source], label=_NAMES[source])
-        axes.bar_label(bars, [f"{share:.2f}" for share in shares], fontsize=7.5, padding=1.5)
+        mark = _mark(style, source)
+        bars = axes.bar(
+            xs,
+            shares,
+            width=_BAR * 0.92,
+            color=mark.colour,
+            edgecolor=style.ground,
+            linewidth=0,
+            hatch=mark.hatch,
+            label=_NAMES[source],
+        )
+        texts = [f"{share:.2f}" for share in shares]
+        axes.bar_label(bars, texts, fontsize=style.small, color=style.ink, padding=1.5)
     axes.set_xticks(range(len(found.gates)), [f"gate {gate}" for gate in found.gates])
-    axes.set_ylim(0, 1.12)
+    axes.set_ylim(0, 1.14)
     axes.set_ylabel("share of tokens that agree\nwith the last layer")
-    axes.set_title("next token said at each gate", fontsize=9.5, loc="left")
-    _finish(axes)
+    axes.set_title(_title("next token said at each gate", style), loc="left")
+    _finish(axes, style)
 
 
-def _finish(axes: Axes) -> None:
-    axes.grid(color="#EEEEEE", zorder=0)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=8, frameon=False)
+def _title(text: str, style: Style) -> str:
+    return wrapped([text], style, style.title, style.width / (1 if style.size == "column" else 2) - 0.6)
+
+
+def _finish(axes: Axes, style: Style) -> None:
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=1, fontsize=style.small)
+    dress(axes, style)

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle, pairwise
+from itertools import pairwise
 from math import log2
 from pathlib import Path
-from textwrap import wrap
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchctl.analysis.comparison import Estimate, Group
 from benchctl.analysis.groups import differences
 from benchctl.analysis.metrics import SPEEDUP
-from benchctl.analysis.plots import check_image, save
+from benchctl.analysis.plot_style import Mark, Style
+from benchctl.analysis.plot_words import headline, wrapped
+from benchctl.analysis.plots import LINE_SPACING, check_image, dress, new_figure, save
 from benchctl.errors import UserError
 
-_WIDTH_INCHES, _HEIGHT_INCHES, _LINE_INCHES, _DPI = 7.6, 4.6, 0.2, 160
-_TITLE_CHARACTERS = 90
-_LOOKS = (("#0072B2", "o"), ("#D55E00", "^"), ("#009E73", "s"), ("#CC79A7", "D"), ("#E69F00", "v"), ("#56B4E9", "P"))
-_GREY = "#999999"
+_PANEL_INCHES = {"page": 4.2, "column": 2.7}  # without the legend
+_NAME_SHARE = 0.78  # of that, for the name of the vertical axis
 _MAY_DIFFER = {"batch_size", "modes"}  # of other modes only free rows are drawn
 _ASIDE = 0.02  # of a point of one method from those of the others, in doublings
 
@@ -62,22 +60,36 @@ class Curve:
         return [(size, estimate.value) for size, estimate in sorted(self.points.items()) if estimate.value is not None]
 
 
-def plot_crossover(groups: Sequence[Group], path: Path) -> None:
+def plot_crossover(groups: Sequence[Group], path: Path, style: Style | None = None) -> None:
     """Draw the speed-up of every method over the baseline on the same batches, by batch size, and write it to `path`.
 
     Raises UserError for groups that differ in more than batch size, for a single size, and when the picture cannot be
     written (see plots.check_image).
     """
     check_image(path)
+    save(draw_crossover(groups, style or Style()), path)
+
+
+def draw_crossover(groups: Sequence[Group], style: Style) -> Figure:
     found = curves(groups)
-    height = _HEIGHT_INCHES + _LINE_INCHES * len(found)
-    figure = Figure(figsize=(_WIDTH_INCHES, height), dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
+    lines = [_broken(curve.text, style) for curve in found]
+    legend = sum(line.count("\n") + 1.3 for line in lines) * style.small * LINE_SPACING / 72
+    figure = new_figure(style, _PANEL_INCHES.get(style.size, 0.0) + legend)
     axes = figure.add_subplot()
-    for place, (curve, (colour, marker)) in enumerate(zip(found, cycle(_LOOKS), strict=False)):
-        _draw(axes, curve, colour, marker, 2 ** (_ASIDE * (place - (len(found) - 1) / 2)))
-    _describe(axes, groups)
-    save(figure, path)
+    for place, (curve, line) in enumerate(zip(found, lines, strict=True)):
+        _draw(axes, curve, line, style.mark(place), style, 2 ** (_ASIDE * (place - (len(found) - 1) / 2)))
+    _describe(axes, groups, style)
+    figure.legend(loc="outside lower left", ncols=1, fontsize=style.small, frameon=False, labelcolor=style.ink)
+    dress(axes, style)
+    figure.suptitle(
+        wrapped(_titles(groups), style, style.title), x=0.01, ha="left", fontsize=style.title, color=style.ink
+    )
+    return figure
+
+
+def _broken(text: str, style: Style) -> str:
+    """A line of the legend: after its handle."""
+    return wrapped([text], style, style.small, style.width - 5 * style.small / 72)
 
 
 def curves(groups: Sequence[Group]) -> tuple[Curve, ...]:
@@ -118,7 +130,7 @@ def _check(groups: Sequence[Group]) -> None:
         )
 
 
-def _draw(axes: Axes, curve: Curve, colour: str, marker: str, aside: float) -> None:
+def _draw(axes: Axes, curve: Curve, line: str, mark: Mark, style: Style, aside: float) -> None:
     """Bars stand a little aside, for those of several methods at one size would cover each other."""
     sizes = sorted(curve.points)
     values, lows, highs = [], [], []
@@ -134,15 +146,16 @@ def _draw(axes: Axes, curve: Curve, colour: str, marker: str, aside: float) -> N
         [size * aside for size in sizes],
         values,
         yerr=[lows, highs],
-        fmt=f"{marker}-",
-        color=colour,
-        markersize=6,
-        markeredgecolor="white",
-        markeredgewidth=0.6,
-        linewidth=1.4,
-        elinewidth=1.1,
-        capsize=2.5,
-        label=curve.text,
+        marker=mark.marker,
+        linestyle=mark.dashes,
+        color=mark.colour,
+        markersize=style.marker,
+        markeredgecolor=style.ground,
+        markeredgewidth=style.line * 0.4,
+        linewidth=style.line,
+        elinewidth=style.line * 0.8,
+        capsize=style.marker * 0.35,
+        label=line,
         zorder=3,
     )
     crossings = curve.crossings()
@@ -150,34 +163,28 @@ def _draw(axes: Axes, curve: Curve, colour: str, marker: str, aside: float) -> N
         [size * aside for size in crossings],
         [1.0] * len(crossings),
         "x",
-        color=colour,
-        markersize=8,
-        markeredgewidth=1.8,
+        color=style.ink,
+        markersize=style.marker,
+        markeredgewidth=style.line * 1.2,
         zorder=4,
     )
 
 
-def _describe(axes: Axes, groups: Sequence[Group]) -> None:
+def _titles(groups: Sequence[Group]) -> list[str]:
     run = groups[0].run
     suites = ", ".join(groups[0].title(suite) for suite in groups[0].suites[:-1] or groups[0].suites)
     prompts = [max(method.prompts for method in group.pooled.methods) for group in groups]
     count = f"{min(prompts)} to {max(prompts)}" if min(prompts) < max(prompts) else str(prompts[0])
-    lines = [
-        f"{run.target.name} on {run.device}, {run.dtype}, threads: {run.threads}, baseline: {run.baseline}",
-        f"{suites}: {count} prompts, up to {run.max_new_tokens} new tokens",
-    ]
-    axes.set_title(
-        "\n".join(part for line in lines for part in wrap(line, _TITLE_CHARACTERS)), fontsize=9.5, loc="left"
-    )
+    return [headline(groups[0]), f"{suites}: {count} prompts, up to {run.max_new_tokens} new tokens"]
+
+
+def _describe(axes: Axes, groups: Sequence[Group], style: Style) -> None:
     sizes = sorted({group.run.batch_size for group in groups})
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.minorticks_off()
     axes.set_xlim(sizes[0] / 1.25, sizes[-1] * 1.25)
     axes.set_xlabel("prompts decoded together (batch size)")
-    axes.set_ylabel(f"speed-up over {run.baseline} on the same batches\nwhole answers (bars: 95% interval)")
-    axes.axhline(1, color=_GREY, linewidth=1.0, linestyle=":", zorder=1)
-    axes.grid(color="#EEEEEE", zorder=0)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=1, fontsize=8, frameon=False)
+    name = [f"speed-up over {groups[0].run.baseline} on the same batches", "whole answers (bars: 95% interval)"]
+    axes.set_ylabel(wrapped(name, style, style.text, _NAME_SHARE * _PANEL_INCHES.get(style.size, 6.0)))
+    axes.axhline(1, color=style.muted, linewidth=style.line * 0.6, linestyle=":", zorder=1)

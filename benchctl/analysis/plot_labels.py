@@ -1,15 +1,19 @@
 """Labels beside the points of a plot, off each other and off the points' bars, each joined to its point by a line."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from matplotlib.axes import Axes
 from matplotlib.text import Text
 
 from benchctl.analysis.placing import Box, Label, place
+from benchctl.analysis.plot_style import Style
 
-_LABEL_POINTS = 8.5
-_EDGE = 2  # pixels between labels and the frame
+_SPACING = 1.05  # of lines
+_USUAL_MARKER = 15.0  # pixels: the distances of `place` are meant for points of this size
 
 
 @dataclass(frozen=True)
@@ -24,51 +28,78 @@ class Labelled:
     colour: str
 
 
-def write_labels(axes: Axes, points: Sequence[Labelled], marker_pixels: float) -> None:
-    """Write each text near its point. The axes must have been drawn once, so that sizes are known."""
+def write_labels(axes: Axes, points: Sequence[Labelled], style: Style, area: Box) -> int:
+    """Write each text near its point, within `area` (pixels); how often one covers another, a point, a bar or the edge:
+    0 where there is room. The axes must have their place and limits."""
     told = [point for point in points if point.text]
-    texts = [_text(axes, point) for point in told]
-    labels = [_measure(axes, point, text) for point, text in zip(told, texts, strict=True)]
-    frame = axes.get_window_extent()
-    area = Box(frame.x0 + _EDGE, frame.y0 + _EDGE, frame.x1 - _EDGE, frame.y1 - _EDGE)
-    obstacles = [box for point in points for box in _obstacles(axes, point, marker_pixels / 2 + 2)]
-    for point, text, label, box in zip(told, texts, labels, place(labels, obstacles, area), strict=True):
-        _move(axes, point, text, label, box)
+    if not told:
+        return 0
+    texts = [_text(axes, point, style) for point in told]
+    pixels = style.dpi / 72
+    margin = 0.2 * style.small * pixels
+    labels = [_measure(axes, point, text, margin) for point, text in zip(told, texts, strict=True)]
+    obstacles = [box for point in points for box in covered(axes, point, style)]
+    boxes = place(labels, obstacles, _inset(area, margin), unit=style.marker * pixels / _USUAL_MARKER)
+    for point, text, label, box in zip(told, texts, labels, boxes, strict=True):
+        _move(axes, point, text, label, box, style)
+    return collisions(boxes, obstacles, area)
 
 
-def _text(axes: Axes, point: Labelled) -> Text:
+def collisions(boxes: Sequence[Box], obstacles: Sequence[Box], area: Box) -> int:
+    """How many boxes lie on another, on an obstacle, or not inside."""
+    outside = sum(
+        box.left < area.left or box.right > area.right or box.bottom < area.bottom or box.top > area.top
+        for box in boxes
+    )
+    pairs = sum(overlap(one, other) for one, other in combinations(boxes, 2))
+    return outside + pairs + sum(overlap(box, obstacle) for box in boxes for obstacle in obstacles)
+
+
+def overlap(one: Box, other: Box) -> bool:
+    across = min(one.right, other.right) > max(one.left, other.left)
+    return across and min(one.top, other.top) > max(one.bottom, other.bottom)
+
+
+def _inset(area: Box, by: float) -> Box:
+    return Box(area.left + by, area.bottom + by, area.right - by, area.top - by)
+
+
+def _text(axes: Axes, point: Labelled, style: Style) -> Text:
     return axes.text(
         point.x,
         point.y,
         point.text,
-        fontsize=_LABEL_POINTS,
+        fontsize=style.small,
         color=point.colour,
-        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
         ha="center",
         va="center",
-        linespacing=1.05,
-        zorder=4,
+        bbox={"facecolor": style.ground, "edgecolor": "none", "alpha": 0.85, "pad": 0.3},
+        linespacing=_SPACING,
+        parse_math=False,
+        zorder=2.8,
     )
 
 
-def _measure(axes: Axes, point: Labelled, text: Text) -> Label:
+def _measure(axes: Axes, point: Labelled, text: Text, margin: float) -> Label:
     x, y = axes.transData.transform((point.x, point.y))
     size = text.get_window_extent()
-    return Label(float(x), float(y), size.width + 10, size.height + 6)
+    return Label(float(x), float(y), size.width + 2 * margin, size.height + margin)
 
 
-def _obstacles(axes: Axes, point: Labelled, reach: float) -> tuple[Box, Box]:
-    """The marker with its bar across, and with its bar along, in pixels."""
+def covered(axes: Axes, point: Labelled, style: Style) -> tuple[Box, Box, Box]:
+    """What the marker, its bar across and its bar along cover, in pixels."""
+    reach = (style.marker / 2 + 1) * style.dpi / 72
     (left, bottom), (right, top), (x, y) = axes.transData.transform(
         [(point.across[0], point.along[0]), (point.across[1], point.along[1]), (point.x, point.y)]
     )
-    return (
-        Box(float(min(left, x - reach)), float(y - reach), float(max(right, x + reach)), float(y + reach)),
-        Box(float(x - reach), float(min(bottom, y - reach)), float(x + reach), float(max(top, y + reach))),
-    )
+    half = reach * 0.5  # of a bar with its caps
+    marker = Box(float(x - reach), float(y - reach), float(x + reach), float(y + reach))
+    across = Box(float(min(left, marker.left)), float(y - half), float(max(right, marker.right)), float(y + half))
+    along = Box(float(x - half), float(min(bottom, marker.bottom)), float(x + half), float(max(top, marker.top)))
+    return (marker, across, along)
 
 
-def _move(axes: Axes, point: Labelled, text: Text, label: Label, box: Box) -> None:
+def _move(axes: Axes, point: Labelled, text: Text, label: Label, box: Box, style: Style) -> None:
     """The line starts where the bar towards the label ends, for drawn over the bar it would look like a part of it."""
     low, high = (float(axes.transData.transform((point.x, end))[1]) for end in point.along)
     start = high if box.bottom >= high else low if box.top <= low else label.y
@@ -76,4 +107,4 @@ def _move(axes: Axes, point: Labelled, text: Text, label: Label, box: Box) -> No
     middle_x, middle_y = to_data.transform(((box.left + box.right) / 2, (box.bottom + box.top) / 2))
     text.set_position((float(middle_x), float(middle_y)))
     (x, y), (end_x, end_y) = to_data.transform([(label.x, start), label.line_end(box)])
-    axes.plot([x, end_x], [y, end_y], color="#777777", linewidth=0.7, zorder=2)
+    axes.plot([x, end_x], [y, end_y], color=style.muted, linewidth=style.line / 2, zorder=2)

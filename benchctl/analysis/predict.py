@@ -11,14 +11,24 @@ that the parts of an account add up; so speed-ups are those of a token, whatever
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from benchctl.analysis.accounts import PHASES, UNEXPLAINED, Part, Sums, by_phases, by_steps, head_share, slope_of
+from benchctl.analysis.accounts import (
+    PHASES,
+    UNEXPLAINED,
+    Account,
+    Part,
+    Sums,
+    by_phases,
+    by_steps,
+    head_share,
+    slope_of,
+)
 from benchctl.analysis.groups import differences
-from benchctl.analysis.rounds import doubted_rounds, round_of
+from benchctl.analysis.rounds import Round, round_of
 from benchctl.analysis.stats import Floats, Interval, Ints, Levels, bootstrap
 from benchctl.errors import UserError
 from benchctl.recordfile import RunFile
@@ -59,13 +69,14 @@ class Prediction:
     """A method's account. `basis` says where the costs come from: profile rows, or how step times follow the drafts.
 
     The parts add up to 1 / measured, those that the prediction knows of to 1 / predicted; the gap is measured less
-    predicted.
+    predicted. `baseline_token_s` is what the baseline takes for a token.
     """
 
     label: str
     basis: Basis
     prompts: int
     generations: int
+    baseline_token_s: float
     costs: Costs
     predicted: Figure
     measured: Figure
@@ -141,13 +152,18 @@ def _one_run(files: Sequence[RunFile]) -> Run:
 def _collect(files: Sequence[RunFile]) -> _Found:
     """The answers that have steps and whose times can be trusted, by label and mode."""
     found: _Found = {}
+    doubted: set[Round] = set()
     for number, file in enumerate(files):
-        doubted = doubted_rounds(number, file.rows)
         for row in file.rows:
-            if row.repeat >= 0 and row.error is None and round_of(number, row) not in doubted and row.step_s:
+            if row.invalid:
+                doubted.add(round_of(number, row))
+            if row.repeat >= 0 and row.error is None and row.step_s:
                 cell = _Cell(number, row.suite, row.prompt_id, row.turn, row.repeat, row.session)
                 found.setdefault((row.label, row.mode), {})[cell] = row
-    return found
+    return {
+        key: {cell: row for cell, row in answers.items() if round_of(cell.file, row) not in doubted}
+        for key, answers in found.items()
+    }
 
 
 def _predict(found: _Found, label: str, run: Run) -> Prediction | Unpredicted:
@@ -182,19 +198,33 @@ def _account(label: str, run: Run, answers: Sequence[_Answers]) -> Prediction | 
             return Unpredicted(label, f"{slope}. Measure with --profile")
         account = by_steps(ours, theirs, slope, head)
         basis = "steps"
+    levels = _levels(cells)
     tops = np.column_stack([account.baseline_s, theirs.for_tokens(theirs.seconds, ours.tokens)])
-    predicted, measured, gap = _figures(tops, np.column_stack([account.known_s, ours.seconds]), _levels(cells))
+    bottoms = np.column_stack([account.known_s, ours.seconds])
+    predicted, measured, gap = _figures(tops, bottoms, levels)
     return Prediction(
         label=label,
         basis=basis,
         prompts=len({(cell.suite, cell.prompt_id) for cell in cells}),
         generations=len(cells),
+        baseline_token_s=theirs.token_s,
         costs=_costs(sums),
         predicted=predicted,
         measured=measured,
         gap=gap,
-        parts=account.parts,
+        parts=_with_intervals(account, ours.seconds, tops[:, 1], levels),
     )
+
+
+def _with_intervals(account: Account, seconds: Floats, baseline_s: Floats, levels: Levels) -> tuple[Part, ...]:
+    """Those of the shares that the parts are; of the last one that of what the measured share, `seconds` over
+    `baseline_s` [answers], has more than the others together."""
+    parts_s = np.column_stack(account.parts_s)
+    units_s = np.column_stack([account.baseline_s] * len(account.parts_s))
+    others = parts_s.sum(axis=1, keepdims=True), account.baseline_s[:, None]
+    intervals = bootstrap(parts_s, units_s, levels)
+    intervals += bootstrap(seconds[:, None], baseline_s[:, None], levels, less=others)
+    return tuple(replace(part, interval=found) for part, found in zip(account.parts, intervals, strict=True))
 
 
 def _figures(tops: Floats, bottoms: Floats, levels: Levels) -> Iterator[Figure]:

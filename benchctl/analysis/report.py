@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -10,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchctl.analysis.blocks import blocks
+from benchctl.analysis.blocks import BRIEF, blocks
 from benchctl.analysis.cautions import cautions
 from benchctl.analysis.cells import Block
 from benchctl.analysis.comparison import Group, compare
@@ -23,12 +24,13 @@ from benchctl.analysis.winner import fastest, sentence
 from benchctl.recordfile import read
 from benchctl.records import Run
 
-Format = Literal["table", "md", "csv", "json"]
+Format = Literal["table", "brief", "md", "csv", "json"]
 WIDTH = 80
 
 
 def summary(paths: Sequence[Path | str], format: Format = "table", width: int = WIDTH) -> str:
-    """The figures of results files as text. `table` has colours, which click.echo drops where there is no terminal.
+    """The figures of results files as text. `table` and `brief`, one table of all suites together, have colours, which
+    click.echo drops where there is no terminal.
 
     Raises UserError for files that cannot be read or hold no generations.
     """
@@ -48,7 +50,7 @@ def render(
         return to_csv(groups)
     if format == "json":
         return to_json(groups, floor, gates)
-    return _markdown(groups, floor) if format == "md" else _terminal(groups, width, floor)
+    return _markdown(groups, floor) if format == "md" else _terminal(groups, width, floor, brief=format == "brief")
 
 
 def heading(groups: Sequence[Group], group: Group) -> Iterator[str]:
@@ -82,15 +84,15 @@ def _sampling(run: Run) -> str:
     return f"temperature {run.temperature:g}{top_p}{top_k}"
 
 
-def _terminal(groups: Sequence[Group], width: int, floor: float) -> str:
+def _terminal(groups: Sequence[Group], width: int, floor: float, *, brief: bool) -> str:
     text = io.StringIO()
     console = Console(file=text, width=width, force_terminal=True, highlight=False)
     for group in groups:
         for line in heading(groups, group):
             console.print(Text(line))
-        for block in blocks(group):
+        for block in (BRIEF,) if brief else blocks(group):
             console.print()
-            console.print(_table(block, group))
+            console.print(_table(block, replace(group, suites=(group.pooled,)) if brief else group))
         console.print()
         console.print(Text(note(group), style="dim"))
         for agreed in agreement_sentences(group):
@@ -100,7 +102,7 @@ def _terminal(groups: Sequence[Group], width: int, floor: float) -> str:
             console.print()
             console.print(Text(sentence(group, winner), style="green"))
         console.print()
-        for caution in cautions(group):
+        for caution in cautions(group, floor):
             console.print(Text(f"Note: {caution}", style="yellow"))
         console.print()
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
@@ -143,5 +145,5 @@ def _markdown_parts(groups: Sequence[Group], group: Group, floor: float) -> Iter
     yield from agreement_sentences(group)
     if winner := fastest(group, floor):
         yield sentence(group, winner)
-    if found := cautions(group):
+    if found := cautions(group, floor):
         yield "\n".join(f"* {caution}" for caution in found)

@@ -6,7 +6,6 @@ To leave out generations one by one would make the shorter ones fast, see measur
 those of the run, is a round that was measured again (measuring.plan): it stands for the repeat that it is of.
 """
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import pandas as pd
@@ -32,8 +31,3 @@ def round_of(file: int, row: Row) -> Round:
 def stands_for(repeat: pd.Series, repeats: pd.Series) -> pd.Series:
     """The planned repeat that one is, or measures again: of 2 planned ones, 1, 3 and 5 all stand for repeat 1."""
     return repeat % repeats
-
-
-def doubted_rounds(file: int, rows: Iterable[Row]) -> frozenset[Round]:
-    """Those of a file in which any generation was measured out of bounds."""
-    return frozenset(round_of(file, row) for row in rows if row.invalid)

@@ -1,7 +1,6 @@
 """Scores beside the answers that they are of: none is of another text than the one that was judged."""
 
-import hashlib
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal, NamedTuple, TypeVar
@@ -9,7 +8,7 @@ from typing import Final, Literal, NamedTuple, TypeVar
 from benchctl.errors import UserError
 from benchctl.recordfile import RunFile
 from benchctl.rowkeys import RowKey, row_key
-from benchctl.scores import Protocol, Score
+from benchctl.scores import Protocol, Score, text_sha256
 
 PAIRED: Final[tuple[Protocol, ...]] = ("pairwise", "preference")  # those that ask about two answers, in both orders
 
@@ -33,6 +32,10 @@ class Judge(NamedTuple):
         return self.protocol in ("pairwise", "single")
 
 
+Why = Literal["", "changed", "gone", "elsewhere"]  # a score is of no answer of a file, the nearest miss first
+_NEAREST: Final[tuple[Why, ...]] = ("", "changed", "gone", "elsewhere")
+
+
 @dataclass
 class LeftOut:
     """Scores that are of no answer here: their answer is `gone`, has `changed` since, or was set against another
@@ -41,6 +44,11 @@ class LeftOut:
     gone: int = 0
     changed: int = 0
     elsewhere: int = 0
+
+    def count(self, why: Why) -> None:
+        self.gone += why == "gone"
+        self.changed += why == "changed"
+        self.elsewhere += why == "elsewhere"
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,7 @@ class ScoredAnswers:
     file: int
     baseline: str
     texts: Mapping[RowKey, Text]
+    labels: frozenset[str] = frozenset()
     by_answer: dict[tuple[Judge, RowKey], list[Score]] = field(default_factory=dict)
 
     def baseline_keys(self, key: RowKey) -> list[RowKey]:
@@ -72,8 +81,11 @@ class ScoredAnswers:
         """The judge's scores of the baseline's answers by themselves."""
         return [score for other in self.baseline_keys(key) for score in self.by_answer.get((judge, other), ())]
 
-    def problem(self, key: RowKey, score: Score) -> Literal["", "gone", "changed"]:
-        """Why a score is of no answer here."""
+    def why_not(self, score: Score) -> Why:
+        """Why a score is of no answer here; "" for one that is."""
+        key = answer_of(score)
+        if score.baseline not in ("", self.baseline) or score.label not in self.labels:
+            return "elsewhere"
         others = self.baseline_keys(key) if score.baseline else []
         if key not in self.texts or (score.baseline and not others):
             return "gone"
@@ -135,23 +147,34 @@ def alone(scores: Iterable[Score]) -> ScoredAnswers:
 
 
 def take(number: int, file: RunFile, scores: Iterable[Score], left_out: LeftOut) -> ScoredAnswers:
-    baseline, labels = file.run.baseline, {method.label for method in file.run.methods}
-    answers = (row for row in file.rows if row.mode == "free" and not row.error and row.repeat >= 0)
-    found = ScoredAnswers(number, baseline, {row_key(row): text_of(row.text) for row in answers})
+    """The answers of a file and the scores that are of them; the others are counted in `left_out`."""
+    found = _answers(number, file)
     for score in scores:
-        key = answer_of(score)
-        if score.baseline not in ("", baseline) or score.label not in labels:
-            left_out.elsewhere += 1
-        elif problem := found.problem(key, score):
-            left_out.gone += problem == "gone"
-            left_out.changed += problem == "changed"
+        if why := found.why_not(score):
+            left_out.count(why)
         else:
-            found.by_answer.setdefault((judge_of(score), key), []).append(score)
+            found.by_answer.setdefault((judge_of(score), answer_of(score)), []).append(score)
     return found
 
 
-def text_of(text: str) -> Text:
-    return Text(hashlib.sha256(text.encode()).hexdigest(), len(text))
+def share_out(files: Sequence[RunFile], scores: Sequence[Score]) -> list[list[Score]]:
+    """For each file those of `scores` that are of its answers. One that is of none is given to the file that it misses
+    by least, and to no other, so that it is told of once."""
+    shared: list[list[Score]] = [[] for _ in files]
+    answers = [_answers(number, file) for number, file in enumerate(files)] if scores else []
+    for score in scores:
+        why = [one.why_not(score) for one in answers]
+        nearest = why.index(min(why, key=_NEAREST.index))
+        for number, reason in enumerate(why):
+            if not reason or number == nearest:
+                shared[number].append(score)
+    return shared
+
+
+def _answers(number: int, file: RunFile) -> ScoredAnswers:
+    rows = (row for row in file.rows if row.mode == "free" and not row.error and row.repeat >= 0)
+    texts = {row_key(row): Text(text_sha256(row.text), len(row.text)) for row in rows}
+    return ScoredAnswers(number, file.run.baseline, texts, frozenset(method.label for method in file.run.methods))
 
 
 _Key = TypeVar("_Key", bound=Hashable)

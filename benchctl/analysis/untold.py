@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import pandas as pd
 
 from benchctl.analysis.comparison import Group
-from benchctl.analysis.frame import FIDELITY
+from benchctl.analysis.fidelity import last_tries
+from benchctl.analysis.lines import FIDELITY
 
 
 def failed_controls(group: Group) -> Iterator[str]:
     """Answers behind which a control failed, as for lack of memory; what was timed of them stands."""
-    for label, rows in group.frame.groupby("label", sort=False):
+    for label, rows in last_tries(group.frame, group.repeats).groupby("label", sort=False):
         count = int((_told(rows, "failed_controls") > 0).sum())
         if count:
             yield (

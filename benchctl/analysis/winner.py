@@ -20,16 +20,31 @@ _Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Winner:
-    """The method with the largest speed-up over the baseline among `methods` that give the target's own answers and
-    that none of them beats beyond doubt; autoregressive decoding is one of them. `slower` are those that it beats
-    beyond doubt, `untold` those that it may be no faster than. Two are set against each other by what both answered;
-    `partly` says that not all answered the same.
+class Contest:
+    """The `methods` that give the target's own answers, the largest speed-up first, and which of them `beats` which
+    beyond doubt, the faster of each pair first. `aside` are the labels that claim to give them too, but of which some
+    answer failed or has no verdict: what is not known of the others may be that they are not the target's.
 
-    All `pairs` of methods count as comparisons, for any of them might have come out on top: Holm's correction keeps the
+    All pairs of methods count as comparisons, for any of them might have come out on top: Holm's correction keeps the
     chance of a single wrong verdict below 5% (Holm: A Simple Sequentially Rejective Multiple Test Procedure, 1979). No
-    difference below `floor`, a share of 1, is called one, whatever the intervals say.
+    difference below a floor, a share of 1, is called one, whatever the intervals say. Two methods are set against each
+    other by what both answered.
     """
+
+    methods: tuple[MethodFigures, ...] = ()
+    aside: tuple[str, ...] = ()
+    beats: frozenset[_Pair] = frozenset()
+
+    def is_beaten(self, method: MethodFigures, others: Sequence[MethodFigures]) -> bool:
+        """Whether any of these is faster beyond doubt."""
+        return any((other.label, method.label) in self.beats for other in others)
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The method with the largest speed-up over the baseline among the `methods` of a contest that none of them beats;
+    autoregressive decoding is one of them. `slower` are those that it beats, `untold` those that it may be no faster
+    than. `partly` says that not all answered the same. `aside` took no part, see Contest."""
 
     label: str
     speedup: Estimate
@@ -37,6 +52,7 @@ class Winner:
     untold: tuple[str, ...]
     floor: float
     partly: bool = False
+    aside: tuple[str, ...] = ()
 
     @property
     def methods(self) -> int:
@@ -47,25 +63,31 @@ class Winner:
         return self.methods * (self.methods - 1) // 2
 
 
-def fastest(group: Group, floor: float = 0.0) -> Winner | None:
-    """Over all suites; None where fewer than two methods compete, or where each is beaten by another, as it may be
-    where they answered different prompts. Lossy methods do not compete: the fastest of them is the one that loses most.
-    Nor does a method whose answers belie its claim, nor one of an imported file, which has none."""
+def contest(group: Group, floor: float = 0.0) -> Contest:
+    """Over all suites. Lossy methods take no part: the fastest of them is the one that loses most. Nor does a method
+    whose answers belie its claim, nor one of an imported file, which has none."""
     if group.run.imported:
+        return Contest()
+    claiming = [method for method in group.pooled.methods if _bears_out(group, method)]
+    known = [method for method in claiming if not _unknown(method)]
+    ranked = sorted(known, key=lambda method: method.estimate(SPEEDUP).value or 0.0, reverse=True)
+    labels = [method.label for method in ranked]
+    beats = _beaten(_ratios(group.frame, labels), floor) if len(labels) > 1 else set()
+    return Contest(tuple(ranked), tuple(method.label for method in claiming if _unknown(method)), frozenset(beats))
+
+
+def fastest(group: Group, floor: float = 0.0) -> Winner | None:
+    """None where fewer than two methods compete, or where each is beaten by another, as it may be where they answered
+    different prompts."""
+    found = contest(group, floor)
+    best = next((method for method in found.methods if not found.is_beaten(method, found.methods)), None)
+    if best is None or len(found.methods) < 2:
         return None
-    competing = [method for method in group.pooled.methods if _competes(group, method)]
-    if len(competing) < 2:
-        return None
-    ranked = sorted(competing, key=lambda method: method.estimate(SPEEDUP).value or 0.0, reverse=True)
-    beats = _beaten(_ratios(group.frame, [method.label for method in ranked]), floor)
-    best = next((each for each in ranked if all((other.label, each.label) not in beats for other in ranked)), None)
-    if best is None:
-        return None
-    others = [method.label for method in ranked if method is not best]
-    slower = tuple(label for label in others if (best.label, label) in beats)
+    others = [method.label for method in found.methods if method is not best]
+    slower = tuple(label for label in others if (best.label, label) in found.beats)
     untold = tuple(label for label in others if label not in slower)
-    partly = len({(method.prompts, method.generations) for method in ranked}) > 1
-    return Winner(best.label, best.estimate(SPEEDUP), slower, untold, floor, partly)
+    partly = len({(method.prompts, method.generations) for method in found.methods}) > 1
+    return Winner(best.label, best.estimate(SPEEDUP), slower, untold, floor, partly, found.aside)
 
 
 def sentence(group: Group, winner: Winner) -> str:
@@ -95,10 +117,16 @@ class _Ratio:
     p_value: float
 
 
-def _competes(group: Group, method: MethodFigures) -> bool:
-    """A baseline is asked like any other, for a lossy method may stand in for it."""
+def _bears_out(group: Group, method: MethodFigures) -> bool:
+    """Whether a method that was timed claims to be exact, and no answer belies it. A baseline is asked like any other,
+    for a lossy method may stand in for it."""
     claims = claims_exact(method.exactness, group.run.temperature)
     return claims and not broken(method.fidelity, group.run.dtype) and method.estimate(SPEEDUP).value is not None
+
+
+def _unknown(method: MethodFigures) -> bool:
+    """Whether it is not known of each answer that it is the target's."""
+    return method.fidelity.failed + method.fidelity.unjudged > 0
 
 
 def _beaten(ratios: Mapping[_Pair, _Ratio], floor: float) -> set[_Pair]:
@@ -155,6 +183,8 @@ def _sentences(group: Group, winner: Winner) -> Iterator[str]:
         yield "It is faster than each of the others."
     if winner.partly:
         yield "Where not all answered, two are compared by what both did."
+    if winner.aside:
+        yield f"Not among them, as some of their answers failed or have no verdict: {', '.join(winner.aside)}."
     pairs = "1 pair" if winner.pairs == 1 else f"{winner.pairs} pairs"
     floor = f"; a difference below {winner.floor:.1%} counts as none" if winner.floor else ""
     yield f"(95% sure, Holm's correction for {pairs}{floor}.)"

@@ -9,8 +9,8 @@ from benchctl import __version__
 from benchctl.errors import InvalidData, UserError
 
 VERBS = (
-    *("run", "watch", "judge", "compare", "plot", "report", "predict", "validate"),
-    *("import", "train", "simulate", "doctor", "verify", "list"),
+    *("demo", "run", "watch", "judge", "compare", "plot", "report", "predict", "validate"),
+    *("import", "train", "simulate", "doctor", "verify", "list", "completion"),
 )
 # Python's own names would be hidden by a verb of that name: such a verb carries an underscore in its file.
 _SHADOWED = frozenset({"list"})
@@ -57,13 +57,52 @@ class _Verbs(click.Group):
             ctx.exit(INTERRUPTED)
 
 
-@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+_MORE = """\b
+Exit codes:
+  0    done
+  1    done, but not as wanted: all generations failed, a gate broke, a check
+       did not pass, --max-usd ended the judging
+  2    wrong usage, or something else that you can mend: the message says how
+  3    a file holds what cannot be true
+  130  interrupted; what was written is kept
+
+\b
+Environment:
+  OPENAI_API_KEY   the key of `judge`; --key-env names another variable
+  HF_HOME          where models of the hub are kept; HF_TOKEN opens gated
+                   ones, HF_HUB_OFFLINE=1 takes only what is kept
+  BENCHCTL_CACHE   where fetched prompts are kept; else benchctl/ in
+                   XDG_CACHE_HOME, else in ~/.cache
+  HTTPS_PROXY      or ALL_PROXY: the way to the hub, where it needs one
+  NO_COLOR         no colours; away from a terminal there are none anyway
+  COLUMNS          the width of tables; else the terminal's
+  RANK, WORLD_SIZE, LOCAL_RANK
+                   set by torchrun, for training in several processes
+  OMP_WAIT_POLICY  PASSIVE while training, unless it is set
+
+\b
+Files:
+  results/*.jsonl         results: the settings, then a line per generation
+  results/*.scores.jsonl  what judges said of the results of the same name
+  results/judge-cache/    replies of judges, so that nothing is paid for twice
+
+\b
+See also:
+  benchctl VERB --help        the options of a verb, with examples
+  benchctl list methods       the methods, with their options
+  benchctl completion --help  completion in bash, zsh and fish"""
+
+
+@click.group(
+    cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}, epilog=_MORE
+)
 @click.version_option(__version__, prog_name="benchctl")
 def main() -> None:
     """Measure ways to speed up the decoding of language models: same target, same loop, same clock.
 
     \b
-    Example:
+    Examples:
+      benchctl demo
       benchctl run --method two_model --method prompt_lookup --bench koala --out results/first.jsonl
       benchctl compare results/first.jsonl
       benchctl plot --pareto results/first.jsonl --out pareto.png

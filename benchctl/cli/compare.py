@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from benchctl.cli import completing
 from benchctl.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,20 +18,23 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("files", nargs=-1, metavar="FILES...")
+@click.argument("files", nargs=-1, metavar="FILES...", shell_complete=completing.files)
 @click.option(
     "--format",
     "format",
-    type=click.Choice(["table", "md", "csv", "json"]),
+    type=click.Choice(["table", "brief", "md", "csv", "json"]),
     default="table",
     show_default=True,
-    help="table for the terminal, md for Markdown; csv and json have every figure, with its interval, unrounded.",
+    help="table for the terminal, brief for one of all suites together, md for Markdown; csv and json have every "
+    "figure, with its interval, unrounded.",
 )
 @click.option(
     "--over",
     metavar="LABEL",
-    help="Set times against this method, and acceptance rates too, as differences, and leave the baseline out; "
-    "verdicts and token agreement stay those with the baseline.",
+    shell_complete=completing.labels,
+    help="Set times, exact match, --overlap and whether answers run away against this method, and acceptance rates "
+    "too, as differences, and leave the baseline out. Verdicts, token agreement and how near answers are to the target "
+    "stay as they were.",
 )
 @click.option(
     "--overlap",
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
     "scores",
     multiple=True,
     metavar="FILE",
+    shell_complete=completing.files,
     help="Scores of these answers beside those in the file next to each of FILES. May be repeated. Without FILES: how "
     "far the judges of these scores agree.",
 )
@@ -59,6 +64,7 @@ if TYPE_CHECKING:
 @click.option(
     "--floor",
     metavar="FILE",
+    shell_complete=completing.files,
     help="What `benchctl doctor --aa --out` wrote: no difference in speed is called one below its least detectable.",
 )
 @click.option(
@@ -68,10 +74,19 @@ if TYPE_CHECKING:
     "stricter one; lossless also asks for the claim to be.",
 )
 @click.option(
+    "--require-quality",
+    "quality",
+    type=click.FloatRange(0),
+    metavar="POINTS",
+    help="Exit with 1 unless every judge that gave points shows all methods to be worse than the baseline by no more "
+    "than POINTS: the interval of the mean difference lies above minus POINTS, on at least 10 prompts, all judged.",
+)
+@click.option(
     "--baseline",
     "earlier",
     multiple=True,
     metavar="FILE",
+    shell_complete=completing.files,
     help="Results of an earlier run, whose speed-ups --fail-below is about. May be repeated, for its sessions.",
 )
 @click.option(
@@ -93,6 +108,7 @@ def compare(
     margin: float | None,
     floor: str | None,
     require: Requirement | None,
+    quality: float | None,
     earlier: tuple[str, ...],
     fail_below: float | None,
 ) -> None:
@@ -101,12 +117,13 @@ def compare(
     Runs of the same target, prompts, settings and machine are taken together, a file counting as a session. Others
     are shown as groups of their own, with the setting that differs. What `benchctl judge` wrote beside a file is shown.
 
-    Exit code: 0, 1 where --require or --fail-below is broken, 2 where runs cannot be compared (or for wrong usage), 3
-    for files that hold what cannot be true.
+    Exit code: 0, 1 where --require, --require-quality or --fail-below is broken, 2 where runs cannot be compared (or
+    for wrong usage), 3 for files that hold what cannot be true.
 
     \b
     Examples:
       benchctl compare results/first.jsonl
+      benchctl compare results/first.jsonl --format brief
       benchctl compare 'results/*.jsonl' --format md > table.md
       benchctl compare results/first.jsonl --over 'two_model[draft_tokens=5]'
       benchctl compare results/lossy.jsonl --overlap
@@ -129,10 +146,10 @@ def compare(
     effect = least.effect if least else 0.0
     before, groups = (_compared(names, over, overlap) for names in (earlier, files))
     groups = with_judgements(with_overlap(groups) if overlap else groups, more, margin or MARGIN)
-    gates = held(groups, require, before, fail_below, effect)
+    gates = held(groups, require, before, fail_below, effect, quality)
     _show(groups, format, acceptance, effect, None if isinstance(gates, UserError) else gates)
     if format == "csv":
-        tell_cautions(groups)
+        tell_cautions(groups, effect)
     if least:
         tell_floor(groups, least)
     if isinstance(gates, UserError):
@@ -158,7 +175,7 @@ def _show(groups: tuple[Group, ...], format: Format, acceptance: bool, effect: f
     from benchctl.analysis.report import render
 
     if acceptance:
-        click.echo(render_acceptance(groups, format))
+        click.echo(render_acceptance(groups, format, gates))
     else:
         click.echo(render(groups, format, get_terminal_size().columns, effect, gates))
 
@@ -190,12 +207,14 @@ def _check_together(options: Mapping[str, object]) -> None:
     gated = options["fail_below"] is not None
     if bool(options["earlier"]) != gated:
         raise click.UsageError("--baseline FILE and --fail-below RATIO need each other.")
+    if options["acceptance"] and options["format"] == "brief":
+        raise click.UsageError("--acceptance has no brief form: leave one of the two out.")
     if options["acceptance"] and options["overlap"]:
         raise click.UsageError("--acceptance shows no overlap: leave one of the two out.")
     if options["floor"] and not gated and (options["acceptance"] or options["format"] == "csv"):
         raise click.UsageError("--acceptance and csv call no difference in speed one: leave --floor out.")
-    if options["over"] and options["require"]:
-        raise click.UsageError("--require is about the answers beside the baseline's: leave --over out.")
+    if options["over"] and (options["require"] or options["quality"] is not None):
+        raise click.UsageError("--require and --require-quality are about answers beside the baseline's: no --over.")
     if options["margin"] and options["acceptance"]:
         raise click.UsageError("--acceptance shows no judge's score: leave --margin out.")
 
@@ -205,5 +224,5 @@ def _check_alone(options: Mapping[str, object]) -> None:
     if not options["scores"]:
         raise click.UsageError("Name results files, or --scores alone.")
     asked = [name for name, value in options.items() if value and name not in ("scores", "format")]
-    if asked or options["format"] in ("csv", "md"):
+    if asked or options["format"] in ("brief", "csv", "md"):
         raise click.UsageError("--scores without FILES shows how judges agree, as text or json: name FILES for more.")

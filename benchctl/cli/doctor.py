@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from benchctl.cli import completing
+
 
 @click.command()
 @click.argument("files", nargs=-1, metavar="[FILES]...", type=click.Path(path_type=Path))
@@ -16,6 +18,7 @@ import click
     "methods",
     multiple=True,
     metavar="LABEL",
+    shell_complete=completing.labels,
     help="Hold a method to what it claims instead, built in or of another distribution, perhaps with options: "
     "two_model[draft_tokens=5]. May be repeated. `all` is every built-in one.",
 )
@@ -33,9 +36,15 @@ import click
     show_default=True,
     help="What to examine; auto: a GPU where there is one.",
 )
-@click.option("--model", default="", metavar="NAME|FOLDER|ID", help="Target of the small run.  [default: embedded]")
 @click.option(
-    "--out", type=click.Path(path_type=Path), metavar="FILE", help="Of --aa.  [default: results/aa-<time>.json]"
+    "--model",
+    default="",
+    metavar="NAME|FOLDER|ID",
+    shell_complete=completing.models,
+    help="Target of the small run.  [default: embedded]",
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="FILE", help="What --aa finds.  [default: results/aa-<time>.json]"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def doctor(
@@ -55,7 +64,10 @@ def doctor(
 
     With --method, hold methods to what they claim: answers, counts, limits, stop tokens, isolation, cache,
     determinism. On a CPU in under a minute per method, on tiny random targets in float64, a Llama-like one and a
-    mixture of experts; it needs no model and no network. The exit code is 1 where a check fails.
+    mixture of experts; it needs no model and no network.
+
+    Exit code: 0, 1 where a check of --method fails, 2 where it cannot be done, 3 for FILES that hold what cannot be
+    true.
 
     \b
     Examples:

@@ -34,6 +34,7 @@ def held(
     earlier: Sequence[Group],
     least: float | None,
     floor: float,
+    quality: float | None,
 ) -> Gates | UserError | None:
     """What became of what the first group is held to, None where nothing was asked for; or why it cannot be said, to be
     raised when the tables are shown."""
@@ -43,8 +44,8 @@ def held(
         check_comparable(groups)
         if earlier:
             check_comparable(earlier)
-        asked = required or earlier
-        return hold(groups[0], required, earlier[0] if earlier else None, least, floor) if asked else None
+        asked = required or earlier or quality is not None
+        return hold(groups[0], required, earlier[0] if earlier else None, least, floor, quality) if asked else None
     except UserError as problem:
         return problem
 

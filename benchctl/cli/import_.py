@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from benchctl.cli import completing
 from benchctl.importing.answers import FORMATS
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command("import")
-@click.argument("files", nargs=-1, required=True, metavar="[LABEL=]FILE...")
+@click.argument("files", nargs=-1, required=True, metavar="[LABEL=]FILE...", shell_complete=completing.files)
 @click.option(
     "--format",
     "format",

@@ -42,15 +42,13 @@ def read_files(names: Sequence[str]) -> list[RunFile]:
 
 def read_scores(names: Sequence[str]) -> list[Score]:
     """The scores in files, patterns expanded; each judgement once. Raises as `read_files` does."""
+    from benchctl.scores import once
     from benchctl.scores import read_scores as read
-    from benchctl.scores import score_key
 
-    found: dict[object, Score] = {}
-    for file in map(read, paths_of(names)):
-        for notice in file.notices:
-            click.echo(f"Note: {notice}", err=True)
-        found |= {score_key(score): score for score in file.scores}
-    return list(found.values())
+    files = [read(path) for path in paths_of(names)]
+    for notice in (notice for file in files for notice in file.notices):
+        click.echo(f"Note: {notice}", err=True)
+    return list(once(score for file in files for score in file.scores))
 
 
 def _check_copies(files: Sequence[RunFile]) -> None:
@@ -61,12 +59,13 @@ def _check_copies(files: Sequence[RunFile]) -> None:
                 raise UserError(f"{file.path}: holds the same run as {earlier.path}. Name only one of the two.")
 
 
-def tell_cautions(groups: Sequence[Group]) -> None:
-    """What to know about the figures, on stderr: for outputs that have no place for it."""
+def tell_cautions(groups: Sequence[Group], floor: float = 0.0) -> None:
+    """What to know about the figures, on stderr: for outputs that have no place for it. No difference in speed below
+    `floor` is called one."""
     from benchctl.analysis.cautions import cautions
 
     for group in groups:
-        for caution in cautions(group):
+        for caution in cautions(group, floor):
             click.echo(f"Note: {caution}", err=True)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from benchctl.cli import completing
 from benchctl.cli.judge_options import JudgeOptions, asks_for_a_judge
 from benchctl.errors import UserError
 
@@ -23,7 +24,7 @@ UNFINISHED = 1
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILES...")
+@click.argument("files", nargs=-1, required=True, metavar="FILES...", shell_complete=completing.files)
 @asks_for_a_judge
 @click.option("--dry-run", is_flag=True, help="Say what would be asked and what it would cost; ask nothing.")
 @click.option(
@@ -121,10 +122,12 @@ def _judging(
     import random
 
     from benchctl.cli.judge_setup import prompts_of, settings_of
+    from benchctl.judging.pairs import check_baseline
     from benchctl.judging.session import Judging
     from benchctl.judging.settings import World
     from benchctl.measuring.clock import Timer, utc_now
 
+    check_baseline(files, options.baseline_label)
     prompts = prompts_of(files, data_dir, source, display.notice)
     settings = settings_of(options, files)
     world = World(

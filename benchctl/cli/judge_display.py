@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from benchctl.judging.settings import Progress as Done
 
 
+_WAITS = "lets the last ones wait for the bills of the others, with --batch in batch after batch"
+
+
 class JudgeDisplay:
     """Called with every judgement."""
 
@@ -55,7 +58,7 @@ class JudgeDisplay:
 
 def money(spent: Spent) -> str:
     """What was spent, in words: `$0.0123`, or tokens where nobody knows the price."""
-    if not spent.prompt_tokens:
+    if not spent.prompt_tokens or spent.usd == 0:
         return "nothing spent"
     if spent.usd is None:
         return f"{spent.prompt_tokens + spent.reply_tokens:,} tokens at a price nobody knows"
@@ -67,13 +70,15 @@ def describe_forecast(forecast: Forecast, judge: str, price_source: str) -> str:
     """What a judging would do and cost; `price_source` is "" for a judge that sends no bills."""
     usage = forecast.usage
     cost = "nobody here knows the price: give --price-in and --price-out" if forecast.usd is None else ""
-    cost = cost if price_source else "nothing"
+    cost = cost if price_source and forecast.questions else "nothing"
     lines = [
         f"{judge}: {forecast.judgements} judgements{_parts(forecast.stored, forecast.ties, forecast.recalled)}.",
         f"To ask: {forecast.questions} questions, about {usage.prompt_tokens:,} prompt tokens and "
         f"{usage.reply_tokens:,} reply tokens.",
         f"Cost: {cost or f'about ${forecast.usd:.4f} ({price_source})'}.",
     ]
+    if price_source and forecast.most_usd:
+        lines.append(f"A --max-usd below ${forecast.most_usd:.4f}, which is what they cost at their dearest, {_WAITS}.")
     if forecast.too_long:
         lines.append(f"{forecast.too_long} questions are too long for the judge: see --long-answers.")
     return "\n".join(lines + _lacking(forecast.left_out))
@@ -84,7 +89,10 @@ def describe_summary(summary: Summary, judge: str) -> str:
     parts = _parts(summary.stored, summary.ties, summary.recalled)
     lines = [f"{judge}: {summary.written} of {summary.judgements} judgements written{parts}; {money(summary.spent)}."]
     if summary.unreadable:
-        lines.append(f"{summary.unreadable} have no scores, for no reply could be read: see `unreadable` in them.")
+        lines.append(
+            f"{summary.unreadable} have no scores, for no reply could be read: see `unreadable` in them. More --tries "
+            "ask for them again."
+        )
     if summary.unasked:
         lines.append(f"{summary.unasked} were left: --max-usd has no room for them. Judge again with more.")
     return "\n".join(lines + _lacking(summary.left_out))

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from benchctl.cli import completing
 from benchctl.cli.run_options import FiniteRange
 
 KEY_ENV = "OPENAI_API_KEY"
@@ -32,6 +33,7 @@ class JudgeOptions:
     price_out: float | None = None
     concurrency: int = 4
     batch: bool = False
+    forget_batches: bool = False
     cache: Path | None = None
     long_answers: str = "error"
 
@@ -53,6 +55,7 @@ _WHO = (
         "--judge",
         "judge",
         metavar="LABEL",
+        shell_complete=completing.judges,
         help="Judge, perhaps with options: gpt[protocol=single] (see `benchctl list judges`).  [default: gpt where a "
         "key is set or --model given, else likelihood]",
     ),
@@ -86,14 +89,16 @@ _WHAT = (
         default=JudgeOptions.repeats,
         show_default=True,
         metavar="K",
-        help="Ask everything K times over, to see how far the judge agrees with itself.",
+        help="Ask everything K times over, to see how far the judge agrees with itself; at temperature 0 it mostly "
+        "says the same.",
     ),
     click.option(
         "--tries",
         type=click.IntRange(min=1),
         default=JudgeOptions.tries,
         show_default=True,
-        help="How often to ask until a reply can be read; what cannot is counted, and never scored.",
+        help="How often to ask until a reply can be read; what cannot is counted, and never scored. With more than "
+        "last time it is asked again.",
     ),
     click.option(
         "--long-answers",
@@ -124,6 +129,12 @@ _MONEY = (
         is_flag=True,
         help="Hand all questions in as one batch, for less money and within a day; interrupted, the same command goes "
         "on.",
+    ),
+    click.option(
+        "--forget-batches",
+        is_flag=True,
+        help="With --batch: give up batches that the server does not give any more; what they asked is asked, and paid "
+        "for, once more.",
     ),
     click.option(
         "--cache",
@@ -162,6 +173,7 @@ def asks_for_judging(command: Callable[..., None]) -> Callable[..., None]:
         "--judge",
         "judge",
         metavar="LABEL",
+        shell_complete=completing.judges,
         help="Judge the answers as well, as `benchctl judge` does, by this judge: likelihood, or "
         "gpt[model=gpt-4o-mini].",
     )

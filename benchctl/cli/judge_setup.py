@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchctl.cli.judge_options import JudgeOptions
+from benchctl.cli.judge_options import KEY_ENV, JudgeOptions
 from benchctl.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from benchctl.judging.settings import JudgeSettings
     from benchctl.measuring.prompt_cache import Notify
     from benchctl.measuring.prompts import Prompt, Suite
+    from benchctl.measuring.settings import RunSettings
     from benchctl.recordfile import RunFile
     from benchctl.records import SuiteInfo
     from benchctl.registry import Label
     from benchctl.scores import Order
 
 CACHE = "judge-cache"
-_OF_PAID = ("base_url", "max_usd", "price_in", "price_out")
+_OF_PAID = ("base_url", "key_env", "max_usd", "price_in", "price_out")
 _OF_ASKED = ("orders", "repeats", "tries", "long_answers", "concurrency", "cache")
 _REMARK = re.compile(r", \d+ longer than the context (?:left out|cut)$")  # which measuring.fit puts behind an origin
 
@@ -35,7 +36,7 @@ def settings_of(options: JudgeOptions, files: Sequence[RunFile]) -> JudgeSetting
     from benchctl.judging.judge import Place
     from benchctl.judging.prices import price_of
     from benchctl.judging.settings import JudgeSettings
-    from benchctl.registry import build_judge, canonical_label
+    from benchctl.registry import build_judge
 
     label = judge_label(options)
     judge = build_judge(label)
@@ -45,7 +46,7 @@ def settings_of(options: JudgeOptions, files: Sequence[RunFile]) -> JudgeSetting
     judge.prepare(Place(options.base_url, options.key_env, tuple(file.run for file in files)))
     price = price_of(judge.model, options.price_in, options.price_out, at_usual_address=not options.base_url)
     return JudgeSettings(
-        judge=JudgeName(_without_places(canonical_label(judge, label)), judge),
+        judge=JudgeName(_name(judge, label), judge),
         cache=options.cache or files[0].path.parent / CACHE,
         baseline=options.baseline_label,
         orders=orders,
@@ -54,29 +55,59 @@ def settings_of(options: JudgeOptions, files: Sequence[RunFile]) -> JudgeSetting
         max_usd=options.max_usd,
         concurrency=options.concurrency,
         batch=options.batch,
+        forget_batches=options.forget_batches,
         skip_long=options.long_answers == "skip",
         tries=options.tries,
     )
 
 
-def check_judge(options: JudgeOptions) -> None:
-    """What can be told of a judge before there is anything to judge. Raises UserError for what a user can put right."""
+def check_judge(options: JudgeOptions, settings: RunSettings) -> None:
+    """What can be told of a judge, and of the run that it is to judge, before that is measured. Raises UserError for
+    what a user can put right."""
+    import random
+
     from benchctl.judging.budget import check_budget
     from benchctl.judging.judge import AskedJudge, Place
+    from benchctl.judging.patience import BackOff, Patience
     from benchctl.judging.prices import price_of
+    from benchctl.measuring.clock import Timer
     from benchctl.registry import build_judge
 
     label = judge_label(options)
     judge = build_judge(label)
     _check_used(options, label.name, judge)
+    _check_answers(judge, settings)
     if not isinstance(judge, AskedJudge):
-        return  # what it needs is seen when the answers are there
+        return  # what else it needs is seen when the answers are there
     judge.prepare(Place(options.base_url, options.key_env, ()))
     if not judge.paid:
         return
     price = price_of(judge.model, options.price_in, options.price_out, at_usual_address=not options.base_url)
     check_budget(judge, price, options.max_usd)
-    judge.reach()
+    Patience(Timer(), random.Random().random, BackOff()).insist(judge.reach)
+
+
+def _check_answers(judge: Judge, settings: RunSettings) -> None:
+    """Raises UserError where the run will have no answers that this judge could judge."""
+    from benchctl.measuring.check import load_suites
+    from benchctl.registry import BASELINE, build, canonical_label, parse_label, split_labels
+
+    labels = {canonical_label(build(text), parse_label(text)) for text in split_labels(settings.methods)}
+    if labels <= {BASELINE}:
+        raise UserError(
+            f"judges set answers beside those of {BASELINE}, and nothing else is to be measured: add a --method, or "
+            "leave --judge out."
+        )
+    if judge.protocol == "likelihood" and settings.prompts.context_fill:
+        raise UserError("likelihood cannot judge what is measured with --context: take another --judge.")
+    if judge.protocol == "exact":
+        suites = load_suites(settings.prompts, lambda notice: None)
+        if not any(any(prompt.exact_answers) for suite in suites for prompt in suite.prompts):
+            raise UserError(
+                f"no prompt of {', '.join(suite.name for suite in suites)} has an exact answer, so exact would have "
+                "nothing to grade by: measure the suite tasks or a file of prompts with exact answers, or take another "
+                "--judge."
+            )
 
 
 def _check_used(options: JudgeOptions, name: str, judge: Judge) -> None:
@@ -88,6 +119,10 @@ def _check_used(options: JudgeOptions, name: str, judge: Judge) -> None:
     for option in unused:
         if getattr(options, option) != getattr(JudgeOptions, option):
             raise UserError(f"{name} takes no --{option.replace('_', '-')}: leave it out.")
+    if judge.protocol == "single" and options.orders != JudgeOptions.orders:
+        raise UserError("protocol=single shows one answer at a time, in no order: leave --orders out.")
+    if options.forget_batches and not options.batch:
+        raise UserError("--forget-batches is about batches: add --batch, or leave it out.")
 
 
 def beside_run(options: JudgeOptions, target: str) -> JudgeOptions:
@@ -98,10 +133,12 @@ def beside_run(options: JudgeOptions, target: str) -> JudgeOptions:
 
 
 def judge_label(options: JudgeOptions) -> Label:
-    """The judge asked for, --model among its options: gpt where a key is set or a model named, else likelihood."""
+    """The judge asked for, --model among its options: gpt where a key is set or named or a model is, else
+    likelihood."""
     from benchctl.registry import Label, judge_options, parse_label
 
-    paid = bool(options.model or options.base_url or os.environ.get(options.key_env))
+    named = options.model or options.base_url or options.key_env != KEY_ENV
+    paid = bool(named or os.environ.get(options.key_env))
     label = parse_label(options.judge or ("gpt" if paid else "likelihood"))
     if not options.model:
         return label
@@ -159,7 +196,9 @@ def _measured(file: RunFile, info: SuiteInfo, suite: Suite) -> Suite:
     )
 
 
-def _without_places(label: str) -> str:
-    from benchctl.registry import parse_label
+def _name(judge: Judge, label: Label) -> str:
+    """How scores and the cache name a judge: by the options that change what it says, folders without their places."""
+    from benchctl.options import changed_options
 
-    return parse_label(label).without_places.text
+    said = tuple(option for option in changed_options(judge) if option[0] not in judge.unsaid)
+    return replace(label, options=said).without_places.text

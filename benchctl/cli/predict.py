@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from benchctl.cli import completing
 from benchctl.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _MOST_SEQUENCES = 4096
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILES...")
+@click.argument("files", nargs=-1, required=True, metavar="FILES...", shell_complete=completing.files)
 @click.option(
     "--hardware",
     "hardware",

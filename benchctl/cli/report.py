@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from benchctl import __version__
+from benchctl.cli import completing
 from benchctl.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("files", nargs=-1, metavar="[FILES]...")
+@click.argument("files", nargs=-1, metavar="[FILES]...", shell_complete=completing.files)
 @click.option(
     "-o",
     "--out",
@@ -27,11 +28,20 @@ if TYPE_CHECKING:
     help="Page to write: .html.",
 )
 @click.option(
+    "--scores",
+    "scores",
+    multiple=True,
+    metavar="FILE",
+    shell_complete=completing.files,
+    help="Scores of these answers beside those in the file next to each of FILES. May be repeated.",
+)
+@click.option(
     "--floor",
     metavar="FILE",
+    shell_complete=completing.files,
     help="What `benchctl doctor --aa --out` wrote: no difference in speed is called one below its least detectable.",
 )
-def report(files: tuple[str, ...], out: Path, floor: str | None) -> None:
+def report(files: tuple[str, ...], out: Path, scores: tuple[str, ...], floor: str | None) -> None:
     """Write one HTML page about results files (by default results/*.jsonl), which needs no network to be read.
 
     It has what `benchctl compare` says of them, in words and in tables that sort, the Pareto plot, acceptance, latency,
@@ -50,16 +60,16 @@ def report(files: tuple[str, ...], out: Path, floor: str | None) -> None:
     from benchctl.analysis.comparison import compare
     from benchctl.analysis.html import report as page_of
     from benchctl.analysis.judged import with_judgements
-    from benchctl.cli.inputs import read_files, tell_floor
+    from benchctl.cli.inputs import read_files, read_scores, tell_floor
     from benchctl.measuring.clock import utc_now
 
     _check_page(out)
     least = read_floor(floor) if floor else None
     found = read_files(files or ("results/*.jsonl",))
-    groups = with_judgements(compare(found))
+    groups = with_judgements(compare(found), read_scores(scores))
     named = f"{len(found)} file{'s' if len(found) > 1 else ''}"
     made = f"Of {named}, made by benchctl {__version__} on {utc_now():%Y-%m-%d at %H:%M} UTC."
-    page = page_of(groups, _decoder, made=made, floor=least.effect if least else 0.0)
+    page = page_of(groups, decoder, made=made, floor=least.effect if least else 0.0)
     if least:
         tell_floor(groups, least)
     _write(out, page.html)
@@ -84,13 +94,13 @@ def _write(path: Path, text: str) -> None:
         raise UserError(f"{path}: cannot be written: {error.strerror}. Give another --out.") from error
 
 
-def _decoder(run: Run) -> Callable[[Sequence[int]], str] | None:
+def decoder(run: Run) -> Callable[[Sequence[int]], str] | None:
+    """Ids to text as the run's target does it; None where its files are not here."""
     return _decoder_of(run.target.name)
 
 
 @cache
 def _decoder_of(target: str) -> Callable[[Sequence[int]], str] | None:
-    """Ids to text as the target of that name does it; None where its files are not here."""
     from benchctl.decoding.token_text import token_text
     from benchctl.packs import resolve
 

@@ -26,6 +26,9 @@ def run(settings: RunSettings, sessions: int, judging: JudgeOptions | None, as_j
 
     Every generation is a line of the results file, written at once: an interrupted run goes on with --resume.
 
+    Exit code: 0, 1 where every generation failed or --max-usd left judgements undone, 2 where it cannot be done, 3 for
+    a --resume of a file that holds what cannot be true.
+
     \b
     Examples:
       benchctl run --limit 10
@@ -42,20 +45,21 @@ def run(settings: RunSettings, sessions: int, judging: JudgeOptions | None, as_j
         from benchctl.cli.judge_setup import beside_run, check_judge
 
         judging = beside_run(judging, settings.models.target)
-        check_judge(judging)
+        check_judge(judging, settings)
     if sessions > 1:
         from benchctl.cli.run_sessions import run_sessions
 
         left = _show(run_sessions(settings, sessions), judging, settings, as_json)
         raise click.exceptions.Exit(int(left > 0))
-    checked, summary = _measure(settings)
+    checked, summary = measure(settings)
     failed = summary.measured and summary.failed == summary.measured
     left = _show([checked.out], None if failed else judging, settings, as_json)
     if failed or left:
         raise click.exceptions.Exit(1)
 
 
-def _measure(settings: RunSettings) -> tuple[CheckedRun, RunSummary]:
+def measure(settings: RunSettings) -> tuple[CheckedRun, RunSummary]:
+    """Check a run and measure it, shown on stderr as it goes on. Raises UserError as these two do."""
     from benchctl.cli.run_display import RunDisplay
     from benchctl.measuring.check import check
     from benchctl.measuring.run import run as run_checked

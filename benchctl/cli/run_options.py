@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from benchctl.cli import completing
+
 if TYPE_CHECKING:
     from benchctl.records import Mode
 
@@ -38,14 +40,16 @@ _METHODS = (
         default=["all"],
         show_default=True,
         metavar="LABEL",
-        help="Method, perhaps with options: two_model[draft_tokens=5]. May be repeated. `all` is every built-in one. "
-        "The baseline, autoregressive, is always measured.",
+        shell_complete=completing.labels,
+        help="Method, perhaps with options: two_model[draft_tokens=5]. May be repeated. `all` is every built-in one "
+        "that can run here. The baseline, autoregressive, is always measured.",
     ),
     click.option(
         "--sweep",
         "sweeps",
         multiple=True,
         metavar="LABEL",
+        shell_complete=completing.labels,
         help="Every combination of a label's alternatives: two_model[draft_tokens=2|3|4,confidence=0:0.6:0.2]. May be "
         "repeated.",
     ),
@@ -59,14 +63,20 @@ _PROMPT = (
         default=["koala"],
         show_default=True,
         metavar="NAME|FILE",
+        shell_complete=completing.benches,
         help="Suite (see `benchctl list benches`), or a .jsonl file of `prompt` or `turns` records; may be repeated.",
     ),
-    click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N prompts of each bench."),
+    click.option(
+        "--limit",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Only the first N prompts of each bench.  [default: all]",
+    ),
     click.option(
         "--data-dir",
         type=click.Path(path_type=Path, file_okay=False, exists=True),
         metavar="FOLDER",
-        help="Folder with the published files of the suites.",
+        help="Folder with the published files of the suites.  [default: those fetched before, or fetched now]",
     ),
     click.option(
         "--source",
@@ -98,6 +108,7 @@ _MODEL = (
         "target",
         default="",
         metavar="NAME|FOLDER|ID",
+        shell_complete=completing.models,
         help="Target: embedded name, folder or hub id.  [default: the embedded target]",
     ),
     click.option(
@@ -105,6 +116,7 @@ _MODEL = (
         "draft",
         default="",
         metavar="NAME|FOLDER|ID",
+        shell_complete=completing.models,
         help="Draft model of the same tokenizer.  [default: the one embedded with the target]",
     ),
     click.option(
@@ -145,14 +157,14 @@ _ANSWER = (
         default=128,
         show_default=True,
         metavar="N",
-        help="Longest answer.",
+        help="Longest answer, in tokens.",
     ),
     click.option(
         "--temperature",
         type=FiniteRange(min=0),
         default=0.0,
         show_default=True,
-        help="0 is greedy, and the only one with verdicts.",
+        help="Of the draws of tokens; 0 is greedy, and the only one with verdicts.",
     ),
     click.option(
         "--top-p",
@@ -184,7 +196,7 @@ _MEASURING = (
         default=3,
         show_default=True,
         metavar="ROUNDS",
-        help="Most rounds before measuring; they end when two in a row take the same time.",
+        help="Most rounds before measuring; they end when two in a row take the same time, within 5%.",
     ),
     click.option(
         "--order",

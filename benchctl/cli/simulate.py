@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from benchctl.cli import completing
+
 if TYPE_CHECKING:
     from benchctl.offload.forecast import Line
     from benchctl.offload.simulator import PolicyChoice, Prefetch
@@ -33,7 +35,9 @@ def simulate() -> None:
 
 
 @simulate.command()
-@click.option("--model", required=True, metavar="NAME|FOLDER|ID", help="A mixture of experts.")
+@click.option(
+    "--model", required=True, metavar="NAME|FOLDER|ID", shell_complete=completing.models, help="A mixture of experts."
+)
 @click.option(
     "--method",
     "-m",
@@ -41,12 +45,28 @@ def simulate() -> None:
     default="expert_offload[prefetch=next_gate]",
     show_default=True,
     metavar="LABEL",
+    shell_complete=completing.labels,
     help="Method that offloads experts; the trace keeps what it predicts.",
 )
-@click.option("--bench", "-b", default="koala", show_default=True, metavar="NAME|FILE", help="Suite or .jsonl file.")
+@click.option(
+    "--bench",
+    "-b",
+    default="koala",
+    show_default=True,
+    metavar="NAME|FILE",
+    shell_complete=completing.benches,
+    help="Suite or .jsonl file.",
+)
 @click.option("--limit", type=click.IntRange(min=1), default=8, show_default=True, metavar="N", help="First N prompts.")
-@click.option("--max-new-tokens", type=click.IntRange(min=2), default=64, show_default=True, metavar="N")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(min=2),
+    default=64,
+    show_default=True,
+    metavar="N",
+    help="Longest answer, in tokens.",
+)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where to run.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="CPU threads of torch.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE", help="Trace.")
 def record(
@@ -57,7 +77,7 @@ def record(
     \b
     Examples:
       benchctl simulate record --model ref-moe --bench koala --limit 4 --out trace.jsonl
-      benchctl simulate record --method 'm2r2[mode=aot,modules=my-modules]' --out trace.jsonl
+      benchctl simulate record --model ref-moe --method 'm2r2[mode=aot,modules=my-modules]' --out trace.jsonl
     """
     from benchctl.measuring.prompts import load_suite
     from benchctl.measuring.tracing import Recording
@@ -83,7 +103,11 @@ def record(
     help="Recorded trace. Without one, a synthetic trace of the shape of OLMoE-1B-7B stands in.",
 )
 @click.option(
-    "--policy", "policies", type=click.Choice(_POLICIES), multiple=True, help="May be repeated.  [default: all]"
+    "--policy",
+    "policies",
+    type=click.Choice(_POLICIES),
+    multiple=True,
+    help="What is evicted; on_demand keeps nothing, oracle knows what comes. May be repeated.  [default: all]",
 )
 @click.option(
     "--prefetch",
@@ -100,7 +124,7 @@ def record(
     type=click.IntRange(min=1),
     multiple=True,
     metavar="EXPERTS",
-    help="Experts that the fast tier holds.  [default: a quarter of all]",
+    help="Experts that the fast tier holds. May be repeated.  [default: a quarter of all]",
 )
 @click.option(
     "--bandwidth",
@@ -108,16 +132,33 @@ def record(
     type=click.FloatRange(min=0, min_open=True),
     multiple=True,
     metavar="MB/S",
-    help="10^6 bytes a second.  [default: where on-demand LRU loads for as long as it computes]",
+    help="10^6 bytes a second. May be repeated.  [default: where on-demand LRU loads for as long as it computes]",
 )
-@click.option("--recall", "recalls", type=_SHARE, multiple=True, default=[0.9], show_default=True, help="Of next, aot.")
-@click.option("--spare", type=click.IntRange(min=0), default=0, show_default=True, help="Experts named beyond top-k.")
+@click.option(
+    "--recall",
+    "recalls",
+    type=_SHARE,
+    multiple=True,
+    default=[0.9],
+    show_default=True,
+    help="Share of the needed experts that next and aot foresee. May be repeated.",
+)
+@click.option(
+    "--spare", type=click.IntRange(min=0), default=0, show_default=True, help="Experts that they name beyond top-k."
+)
 @click.option("--tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Synthetic: tokens decoded.")
 @click.option("--popularity", type=click.FloatRange(min=0), default=0.5, show_default=True, help="Synthetic: Zipf's s.")
 @click.option("--persistence", type=_SHARE, default=0.3, show_default=True, help="Synthetic: chance to be used again.")
-@click.option("--layer-ms", type=click.FloatRange(min=0), help="Synthetic: computing per layer.  [default: 0.4]")
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--format", "format", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True)
+@click.option("--layer-ms", type=click.FloatRange(min=0), help="Synthetic: ms to compute a layer.  [default: 0.4]")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the synthetic trace and of predictions.")
+@click.option(
+    "--format",
+    "format",
+    type=click.Choice(["table", "csv", "json"]),
+    default="table",
+    show_default=True,
+    help="csv and json have every figure, unrounded.",
+)
 def offload(path: Path | None, format: str, **asked: Any) -> None:
     """Simulate a mixture of experts whose experts are loaded from a slow tier, by the policies of a real run.
 

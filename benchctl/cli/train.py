@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 from click.core import ParameterSource
 
+from benchctl.cli import completing
 from benchctl.cli.train_calibrate import calibrate_options, run_calibration
 from benchctl.cli.train_options import (
     answers_only,
@@ -90,9 +91,14 @@ def train() -> None:
 @options_of(run_options(mix=True), answers_only(), shape_options(TARGET), learning_options(MODEL_LEARNING))
 @device_options()
 @click.option("--vocabulary", type=click.IntRange(min=300), default=4096, show_default=True, help="Of a new tokenizer.")
-@click.option("--init-from", default="", metavar="MODEL", help="Go on from a model: its weights, sizes and tokenizer.")
-@click.option("--exits", default="", metavar="4+8", help="Layers that learn to speak as the last one does (LITE).")
-@click.option("--depths", default="", metavar="LABEL", help="Learn under the depths of skip_decode, with its options.")
+@click.option(
+    "--init-from",
+    default="",
+    metavar="MODEL",
+    help="Go on from a model, with its sizes and tokenizer.  [default: anew]",
+)
+@click.option("--exits", default="", metavar="4+8", help="Layers that learn to speak too (LITE).  [default: none]")
+@click.option("--depths", default="", metavar="LABEL", help="Learn under the depths of skip_decode.  [default: all]")
 @gathered
 def target(
     options: TrainOptions,
@@ -109,7 +115,7 @@ def target(
     named *val* are held out, else one in a hundred.
 
     \b
-    Example:
+    Examples:
       benchctl train target --data data/train --out models/ref-dense --minutes 90 --threads 2
     """
     if init_from:
@@ -131,7 +137,7 @@ def draft(options: TrainOptions, start: DraftStart, threads: int | None) -> None
     """Train a draft model: a few layers that learn to say what the target says.
 
     \b
-    Example:
+    Examples:
       benchctl train draft --model ref-dense --data data/train --out models/ref-draft --minutes 15
     """
 
@@ -144,7 +150,13 @@ def draft(options: TrainOptions, start: DraftStart, threads: int | None) -> None
 
 
 @train.command()
-@click.option("--model", required=True, metavar="NAME|FOLDER|ID", help="The model whose tokenizer it shares.")
+@click.option(
+    "--model",
+    required=True,
+    metavar="NAME|FOLDER|ID",
+    shell_complete=completing.models,
+    help="The model whose tokenizer it shares.",
+)
 @options_of(run_options(mix=True), answers_only(), shape_options(MOE), learning_options(MODEL_LEARNING))
 @device_options()
 @click.option(
@@ -159,7 +171,7 @@ def moe(
     """Train a mixture of experts (OLMoE's layout) on the tokenizer of another model.
 
     \b
-    Example:
+    Examples:
       benchctl train moe --model ref-dense --data data/train --out models/ref-moe --minutes 60
     """
 
@@ -178,7 +190,7 @@ def export(run: Path, out: Path) -> None:
     """Write the newest checkpoint of an unfinished model as a model folder.
 
     \b
-    Example:
+    Examples:
       benchctl train export --run models/ref-dense --out models/so-far
     """
     from benchctl.training.export import export_checkpoint
@@ -189,11 +201,11 @@ def export(run: Path, out: Path) -> None:
 
 @train.command()
 @click.option("--model", type=click.Path(path_type=Path), required=True, help="Folder of a finished model or modules.")
-@click.option("--role", type=click.Choice(["target", "draft", "moe", "modules"]), required=True)
-@click.option("--description", default="", help="One line about the model.")
-@click.option("--data", default="", help="What it has read, in a few words, for the list of models.")
-@click.option("--licence", default="Apache-2.0", show_default=True)
-@click.option("--draft", default="", help="Name of the model that drafts for it.")
+@click.option("--role", type=click.Choice(["target", "draft", "moe", "modules"]), required=True, help="What it is.")
+@click.option("--description", default="", help="One line about the model; every model needs one.")
+@click.option("--data", default="", help="What it has read, in a few words, for the list of models; likewise.")
+@click.option("--licence", default="Apache-2.0", show_default=True, help="Of the weights.")
+@click.option("--draft", default="", help="Name of the model that drafts for it.  [default: none]")
 @click.option("--pack", type=click.Path(path_type=Path), required=True, help="The folder that holds index.json.")
 def pack(model: Path, role: str, description: str, data: str, licence: str, draft: str, pack: Path) -> None:
     """Put a finished model into the reference pack, under its folder's name; or modules, beside their target.
@@ -238,7 +250,7 @@ def _modules_command(label: str) -> click.Command:
 
     @click.command(name=label, cls=_Estimable, short_help=f"Train the modules of the method {label}.")
     @options_of(run_options(mix=False), target_options(0), learning_options(None), device_options())
-    @click.option("--estimate", is_flag=True, help="Only print the memory and time to expect on a GPU; reads no data.")
+    @click.option("--estimate", is_flag=True, help="Only print memory and time to expect on a GPU, without --data.")
     @calibrate_options()
     @gathered
     def modules(
@@ -262,9 +274,11 @@ def _modules_command(label: str) -> click.Command:
 
         run_job(job, options, threads, options.model)
 
+    typed = f"'{label}'" if "[" in label else label
     modules.help = (
-        f"Train the modules of the method {label} on a frozen target.\n\n\b\nExample:\n"
-        f"  benchctl train {label} --model ref-dense --data my.jsonl --out {parse_label(label).name}-modules"
+        f"Train the modules of the method {label} on a frozen target.\n\n\b\nExamples:\n"
+        f"  benchctl train {typed} --model ref-dense --data my.jsonl --out {parse_label(label).name}-modules\n"
+        f"  benchctl train {typed} --model TinyLlama/TinyLlama-1.1B-Chat-v1.0 --estimate"
     )
     return modules
 

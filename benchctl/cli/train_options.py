@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from benchctl.cli import completing
 from benchctl.cli.run_options import FiniteRange
 from benchctl.training.options import Learning, TrainOptions
 from benchctl.training.shapes import DraftStart, ModelShape
@@ -17,6 +18,17 @@ from benchctl.training.shapes import DraftStart, ModelShape
 Command = Callable[..., None]
 Adder = Callable[[Command], Command]
 _GATHERED: tuple[type[Any], ...] = (TrainOptions, ModelShape, DraftStart)
+METHODS_OWN = "[default: the method's own]"
+_SIZES = {
+    "layers": "Decoder layers.",
+    "hidden": "Width of the residual.",
+    "heads": "Attention heads.",
+    "kv_heads": "Heads of keys and values.",
+    "mlp": "Inner width of the MLP, of each expert where there are some.",
+    "positions": "Longest text, in tokens.",
+    "experts": "Experts of a layer.",
+    "experts_per_token": "Of these, run for a token.",
+}
 
 
 def gathered(command: Command) -> Command:
@@ -46,7 +58,8 @@ def options_of(*groups: Adder) -> Adder:
 
 
 def run_options(mix: bool) -> Adder:
-    """What every part has; `mix`: whether the reference recipe's own tasks are added unless asked otherwise."""
+    """What every part has; `mix`: whether the reference recipe's own tasks are added unless asked otherwise, as they
+    are to models, of which none has a length of its own."""
     return options_of(
         click.option(
             "--data",
@@ -60,7 +73,11 @@ def run_options(mix: bool) -> Adder:
         ),
         click.option("--minutes", type=FiniteRange(min=0.01), help="Length of the training by the clock,"),
         click.option("--steps", type=click.IntRange(min=1), help="or in optimiser steps,"),
-        click.option("--epochs", type=FiniteRange(min=0.01), help="or in passes through the data."),
+        click.option(
+            "--epochs",
+            type=FiniteRange(min=0.01),
+            help=f"or in passes through the data.  {'One of the three is needed.' if mix else METHODS_OWN}",
+        ),
         click.option("--resume", is_flag=True, help="Continue from the newest checkpoint in --out."),
         click.option(
             "--reference-mix/--no-reference-mix",
@@ -81,7 +98,7 @@ def run_options(mix: bool) -> Adder:
             default=100,
             show_default=True,
             metavar="STEPS",
-            help="Measure so often.",
+            help="Measure on held-out text so often.",
         ),
     )
 
@@ -90,7 +107,7 @@ def learning_options(learning: Learning | None) -> Adder:
     """How to learn; `learning` is shown as the defaults, None for a method, which has its own."""
 
     def default(name: str) -> str:
-        return "[default: the method's own]" if learning is None else f"[default: {getattr(learning, name)}]"
+        return METHODS_OWN if learning is None else f"[default: {getattr(learning, name)}]"
 
     optimizer = "[default: adamw]" if learning is None else default("optimizer")
     return options_of(
@@ -129,14 +146,22 @@ def device_options() -> Adder:
             "in bfloat16 on such a GPU.",
         ),
         click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: what torch chooses]"),
-        click.option("--compile/--no-compile", "compiled", help="Compile the loss with torch.compile."),
+        click.option(
+            "--compile/--no-compile", "compiled", help="Compile the loss with torch.compile.  [default: no-compile]"
+        ),
     )
 
 
 def target_options(self_distil: int) -> Adder:
     """What learning from a target has besides; `self_distil` is the default."""
     return options_of(
-        click.option("--model", required=True, metavar="NAME|FOLDER|ID", help="The target, which stands still."),
+        click.option(
+            "--model",
+            required=True,
+            metavar="NAME|FOLDER|ID",
+            shell_complete=completing.models,
+            help="The target, which stands still.",
+        ),
         click.option(
             "--self-distil",
             type=click.IntRange(min=0),
@@ -153,19 +178,19 @@ def target_options(self_distil: int) -> Adder:
             help="Temperature of these answers; 0 is greedy.",
         ),
         click.option(
-            "--answer-tokens", type=click.IntRange(min=1), default=160, show_default=True, help="Their length."
+            "--answer-tokens", type=click.IntRange(min=1), default=160, show_default=True, help="The longest of them."
         ),
         click.option(
             "--cache",
             type=click.Path(path_type=Path, file_okay=False),
-            help="Folder of these answers.  [default: in --out]",
+            help="Folder of these answers.  [default: own_text in --out]",
         ),
         answers_only(),
         click.option(
-            "--row-tokens", type=click.IntRange(min=8), default=512, show_default=True, help="Length of a row."
+            "--row-tokens", type=click.IntRange(min=8), default=512, show_default=True, help="Tokens in a row."
         ),
         click.option(
-            "--micro-rows", type=click.IntRange(min=1), default=4, show_default=True, help="Rows that fit in memory."
+            "--micro-rows", type=click.IntRange(min=1), default=4, show_default=True, help="Rows computed at once."
         ),
     )
 
@@ -193,14 +218,18 @@ def start_options() -> Adder:
             "[default: target, or scratch with other sizes]",
         ),
         *(
-            click.option(f"--{name}", type=click.IntRange(min=1), help=f"[default: {default}]")
+            click.option(_flag(name), type=click.IntRange(min=1), help=f"{_SIZES[name]}  [default: {default}]")
             for name, default in (
                 ("layers", "2"),
-                *((size, "the target's") for size in ("hidden", "heads", "kv-heads", "mlp")),
+                *((size, "the target's") for size in ("hidden", "heads", "kv_heads", "mlp")),
             )
         ),
     )
 
 
 def _size(name: str, default: int) -> Adder:
-    return click.option(f"--{name.replace('_', '-')}", type=click.IntRange(min=1), default=default, show_default=True)
+    return click.option(_flag(name), type=click.IntRange(min=1), default=default, show_default=True, help=_SIZES[name])
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

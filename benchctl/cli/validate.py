@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from benchctl.cli import completing
 from benchctl.errors import InvalidData, UserError
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("files", nargs=-1, metavar="FILES...")
+@click.argument("files", nargs=-1, metavar="FILES...", shell_complete=completing.files)
 @click.option(
     "--schema",
     is_flag=False,

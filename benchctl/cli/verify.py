@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from benchctl.cli import completing
 from benchctl.cli.findings import tell_findings
 
 if TYPE_CHECKING:
@@ -23,18 +24,21 @@ if TYPE_CHECKING:
     multiple=True,
     required=True,
     metavar="LABEL",
+    shell_complete=completing.labels,
     help="Method, perhaps with options: two_model[draft_tokens=5]. May be repeated. `all` is every built-in one.",
 )
 @click.option(
     "--model",
     default="",
     metavar="NAME|FOLDER|ID",
+    shell_complete=completing.models,
     help="Target: embedded name, folder or hub id.  [default: the embedded target]",
 )
 @click.option(
     "--draft-model",
     default="",
     metavar="NAME|FOLDER|ID",
+    shell_complete=completing.models,
     help="Draft model of the same tokenizer.  [default: the one embedded with the target]",
 )
 @click.option(
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
     default=["koala"],
     show_default=True,
     metavar="NAME|FILE",
+    shell_complete=completing.benches,
     help="Suite, or a .jsonl file of `prompt` or `turns` records; of several turns the first is asked.",
 )
 @click.option(
@@ -54,10 +59,15 @@ if TYPE_CHECKING:
     "--data-dir",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     metavar="FOLDER",
-    help="Folder with the published files of the suites.",
+    help="Folder with the published files of the suites.  [default: those fetched before, or fetched now]",
 )
 @click.option(
-    "--max-new-tokens", type=click.IntRange(min=1), default=48, show_default=True, metavar="N", help="Longest answer."
+    "--max-new-tokens",
+    type=click.IntRange(min=1),
+    default=48,
+    show_default=True,
+    metavar="N",
+    help="Longest answer, in tokens.",
 )
 @click.option(
     "--draws",
@@ -92,7 +102,9 @@ def verify(
     Greedy answers must be those of autoregressive, token by token; steps those that the method's drafts dictate,
     drafted anew by full recomputation, where that can be done; short sampled answers must have the target's
     distribution, by every way that draws can go, and in frequencies really drawn. The weights take eight bytes a
-    parameter. The exit code is 1 where a check fails. `benchctl doctor --method` asks more, on tiny random targets.
+    parameter. `benchctl doctor --method` asks more, on tiny random targets.
+
+    Exit code: 0, 1 where a check fails, 2 where it cannot be done.
 
     \b
     Examples:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -41,8 +42,9 @@ class Timing(Protocol):
 def watch(file: Path, once: bool, every_s: float) -> None:
     """Watch a running results file: speed-up so far, acceptance, fidelity, time left and what went wrong.
 
-    Ends when the run does. Figures are those of `benchctl compare`, over the rounds that are whole so far; who looks
-    until a figure pleases is misled by its interval. A run of several sessions writes a file for each.
+    Ends when the run does, or with Ctrl-C, which does nothing to the run. Figures are those of `benchctl compare`, over
+    the rounds that are whole so far; who looks until a figure pleases is misled by its interval. A run of several
+    sessions writes a file for each.
 
     \b
     Examples:
@@ -63,7 +65,7 @@ def watch(file: Path, once: bool, every_s: float) -> None:
         standing = follower.look(ended=ended)
         console.print(view(standing, None if ended else left_s(standing, None), ended))
         return
-    with Live(console=console, auto_refresh=False) as live:
+    with Live(console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
         follow(
             follower.look,
             lambda: being_written(file),

@@ -6,7 +6,6 @@ g2.
 FastChat keeps no points of a pair, whatever its prompt asked for: so 1.0 and 0.0 say who was preferred, and 0.5 a tie.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from typing import Final
 
 from benchctl.importing.lines import Line
 from benchctl.records import Row
-from benchctl.scores import Order, Score
+from benchctl.scores import Order, Score, text_sha256
 
 _JUDGE: Final = "fastchat"
 _Key = tuple[str, str, int]  # model, prompt and turn
@@ -179,7 +178,7 @@ def _places(reply: Reply, rows: ByModel, baseline: str, lost: Lost) -> Iterator[
 def _score(reply: Reply, row: Row, baseline: Row | None) -> Score:
     """A reply as the score of the answer in `row`, and beside that in `baseline` where it judged two."""
     texts = [row.text, *([baseline.text] if baseline else [])]
-    hashes = [hashlib.sha256(text.encode()).hexdigest() if all(texts) else "" for text in texts]
+    hashes = [text_sha256(text) if all(texts) else "" for text in texts]
     identical = baseline is not None and all(texts) and row.text == baseline.text
     points = None if identical else reply.points
     order: Order = "baseline_first" if reply.first == reply.other else "baseline_second"

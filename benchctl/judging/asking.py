@@ -73,7 +73,7 @@ class Asker:
         """Ask until there is an outcome. Raises OutOfBudget, Stopped, and UserError where no try will help."""
         found = len(self.cache.tries(asked.key))
         while (outcome := self.outcome(asked, found)) is None:
-            self._try(asked)
+            self.patience.insist(lambda: self._send(asked))
         return outcome
 
     def keep(self, asked: Asked, reply: Reply) -> None:
@@ -93,30 +93,18 @@ class Asker:
             )
         )
 
-    def _try(self, asked: Asked) -> None:
-        failures = 0
-        while True:
-            self.patience.turn()
-            self.budget.reserve(asked.most)
-            try:
-                self.patience.turn()  # once more: to reserve can take a while
-                reply = self.judge.ask(asked.messages, asked.sample)
-            except TryAgain as failure:
-                self._lost(asked, failure)
-                failures += 1
-                self.patience.after(failure, failures)
-            except BaseException:
-                self.budget.release(asked.most)
-                raise
+    def _send(self, asked: Asked) -> None:
+        self.budget.reserve(asked.most)
+        try:
+            self.patience.turn()  # once more: to reserve can take a while
+            reply = self.judge.ask(asked.messages, asked.sample)
+        except BaseException as error:
+            if isinstance(error, TryAgain) and error.maybe_paid:
+                self.budget.settle(asked.most, None)
             else:
-                try:
-                    self.keep(asked, reply)
-                finally:
-                    self.budget.settle(asked.most, reply.usage)
-                return
-
-    def _lost(self, asked: Asked, failure: TryAgain) -> None:
-        if failure.maybe_paid:
-            self.budget.settle(asked.most, None)
-        else:
-            self.budget.release(asked.most)
+                self.budget.release(asked.most)
+            raise
+        try:
+            self.keep(asked, reply)
+        finally:
+            self.budget.settle(asked.most, reply.usage)

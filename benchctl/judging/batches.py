@@ -8,19 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
 
 from benchctl.errors import InvalidData, UserError
 from benchctl.judging.asking import Asked, Asker
 from benchctl.judging.budget import OutOfBudget
-from benchctl.judging.judge import BatchedJudge, BatchedReply, BatchRefused, Request, TryAgain, Usage
+from benchctl.judging.judge import BatchedJudge, BatchedReply, BatchLost, BatchRefused, Request, Usage
 from benchctl.judging.panel import Answered
 from benchctl.judging.questions import Task
 from benchctl.linefile import LineFile
 
 _POLL_S = 30.0
 _LOST_BATCHES = 2  # so many in a row that bring nothing are taken for lasting
-_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -51,13 +49,14 @@ class Batch:
 
 
 class Batches:
-    """Asks tasks in batches, and goes on with those that an earlier call left behind.
+    """Asks tasks in batches, and goes on with those that an earlier call left behind; `forget` gives those of them up
+    that the server does not give any more.
 
     What is written down stands beside the cache. Entering raises UserError and InvalidData as the cache does.
     """
 
-    def __init__(self, asker: Asker, judge: BatchedJudge, notify: Callable[[str], None]) -> None:
-        self._asker, self._judge, self._notify = asker, judge, notify
+    def __init__(self, asker: Asker, judge: BatchedJudge, notify: Callable[[str], None], *, forget: bool) -> None:
+        self._asker, self._judge, self._notify, self._forget = asker, judge, notify, forget
         self._path = batches_path(asker.cache.path)
 
     def __enter__(self) -> Batches:
@@ -110,13 +109,18 @@ class Batches:
         return list(tasks)
 
     def _hand_in(self, asked: Sequence[Asked]) -> None:
-        questions = tuple(map(self._handed, asked))
-        mark_of = [self._asker.now(), [question.key for question in questions]]
-        mark = hashlib.sha256(json.dumps(mark_of).encode()).hexdigest()
-        batch = Batch(mark, questions)
-        self._write(batch)
+        """In as many batches as the server's limits of one make of them."""
         requests = [Request(each.key, each.messages, each.sample) for each in asked]
-        self._name(batch, lambda: self._judge.start_batch(requests, mark))
+        while requests:
+            count = self._judge.fitting(requests)
+            self._start(tuple(map(self._handed, asked[:count])), requests[:count])
+            asked, requests = asked[count:], requests[count:]
+
+    def _start(self, questions: tuple[Handed, ...], requests: Sequence[Request]) -> None:
+        mark_of = [self._asker.now(), [question.key for question in questions]]
+        batch = Batch(hashlib.sha256(json.dumps(mark_of).encode()).hexdigest(), questions)
+        self._write(batch)
+        self._name(batch, lambda: self._judge.start_batch(requests, batch.mark))
 
     def _handed(self, asked: Asked) -> Handed:
         tries = len(self._asker.cache.tries(asked.key))
@@ -124,31 +128,52 @@ class Batches:
         return Handed(asked.key, asked.sample, asked.template, tries, most.prompt_tokens, most.reply_tokens)
 
     def _name(self, batch: Batch, start: Callable[[], str]) -> None:
-        """Hand a batch in. After a failure it is looked for first: it may have arrived all the same."""
-        failed = False
+        """Hand a batch in. After a failure it is looked for first: it may have arrived all the same; one that was
+        refused at once did not."""
+        tries = 0
 
         def hand_in() -> str:
-            nonlocal failed
-            there = self._judge.find_batch(batch.mark) if failed else None
-            failed = True
+            nonlocal tries
+            tries += 1
+            there = self._judge.find_batch(batch.mark) if tries > 1 else None
             return there or start()
 
-        named = replace(batch, id=self._patiently(hand_in))
+        try:
+            named = replace(batch, id=self._asker.patience.insist(hand_in))
+        except UserError:
+            if tries == 1:
+                self._close(batch, "", ())
+            raise
         self._write(named)
         self._notify(f"batch {named.id}: {len(batch.questions)} questions handed in; it may take up to a day.")
 
     def _finish(self, batch: Batch) -> None:
-        """Wait for a batch and keep its replies; one that never arrived, or was refused, is over."""
-        batch_id = batch.id or self._patiently(lambda: self._judge.find_batch(batch.mark)) or ""
+        """Wait for a batch and keep its replies; one that never arrived, or was refused, is over.
+
+        One that the server does not give is not: its replies may be billed, and come to light with another key.
+        """
+        patience = self._asker.patience
+        batch_id = batch.id or patience.insist(lambda: self._judge.find_batch(batch.mark)) or ""
         try:
             replies = self._collected(batch_id) if batch_id else ()
         except BatchRefused:
             self._close(batch, batch_id, ())
             raise
+        except BatchLost as lost:
+            replies = lost.replies
+            missing = len(batch.questions) - sum(answered.reply is not None for answered in replies)
+            if not self._forget:
+                self._keep(batch, replies)
+                raise UserError(
+                    f"{lost} What could be read is kept; {missing} of its questions have no reply. Judge again with "
+                    "--batch, the key and the address that it was handed in with; if it is gone for good, add "
+                    "--forget-batches: these questions are then asked, and paid for, once more."
+                ) from lost
+            self._notify(f"{lost} It is given up, with {missing} of its questions to be asked once more.")
         self._close(batch, batch_id, replies)
 
     def _collected(self, batch_id: str) -> tuple[BatchedReply, ...]:
-        while (replies := self._patiently(lambda: self._judge.collect_batch(batch_id))) is None:
+        while (replies := self._asker.patience.insist(lambda: self._judge.collect_batch(batch_id))) is None:
             self._asker.patience.pause(_POLL_S)
         return replies
 
@@ -173,16 +198,6 @@ class Batches:
         self._open.pop(batch.mark, None)
         if not batch.done:
             self._open[batch.mark] = batch
-
-    def _patiently(self, send: Callable[[], _Found]) -> _Found:
-        failures = 0
-        while True:
-            self._asker.patience.turn()
-            try:
-                return send()
-            except TryAgain as failure:
-                failures += 1
-                self._asker.patience.after(failure, failures)
 
 
 def batches_path(cache: Path) -> Path:

@@ -17,11 +17,13 @@ _SINGLE_REPLY_TOKENS = 2
 
 @dataclass(frozen=True)
 class Estimate:
-    """`questions` that have no reply yet, and what asking each of them once takes. None: nobody knows the price."""
+    """`questions` that have no reply yet, and what asking each of them once takes: about `usd`, and `most_usd` at its
+    dearest. None: nobody knows the price."""
 
     questions: int
     usage: Usage
     usd: float | None
+    most_usd: float | None
 
 
 def estimate(asker: Asker, tasks: Sequence[Task], todo: Sequence[Task]) -> Estimate:
@@ -35,4 +37,7 @@ def estimate(asker: Asker, tasks: Sequence[Task], todo: Sequence[Task]) -> Estim
     prompt_tokens = round(correction(pairs) * sum(task.prompt_tokens for task in todo))
     each = _PAIRWISE_REPLY_TOKENS if asker.judge.protocol == "pairwise" else _SINGLE_REPLY_TOKENS
     usage = Usage(prompt_tokens, min(each, asker.judge.reply_limit) * len(todo))
-    return Estimate(len(todo), usage, asker.budget.cost_usd(usage))
+    most = Usage(
+        sum(task.asked.most.prompt_tokens for task in todo), sum(task.asked.most.reply_tokens for task in todo)
+    )
+    return Estimate(len(todo), usage, asker.budget.cost_usd(usage), asker.budget.cost_usd(most))

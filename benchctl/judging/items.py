@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from benchctl.judging.asking import Outcome
 from benchctl.judging.judge import Judge, Question
 from benchctl.judging.pairs import Pair
 from benchctl.records import Run
-from benchctl.scores import Order, Score
+from benchctl.scores import Order, Score, ScoreKey, score_key, text_sha256
 
 BOTH_ORDERS: tuple[Order, ...] = ("baseline_first", "baseline_second")
 
@@ -21,6 +21,11 @@ class Item:
 
     pair: Pair
     blank: Score
+
+    @property
+    def place(self) -> tuple[Path, ScoreKey]:
+        """Where its score will be: the results file that it is beside, and what names it there."""
+        return self.pair.file, score_key(self.blank)
 
     @property
     def question(self) -> Question:
@@ -104,11 +109,7 @@ def _blank(name: JudgeName, pair: Pair, order: Order, sample: int, template: str
         baseline_score=None,
         identical=identical,
         unreadable="" if identical and name.judge.protocol == "pairwise" else "not judged yet",
-        answer_sha256=_sha256(row.text),
-        baseline_sha256="" if other is None else _sha256(other.text),
+        answer_sha256=text_sha256(row.text),
+        baseline_sha256="" if other is None else text_sha256(other.text),
         judged_at="",
     )
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

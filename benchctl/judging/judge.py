@@ -14,12 +14,13 @@ from typing import ClassVar, Literal
 from benchctl.errors import UserError
 from benchctl.judging.reading import read_scores
 from benchctl.judging.templates import Template, load_template
-from benchctl.judging.tokens import count_prompt
+from benchctl.judging.tokens import count_prompt, most_tokens
 from benchctl.records import Row, Run
 from benchctl.scores import Protocol
 
 __all__ = [
     "AskedJudge",
+    "BatchLost",
     "BatchRefused",
     "BatchedJudge",
     "BatchedReply",
@@ -100,13 +101,24 @@ class BatchRefused(UserError):
     """A batch that the server did not take: nothing in it was answered or billed, so it is over."""
 
 
+class BatchLost(UserError):
+    """A batch some replies of which, or all, cannot be had now, though they may be billed; `replies` are the others."""
+
+    def __init__(self, problem: str, replies: tuple[BatchedReply, ...] = ()) -> None:
+        super().__init__(problem)
+        self.replies = replies
+
+
 class TryAgain(Exception):
     """A request that failed and may be sent again. `retry_after_s` is how long the server asks to wait, where it does;
-    `maybe_paid` says that it broke off where the server may have answered, and bill, all the same."""
+    `maybe_paid` says that it broke off where the server may have answered, and bill, all the same, `unreached` that it
+    came to no server at all."""
 
-    def __init__(self, reason: str, *, retry_after_s: float | None = None, maybe_paid: bool = False) -> None:
+    def __init__(
+        self, reason: str, *, retry_after_s: float | None = None, maybe_paid: bool = False, unreached: bool = False
+    ) -> None:
         super().__init__(reason)
-        self.reason, self.retry_after_s, self.maybe_paid = reason, retry_after_s, maybe_paid
+        self.reason, self.retry_after_s, self.maybe_paid, self.unreached = reason, retry_after_s, maybe_paid, unreached
 
 
 @dataclass(frozen=True)
@@ -120,10 +132,15 @@ class Place:
 
 
 class Judge:
-    """What both families have: the `protocol` of their scores, and the `model` that they ask or compute with."""
+    """What both families have: the `protocol` of their scores, and the `model` that they ask or compute with.
+
+    The options named in `unsaid` change nothing that it says, such as where it runs: they stand in no label, so that
+    its scores and replies are the same judge's whatever they are.
+    """
 
     protocol: Protocol
     model: str
+    unsaid: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def model_id(self) -> str:
@@ -158,10 +175,15 @@ class AskedJudge(Judge, ABC):
         """About how many tokens the messages are."""
         return count_prompt([message.content for message in messages])
 
-    def reach(self) -> None:
-        """Called once before the first question, where one is to be asked: find, for free, whether it can be.
+    def most_prompt_tokens(self, messages: Sequence[Message]) -> int:
+        """What the messages are never billed above."""
+        return most_tokens([message.content for message in messages])
 
-        Raises UserError for what a user can put right: no key, a wrong one, a model that is not there.
+    def reach(self) -> None:
+        """Called before the first question, where one is to be asked: find, for free, whether it can be.
+
+        Raises UserError for what a user can put right: no key, a wrong one, a model that is not there; and TryAgain
+        where no server could be reached.
         """
 
     @abstractmethod
@@ -172,13 +194,13 @@ class AskedJudge(Judge, ABC):
         panel waits and tries), and UserError where none will.
         """
 
-    def template(self, turns: int) -> Template:
-        """The prompt for a question of so many turns."""
-        return load_template(self.protocol, turns)
+    def template(self, question: Question) -> Template:
+        """The prompt for a question, by how many turns it has and whether it has reference answers."""
+        return load_template(self.protocol, len(question.turns), bool(question.reference))
 
     def messages(self, question: Question) -> tuple[Message, ...]:
         """The chat that asks a question."""
-        template = self.template(len(question.turns))
+        template = self.template(question)
         system, user = template.fill(question.turns, question.first, question.second, question.reference)
         return (Message("system", system), Message("user", user))
 
@@ -189,6 +211,10 @@ class AskedJudge(Judge, ABC):
 
 class BatchedJudge(AskedJudge):
     """An AskedJudge that can also be handed many requests at once, to be answered within a day, for less."""
+
+    def fitting(self, requests: Sequence[Request]) -> int:
+        """How many of the first requests one batch may hold; at least 1."""
+        return len(requests)
 
     @abstractmethod
     def start_batch(self, requests: Sequence[Request], mark: str) -> str:
@@ -203,7 +229,10 @@ class BatchedJudge(AskedJudge):
 
     @abstractmethod
     def collect_batch(self, batch: str) -> tuple[BatchedReply, ...] | None:
-        """What a batch brought; None while it is not done. Raises BatchRefused where it will bring nothing."""
+        """What a batch brought; None while it is not done.
+
+        Raises BatchRefused where it will bring nothing, and BatchLost where the server does not give what it brought.
+        """
 
 
 class GradingJudge(Judge, ABC):

@@ -104,6 +104,17 @@ def pairs_of(file: RunFile, prompts: Prompts, baseline: str, *, alone: bool) -> 
     return FilePairs(file.path, file.run, baseline, tuple(pairs), dict(left_out))
 
 
+def check_baseline(files: Sequence[RunFile], label: str) -> None:
+    """Raises UserError where a file was not measured with the label that is to be its baseline; "" is its own."""
+    for file in files:
+        labels = [method.label for method in file.run.methods]
+        if label and label not in labels:
+            raise UserError(
+                f"{file.path}: holds no answers of the baseline '{label}' that --baseline-label names. Name one of its "
+                f"labels: {', '.join(labels)}."
+            )
+
+
 def _check_labels(file: RunFile, rows: Mapping[RowKey, Row], baseline: str) -> None:
     labels = dict.fromkeys(key.label for key in rows)
     if not labels:

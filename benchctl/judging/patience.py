@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from benchctl.errors import UserError
 from benchctl.judging.judge import TryAgain
 
 _SLICE_S = 0.5  # so that whoever waits sees soon that all is to stop
+_Found = TypeVar("_Found")
 
 
 class Timer(Protocol):
@@ -26,9 +27,11 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class BackOff:
-    """How often a request is sent at most before its judging is given up, and how long to wait in between."""
+    """How often a request is sent at most before its judging is given up, and how long to wait in between. While none
+    has come to a server, `unreached_tries` are enough: an outage passes, a wrong address does not."""
 
     tries: int = 8
+    unreached_tries: int = 3
     first_s: float = 1.0
     longest_s: float = 60.0
     longest_asked_s: float = 900.0
@@ -43,6 +46,7 @@ class Patience:
     def __init__(self, timer: Timer, chance: Callable[[], float], back_off: BackOff) -> None:
         self._timer, self._chance, self.back_off = timer, chance, back_off
         self._open_s = float("-inf")
+        self._reached = False
         self._lock = threading.Lock()
         self.stop = threading.Event()
 
@@ -55,6 +59,20 @@ class Patience:
         until_s = self._timer.now_s() + seconds
         self._until(lambda: until_s)
 
+    def insist(self, send: Callable[[], _Found]) -> _Found:
+        """What `send` gives, called again after each TryAgain that it raises. Raises what `after` does."""
+        failures = 0
+        while True:
+            self.turn()
+            try:
+                found = send()
+            except TryAgain as failure:
+                failures += 1
+                self.after(failure, failures)
+            else:
+                self._reached = True
+                return found
+
     def after(self, failure: TryAgain, failures: int) -> None:
         """Wait after the failure of a request that failed `failures` times by now.
 
@@ -62,6 +80,12 @@ class Patience:
         and Stopped.
         """
         kept = "What is judged is kept: judge again to go on."
+        self._reached = self._reached or not failure.unreached
+        if not self._reached and failures >= self.back_off.unreached_tries:
+            raise UserError(
+                f"no server of the judge can be reached: {failure.reason}. See that it runs, and that --base-url and "
+                "the network are right."
+            )
         if failures >= self.back_off.tries:
             raise UserError(f"the judge gave no reply in {failures} tries: {failure.reason}. {kept}")
         asked_s = failure.retry_after_s

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchctl.errors import UserError
 from benchctl.judging.asking import Asked
 from benchctl.judging.cache import content_key
 from benchctl.judging.items import Item
 from benchctl.judging.judge import AskedJudge, Usage
-
-# An estimate may be too low by so much for texts unlike those it was made on, where it is to be a bound.
-_AT_MOST = 1.3
 
 
 @dataclass(frozen=True)
@@ -34,10 +31,17 @@ def tasks_of(judge: AskedJudge, items: Iterable[Item]) -> tuple[Task, ...]:
         key = content_key(blank.judge, blank.model, blank.template, messages, blank.sample)
         if key not in sharing:
             tokens[key] = judge.prompt_tokens(messages)
-            most = Usage(round(_AT_MOST * tokens[key]), judge.reply_limit)
+            most = Usage(judge.most_prompt_tokens(messages), judge.reply_limit)
             first[key] = Asked(key, messages, blank.sample, blank.template, most)
         sharing.setdefault(key, []).append(item)
     return tuple(Task(first[key], tuple(group), tokens[key]) for key, group in sharing.items())
+
+
+def only(tasks: Iterable[Task], items: Iterable[Item]) -> tuple[Task, ...]:
+    """The questions that are asked for these items, and for no others."""
+    wanted = {item.place for item in items}
+    cut = (replace(task, items=tuple(item for item in task.items if item.place in wanted)) for task in tasks)
+    return tuple(task for task in cut if task.items)
 
 
 def fits(judge: AskedJudge, task: Task) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -20,10 +20,10 @@ from benchctl.judging.pairs import FilePairs, Prompts, check_same_prompts, pairs
 from benchctl.judging.panel import Answered, Panel
 from benchctl.judging.patience import Patience
 from benchctl.judging.prices import Price
-from benchctl.judging.questions import Task, fits, refuse_too_long, tasks_of
+from benchctl.judging.questions import Task, fits, only, refuse_too_long, tasks_of
 from benchctl.judging.settings import Forecast, JudgeSettings, Progress, Summary, World
 from benchctl.recordfile import RunFile
-from benchctl.scores import Score, ScoreKey, ScoreWriter, read_scores, score_key, scores_path
+from benchctl.scores import Score, ScoreWriter, read_scores, score_key, scores_path
 
 
 class Judging:
@@ -48,38 +48,68 @@ class Judging:
 
     def forecast(self) -> Forecast:
         """What would be done and what it would cost; nothing is asked, held or written."""
-        stored = {file.path: _stored(file.path) for file in self._files}
-        todo = [item for item in self._items if score_key(item.blank) not in stored[item.pair.file]]
+        todo = self._todo({file.path: _stored(file.path) for file in self._files})
         ties = sum(map(_is_tie, todo))
         common = (len(self._items), len(self._items) - len(todo), ties)
         if not isinstance(self._judge, AskedJudge):
             return Forecast(*common, left_out=dict(self._left_out))
-        cache = self._cache()
-        cache.look()
-        asker = self._asker(self._judge, cache)
-        tasks = tasks_of(self._judge, (item for item in todo if not _is_tie(item)))
+        asker, tasks = self._seen(self._judge, todo)
         fresh = [task for task in tasks if asker.outcome(task.asked) is None]
         asked = [task for task in fresh if fits(self._judge, task)]
         costs = estimate(asker, tasks, asked)
         recalled = sum(len(task.items) for task in tasks) - len(fresh)
-        long = len(fresh) - len(asked)
-        return Forecast(*common, recalled, len(asked), long, costs.usage, costs.usd, dict(self._left_out))
+        return Forecast(
+            *common,
+            recalled=recalled,
+            questions=len(asked),
+            too_long=len(fresh) - len(asked),
+            usage=costs.usage,
+            usd=costs.usd,
+            most_usd=costs.most_usd,
+            left_out=dict(self._left_out),
+        )
 
     def run(self) -> Summary:
         """Judge what is not judged yet. Raises UserError; whatever was judged by then is kept."""
+        tasks = self._reach(self._judge) if isinstance(self._judge, AskedJudge) else ()
         with ExitStack() as stack:
             self._writers = {
                 file.path: stack.enter_context(ScoreWriter(scores_path(file.path), notify=self._world.notify))
                 for file in self._files
             }
-            stored = {path: frozenset(map(score_key, writer.stored.scores)) for path, writer in self._writers.items()}
-            todo = [item for item in self._items if score_key(item.blank) not in stored[item.pair.file]]
+            todo = self._todo({path: writer.stored.scores for path, writer in self._writers.items()})
             self._counts.update(stored=len(self._items) - len(todo))
             if isinstance(self._judge, AskedJudge):
-                self._ask(self._judge, stack.enter_context(self._cache()), todo)
+                self._ask(self._judge, stack.enter_context(self._cache()), todo, only(tasks, todo))
             elif isinstance(self._judge, GradingJudge):
                 self._grade(Grades(self._judge), todo)
         return self._summary()
+
+    def _todo(self, stored: Mapping[Path, Iterable[Score]]) -> list[Item]:
+        """The items that have no score yet, or an unreadable one and tries left."""
+        tries = self._settings.tries
+        settled = {
+            path: {score_key(score) for score in scores if not score.unreadable or score.tries >= tries}
+            for path, scores in stored.items()
+        }
+        return [item for item in self._items if score_key(item.blank) not in settled[item.pair.file]]
+
+    def _seen(self, judge: AskedJudge, items: Iterable[Item]) -> tuple[Asker, tuple[Task, ...]]:
+        """The questions of items, and the replies to them as they are, without holding the cache."""
+        cache = self._cache()
+        cache.look()
+        return self._asker(judge, cache), tasks_of(judge, (item for item in items if not _is_tie(item)))
+
+    def _reach(self, judge: AskedJudge) -> tuple[Task, ...]:
+        """The questions, and the judge reached if one of them is to be asked: before any file is made, as without a key
+        none should be left behind."""
+        asker, tasks = self._seen(judge, self._todo({file.path: _stored(file.path) for file in self._files}))
+        waiting = [task for task in tasks if asker.outcome(task.asked) is None]
+        if not self._settings.skip_long:
+            refuse_too_long(judge, [task for task in waiting if not fits(judge, task)])
+        if any(fits(judge, task) for task in waiting):
+            asker.patience.insist(judge.reach)
+        return tasks
 
     def _grade(self, grades: Grades, items: Iterable[Item]) -> None:
         for item in items:
@@ -89,13 +119,10 @@ class Judging:
             else:
                 self._write(item, score)
 
-    def _ask(self, judge: AskedJudge, cache: Cache, items: Sequence[Item]) -> None:
+    def _ask(self, judge: AskedJudge, cache: Cache, items: Iterable[Item], tasks: Iterable[Task]) -> None:
         asker = self._asker(judge, cache)
-        tasks = tasks_of(judge, (item for item in items if not _is_tie(item)))
         outcomes = [(task, asker.outcome(task.asked)) for task in tasks]
         waiting = self._without_long(judge, [task for task, outcome in outcomes if outcome is None])
-        if waiting:
-            judge.reach()
         for item in filter(_is_tie, items):
             self._write(item, as_tie(item, self._world.now()))
             self._counts.update(ties=1)
@@ -112,7 +139,7 @@ class Judging:
 
     def _answers(self, asker: Asker, judge: AskedJudge, tasks: Sequence[Task]) -> Generator[Answered]:
         if self._settings.batch and isinstance(judge, BatchedJudge):
-            with Batches(asker, judge, self._world.notify) as batches:
+            with Batches(asker, judge, self._world.notify, forget=self._settings.forget_batches) as batches:
                 yield from batches.ask(tasks)
             return
         refuse_open_batches(asker.cache.path)
@@ -133,11 +160,8 @@ class Judging:
             self._write(item, score)
 
     def _without_long(self, judge: AskedJudge, tasks: Sequence[Task]) -> list[Task]:
-        """Those that fit the judge; raises UserError for others unless they may be skipped."""
-        long = [task for task in tasks if not fits(judge, task)]
-        if not self._settings.skip_long:
-            refuse_too_long(judge, long)
-        for task in long:
+        """Those that fit the judge; the others, which may be skipped by now, are counted."""
+        for task in (task for task in tasks if not fits(judge, task)):
             self._left_out.update({"room in the judge's context": len(task.items)})
         return [task for task in tasks if fits(judge, task)]
 
@@ -148,10 +172,11 @@ class Judging:
         self._world.progress(Progress(done, len(self._items), self._budget.spent))
 
     def _items_of(self, file: FilePairs) -> Iterator[Item]:
-        settings = self._settings
+        judge, settings = self._judge, self._settings
         for pair in file.pairs:
-            template = self._judge.template(len(pair.rows)).id if isinstance(self._judge, AskedJudge) else ""
-            samples = settings.samples if isinstance(self._judge, AskedJudge) else 1
+            template, samples = "", 1
+            if isinstance(judge, AskedJudge):
+                template, samples = judge.template(pair.question(pair.rows, pair.others)).id, settings.samples
             yield from items_of(settings.judge, pair, settings.orders, samples, template)
 
     def _cache(self) -> Cache:
@@ -195,6 +220,6 @@ def _is_tie(item: Item) -> bool:
     return item.pair.identical
 
 
-def _stored(results: Path) -> frozenset[ScoreKey]:
+def _stored(results: Path) -> Sequence[Score]:
     path = scores_path(results)
-    return frozenset(map(score_key, read_scores(path).scores)) if path.exists() else frozenset()
+    return read_scores(path).scores if path.exists() else ()

@@ -17,7 +17,8 @@ from benchctl.scores import Order
 @dataclass(frozen=True)
 class JudgeSettings:
     """`judge` is prepared; `baseline` is "" for each run's own; `samples` is how often each judgement is made, `tries`
-    how often an unreadable reply is asked for again, the first included. `price` is None where nobody knows it."""
+    how often an unreadable reply is asked for again, the first included. `price` is None where nobody knows it.
+    `forget_batches` gives up batches that the server does not give any more."""
 
     judge: JudgeName
     cache: Path
@@ -28,6 +29,7 @@ class JudgeSettings:
     max_usd: float | None = None
     concurrency: int = 4
     batch: bool = False
+    forget_batches: bool = False
     skip_long: bool = False
     tries: int = 3
     back_off: BackOff = BackOff()
@@ -55,7 +57,8 @@ class World:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a judging would do. `left_out` counts answers by what they lack. `usd` is None where nobody knows it."""
+    """What a judging would do. `left_out` counts answers by what they lack. `usd` and, at their dearest, `most_usd` are
+    None where nobody knows the price."""
 
     judgements: int
     stored: int
@@ -65,6 +68,7 @@ class Forecast:
     too_long: int = 0
     usage: Usage = Usage(0, 0)
     usd: float | None = 0.0
+    most_usd: float | None = 0.0
     left_out: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -27,7 +27,8 @@ class Template:
     """A prompt: `id` is its name and the first 16 digits of its sha256. `turns` says that it shows whole talks.
 
     Its `sections` are the messages `system` and `user`, and what stands for {reference} in the latter where a question
-    has one, if the prompt shows references at all.
+    has one. Two answers are compared by a prompt of its own where there is a reference (MT-Bench's pair-math-v1 does so
+    too); that of single answers shows one where there is one.
     """
 
     id: str
@@ -51,9 +52,10 @@ class Template:
 
 
 @cache
-def load_template(protocol: str, turns: int) -> Template:
-    """The prompt of a protocol, for questions of one turn or of several."""
-    name = f"{protocol}{'-turns' if turns > 1 else ''}-v{_VERSION}"
+def load_template(protocol: str, turns: int, has_reference: bool) -> Template:
+    """The prompt of a protocol, for questions of one turn or of several, with reference answers or without."""
+    kind = f"{'-turns' if turns > 1 else ''}{'-reference' if has_reference and protocol == 'pairwise' else ''}"
+    name = f"{protocol}{kind}-v{_VERSION}"
     content = files(JUDGES).joinpath(f"{name}.md").read_bytes()
     parts = _HEADING.split(content.decode("utf-8"))[1:]
     sections = {heading: text.strip() for heading, text in zip(parts[::2], parts[1::2], strict=True)}

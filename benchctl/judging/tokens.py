@@ -27,6 +27,11 @@ def count_prompt(messages: Sequence[str]) -> int:
     return round(sum(count_tokens(message) + _MESSAGE_TOKENS for message in messages)) + _REPLY_TOKENS
 
 
+def most_tokens(messages: Sequence[str]) -> int:
+    """What no chat of these messages is billed above: byte-pair tokenizers make no token of less than a byte."""
+    return sum(_bytes(message) + _MESSAGE_TOKENS for message in messages) + _REPLY_TOKENS
+
+
 def correction(billed: Iterable[tuple[int, int]]) -> float:
     """By what to multiply estimates, from pairs of billed and estimated tokens of earlier prompts; 1.0 without any."""
     pairs = list(billed)
@@ -34,12 +39,16 @@ def correction(billed: Iterable[tuple[int, int]]) -> float:
     return sum(tokens for tokens, _ in pairs) / estimated if estimated else 1.0
 
 
+def _bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
 def _piece_tokens(piece: str) -> float:
     body = piece.strip()
     if not body:
         return 0.0 if piece == " " else 1.0
     if not body.isascii():
-        return max(1.0, len(body.encode("utf-8", "replace")) / _FOREIGN_BYTES)
+        return max(1.0, _bytes(body) / _FOREIGN_BYTES)
     if body.isalpha():
         return 1.0 + max(0, len(body) - _WORD_LETTERS) / _MORE_LETTERS
     return 1.0 if body.isdigit() else 1.0 + (len(body) - 1) / _MARKS

@@ -10,7 +10,8 @@ nothing, and are only told of: the moments around a short generation say more of
 came to 1 to 5%. The alarms are the exception, as no GPU should show them at all.
 
 Bounds are the session's own: a machine that is always busy is so for the baseline too, and is told of as a whole
-(analysis.doubts); what makes a comparison wrong is a disturbance that only some met.
+(analysis.doubts); what makes a comparison wrong is a disturbance that only some met. A run that goes on is held against
+what was usual to its file (session.py), which is one session in all figures.
 """
 
 from __future__ import annotations

@@ -1,0 +1,214 @@
+"""How far drafts are accepted: position by position, and how many of its drafted tokens a step accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+from typing import Final
+
+from matplotlib.axes import Axes
+from matplotlib.figure import SubFigure
+from matplotlib.ticker import PercentFormatter
+
+from benchctl.analysis.acceptance import POSITIONS
+from benchctl.analysis.acceptance_table import Acceptance, acceptances_on
+from benchctl.analysis.chosen import check_count, chosen
+from benchctl.analysis.comparison import Estimate, Group
+from benchctl.analysis.metrics import ACCEPTANCE_RATE
+from benchctl.analysis.plot_groups import broken, check_groups, line_inches, names, parted
+from benchctl.analysis.plot_style import Mark, Style
+from benchctl.analysis.plots import check_image, dress, save
+from benchctl.errors import UserError
+
+_ASIDE = 0.35  # of a position: what the methods' points are spread over, for bars at one place would cover each other
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How the histograms of a part stand: beside the curves, or below them; heights are in inches."""
+
+    most: int
+    columns: int
+    beside: bool
+    curves: float
+    histogram: float
+
+
+_LAYOUTS: Final = {
+    "page": _Layout(most=8, columns=2, beside=True, curves=3.0, histogram=0.95),
+    "column": _Layout(most=8, columns=2, beside=False, curves=2.0, histogram=0.85),
+    "slide": _Layout(most=6, columns=3, beside=True, curves=3.0, histogram=1.5),
+}
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """A method, what it is called and how it looks in all panels."""
+
+    acceptance: Acceptance
+    name: str
+    mark: Mark
+
+
+def plot_acceptance(
+    groups: Sequence[Group], path: Path, style: Style, *, methods: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Draw the conditional acceptance of every method that drafts, position by position, and the histogram of accepted
+    tokens of its steps; write it to `path`, and return what to know of it.
+
+    Raises UserError where none of the `methods` (all, if not given; see chosen) drafts, for more methods or groups than
+    there is room for, and when the picture cannot be written.
+    """
+    check_image(path)
+    check_groups(groups, style)
+    layout = _LAYOUTS[style.size]
+    labels = drafting(groups, methods)
+    check_count(labels, layout.most, "methods that draft")
+    found = [accepted(number, group, labels) for number, group in enumerate(groups, 1)]
+    marks, called = {label: style.mark(number) for number, label in enumerate(labels)}, names(labels, style)
+    drawn = [[_Drawn(each, called[each.label], marks[each.label]) for each in part] for part in found]
+    kept = [(group, part) for group, part in zip(groups, drawn, strict=True) if part]
+    heights = [_height(part, style, layout) for _, part in kept]
+    figure, parts = parted([group for group, _ in kept], style, heights)
+    for part, methods_of_part in zip(parts, (part for _, part in kept), strict=True):
+        _draw(part, methods_of_part, style, layout)
+    save(figure, path)
+    return tuple(_notes(groups, drawn))
+
+
+def _notes(groups: Sequence[Group], drawn: Sequence[Sequence[_Drawn]]) -> Iterator[str]:
+    for group, part in zip(groups, drawn, strict=True):
+        if not part:
+            yield f"{group.files[0].path}: no method of it drafts, so it is not in the picture."
+        if any(estimate.interval is None for each in part for estimate in each.acceptance.conditional):
+            yield "hollow marks have no interval: too few drafts came that far. Measure more prompts."
+
+
+def drafting(groups: Sequence[Group], methods: Sequence[str] = ()) -> tuple[str, ...]:
+    """The labels of those of `methods` (see chosen) that drafted. Raises UserError where none did."""
+    told = {
+        method.label
+        for group in groups
+        for method in group.pooled.methods
+        if method.estimate(ACCEPTANCE_RATE).value is not None
+    }
+    found = tuple(label for label in chosen(groups, methods) if label in told)
+    if not found:
+        others = [label for label in chosen(groups) if label in told]
+        instead = f"These did: {' '.join(others)}." if others else "Measure one that does: benchctl list methods."
+        raise UserError(
+            f"{groups[0].files[0].path}: none of {' '.join(methods) or 'its methods'} drafted a token. {instead}"
+        )
+    return found
+
+
+def accepted(number: int, group: Group, labels: Sequence[str]) -> tuple[Acceptance, ...]:
+    """Those of `labels` that drafted in a group, which is the `number`-th, over all its suites."""
+    wanted = tuple(method for method in group.pooled.methods if method.label in labels)
+    return tuple(acceptances_on(number, group, replace(group.pooled, methods=wanted)))
+
+
+def _height(part: Sequence[_Drawn], style: Style, layout: _Layout) -> float:
+    """Of histograms, each below its label, and of the curves."""
+    rows = ceil(len(part) / layout.columns)
+    lines = max(_title(each, style, layout).count("\n") + 1 for each in part)
+    histograms = rows * (layout.histogram + lines * line_inches(style)) + 0.5
+    return max(layout.curves, histograms) if layout.beside else layout.curves + histograms
+
+
+def _title(drawn: _Drawn, style: Style, layout: _Layout) -> str:
+    width = style.width * (0.45 if layout.beside else 0.8) / layout.columns
+    return broken(drawn.name, style.small, width)
+
+
+def _draw(part: SubFigure, drawn: Sequence[_Drawn], style: Style, layout: _Layout) -> None:
+    histograms = ceil(len(drawn) / layout.columns)
+    if layout.beside:
+        left, right = part.subfigures(1, 2, width_ratios=(0.42, 0.58))
+    else:
+        share = layout.curves / _height(drawn, style, layout)
+        left, right = part.subfigures(2, 1, height_ratios=(share, 1 - share))
+    for side in (left, right):
+        side.set_facecolor(style.ground)
+    _draw_curves(left.subplots(), drawn, style)
+    marks = "marks as on the right" if layout.beside else "marks as below"
+    left.axes[0].set_title(marks, loc="left", fontsize=style.small, color=style.muted)
+    panels = right.subplots(histograms, layout.columns, squeeze=False, sharex=True, sharey=True)
+    for axes in panels.flat[len(drawn) :]:
+        axes.set_visible(False)
+    for number, each in enumerate(drawn):
+        _draw_histogram(panels.flat[number], each, style, layout)
+        panels.flat[number].tick_params(labelbottom=number + layout.columns >= len(drawn))
+    right.supxlabel("drafted tokens accepted in a step\n(one more is committed)", fontsize=style.text, color=style.ink)
+    right.supylabel("share of steps that drafted", fontsize=style.text, color=style.ink)
+
+
+def _draw_curves(axes: Axes, drawn: Sequence[_Drawn], style: Style) -> None:
+    for number, each in enumerate(drawn):
+        aside = _ASIDE * ((number + 0.5) / len(drawn) - 0.5)
+        _draw_curve(axes, each, aside, style)
+    deepest = max(len(each.acceptance.conditional) for each in drawn)
+    axes.set_xticks(range(1, deepest + 1), [_position(place) for place in range(1, deepest + 1)])
+    axes.set_xlim(0.5, deepest + 0.5)
+    axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.set_xlabel("position in the draft")
+    axes.set_ylabel("accepted, if all before were\n(bars: 95% interval)")
+    dress(axes, style)
+
+
+def _draw_curve(axes: Axes, drawn: _Drawn, aside: float, style: Style) -> None:
+    """A mark is hollow where so few drafts came to the position that there is no interval."""
+    told, mark = drawn.acceptance.conditional, drawn.mark
+    xs, values = [place + aside for place in range(1, len(told) + 1)], [estimate.value or 0.0 for estimate in told]
+    axes.errorbar(
+        xs, values, yerr=_reaches(told), fmt="none", ecolor=mark.colour, elinewidth=style.line * 0.8,
+        capsize=style.marker / 3,
+    )  # fmt: skip
+    axes.plot(xs, values, color=mark.colour, linestyle=mark.dashes, linewidth=style.line)
+    for x, estimate in zip(xs, told, strict=True):
+        is_sure = estimate.interval is not None
+        axes.plot(
+            [x], [estimate.value or 0.0], mark.marker, color=mark.colour if is_sure else style.ground,
+            markersize=style.marker, markeredgecolor=style.ground if is_sure else mark.colour,
+            markeredgewidth=style.line / (3 if is_sure else 1.5),
+        )  # fmt: skip
+
+
+def _draw_histogram(axes: Axes, drawn: _Drawn, style: Style, layout: _Layout) -> None:
+    told = drawn.acceptance.histogram
+    axes.bar(
+        range(len(told)),
+        [estimate.value or 0.0 for estimate in told],
+        yerr=_reaches(told),
+        width=0.8,
+        color=style.faded(drawn.mark.colour),
+        edgecolor=drawn.mark.colour,
+        linewidth=style.line / 2,
+        error_kw={"ecolor": style.ink, "elinewidth": style.line * 0.6, "capsize": style.marker / 4},
+    )
+    axes.set_ylim(0, 1.02)
+    axes.set_yticks([0, 0.5, 1])
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.set_xticks(range(len(told)), [_position(place) for place in range(len(told))])
+    axes.plot(
+        [0.97], [0.9], drawn.mark.marker, color=drawn.mark.colour, markersize=style.marker, transform=axes.transAxes
+    )
+    dress(axes, style)
+    axes.set_title(_title(drawn, style, layout), loc="left", fontsize=style.small, color=style.ink)
+
+
+def _position(place: int) -> str:
+    return f"{place}+" if place == POSITIONS else str(place)
+
+
+def _reaches(told: Sequence[Estimate]) -> tuple[list[float], list[float]]:
+    """How far intervals go down and up; resamples that are all alike may differ from the value in its last digit."""
+    down, up = [], []
+    for estimate in told:
+        value, interval = estimate.value or 0.0, estimate.interval
+        down.append(max(value - interval.low, 0.0) if interval else 0.0)
+        up.append(max(interval.high - value, 0.0) if interval else 0.0)
+    return down, up

@@ -1,0 +1,172 @@
+"""`benchctl demo`: every method measured, compared, drawn and reported in less than a minute, by the usual verbs."""
+
+from __future__ import annotations
+
+import io
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from benchctl.cli import INTERRUPTED
+from benchctl.cli.run_options import asks_for_a_run
+from benchctl.errors import UserError
+
+if TYPE_CHECKING:
+    from benchctl.measuring.settings import RunSettings
+
+# The best of twelve settings each, found on other prompts: docs/head-to-head.md. Of a method that can both draft and
+# leave layers out, the one that gained more.
+METHODS = (
+    "two_model[draft_tokens=6,confidence=0.5]",
+    "prompt_lookup[draft_tokens=5,max_ngram=3,match=last]",
+    "lookahead[ngram=4,window=1,guesses=2,prompt_pool=true]",
+    "medusa[heads=2,nodes=4]",
+    "m2r2[exit=2,draft_tokens=6,confidence=0.2]",
+    "deed[mode=draft,threshold=0.3,exits=4,draft_tokens=2]",
+    "early_exit[head=trained,confidence=classifier,threshold=0.6,exits=8+12]",
+    "skip_decode[min_layers=10,fall_tokens=32]",
+    "mixture_of_depths[threshold=0.02]",
+)
+# It takes a mixture of experts, so it is measured on another target, against that one's baseline.
+OF_EXPERTS = ("expert_offload[prefetch=next_gate]",)
+BENCHES = ("koala", "self-instruct", "wizardlm", "mt-bench", "tasks")
+PROMPTS = 2  # of each bench
+_BRIEF = ("--source", "embedded", "--max-new-tokens", "32", "--repeats", "1", "--warm-up", "1")
+
+_ABOUT_EXPERTS = (
+    "expert_offload takes a mixture of experts. Its baseline has all experts in fast memory, it a quarter of them: it "
+    "gains memory, and its speed-up says what that costs."
+)
+_HONEST = "Few prompts, each timed once: intervals are wide, and hold for this machine and these small models."
+
+
+@click.command()
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="A new folder, for all that is written.  [default: results/demo-<time>]",
+)
+@click.pass_context
+def demo(context: click.Context, out: Path | None) -> None:
+    """Measure every method on embedded models and prompts; show table, plot and report. No network, no GPU.
+
+    It takes less than a minute on two cores, and does nothing that `run`, `compare`, `plot` and `report` do not: each
+    command is in the results files, and can be repeated with more prompts. Ctrl-C keeps what is measured.
+
+    \b
+    Examples:
+      benchctl demo
+      benchctl demo --out first-look
+    """
+    from benchctl.measuring.clock import Clock, utc_now
+
+    clock = Clock()
+    started_s = clock()
+    folder = out or Path("results") / f"demo-{utc_now():%Y%m%dT%H%M%S}"
+    _check(folder)
+    files = (folder / "methods.jsonl", folder / "experts.jsonl")
+    with _told_when_interrupted(files):
+        _say("Measuring every method on a few prompts of each suite. Ctrl-C stops, and keeps what is measured.")
+        _measure(context, _words(METHODS, BENCHES, files[0]))
+        _say(_ABOUT_EXPERTS)
+        _measure(context, _words(OF_EXPERTS, BENCHES[:1], files[1], "--model", "ref-moe", "--no-watch"))
+        with _beside("report", *map(str, files), "--out", str(folder / "report.html")):
+            for file in files:
+                _verb(context, "compare", str(file), "--format", "brief")
+            with redirect_stderr(io.StringIO()):  # what it says of the figures is said below the table
+                _verb(context, "plot", "--pareto", str(files[0]), "--out", str(folder / "pareto.png"))
+    _tell_what_next(files, clock() - started_s)
+
+
+def _check(folder: Path) -> None:
+    """Raises UserError for a folder that has something in it, so that nothing is overwritten."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: is not an empty folder. Give another --out; a demo overwrites nothing.")
+
+
+def _words(methods: tuple[str, ...], benches: tuple[str, ...], out: Path, *more: str) -> tuple[str, ...]:
+    """The arguments of `benchctl run`."""
+    labels = (word for label in methods for word in ("--method", label))
+    names = (word for bench in benches for word in ("--bench", bench))
+    return (*labels, *names, "--limit", str(PROMPTS), *_BRIEF, *more, "--out", str(out))
+
+
+@click.command("run")
+@asks_for_a_run
+def _run(settings: RunSettings, sessions: int) -> None:
+    """What `benchctl run` does with its arguments, but for the table at its end."""
+    from benchctl.cli.run import measure
+
+    words = click.get_current_context().obj
+    measure(replace(settings, command=("benchctl", "run", *words)))
+
+
+def _measure(context: click.Context, words: tuple[str, ...]) -> None:
+    with _run.make_context("run", list(words), parent=context.parent, obj=words) as inner:
+        _run.invoke(inner)
+
+
+def _verb(context: click.Context, name: str, *words: str) -> None:
+    """What `benchctl NAME WORDS` does."""
+    group = context.find_root().command
+    assert isinstance(group, click.Group)
+    command = group.get_command(context, name)
+    assert command is not None
+    with command.make_context(name, list(words), parent=context.parent) as inner:
+        try:
+            command.invoke(inner)
+        except click.exceptions.Exit as end:
+            if end.exit_code:
+                raise
+
+
+@contextmanager
+def _beside(*words: str) -> Iterator[None]:
+    """What `benchctl WORDS` does, on another core; it prints when it is done. Nothing is measured meanwhile."""
+    command = (sys.executable, "-P", "-m", "benchctl", *words)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield
+        except BaseException:
+            process.kill()
+            raise
+        said, complaints = process.communicate()
+    if process.returncode:
+        raise UserError(complaints.partition("Error: ")[2].strip() or complaints)
+    click.echo(said, nl=False)
+
+
+@contextmanager
+def _told_when_interrupted(files: tuple[Path, ...]) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = [str(file) for file in files if file.exists()]
+        _say("\nInterrupted.")
+        if kept:
+            _say(f"What was measured is kept. See it with:  benchctl compare {shlex.join(kept)}")
+        raise click.exceptions.Exit(INTERRUPTED) from None
+
+
+def _tell_what_next(files: tuple[Path, ...], took_s: float) -> None:
+    click.echo(f"Results: {shlex.join(map(str, files))}")
+    click.echo(f"Done in {took_s:.0f} s. {_HONEST}\n\nNext, beside opening the report in a browser:")
+    for command, what in (
+        (f"benchctl compare {shlex.quote(str(files[0]))}", "every figure, suite by suite"),
+        ("benchctl run --bench tasks --limit 40 --sessions 3", "more prompts, narrower intervals"),
+        ("benchctl run --model FOLDER --bench my_prompts.jsonl", "your model, your prompts"),
+        ("benchctl list methods", "what each method is, and its options"),
+    ):
+        click.echo(f"  {command}\n      {what}")
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)

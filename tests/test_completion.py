@@ -1,0 +1,100 @@
+"""What a shell is offered behind `benchctl`: asked of click's own completion, as the script that it prints does."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.shell_completion import CompletionItem, ShellComplete
+from click.testing import CliRunner
+from test_cli_main import HEAVY
+
+from benchctl.cli import VERBS, main
+from benchctl.cli.completion import VARIABLE
+
+NAMES = [
+    ("run --method two", ["two_model"]),
+    ("run --limit 3 -m med", ["medusa"]),
+    ("run --sweep look", ["lookahead"]),
+    ("run --bench ko", ["koala"]),
+    ("run --model ref-", ["ref-dense", "ref-draft", "ref-moe"]),
+    ("run --draft-model ref-dr", ["ref-draft"]),
+    ("run --judge lik", ["likelihood"]),
+    ("run --source emb", ["embedded"]),
+    ("run --warm", ["--warm-up"]),
+    ("judge results.jsonl --judge gp", ["gpt"]),
+    ("compare results.jsonl --over prompt", ["prompt_lookup"]),
+    ("verify --method deed --bench mt", ["mt-bench"]),
+    ("verify --model ref-m", ["ref-moe"]),
+    ("doctor --method skip", ["skip_decode"]),
+    ("doctor --aa --model ref-de", ["ref-dense"]),
+    ("simulate record --model ref-m", ["ref-moe"]),
+    ("simulate record --method expert", ["expert_offload"]),
+    ("train medusa --model ref-de", ["ref-dense"]),
+    ("train moe --model ref-de", ["ref-dense"]),
+    ("train med", ["medusa"]),
+    ("list be", ["benches"]),
+    ("completion z", ["zsh"]),
+]
+FILES = ["compare", "judge", "plot", "predict", "report", "validate", "import", "watch", "doctor --aa"]
+FILES += ["compare results.jsonl --floor", "compare results.jsonl --scores", "report --floor", "run --bench"]
+
+
+def offered(line: str) -> list[CompletionItem]:
+    """What is offered for the last word of a command line."""
+    *before, incomplete = line.split(" ")
+    return ShellComplete(main, {}, "benchctl", VARIABLE).get_completions(before, incomplete)
+
+
+def test_every_verb_is_offered() -> None:
+    assert [item.value for item in offered("")] == list(VERBS)
+
+
+@pytest.mark.parametrize(("line", "names"), NAMES, ids=[line for line, _ in NAMES])
+def test_names_that_begin_so_are_offered(line: str, names: list[str]) -> None:
+    assert [item.value for item in offered(line)] == names
+
+
+@pytest.mark.parametrize("line", FILES)
+def test_files_are_offered_where_files_are_wanted(line: str) -> None:
+    assert [(item.value, item.type) for item in offered(f"{line} ./res")] == [("./res", "file")]
+
+
+@pytest.mark.parametrize("option", ["--model", "--draft-model"])
+def test_folders_are_offered_where_no_embedded_model_begins_so(option: str) -> None:
+    assert [(item.value, item.type) for item in offered(f"run {option} ./mine")] == [("./mine", "dir")]
+
+
+def test_nothing_heavy_is_imported_for_it(root: Path) -> None:
+    """It is asked at every press of the key: importing torch alone takes longer than anybody waits."""
+    code = f"""
+import json, sys
+from click.shell_completion import ShellComplete
+from benchctl.cli import main
+for line in {[line for line, _ in NAMES]!r}:
+    *before, incomplete = line.split(" ")
+    assert ShellComplete(main, {{}}, "benchctl", {VARIABLE!r}).get_completions(before, incomplete), line
+print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_asks_benchctl_and_is_one_that_the_shell_reads(shell: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["completion", shell])
+    assert result.exit_code == 0
+    assert f"{VARIABLE}={shell}_complete" in result.stdout
+    if program := shutil.which(shell):
+        (tmp_path / "script").write_text(result.stdout)
+        subprocess.run([program, "-n", tmp_path / "script"], check=True)
+
+
+def test_what_the_script_of_bash_runs_prints_the_names(root: Path) -> None:
+    asked = {VARIABLE: "bash_complete", "COMP_WORDS": "benchctl run --method two", "COMP_CWORD": "3"}
+    command = [sys.executable, "-m", "benchctl"]
+    done = subprocess.run(command, cwd=root, env={**os.environ, **asked}, capture_output=True, text=True)
+    assert done.stdout == "plain,two_model\n"
