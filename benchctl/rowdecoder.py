@@ -21,7 +21,7 @@ def decoded(line: bytes) -> Row | None:
     """The row in a line, or None where the records have to be asked what is wrong with it, if anything is."""
     try:
         fields = _DECODER.decode(line)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
     row = object.__new__(Row)
     vars(row).update(fields_of(fields))  # all are checked, and a frozen row takes them in no other way unchecked

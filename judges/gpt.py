@@ -67,8 +67,8 @@ class Gpt(BatchedJudge):
             raise UserError("--base-url is no address: write it like http://localhost:8000/v1.")
         if "@" in place.base_url:
             raise UserError(
-                "--base-url holds a password, and commands are kept in results: put the key into the environment "
-                "variable that --key-env names."
+                "--base-url holds a password, and commands are kept in results: put the key into the environment, as "
+                f"{place.key_env}."
             )
 
     def reach(self) -> None:
@@ -134,7 +134,7 @@ class Gpt(BatchedJudge):
         key = os.environ.get(name, "").strip()
         if not (key or self._place.base_url):
             raise UserError(
-                f"there is no key in {name}. Set it, name another variable with --key-env, or judge with "
+                f"there is no key in {name}. Set it, name another variable by `benchctl judge --key-env`, or take "
                 "--judge likelihood, which needs none."
             )
         if not (key.isascii() and key.isprintable() and " " not in key):

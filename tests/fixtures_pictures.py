@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 import numpy as np
 from fixtures_records import KOALA, RUN, baseline_row, method
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
@@ -76,8 +75,14 @@ def _beyond(axes: Axes) -> Iterator[Text]:
                 yield from (tick.label1, tick.label2)
 
 
-def box_of(text: Text) -> Bbox:
-    return text.get_window_extent()
+def check_room(figure: Figure) -> None:
+    """No word covers another, and none leaves the picture."""
+    figure.draw_without_rendering()
+    boxes = {text: text.get_window_extent() for text in words_of(figure)}
+    assert covering(list(boxes.values())) == []
+    wide, high = figure.get_size_inches() * figure.dpi
+    for text, box in boxes.items():
+        assert box.x0 >= 0 and box.x1 <= wide + 1 and box.y0 >= 0 and box.y1 <= high + 1, text.get_text()
 
 
 def covering(boxes: Sequence[Bbox], others: Sequence[Bbox] = ()) -> list[tuple[Bbox, Bbox]]:
@@ -89,7 +94,7 @@ def covering(boxes: Sequence[Bbox], others: Sequence[Bbox] = ()) -> list[tuple[B
 def _shared(one: Bbox, other: Bbox) -> float:
     wide = min(one.x1, other.x1) - max(one.x0, other.x0)
     high = min(one.y1, other.y1) - max(one.y0, other.y0)
-    return max(wide, 0.0) * max(high, 0.0)
+    return float(max(wide, 0.0) * max(high, 0.0))
 
 
 def ink_of(axes: Axes, width: float) -> list[Bbox]:
@@ -126,11 +131,6 @@ def contrast(one: str, other: str) -> float:
     """WCAG 2.2: (L1 + 0.05) / (L2 + 0.05) of the lighter over the darker; black on white: 21."""
     dark, light = sorted((luminance(one), luminance(other)))
     return (light + 0.05) / (dark + 0.05)
-
-
-def canvas(figure: Figure) -> FigureCanvasAgg:
-    assert isinstance(figure.canvas, FigureCanvasAgg)
-    return figure.canvas
 
 
 _EXACT = 9  # of these, the first ones

@@ -69,18 +69,17 @@ def test_verdicts_and_failures_are_counted(tmp_path: Path) -> None:
     assert fidelity(load([write(tmp_path / "run.jsonl", rows)]), {0: 2}) == Fidelity(2, 1, 0, 1, 1, 1, 0, 3.5)
 
 
-STATES = {
-    "identical": {"verdict": "identical"},
-    "tie": {"verdict": "tie", "first_divergence": 2},
-    "numeric": {"verdict": "numeric", "first_divergence": 3},
-    "lossy": {"verdict": "lossy", "first_divergence": 4},
-    "unjudged": {"verdict": None, "fidelity": {"failed_controls": 1.0}},
-}
+PLACES = {"tie": 2, "numeric": 3, "lossy": 4}  # where answers of each verdict diverge
+STATES = ("identical", *PLACES, "unjudged", "failed")
 
 
 def _row(state: str, **place: int | str) -> Row:
     row = replace(drafted_row(), **place)  # type: ignore[arg-type]
-    return failed(row) if state == "failed" else replace(row, **STATES[state])  # type: ignore[arg-type]
+    if state == "failed":
+        return failed(row)
+    if state == "unjudged":
+        return replace(row, verdict=None, fidelity={"failed_controls": 1.0})
+    return replace(row, verdict=state, first_divergence=PLACES.get(state))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -108,22 +107,20 @@ def test_a_planned_generation_counts_once_by_the_worst_verdict_of_its_tries(
     """A failure that another try made good stayed one for ever, and a disturbed run had more answers than prompts and
     repeats. What an answer was is known however long it took: so a lossy one counts, whatever its round met."""
     rows = [_row(state, repeat=1 + 2 * number) for number, state in enumerate(tries)]  # all stand for repeat 1 of 2
-    place = {"tie": 2.0, "numeric": 3.0, "lossy": 4.0}.get(counted)
     found = fidelity(load([write(tmp_path / "run.jsonl", rows)]), {0: 2})
-    assert found == Fidelity(**{counted: 1}, median_first_divergence=place)
+    assert found == Fidelity(**{counted: 1}, median_first_divergence=PLACES.get(counted))
 
 
 def test_counts_are_those_of_a_plain_count_by_file_prompt_turn_and_repeat(tmp_path: Path) -> None:
     """Of 3 and of 2 repeats, with up to two further tries of each, in any order that times allow."""
     chance, repeats = random.Random(0), {0: 3, 1: 2}
-    states = [*STATES, "failed"]
     rank = ["lossy", "numeric", "failed", "unjudged", "tie", "identical"]
     expected: list[str] = []
     files: list[list[Row]] = [[], []]
     for file, prompt, turn, planned in product(repeats, range(15), range(2), range(3)):
         if planned >= repeats[file]:
             continue
-        tries = [chance.choice(states) for _ in range(chance.randint(1, 3))]
+        tries = [chance.choice(STATES) for _ in range(chance.randint(1, 3))]
         files[file] += [
             _row(state, prompt_id=f"p{prompt}", turn=turn, repeat=planned + number * repeats[file])
             for number, state in enumerate(tries)
@@ -135,9 +132,8 @@ def test_counts_are_those_of_a_plain_count_by_file_prompt_turn_and_repeat(tmp_pa
     ]
     found = fidelity(load(paths), repeats)
     assert len(expected) == 15 * 2 * 5
-    assert {state: getattr(found, state) for state in states} == {state: expected.count(state) for state in states}
-    places = [STATES[state]["first_divergence"] for state in expected if state in ("tie", "numeric", "lossy")]
-    assert found.median_first_divergence == median(places)  # type: ignore[type-var]
+    assert {state: getattr(found, state) for state in STATES} == {state: expected.count(state) for state in STATES}
+    assert found.median_first_divergence == median(PLACES[state] for state in expected if state in PLACES)
 
 
 def test_where_nothing_diverged_there_is_no_first_divergence(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,5 +83,6 @@ def test_exit_codes_that_differ_from_the_usual_are_told_by_the_verb_and_on_the_p
     """The usual ones: 0, and 2 for what a user can mend, as for every verb."""
     page = (DOCS / "file-format.md").read_text(encoding="utf-8").partition("## Exit codes")[2]
     for name in ("run", "compare", "judge", "doctor", "verify", "validate"):
-        assert "xit code" in help_of(name), name
-        assert f"`{name}" in page, name
+        told = re.search(r"Exit\s+code: .*?\n\n", help_of(name), re.DOTALL)
+        assert told and f"`{name}" in page, name
+        assert set(re.findall(r"--[a-z-]+", told[0])) - {"--resume"} <= set(re.findall(r"--[a-z-]+", page)), name

@@ -24,6 +24,7 @@ from benchctl.analysis.metrics import (
     TPOT,
     TTFT,
 )
+from benchctl.analysis.report import render
 from benchctl.cli import main
 from benchctl.errors import InvalidData, UserError
 from benchctl.importing.gather import Imported, Source, Terms, gather
@@ -203,6 +204,8 @@ def test_what_an_imported_file_does_not_tell_has_no_figure_and_is_flagged(tmp_pa
     assert (other.estimate(SPEEDUP).value, other.lossless) == (1.0, False)
     assert other.estimate(SPEEDUP).interval is None  # two processes, each measured once
     assert cautions(group)[0].startswith("imported from files of medusa, which hold no token ids")
+    (told,) = (words for line in render([group], "brief").splitlines() if (words := line.split())[:1] == ["medusa-b"])
+    assert told[1:] == ["1.00x", "[n/a]", "4.0", "–", "–", "–"], "its answers were said not to be lossless"
 
 
 def test_answers_without_counts_are_imported_without_speeds(tmp_path: Path) -> None:

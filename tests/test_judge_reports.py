@@ -145,6 +145,9 @@ def test_what_was_lost_of_the_judgements_is_said(tmp_path: Path) -> None:
     assert "saw each pair in one order" in _cautions(tmp_path, one_order)
     stale = [*_scores(), score("p0", judge="old", answer_sha256="0" * 64)]
     assert "1 score left out, which are of other texts" in _cautions(tmp_path, stale)
+    assert "by two prompts" not in _cautions(tmp_path, _scores())
+    both = [*_scores(), replace(_scores()[0], template="pairwise-reference-v1@0123456789abcdef")]
+    assert "gpt gpt-4o pairwise judged answers by two prompts, as with their reference" in _cautions(tmp_path, both)
     changed = [replace(one, template="pairwise-v1@ffffffffffffffff") for one in _scores()[:2]]
     assert "the prompt pairwise-v1 was changed between judgements" in _cautions(tmp_path, [*changed, *_scores()[2:]])
 

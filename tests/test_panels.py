@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fixtures_records import EXITING, KOALA, MT_BENCH, RUN, Row, usual_rows, write
+from fixtures_records import EXITING, KOALA, MT_BENCH, RUN, usual_rows, write
 
 from benchctl.analysis.comparison import compare
 from benchctl.analysis.metrics import SPEEDUP
 from benchctl.analysis.panels import by_suite, only_suites
 from benchctl.errors import UserError
 from benchctl.recordfile import RunFile, read
+from benchctl.records import Row
 
 BOTH = replace(RUN, suites=(KOALA, MT_BENCH))
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from fixtures_pictures import check_room, contrast, words_of
 from fixtures_pictures import texts as texts_of
+from matplotlib.colors import to_hex
+from matplotlib.patches import Rectangle
 
 from benchctl.analysis.alignment import read_alignment
+from benchctl.analysis.plot_alignment import draw_alignment
+from benchctl.analysis.plot_style import SIZES, THEMES, Style
 from benchctl.cli import main
 from benchctl.errors import UserError
 
@@ -44,6 +51,22 @@ def test_the_picture_names_streams_gates_and_target(tmp_path: Path) -> None:
     for text in ("m2r2 on tiny, 8 layers", "gate 2", "gate 4", "slow state", "accelerated state, what it is to become"):
         assert text in texts, text
     assert texts.count("early alignment") == 2
+
+
+@pytest.mark.parametrize(("theme", "size"), list(product(THEMES, SIZES)))
+def test_cosines_and_shares_are_drawn_on_every_ground_at_every_size(tmp_path: Path, theme: str, size: str) -> None:
+    style = Style(theme, size)
+    figure = draw_alignment([read_alignment(modules_of(tmp_path / "m"))], style)
+    check_room(figure)
+    cosines, gates = figure.axes
+    slow, fast, target, later, after = (np.asarray(line.get_xydata()).tolist() for line in cosines.lines)
+    assert slow == [[1, 0.1], [2, 0.2], [3, 0.3], [4, 0.4]]
+    assert fast == target == slow[:2], "they start together, at the first layer"
+    assert later == [[2, 0.2], [3, 0.3], [4, 0.4]] and after == slow[2:], "and again at the first gate"
+    bars = [patch for patch in gates.patches if isinstance(patch, Rectangle)]
+    assert [bar.get_height() for bar in bars] == pytest.approx([0.2, 0.4] * 3)
+    assert len({to_hex(bar.get_facecolor()) for bar in bars}) == len({bar.get_hatch() for bar in bars}) == 3
+    assert all(contrast(to_hex(text.get_color()), style.ground) >= 4.5 for text in words_of(figure))
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from fixtures_pictures import check_room, contrast, words_of
 from fixtures_pictures import texts as texts_of
-from fixtures_records import EXITING, RUN, baseline_row, batch, exiting_row, failed, usual_rows, write
+from fixtures_records import EXITING, RUN, baseline_row, batch, exiting_row, failed, method, usual_rows, write
+from matplotlib.colors import to_hex
+from matplotlib.container import ErrorbarContainer
 
 from benchctl.analysis.comparison import Estimate, compare
 from benchctl.analysis.metrics import SPEEDUP
-from benchctl.analysis.plot_crossover import Curve, curves, plot_crossover
+from benchctl.analysis.plot_crossover import Curve, curves, draw_crossover, plot_crossover
+from benchctl.analysis.plot_style import SIZES, THEMES, Style
 from benchctl.analysis.stats import Interval
 from benchctl.cli import main
 from benchctl.errors import UserError
@@ -104,6 +110,29 @@ def test_the_picture_names_methods_sizes_and_baseline(tmp_path: Path) -> None:
     ):
         assert text in texts, text
     assert {"1", "4", "8"} <= set(texts.splitlines()) and "2" not in texts.splitlines()
+
+
+@pytest.mark.parametrize(("theme", "size"), list(product(THEMES, SIZES)))
+def test_speeds_stand_at_their_sizes_on_every_ground_at_every_size(tmp_path: Path, theme: str, size: str) -> None:
+    """Two methods: one as above, one that is never slower."""
+    style, sizes = Style(theme, size), (1, 4, 8)
+    rows = {size: rows_of(size) for size in sizes}
+    files = []
+    for count in sizes:
+        more = [replace(row, label="deed") for row in rows[count] if row.label == EXITING]
+        run = replace(RUN, batch_size=count, methods=(*RUN.methods, method("deed", "lossy")))
+        files.append(write(tmp_path / f"{count}.jsonl", [*rows[count], *more], run))
+    figure = draw_crossover(compare([read(path) for path in files]), style)
+    check_room(figure)
+    (axes,) = figure.axes
+    lines = [container.lines[0] for container in axes.containers if isinstance(container, ErrorbarContainer)]
+    assert len(lines) == 2 and len({line.get_marker() for line in lines}) == 2
+    for line in lines:
+        assert np.asarray(line.get_xdata()) == pytest.approx(sizes, rel=0.02), "a little aside, not to cover the other"
+        assert np.asarray(line.get_ydata()) == pytest.approx([10 / (2 + 8 * STEP_S[count]) for count in sizes])
+    least = {"page": 8, "column": 7, "slide": 16}[size]
+    assert min(float(text.get_fontsize()) for text in words_of(figure)) >= least
+    assert all(contrast(to_hex(text.get_color()), style.ground) >= 4.5 for text in words_of(figure))
 
 
 def test_runs_that_differ_in_more_than_the_batch_size_are_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from fixtures_pictures import FOURTEEN, Drawn, box_of, contrast, covering, head_to_head, ink_of, points, words_of
+from fixtures_pictures import FOURTEEN, Drawn, check_room, contrast, covering, head_to_head, ink_of, points, words_of
 from fixtures_records import (
     BASELINE,
     DRAFTED,
@@ -22,20 +22,19 @@ from fixtures_records import (
     baseline_row,
     drafted_row,
     exiting_row,
-    method,
     write,
 )
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.transforms import Bbox
 
 from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.curves import Curve
 from benchctl.analysis.heights import Height
 from benchctl.analysis.metrics import SPEEDUP, TOKEN_AGREEMENT
 from benchctl.analysis.panels import by_suite
-from benchctl.analysis.pareto_view import view
+from benchctl.analysis.pareto import Point
+from benchctl.analysis.pareto_view import View, view
 from benchctl.analysis.plot_pareto import draw_pareto, draw_views
 from benchctl.analysis.plot_style import SIZES, THEMES, Style
 from benchctl.recordfile import read
@@ -152,34 +151,24 @@ def test_without_a_lossless_leader_the_frontier_starts_at_the_left_edge() -> Non
     assert has_line(axes, [(left, 1), (best, 1), (best, 1 / 3), (fastest, 1 / 3), (fastest, floor)])
 
 
-def edges(figure: Figure) -> Bbox:
-    wide, high = figure.get_size_inches() * figure.dpi
-    return Bbox([[0, 0], [wide, high]])
-
-
 def check_words(figure: Figure, style: Style) -> None:
     """No word covers another, a marker, a bar or the frame, and none leaves the picture."""
-    figure.draw_without_rendering()
+    check_room(figure)
     words = words_of(figure)
-    boxes = {text: box_of(text) for text in words}
-    assert covering(list(boxes.values())) == []
     for axes in figure.axes:
-        beside = [boxes[text] for text in words if text in axes.texts]
+        beside = [text.get_window_extent() for text in words if text in axes.texts]
         assert covering(beside, ink_of(axes, style.marker * style.dpi / 72)) == []
         frame = axes.get_window_extent()
         for box in beside:
             assert frame.x0 < box.x0 and box.x1 < frame.x1 and frame.y0 < box.y0 and box.y1 < frame.y1
-    whole = edges(figure)
-    for text, box in boxes.items():
-        assert whole.x0 <= box.x0 and box.x1 <= whole.x1 + 1, text.get_text()
-        assert whole.y0 <= box.y0 and box.y1 <= whole.y1 + 1, text.get_text()
 
 
 @pytest.mark.parametrize("style", STYLES, ids=str)
 def test_words_of_a_few_methods_cover_nothing(style: Style) -> None:
     figure = draw_pareto(usual(), Height(), style)
     check_words(figure, style)
-    assert min(text.get_fontsize() for text in words_of(figure)) >= {"page": 8, "column": 7, "slide": 16}[style.size]
+    least = {"page": 8, "column": 7, "slide": 16}[style.size]
+    assert min(float(text.get_fontsize()) for text in words_of(figure)) >= least
     assert all(contrast(to_hex(text.get_color()), style.ground) >= 4.5 for text in words_of(figure))
 
 
@@ -235,16 +224,35 @@ def test_a_curve_has_a_line_and_a_marker_of_its_own() -> None:
 
 
 def test_what_cannot_be_named_is_counted() -> None:
-    """Sixty methods: those that nothing beats are named, and the key says how many others there are."""
-    methods = [method(f"two_model[draft_tokens={n}]") for n in range(1, 61)]
-    rows = [
-        baseline_row(),
-        *(replace(drafted_row(step_s=1 + 0.01 * n), label=one.label) for n, one in enumerate(methods)),
+    """Sixty methods: the fastest are named, the one that nothing beats among them, and the key counts the others."""
+    one = next(dot for dot in view(usual()[0], Height()).dots if dot.label == DRAFTED)
+    dots = [
+        replace(
+            one, label=f"two_model[draft_tokens={n}]", point=Point(n / 60, 1), across=(n / 66, n / 55), best=n == 60
+        )
+        for n in range(1, 61)
     ]
-    figure = draw_pareto(groups_of(rows, replace(RUN, methods=(RUN.methods[0], *methods))), Height(), Style())
+    figure = draw_views([View(usual()[0], tuple(dots), ())], Height(), Style())
     check_words(figure, Style())
-    words = "\n".join(text.get_text() for text in figure.legends[0].get_texts()).replace("\n    ", " ")
-    named = sum(text.get_text().isdigit() for text in panel(figure).texts)
-    assert named >= 1 and f"{60 - named} not named" in words
-    assert "1  ✓ two_model draft_tokens=1  1.67x" in words
-    assert len(points(panel(figure))) == 61
+    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    numbers = [text.get_text() for text in panel(figure).texts if text.get_text().isdigit()]
+    assert len(numbers) >= 8 and f"frontier (faded: beaten by another; {60 - len(numbers)} not named)" in words
+    assert words[-1] == f"{len(numbers)}  ✓ two_model draft_tokens=60  1.00x"
+    assert len(points(panel(figure))) == 60
+
+
+def test_panels_name_their_own_leaders_where_there_is_no_room_for_more() -> None:
+    """Five panels of fourteen methods on a slide."""
+    found = view(many()[0], Height())
+    shifted = [
+        replace(
+            found,
+            dots=tuple(replace(dot, best=dot.banded and number == leader) for number, dot in enumerate(found.dots)),
+        )
+        for leader in (1, 2, 3, 4, 5)
+    ]
+    figure = draw_views(shifted, Height(), Style("dark", "slide"))
+    key = [text.get_text().split("  ")[0] for text in figure.legends[0].get_texts()]
+    for axes in figure.axes:
+        numbers = [text.get_text() for text in axes.texts if text.get_text().isdigit()]
+        assert len(numbers) >= 1 and set(numbers) <= set(key)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fixtures_pictures import canvas, contrast, linear, texts
+from fixtures_pictures import contrast, linear, texts
 
 from benchctl.analysis.plot_style import SIZES, THEMES, Style
 from benchctl.analysis.plots import dress, in_lines, new_figure, save, text_inches
@@ -95,10 +95,10 @@ def test_a_picture_is_as_wide_as_its_place_and_its_letters_as_high_as_they_must_
     axes = figure.add_subplot()
     axes.plot([1, 2], [3, 4], label="a")
     axes.set(title="t", xlabel="x", ylabel="y")
-    axes.legend()
+    legend = axes.legend()
     dress(axes, style)
-    words = [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels(), *axes.get_legend().get_texts()]
-    assert min(word.get_fontsize() for word in words) >= least
+    words = [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels(), *legend.get_texts()]
+    assert min(float(word.get_fontsize()) for word in words) >= least
     assert {word.get_color() for word in words} == {style.ink}
 
 
@@ -128,7 +128,7 @@ def test_text_stays_text_and_dollars_stay_dollars(tmp_path: Path) -> None:
 def test_text_is_as_wide_as_it_will_be_drawn() -> None:
     figure = new_figure(Style(), 2.0)
     text = figure.text(0, 0, "two_model draft_tokens=5\nand more", fontsize=8)
-    drawn = text.get_window_extent(canvas(figure).get_renderer())
+    drawn = text.get_window_extent()
     wide, high = text_inches("two_model draft_tokens=5\nand more", 8)
     assert (wide * figure.dpi, high * figure.dpi) == pytest.approx((drawn.width, drawn.height), rel=0.06)
 

@@ -54,7 +54,7 @@ def _sweep(tmp_path: Path, count: int) -> tuple[Group, ...]:
     return _groups(tmp_path, rows, replace(RUN, methods=tuple(methods)))
 
 
-@pytest.mark.parametrize(("count", "in_words"), [(4, True), (30, False)])
+@pytest.mark.parametrize(("count", "in_words"), [(4, True), (18, False)])
 def test_a_sweep_is_a_curve_and_labels_that_would_cover_each_other_become_numbers(
     tmp_path: Path, count: int, in_words: bool
 ) -> None:

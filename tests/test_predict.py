@@ -244,10 +244,14 @@ def test_a_file_is_gone_through_once_and_a_doubt_in_the_last_row_of_a_round_hold
             return super().__iter__()
 
     usual = usual_file()
-    slow = [row_of(DRAFTED, [Step(4, 3, (90.0, 90.0, 90.0, 90.0))] * 6, prompt_id="p8")]
-    doubted = [*slow, replace(row_of(BASELINE, [PLAIN] * TOKENS, prompt_id="p8"), invalid="throttled")]
+    slow = [
+        row_of(label, [step] * steps, mode, "p8")
+        for mode in ("free", "profile")
+        for label, step, steps in ((DRAFTED, Step(4, 3, (90.0, 90.0, 90.0, 90.0)), 6), (BASELINE, PLAIN, TOKENS - 1))
+    ]
+    doubted = [*slow[:-1], replace(slow[-1], invalid="throttled")]
     file = RunFile(usual.path, usual.run, Rows([*usual.rows, *doubted]))
-    assert predict([file]) == predict([usual])
+    assert predict([file]) == predict([usual]) != predict([RunFile(usual.path, usual.run, (*usual.rows, *slow))])
     assert len(passes) == 1
 
 
@@ -256,6 +260,7 @@ def test_a_method_of_doubted_answers_alone_is_named() -> None:
     rows = [row_of(BASELINE, [PLAIN] * TOKENS), replace(row_of(DRAFTED, [DRAFTING] * 6), invalid="throttled")]
     (account,) = predict([file_of(rows)])
     assert isinstance(account, Unpredicted) and account.label == DRAFTED
+    assert "no valid answer to the same prompt" in account.reason
 
 
 def test_only_what_both_answered_in_both_modes_counts() -> None:

@@ -303,6 +303,21 @@ def test_a_row_that_cannot_be_true_is_never_made(changes: dict[str, Any], messag
 
 
 @pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"committed": (2, 1), "token_ids": (0, 1, 2, 3), "layers": (12,) * 4}, "step 0: 2 committed, 0 accepted of 0"),
+        ({"accepted": (0, 1)}, "step 1: 1 committed, 1 accepted of 0 drafted"),
+        ({"drafted": (0, 1)}, "has a row of the target for each drafted token, and one for the token before"),
+        ({"committed": (2, 1)}, "3 token_ids, but prefill and steps committed 4"),
+    ],
+)
+def test_a_row_of_a_token_in_each_step_is_looked_at_as_well(changes: dict[str, Any], message: str) -> None:
+    """What commits a token in each step, drafts nothing and accepts nothing is told at once, and nothing else is."""
+    with pytest.raises(ValidationError, match=message):
+        replace(baseline_row(tokens=3), **changes)
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"rows": (9, 4, 4, 4)},  # with scratch rows

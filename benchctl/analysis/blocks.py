@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from benchctl.analysis.cells import NONE, Block, Column, number, ratio, share
 from benchctl.analysis.comparison import Group, MethodFigures
 from benchctl.analysis.faithfulness_table import faithfulness_blocks
+from benchctl.analysis.fidelity import Fidelity
 from benchctl.analysis.judge_tables import judge_blocks
 from benchctl.analysis.loading import (
     EVICTED_UNUSED,
@@ -49,8 +50,9 @@ def _acceptance_difference(method: MethodFigures) -> str:
 
 
 def _lossless(method: MethodFigures) -> str:
-    """Empty for sampled answers: one text cannot show whether their distribution is the target's."""
-    if method.is_baseline or method.fidelity.sampled:
+    """Empty for sampled answers: one text cannot show whether their distribution is the target's; and for answers of
+    which nothing is known, as of imported ones."""
+    if method.is_baseline or method.fidelity.sampled or method.fidelity == Fidelity():
         return NONE
     return "yes" if method.lossless else "no"
 

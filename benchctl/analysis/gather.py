@@ -16,7 +16,7 @@ from benchctl.records import Mode, Row, Run
 from benchctl.rowstream import Lines, StoredRows, doubled
 
 _LARGE_BYTES = 100_000_000  # from which on another process is worth its start
-_AHEAD_BYTES = 30_000_000  # about what is read here until it has started
+_AHEAD_BYTES = 40_000_000  # about what is read here until it has started
 
 
 @dataclass(frozen=True)

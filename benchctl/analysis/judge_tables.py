@@ -135,6 +135,11 @@ def judge_cautions(group: Group) -> Iterator[str]:
         yield f"{judge.name} saw each pair in one order, so its liking for a place is in its figures: --orders both."
     for name in group.judging.changed_templates:
         yield f"the prompt {name} was changed between judgements: judge all answers anew with one of its versions."
+    for judge in group.judging.mixed_templates:
+        yield (
+            f"{judge.name} judged answers by two prompts, as with their reference and without, and both count: keep "
+            "the lines of one of them in the scores file (`template` names it)."
+        )
     for judge in group.judging.judges:
         yield from _judge_cautions(judge, group)
 

@@ -77,6 +77,7 @@ class Judging:
     notices: tuple[str, ...]
     one_order: tuple[Judge, ...]
     changed_templates: tuple[str, ...]
+    mixed_templates: tuple[Judge, ...]
     scores: tuple[tuple[Score, ...], ...]
 
 
@@ -107,6 +108,7 @@ def _with_judgements(group: Group, more: Sequence[Sequence[Score]], margin: floa
             notices=notices,
             one_order=tuple(judge for judge in found.judges if len(found.orders.get(judge.name, ())) == 1),
             changed_templates=tuple(name for (_, name), hashes in found.templates.items() if len(hashes) > 1),
+            mixed_templates=tuple(judge for judge in found.judges if judge.name in found.mixed),
             scores=tuple(scores),
         ),
     )

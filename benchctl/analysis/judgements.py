@@ -55,13 +55,15 @@ class JudgedPair(NamedTuple):
 @dataclass
 class Judged:
     """What the scores of some files come to. `templates` has the hashes of the prompts asked with, by judge and name of
-    the prompt; `orders` the orders asked, by judge."""
+    the prompt; `orders` the orders asked, by judge. Those in `mixed` judged an answer by more than one prompt, such as
+    with its reference and without."""
 
     pairs: pd.DataFrame
     judges: tuple[Judge, ...]
     left_out: LeftOut
     templates: Mapping[tuple[str, str], frozenset[str]]
     orders: Mapping[str, frozenset[Order]]
+    mixed: frozenset[str]
 
 
 def judged(files: Sequence[RunFile], scores: Sequence[Sequence[Score]]) -> Judged:
@@ -90,6 +92,12 @@ def _judged(found: Sequence[ScoredAnswers], left_out: LeftOut) -> Judged:
         left_out=left_out,
         templates=sets(((judge, name), sha256) for judge, (name, _, sha256) in named),
         orders=orders,
+        mixed=frozenset(
+            judge.name
+            for part in found
+            for (judge, _), answers in part.by_answer.items()
+            if len({score.template.partition("@")[0] for score in answers if not score.identical}) > 1
+        ),
     )
 
 

@@ -17,10 +17,12 @@ _MOST_WORDS = 16  # beside dots that are not in the band, and twice as many ther
 @dataclass(frozen=True)
 class Names:
     """`words` are name and options of each method; `numbers` those that the key explains, if dots have numbers;
-    `curves` is whether it tells curves apart."""
+    with `only_best` a panel shows no numbers but of those that nothing beats there. `curves` is whether the key tells
+    curves apart."""
 
     words: Mapping[str, tuple[str, ...]]
     numbers: Mapping[str, int] = field(default_factory=dict)
+    only_best: bool = False
     curves: bool = True
 
     def in_band(self, dot: Dot) -> str:
@@ -42,7 +44,7 @@ class Names:
         return f"{self.numbers[dot.label]}  {badge(dot)}{' '.join(self.words[dot.label])}{speed}"
 
     def _number(self, dot: Dot) -> str:
-        return str(self.numbers.get(dot.label, ""))
+        return "" if self.only_best and not dot.best else str(self.numbers.get(dot.label, ""))
 
 
 def badge(dot: Dot) -> str:
@@ -66,8 +68,10 @@ def namings(views: Sequence[View], short: bool) -> Iterator[Names]:
     words = brief if short else full
     for count in sorted(counts, reverse=True):
         yield Names(words, _numbered(order, ranked[:count]))
+    leading = _numbered(order, ranked[:fewest])
+    yield Names(words, leading, only_best=True)
     if any(view.swept for view in views):
-        yield Names(words, _numbered(order, ranked[:fewest]), curves=False)
+        yield Names(words, leading, only_best=True, curves=False)
 
 
 def _numbered(order: Sequence[str], told: Sequence[str]) -> dict[str, int]:

@@ -10,7 +10,6 @@ from typing import Final
 
 from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
-from matplotlib.ticker import PercentFormatter
 
 from benchctl.analysis.acceptance import POSITIONS
 from benchctl.analysis.acceptance_table import Acceptance, acceptances_on
@@ -22,6 +21,7 @@ from benchctl.analysis.plot_style import Mark, Style
 from benchctl.analysis.plots import check_image, dress, save
 from benchctl.errors import UserError
 
+_MOST_NUMBERS = 8  # of positions, along an axis
 _ASIDE = 0.35  # of a position: what the methods' points are spread over, for bars at one place would cover each other
 
 
@@ -141,6 +141,7 @@ def _draw(part: SubFigure, drawn: Sequence[_Drawn], style: Style, layout: _Layou
     for number, each in enumerate(drawn):
         _draw_histogram(panels.flat[number], each, style, layout)
         panels.flat[number].tick_params(labelbottom=number + layout.columns >= len(drawn))
+    _number(panels.flat[0], range(max(len(each.acceptance.histogram) for each in drawn)))  # they share their axes
     right.supxlabel("drafted tokens accepted in a step\n(one more is committed)", fontsize=style.text, color=style.ink)
     right.supylabel("share of steps that drafted", fontsize=style.text, color=style.ink)
 
@@ -150,10 +151,8 @@ def _draw_curves(axes: Axes, drawn: Sequence[_Drawn], style: Style) -> None:
         aside = _ASIDE * ((number + 0.5) / len(drawn) - 0.5)
         _draw_curve(axes, each, aside, style)
     deepest = max(len(each.acceptance.conditional) for each in drawn)
-    axes.set_xticks(range(1, deepest + 1), [_position(place) for place in range(1, deepest + 1)])
-    axes.set_xlim(0.5, deepest + 0.5)
-    axes.set_ylim(0, 1.02)
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    _number(axes, range(1, deepest + 1))
+    _set_shares(axes, 5)
     axes.set_xlabel("position in the draft")
     axes.set_ylabel("accepted, if all before were\n(bars: 95% interval)")
     dress(axes, style)
@@ -173,7 +172,7 @@ def _draw_curve(axes: Axes, drawn: _Drawn, aside: float, style: Style) -> None:
         axes.plot(
             [x], [estimate.value or 0.0], mark.marker, color=mark.colour if is_sure else style.ground,
             markersize=style.marker, markeredgecolor=style.ground if is_sure else mark.colour,
-            markeredgewidth=style.line / (3 if is_sure else 1.5),
+            markeredgewidth=style.line / (3 if is_sure else 1.5), clip_on=False,
         )  # fmt: skip
 
 
@@ -189,19 +188,24 @@ def _draw_histogram(axes: Axes, drawn: _Drawn, style: Style, layout: _Layout) ->
         linewidth=style.line / 2,
         error_kw={"ecolor": style.ink, "elinewidth": style.line * 0.6, "capsize": style.marker / 4},
     )
-    axes.set_ylim(0, 1.02)
-    axes.set_yticks([0, 0.5, 1])
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.set_xticks(range(len(told)), [_position(place) for place in range(len(told))])
-    axes.plot(
-        [0.97], [0.9], drawn.mark.marker, color=drawn.mark.colour, markersize=style.marker, transform=axes.transAxes
-    )
+    _set_shares(axes, 2)
+    axes.plot([0.93], [0.88], drawn.mark.marker, color=drawn.mark.colour, markersize=style.marker,
+              transform=axes.transAxes)  # fmt: skip
     dress(axes, style)
     axes.set_title(_title(drawn, style, layout), loc="left", fontsize=style.small, color=style.ink)
 
 
-def _position(place: int) -> str:
-    return f"{place}+" if place == POSITIONS else str(place)
+def _number(axes: Axes, places: range) -> None:
+    """Name positions, not all where they are many; the last one the records know stands for those beyond too."""
+    told = places[:: ceil(len(places) / _MOST_NUMBERS)]
+    axes.set_xticks(told, [f"{place}+" if place == POSITIONS else str(place) for place in told])
+    axes.set_xlim(places[0] - 0.6, places[-1] + 0.6)
+
+
+def _set_shares(axes: Axes, parts: int) -> None:
+    """From 0 to 100%, with a little room for marks."""
+    axes.set_ylim(0, 1.04)
+    axes.set_yticks([part / parts for part in range(parts + 1)], [f"{part / parts:.0%}" for part in range(parts + 1)])
 
 
 def _reaches(told: Sequence[Estimate]) -> tuple[list[float], list[float]]:

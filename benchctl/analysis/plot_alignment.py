@@ -45,7 +45,7 @@ def draw_alignment(found: Sequence[Alignment], style: Style) -> Figure:
 
 def _mark(style: Style, kind: str) -> Mark:
     number = _MARKS[kind]
-    return Mark(style.ink, "s", "", (0, (4, 1.5))) if number < 0 else style.mark(number)
+    return Mark(style.ink, "s", "...", (0, (4, 1.5))) if number < 0 else style.mark(number)
 
 
 def _draw_cosines(axes: Axes, found: Alignment, style: Style) -> None:

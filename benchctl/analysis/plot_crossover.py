@@ -20,7 +20,7 @@ from benchctl.analysis.plots import LINE_SPACING, check_image, dress, new_figure
 from benchctl.errors import UserError
 
 _PANEL_INCHES = {"page": 4.2, "column": 2.7}  # without the legend
-_NAME_SHARE = 0.78  # of that, for the name of the vertical axis
+_NAME_INCHES = {"page": 3.3, "column": 1.8, "slide": 4.5}  # of the vertical axis: about as long as it is
 _MAY_DIFFER = {"batch_size", "modes"}  # of other modes only free rows are drawn
 _ASIDE = 0.02  # of a point of one method from those of the others, in doublings
 
@@ -186,5 +186,5 @@ def _describe(axes: Axes, groups: Sequence[Group], style: Style) -> None:
     axes.set_xlim(sizes[0] / 1.25, sizes[-1] * 1.25)
     axes.set_xlabel("prompts decoded together (batch size)")
     name = [f"speed-up over {groups[0].run.baseline} on the same batches", "whole answers (bars: 95% interval)"]
-    axes.set_ylabel(wrapped(name, style, style.text, _NAME_SHARE * _PANEL_INCHES.get(style.size, 6.0)))
+    axes.set_ylabel(wrapped(name, style, style.text, _NAME_INCHES[style.size]))
     axes.axhline(1, color=style.muted, linewidth=style.line * 0.6, linestyle=":", zorder=1)

@@ -35,7 +35,7 @@ from benchctl.errors import UserError
 
 _QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
 _MOST: Final = {"page": 16, "column": 6, "slide": 8}  # methods
-_WIDE = 15.0  # times the smallest value: from there on slow generations would squeeze the others into a corner
+_WIDE = 15.0  # times the shortest one: from there on long times would squeeze the others into a corner
 _DOTS = 150  # of a method: more cover each other
 _LABEL_SHARE: Final = {"page": 0.27, "column": 0.38, "slide": 0.25}  # of the picture's width
 
@@ -149,8 +149,7 @@ def _draw_box(axes: Axes, place: int, latency: Latency, style: Style) -> None:
 
 def _describe(axes: Axes, panel: _Panel, style: Style, *, labelled: bool) -> None:
     found = panel.found
-    low = min(float(np.quantile(latency.seconds, _QUANTILES[0])) for latency in found)
-    high = max(float(np.quantile(latency.seconds, _QUANTILES[-1])) for latency in found)
+    low, high = (end([end(latency.seconds) for latency in found]) for end in (np.min, np.max))
     logarithmic = low > 0 and high > _WIDE * low
     if logarithmic:
         axes.set_xscale("log")
@@ -158,7 +157,7 @@ def _describe(axes: Axes, panel: _Panel, style: Style, *, labelled: bool) -> Non
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.xaxis.set_minor_locator(NullLocator())
     else:
-        axes.set_xlim(0, 1.06 * high * 1e3)
+        axes.set_xlim(0, 1.03 * high * 1e3)
     axes.set_ylim(len(found) - 0.4, -0.6)
     labels = [f"{panel.label(latency, style)}\n(n = {len(latency.seconds)})" for latency in found]
     axes.set_yticks(range(len(found)), labels if labelled else [""] * len(found))

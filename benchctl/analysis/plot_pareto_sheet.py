@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Literal
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -109,11 +109,12 @@ class Sheet:
     def write_titles(self, figure: Figure, rectangles: Sequence[Rectangle]) -> None:
         high, wide, style = figure.get_figheight(), self.style.width, self.style
         left = 0.5 * self.gap / wide
-        words = {"fontsize": style.title, "color": style.ink}
-        figure.text(left, 1 - 0.5 * self.gap / high, self.head, va="top", **words)
+        figure.text(left, 1 - 0.5 * self.gap / high, self.head, va="top", fontsize=style.title, color=style.ink)
         for number, (title, (x, bottom, _, tall)) in enumerate(zip(self.titles, rectangles, strict=True)):
             start = left if number % self.columns == 0 and not self.once else x - self._ticks / wide
-            figure.text(start, bottom + tall + 0.5 * self.gap / high, title, va="bottom", **words)
+            figure.text(
+                start, bottom + tall + 0.5 * self.gap / high, title, va="bottom", fontsize=style.title, color=style.ink
+            )
 
     def name_axes(self, figure: Figure, panels: Sequence[Axes]) -> None:
         """The vertical axis at the left of each row and the horizontal one below each column, or both once."""
@@ -129,7 +130,7 @@ class Sheet:
         middle_x = (min(place.x0 for place in last) + max(place.x1 for place in last)) / 2
         middle_y = (min(place.y0 for place in places) + max(place.y1 for place in places)) / 2
         high, wide, style = figure.get_figheight(), self.style.width, self.style
-        words = {"fontsize": style.text, "color": style.ink, "ma": "center"}
+        words: dict[str, Any] = {"fontsize": style.text, "color": style.ink, "ma": "center"}
         lowest = (self._below - self._lines(self.x_name, style.text)) / high
         figure.text(middle_x, lowest, self.x_name, ha="center", va="bottom", **words)
         figure.text(0.5 * self.gap / wide, middle_y, self.y_name, ha="left", va="center", rotation=90, **words)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
+
+Dashes = Literal["-"] | tuple[int, tuple[float, ...]]
 
 
 @dataclass(frozen=True)
@@ -15,7 +17,7 @@ class Mark:
     colour: str
     marker: str
     hatch: str
-    dashes: str | tuple[int, tuple[float, ...]]
+    dashes: Dashes
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ SIZES: Final = tuple(_SIZES)
 
 _MARKERS = ("o", "^", "s", "D", "v", "P", "X", "<", ">", "p", "*", "h", "d")
 _HATCHES = ("", "///", "...", "xx", "\\\\\\", "---", "++")
-_DASHES = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (3, 1.2)))
+_DASHES: Final[tuple[Dashes, ...]] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (3, 1.2)))
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from benchctl.errors import UserError
 
 _MOST_LINES = 8
 _PANEL: Final = {"page": 2.6, "column": 2.0, "slide": 3.0}  # inches of height
+_ASIDE = 0.6  # of the way from word to word: what lines are spread over, for bars at one place would cover each other
 _BAND = 0.16  # of a colour's strength, so that bands can be seen through
 
 
@@ -50,7 +51,10 @@ def plot_sweep(
         _draw(part, sweep, marks, style)
     save(figure, path)
     others = [name for name in swept_names(groups, chosen(groups, methods)) if name != found[0].name]
-    return (f"the picture is of {found[0].name}. Also swept: --method {', '.join(others)}.",) if others else ()
+    notes = [f"the picture is of {found[0].name}. Also swept: --method {', '.join(others)}."] if others else []
+    if any(method.estimate(SPEEDUP).interval is None for sweep in found for method in sweep.methods):
+        notes.append("where no interval can be told there is a point alone. Measure more prompts.")
+    return tuple(notes)
 
 
 def _stacked(sweep: Sweep, style: Style) -> int:
@@ -68,8 +72,9 @@ def _draw(part: SubFigure, sweep: Sweep, marks: dict[str, Mark], style: Style) -
     rows = _stacked(sweep, style)
     grid = part.subplots(rows, len(metrics) // rows, squeeze=False, sharex=True)
     for axes, metric in zip(grid.flat, metrics, strict=True):
-        for line in sweep.lines:
-            _draw_line(axes, line, metric, sweep, marks[line.title], style)
+        for number, line in enumerate(sweep.lines):
+            aside = 0.0 if sweep.is_numeric else _ASIDE * ((number + 0.5) / len(sweep.lines) - 0.5)
+            _draw_line(axes, line, metric, sweep, aside, marks[line.title], style)
         _describe(axes, metric, sweep, style)
     for axes in grid[-1]:
         axes.set_xlabel(f"{sweep.option} of {sweep.name}\n({_spread(sweep)}: 95% interval)")
@@ -78,17 +83,17 @@ def _draw(part: SubFigure, sweep: Sweep, marks: dict[str, Mark], style: Style) -
         add_legend(part, *grid.flat[0].get_legend_handles_labels(), style)
 
 
-def _draw_line(axes: Axes, line: Line, metric: Metric, sweep: Sweep, mark: Mark, style: Style) -> None:
+def _draw_line(axes: Axes, line: Line, metric: Metric, sweep: Sweep, aside: float, mark: Mark, style: Style) -> None:
     """Values that were not measured are left out of it."""
     points = [
         (place, estimate)
         for place, value in enumerate(sweep.values)
         if value in line.points and (estimate := line.points[value].estimate(metric)).value is not None
     ]
-    xs = [_x(sweep, place) for place, _ in points]
+    xs = [_x(sweep, place) + aside for place, _ in points]
     values = [estimate.value or 0.0 for _, estimate in points]
     lows, highs = [_end(each, "low") for _, each in points], [_end(each, "high") for _, each in points]
-    banded = sweep.is_numeric and len(points) > 1
+    banded = sweep.is_numeric and len(points) > 1 and all(each.interval for _, each in points)
     if banded:
         axes.fill_between(xs, lows, highs, color=mark.colour, alpha=_BAND, linewidth=0, zorder=1)
         for ends in (lows, highs):

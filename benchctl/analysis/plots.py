@@ -20,8 +20,6 @@ from benchctl.recordfile import check_writable
 LINE_SPACING: Final = 1.2  # of text, in heights of the font: matplotlib's own
 _FINE: Final = 288  # dots per inch, for measuring
 ENDINGS = (".png", ".svg", ".pdf")
-# Text stays text, to be searched and edited; pictures of equal data are equal bytes.
-_SAVING: Final = {"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": "benchctl"}
 _UNDATED: Final = {
     ".png": {"Software": None},
     ".svg": {"Date": None, "Creator": None},
@@ -67,17 +65,20 @@ def settle(figure: Figure) -> None:
     """Put everything in its place, once and for all, so that positions are known: what is added later moves nothing.
     Dollar signs stay what they are, for names in files are no formulas."""
     for text in figure.findobj(Text):
-        text.set_parse_math(False)  # type: ignore[attr-defined]
+        text.set_parse_math(False)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Raises UserError when the file cannot be written."""
+    """Write the picture: text stays text, to be searched and edited, and equal data give equal bytes.
+
+    Raises UserError when the file cannot be written.
+    """
     settle(figure)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with matplotlib.rc_context(_SAVING):
+        with matplotlib.rc_context({"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": "benchctl"}):
             figure.savefig(path, metadata=_UNDATED[path.suffix.lower()])
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}. Give another --out.") from error

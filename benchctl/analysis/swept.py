@@ -36,6 +36,11 @@ class Sweep:
     beside: Metric | None
 
     @property
+    def methods(self) -> tuple[MethodFigures, ...]:
+        """Those of all lines."""
+        return tuple(method for line in self.lines for method in line.points.values())
+
+    @property
     def is_numeric(self) -> bool:
         return _all_numbers(self.values)
 

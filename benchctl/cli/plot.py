@@ -23,7 +23,7 @@ def _ask(context: click.Context, flag: click.Parameter, is_asked: bool) -> None:
 
 def _flags(command: Callable[..., None]) -> Callable[..., None]:
     """One for each picture, in the order of their table."""
-    for name, picture in reversed(PICTURES.items()):
+    for name, picture in reversed(list(PICTURES.items())):
         command = click.option(f"--{name}", is_flag=True, expose_value=False, callback=_ask, help=picture.help)(command)
     return command
 

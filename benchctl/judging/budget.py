@@ -102,6 +102,6 @@ def check_budget(judge: Judge, price: Price | None, max_usd: float | None) -> No
     """Raises UserError where a budget is set on a price that nobody knows."""
     if max_usd is not None and price is None and is_paid(judge):
         raise UserError(
-            f"--max-usd cannot be held: nobody here knows what '{judge.model}' costs. Give --price-in and --price-out, "
-            "in USD per million tokens."
+            f"--max-usd cannot be held: nobody here knows what '{judge.model}' costs. Give --price-in and --price-out "
+            "to `benchctl judge`, in USD per million tokens."
         )
