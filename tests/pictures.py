@@ -46,7 +46,7 @@ def assert_readable(figure: Figure, style: Style) -> None:
     for text, box in boxes:
         said = text.get_text()
         assert whole.x0 <= box.x0 and box.x1 <= whole.x1 and whole.y0 <= box.y0 and box.y1 <= whole.y1, said
-        assert text.get_fontsize() >= style.small, said
+        assert float(text.get_fontsize()) >= style.small, said
     for (one, box), (other, other_box) in combinations(boxes, 2):
         shared = Bbox.intersection(box, other_box)
         clear = shared is None or min(shared.width, shared.height) <= _TOUCH

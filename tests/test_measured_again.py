@@ -13,7 +13,7 @@ from fixtures_records import BASELINE, DRAFTED, EXITING
 
 from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.doubts import left_out, planned_rounds
-from benchctl.analysis.frame import load, pair
+from benchctl.analysis.frame import load, pair, to_frame
 from benchctl.analysis.rounds import round_of
 from benchctl.measuring.measure import answer_seed
 from benchctl.measuring.plan import Plan, Task
@@ -217,7 +217,8 @@ def test_a_round_enters_figures_once_however_often_others_of_it_failed(
 
 def lost_in(path: Path) -> int:
     """The rounds that compare counts as left out, and not made good."""
-    planned = planned_rounds(group_of(path))
+    file = read(path)
+    planned = planned_rounds(Group((file,), to_frame([file]), (), ()))
     return int((planned["doubted"] & ~planned["good"]).sum())
 
 

@@ -88,11 +88,30 @@ def test_means_are_over_the_answers_that_go_so_far(tmp_path: Path) -> None:
     assert found.answers == 6
     for each in found.means:
         there = [answer[each.position] for answer in layers if len(answer) > each.position]
-        assert (each.mean, each.answers) == (pytest.approx(sum(there) / len(there)), len(there))
+        assert each.mean == pytest.approx(sum(there) / len(there)) and each.answers == len(there)
         if each.interval:
             assert each.interval.low <= each.mean <= each.interval.high
     even = found.means[2]
     assert even.interval is not None and 4 <= even.interval.low < 5 < even.interval.high <= 6
+
+
+def test_the_mean_of_blocks_is_tokens_per_step_and_no_long_block_counts_once_for_each_of_its_tokens(
+    tmp_path: Path,
+) -> None:
+    """Two answers of 6 tokens after prefill's: one of 2 steps of 3, one of 6 steps. At each token they are 2 tokens in
+    1/3 and 1 steps: 1.5 tokens per step, as over all, 12 / 8; the mean block of a token would be 2."""
+    blocks = {"p0": (3, 3), "p1": (1,) * 6}
+    rows = []
+    for prompt_id, committed in blocks.items():
+        drafted = replace(
+            baseline_row(prompt_id, tokens=7), label=DRAFTED, committed=committed, step_s=(1.0,) * len(committed),
+            accepted=tuple(count - 1 for count in committed), drafted=(2,) * len(committed),
+            rows=(3,) * len(committed), verdict="identical",
+        )  # fmt: skip
+        rows += [baseline_row(prompt_id, tokens=7), drafted]
+    (group,) = groups_of(tmp_path, rows)
+    means = depths(group, DRAFTED, "", no_decoders).means
+    assert [(each.position, each.mean) for each in means] == [(place, pytest.approx(1.5)) for place in range(1, 7)]
 
 
 def test_means_of_many_answers_have_the_interval_of_redrawn_prompts(tmp_path: Path) -> None:

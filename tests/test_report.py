@@ -26,12 +26,19 @@ from fixtures_records import (
 from benchctl.analysis.report import Format, summary
 from benchctl.records import Row, Run
 
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
 FORMATS: tuple[Format, ...] = ("table", "brief", "md", "csv", "json")
 
 
 def _text(tmp_path: Path, format: Format = "table", rows: list[Row] | None = None, run: Run = RUN) -> str:
     found = summary([write(tmp_path / "run.jsonl", usual_rows() if rows is None else rows, run)], format)
-    return re.sub(r"\x1b\[[0-9;]*m", "", found)
+    return _ANSI.sub("", found)
+
+
+def _cells(text: str, name: str) -> list[list[str]]:
+    """The words of each line of a method without those of its options, which stand beside the name if there is room."""
+    found = [line.split() for line in text.splitlines() if line.split()[:1] == [name]]
+    return [[word for word in words if "=" not in word] for words in found]
 
 
 def _broken(row: Row) -> Row:
@@ -47,7 +54,7 @@ def test_the_table_holds_every_figure_and_names_the_baseline(tmp_path: Path) -> 
     text = _text(tmp_path, rows=[baseline_row("p0"), drafted_row("p0"), baseline_row("p1"), drafted_row("p1")])
     heading = "Baseline autoregressive on reference (12 layers), eager executor, float32, cpu, 1 thread, greedy"
     assert heading in " ".join(text.split())
-    lines = [line.split() for line in text.splitlines() if line.startswith("two_model")]
+    lines = _cells(text, "two_model")
     assert lines[0] == ["two_model", "1.67x", "[1.67,", "1.67]", "2.00x", "1.5", "500.00", "2000.0", "2"]
     assert lines[1] == ["two_model", *["1.67x", "[1.67,", "1.67]"] * 2]
     assert lines[2] == ["two_model", "2.00", "1.00", "0.333", "1.000"]
@@ -60,7 +67,19 @@ def test_the_table_fits_80_columns_and_cuts_no_label(tmp_path: Path) -> None:
     run = replace(RUN, methods=(*RUN.methods, method(label, "exact_greedy")))
     text = _text(tmp_path, rows=rows, run=run)
     assert max(map(len, text.splitlines())) <= 80
-    assert "".join(text.split()).count("confidence=softmax_gapthreshold=0.95kv=deferred_exact") == 4
+    joined = "".join(text.split())
+    assert [joined.count(part) for part in ("confidence=softmax_gap", "threshold=0.95", "kv=deferred_exact")] == [4] * 3
+
+
+def test_options_stand_beside_the_name_where_the_screen_has_room(tmp_path: Path) -> None:
+    """Twelve methods with an option on each line made five hundred lines of a comparison, on any screen."""
+    label = "early_exit[confidence=softmax_gap,threshold=0.95]"
+    rows = [replace(row, label=label) if row.label == DRAFTED else row for row in usual_rows()]
+    path = write(tmp_path / "run.jsonl", rows, replace(RUN, methods=(*RUN.methods, method(label, "exact_greedy"))))
+    lines = _ANSI.sub("", summary([path], width=160)).splitlines()
+    assert sum(line.startswith("early_exit confidence=softmax_gap threshold=0.95 ") for line in lines) == 4
+    assert not any(line.startswith(" confidence=") for line in lines)
+    assert max(map(len, lines)) <= 160
 
 
 def test_a_single_prompt_has_no_interval(tmp_path: Path) -> None:
@@ -90,7 +109,7 @@ def test_the_loss_of_a_lossy_method_is_shown_with_interval_and_count(tmp_path: P
     assert max(map(len, text.splitlines())) <= 80
     table = text[text.index("Exact match") :]
     assert re.search(r"autoregressive +1\.000 \[1\.000, 1\.000\] +baseline +20\n", table)
-    assert re.search(r"two_model +1\.000 \[1\.000, 1\.000\] +\+0\.000 \[\+0\.000, \+0\.000\] +20\n", table)
+    assert re.search(r"two_model[^\n]* 1\.000 \[1\.000, 1\.000\] +\+0\.000 \[\+0\.000, \+0\.000\] +20\n", table)
     assert re.search(r"early_exit +0\.750 \[0\.\d+, 0\.\d+\] +-0\.250 \[-0\.\d+, -0\.\d+\] +20\n", table)
     assert re.search(r"\| \+0\.000 \[\+0\.000, \+0\.000\] \| 20 \|", _text(tmp_path, "md", rows, run))
     lost = _figures(tmp_path, rows, run)[EXITING]
@@ -173,7 +192,7 @@ def test_sampled_answers_have_a_column_of_their_own_and_no_agreement(tmp_path: P
     rows = [replace(row, verdict="sampled", first_divergence=None) if row.verdict else row for row in usual_rows()]
     text = _text(tmp_path, rows=rows, run=replace(RUN, temperature=0.7, top_p=0.9, top_k=50))
     assert "temperature 0.7, top-p 0.9, top-k 50" in " ".join(text.split())
-    line = [line.split() for line in text.splitlines() if line.startswith("two_model")][3]
+    line = _cells(text, "two_model")[3]
     assert line == ["two_model", "–", "20", "0", "exact", "–"]
 
 

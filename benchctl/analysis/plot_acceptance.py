@@ -126,10 +126,10 @@ def _title(drawn: _Drawn, style: Style, layout: _Layout) -> str:
 def _draw(part: SubFigure, drawn: Sequence[_Drawn], style: Style, layout: _Layout) -> None:
     histograms = ceil(len(drawn) / layout.columns)
     if layout.beside:
-        left, right = part.subfigures(1, 2, width_ratios=(0.42, 0.58))
+        left, right = part.subfigures(1, 2, squeeze=False, width_ratios=(0.42, 0.58)).flat
     else:
         share = layout.curves / _height(drawn, style, layout)
-        left, right = part.subfigures(2, 1, height_ratios=(share, 1 - share))
+        left, right = part.subfigures(2, 1, squeeze=False, height_ratios=(share, 1 - share)).flat
     for side in (left, right):
         side.set_facecolor(style.ground)
     _draw_curves(left.subplots(), drawn, style)

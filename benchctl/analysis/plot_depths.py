@@ -150,20 +150,19 @@ def _draw_cells(axes: Axes, found: Depths, kept: Sequence[Cell], style: Style) -
     low, high = min(found.answer.numbers), max(found.answer.numbers)
     with_text = any(cell.text for cell in kept)
     firsts = {cell.line: place for place, cell in reversed(list(enumerate(kept, 1)))}
-    for line, place in firsts.items():
-        axes.text(_GUTTER - 1, line + 0.45, str(place), ha="right", va="center", fontsize=style.small,
+    for line, first in firsts.items():
+        axes.text(_GUTTER - 1, line + 0.45, str(first), ha="right", va="center", fontsize=style.small,
                   color=style.muted, family=_FONT)  # fmt: skip
     for cell in kept:
-        share = _LEAST + (1 - _LEAST) * (cell.number - low) / max(high - low, 1)
-        ground = style.faded(style.colours[0], share)
+        strength = _LEAST + (1 - _LEAST) * (cell.number - low) / max(high - low, 1)
+        ground = style.faded(style.colours[0], strength)
         ink = max((style.ink, style.ground), key=lambda colour: _contrast(colour, ground))
         axes.add_patch(Rectangle((cell.left, cell.line), cell.width, 0.9, facecolor=ground, linewidth=style.line * 0.3,
                                  edgecolor=style.muted))  # fmt: skip
         middle = cell.left + cell.width / 2
-        words = {"ha": "center", "va": "center", "fontsize": style.small, "color": ink, "family": _FONT}
-        if with_text:
-            axes.text(middle, cell.line + 0.26, cell.text, **words)
-        axes.text(middle, cell.line + (0.67 if with_text else 0.45), str(cell.number), **words)
+        for height, said in ((0.26, cell.text), (0.67, str(cell.number))) if with_text else ((0.45, str(cell.number)),):
+            axes.text(middle, cell.line + height, said, ha="center", va="center", fontsize=style.small, color=ink,
+                      family=_FONT)  # fmt: skip
     axes.set_xlim(0, _characters(style))
     axes.set_ylim(kept[-1].line + 1, 0)
     axes.axis("off")

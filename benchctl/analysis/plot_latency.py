@@ -172,13 +172,16 @@ def _describe(axes: Axes, panel: _Panel, style: Style, *, labelled: bool) -> Non
 
 def _legend(panels: Sequence[_Panel], style: Style) -> list[Line2D | Patch]:
     few = any(latency.few for panel in panels for latency in panel.found)
-    line = {"color": style.muted, "linewidth": style.line}
-    open_end = {"marker": "o", "markerfacecolor": style.ground, "markersize": style.marker * 0.9}
+    open_end = Line2D(
+        [], [], color=style.muted, linewidth=style.line, marker="o", markerfacecolor=style.ground,
+        markersize=style.marker * 0.9, label=f"p95 of fewer than {FEW} generations",
+    )  # fmt: skip
     return [
         Patch(facecolor=style.faded(style.muted, 0.3), edgecolor=style.muted, label="middle half, median"),
         Line2D([], [], marker=".", markersize=style.marker / 2, color=style.muted, linestyle="", label="a generation"),
-        Line2D([], [], marker="|", markersize=style.marker, label="5th to 95th percentile", **line),
-        *([Line2D([], [], label=f"p95 of fewer than {FEW} generations", **(line | open_end))] if few else []),
+        Line2D([], [], marker="|", markersize=style.marker, color=style.muted, linewidth=style.line,
+               label="5th to 95th percentile"),
+        *([open_end] if few else []),
         Line2D([], [], marker="D", markersize=style.marker * 0.55, color=style.ink, linewidth=style.line * 0.8,
                label="figure of the tables, 95% interval"),
     ]  # fmt: skip

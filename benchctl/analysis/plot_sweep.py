@@ -80,7 +80,8 @@ def _draw(part: SubFigure, sweep: Sweep, marks: dict[str, Mark], style: Style) -
         axes.set_xlabel(f"{sweep.option} of {sweep.name}\n({_spread(sweep)}: 95% interval)")
         axes.tick_params(labelbottom=True)
     if any(line.title for line in sweep.lines):
-        add_legend(part, *grid.flat[0].get_legend_handles_labels(), style)
+        handles, titles = grid.flat[0].get_legend_handles_labels()
+        add_legend(part, handles, titles, style)
 
 
 def _draw_line(axes: Axes, line: Line, metric: Metric, sweep: Sweep, aside: float, mark: Mark, style: Style) -> None:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from benchctl.analysis.blocks import BRIEF, blocks
 from benchctl.analysis.cautions import cautions
-from benchctl.analysis.cells import Block
+from benchctl.analysis.cells import Block, Column
 from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.export import to_csv, to_json
 from benchctl.analysis.gates import Gates
@@ -92,7 +92,7 @@ def _terminal(groups: Sequence[Group], width: int, floor: float, *, brief: bool)
             console.print(Text(line))
         for block in (BRIEF,) if brief else blocks(group):
             console.print()
-            console.print(_table(block, replace(group, suites=(group.pooled,)) if brief else group))
+            console.print(_table(block, replace(group, suites=(group.pooled,)) if brief else group, width))
         console.print()
         console.print(Text(note(group), style="dim"))
         for agreed in agreement_sentences(group):
@@ -108,8 +108,9 @@ def _terminal(groups: Sequence[Group], width: int, floor: float, *, brief: bool)
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
 
 
-def _table(block: Block, group: Group) -> Table:
+def _table(block: Block, group: Group, width: int) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    room = width - sum(1 + _widest(group, column) for column in block.columns)
     lines = max(2, *(len(column.title.split()) for column in block.columns))
     table.add_column(_at_bottom([block.title, "method"], lines), overflow="fold")
     for column in block.columns:
@@ -118,11 +119,26 @@ def _table(block: Block, group: Group) -> Table:
         if len(group.suites) > 1:
             table.add_row(Text(group.title(suite), style="italic"))
         for method in suite.methods:
-            table.add_row(
-                Text("\n ".join(method.label_lines)), *(Text(column.cell(method)) for column in block.columns)
-            )
+            label = _filled(method.label_lines, room - 1)
+            table.add_row(Text(label), *(Text(column.cell(method)) for column in block.columns))
         table.add_section()
     return table
+
+
+def _widest(group: Group, column: Column) -> int:
+    cells = (column.cell(method) for suite in group.suites for method in suite.methods)
+    return max(len(text) for text in (*column.title.split(), *cells))
+
+
+def _filled(parts: Sequence[str], room: int) -> str:
+    """A method's name and its options, as many on each line as `room` characters hold."""
+    lines = [parts[0]]
+    for option in parts[1:]:
+        if len(lines[-1]) + 1 + len(option) <= room:
+            lines[-1] += f" {option}"
+        else:
+            lines.append(f" {option}")
+    return "\n".join(lines)
 
 
 def _at_bottom(words: Sequence[str], lines: int) -> str:
