@@ -15,7 +15,7 @@ from fixtures_records import BASELINE, DRAFTED, EXITING, KOALA, MT_BENCH, RUN, b
 
 from benchctl.analysis.acceptance import POSITIONS, by_position, step_counts
 from benchctl.analysis.acceptance_table import render_acceptance
-from benchctl.analysis.comparison import compare
+from benchctl.analysis.comparison import compare, estimates
 from benchctl.analysis.frame import load, pair
 from benchctl.analysis.metrics import ACCEPTANCE_RATE, BLOCK_EFFICIENCY, MEAN_ACCEPTED, ROW_ACCEPTANCE
 from benchctl.cli import main
@@ -55,7 +55,7 @@ def values_of(tmp_path: Path, rows: list[Row]) -> dict[str, float | None]:
     frame = load([write(tmp_path / "run.jsonl", baselines + rows, run)])
     pairs = pair(frame, DRAFTED, BASELINE)
     named = (ACCEPTANCE_RATE, ROW_ACCEPTANCE, MEAN_ACCEPTED, BLOCK_EFFICIENCY)
-    return {metric.name: metric.value(pairs) for metric in (*named, *by_position(frame).metrics)}
+    return {found.metric.name: found.value for found in estimates(pairs, (*named, *by_position(frame).metrics))}
 
 
 def test_the_example_of_the_docstring() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from math import isnan
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,10 +16,10 @@ from benchctl.analysis.fidelity import Fidelity, Repeats, claims_exact, fidelity
 from benchctl.analysis.frame import measured_apart, pair, to_frames
 from benchctl.analysis.groups import Difference, differences, group
 from benchctl.analysis.loading import LOADING_METRICS, has_loading
-from benchctl.analysis.metrics import METRICS, Metric, ones, zeros
+from benchctl.analysis.metrics import METRICS, Column, Metric, ones, zeros
 from benchctl.analysis.modes import OtherFrames, figured
 from benchctl.analysis.resources import RESOURCE_METRICS, has_resources
-from benchctl.analysis.stats import Floats, Interval, Ints, Levels, bootstrap
+from benchctl.analysis.stats import Floats, Interval, Ints, Levels, bootstrap, ratios_of_sums
 from benchctl.errors import UserError
 from benchctl.recordfile import RunFile
 from benchctl.records import Exactness, MethodInfo, Run
@@ -201,12 +202,17 @@ def _metrics(pairs: pd.DataFrame) -> tuple[Metric, ...]:
 
 
 def estimates(pairs: pd.DataFrame, metrics: Sequence[Metric]) -> tuple[Estimate, ...]:
-    """The metrics over `pairs`, which share the resamples of their intervals."""
+    """The metrics over `pairs`, which share the resamples of their intervals. A value is None where it has no meaning,
+    as an acceptance rate where nothing was drafted."""
     tops, bottoms, *less = _sums(pairs, metrics)
     both = [metric.both for metric in metrics]
     intervals = bootstrap(tops, bottoms, levels(pairs), less=(less[0], less[1]), both=both)
+    ratios = ratios_of_sums(tops, bottoms)
+    subtracted = [metric.less is not None for metric in metrics]
+    values = np.where(subtracted, ratios - ratios_of_sums(less[0], less[1]), ratios)
     return tuple(
-        Estimate(metric, metric.value(pairs), interval) for metric, interval in zip(metrics, intervals, strict=True)
+        Estimate(metric, None if isnan(value) else value, interval)
+        for metric, value, interval in zip(metrics, values.tolist(), intervals, strict=True)
     )
 
 
@@ -221,9 +227,17 @@ def levels(pairs: pd.DataFrame) -> Levels:
 
 
 def _sums(pairs: pd.DataFrame, metrics: Sequence[Metric]) -> tuple[Floats, ...]:
-    """Four [pairs, metrics]: what is summed above and below each ratio, and above and below what it is less."""
+    """Four [pairs, metrics]: what is summed above and below each ratio, and above and below what it is less. Metrics
+    share columns, and each is worked out once: with many methods and suites this is most of a comparison's time."""
     sides = zip(*((metric.top, metric.bottom, *(metric.less or (zeros, ones))) for metric in metrics), strict=True)
-    return tuple(np.column_stack([column(pairs).to_numpy(dtype=float) for column in side]) for side in sides)
+    found: dict[Column, Floats] = {}
+    return tuple(np.stack([_values(column, pairs, found) for column in side]).T for side in sides)
+
+
+def _values(column: Column, pairs: pd.DataFrame, found: dict[Column, Floats]) -> Floats:
+    if column not in found:
+        found[column] = column(pairs).to_numpy(dtype=float)
+    return found[column]
 
 
 def _prompt_codes(pairs: pd.DataFrame) -> pd.Series:

@@ -5,7 +5,7 @@ Each is a ratio of two sums over pairs, or how much larger such a ratio is than 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import isnan
+from functools import cache
 from typing import Literal
 
 import pandas as pd
@@ -38,18 +38,8 @@ class Metric:
     less: tuple[Column, Column] | None = None
     both: bool = False
 
-    def value(self, pairs: pd.DataFrame) -> float | None:
-        """The metric over `pairs`; None where it has no meaning, as an acceptance rate where nothing was drafted."""
-        ratio = _ratio(pairs, self.top, self.bottom)
-        less = 0.0 if self.less is None else _ratio(pairs, *self.less)
-        return None if ratio is None or less is None else ratio - less
 
-
-def _ratio(pairs: pd.DataFrame, top: Column, bottom: Column) -> float | None:
-    above, below = (float(column(pairs).sum(skipna=False)) for column in (top, bottom))
-    return above / below if below and not isnan(above / below) else None  # unknown in some pairs is unknown in sum
-
-
+@cache  # one function for each column, so that metrics that share it are seen to
 def _column(name: str) -> Column:
     return lambda pairs: pairs[name].astype(float)
 

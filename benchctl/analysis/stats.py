@@ -79,6 +79,11 @@ class _Sums:
         return _ratios(tops - self.ratios * bottoms, np.broadcast_to(self.below.sum(axis=0), tops.shape))
 
 
+def ratios_of_sums(tops: Floats, bottoms: Floats) -> Floats:
+    """[M] of two [N, M]; not a number where nothing is below, or where some of it is not known."""
+    return _ratios(tops.sum(axis=0), bottoms.sum(axis=0))
+
+
 def bootstrap(
     tops: Floats,
     bottoms: Floats,
