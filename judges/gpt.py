@@ -65,10 +65,10 @@ class Gpt(BatchedJudge):
             raise UserError("gpt needs the name of a model: give --model, such as --model gpt-4o-mini.")
         if place.base_url and not _ADDRESS.match(place.base_url):
             raise UserError("--base-url is no address: write it like http://localhost:8000/v1.")
-        if "@" in place.base_url:
+        if set("@?#") & set(place.base_url):
             raise UserError(
-                "--base-url holds a password, and commands are kept in results: put the key into the environment, as "
-                f"{place.key_env}."
+                "--base-url holds a password, or more than a path after the host, and commands are kept in results: "
+                f"put the key into the environment, as {place.key_env}."
             )
 
     def reach(self) -> None:

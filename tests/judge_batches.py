@@ -30,6 +30,7 @@ class Batches:
     refusing: bool = False  # whatever is handed in
     absent: bool = False  # the server knows of no batches
     torn: int = 0  # so many lines of a file of replies are sent without their ends
+    page: bytes | None = None  # what a proxy says in the server's stead, in every answer about files and batches
     files: dict[str, bytes] = field(default_factory=dict)
     batches: dict[str, _Batch] = field(default_factory=dict)
 
@@ -44,10 +45,12 @@ class Batches:
         told = json.loads(body)
         batch = _Batch(f"batch-{len(self.batches)}", told["input_file_id"], told.get("metadata") or {})
         self.batches[batch.id] = batch
-        return 200, self._shown(batch)
+        return 200, self._shown(batch) if self.page is None else self.page
 
     def get(self, path: str) -> tuple[int, Any]:
         """Status and body for a GET; bytes are a file."""
+        if self.page is not None:
+            return 200, self.page
         if found := re.fullmatch(r"/v1/files/([\w-]+)/content", path):
             return 200, self._torn(self.files[found[1]])
         if found := re.fullmatch(r"/v1/batches/([\w-]+)", path):

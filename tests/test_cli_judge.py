@@ -185,6 +185,7 @@ def test_a_dry_run_tells_what_a_budget_must_be_to_hold_nothing_back(
         (("--judge", "gpt", "--model", "m", "--base-url", "localhost:8000/v1"), "--base-url is no address"),
         (("--judge", "gpt", "--model", "m", "--base-url", "http:///v1"), "--base-url is no address"),
         (("--judge", "gpt", "--model", "m", "--base-url", "http://me:pw@localhost/v1"), "--base-url holds a password"),
+        (("--judge", "gpt", "--model", "m", "--base-url", "http://localhost/v1?key=pw"), "--base-url holds a password"),
         (("--judge", "gpt", "--model", "unheard-of", "--max-usd", "1"), "nobody here knows what 'unheard-of' costs"),
         (("--judge", "gpt", "--model", "m", "--price-in", "1"), "--price-in and --price-out need each other"),
         (

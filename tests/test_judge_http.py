@@ -334,6 +334,28 @@ def test_a_line_of_a_batch_that_is_no_json_loses_nothing_and_pays_for_nothing_tw
     assert len(server.bills) == QUESTIONS and server.paid_twice == []
 
 
+@pytest.mark.parametrize(
+    "page", [b"<html>Welcome</html>", b'{"id": "batch', b"[]", b"{}", b'{"status": "lost"}', b'{"data": 1}']
+)
+@pytest.mark.parametrize("moment", ["handed in", "waited for"])
+def test_what_is_no_word_of_batches_ends_in_no_traceback_and_pays_for_nothing_twice(
+    court: Court, page: bytes, moment: str
+) -> None:
+    """A proxy's page, or half a JSON text, ended in a traceback; an object that is no batch was waited for for ever."""
+    with JudgeServer(lambda asked: Says(fair(asked))) as server:
+        if moment == "handed in":
+            server.batches.page = page
+        else:
+            server.batches.looks = 1_000_000
+        with pytest.raises(UserError, match="8 tries: what came back is no"), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Patience, "pause", lambda self, seconds: setattr(server.batches, "page", page))
+            court.judge(server.url, batch=True)
+        server.batches.page, server.batches.looks = None, 1
+        court.judge(server.url, batch=True)
+    assert outcomes(court.scores()) == RIGHT
+    assert (len(server.batches.batches), len(server.bills), server.paid_twice) == (1, QUESTIONS, [])
+
+
 @pytest.mark.parametrize(("limit", "most"), [("_MOST_REQUESTS", 3), ("_MOST_BYTES", 4000)])
 def test_a_batch_is_never_larger_than_the_server_takes(
     court: Court, monkeypatch: pytest.MonkeyPatch, limit: str, most: int

@@ -23,6 +23,8 @@ from benchctl.judging.reading import read_scores
         "I give A a 8 and B a 7.",
         "A and B get 8 and 7.",
         "answer a: 8, answer b: 7",
+        "8-7",
+        "Scores (1-10):\n8 7",
     ],
 )
 def test_two_scores_on_one_line_are_read(reply: str) -> None:
@@ -54,6 +56,9 @@ def test_two_scores_on_one_line_are_read(reply: str) -> None:
         "I give a 7 to B and a 8 to A.",
         "Score the answers with 1 to 10.",
         "8 of 10",
+        "Scores (1-10):",
+        "The scores are 1 \u2013 10.",
+        "1-10",
     ],
 )
 def test_what_is_not_surely_two_scores_from_1_to_10_is_not_read(reply: str) -> None:

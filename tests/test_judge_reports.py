@@ -199,14 +199,20 @@ def _drafted(judge: str = "gpt") -> list[Score]:
         (
             [*_better(PROMPTS[:11]), *_drafted()],
             0.5,
-            "pairwise judged early_exit on 11 of 12 prompts: judge the rest",
+            "pairwise judged early_exit on 11 of 12 turns of prompts: judge the rest",
+        ),
+        (
+            [*(one for one in _better() if one.order == "baseline_second"), *_drafted()],
+            5,
+            "early_exit in one order, so its liking for a place is in the difference",
         ),
         ([*_better(), *_drafted(), *_scores("strict"), *_drafted("strict")], 0.5, "0.5 points: strict gpt-4o pairwise"),
         ([], 9, "early_exit has no points of a judge"),
     ],
 )
 def test_a_comparison_can_be_held_to_quality(tmp_path: Path, scores: list[Score], points: float, problem: str) -> None:
-    """What nobody judged, or a judge saw only in part, is not as good."""
+    """What nobody judged, or a judge saw only in part, is not as good; nor is what a judge saw in one order alone, which
+    once passed by the points that the judge gives to a place."""
     path = write_both(tmp_path / "run.jsonl", _rows(), scores, _run_of(len(PROMPTS)))
     result = _run("compare", path, "--require-quality", str(points), "--format", "json")
     assert (result.exit_code, problem in result.stderr, "FAIL" in result.stderr) == (
@@ -216,6 +222,18 @@ def test_a_comparison_can_be_held_to_quality(tmp_path: Path, scores: list[Score]
     )
     gates = json.loads(result.stdout)["gates"]
     assert (gates["passed"], gates["require_quality"], bool(gates["unmet"])) == (not problem, points, bool(problem))
+
+
+def test_quality_is_shown_on_every_turn_that_was_answered(tmp_path: Path) -> None:
+    """Of two turns the first alone was once enough, so a judge that could read no second turn let everything pass."""
+    rows = [replace(row, turn=turn) for row in _rows() for turn in (0, 1)]
+    first = [*_better(), *_drafted()]
+    second = [replace(one, turn=1) for one in first]
+    lost = [one for one in second if one.label != EXITING or one.prompt_id != "p3"]
+    for scores, problem in ((first, "on 12 of 24 turns"), ([*first, *lost], "on 23 of 24 turns"), (first + second, "")):
+        path = write_both(tmp_path / "run.jsonl", rows, scores, _run_of(len(PROMPTS)))
+        result = _run("compare", path, "--require-quality", "0.5")
+        assert (result.exit_code, problem in result.stderr) == (int(bool(problem)), True)
 
 
 def test_quality_cannot_be_shown_on_a_few_prompts_nor_of_nothing(tmp_path: Path) -> None:

@@ -119,8 +119,8 @@ def unmet(group: Group, required: Requirement) -> Iterator[str]:
 
 def worse(group: Group, margin: float) -> Iterator[str]:
     """Which methods no judge, or not every judge that gives points, shows to be as good as the baseline but for so many
-    of them, in sentences: the interval of the mean difference reaches further down, or not all prompts were judged. Nor
-    does what was to be measured and was not."""
+    of them, in sentences: the interval of the mean difference reaches further down, or not all turns of prompts were
+    judged, or pairs in one order alone. Nor does what was to be measured and was not."""
     methods = [method for method in group.pooled.methods if not method.is_baseline]
     if not methods:
         yield f"nothing but {group.run.baseline} was measured, so nothing can be as good."
@@ -130,11 +130,16 @@ def worse(group: Group, margin: float) -> Iterator[str]:
         if not judged:
             yield f"{method.label} has no points of a judge: run `benchctl judge` with gpt or local."
         for figures in judged:
-            name, count = figures.judge.name, figures.prompts
-            if count < method.prompts:
+            name, count, turns = figures.judge.name, figures.prompts, _answered_turns(group, method.label)
+            if figures.turns < turns:
                 yield (
-                    f"{name} judged {method.label} on {count} of {method.prompts} prompts: judge the rest, with more "
-                    "--tries where replies could not be read."
+                    f"{name} judged {method.label} on {figures.turns} of {turns} turns of prompts: judge the rest, "
+                    "with more --tries where replies could not be read."
+                )
+            elif group.judging and figures.judge in group.judging.one_order:
+                yield (
+                    f"{name} saw the answers of {method.label} in one order, so its liking for a place is in the "
+                    "difference: judge with --orders both."
                 )
             elif count < FEWEST_PROMPTS:
                 yield f"{name} judged {method.label} on {count} prompts: fewer than {FEWEST_PROMPTS} show nothing."
@@ -205,6 +210,16 @@ def _unmeasured(group: Group) -> Iterator[str]:
         whole = int((answered == turns.reindex(answered.index)).sum())
         if whole < asked and not method.unsupported:
             yield f"{method.label} was measured on {whole} of {asked} prompts: continue its run with --resume."
+
+
+def _answered_turns(group: Group, label: str) -> int:
+    """How many turns of prompts both the method and the baseline answered."""
+    answers = group.frame[group.frame["error"].isna()]
+    turns = [
+        set(answers[answers["label"] == each][["suite", "prompt_id", "turn"]].itertuples(index=False, name=None))
+        for each in (label, group.run.baseline)
+    ]
+    return len(set.intersection(*turns))
 
 
 def _turns(frame: pd.DataFrame) -> pd.Series:

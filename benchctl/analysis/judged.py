@@ -25,7 +25,8 @@ FEWEST_PROMPTS = 10  # that can stand for a suite, as everywhere (analysis.cauti
 class JudgedFigures:
     """What one judge says of one method's answers, on one suite or all of them.
 
-    Its estimates rest on `pairs` of answers, of `prompts`; `identical` of them are the baseline's own text. Of the
+    Its estimates rest on `pairs` of answers, of `prompts` and their `turns`; `identical` of them are the baseline's own
+    text. Of the
     judgements `asked` for, `unreadable` could not be read, so that `incomplete` pairs have no verdict, and of
     `asked_prompts` perhaps not all count. `by_turn` has the mean score of each turn, of answers judged alone. An
     interval of plus and minus `margin` takes about `prompts_needed` (None where scores are no points, or nothing
@@ -35,6 +36,7 @@ class JudgedFigures:
     judge: Judge
     pairs: int
     prompts: int
+    turns: int
     asked_prompts: int
     identical: int
     incomplete: int
@@ -140,6 +142,7 @@ def _figures(judge: Judge, pairs: pd.DataFrame, margin: float) -> JudgedFigures:
         judge=judge,
         pairs=len(whole),
         prompts=_prompts(whole),
+        turns=len(whole.groupby(["suite", "prompt_id", "turn"])),
         asked_prompts=_prompts(pairs),
         identical=int(whole["identical"].sum()),
         incomplete=len(pairs) - len(whole),

@@ -15,7 +15,7 @@ _AROUND = frozenset(
     | {"assistant", "assistants", "answer", "answers", "response", "responses"}
 )
 _NAMED = re.compile(r"(?:assistant|answer|response)s?\s*[#\d]", re.IGNORECASE)
-_SCALE = re.compile(r"\d\s+(?:to|of)\s+\d", re.IGNORECASE)  # 1 to 10
+_SCALE = re.compile(r"\d\s+(?:to|of)\s+\d|\b1\s*[-\u2010-\u2015]\s*10\b", re.IGNORECASE)  # 1 to 10, 1-10
 _LETTER = re.compile(r"(?i:assistant|answer|response)\s+([ABab])(?!\w)|(?<!\w)([ABb])(?!\w)|(?<!\w)(a)(?=\s*[:=])")
 _IN_ORDER = re.compile(r"a*|a+b+")
 _BARE = re.compile(r"[\s\d.,;:|&*_`()\[\]+-]+")
