@@ -38,6 +38,20 @@ def test_an_unsteady_sentinel_is_told_of(slow_s: float, told: bool) -> None:
     assert list(unsteady(group_of(usual_rows(20)))) == []
 
 
+def test_files_that_were_unsteady_are_told_of_together() -> None:
+    """Five sessions made five notes of the same words, which hid the others."""
+    files = [
+        RunFile(Path(f"{number}.jsonl"), RUN, tuple(
+            replace(row, session=number, conditions={"sentinel_s": slow_s if at % 10 == 3 else 1.0})
+            for at, row in enumerate(usual_rows(20))))
+        for number, slow_s in enumerate((1.5, 1.05, 1.75))
+    ]  # fmt: skip
+    (group,) = compare(files)
+    (caution,) = unsteady(group)
+    assert caution.startswith("0.jsonl, 2.jsonl: the machine was unsteady")
+    assert "took 50% to 75% longer than usual" in caution
+
+
 @pytest.mark.parametrize(("prompts", "told"), [(ENOUGH, True), (ENOUGH + 1, False)])
 def test_a_run_of_so_few_rounds_that_none_was_judged_says_so(prompts: int, told: bool) -> None:
     """None of its rows is marked, which looks as if nothing had disturbed it."""

@@ -68,14 +68,18 @@ def unsteady(group: Group) -> Iterator[str]:
     column = CONDITION + "sentinel_s"
     if column not in group.frame:
         return
+    longer: dict[str, float] = {}
     for number, file in enumerate(group.files):
         told_s = group.frame.loc[group.frame["file"] == number, column].dropna()
-        longer = told_s.quantile(0.95) / told_s.median() - 1 if len(told_s) else 0.0
-        if longer > _UNSTEADY:
-            yield (
-                f"{file.path}: the machine was unsteady: beside every twentieth generation equal work took "
-                f"{longer:.0%} longer than usual, or more. `benchctl doctor` says what to mend; more --repeats help."
-            )
+        if len(told_s) and (more := told_s.quantile(0.95) / told_s.median() - 1) > _UNSTEADY:
+            longer[str(file.path)] = more
+    if longer:
+        low, high = (f"{end:.0%}" for end in (min(longer.values()), max(longer.values())))
+        yield (
+            f"{', '.join(longer)}: the machine was unsteady: beside every twentieth generation equal work took "
+            f"{low if low == high else f'{low} to {high}'} longer than usual, or more. `benchctl doctor` says what to "
+            "mend; more --repeats help."
+        )
 
 
 def hardly_judged(group: Group) -> Iterator[str]:
