@@ -63,6 +63,8 @@ class Gpt(BatchedJudge):
         self._place = place
         if not self.model:
             raise UserError("gpt needs the name of a model: give --model, such as --model gpt-4o-mini.")
+        if not place.key_env.isidentifier():
+            raise UserError("--key-env is the name of a variable that holds the key, such as OPENAI_API_KEY.")
         if place.base_url and not _ADDRESS.match(place.base_url):
             raise UserError("--base-url is no address: write it like http://localhost:8000/v1.")
         if set("@?#") & set(place.base_url):

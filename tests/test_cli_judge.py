@@ -197,6 +197,7 @@ def test_a_dry_run_tells_what_a_budget_must_be_to_hold_nothing_back(
         (("--judge", "gpt[protocol=single]", "--model", "m", "--orders", "baseline_first"), "leave --orders out"),
         (("--judge", "exact", "--key-env", "MY_KEY"), "exact takes no --key-env"),
         (("--judge", "local", "--key-env", "MY_KEY"), "local takes no --key-env"),
+        (("--judge", "gpt", "--model", "m", "--key-env", "sk-abcdefgh"), "--key-env is the name of a variable"),
         (("--judge", "gpt", "--model", "m", "--forget-batches"), "--forget-batches is about batches: add --batch"),
     ],
 )
@@ -206,6 +207,7 @@ def test_what_cannot_be_done_is_refused(
     result = judge(results, *arguments)
     assert result.exit_code == 2
     assert any(part in result.stderr for part in problem.split("|")), result.stderr
+    assert not any(secret in result.output for secret in ("sk-abcdefgh", "pw"))
     assert not (results.parent / "first.scores.jsonl").exists()
 
 

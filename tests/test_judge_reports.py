@@ -115,14 +115,19 @@ def test_scores_alone_that_cannot_be_compared_are_refused(tmp_path: Path, scores
 
 
 def test_options_that_would_be_ignored_are_refused(tmp_path: Path) -> None:
+    """A gate of 0 points beside scores alone was passed over, and ended with 0; one of inf ended in a traceback."""
     path = _file(tmp_path, _scores())
     for arguments in (
         (),
         ("--scores", scores_path(path), "--format", "csv"),
         ("--scores", scores_path(path), "--overlap"),
+        ("--scores", scores_path(path), "--require-quality", "0"),
     ):
-        assert _run("compare", *arguments).exit_code == 2
+        result = _run("compare", *arguments)
+        assert (result.exit_code, "--scores" in result.stderr) == (2, True)
     assert _run("compare", path, "--acceptance", "--margin", "0.2").exit_code == 2
+    for option in ("--require-quality", "--margin"):
+        assert "not a finite number" in _run("compare", path, option, "inf", "--format", "json").stderr
     assert "--judge needs --y quality" in _run("plot", "--pareto", "--judge", "gpt", path).stderr
 
 

@@ -71,7 +71,7 @@ def unsteady(group: Group) -> Iterator[str]:
     longer: dict[str, float] = {}
     for number, file in enumerate(group.files):
         told_s = group.frame.loc[group.frame["file"] == number, column].dropna()
-        if len(told_s) and (more := told_s.quantile(0.95) / told_s.median() - 1) > _UNSTEADY:
+        if len(told_s) and (more := float(told_s.quantile(0.95) / told_s.median()) - 1) > _UNSTEADY:
             longer[str(file.path)] = more
     if longer:
         low, high = (f"{end:.0%}" for end in (min(longer.values()), max(longer.values())))

@@ -26,9 +26,8 @@ class JudgedFigures:
     """What one judge says of one method's answers, on one suite or all of them.
 
     Its estimates rest on `pairs` of answers, of `prompts` and their `turns`; `identical` of them are the baseline's own
-    text. Of the
-    judgements `asked` for, `unreadable` could not be read, so that `incomplete` pairs have no verdict, and of
-    `asked_prompts` perhaps not all count. `by_turn` has the mean score of each turn, of answers judged alone. An
+    text. Of the judgements `asked` for, `unreadable` could not be read, so that `incomplete` pairs have no verdict, and
+    of `asked_prompts` perhaps not all count. `by_turn` has the mean score of each turn, of answers judged alone. An
     interval of plus and minus `margin` takes about `prompts_needed` (None where scores are no points, or nothing
     differs).
     """

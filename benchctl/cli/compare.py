@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from benchctl.cli import completing
+from benchctl.cli.run_options import FiniteRange
 from benchctl.errors import UserError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--margin",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     metavar="POINTS",
     help="Difference in a judge's score that counts as none: shows how many prompts it takes to tell.  [default: 0.1]",
 )
@@ -76,7 +77,7 @@ if TYPE_CHECKING:
 @click.option(
     "--require-quality",
     "quality",
-    type=click.FloatRange(0),
+    type=FiniteRange(min=0),
     metavar="POINTS",
     help="Exit with 1 unless every judge that gave points shows all methods to be worse than the baseline by no more "
     "than POINTS: the interval of the mean difference lies above minus POINTS, on at least 10 prompts, all judged.",
@@ -91,7 +92,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--fail-below",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     metavar="RATIO",
     help="Exit with 1 if a method became slower than in --baseline beyond chance (the interval of the part of its "
     "speed-up that it keeps lies below 1) and the estimate of that part is below RATIO.",
@@ -223,6 +224,8 @@ def _check_alone(options: Mapping[str, object]) -> None:
     """That where no results are named scores are, and nothing that is about results."""
     if not options["scores"]:
         raise click.UsageError("Name results files, or --scores alone.")
-    asked = [name for name, value in options.items() if value and name not in ("scores", "format")]
+    unset = (None, False, ())  # 0 points are asked for, though 0 == False
+    asked = [name for name, value in options.items() if not any(value is each for each in unset)]
+    asked = [name for name in asked if name not in ("scores", "format")]
     if asked or options["format"] in ("brief", "csv", "md"):
         raise click.UsageError("--scores without FILES shows how judges agree, as text or json: name FILES for more.")
