@@ -68,10 +68,8 @@ class Gpt(BatchedJudge):
         if place.base_url and not _ADDRESS.match(place.base_url):
             raise UserError("--base-url is no address: write it like http://localhost:8000/v1.")
         if set("@?#") & set(place.base_url):
-            raise UserError(
-                "--base-url holds a password, or more than a path after the host, and commands are kept in results: "
-                f"put the key into the environment, as {place.key_env}."
-            )
+            problem = "--base-url holds a password, or more than host and path, and commands are kept in results"
+            raise UserError(f"{problem}: put the key into the environment, as {place.key_env}.")
 
     def reach(self) -> None:
         """Raises UserError without a key, and where the server says for free that the key or the model is wrong."""

@@ -195,6 +195,12 @@ def test_an_answer_that_was_cut_off_is_none() -> None:
         assert work.answer() is None
 
 
+def test_what_is_printed_on_the_way_is_no_part_of_the_answer() -> None:
+    """A library that greets or warns on stdout as it is imported made an answer that could not be read."""
+    with Aside(subprocess.call, ["echo", "welcome"]) as work:
+        assert work.answer() == 0
+
+
 def test_the_other_process_ends_with_what_needed_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """An interrupt would leave it at work, and its complaints on the screen."""
     started: list[subprocess.Popen[bytes]] = []

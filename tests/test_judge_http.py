@@ -283,6 +283,7 @@ def test_a_batch_judges_everything_and_what_failed_in_it_is_judged_in_the_next(c
             court.judge(server.url, batch=True)
     assert outcomes(court.scores()) == RIGHT
     assert server.paid_twice == [] and len(server.batches.batches) <= 4
+    assert {score.tries for score in court.scores() if not score.identical} == {1}  # what fails gave no reply
 
 
 def test_a_batch_that_the_server_does_not_take_is_over_and_the_next_judging_judges(court: Court) -> None:
@@ -328,6 +329,8 @@ def test_a_line_of_a_batch_that_is_no_json_loses_nothing_and_pays_for_nothing_tw
         server.batches.torn = 3
         with pytest.raises(UserError, match=r"line 1 of what the batch batch-0 brought is no reply \(3 such lines\)"):
             court.judge(server.url, batch=True)
+        (kept,) = (court.folder / "cache").glob("*.jsonl")
+        assert kept.read_bytes().count(b"\n") == QUESTIONS - 3
         server.batches.torn = 0
         court.judge(server.url, batch=True)
     assert outcomes(court.scores()) == RIGHT

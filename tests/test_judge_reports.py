@@ -216,8 +216,8 @@ def _drafted(judge: str = "gpt") -> list[Score]:
     ],
 )
 def test_a_comparison_can_be_held_to_quality(tmp_path: Path, scores: list[Score], points: float, problem: str) -> None:
-    """What nobody judged, or a judge saw only in part, is not as good; nor is what a judge saw in one order alone, which
-    once passed by the points that the judge gives to a place."""
+    """What nobody judged, or a judge saw only in part, is not as good; nor is what it saw in one order alone, which
+    once passed by the points that it gives to a place."""
     path = write_both(tmp_path / "run.jsonl", _rows(), scores, _run_of(len(PROMPTS)))
     result = _run("compare", path, "--require-quality", str(points), "--format", "json")
     assert (result.exit_code, problem in result.stderr, "FAIL" in result.stderr) == (

@@ -157,6 +157,20 @@ def test_a_judge_that_cannot_be_reached_leaves_no_file_behind(bench: Bench) -> N
     assert [path.name for path in bench.folder.iterdir()] == [bench.results.name]
 
 
+def test_what_another_judging_wrote_while_the_judge_was_reached_is_not_written_again(bench: Bench) -> None:
+    """A judgement that is in a file of scores twice makes it one that cannot be read."""
+    other = bench.judging(Scripted(fair))
+
+    class Slow(Scripted):
+        def reach(self) -> None:
+            other.run()
+
+    judge = Slow(fair)
+    summary = bench.judging(judge).run()
+    assert (judge.asked, summary.written, summary.stored) == ([], 0, len(bench.scores()))
+    assert len(scores_path(bench.results).read_bytes().splitlines()) == len(bench.scores()) == 9
+
+
 def test_a_reply_that_can_be_read_ends_the_tries(bench: Bench) -> None:
     judge = Scripted(lambda messages, tries: says("no" if tries == 0 else "5 5")(messages, tries))
     bench.judging(judge).run()

@@ -10,6 +10,7 @@ import pytest
 from fakes_judges import COST_USD, Batching, Bench, Scripted, rows_of, says
 from fixtures_records import EXITING
 
+from benchctl.cli.judge_display import describe_forecast
 from benchctl.errors import UserError
 from benchctl.judging.judge import BatchedReply, Reply, Request, TryAgain, Usage
 from benchctl.judging.prices import Price
@@ -109,6 +110,10 @@ def test_questions_of_an_open_batch_are_not_asked_one_by_one(bench: Bench) -> No
     with pytest.raises(UserError, match="6 questions were handed in with --batch and not collected yet: add --batch"):
         bench.judging(second).run()
     assert second.asked == []
+    forecast = bench.judging(second, batch=True).forecast()
+    assert forecast.handed_in == QUESTIONS
+    told = describe_forecast(forecast, "gpt", "at the prices given")
+    assert f"{QUESTIONS} questions were handed in already" in told, "they were told of as if nothing were"
 
 
 def test_only_what_the_budget_has_room_for_is_handed_in(bench: Bench) -> None:

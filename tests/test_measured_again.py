@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -257,6 +257,27 @@ def test_a_load_that_still_lasts_when_a_run_goes_on_is_held_against_the_rounds_b
 
 def unwarmed() -> Watch:
     return Watch(Bounds(1.0), lambda notice: None)
+
+
+@pytest.mark.parametrize("kind", ["plain", "shuffled", "modes"])
+def test_a_run_that_goes_on_learns_once_from_each_generation_of_its_file(kind: str, tmp_path: Path) -> None:
+    """Counted twice, the rounds of a batch that is gone on with would make bounds known too early."""
+    seen: list[object] = []
+
+    class Seeing(Watch):
+        def observe(self, rows: Sequence[Row], *, ends_round: bool) -> tuple[str, ...]:
+            seen.extend(map(row_key, rows))
+            return super().observe(rows, ends_round=ends_round)
+
+    path = tmp_path / "a.jsonl"
+    measure(path, PLANS[kind], lambda task: Met(QUIET), unwarmed())
+    whole = path.read_bytes().splitlines(keepends=True)
+    every = [row_key(row) for row in read(path).rows]
+    for kept in range(1, len(whole)):
+        path.write_bytes(b"".join(whole[:kept]))
+        seen.clear()
+        measure(path, PLANS[kind], lambda task: Met(QUIET), Seeing(Bounds(1.0), lambda notice: None))
+        assert seen == every, kept
 
 
 def test_a_run_that_goes_on_judges_as_one_that_was_never_cut(tmp_path: Path) -> None:

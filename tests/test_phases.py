@@ -126,6 +126,19 @@ def test_a_step_without_a_draft_verifies_and_commits(clock: Standing, label: str
     assert got.phases == {"draft": (0.0,) * 3, "verify": (7.0,) * 3, "commit": (1.0,) * 3, "host": (0.0,) * 3}
 
 
+@pytest.mark.parametrize(
+    "label", ["early_exit[mode=draft,exits=2,threshold=2]", "deed[mode=draft,exits=2,threshold=2]"]
+)
+def test_layers_above_the_last_exit_verify_though_the_drafter_runs_them(clock: Standing, label: str) -> None:
+    """Where no exit was sure the drafter itself took the rows through the rest of the target, and all of that counted
+    as drafting: 94% of a step that drafted nothing, as if verifying took next to no time."""
+    models = pair("llama")
+    got = decode(prepared(label, models.target), models.target, PROMPT, Limits(4), Sampling(), clock, profile=True)
+    assert not any(step.drafted for step in got.steps)
+    drafting = (7.0, 7.0, 0.0)  # for the last token that is asked for there is nothing to draft
+    assert got.phases == {"draft": drafting, "verify": (7.0,) * 3, "commit": (1.0,) * 3, "host": (0.0,) * 3}
+
+
 @pytest.mark.parametrize("label", [*EXACT, *LOSSY, *OF_EXPERTS])
 def test_the_phases_of_every_method_add_up_to_its_steps_and_change_nothing_else(label: str) -> None:
     """The clock ticks once a reading, so a second that was counted twice or lost would show."""

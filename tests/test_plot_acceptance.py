@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fixtures_records import DRAFTED, EXITING, KOALA, MT_BENCH, RUN, baseline_row, exiting_row, method, write
+from matplotlib.container import ErrorbarContainer
 from pictures import LOOKS, assert_readable, figure_of, texts
 
 from benchctl.analysis import plot_acceptance as module
@@ -146,6 +147,25 @@ def test_a_group_without_drafts_is_left_out_and_named(tmp_path: Path) -> None:
     without = read(write(tmp_path / "plain.jsonl", [baseline_row(), exiting_row()], replace(RUN, threads=2)))
     notes = plot_acceptance(compare([with_drafts, without]), tmp_path / "plot.png", Style())
     assert any("plain.jsonl: no method of it drafts" in note for note in notes)
+
+
+def test_no_interval_is_drawn_where_none_can_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bars of a single prompt once ended in a cap, which reads as an interval of no width."""
+    groups = groups_of(tmp_path, rows_of({OTHER: ANSWERS[OTHER][:1]}), run_of(OTHER))
+    (found,) = accepted(1, groups[0], [OTHER])
+    assert all(each.interval is None for each in (*found.conditional, *found.histogram))
+    figure = figure_of(monkeypatch, module, lambda path, style: plot_acceptance(groups, path, style), Style())
+    bars = [each for axes in figure.axes for each in axes.containers if isinstance(each, ErrorbarContainer)]
+    caps = [cap for bar in bars for cap in bar.lines[1]]
+    assert caps and np.isnan(np.concatenate([np.asarray(cap.get_ydata(), dtype=float) for cap in caps])).all()
+
+
+def test_a_method_that_was_asked_for_and_drafted_nothing_is_named(tmp_path: Path) -> None:
+    """It was passed over in silence."""
+    notes = plot_acceptance(usual_groups(tmp_path), tmp_path / "a.png", Style(), methods=["medusa", "early_exit"])
+    assert f"{EXITING}: drafted nothing, so it is not in the picture." in notes
+    unasked = plot_acceptance(usual_groups(tmp_path), tmp_path / "b.png", Style())
+    assert not any("drafted nothing" in note for note in unasked)
 
 
 def test_suites_are_drawn_together(tmp_path: Path) -> None:

@@ -162,6 +162,20 @@ def test_what_cannot_be_drawn_is_refused_with_what_can(tmp_path: Path) -> None:
         plot_depths(groups, out, Style(), decoders=decoders, methods=["medusa"])
 
 
+def test_what_else_could_be_drawn_is_said(tmp_path: Path) -> None:
+    """Of several that fit, the first was drawn without a word."""
+    groups, out = groups_of(tmp_path, rows_of()), tmp_path / "plot.svg"
+    (note,) = plot_depths(groups, out, Style(), decoders=decoders)
+    assert note == f"the picture is of {DRAFTED}. It could be of: --method {EXITING}."
+    assert plot_depths(groups, out, Style(), decoders=decoders, methods=[EXITING, BASELINE]) == ()
+    with pytest.raises(UserError) as refused:
+        plot_depths(groups, out, Style(), decoders=decoders, methods=[BASELINE])
+    assert str(refused.value).endswith(f"Name another --method, of {DRAFTED} {EXITING}.")
+    alone = groups_of(tmp_path, [baseline_row()], name="alone")
+    with pytest.raises(UserError, match="nothing to draw. Measure one that drafts, or leaves layers out"):
+        plot_depths(alone, out, Style(), decoders=decoders)
+
+
 def test_cells_fill_lines_and_stay_in_them(tmp_path: Path) -> None:
     """Lines of 30 characters: cells are as wide as their text or number, do not overlap, and keep the tokens' order."""
     (group,) = groups_of(tmp_path, rows_of(1, tokens=41))

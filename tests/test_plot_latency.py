@@ -131,8 +131,34 @@ def test_too_many_methods_or_groups_are_refused_with_what_to_do(tmp_path: Path) 
     with pytest.raises(UserError, match="17 methods are too many .* room for 16: choose with --method, of autoregr"):
         plot_latency(groups, tmp_path / "plot.png", Style())
     apart = [read(write(tmp_path / f"{seed}.jsonl", usual_rows(2), replace(RUN, threads=seed))) for seed in range(1, 6)]
-    with pytest.raises(UserError, match="5 groups .* too many .* room for 4: name the files"):
+    with pytest.raises(UserError, match="5 panels are too many .* room for 4: name the files to plot, or the suites"):
         plot_latency(compare(apart), tmp_path / "plot.png", Style())
+
+
+def test_names_that_would_cover_each_other_on_a_slide_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slide grows no higher: eight methods, two of which need three lines, stood across each other."""
+    long = "early_exit[mode=draft,head=trained,threshold=0.5,exits=4,draft_tokens=2]"
+    labels = [long, long.replace("draft_tokens=2", "draft_tokens=3,confidence=classifier"), "medusa", "lookahead"]
+    answers = [row for row in usual_rows(2) if row.label in LABELS]
+    more = [replace(row, label=label) for row in answers if row.label == DRAFTED for label in labels]
+    (group,) = groups_of(tmp_path, [*answers, *more], replace(RUN, methods=(*RUN.methods, *map(method, labels))))
+    with pytest.raises(UserError, match="names cover each other on a slide: choose fewer with --method"):
+        plot_latency([group, group], tmp_path / "plot.png", Style("light", "slide"))
+    asked = [BASELINE, DRAFTED, "medusa", "lookahead"]
+
+    def draw(path: Path, style: Style) -> None:
+        plot_latency([group], path, style, methods=asked)
+
+    assert_readable(figure_of(monkeypatch, module, draw, Style("light", "slide")), Style("light", "slide"))
+
+
+def test_answers_without_the_baselines_are_refused_for_that_reason(tmp_path: Path) -> None:
+    """It said that no generation tells how long it took, of files in which all of them do."""
+    groups = groups_of(tmp_path, [row for row in varied(2) if row.label != BASELINE])
+    with pytest.raises(UserError, match="run.jsonl: no prompt was answered by the baseline. See `benchctl compare`"):
+        plot_latency(groups, tmp_path / "plot.png", Style())
 
 
 def test_files_that_tell_no_times_are_refused(tmp_path: Path) -> None:

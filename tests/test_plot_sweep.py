@@ -129,6 +129,13 @@ def test_the_first_method_that_was_swept_is_drawn_and_the_others_are_named(tmp_p
         sweeps(groups, ["medusa"])
 
 
+def test_labels_that_differ_in_more_than_one_option_are_said_to_show_no_effect_of_it(tmp_path: Path) -> None:
+    """Two unlike versions of a method, each a point alone, were drawn as a sweep of the first number they differ in."""
+    groups = measured(tmp_path, [(drafts(2, 0.0), 1.0), (drafts(4, 0.5), 1.0)])
+    (note,) = plot_sweep(groups, tmp_path / "a.png", Style())
+    assert note == "no two labels of two_model differ in draft_tokens alone: the picture does not show its effect."
+
+
 def test_an_option_that_one_version_of_a_method_lacks_is_a_line_of_its_own(tmp_path: Path) -> None:
     methods = [drafts(2, 0.5), drafts(4, 0.5), info("two_model", {"draft_tokens": 2})]
     (found,) = sweeps(measured(tmp_path, [(method, 1.0) for method in methods]))

@@ -10,14 +10,18 @@ from typing import Generic, TypeVar
 
 _Answer = TypeVar("_Answer")
 
-# It takes its work before it imports anything large, so that whoever hands that over need not wait.
+# It takes its work before it imports anything large, so that whoever hands that over need not wait. What is printed
+# meanwhile, as by a library that warns when it is imported, goes with the complaints: the answer stands alone.
 _PROGRAM = """
-import pickle, sys
+import os, pickle, sys
+told = os.fdopen(os.dup(1), "wb")
+os.dup2(2, 1)
 path, work = pickle.load(sys.stdin.buffer)
 sys.path[:] = path
 function, arguments = pickle.loads(work)
 answer = pickle.dumps(function(*arguments), protocol=-1)
-sys.stdout.buffer.write(answer)
+told.write(answer)
+told.close()
 """
 
 

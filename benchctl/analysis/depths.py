@@ -66,9 +66,11 @@ def depths(group: Group, label: str, prompt: str, decoders: Decoders) -> Depths:
     pairs = pair(group.frame, label, group.run.baseline)
     kind = kind_of(pairs)
     if kind is None:
+        others = " ".join(telling(group, chosen([group])))
+        instead = f"Name another --method, of {others}." if others else "Measure one that drafts, or leaves layers out."
         raise UserError(
             f"{group.files[0].path}: {label} has no token that ran fewer layers than the target has, and no drafts, so "
-            f"there is nothing to draw. Name another --method, of {' '.join(chosen([group]))}."
+            f"there is nothing to draw. {instead}"
         )
     places = _places(pairs, label)
     rows = rows_at(group, set(places))
@@ -78,6 +80,11 @@ def depths(group: Group, label: str, prompt: str, decoders: Decoders) -> Depths:
     numbers = {each: numbers_of(row, kind) for each, row in rows.items()}
     answer = Answer(place, numbers[place], None if found is None else tuple(found))
     return Depths(label, kind, answer, _means(pairs, [numbers[each] for each in places], kind), len(rows))
+
+
+def telling(group: Group, labels: Sequence[str]) -> tuple[str, ...]:
+    """Those of `labels` of whose tokens there is something to tell."""
+    return tuple(label for label in labels if kind_of(pair(group.frame, label, group.run.baseline)) is not None)
 
 
 def kind_of(pairs: pd.DataFrame) -> Kind | None:

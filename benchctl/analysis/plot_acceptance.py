@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, nan
 from pathlib import Path
 from typing import Final
 
@@ -75,7 +75,8 @@ def plot_acceptance(
     for part, methods_of_part in zip(parts, (part for _, part in kept), strict=True):
         _draw(part, methods_of_part, style, layout)
     save(figure, path)
-    return tuple(_notes(groups, drawn))
+    idle = [label for label in chosen(groups, methods) if label not in labels] if methods else []
+    return (*(f"{label}: drafted nothing, so it is not in the picture." for label in idle), *_notes(groups, drawn))
 
 
 def _notes(groups: Sequence[Group], drawn: Sequence[Sequence[_Drawn]]) -> Iterator[str]:
@@ -209,10 +210,11 @@ def _set_shares(axes: Axes, parts: int) -> None:
 
 
 def _reaches(told: Sequence[Estimate]) -> tuple[list[float], list[float]]:
-    """How far intervals go down and up; resamples that are all alike may differ from the value in its last digit."""
+    """How far intervals go down and up, NaN where there is none, so that nothing is drawn: a cap would read as an
+    interval of no width. Resamples that are all alike may differ from the value in its last digit."""
     down, up = [], []
     for estimate in told:
         value, interval = estimate.value or 0.0, estimate.interval
-        down.append(max(value - interval.low, 0.0) if interval else 0.0)
-        up.append(max(interval.high - value, 0.0) if interval else 0.0)
+        down.append(max(value - interval.low, 0.0) if interval else nan)
+        up.append(max(interval.high - value, 0.0) if interval else nan)
     return down, up

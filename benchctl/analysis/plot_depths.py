@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 from matplotlib.axes import Axes
@@ -16,8 +17,7 @@ from matplotlib.patches import Rectangle
 from benchctl.analysis.answer_rows import Decoders
 from benchctl.analysis.chosen import chosen
 from benchctl.analysis.comparison import Group
-from benchctl.analysis.depths import Depths, depths, kind_of
-from benchctl.analysis.frame import pair
+from benchctl.analysis.depths import Depths, depths, telling
 from benchctl.analysis.plot_groups import broken, check_groups, line_inches, parted
 from benchctl.analysis.plot_style import Style
 from benchctl.analysis.plot_words import wrapped
@@ -65,8 +65,9 @@ def plot_depths(
     check_image(path)
     check_groups(groups, style)
     labels = chosen(groups, methods)
-    label = next((label for label in labels if any(_tells(group, label) for group in groups)), labels[0])
-    told = [group for group in groups if _tells(group, label)] or groups[:1]
+    fitting = dict.fromkeys(label for group in groups for label in telling(group, labels))
+    label, *others = [label for label in labels if label in fitting] or labels[:1]
+    told = [group for group in groups if telling(group, [label])] or groups[:1]
     found = [depths(group, label, prompt, decoders) for group in told]
     lines = [cells(each, _characters(style)) for each in found]
     shown = [[cell for cell in line if cell.line < _MOST_LINES[style.size]] for line in lines]
@@ -75,9 +76,11 @@ def plot_depths(
     for part, each, kept in zip(parts, found, shown, strict=True):
         _draw(part, each, kept, style)
     save(figure, path)
-    return tuple(
-        note for group, each, kept in zip(told, found, shown, strict=True) for note in _notes(group, each, kept)
-    )
+    by_group = zip(told, found, shown, strict=True)
+    notes = [note for group, each, kept in by_group for note in _notes(group, each, kept)]
+    if others:
+        notes.append(f"the picture is of {label}. It could be of: --method {', '.join(map(quote, others))}.")
+    return tuple(notes)
 
 
 def cells(found: Depths, most: float) -> list[Cell]:
@@ -104,10 +107,6 @@ def _starts(blocks: Sequence[int]) -> list[int]:
         found.append(at)
         at += blocks[at]
     return found
-
-
-def _tells(group: Group, label: str) -> bool:
-    return kind_of(pair(group.frame, label, group.run.baseline)) is not None
 
 
 def _characters(style: Style) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from math import ceil, floor, log10
 from typing import Final
 
@@ -14,21 +15,37 @@ from benchctl.analysis.comparison import Group
 from benchctl.analysis.html_plot import short_labels
 from benchctl.analysis.plot_style import Style
 from benchctl.analysis.plot_words import shared_headline, title_lines, wrapped
-from benchctl.analysis.plots import LINE_SPACING, new_figure, text_inches
+from benchctl.analysis.plots import LINE_SPACING, new_figure, settle, text_inches
 from benchctl.errors import UserError
 
 _MOST_GROUPS: Final = {"page": 4, "column": 4, "slide": 2}
+_TOUCH = 0.1  # of the height of letters, by which the boxes around two names may overlap
 _HANDLE = 6.0  # of a legend, with the gaps beside it, in heights of the font
 
 
 def check_groups(groups: Sequence[Group], style: Style) -> None:
-    """Raises UserError for more groups than a picture of this size has room for."""
+    """Raises UserError for more groups than a picture of this size has room for, and for one without any figures."""
     most = _MOST_GROUPS[style.size]
     if len(groups) > most:
         raise UserError(
-            f"{len(groups)} groups of runs that may not be compared are too many for one picture of this size, which "
-            f"has room for {most}: name the files to plot."
+            f"{len(groups)} panels are too many for one picture of this size, which has room for {most}: name the "
+            "files to plot, or the suites with --suite."
         )
+    for group in groups:
+        if not any(method.prompts for method in group.pooled.methods):
+            raise UserError(f"{group.files[0].path}: no prompt was answered by the baseline. See `benchctl compare`.")
+
+
+def check_names(figure: Figure, style: Style) -> None:
+    """Raises UserError where the names beside rows cover each other on a slide, which grows no higher for them."""
+    if style.slide_height is None:
+        return
+    settle(figure)
+    for axes in figure.axes:
+        names = [label.get_window_extent() for label in axes.get_yticklabels() if label.get_text()]
+        rows = sorted(names, key=lambda box: box.y0)
+        if any(lower.y1 - upper.y0 > _TOUCH * style.small * style.dpi / 72 for lower, upper in pairwise(rows)):
+            raise UserError("names cover each other on a slide: choose fewer with --method, or --size page.")
 
 
 def parted(groups: Sequence[Group], style: Style, heights: Sequence[float]) -> tuple[Figure, tuple[SubFigure, ...]]:

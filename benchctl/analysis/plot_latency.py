@@ -23,6 +23,7 @@ from benchctl.analysis.plot_groups import (
     add_legend,
     broken,
     check_groups,
+    check_names,
     legend_columns,
     line_inches,
     names,
@@ -73,6 +74,7 @@ def plot_latency(groups: Sequence[Group], path: Path, style: Style, *, methods: 
     figure, parts = parted([group for group, _ in kept], style, heights)
     for part, (_, panels) in zip(parts, kept, strict=True):
         _draw(part, panels, style)
+    check_names(figure, style)
     save(figure, path)
     return tuple(_few([panel for _, panels in kept for panel in panels]))
 

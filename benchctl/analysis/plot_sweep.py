@@ -52,6 +52,10 @@ def plot_sweep(
     save(figure, path)
     others = [name for name in swept_names(groups, chosen(groups, methods)) if name != found[0].name]
     notes = [f"the picture is of {found[0].name}. Also swept: --method {', '.join(others)}."] if others else []
+    if not any(len(line.points) > 1 for sweep in found for line in sweep.lines):
+        notes.append(
+            f"no two labels of {found[0].name} differ in {found[0].option} alone: the picture does not show its effect."
+        )
     if any(method.estimate(SPEEDUP).interval is None for sweep in found for method in sweep.methods):
         notes.append("where no interval can be told there is a point alone. Measure more prompts.")
     return tuple(notes)

@@ -80,7 +80,8 @@ if TYPE_CHECKING:
     type=FiniteRange(min=0),
     metavar="POINTS",
     help="Exit with 1 unless every judge that gave points shows all methods to be worse than the baseline by no more "
-    "than POINTS: the interval of the mean difference lies above minus POINTS, on at least 10 prompts, all judged.",
+    "than POINTS: the interval of the mean difference lies above minus POINTS, on at least 10 prompts, every turn "
+    "judged, and pairs in both orders.",
 )
 @click.option(
     "--baseline",
@@ -224,8 +225,7 @@ def _check_alone(options: Mapping[str, object]) -> None:
     """That where no results are named scores are, and nothing that is about results."""
     if not options["scores"]:
         raise click.UsageError("Name results files, or --scores alone.")
-    unset = (None, False, ())  # 0 points are asked for, though 0 == False
-    asked = [name for name, value in options.items() if not any(value is each for each in unset)]
-    asked = [name for name in asked if name not in ("scores", "format")]
+    given = [name for name, value in options.items() if value or value == 0.0 and value is not False]  # 0 points too
+    asked = [name for name in given if name not in ("scores", "format")]
     if asked or options["format"] in ("brief", "csv", "md"):
         raise click.UsageError("--scores without FILES shows how judges agree, as text or json: name FILES for more.")

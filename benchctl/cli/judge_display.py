@@ -79,6 +79,8 @@ def describe_forecast(forecast: Forecast, judge: str, price_source: str) -> str:
     ]
     if price_source and forecast.most_usd:
         lines.append(f"A --max-usd below ${forecast.most_usd:.4f}, which is what they cost at their dearest, {_WAITS}.")
+    if forecast.handed_in:
+        lines.append(f"{forecast.handed_in} questions were handed in already: --batch collects and counts them first.")
     if forecast.too_long:
         lines.append(f"{forecast.too_long} questions are too long for the judge: see --long-answers.")
     return "\n".join(lines + _lacking(forecast.left_out))

@@ -55,7 +55,8 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
     multiple=True,
     metavar="LABEL",
     shell_complete=completing.labels,
-    help="Of this method only: a label, or a name for all its labels. May be repeated. Not with --pareto.",
+    help="Of this method only: a label, or a name for all its labels. May be repeated. Not with --pareto, "
+    "--alignment and --crossover.",
 )
 @click.option(
     "--y",

@@ -90,6 +90,7 @@ class AdaptiveDepth(Method):
             view = self.reach(stream, layer)
             if self.decide(context, view):
                 return view
+        context.enter("verify")  # of the rows that drafted, too: this is the target's own pass
         stream.advance()
         return View(target.layers, stream.states[-1:], None, target.head)
 

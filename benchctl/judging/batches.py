@@ -207,12 +207,16 @@ def batches_path(cache: Path) -> Path:
 
 def refuse_open_batches(cache: Path) -> None:
     """Raises UserError where a batch was handed in and not collected: to ask its questions now would pay twice."""
-    path = batches_path(cache)
-    if path.exists() and (waiting := _read(path)[0]):
-        questions = sum(len(batch.questions) for batch in waiting.values())
+    if questions := handed_in(cache):
         raise UserError(
             f"{questions} questions were handed in with --batch and not collected yet: add --batch to go on."
         )
+
+
+def handed_in(cache: Path) -> int:
+    """How many questions are in batches that were not collected yet."""
+    path = batches_path(cache)
+    return sum(len(batch.questions) for batch in _read(path)[0].values()) if path.exists() else 0
 
 
 def _read(path: Path) -> tuple[dict[str, Batch], int]:

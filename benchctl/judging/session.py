@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchctl.errors import UserError
 from benchctl.judging.asking import Asker
-from benchctl.judging.batches import Batches, refuse_open_batches
+from benchctl.judging.batches import Batches, handed_in, refuse_open_batches
 from benchctl.judging.budget import Budget, check_budget, is_paid
 from benchctl.judging.cache import Cache
 from benchctl.judging.estimate import estimate
@@ -63,6 +63,7 @@ class Judging:
             recalled=recalled,
             questions=len(asked),
             too_long=len(fresh) - len(asked),
+            handed_in=handed_in(asker.cache.path),
             usage=costs.usage,
             usd=costs.usd,
             most_usd=costs.most_usd,

@@ -57,8 +57,8 @@ class World:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a judging would do. `left_out` counts answers by what they lack. `usd` and, at their dearest, `most_usd` are
-    None where nobody knows the price."""
+    """What a judging would do. `left_out` counts answers by what they lack; `handed_in` are questions of batches that
+    were not collected yet. `usd` and, at their dearest, `most_usd` are None where nobody knows the price."""
 
     judgements: int
     stored: int
@@ -66,6 +66,7 @@ class Forecast:
     recalled: int = 0
     questions: int = 0
     too_long: int = 0
+    handed_in: int = 0
     usage: Usage = Usage(0, 0)
     usd: float | None = 0.0
     most_usd: float | None = 0.0
