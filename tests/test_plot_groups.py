@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
+from pathlib import Path
 
-from benchctl.analysis.plot_groups import broken, legend_columns, names, three_digits
+import pytest
+from fixtures_records import RUN, usual_rows, write
+
+from benchctl.analysis.comparison import compare
+from benchctl.analysis.plot_groups import broken, check_groups, legend_columns, names, three_digits
 from benchctl.analysis.plot_style import Style
 from benchctl.analysis.plots import text_inches
+from benchctl.errors import UserError
+from benchctl.recordfile import read
 
 LABEL = "two_model[draft_tokens=6,confidence=0.5]"
 
@@ -30,6 +37,17 @@ def test_a_slide_leaves_out_options_that_tell_no_labels_apart() -> None:
 )  # fmt: skip
 def test_numbers_have_three_digits_and_none_is_less_than_nothing_by_rounding(value: float, text: str) -> None:
     assert three_digits(value) == text
+
+
+def test_a_slide_has_room_for_one_panel(tmp_path: Path) -> None:
+    """Of two, the words beside the axes ran into the titles, and out of the picture."""
+    runs = [replace(RUN, threads=threads) for threads in (1, 2)]
+    files = [read(write(tmp_path / f"{run.threads}.jsonl", usual_rows(1), run)) for run in runs]
+    groups = compare(files)
+    check_groups(groups, Style(size="page"))
+    check_groups(groups[:1], Style(size="slide"))
+    with pytest.raises(UserError, match="2 panels are too many .* room for 1: name the files"):
+        check_groups(groups, Style(size="slide"))
 
 
 def test_a_legend_has_as_many_columns_as_fit_and_rows_that_are_alike() -> None:

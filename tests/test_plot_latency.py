@@ -145,7 +145,7 @@ def test_names_that_would_cover_each_other_on_a_slide_are_refused(
     more = [replace(row, label=label) for row in answers if row.label == DRAFTED for label in labels]
     (group,) = groups_of(tmp_path, [*answers, *more], replace(RUN, methods=(*RUN.methods, *map(method, labels))))
     with pytest.raises(UserError, match="names cover each other on a slide: choose fewer with --method"):
-        plot_latency([group, group], tmp_path / "plot.png", Style("light", "slide"))
+        plot_latency([group], tmp_path / "plot.png", Style("light", "slide"))
     asked = [BASELINE, DRAFTED, "medusa", "lookahead"]
 
     def draw(path: Path, style: Style) -> None:

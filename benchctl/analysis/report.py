@@ -26,6 +26,7 @@ from benchctl.records import Run
 
 Format = Literal["table", "brief", "md", "csv", "json"]
 WIDTH = 80
+_BETWEEN = 2  # characters between two columns
 
 
 def summary(paths: Sequence[Path | str], format: Format = "table", width: int = WIDTH) -> str:
@@ -110,7 +111,7 @@ def _terminal(groups: Sequence[Group], width: int, floor: float, *, brief: bool)
 
 def _table(block: Block, group: Group, width: int) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    room = width - sum(1 + _widest(group, column) for column in block.columns)
+    room = width - sum(_BETWEEN + _widest(group, column) for column in block.columns)
     lines = max(2, *(len(column.title.split()) for column in block.columns))
     table.add_column(_at_bottom([block.title, "method"], lines), overflow="fold")
     for column in block.columns:
@@ -119,7 +120,7 @@ def _table(block: Block, group: Group, width: int) -> Table:
         if len(group.suites) > 1:
             table.add_row(Text(group.title(suite), style="italic"))
         for method in suite.methods:
-            label = _filled(method.label_lines, room - 1)
+            label = _filled(method.label_lines, room)
             table.add_row(Text(label), *(Text(column.cell(method)) for column in block.columns))
         table.add_section()
     return table

@@ -38,7 +38,7 @@ METHODS = (
 OF_EXPERTS = ("expert_offload[prefetch=next_gate]",)
 BENCHES = ("koala", "self-instruct", "wizardlm", "mt-bench", "tasks")
 PROMPTS = 2  # of each bench
-_BRIEF = ("--source", "embedded", "--max-new-tokens", "32", "--repeats", "1", "--warm-up", "1")
+_BRIEF = ("--source", "embedded", "--max-new-tokens", "24", "--repeats", "1", "--warm-up", "1")
 
 _ABOUT_EXPERTS = (
     "expert_offload takes a mixture of experts. Its baseline has all experts in fast memory, it a quarter of them: it "
