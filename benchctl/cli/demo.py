@@ -36,7 +36,7 @@ METHODS = (
 )
 # It takes a mixture of experts, so it is measured on another target, against that one's baseline.
 OF_EXPERTS = ("expert_offload[prefetch=next_gate]",)
-BENCHES = ("koala", "self-instruct", "wizardlm", "mt-bench", "tasks")
+BENCHES = ("koala", "self-instruct", "wizardlm", "tasks")  # mt-bench has two turns: the minute is for more prompts
 PROMPTS = 2  # of each bench
 _BRIEF = ("--source", "embedded", "--max-new-tokens", "24", "--repeats", "1", "--warm-up", "1")
 
@@ -58,7 +58,7 @@ _HONEST = "Few prompts, each timed once: intervals are wide, and hold for this m
 def demo(context: click.Context, out: Path | None) -> None:
     """Measure every method on embedded models and prompts; show table, plot and report. No network, no GPU.
 
-    It takes less than a minute on two cores, and does nothing that `run`, `compare`, `plot` and `report` do not: each
+    It takes about a minute on two cores, and does nothing that `run`, `compare`, `plot` and `report` do not: each
     command is in the results files, and can be repeated with more prompts. Ctrl-C keeps what is measured.
 
     \b
