@@ -18,7 +18,8 @@ from benchctl.analysis.plot_words import shared_headline, title_lines, wrapped
 from benchctl.analysis.plots import LINE_SPACING, new_figure, settle, text_inches
 from benchctl.errors import UserError
 
-_MOST_GROUPS: Final = {"page": 4, "column": 4, "slide": 1}  # a second one on a slide squeezes words into each other
+# The five suites, each with a panel, and one more; a second one on a slide squeezes words into each other.
+_MOST_GROUPS: Final = {"page": 6, "column": 6, "slide": 1}
 _TOUCH = 0.1  # of the height of letters, by which the boxes around two names may overlap
 _HANDLE = 6.0  # of a legend, with the gaps beside it, in heights of the font
 
