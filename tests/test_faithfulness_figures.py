@@ -107,7 +107,7 @@ def test_a_method_that_degenerates_has_the_table_too(tmp_path: Path) -> None:
     looping = replace(drafted_row(steps=10), token_ids=(3,) * 21)
     text = unstyle(render([_compared(tmp_path, baseline_row(tokens=21), looping)]))
     line = next(line for line in text[text.index("Fidelity, otherwise") :].splitlines() if line.startswith("two_model"))
-    assert line.split() == ["two_model", "1.000", "+0.000", "1.000"]
+    assert line.split() == ["two_model", "draft_tokens=3", "1.000", "+0.000", "1.000"]
 
 
 @pytest.mark.parametrize("name", ["target-agreement", "rouge-l", "chrf"])
