@@ -17,12 +17,12 @@ from dataclasses import asdict, dataclass, field, replace
 
 import torch
 
-from benchctl import packs
+from benchctl import bundled as packs
 from benchctl.decoding.loop import Limits, decode
 from benchctl.decoding.method import Method
+from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.model.tokenizer import load_tokenizer
 from benchctl.decoding.sampling import Sampling
-from benchctl.decoding.target import Target, TargetInfo
-from benchctl.decoding.tokenizer import load_tokenizer
 from benchctl.errors import UserError
 from benchctl.measuring.choices import Choice, Models, choose_method, choose_models
 from benchctl.measuring.clock import Clock

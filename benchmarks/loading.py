@@ -18,20 +18,20 @@ from typing import Any
 
 import torch
 
-from benchctl import packs
+from benchctl import bundled as packs
+from benchctl.decoding.experts.offload import Offload, mixtures_of
+from benchctl.decoding.experts.tiers import Timer as Waits
+from benchctl.decoding.experts.trace import Generation, Trace
 from benchctl.decoding.loop import Limits, decode
 from benchctl.decoding.method import Method
-from benchctl.decoding.offload import Offload, mixtures_of
+from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.model.tokenizer import load_tokenizer
 from benchctl.decoding.sampling import Sampling
-from benchctl.decoding.target import Target, TargetInfo
-from benchctl.decoding.tiers import Timer as Waits
-from benchctl.decoding.tokenizer import load_tokenizer
 from benchctl.errors import UserError
 from benchctl.measuring.choices import Choice, Models, choose_method
 from benchctl.measuring.clock import Clock, Timer
 from benchctl.measuring.tracing import Offloading
 from benchctl.offload.simulator import Setting, Simulated, simulate
-from benchctl.offload.trace import Generation, Trace
 from benchmarks.goals import against_band, is_met
 from benchmarks.origin import origin
 from benchmarks.speed import embedded_prompts, paired_interval

@@ -9,9 +9,9 @@ from functools import cached_property
 from itertools import count, islice
 from pathlib import Path
 
-from benchctl.decoding.token_text import token_text
-from benchctl.packs import default_target, resolve
-from benchctl.records import Exactness, MethodInfo, Mode, ModelInfo, Row, Run, SuiteInfo, to_line
+from benchctl.bundled import default_target, resolve
+from benchctl.decoding.model.tokenizer import token_text
+from benchctl.records.schema import Exactness, MethodInfo, Mode, ModelInfo, Row, Run, SuiteInfo, to_line
 
 REPEATS = 5
 LAYERS, VOCABULARY = 12, 4096

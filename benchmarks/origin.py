@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from benchctl.decoding.modules import modules_sha256
-from benchctl.decoding.target import Target
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.folder import modules_sha256
 from benchctl.errors import UserError
 from benchctl.measuring.choices import Choice
 from benchctl.measuring.clock import utc_now
 from benchctl.measuring.header import model_info
-from benchctl.measuring.machine import commit, machine_facts, versions
+from benchctl.measuring.machine.facts import commit, machine_facts, versions
 from benchctl.registry import parse_label
 
 

@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 import click
 
-from benchctl.records import Mode
+from benchctl.records.schema import Mode
 from benchmarks.browser import PROGRAM, browser
 from benchmarks.figures import Figure, Took, took
 from benchmarks.made_up import MadeUp

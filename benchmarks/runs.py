@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchctl.analysis.comparison import compare
-from benchctl.analysis.export import to_json
+from benchctl.analysis.frame.comparison import compare
+from benchctl.analysis.tables.export import to_json
 from benchctl.measuring import settings as ask
 from benchctl.measuring.check import check
 from benchctl.measuring.run import run
-from benchctl.recordfile import read
+from benchctl.records.writer import read
 from benchmarks.figures import took
 
 HELP_RUNS = 10

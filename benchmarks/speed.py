@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchctl import packs
-from benchctl.analysis.stats import Interval, Levels, bootstrap
+from benchctl import bundled as packs
+from benchctl.analysis.stats.bootstrap import Interval, Levels, bootstrap
 from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
-from benchctl.decoding.target import Target
-from benchctl.measuring.prompts import load_suite
+from benchctl.measuring.prompts.prompt import load_suite
 from benchctl.registry import build
 from benchmarks.library import Answer, Library
 

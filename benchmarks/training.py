@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchctl import packs
-from benchctl.training.chat import ChatFormat
+from benchctl import bundled as packs
+from benchctl.training.data.chat import ChatFormat
+from benchctl.training.data.packing import Batch, PackedCorpus
 from benchctl.training.models import TokenIds, build_model, parameter_count
-from benchctl.training.objective import LanguageModel, loss_weights
+from benchctl.training.modules.objective import LanguageModel, loss_weights
 from benchctl.training.optim import OptimizerSettings
-from benchctl.training.packing import Batch, PackedCorpus
 from benchctl.training.recipe import lesson_rows
 from benchctl.training.schedule import Budget, Stage
 from benchctl.training.settings import Data, TrainSettings

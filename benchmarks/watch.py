@@ -19,9 +19,9 @@ from torch import Tensor
 
 from benchctl.decoding.adaptive import AdaptiveDepth
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.kernels import Linear
+from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Method, Outcome, Speculative, Step
-from benchctl.decoding.stream import Stream
+from benchctl.decoding.model.kernels import Linear
 from benchmarks.work import Bare, Work, run_bare, spans_of
 
 PARTS = ("advance", "accompany", "choose", "fill", "logits", "keep")  # of Stream

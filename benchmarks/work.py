@@ -9,8 +9,8 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from benchctl.decoding.cache import Cache
-from benchctl.decoding.target import Target
+from benchctl.decoding.kv.cache import Cache
+from benchctl.decoding.model.target import Target
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from benchctl import packs
-from benchctl.decoding.likelihood import likelihood
-from benchctl.decoding.target import Target, files_sha256
-from benchctl.decoding.tokenizer import TargetTokenizer, load_tokenizer, talk
+from benchctl import bundled as packs
+from benchctl.decoding.model.likelihood import likelihood
+from benchctl.decoding.model.target import Target, files_sha256
+from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer, talk
 from benchctl.errors import UserError
 from benchctl.judging.judge import GradingJudge, Place, Question, Row, Run
 

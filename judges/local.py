@@ -14,12 +14,13 @@ from itertools import count, product
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from benchctl import packs, registry
+from benchctl import bundled as packs
+from benchctl import registry
 from benchctl.decoding.loop import Limits, decode
-from benchctl.decoding.replies import reply_chances
+from benchctl.decoding.model.likelihood import reply_chances
+from benchctl.decoding.model.target import Target, files_sha256
+from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
 from benchctl.decoding.sampling import Sampling
-from benchctl.decoding.target import Target, files_sha256
-from benchctl.decoding.tokenizer import TargetTokenizer, load_tokenizer
 from benchctl.errors import UserError
 from benchctl.judging.judge import AskedJudge, Message, Place, Reply, Usage
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchctl.decoding.batch import Batched
 from benchctl.decoding.method import Context, Method, Step, one_token
-from benchctl.decoding.target import Target
+from benchctl.decoding.model.target import Target
 
 
 @dataclass

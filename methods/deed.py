@@ -16,12 +16,12 @@ from typing import Literal
 from torch import Tensor, nn
 
 from benchctl.decoding.adaptive import KvFill, View
-from benchctl.decoding.exit_modules import ExitModule, Exits, deep_supervision_loss, exits_yardsticks
-from benchctl.decoding.exit_policy import ExitPolicy
-from benchctl.decoding.kv_fill import deferred_exact
+from benchctl.decoding.kv.kv_fill import deferred_exact
 from benchctl.decoding.method import Context
-from benchctl.decoding.target import Target, TargetInfo
-from benchctl.decoding.trainable import Lesson, Tally, Trainable
+from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.modules.exit_policy import ExitPolicy
+from benchctl.decoding.modules.exits import ExitModule, Exits, deep_supervision_loss, exits_yardsticks
+from benchctl.decoding.modules.trainable import Lesson, Tally, Trainable
 from benchctl.errors import UserError
 
 

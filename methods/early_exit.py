@@ -16,13 +16,12 @@ from typing import Literal
 from torch import Tensor, nn
 
 from benchctl.decoding.adaptive import KvFill, View
-from benchctl.decoding.exit_modules import ExitModule, Exits, classifier_loss, exits_loss, exits_yardsticks
-from benchctl.decoding.exit_policy import ExitPolicy, decayed, read_exits
-from benchctl.decoding.exits import chance
-from benchctl.decoding.kv_fill import copy_h, deferred_exact
+from benchctl.decoding.kv.kv_fill import copy_h, deferred_exact
 from benchctl.decoding.method import Context
-from benchctl.decoding.target import Target, TargetInfo
-from benchctl.decoding.trainable import Lesson, SecondStage, Tally, Trainable, TrainingDefaults
+from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.modules.exit_policy import ExitPolicy, decayed, read_exits
+from benchctl.decoding.modules.exits import ExitModule, Exits, chance, classifier_loss, exits_loss, exits_yardsticks
+from benchctl.decoding.modules.trainable import Lesson, SecondStage, Tally, Trainable, TrainingDefaults
 from benchctl.errors import UserError
 
 

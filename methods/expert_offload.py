@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
+from benchctl.decoding.experts.offload import NextGate, Offload, OffloadSettings, Tier
+from benchctl.decoding.experts.policies import PolicyName
+from benchctl.decoding.experts.tiers import Timer
 from benchctl.decoding.method import Context, Method, Step, one_token
-from benchctl.decoding.offload import NextGate, Offload, OffloadSettings, Tier
-from benchctl.decoding.target import Target, TargetInfo
-from benchctl.decoding.tiers import Timer
-from benchctl.offload.policies import PolicyName
+from benchctl.decoding.model.target import Target, TargetInfo
 
 
 @dataclass

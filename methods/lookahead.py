@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchctl.decoding.draft import ROOT, Draft
 from benchctl.decoding.method import Context, Outcome, Speculative
-from benchctl.decoding.target import TargetInfo
+from benchctl.decoding.model.target import TargetInfo
 from benchctl.decoding.verify import Verdict
 
 Guess = tuple[int, ...]

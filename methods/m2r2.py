@@ -19,17 +19,17 @@ from benchctl.decoding.ahead import AheadOfTime, Loading
 from benchctl.decoding.alignment import TwoStreams
 from benchctl.decoding.arla import Router
 from benchctl.decoding.dynamic import KvFillName, Leaving, RouterName
+from benchctl.decoding.experts.offload import Offload, OffloadSettings, Tier
+from benchctl.decoding.experts.policies import PolicyName
+from benchctl.decoding.experts.tiers import Timer
 from benchctl.decoding.gate_draft import Drafting, Source
 from benchctl.decoding.gates import Interval, check_gate, intervals_of, read_gates, unfit_gates
 from benchctl.decoding.method import Context, Method, Step
-from benchctl.decoding.modules import load_modules
-from benchctl.decoding.offload import Offload, OffloadSettings, Tier
+from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.modules.folder import load_modules
+from benchctl.decoding.modules.trainable import Lesson, SecondStage, Tally, Trainable, TrainingDefaults
 from benchctl.decoding.streams import How, decoding_of, refuse_idle_options, streams_loss, streams_yardsticks
-from benchctl.decoding.target import Target, TargetInfo
-from benchctl.decoding.tiers import Timer
-from benchctl.decoding.trainable import Lesson, SecondStage, Tally, Trainable, TrainingDefaults
 from benchctl.errors import UserError
-from benchctl.offload.policies import PolicyName
 
 
 @dataclass

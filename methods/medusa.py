@@ -28,9 +28,9 @@ from benchctl.decoding.medusa_heads import (
 )
 from benchctl.decoding.medusa_published import read_published
 from benchctl.decoding.method import Context, Exactness, Outcome, Speculative
-from benchctl.decoding.modules import FACTS, load_modules, read_facts, trained_options
-from benchctl.decoding.target import Target, TargetInfo
-from benchctl.decoding.trainable import Lesson, Tally, Trainable
+from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.modules.folder import FACTS, load_modules, read_facts, trained_options
+from benchctl.decoding.modules.trainable import Lesson, Tally, Trainable
 from benchctl.decoding.trees import Path, pick, read_widths, wide_tree
 from benchctl.decoding.verify import Verdict, verify_typical
 from benchctl.errors import UserError

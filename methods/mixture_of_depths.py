@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from benchctl.decoding.accelerated import AdapterSettings
+from benchctl.decoding.experts.tiers import Timer
 from benchctl.decoding.method import Context, Method, Step, one_token
-from benchctl.decoding.modules import load_modules
+from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.modules.folder import load_modules
+from benchctl.decoding.modules.trainable import Lesson, Tally, Trainable, TrainingDefaults
 from benchctl.decoding.routed import RoutedDepth, routed_loss, routed_yardsticks
 from benchctl.decoding.routed_run import RoutedRun, bound_of
-from benchctl.decoding.target import Target, TargetInfo
-from benchctl.decoding.tiers import Timer
-from benchctl.decoding.trainable import Lesson, Tally, Trainable, TrainingDefaults
 from benchctl.errors import UserError
 
 

@@ -16,15 +16,15 @@ from typing import Literal
 from torch import Tensor, nn
 
 from benchctl.decoding.accelerated import AdapterSettings
-from benchctl.decoding.adapted import Adapters
 from benchctl.decoding.batch import Batched
 from benchctl.decoding.depth_schedule import DepthSchedule, FixedDepths, schedule_loss, schedule_yardsticks
+from benchctl.decoding.experts.tiers import Timer
+from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Method, Step, one_token
-from benchctl.decoding.modules import load_modules, trained_options
-from benchctl.decoding.stream import Stream
-from benchctl.decoding.target import Target, TargetInfo
-from benchctl.decoding.tiers import Timer
-from benchctl.decoding.trainable import Lesson, Tally, Trainable, TrainingDefaults
+from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.modules.adapters import Adapters
+from benchctl.decoding.modules.folder import load_modules, trained_options
+from benchctl.decoding.modules.trainable import Lesson, Tally, Trainable, TrainingDefaults
 from benchctl.errors import UserError
 
 

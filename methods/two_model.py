@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchctl.decoding.draft import Draft
+from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Chain, Context, Speculative
-from benchctl.decoding.stream import Stream
-from benchctl.decoding.target import Target
+from benchctl.decoding.model.target import Target
 
 
 @dataclass

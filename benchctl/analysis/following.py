@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from benchctl.analysis.comparison import Estimate, estimates
-from benchctl.analysis.fidelity import Fidelity, broken, claims_exact, fidelity
-from benchctl.analysis.frame import pair, to_frame
-from benchctl.analysis.metrics import ACCEPTANCE_RATE, SPEEDUP, TOKEN_AGREEMENT
-from benchctl.analysis.rounds import Round, round_of
-from benchctl.recordfile import RunFile, scan
-from benchctl.records import MethodInfo, Row, Run
+from benchctl.analysis.frame.build import pair, to_frame
+from benchctl.analysis.frame.comparison import Estimate, estimates
+from benchctl.analysis.frame.fidelity import Fidelity, broken, claims_exact, fidelity
+from benchctl.analysis.frame.rounds import Round, round_of
+from benchctl.analysis.metrics.metric import ACCEPTANCE_RATE, SPEEDUP, TOKEN_AGREEMENT
+from benchctl.records.schema import MethodInfo, Row, Run
+from benchctl.records.writer import RunFile, scan
 
 _Prompt = tuple[str, str]  # its suite and id
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 import click
 
-from benchctl.cli import completing
-from benchctl.cli.run_options import FiniteRange
+from benchctl.cli import completion as completing
+from benchctl.cli.run.options import FiniteRange
 from benchctl.errors import UserError
 
 if TYPE_CHECKING:
-    from benchctl.analysis.comparison import Group
-    from benchctl.analysis.gates import Gates, Requirement
-    from benchctl.analysis.report import Format
+    from benchctl.analysis.frame.comparison import Group
+    from benchctl.analysis.gate import Gates, Requirement
+    from benchctl.analysis.tables.text import Format
 
 
 @click.command()
@@ -133,10 +133,10 @@ def compare(
       benchctl compare --scores results/first.scores.jsonl
       benchctl compare results/new.jsonl --require lossless --baseline results/old.jsonl --fail-below 0.95
     """
-    from benchctl.analysis.aa import read_floor
-    from benchctl.analysis.judged import MARGIN, with_judgements
-    from benchctl.analysis.text_overlap import with_overlap
-    from benchctl.cli.gates import FAILED, held, tell
+    from benchctl.analysis.judges.figures import MARGIN, with_judgements
+    from benchctl.analysis.metrics.text_overlap import with_overlap
+    from benchctl.analysis.stats.aa import read_floor
+    from benchctl.cli.compare import FAILED, held, tell
     from benchctl.cli.inputs import read_scores, tell_cautions, tell_floor
 
     _check_together(context.params)
@@ -163,8 +163,8 @@ def compare(
 
 def _compared(names: tuple[str, ...], over: str | None, overlap: bool) -> tuple[Group, ...]:
     """The comparison of these files; none where there are none."""
-    from benchctl.analysis.comparison import compare as compare_runs
-    from benchctl.analysis.comparison import over as set_over
+    from benchctl.analysis.frame.comparison import compare as compare_runs
+    from benchctl.analysis.frame.comparison import over as set_over
     from benchctl.cli.inputs import read_files
 
     if not names:
@@ -173,8 +173,8 @@ def _compared(names: tuple[str, ...], over: str | None, overlap: bool) -> tuple[
 
 
 def _show(groups: tuple[Group, ...], format: Format, acceptance: bool, effect: float, gates: Gates | None) -> None:
-    from benchctl.analysis.acceptance_table import render_acceptance
-    from benchctl.analysis.report import render
+    from benchctl.analysis.tables.acceptance import render_acceptance
+    from benchctl.analysis.tables.text import render
 
     if acceptance:
         click.echo(render_acceptance(groups, format, gates))
@@ -186,10 +186,10 @@ def _tell_agreement(scores: tuple[str, ...], format: Format) -> None:
     """How far judges agree, from their scores alone."""
     import json
 
-    from benchctl.analysis.agreement import agreements
-    from benchctl.analysis.judge_export import agreement_document
-    from benchctl.analysis.judge_tables import agreement_sentence
-    from benchctl.analysis.judgements import from_scores
+    from benchctl.analysis.judges.agreement import agreements
+    from benchctl.analysis.judges.judgements import from_scores
+    from benchctl.analysis.tables.export import agreement_document
+    from benchctl.analysis.tables.judges import agreement_sentence
     from benchctl.cli.inputs import read_scores
 
     found = agreements(from_scores(read_scores(scores)))
@@ -229,3 +229,65 @@ def _check_alone(options: Mapping[str, object]) -> None:
     asked = [name for name in given if name not in ("scores", "format")]
     if asked or options["format"] in ("brief", "csv", "md"):
         raise click.UsageError("--scores without FILES shows how judges agree, as text or json: name FILES for more.")
+
+
+if TYPE_CHECKING:
+    from benchctl.analysis.frame.comparison import Group
+    from benchctl.analysis.gate import Gates, Requirement
+
+FAILED = 1
+
+
+def check_comparable(groups: Sequence[Group]) -> None:
+    """Raises UserError, naming what differs, unless all files may be compared with each other."""
+    if len(groups) > 1:
+        differing = [
+            f"{group.files[0].path} in {', '.join(one.field for one in group.differs)}" for group in groups[1:]
+        ]
+        raise UserError(
+            f"not all files can be compared: {'; '.join(differing)}, from {groups[0].files[0].path}. They are shown as "
+            f"{len(groups)} groups; name only files of one."
+        )
+
+
+def held(
+    groups: Sequence[Group],
+    required: Requirement | None,
+    earlier: Sequence[Group],
+    least: float | None,
+    floor: float,
+    quality: float | None,
+) -> Gates | UserError | None:
+    """What became of what the first group is held to, None where nothing was asked for; or why it cannot be said, to be
+    raised when the tables are shown."""
+    from benchctl.analysis.gate import hold
+
+    try:
+        check_comparable(groups)
+        if earlier:
+            check_comparable(earlier)
+        asked = required or earlier or quality is not None
+        return hold(groups[0], required, earlier[0] if earlier else None, least, floor, quality) if asked else None
+    except UserError as problem:
+        return problem
+
+
+def tell(gates: Gates, group: Group, earlier: Sequence[Group]) -> None:
+    """All of it, on stderr."""
+    from benchctl.analysis.frame.sessions import count
+    from benchctl.analysis.gate import told
+
+    for notice in gates.unsupported:
+        click.echo(f"Note: {notice}", err=True)
+    for problem in gates.unmet:
+        click.echo(f"FAIL: {problem}", err=True)
+    if gates.least is None:
+        return
+    for line in told(gates.kept, gates.least, gates.floor):
+        click.echo(line, err=True)
+    if min(count(group), count(earlier[0])) == 1:
+        click.echo(
+            "Note: one of these was measured in one session, so what of a change is the difference between sessions "
+            "cannot be told: --sessions 3 for both would tell, or --floor.",
+            err=True,
+        )

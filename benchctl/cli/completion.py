@@ -1,11 +1,51 @@
-"""`benchctl completion`: lets a shell complete verbs, options, and the names of methods, benches, models and judges."""
+"""What a shell is offered for the words of a command line: names that this installation knows, else files.
+
+Asked at every press of a key, so nothing heavy is imported: names come from lists of files, never from the methods.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import click
-from click.shell_completion import get_completion_class
+from click.shell_completion import CompletionItem, get_completion_class
+
+Items = list[CompletionItem[str]]
+
+
+def labels(context: click.Context, option: click.Parameter, incomplete: str) -> Items:
+    """Methods, those of other distributions too."""
+    from benchctl.registry import method_names
+
+    return _starting(incomplete, method_names())
+
+
+def judges(context: click.Context, option: click.Parameter, incomplete: str) -> Items:
+    from benchctl.registry import judge_names
+
+    return _starting(incomplete, judge_names())
+
+
+def benches(context: click.Context, option: click.Parameter, incomplete: str) -> Items:
+    from benchctl.measuring.prompts.suites import SUITES
+
+    return _starting(incomplete, [suite.name for suite in SUITES]) or files(context, option, incomplete)
+
+
+def models(context: click.Context, option: click.Parameter, incomplete: str) -> Items:
+    from benchctl.bundled import models as embedded
+
+    return _starting(incomplete, [model.name for model in embedded()]) or [CompletionItem(incomplete, type="dir")]
+
+
+def files(context: click.Context, option: click.Parameter, incomplete: str) -> Items:
+    return [CompletionItem(incomplete, type="file")]
+
+
+def _starting(incomplete: str, names: Sequence[str]) -> Items:
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
 
 VARIABLE = "_BENCHCTL_COMPLETE"  # what click asks for by a command of this name
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from benchctl.cli import INTERRUPTED
-from benchctl.cli.run_options import asks_for_a_run
+from benchctl.cli.run.options import asks_for_a_run
 from benchctl.errors import UserError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from benchctl.cli import completing
+from benchctl.cli import completion as completing
 from benchctl.importing.answers import FORMATS
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ def import_(files: tuple[str, ...], format: Format | str, out: Path, baseline: s
     """
     from benchctl.importing.gather import Terms, gather
     from benchctl.importing.sums import sums_of
-    from benchctl.recordfile import Writer, check_output
-    from benchctl.scores import ScoreWriter, scores_path
+    from benchctl.records.scores import ScoreWriter, scores_path
+    from benchctl.records.writer import Writer, check_output
 
     check_output(out)
     asked = next((known for known in FORMATS if known == format), None)

@@ -12,10 +12,10 @@ import click
 from benchctl.errors import UserError
 
 if TYPE_CHECKING:
-    from benchctl.analysis.aa import Floor
-    from benchctl.analysis.comparison import Group
-    from benchctl.recordfile import RunFile
-    from benchctl.scores import Score
+    from benchctl.analysis.frame.comparison import Group
+    from benchctl.analysis.stats.aa import Floor
+    from benchctl.records.scores import Score
+    from benchctl.records.writer import RunFile
 
 
 def read_files(names: Sequence[str]) -> list[RunFile]:
@@ -24,8 +24,8 @@ def read_files(names: Sequence[str]) -> list[RunFile]:
 
     Raises UserError for a pattern without a match, for a file that cannot be read, and for a copy of another one.
     """
-    from benchctl.recordfile import scan
-    from benchctl.scores import is_scores
+    from benchctl.records.scores import is_scores
+    from benchctl.records.writer import scan
 
     paths = [path for path in paths_of(names) if not is_scores(path)]
     if names and not paths:
@@ -42,8 +42,8 @@ def read_files(names: Sequence[str]) -> list[RunFile]:
 
 def read_scores(names: Sequence[str]) -> list[Score]:
     """The scores in files, patterns expanded; each judgement once. Raises as `read_files` does."""
-    from benchctl.scores import once
-    from benchctl.scores import read_scores as read
+    from benchctl.records.scores import once
+    from benchctl.records.scores import read_scores as read
 
     files = [read(path) for path in paths_of(names)]
     for notice in (notice for file in files for notice in file.notices):
@@ -62,7 +62,7 @@ def _check_copies(files: Sequence[RunFile]) -> None:
 def tell_cautions(groups: Sequence[Group], floor: float = 0.0) -> None:
     """What to know about the figures, on stderr: for outputs that have no place for it. No difference in speed below
     `floor` is called one."""
-    from benchctl.analysis.cautions import cautions
+    from benchctl.analysis.warnings import cautions
 
     for group in groups:
         for caution in cautions(group, floor):

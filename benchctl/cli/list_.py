@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchctl.packs import PackModel
+from benchctl.bundled import PackModel
 
 if TYPE_CHECKING:
     from benchctl.decoding.method import Method
@@ -105,7 +105,7 @@ def _judges() -> Sequence[_JudgeLine]:
 
 
 def _benches() -> Sequence[_BenchLine]:
-    from benchctl.measuring.prompts import describe
+    from benchctl.measuring.prompts.prompt import describe
 
     return [
         _BenchLine(
@@ -121,7 +121,7 @@ def _benches() -> Sequence[_BenchLine]:
 
 
 def _models() -> Sequence[_ModelLine]:
-    from benchctl.packs import models
+    from benchctl.bundled import models
 
     return [_ModelLine(size=f"{model.bytes / 1e6:.1f} MB", **asdict(model)) for model in models()]
 

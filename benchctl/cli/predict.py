@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from benchctl.cli import completing
+from benchctl.cli import completion as completing
 from benchctl.errors import UserError
 
 if TYPE_CHECKING:
-    from benchctl.analysis.predict import Accounts
-    from benchctl.analysis.predict_hardware import Extrapolation, Hardware
-    from benchctl.recordfile import RunFile
+    from benchctl.analysis.predict.hardware import Extrapolation, Hardware
+    from benchctl.analysis.predict.speedup import Accounts
+    from benchctl.records.writer import RunFile
 
 _MOST_SEQUENCES = 4096
 
@@ -57,8 +57,8 @@ def predict(
       benchctl predict results/profiled.jsonl --hardware h100 --dtype bfloat16
       benchctl predict results/profiled.jsonl --hardware a100 --batch-size 1 --batch-size 32
     """
-    from benchctl.analysis.predict import predict as predict_files
-    from benchctl.analysis.predict_hardware import hardware_of
+    from benchctl.analysis.predict.hardware import hardware_of
+    from benchctl.analysis.predict.speedup import predict as predict_files
     from benchctl.cli.inputs import read_files
     from benchctl.cli.predict_tables import to_json, to_tables
 
@@ -81,8 +81,8 @@ def _extrapolate(
     file: RunFile, accounts: Accounts, machines: Sequence[Hardware], dtype: str, batch_sizes: Sequence[int]
 ) -> tuple[list[Extrapolation], list[UserError]]:
     """Of every method with an account; and why it cannot be said of others."""
-    from benchctl.analysis.predict import Prediction
-    from benchctl.analysis.predict_hardware import extrapolate
+    from benchctl.analysis.predict.hardware import extrapolate
+    from benchctl.analysis.predict.speedup import Prediction
 
     found: list[Extrapolation] = []
     problems: list[UserError] = []

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchctl.analysis.comparison import label_lines
-from benchctl.analysis.predict import Accounts, Figure, Prediction, Unpredicted
-from benchctl.analysis.predict_hardware import SHORT_S, Extrapolation, Hardware
-from benchctl.recordfile import RunFile
+from benchctl.analysis.frame.comparison import label_lines
+from benchctl.analysis.predict.hardware import SHORT_S, Extrapolation, Hardware
+from benchctl.analysis.predict.speedup import Accounts, Figure, Prediction, Unpredicted
+from benchctl.records.writer import RunFile
 
 WIDTH = 80
 _NONE = "–"

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from benchctl import __version__
-from benchctl.cli import completing
+from benchctl.cli import completion as completing
 from benchctl.errors import UserError
 
 if TYPE_CHECKING:
-    from benchctl.records import Run
+    from benchctl.records.schema import Run
 
 
 @click.command()
@@ -56,10 +56,10 @@ def report(files: tuple[str, ...], out: Path, scores: tuple[str, ...], floor: st
       benchctl report results/first.jsonl -o first.html
       benchctl report 'results/three-*.jsonl' -o three.html --floor aa.json
     """
-    from benchctl.analysis.aa import read_floor
-    from benchctl.analysis.comparison import compare
-    from benchctl.analysis.html import report as page_of
-    from benchctl.analysis.judged import with_judgements
+    from benchctl.analysis.frame.comparison import compare
+    from benchctl.analysis.html.report import report as page_of
+    from benchctl.analysis.judges.figures import with_judgements
+    from benchctl.analysis.stats.aa import read_floor
     from benchctl.cli.inputs import read_files, read_scores, tell_floor
     from benchctl.measuring.clock import utc_now
 
@@ -79,7 +79,7 @@ def report(files: tuple[str, ...], out: Path, scores: tuple[str, ...], floor: st
 
 def _check_page(path: Path) -> None:
     """Raises UserError where `path` is not named like a page, or cannot be written."""
-    from benchctl.recordfile import check_writable
+    from benchctl.records.writer import check_writable
 
     if path.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"{path}: is not named like a page. End --out in .html.")
@@ -101,8 +101,8 @@ def decoder(run: Run) -> Callable[[Sequence[int]], str] | None:
 
 @cache
 def _decoder_of(target: str) -> Callable[[Sequence[int]], str] | None:
-    from benchctl.decoding.token_text import token_text
-    from benchctl.packs import resolve
+    from benchctl.bundled import resolve
+    from benchctl.decoding.model.tokenizer import token_text
 
     try:
         place = resolve(target)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchctl.cli import completing
+from benchctl.cli import completion as completing
 
 if TYPE_CHECKING:
+    from benchctl.decoding.experts.trace import Trace
     from benchctl.offload.forecast import Line
     from benchctl.offload.simulator import PolicyChoice, Prefetch
-    from benchctl.offload.trace import Trace
 
 _POLICIES = ["on_demand", "lru", "lfu", "least_stale", "oracle"]
 _SHARE = click.FloatRange(min=0, max=1)
@@ -79,10 +79,10 @@ def record(
       benchctl simulate record --model ref-moe --bench koala --limit 4 --out trace.jsonl
       benchctl simulate record --model ref-moe --method 'm2r2[mode=aot,modules=my-modules]' --out trace.jsonl
     """
-    from benchctl.measuring.prompts import load_suite
+    from benchctl.decoding.experts.trace import write_trace
+    from benchctl.measuring.prompts.prompt import load_suite
     from benchctl.measuring.tracing import Recording
     from benchctl.measuring.tracing import record as record_trace
-    from benchctl.offload.trace import write_trace
 
     def tell(notice: str) -> None:
         click.echo(f"Note: {notice}", err=True)
@@ -186,10 +186,10 @@ def _simulate(
     seed: int,
     **made_up: Any,
 ) -> list[Line]:
+    from benchctl.decoding.experts.trace import read_trace
     from benchctl.offload.forecast import Question, forecast
     from benchctl.offload.made_up import Guessing
     from benchctl.offload.simulator import POLICIES
-    from benchctl.offload.trace import read_trace
 
     trace = read_trace(path) if path is not None else _synthetic(seed=seed, **made_up)
     usual: tuple[Prefetch, ...] = ("next", "aot") if trace.synthetic else ("recorded",)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from benchctl.cli import completing
+from benchctl.cli import completion as completing
 from benchctl.errors import InvalidData, UserError
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ def validate(context: click.Context, files: tuple[str, ...], schema: str | None)
 
 def _account(path: Path) -> str:
     """What a valid file holds. Raises UserError for any other."""
-    from benchctl.recordfile import scan
-    from benchctl.scores import is_scores
+    from benchctl.records.scores import is_scores
+    from benchctl.records.writer import scan
 
     if is_scores(path):
         return _account_of_scores(path)
@@ -71,7 +71,7 @@ def _account(path: Path) -> str:
 
 
 def _account_of_scores(path: Path) -> str:
-    from benchctl.scores import read_scores
+    from benchctl.records.scores import read_scores
 
     file = read_scores(path)
     judges = len({(score.judge, score.model) for score in file.scores})

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from benchctl.cli import completing
-from benchctl.cli.findings import tell_findings
+from benchctl.cli import completion as completing
+from benchctl.cli.doctor.findings import tell_findings
 
 if TYPE_CHECKING:
     from benchctl.conformance.findings import Finding

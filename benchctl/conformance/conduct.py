@@ -8,13 +8,12 @@ from dataclasses import replace
 from benchctl.conformance.findings import Deviation, Result, Skipped, shown
 from benchctl.conformance.grounds import NEW_TOKENS, VOCABULARY, Ground, prompt_of
 from benchctl.conformance.subject import Subject, Watched, answer
-from benchctl.decoding.batch import why_not_batched
-from benchctl.decoding.batch_loop import BatchPrompt, decode_batch
+from benchctl.decoding.batch import BatchPrompt, decode_batch, why_not_batched
+from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import Generation, Limits
 from benchctl.decoding.method import Step
 from benchctl.decoding.replay import Unforced
 from benchctl.decoding.sampling import Sampling
-from benchctl.decoding.stream import Stream
 
 _PROMPT_TOKENS = 13
 _WARM = Sampling(temperature=0.9, top_p=0.9, seed=5)

@@ -12,8 +12,8 @@ import torch
 
 from benchctl.conformance.plain import Naive, autoregressive, in_float64, noisy_copy
 from benchctl.conformance.random_models import LLAMA, MIXTRAL, random_config, random_model
-from benchctl.decoding.target import Target
-from benchctl.decoding.tokenizer import TargetTokenizer
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.model.tokenizer import TargetTokenizer
 
 KINDS: Mapping[str, Mapping[str, Any]] = {"llama": LLAMA, "mixtral": MIXTRAL}
 LAYERS = 4

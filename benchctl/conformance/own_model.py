@@ -22,8 +22,8 @@ from benchctl.conformance.replay import replay
 from benchctl.conformance.replayed import drafter_of
 from benchctl.decoding.loop import Generation, Limits, decode
 from benchctl.decoding.method import Method
+from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
-from benchctl.decoding.target import Target
 from benchctl.registry import BASELINE, build, parse_label
 
 WHAT: dict[str, str] = {

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchctl.decoding.target import Target
+from benchctl.decoding.model.target import Target
 
 
 class Recomputing(Protocol):

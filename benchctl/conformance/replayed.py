@@ -6,7 +6,7 @@ from typing import Any
 
 from benchctl.conformance.replay import Drafter, ExitRule, Recomputed, exit_drafter, lookup_drafter, model_drafter
 from benchctl.decoding.method import Method
-from benchctl.decoding.target import Target
+from benchctl.decoding.model.target import Target
 
 
 def drafter_of(name: str, method: Method, target: Target, draft: Target | None) -> Drafter | str:

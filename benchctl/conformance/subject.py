@@ -9,14 +9,14 @@ from pathlib import Path
 
 from benchctl.conformance.grounds import Ground
 from benchctl.conformance.untrained import facts_of, untrained
+from benchctl.decoding.experts.tiers import Timer
+from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import Generation, Limits, decode
 from benchctl.decoding.method import Context, Method, Step
-from benchctl.decoding.modules import save_modules
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.folder import save_modules
+from benchctl.decoding.modules.trainable import Trainable
 from benchctl.decoding.sampling import Sampling
-from benchctl.decoding.stream import Stream
-from benchctl.decoding.target import Target
-from benchctl.decoding.tiers import Timer
-from benchctl.decoding.trainable import Trainable
 from benchctl.registry import build, canonical_label, parse_label
 
 Look = Callable[[Stream, Sequence[int], Step | None], None]

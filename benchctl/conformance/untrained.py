@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchctl.decoding.modules import MadeFor
-from benchctl.decoding.target import Target
-from benchctl.decoding.trainable import Trainable
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.folder import MadeFor
+from benchctl.decoding.modules.trainable import Trainable
 from benchctl.registry import method_options, parse_label
 
 QUIET = 0.25  # louder adapters would never say what the target says, and no draft be accepted; scores must be loud

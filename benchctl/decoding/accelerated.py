@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchctl.decoding.cache import Cache
-from benchctl.decoding.layers import Layer, Mlp, mix, project
-from benchctl.decoding.layout import Layout
-from benchctl.decoding.target import TargetInfo
+from benchctl.decoding.kv.cache import Cache
+from benchctl.decoding.kv.layout import Layout
+from benchctl.decoding.model.layers import Layer, Mlp, mix, project
+from benchctl.decoding.model.target import TargetInfo
 
 AdapterKind = Literal["lora", "bottleneck", "hybrid"]
 Tell = Callable[[Tensor], None]

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchctl.decoding.draft import Draft
+from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Chain, Context, Method, Step
-from benchctl.decoding.stream import Stream
-from benchctl.decoding.target import Target
+from benchctl.decoding.model.target import Target
 
 Measure = Literal["softmax_gap", "softmax_max", "state_cosine"]
 

@@ -17,14 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchctl.decoding.alignment import COSINE_SHARE, Trajectories, TwoStreams, trajectory_cosines
+from benchctl.decoding.experts.offload import Offload, OffloadSettings, rank_experts
+from benchctl.decoding.experts.tiers import Timer
 from benchctl.decoding.gates import Interval
-from benchctl.decoding.layers import Experts, Layer
+from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Method, Step, all_layers, one_token
-from benchctl.decoding.offload import Offload, OffloadSettings, rank_experts
-from benchctl.decoding.stream import Stream
-from benchctl.decoding.target import Target, TargetInfo
-from benchctl.decoding.tiers import Timer
-from benchctl.decoding.trainable import Lesson, Tally, tally
+from benchctl.decoding.model.layers import Experts, Layer
+from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.modules.trainable import Lesson, Tally, tally
 
 
 def coming(part: Interval, layer: int) -> range:

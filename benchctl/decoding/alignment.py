@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from benchctl.decoding.accelerated import AcceleratedLayer, Adapter, AdapterSettings, Tell, run_accelerated
 from benchctl.decoding.arla import Router
-from benchctl.decoding.exit_modules import ExitModule, exit_losses, log_shares
 from benchctl.decoding.gates import Interval, between
-from benchctl.decoding.layers import Layer, Mlp
-from benchctl.decoding.stream import Accompanied
-from benchctl.decoding.target import TargetInfo
-from benchctl.decoding.text_attention import TextAttention
-from benchctl.decoding.trainable import Lesson, Tally
+from benchctl.decoding.kv.stream import Accompanied
+from benchctl.decoding.model.layers import Layer, Mlp
+from benchctl.decoding.model.target import TargetInfo
+from benchctl.decoding.modules.attention import TextAttention
+from benchctl.decoding.modules.exits import ExitModule, exit_losses, log_shares
+from benchctl.decoding.modules.trainable import Lesson, Tally
 
 COSINE_SHARE = 0.1  # of the distance to the trajectory
 

@@ -7,10 +7,31 @@ once for all of them. That asks for one token per sequence and step, at a depth 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
-from benchctl.decoding.method import Method
-from benchctl.decoding.target import Target
+import torch
+from torch import Tensor
+
+from benchctl.decoding.experts.tiers import Timer
+from benchctl.decoding.kv.cache import Cache
+from benchctl.decoding.kv.stream import Stream
+from benchctl.decoding.loop import (
+    Generation,
+    Limits,
+    StopReason,
+    generation_of,
+    open_context,
+    prefill_layers,
+    say,
+    stop_reason,
+)
+from benchctl.decoding.method import Context, Method, Step
+from benchctl.decoding.model.layers import Attention, project, weigh
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.phases import Marks, Phase
+from benchctl.decoding.sampling import Sampling
 
 
 class Batched(ABC):
@@ -40,3 +61,249 @@ class Batched(ABC):
 def why_not_batched(method: Method) -> str | None:
     """Why a method cannot decode in batches, as the part of a sentence that follows "since"; None when it can."""
     return None if isinstance(method, Batched) else method.one_by_one
+
+
+class BatchCache:
+    """Slot i of a sequence holds its position i - offset, its offset being what it lacks of the longest prompt.
+
+    length   slots in use, the same for every sequence and layer; positions: where the row comes that each writes next
+    places   sequences stand at places 0, 1, ...; when one leaves, the last takes its place
+
+    Per layer keys and values are [2, sequences, kv_heads, slots, head_dim]. A layer that was not run by every earlier
+    row of every sequence cannot be run again: what a row sees of it would not be what it sees unbatched.
+    """
+
+    def __init__(self, prompts: Sequence[int], new_tokens: int) -> None:
+        """For prompts of so many tokens each, and ``new_tokens`` rows more."""
+        self.length = max(prompts)
+        self._slots = self.length + new_tokens
+        self._offsets = [self.length - tokens for tokens in prompts]
+        self._kv: dict[int, Tensor] = {}
+        self._ends: dict[int, int] = {}  # up to which slot a layer holds every row
+        self._bias: Tensor | None = None
+
+    @property
+    def positions(self) -> list[int]:
+        return [self.length - offset for offset in self._offsets]
+
+    def take(self, place: int, cache: Cache) -> None:
+        """Copy what a prompt left in the layers that all its rows ran."""
+        tokens = self.positions[place]
+        for layer, held in enumerate(cache.lengths):
+            whole = held == tokens and not cache.absent[layer]
+            self._ends[layer] = min(self._ends.get(layer, self.length), self.length if whole else 0)
+            if whole:
+                rows = cache.kv[layer][:, :tokens].view(2, cache.kv_heads, tokens, -1)
+                kv = self._of(layer, rows)[:, place]
+                kv[:, :, : self._offsets[place]].zero_()  # what is hidden must be finite, or it comes through the mask
+                kv[:, :, self._offsets[place] : self.length].copy_(rows)
+
+    def _of(self, layer: int, like: Tensor) -> Tensor:
+        if layer not in self._kv:
+            self._kv[layer] = like.new_empty(2, len(self._offsets), like.shape[1], self._slots, like.shape[3])
+        return self._kv[layer]
+
+    def write(self, layer: int, rows: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
+        """Store the next row of every sequence, ``rows`` [2 * kv_heads, sequences, head_dim].
+
+        Returns views of the keys and of the values that they may see, but for padding: [sequences * kv_heads, slots,
+        head_dim] each. Raises ValueError for a layer that earlier rows have passed by.
+        """
+        if self._ends.get(layer) != self.length:
+            raise ValueError(f"layer {layer} was not run by every earlier row, so the batch cannot run it")
+        kv = self._kv[layer][:, : len(self._offsets)]
+        kv[:, :, :, self.length].copy_(rows.view(2, kv.shape[2], kv.shape[1], -1).transpose(1, 2))
+        self._ends[layer] = self.length + 1
+        keys, values = kv[:, :, :, self._first(window) : self.length + 1].flatten(1, 2)
+        return keys, values
+
+    def bias(self, layer: int, window: int | None) -> Tensor | None:
+        """[sequences * kv_heads, 1, slots] for what write returns: -inf in padding, else 0; None without padding."""
+        first = self._first(window)
+        if max(self._offsets) <= first:
+            return None
+        if self._bias is None:
+            self._bias = self._padding(self._kv[layer])
+        return self._bias[:, :, first : self.length + 1]
+
+    def _first(self, window: int | None) -> int:
+        """The first slot that is padding for some sequences at most, and within the window."""
+        padding = min(self._offsets)
+        return padding if window is None else max(padding, self.length + 1 - window)
+
+    def _padding(self, kv: Tensor) -> Tensor:
+        empty = torch.arange(self._slots) < torch.tensor(self._offsets)[:, None]
+        bias = torch.zeros(empty.shape, dtype=kv.dtype).masked_fill_(empty, -torch.inf).to(kv.device)
+        return bias.repeat_interleave(kv.shape[2], 0).unsqueeze(1)
+
+    def advance(self) -> None:
+        """The row is done: the next one is written behind it."""
+        self.length += 1
+
+    def leave(self, place: int) -> None:
+        """Drop a sequence; the last one moves to its place."""
+        last = len(self._offsets) - 1
+        if place != last:
+            for kv in self._kv.values():
+                kv[:, place, :, : self.length].copy_(kv[:, last, :, : self.length])
+            self._offsets[place] = self._offsets[last]
+        del self._offsets[last]
+        self._bias = None
+
+
+MOST_SEQUENCES = 16
+
+
+@dataclass(frozen=True)
+class BatchPrompt:
+    """A prompt's ids, the seed of the answer that is drawn to it, and the answer that is forced, where one is."""
+
+    ids: Sequence[int]
+    seed: int = 0
+    forced: Sequence[int] | None = None
+
+
+@dataclass
+class _Sequence:
+    """One of the batch; ``layers`` ran in its prefill. Its context's stream is an idle one after that: keys and values
+    are in the batch's cache."""
+
+    context: Context
+    layers: int = 0
+    steps: list[Step] = field(default_factory=list)
+    reason: StopReason | None = None
+
+    def generation(self, marks: Marks) -> Generation:
+        """What it came to, the batch's clock having been read at ``marks``."""
+        assert self.reason is not None
+        return generation_of(self.context, self.reason, marks, self.steps, self.layers)
+
+    def add(self, step: Step, limits: Limits) -> None:
+        self.steps.append(step)
+        self.say(step.tokens[0], limits)
+
+    def say(self, token: int, limits: Limits) -> None:
+        say(self.context, (token,))
+        self.reason = stop_reason(self.context, limits, token)
+
+
+@torch.inference_mode()
+def decode_batch(
+    method: Method,
+    target: Target,
+    prompts: Sequence[BatchPrompt],
+    limits: Limits,
+    sampling: Sampling,
+    clock: Callable[[], float],
+    timer: Timer | None = None,
+    profile: bool = False,
+) -> tuple[Generation, ...]:
+    """Decode prompts together: for each what ``loop.decode`` would say, drawn from a generator of its own.
+
+    Phases too are those of the batch's steps, and a forced text is that of its prompt.
+
+    The times of a generation are the batch's, up to its end. ``ttft_s`` is the same for all, the time until the last
+    prompt is prefilled, since no answer goes on before that; ``step_s`` are the steps that it took part in. So
+    ttft_s + sum(step_s) is when its last token was there, and the longest of these is the time of the batch. What a
+    method counts beside its steps is of one generation, and left out.
+
+    Raises ValueError for a method that decodes no batches and for no prompts or too many, and UserError as
+    ``loop.decode`` does, for any of the prompts.
+    """
+    if not isinstance(method, Batched):
+        raise ValueError(f"the method decodes no batches, since {method.one_by_one}")
+    if not 0 < len(prompts) <= MOST_SEQUENCES:
+        raise ValueError(f"{len(prompts)} prompts are no batch; it takes 1 to {MOST_SEQUENCES}")
+    with method.serve(target, timer) as served:
+        marks = Marks(clock, profile)
+        batch = _Batch(served, limits, sampling, partial(method.layers_at, served), marks.watch)
+        marks.mark()
+        batch.start(method, prompts)
+        marks.mark()
+        while batch.running:
+            batch.step()
+            marks.mark()
+    return tuple(sequence.generation(marks) for sequence in batch.sequences)
+
+
+class _Batch:
+    """Sequences on their way; those in ``running`` stand at their places in the cache."""
+
+    def __init__(
+        self,
+        target: Target,
+        limits: Limits,
+        sampling: Sampling,
+        layers_at: Callable[[int], Sequence[int]],
+        enter: Callable[[Phase], None],
+    ) -> None:
+        self._target, self._limits, self._sampling = target, limits, sampling
+        self._layers_at, self._enter = layers_at, enter
+        self._new_tokens = 1
+        self.sequences: list[_Sequence] = []
+        self.running: list[_Sequence] = []
+
+    def start(self, method: Method, prompts: Sequence[BatchPrompt]) -> None:
+        """Prefill the prompts one by one; each gives its first token."""
+        most = self._limits.max_new_tokens
+        room = max(min(most, self._target.context_tokens - len(prompt.ids)) for prompt in prompts)
+        self._cache = BatchCache([len(prompt.ids) for prompt in prompts], max(room, 0))
+        idle = Stream(self._target, 0)
+        for place, prompt in enumerate(prompts):
+            context = open_context(self._target, prompt.ids, self._limits, self._sampling, prompt.seed, prompt.forced)
+            context.tokens += self._target.read(prompt.ids)
+            sequence = _Sequence(context)
+            sequence.say(method.start(context), self._limits)
+            sequence.layers = prefill_layers(context)
+            self._cache.take(place, context.stream.cache)
+            context.stream = idle
+            self.sequences.append(sequence)
+        self.running = list(self.sequences)
+        self._dismiss()
+
+    def step(self) -> None:
+        """One token for every running sequence."""
+        layers = self._layers_at(self._new_tokens)
+        contexts = [sequence.context for sequence in self.running]
+        self._enter("verify")
+        target_logits = self._target.head(self._run([context.tokens[-1] for context in contexts], layers))
+        chosen = self._sampling.draw_each(target_logits, [context.generator for context in contexts])
+        self._enter("host")
+        for sequence, own in zip(self.running, chosen, strict=True):
+            forced, at = sequence.context.forced, sequence.context.new_tokens
+            token = own if forced is None else forced.choose(at, own)
+            sequence.add(Step((token,), 0, 0, 1, (len(layers),)), self._limits)
+        self._new_tokens += 1
+        self._enter("commit")
+        self._dismiss()
+        self._enter("host")
+
+    def _run(self, tokens: Sequence[int], layers: Sequence[int]) -> Tensor:
+        """Residual [sequences, width] of a row for each token, after these layers."""
+        cache = self._cache
+        rotary = self._target.rotary[cache.positions].unsqueeze(1)
+        x = self._target.embed(tokens)
+        for index in layers:
+            layer = self._target.blocks[index]
+            x = _attend(layer.attention, x, layer.attention_norm(x), rotary, cache, index)
+            x = layer.mlp.add_to(x, layer.mlp_norm(x))
+        cache.advance()
+        return x
+
+    def _dismiss(self) -> None:
+        """Let the sequences that have ended go; the last one moves to the place of each."""
+        for place in reversed(range(len(self.running))):
+            if self.running[place].reason is not None:
+                self._cache.leave(place)
+                last = self.running.pop()
+                if place < len(self.running):
+                    self.running[place] = last
+
+
+def _attend(attention: Attention, residual: Tensor, x: Tensor, rotary: Tensor, cache: BatchCache, layer: int) -> Tensor:
+    """residual + attention of ``x`` [sequences, width], of each sequence's row over its own keys and values."""
+    queries, rows = project(attention, x, rotary)
+    keys, values = cache.write(layer, rows, attention.window)
+    grouped = queries.reshape(keys.shape[0], -1, attention.head_dim)
+    mixed = weigh(grouped, keys, values, attention.scale, cache.bias(layer, attention.window))
+    return attention.out.add_to(residual, mixed.view(x.shape[0], -1))

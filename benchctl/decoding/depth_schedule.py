@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from benchctl.decoding.adapted import AdaptedTexts, Adapters, agreements, distil_losses
-from benchctl.decoding.modules import read_facts
-from benchctl.decoding.trainable import Lesson, Tally, tally
+from benchctl.decoding.modules.adapters import AdaptedTexts, Adapters, agreements, distil_losses
+from benchctl.decoding.modules.folder import read_facts
+from benchctl.decoding.modules.trainable import Lesson, Tally, tally
 from benchctl.errors import UserError
 
 _GOLDEN = 0.6180339887498949  # fractions of its multiples are spread evenly: draws that are the same every time

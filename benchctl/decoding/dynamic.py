@@ -11,10 +11,10 @@ from typing import Literal
 from benchctl.decoding.adaptive import AdaptiveDepth, KvFill, View
 from benchctl.decoding.alignment import TwoStreams
 from benchctl.decoding.arla import Decider
-from benchctl.decoding.kv_fill import RateMap, absent, copy_h, copy_p, deferred_exact
+from benchctl.decoding.kv.kv_fill import RateMap, absent, copy_h, copy_p, deferred_exact
+from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Step
-from benchctl.decoding.stream import Stream
-from benchctl.decoding.target import Target
+from benchctl.decoding.model.target import Target
 
 RouterName = Literal["arla", "linear", "softmax_gap", "softmax_max", "state_cosine"]
 KvFillName = Literal["rate_map", "copy_p", "copy_h", "deferred_exact", "absent"]

@@ -11,10 +11,10 @@ from torch import Tensor
 from benchctl.decoding.alignment import TwoStreams
 from benchctl.decoding.beam import draft_beam, draft_chain
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.exit_modules import ExitHead
+from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Speculative
-from benchctl.decoding.stream import Stream
-from benchctl.decoding.target import Target
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.exits import ExitHead
 
 Source = Literal["accelerated", "slow", "exit"]
 

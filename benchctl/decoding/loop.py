@@ -8,13 +8,13 @@ from typing import Literal
 
 import torch
 
+from benchctl.decoding.experts.tiers import Timer
+from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Method, Step
+from benchctl.decoding.model.target import Target
 from benchctl.decoding.phases import Marks
 from benchctl.decoding.replay import ForcedText
 from benchctl.decoding.sampling import Sampling
-from benchctl.decoding.stream import Stream
-from benchctl.decoding.target import Target
-from benchctl.decoding.tiers import Timer
 from benchctl.errors import UserError
 
 StopReason = Literal["stop", "length", "context"]

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchctl.decoding.trainable import Lesson, Tally, tally
+from benchctl.decoding.modules.trainable import Lesson, Tally, tally
 from benchctl.decoding.trees import Path, likeliest, sparse_tree
 
 KEPT_NODES = 256  # more rows than any verification is worth

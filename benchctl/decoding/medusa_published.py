@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from benchctl.decoding.target import Target
+from benchctl.decoding.model.target import Target
 from benchctl.errors import UserError
 
 CONFIG = "config.json"

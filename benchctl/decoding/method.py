@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from benchctl.decoding.draft import Draft
+from benchctl.decoding.experts.tiers import Timer
+from benchctl.decoding.kv.stream import Stream
+from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.phases import Phase, unwatched
 from benchctl.decoding.replay import ForcedText
 from benchctl.decoding.sampling import Sampling, draw
-from benchctl.decoding.stream import Stream
-from benchctl.decoding.target import Target, TargetInfo
-from benchctl.decoding.tiers import Timer
 from benchctl.decoding.verify import Verdict, verify_greedy, verify_rejection
 
 Exactness = Literal["exact", "exact_greedy", "lossy"]

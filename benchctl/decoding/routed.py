@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchctl.decoding.accelerated import AdapterSettings
-from benchctl.decoding.adapted import AdaptedTexts, Adapters, agreements, distil_losses
 from benchctl.decoding.arla import EPS
-from benchctl.decoding.target import TargetInfo
-from benchctl.decoding.trainable import Lesson, Tally
+from benchctl.decoding.model.target import TargetInfo
+from benchctl.decoding.modules.adapters import AdaptedTexts, Adapters, agreements, distil_losses
+from benchctl.decoding.modules.trainable import Lesson, Tally
 
 FALLING = 0.5  # share of the training in which capacity falls
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from benchctl.decoding.arla import EPS
-from benchctl.decoding.cache import Cache
-from benchctl.decoding.layers import Layer, mix, project, run_layers
-from benchctl.decoding.layout import Layout
+from benchctl.decoding.kv.cache import Cache
+from benchctl.decoding.kv.layout import Layout
+from benchctl.decoding.kv.stream import Stream
+from benchctl.decoding.model.layers import Layer, mix, project, run_layers
+from benchctl.decoding.model.target import Target
 from benchctl.decoding.routed import BlockRouter, RoutedDepth, blend, routed_blocks
-from benchctl.decoding.stream import Stream
-from benchctl.decoding.target import Target
 
 
 class RoutedRun:

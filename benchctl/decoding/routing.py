@@ -10,8 +10,8 @@ from torch import Tensor
 
 from benchctl.decoding.alignment import Trajectories, TwoStreams
 from benchctl.decoding.arla import Router
-from benchctl.decoding.exits import balanced_loss, exit_yardsticks
-from benchctl.decoding.trainable import Lesson, Tally
+from benchctl.decoding.modules.exits import balanced_loss, exit_yardsticks
+from benchctl.decoding.modules.trainable import Lesson, Tally
 
 
 @dataclass(frozen=True)

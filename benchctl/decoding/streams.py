@@ -12,9 +12,9 @@ from benchctl.decoding.alignment import TwoStreams, gate_loss, gate_yardsticks
 from benchctl.decoding.dynamic import GateDepth, Leaving
 from benchctl.decoding.gate_draft import Drafting, GateDrafter
 from benchctl.decoding.method import Method
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.trainable import Lesson, Tally
 from benchctl.decoding.routing import router_loss, router_yardsticks
-from benchctl.decoding.target import Target
-from benchctl.decoding.trainable import Lesson, Tally
 
 How = Drafting | Leaving | Loading
 _OPTIONS = {

@@ -13,8 +13,8 @@ from benchctl.errors import InvalidData, UserError
 from benchctl.importing.answers import FAILED, Answer, Format, answers_of, format_of, is_judgement
 from benchctl.importing.judgements import ByModel, Lost, Reply, replies_of, scores_of
 from benchctl.importing.lines import Line, read_lines
-from benchctl.records import UNKNOWN_TARGET, MethodInfo, ModelInfo, Row, Run, SuiteInfo, Totals
-from benchctl.scores import Score
+from benchctl.records.schema import UNKNOWN_TARGET, MethodInfo, ModelInfo, Row, Run, SuiteInfo, Totals
+from benchctl.records.scores import Score
 
 MT_BENCH = frozenset(map(str, range(81, 161)))  # its question ids
 _Numbers = tuple[str, int, int, int | None, int | None, float | None]  # all that tells one answer from another

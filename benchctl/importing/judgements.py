@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 from benchctl.importing.lines import Line
-from benchctl.records import Row
-from benchctl.scores import Order, Score, text_sha256
+from benchctl.records.schema import Row
+from benchctl.records.scores import Order, Score, text_sha256
 
 _JUDGE: Final = "fastchat"
 _Key = tuple[str, str, int]  # model, prompt and turn

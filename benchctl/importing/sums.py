@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from benchctl.records import Row
-from benchctl.scores import Score
+from benchctl.records.schema import Row
+from benchctl.records.scores import Score
 
 
 @dataclass(frozen=True)

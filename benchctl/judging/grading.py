@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from benchctl.judging.items import Item, as_graded
 from benchctl.judging.judge import GradingJudge
 from benchctl.judging.pairs import Pair
-from benchctl.records import Row
-from benchctl.scores import Score
+from benchctl.records.schema import Row
+from benchctl.records.scores import Score
 
 
 class Grades:

@@ -9,8 +9,8 @@ from pathlib import Path
 from benchctl.judging.asking import Outcome
 from benchctl.judging.judge import Judge, Question
 from benchctl.judging.pairs import Pair
-from benchctl.records import Run
-from benchctl.scores import Order, Score, ScoreKey, score_key, text_sha256
+from benchctl.records.schema import Run
+from benchctl.records.scores import Order, Score, ScoreKey, score_key, text_sha256
 
 BOTH_ORDERS: tuple[Order, ...] = ("baseline_first", "baseline_second")
 

@@ -15,8 +15,8 @@ from benchctl.errors import UserError
 from benchctl.judging.reading import read_scores
 from benchctl.judging.templates import Template, load_template
 from benchctl.judging.tokens import count_prompt, most_tokens
-from benchctl.records import Row, Run
-from benchctl.scores import Protocol
+from benchctl.records.schema import Row, Run
+from benchctl.records.scores import Protocol
 
 __all__ = [
     "AskedJudge",

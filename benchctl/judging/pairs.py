@@ -10,9 +10,9 @@ from typing import Protocol
 
 from benchctl.errors import UserError
 from benchctl.judging.judge import Question
-from benchctl.recordfile import RunFile
-from benchctl.records import Row, Run
-from benchctl.rowkeys import RowKey, row_key
+from benchctl.records.reader import RowKey, row_key
+from benchctl.records.schema import Row, Run
+from benchctl.records.writer import RunFile
 
 # MT-Bench's judge gets the reference answers of these; elsewhere a reference is one good answer of many.
 WITH_REFERENCE = frozenset({"math", "reasoning", "coding"})

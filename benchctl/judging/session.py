@@ -22,8 +22,8 @@ from benchctl.judging.patience import Patience
 from benchctl.judging.prices import Price
 from benchctl.judging.questions import Task, fits, only, refuse_too_long, tasks_of
 from benchctl.judging.settings import Forecast, JudgeSettings, Progress, Summary, World
-from benchctl.recordfile import RunFile
-from benchctl.scores import Score, ScoreWriter, read_scores, score_key, scores_path
+from benchctl.records.scores import Score, ScoreWriter, read_scores, score_key, scores_path
+from benchctl.records.writer import RunFile
 
 
 class Judging:

@@ -11,7 +11,7 @@ from benchctl.judging.items import BOTH_ORDERS, JudgeName
 from benchctl.judging.judge import Usage
 from benchctl.judging.patience import BackOff, Timer
 from benchctl.judging.prices import Price
-from benchctl.scores import Order
+from benchctl.records.scores import Order
 
 
 @dataclass(frozen=True)

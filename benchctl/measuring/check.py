@@ -10,15 +10,14 @@ from pathlib import Path
 
 import torch
 
-from benchctl import recordfile
-from benchctl.decoding.target import TargetInfo
+from benchctl.decoding.model.target import TargetInfo
 from benchctl.errors import UserError
 from benchctl.measuring.choices import Choice, Models, check_tokenizers, choose_methods, choose_models
 from benchctl.measuring.clock import utc_now
-from benchctl.measuring.filler import Filler, make_filler
-from benchctl.measuring.fit import fit_suite
-from benchctl.measuring.prompts import Suite, load_suite
+from benchctl.measuring.prompts.fit import Filler, fit_suite, make_filler
+from benchctl.measuring.prompts.prompt import Suite, load_suite
 from benchctl.measuring.settings import ModelSettings, PromptSettings, RunSettings
+from benchctl.records import writer as recordfile
 
 _NAMED = 2
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from benchctl import packs, registry
+from benchctl import bundled as packs
+from benchctl import registry
 from benchctl.decoding.batch import why_not_batched
 from benchctl.decoding.method import Method
-from benchctl.decoding.modules import check_sizes, no_modules, trained_options
-from benchctl.decoding.target import Target, TargetInfo
-from benchctl.decoding.tokenizer import TargetTokenizer, load_tokenizer
-from benchctl.decoding.trainable import Trainable
+from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
+from benchctl.decoding.modules.folder import check_sizes, no_modules, trained_options
+from benchctl.decoding.modules.trainable import Trainable
 from benchctl.errors import UserError
 from benchctl.measuring.settings import ModelSettings
-from benchctl.records import Scalar
+from benchctl.records.schema import Scalar
 
 NO_DRAFT = "it needs a draft model; name one with --draft-model"
 

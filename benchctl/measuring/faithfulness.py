@@ -28,12 +28,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from benchctl.decoding.likelihood import Likelihood, likelihood, logprobs
+from benchctl.decoding.experts.tiers import Timer
 from benchctl.decoding.loop import Limits, decode
 from benchctl.decoding.method import Context, Method, Step
+from benchctl.decoding.model.likelihood import Likelihood, likelihood, logprobs
+from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
-from benchctl.decoding.target import Target
-from benchctl.decoding.tiers import Timer
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchctl.decoding.modules import modules_sha256
-from benchctl.decoding.target import Target
-from benchctl.measuring.apart import bandwidth_mb_s
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.folder import modules_sha256
 from benchctl.measuring.check import CheckedRun
 from benchctl.measuring.choices import Choice
 from benchctl.measuring.clock import utc_now
-from benchctl.measuring.machine import commit, machine_facts, versions
-from benchctl.measuring.prompts import Suite
-from benchctl.measuring.traffic import Traffic
-from benchctl.records import MethodInfo, ModelInfo, Run, SuiteInfo
+from benchctl.measuring.machine.apart import bandwidth_mb_s
+from benchctl.measuring.machine.facts import Traffic, commit, machine_facts, versions
+from benchctl.measuring.prompts.prompt import Suite
+from benchctl.records.schema import MethodInfo, ModelInfo, Run, SuiteInfo
 
 EXECUTOR = "static"  # a preallocated cache, no compilation
 ATTENTION = "bmm+sdpa"  # what decoding/layers.py mixes few and many rows with

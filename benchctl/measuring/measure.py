@@ -7,22 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from benchctl.decoding.batch_loop import BatchPrompt, decode_batch
+from benchctl.decoding.batch import BatchPrompt, decode_batch
+from benchctl.decoding.experts.tiers import Timer
 from benchctl.decoding.loop import Generation, Limits, decode
 from benchctl.decoding.method import Method
+from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
-from benchctl.decoding.target import Target
-from benchctl.decoding.tiers import Timer
-from benchctl.measuring.control import AnswerControl, pass_sizes
-from benchctl.measuring.conversation import Histories
 from benchctl.measuring.faithfulness import Faithfulness, Given
-from benchctl.measuring.filler import Filler
-from benchctl.measuring.fit import cut_prompt, fits
-from benchctl.measuring.meter import Meter, Reading
+from benchctl.measuring.machine.meter import Meter, Reading
 from benchctl.measuring.plan import SESSION, Job, Task
-from benchctl.measuring.prompts import Prompt
-from benchctl.measuring.verdict import Judgement, Referee
-from benchctl.records import Row
+from benchctl.measuring.prompts.conversation import Histories
+from benchctl.measuring.prompts.fit import Filler, cut_prompt, fits
+from benchctl.measuring.prompts.prompt import Prompt
+from benchctl.measuring.verdict import AnswerControl, Judgement, Referee, pass_sizes
+from benchctl.records.schema import Row
 
 
 @dataclass(frozen=True)

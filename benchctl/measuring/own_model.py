@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from benchctl.decoding.target import Target, TargetInfo
+from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.errors import UserError
 from benchctl.measuring.check import choose_device, load_suites
 from benchctl.measuring.choices import Choice, check_tokenizers, choose_methods, choose_models
-from benchctl.measuring.conversation import messages
-from benchctl.measuring.fit import fit_suite
+from benchctl.measuring.prompts.conversation import messages
+from benchctl.measuring.prompts.fit import fit_suite
 from benchctl.measuring.run import ModelStore
 from benchctl.measuring.settings import ModelSettings, PromptSettings
 

@@ -8,9 +8,9 @@ from hashlib import sha256
 from itertools import count, groupby, product
 from typing import Literal
 
-from benchctl.measuring.prompts import Prompt
-from benchctl.records import Mode
-from benchctl.rowkeys import RowKey
+from benchctl.measuring.prompts.prompt import Prompt
+from benchctl.records.reader import RowKey
+from benchctl.records.schema import Mode
 
 Order = Literal["abba", "shuffle"]
 SESSION = 0  # of rows: each session writes a file of its own

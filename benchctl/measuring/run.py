@@ -9,23 +9,22 @@ from dataclasses import dataclass
 
 import torch
 
-from benchctl import packs
+from benchctl import bundled as packs
+from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
-from benchctl.decoding.target import Target
 from benchctl.measuring.check import CheckedRun
 from benchctl.measuring.choices import Choice
 from benchctl.measuring.clock import Clock, Timer
-from benchctl.measuring.events import Notice, Report
 from benchctl.measuring.header import model_info, run_record
-from benchctl.measuring.host import usable_cores
+from benchctl.measuring.machine.facts import traffic_of
+from benchctl.measuring.machine.host import usable_cores
+from benchctl.measuring.machine.meter import make_meter
 from benchctl.measuring.measure import Measurer, Spent, Terms
-from benchctl.measuring.meter import make_meter
 from benchctl.measuring.plan import Plan
-from benchctl.measuring.session import Session
-from benchctl.measuring.traffic import traffic_of
+from benchctl.measuring.session import Notice, Report, Session
 from benchctl.measuring.validity import Bounds, Watch
-from benchctl.recordfile import Writer
-from benchctl.records import Run
+from benchctl.records.schema import Run
+from benchctl.records.writer import Writer
 
 
 @dataclass(frozen=True)

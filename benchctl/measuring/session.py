@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from benchctl.measuring.events import Progress, Report
 from benchctl.measuring.measure import Measurer
 from benchctl.measuring.plan import Job, Plan, Round, rounds
 from benchctl.measuring.validity import MARGIN, MOST_TRIES, Watch
-from benchctl.recordfile import Writer
-from benchctl.records import Row
-from benchctl.rowkeys import row_key
+from benchctl.records.reader import row_key
+from benchctl.records.schema import Row
+from benchctl.records.writer import Writer
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something the user should know, in a sentence."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    """`done` of `total` generations are in the file; `label` was the last one. In warm-up `done` does not move."""
+
+    done: int
+    total: int
+    label: str = ""
+    warm_up: bool = False
+
+
+Report = Callable[[Notice | Progress], None]
+
 
 _FAILED_AGAIN = "its round: a generation failed, so it is measured once more"
 _Tried = list[tuple[Row, ...]]  # the rows of a round, job by job

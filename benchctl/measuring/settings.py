@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from benchctl.measuring.plan import Order
-from benchctl.records import Mode
+from benchctl.records.schema import Mode
 
 LongPrompts = Literal["error", "skip", "cut"]
 

@@ -9,19 +9,20 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from benchctl import packs, registry
+from benchctl import bundled as packs
+from benchctl import registry
+from benchctl.decoding.experts.offload import Offload, mixtures_of
+from benchctl.decoding.experts.trace import Generation, Trace
 from benchctl.decoding.loop import Limits, decode
-from benchctl.decoding.offload import Offload, mixtures_of
+from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.model.tokenizer import load_tokenizer
 from benchctl.decoding.sampling import Sampling
-from benchctl.decoding.target import Target, TargetInfo
-from benchctl.decoding.tokenizer import load_tokenizer
 from benchctl.errors import UserError
 from benchctl.measuring.check import choose_device
 from benchctl.measuring.choices import Choice, Models, choose_method
 from benchctl.measuring.clock import Clock, Timer
-from benchctl.measuring.prompts import Prompt
+from benchctl.measuring.prompts.prompt import Prompt
 from benchctl.measuring.settings import ModelSettings
-from benchctl.offload.trace import Generation, Trace
 
 
 @runtime_checkable

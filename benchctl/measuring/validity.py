@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from benchctl.measuring.gpu import BRAKES
-from benchctl.records import Row
+from benchctl.measuring.machine.gpu import BRAKES
+from benchctl.records.schema import Row
 
 PATIENCE = 3  # rounds in a row out of bounds until it is told of, and nothing is measured again
 MOST_TRIES = 2  # to measure a round again

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from benchctl.decoding.experts.trace import Trace
 from benchctl.errors import UserError
 from benchctl.offload.made_up import Guessing, Shape
 from benchctl.offload.simulator import PolicyChoice, Prefetch, Setting, Simulated, simulate
-from benchctl.offload.trace import Trace
 
 # allenai/OLMoE-1B-7B: 3 x 2048 x 1024 weights an expert, in 16 bit. The time is assumed: what reading the 2.39 GB that
 # a token uses takes at 400 GB/s; of those, 1.61 GB are experts.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from benchctl.offload.trace import Generation, Trace, Visit
+from benchctl.decoding.experts.trace import Generation, Trace, Visit
 
 Reach = Literal["next", "aot"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import Final, Literal
 
-from benchctl.offload.fast_tier import Counts, FastTier
+from benchctl.decoding.experts.fast_tier import Counts, FastTier
+from benchctl.decoding.experts.policies import ORACLE, Key, Oracle, Policy, PolicyName, policy_of
+from benchctl.decoding.experts.policies import POLICIES as REAL_POLICIES
+from benchctl.decoding.experts.trace import Generation, Trace, Visit
 from benchctl.offload.made_up import Guessing, made_up_predictions
-from benchctl.offload.policies import ORACLE, Key, Oracle, Policy, PolicyName, policy_of
-from benchctl.offload.policies import POLICIES as REAL_POLICIES
-from benchctl.offload.trace import Generation, Trace, Visit
 
 PolicyChoice = PolicyName | Literal["oracle"]
 POLICIES: Final[tuple[PolicyChoice, ...]] = (*REAL_POLICIES, ORACLE)

@@ -5,6 +5,7 @@ A checkpoint is a folder `step-<n>` of model.safetensors, optimizer.pt, position
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pickle
@@ -14,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError
@@ -225,3 +226,57 @@ def _free_space(folder: Path) -> str:
 
 def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+
+
+def locked(path: Path, busy: Callable[[], None]) -> IO[str]:
+    """The open file `path`; until it is closed no other process gets it from here. The system closes it for the killed.
+
+    `busy` is called where another process has it; if that returns, this waits until the file is free.
+    """
+    file = path.open("a")
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            busy()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks: nobody can be told apart there
+            pass
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+@contextmanager
+def replacing(folder: Path, last: Callable[[], None] = lambda: None) -> Iterator[Path]:
+    """An empty folder that takes the place of `folder` when it has been filled, and goes when that fails.
+
+    `last` is done with the new one in its place: where it fails, the earlier one comes back. So it does after a kill
+    in between, when this is called again.
+    """
+    partial, earlier = (folder.with_name(f".{what}-{folder.name}") for what in ("partial", "earlier"))
+    if earlier.exists() and not folder.exists():
+        earlier.rename(folder)
+    for left_over in (partial, earlier):
+        shutil.rmtree(left_over, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        _take_place(partial, folder, earlier, last)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(earlier, ignore_errors=True)
+
+
+def _take_place(partial: Path, folder: Path, earlier: Path, last: Callable[[], None]) -> None:
+    if folder.exists():
+        folder.rename(earlier)
+    try:
+        partial.rename(folder)
+        last()
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        if earlier.exists():
+            earlier.rename(folder)
+        raise

@@ -24,12 +24,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchctl.decoding.target import TargetInfo
-from benchctl.decoding.trainable import Trainable
+from benchctl.decoding.model.target import TargetInfo
+from benchctl.decoding.modules.trainable import Trainable
 from benchctl.errors import UserError
-from benchctl.training.lessons import LessonMaker, ModuleObjective
+from benchctl.training.data.packing import Batch
+from benchctl.training.modules.teacher import LessonMaker, ModuleObjective
 from benchctl.training.optim import Optimizers, OptimizerSettings
-from benchctl.training.packing import Batch
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 import transformers
 
-from benchctl import packs
-from benchctl.decoding.families import check_family
-from benchctl.decoding.target import DTYPES
-from benchctl.decoding.tokenizer import from_pretrained
+from benchctl import bundled as packs
+from benchctl.decoding.model.families import check_family
+from benchctl.decoding.model.target import DTYPES
+from benchctl.decoding.model.tokenizer import from_pretrained
 from benchctl.errors import UserError
 from benchctl.registry import parse_label
 from benchctl.training.dry_run import StepCost, Work, cost_of_step
-from benchctl.training.module_job import BATCH_TOKENS, trainable
+from benchctl.training.modules.job import BATCH_TOKENS, trainable
 from benchctl.training.optim import OptimizerSettings, optimizer_name
 from benchctl.training.options import TrainOptions
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchctl.decoding.trainable import Tally
-from benchctl.training.packing import Batch
+from benchctl.decoding.modules.trainable import Tally
+from benchctl.training.data.packing import Batch
 
 
 @torch.no_grad()

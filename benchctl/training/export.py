@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchctl.errors import UserError
-from benchctl.training.checkpoint import Notify, load_checkpoint, load_weights, writing
-from benchctl.training.folders import replacing
+from benchctl.training.checkpoint import Notify, load_checkpoint, load_weights, replacing, writing
 from benchctl.training.jobs import CHECKPOINTS
 from benchctl.training.models import copy_tokenizer, empty_model, save_model
 

@@ -13,18 +13,17 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from benchctl.bundled import MODULES, WEIGHTS
 from benchctl.errors import UserError
-from benchctl.packs import MODULES, WEIGHTS
-from benchctl.training.chat import ChatFormat
-from benchctl.training.checkpoint import Notify, check_fingerprint, checkpoints, newest_fingerprint, writing
+from benchctl.training.checkpoint import Notify, check_fingerprint, checkpoints, locked, newest_fingerprint, writing
+from benchctl.training.data.chat import ChatFormat
+from benchctl.training.data.packing import PackedCorpus
 from benchctl.training.distributed import World
-from benchctl.training.lock import locked
 from benchctl.training.models import TOKENIZER_FILES
-from benchctl.training.objective import HeldOut, Objective
+from benchctl.training.modules.objective import HeldOut, Objective
+from benchctl.training.modules.own_text import Answered
 from benchctl.training.optim import OptimizerSettings, optimizer_name
 from benchctl.training.options import Provenance, TrainOptions
-from benchctl.training.own_text import Answered
-from benchctl.training.packing import PackedCorpus
 from benchctl.training.precision import bf16_helps
 from benchctl.training.progress import Progress
 from benchctl.training.recipe import Corpus, read_corpus, reference_corpus

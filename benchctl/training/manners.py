@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from benchctl.decoding.depth_schedule import FixedDepths
-from benchctl.decoding.exit_policy import read_exits
+from benchctl.decoding.modules.exit_policy import read_exits
 from benchctl.errors import UserError
 from benchctl.registry import Label, build, parse_label
-from benchctl.training.objective import LanguageModel, MultiExit, Objective
+from benchctl.training.modules.objective import LanguageModel, MultiExit, Objective
 from benchctl.training.scheduled import ScheduledDepth
 
 _OTHER = (

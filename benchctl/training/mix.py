@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchctl.errors import UserError
-from benchctl.training.chat import Joints
-from benchctl.training.packing import Document, Piece, Tokens, Turn, answer_starts, chunks, conversation, cut_to
+from benchctl.training.data.chat import Joints
+from benchctl.training.data.packing import Document, Piece, Tokens, Turn, answer_starts, chunks, conversation, cut_to
 from benchctl.training.sources import weight
 
 PROMPT_WEIGHT = 30

@@ -12,10 +12,9 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from benchctl.errors import UserError
-from benchctl.training.chat import ChatFormat
 from benchctl.training.checkpoint import checkpoints, writing
+from benchctl.training.data.chat import ChatFormat
 from benchctl.training.experts import expert_loads, load_yardsticks
-from benchctl.training.frozen import TargetFiles, chat_of, find_target, load_target, seen_tokens
 from benchctl.training.jobs import CHECKPOINTS, Surroundings, check, check_run, corpus_of, data_facts, train
 from benchctl.training.manners import Manner, manner_of
 from benchctl.training.mix import PROMPT_WEIGHT
@@ -29,7 +28,8 @@ from benchctl.training.models import (
     save_model,
     take_over,
 )
-from benchctl.training.objective import HeldOut, MixtureLoss
+from benchctl.training.modules.frozen import TargetFiles, chat_of, find_target, load_target, seen_tokens
+from benchctl.training.modules.objective import HeldOut, MixtureLoss
 from benchctl.training.options import MODEL_LEARNING, TrainOptions
 from benchctl.training.recipe import STAGES, Corpus, corpus_data, tokenizer_for
 from benchctl.training.record import Result, greedy_samples, model_shape, trained_before, write_result

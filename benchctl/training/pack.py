@@ -13,13 +13,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save, save_file
 
-from benchctl.decoding.modules import FACTS, read_facts
-from benchctl.decoding.modules import WEIGHTS as MODULES
-from benchctl.decoding.target import folder_sha256
+from benchctl.bundled import TOKENIZER, WEIGHTS, PackModel
+from benchctl.decoding.model.target import folder_sha256
+from benchctl.decoding.modules.folder import FACTS, read_facts
+from benchctl.decoding.modules.folder import WEIGHTS as MODULES
 from benchctl.errors import UserError
-from benchctl.packs import TOKENIZER, WEIGHTS, PackModel
-from benchctl.training.checkpoint import writing
-from benchctl.training.folders import replacing
+from benchctl.training.checkpoint import replacing, writing
 from benchctl.training.jobs import RECORD
 
 INDEX = "index.json"

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchctl.training.checkpoint import writing
-from benchctl.training.objective import HeldOut
+from benchctl.training.modules.objective import HeldOut
 
 
 @dataclass(frozen=True)

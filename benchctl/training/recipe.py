@@ -9,10 +9,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from benchctl.errors import UserError
-from benchctl.training.chat import ChatFormat, Joints
-from benchctl.training.corpus import Message, Record, is_held_out
-from benchctl.training.mix import PROMPT_WEIGHT, Mix, joined_turns
-from benchctl.training.packing import (
+from benchctl.training.data.chat import ChatFormat, Joints
+from benchctl.training.data.corpus import Message, Record, is_held_out
+from benchctl.training.data.packing import (
     FULL,
     Batch,
     CutPieces,
@@ -25,7 +24,8 @@ from benchctl.training.packing import (
     cut_pieces,
     fill_rows,
 )
-from benchctl.training.reading import read_parts
+from benchctl.training.data.reading import read_parts
+from benchctl.training.mix import PROMPT_WEIGHT, Mix, joined_turns
 from benchctl.training.schedule import Stage
 from benchctl.training.settings import Data
 from benchctl.training.sources import LATE, MAIN, rule_for, shorten, weight

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from benchctl.decoding.depth_schedule import DepthSchedule, text_depths
-from benchctl.decoding.trainable import Tally
-from benchctl.training.objective import HeldOut, LanguageModel, loss_weights
-from benchctl.training.packing import Batch
+from benchctl.decoding.modules.trainable import Tally
+from benchctl.training.data.packing import Batch
+from benchctl.training.modules.objective import HeldOut, LanguageModel, loss_weights
 
 
 @dataclass(frozen=True)

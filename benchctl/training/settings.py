@@ -8,8 +8,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from benchctl.training.data.packing import Batch
 from benchctl.training.optim import OptimizerSettings
-from benchctl.training.packing import Batch
 from benchctl.training.schedule import Budget, ScheduleName, Stage
 
 

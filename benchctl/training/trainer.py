@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchctl.decoding.trainable import Tally
+from benchctl.decoding.modules.trainable import Tally
 from benchctl.errors import UserError
 from benchctl.training.checkpoint import (
     PARAMETER,
@@ -27,10 +27,10 @@ from benchctl.training.checkpoint import (
     set_newer_aside,
     trained_parameters,
 )
+from benchctl.training.data.packing import Batch
 from benchctl.training.distributed import World
-from benchctl.training.objective import Objective, Paced, loss_weights, measure_held_out
+from benchctl.training.modules.objective import Objective, Paced, loss_weights, measure_held_out
 from benchctl.training.optim import Optimizers
-from benchctl.training.packing import Batch
 from benchctl.training.progress import Progress, TrainingLog
 from benchctl.training.schedule import Stage, learning_rate, stage_index
 from benchctl.training.settings import Data, TrainSettings

@@ -1,0 +1,188 @@
+"""What a generation comes to in the frame: a line of sums, and the columns that lines grow into."""
+
+from collections.abc import Set
+from itertools import compress
+from sys import intern
+from typing import NamedTuple
+
+import pandas as pd
+
+from benchctl.analysis.frame.bandwidth import least_read_s
+from benchctl.analysis.frame.degeneration import loops
+from benchctl.analysis.frame.rounds import Round
+from benchctl.analysis.metrics.acceptance import POSITION, step_counts
+from benchctl.exact_match import is_right
+from benchctl.records.schema import Row, Run, SuiteInfo, Totals
+
+COUNTER = "counter_"  # what the columns of counters begin with
+FIDELITY = "fidelity_"  # and those of sums about an answer's fidelity
+CONDITION = "condition_"  # and those of what the machine showed
+PHASE = "phase_"  # and those of the phases of profiled steps
+
+
+class Line(NamedTuple):  # a hundred thousand of these take a tenth of the time that as many dataclasses take
+    """A generation in the frame. `file` numbers the files; times are None where it failed, as is whatever an imported
+    file does not tell.
+
+    `ttft_s` and `decode_s`, the time after the first token, are as the answer's reader sees them. `whole_s`, prefill
+    included, and `whole_decode_s` are the machine's: they sum to the time spent, so an answer of a batch has its equal
+    share of the batch's. `batch` names what was decoded together, by its first prompt: the prompt itself without
+    batches. `depth_layers` sums the layers run over all tokens; `full_layers` is what these tokens take at full depth.
+    Of `drafting_steps` steps with a draft the target read `draft_rows` rows besides their roots.
+    `checked_answers` is 1 where the prompt came with an exact answer and the generation did not fail, and
+    `right_answers` 1 where it also ends with that. `invalid` says why its times are not to be trusted, or is empty;
+    beside these fields `round_invalid` says whether that is so of any generation of its round, of whatever label and
+    mode (see rounds.py). `loops` is 1 where the answer ends in a loop, see degeneration.py. `energy_j` of a batch is
+    shared as its time is; `least_read_s` is the baseline's bound, see bandwidth.py.
+    """
+
+    file: int
+    suite: str
+    prompt_id: str
+    batch: str
+    turn: int
+    label: str
+    repeat: int
+    session: int
+    mode: str
+    order: int
+    prompt_tokens: int
+    new_tokens: int | None
+    steps: int | None
+    committed_tokens: int | None
+    drafted_tokens: int
+    accepted_tokens: int | None
+    drafting_steps: int
+    draft_rows: int
+    depth_layers: int
+    full_layers: int
+    checked_answers: int
+    right_answers: int
+    loops: int | None
+    text: str | None
+    ttft_s: float | None
+    decode_s: float | None
+    whole_s: float | None
+    whole_decode_s: float | None
+    peak_memory_bytes: int | None
+    reserved_memory_bytes: int | None
+    energy_j: float | None
+    least_read_s: float | None
+    stop_reason: str | None
+    verdict: str | None
+    first_divergence: int | None
+    margin: float | None
+    noise: float | None
+    invalid: str
+    error: str | None
+
+
+class Columns:
+    """The columns of a frame as they grow: lists of plain values, as a hundred thousand objects that hold others would
+    be gone through by the garbage collector again and again."""
+
+    def __init__(self) -> None:
+        self._fields: tuple[list[object], ...] = tuple([] for _ in Line._fields)
+        self._named: dict[str, list[float | None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._fields[0])
+
+    def add(self, line: Line, row: Row) -> None:
+        """A line, with what its row tells by name beside it: a column for each name that occurs."""
+        before = len(self)
+        for column, value in zip(self._fields, line, strict=True):
+            column.append(value)
+        phases = {name: sum(seconds) for name, seconds in row.phases.items()}
+        for prefix, amounts in (
+            (COUNTER, row.counters),
+            (FIDELITY, row.fidelity),
+            (CONDITION, row.conditions),
+            (POSITION, step_counts(row)),
+            (PHASE, phases),
+        ):
+            for name, amount in amounts.items():
+                self._named_column(prefix + name, before).append(amount)
+
+    def extend(self, others: "Columns") -> None:
+        """The lines of others, after these."""
+        before = len(self)
+        for column, values in zip(self._fields, others._fields, strict=True):
+            column.extend(values)
+        for name, amounts in others._named.items():
+            self._named_column(name, before).extend(amounts)
+
+    def _named_column(self, name: str, before: int) -> list[float | None]:
+        """That of a name, empty for those of so many lines that lacked it."""
+        column = self._named.setdefault(name, [])
+        if (lacked := before - len(column)) > 0:
+            column += [None] * lacked
+        return column
+
+    def frame(self, doubted: Set[Round]) -> pd.DataFrame:
+        """The columns, each at full length, and whether a line is of a round that is in doubt."""
+        named = {name: values + [None] * (len(self) - len(values)) for name, values in self._named.items()}
+        columns = dict(zip(Line._fields, self._fields, strict=True)) | named
+        places = zip(*(columns[name] for name in Round._fields), strict=True)
+        invalid = pd.Series([place in doubted for place in places], dtype=bool)
+        return pd.DataFrame(columns).assign(round_invalid=invalid)
+
+
+def line_of(number: int, row: Row, text: str | None, run: Run, suite: SuiteInfo, batch_decode_s: float) -> Line:
+    share = 1 / max(len(row.batch), 1)
+    exact_answer = "" if row.error else suite.exact_answer(row.prompt_id, row.turn)
+    line = Line(
+        file=number,
+        suite=suite.name,
+        prompt_id=(prompt_id := intern(row.prompt_id)),
+        batch=intern(row.batch[0]) if row.batch else prompt_id,
+        turn=row.turn,
+        label=intern(row.label),
+        repeat=row.repeat,
+        session=row.session,
+        mode=row.mode,
+        order=row.order,
+        prompt_tokens=row.prompt_tokens,
+        new_tokens=len(row.token_ids),
+        steps=len(row.step_s),
+        committed_tokens=sum(row.committed),
+        drafted_tokens=sum(row.drafted),
+        accepted_tokens=sum(row.accepted),
+        drafting_steps=(drafting_steps := len(row.drafted) - row.drafted.count(0)),
+        draft_rows=sum(compress(row.rows, row.drafted)) - drafting_steps,
+        depth_layers=sum(row.layers),
+        full_layers=run.target.layers * len(row.layers),
+        checked_answers=int(exact_answer != ""),
+        right_answers=int(exact_answer != "" and is_right(row.text, exact_answer)),
+        loops=int(loops(row.token_ids, ended=row.stop_reason == "stop")),
+        text=text,
+        ttft_s=row.ttft_s,
+        decode_s=None if row.ttft_s is None else sum(row.step_s) if row.batch else batch_decode_s,
+        whole_s=None if row.ttft_s is None else (row.ttft_s + batch_decode_s) * share,
+        whole_decode_s=None if row.ttft_s is None else batch_decode_s * share,
+        peak_memory_bytes=row.peak_memory_bytes,
+        reserved_memory_bytes=row.reserved_memory_bytes,
+        energy_j=None if row.energy_j is None else row.energy_j * share,
+        least_read_s=least_read_s(row, run),
+        stop_reason=row.stop_reason,
+        verdict=row.verdict,
+        first_divergence=row.first_divergence,
+        margin=row.margin,
+        noise=row.noise,
+        invalid=row.invalid,
+        error=row.error,
+    )
+    return line if row.totals is None else _imported(line, row.totals)
+
+
+def _imported(line: Line, totals: Totals) -> Line:
+    """With what a published file tells in sums: its first step also has the token that prefill yields here."""
+    told = totals.new_tokens is not None and totals.steps is not None
+    return line._replace(
+        new_tokens=totals.new_tokens,
+        steps=totals.steps,
+        committed_tokens=totals.new_tokens,
+        accepted_tokens=(totals.new_tokens or 0) - (totals.steps or 0) if told else None,
+        loops=None,
+        whole_s=totals.wall_s,
+    )

@@ -1,0 +1,206 @@
+"""Answers for a report's divergence viewer: which of them, and what of each: its text, its steps, where it leaves the
+baseline's."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TypeVar
+
+import pandas as pd
+
+from benchctl.analysis.frame.answer_rows import Decode, Decoders, Place, pieces, rows_at
+from benchctl.analysis.frame.build import pair
+from benchctl.analysis.frame.comparison import Group
+from benchctl.analysis.judges.judgements import judge_of
+from benchctl.records.schema import Row
+from benchctl.records.scores import Score, text_sha256
+
+MOST_OF_A_METHOD = 100  # in a list that nobody reads to its end
+_TELLING = ("lossy", "numeric", "tie", "sampled", "identical")  # what a reader looks for first
+_TURN = ["suite", "prompt_id", "turn"]
+_Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A text, and how it came about. `steps` has, for each step, how many drafted tokens it accepted and how many
+    tokens it committed. `spans` says the same of the text: the length of what came out of prefill, then of what each
+    step accepted and of what it added; None where nobody drafted or the tokens are not known as text. `cut` is where
+    the first difference begins. All lengths are in UTF-16 units, as browsers count.
+
+    Example: prefill gives "A", a step accepts "b c" and adds "d": `steps=((2, 3),)`, `spans=((0, 1), (3, 1))`.
+    """
+
+    text: str
+    tokens: int
+    stop_reason: str
+    steps: tuple[tuple[int, int], ...] = ()
+    spans: tuple[tuple[int, int], ...] | None = None
+    cut: int | None = None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a judge said of an answer, as in its Score."""
+
+    judge: str
+    order: str
+    score: float | None
+    baseline_score: float | None
+    unreadable: str
+    reply: str
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A method's answer beside the baseline's; `verdict`, `first_divergence`, `margin` and `noise` as in its row."""
+
+    group: int
+    place: Place
+    verdict: str | None
+    first_divergence: int | None
+    margin: float | None
+    noise: float | None
+    answer: Answer
+    baseline: Answer
+    judgements: tuple[Judgement, ...] = ()
+
+
+def answers(number: int, group: Group, decoders: Decoders) -> tuple[Beside, ...]:
+    """Up to MOST_OF_A_METHOD answers of each method, each once, the most telling of all methods first: lossy ones, then
+    numeric ones, ties, and those that are the baseline's; suites take turns. `number` is that of the group."""
+    chosen = _in_turn([_of_method(group, label)[:MOST_OF_A_METHOD] for label in _labels(group)])
+    rows = rows_at(group, {place for pair_of_places in chosen for place in pair_of_places})
+    decode = [decoders(file.run) for file in group.files]
+    judged = _judged(group)
+    return tuple(
+        _beside(number, place, rows[place], rows[usual], decode[place.file], judged.get(place, ()))
+        for place, usual in chosen
+        if place in rows and usual in rows
+    )
+
+
+def answered(group: Group) -> int:
+    """Of how many answers `answers` chooses: those of each method to each turn, repeats not counted."""
+    return sum(len(_turns(group, label)) for label in _labels(group))
+
+
+def _labels(group: Group) -> tuple[str, ...]:
+    return tuple(method.label for method in group.pooled.methods if not method.is_baseline)
+
+
+def _turns(group: Group, label: str) -> pd.DataFrame:
+    """An answer of a method to each turn that the baseline answered too: of its repeats and sessions the first of the
+    most telling ones, as only one of them may have left the baseline's."""
+    pairs = pair(group.frame, label, group.run.baseline)
+    rank = pairs["verdict"].map({verdict: place for place, verdict in enumerate(_TELLING)}).fillna(len(_TELLING))
+    return pairs.loc[rank.sort_values(kind="stable").index].drop_duplicates(_TURN).sort_index()
+
+
+def _of_method(group: Group, label: str) -> list[tuple[Place, Place]]:
+    """The places of a method's answers and of the baseline's beside them, the most telling first."""
+    found: list[tuple[Place, Place]] = []
+    turns = _turns(group, label)
+    for verdict in (*_TELLING, None):
+        alike = turns[turns["verdict"].isna() if verdict is None else turns["verdict"] == verdict]
+        found += _in_turn([_places(rows, label, group.run.baseline) for _, rows in alike.groupby("suite", sort=False)])
+    return found
+
+
+def _places(rows: pd.DataFrame, label: str, baseline: str) -> list[tuple[Place, Place]]:
+    usual_repeat = "repeat_baseline" if "repeat_baseline" in rows else "repeat"
+    names = ["file", *_TURN, "repeat", "session", "file_baseline", usual_repeat, "session_baseline"]
+    return [
+        (
+            Place(int(file), suite, prompt_id, int(turn), label, int(repeat), int(session)),
+            Place(int(other_file), suite, prompt_id, int(turn), baseline, int(other_repeat), int(other_session)),
+        )
+        for file, suite, prompt_id, turn, repeat, session, other_file, other_repeat, other_session in zip(
+            *(rows[name] for name in names), strict=True
+        )
+    ]
+
+
+def _in_turn(lists: Sequence[Sequence[_Item]]) -> list[_Item]:
+    """The first of each list, then the second of each, and so on: [1, 2, 3], [4] -> 1 4 2 3."""
+    return [item for items in zip_longest(*lists) for item in items if item is not None]
+
+
+def _judged(group: Group) -> Mapping[Place, list[Score]]:
+    """The scores of each answer, where judges were asked; see judged.with_judgements."""
+    found: dict[Place, list[Score]] = {}
+    for number, scores in enumerate(group.judging.scores if group.judging else ()):
+        for score in scores:
+            key = (score.suite, score.prompt_id, score.turn, score.label, score.repeat, score.session)
+            found.setdefault(Place(number, *key), []).append(score)
+    return found
+
+
+def _beside(number: int, place: Place, row: Row, usual: Row, decode: Decode | None, scores: Sequence[Score]) -> Beside:
+    texts = {text_sha256(row.text), text_sha256(usual.text), ""}
+    return Beside(
+        group=number,
+        place=place,
+        verdict=row.verdict,
+        first_divergence=row.first_divergence,
+        margin=row.margin,
+        noise=row.noise,
+        answer=_answer(row, usual, row.first_divergence, decode),
+        baseline=_answer(usual, row, row.first_divergence, decode),
+        judgements=tuple(
+            _judgement(score) for score in scores if {score.answer_sha256, score.baseline_sha256} <= texts
+        ),
+    )
+
+
+def _judgement(score: Score) -> Judgement:
+    return Judgement(
+        judge=judge_of(score).name,
+        order=score.order,
+        score=score.score,
+        baseline_score=score.baseline_score,
+        unreadable=score.unreadable,
+        reply=score.reply,
+    )
+
+
+def _answer(row: Row, other: Row, divergence: int | None, decode: Decode | None) -> Answer:
+    same = row.verdict == "identical" or other.verdict == "identical"
+    return Answer(
+        text=row.text,
+        tokens=len(row.token_ids) if row.totals is None else row.totals.new_tokens or 0,
+        stop_reason=row.stop_reason or "",
+        steps=tuple(zip(row.accepted, row.committed, strict=True)) if any(row.drafted) else (),
+        spans=_spans(row, decode) if decode and any(row.drafted) else None,
+        cut=None if same else _cut(row, other, divergence, decode),
+    )
+
+
+def _cut(row: Row, other: Row, divergence: int | None, decode: Decode | None) -> int | None:
+    """Where the token of the first divergence begins; without a tokenizer the first character that differs."""
+    if divergence is not None and decode:
+        found = pieces(row, [divergence], decode)
+        if found is not None:
+            return _units(found[0])
+    same = next((at for at, pair_ in enumerate(zip(row.text, other.text, strict=False)) if pair_[0] != pair_[1]), None)
+    shorter = min(len(row.text), len(other.text))
+    if same is None and len(row.text) == len(other.text):
+        return None
+    return _units(row.text[: shorter if same is None else same])
+
+
+def _spans(row: Row, decode: Decode) -> tuple[tuple[int, int], ...] | None:
+    ends, at = [0, 1], 1
+    for accepted, committed in zip(row.accepted, row.committed, strict=True):
+        ends += [at + accepted, at + committed]
+        at += committed
+    found = pieces(row, ends, decode)
+    if found is None:
+        return None
+    lengths = [_units(piece) for piece in found]
+    return tuple(zip(lengths[::2], lengths[1::2], strict=False))
+
+
+def _units(text: str) -> int:
+    """The length of a text in UTF-16 units."""
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2

@@ -1,0 +1,154 @@
+"""A report as one HTML file that needs nothing else: no network, no folder beside it. The only door to jinja2.
+
+Whatever a file of results says is text here. Templates escape all of it, the answers travel as JSON that holds no
+character with a meaning in HTML, the script puts them into the page as text, and the page's own policy
+(Content-Security-Policy) lets nothing run but that script, known by its hash, and nothing be fetched.
+"""
+
+import json
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from itertools import chain, zip_longest
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from benchctl.analysis.frame.answer_rows import Decoders
+from benchctl.analysis.frame.comparison import Group
+from benchctl.analysis.html.answers import Beside, answered, answers
+from benchctl.analysis.html.page import Section, section
+from benchctl.analysis.html.plot import BOTTOM, HEIGHT, LEFT, LOOKS, RIGHT, TOP, WIDTH
+from benchctl.errors import UserError
+
+ASSETS = Path(__file__).parents[2] / "assets" / "report"
+MOST_BYTES = 1_900_000  # of a file that goes into a mail or onto a ticket
+# In JSON these have no meaning outside of strings, in HTML and in scripts they have.
+_UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+
+
+@dataclass(frozen=True)
+class Report:
+    """A page, and how many of the answers it could have shown it shows."""
+
+    html: str
+    shown_answers: int
+    answers: int
+
+
+def report(groups: Sequence[Group], decoders: Decoders, *, made: str, floor: float = 0.0) -> Report:
+    """The page of a comparison; `made` says by what and when.
+
+    No difference in speed below `floor` is called one. Raises UserError where the page would be too large even without
+    a single answer.
+    """
+    sections = [section(groups, group, floor) for group in groups]
+    candidates = _in_turn([answers(number, group, decoders) for number, group in enumerate(groups, 1)])
+    total = sum(map(answered, groups))
+    room = MOST_BYTES - len(_page(sections, Viewer((), total), made).encode())
+    if room < 0:
+        raise UserError(
+            f"the report would be larger than {MOST_BYTES / 1e6:.1f} MB even without answers: "
+            f"name fewer than {sum(len(group.files) for group in groups)} files."
+        )
+    viewer = Viewer(_fitting(candidates, room), total)
+    return Report(_page(sections, viewer, made), len(viewer.answers), total)
+
+
+@dataclass(frozen=True)
+class Viewer:
+    """The answers shown, of how many."""
+
+    answers: tuple[Beside, ...]
+    total: int
+
+    def shown(self, group: int) -> int:
+        return sum(each.group == group for each in self.answers)
+
+    @property
+    def island(self) -> str:
+        """The answers as JSON; a text that occurs twice is written once."""
+        texts: dict[str, int] = {}
+        entries = [_entry(each, texts) for each in self.answers]
+        return _json({"texts": list(texts), "answers": entries})
+
+
+def _fitting(candidates: Iterable[Beside], room: int) -> tuple[Beside, ...]:
+    """As many of these, in order, as `room` bytes can hold; one that is too large does not keep others out."""
+    texts: dict[str, int] = {}
+    kept: list[Beside] = []
+    for each in candidates:
+        known = len(texts)
+        entry = _entry(each, texts)
+        new = list(texts)[known:]
+        size = len(_json([entry, *new]).encode())
+        if size > room:
+            for text in new:
+                del texts[text]
+            continue
+        room -= size
+        kept.append(each)
+    return tuple(kept)
+
+
+def _entry(each: Beside, texts: dict[str, int]) -> dict[str, object]:
+    """An answer for the script, its texts by their numbers in `texts`, where new ones are added."""
+    found = vars(each) | {"place": each.place._asdict(), "judgements": [vars(said) for said in each.judgements]}
+    for side, answer in (("answer", each.answer), ("baseline", each.baseline)):
+        found[side] = vars(answer) | {"text": texts.setdefault(answer.text, len(texts))}
+    return found
+
+
+def _json(value: object) -> str:
+    """JSON that may stand in a page as it is."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.translate(_UNSAFE).encode("utf-8", "replace").decode()
+
+
+def _page(sections: Sequence[Section], viewer: Viewer, made: str) -> str:
+    style, script = _asset("report.css"), _asset("report.js")
+    policy = "; ".join(
+        (
+            "default-src 'none'",
+            f"style-src '{_hash(style)}'",
+            f"script-src '{_hash(script)}'",
+            "base-uri 'none'",
+            "form-action 'none'",
+        )
+    )
+    return _templates().get_template("report.html").render(
+        sections=sections,
+        viewer=viewer,
+        made=made,
+        policy=policy,
+        style=style,
+        script=script,
+        looks=LOOKS,
+        picture={"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM},
+    )  # fmt: skip
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"
+
+
+@cache
+def _asset(name: str) -> str:
+    return ASSETS.joinpath(name).read_text("utf-8")
+
+
+@cache
+def _templates() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(ASSETS),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _in_turn(lists: Sequence[Sequence[Beside]]) -> list[Beside]:
+    return [each for each in chain.from_iterable(zip_longest(*lists)) if each is not None]

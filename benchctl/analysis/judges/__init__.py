@@ -1,0 +1,1 @@
+"""Judges' scores as figures, and how far judges agree."""

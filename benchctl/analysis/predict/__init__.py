@@ -1,0 +1,1 @@
+"""The speed-up that costs and acceptance explain."""

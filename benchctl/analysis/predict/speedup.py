@@ -1,0 +1,269 @@
+"""What a method's speed-up ought to be by its acceptance and its costs, and where the measured one differs from that.
+
+By the usual account a step costs one step of the baseline, its drafting, and what verifying several rows takes beyond
+verifying one; what it commits for that makes the speed-up (Leviathan et al., Fast Inference from Transformers via
+Speculative Decoding, 2023, arXiv 2211.17192, theorem 3.8; with tokens per step as measured where the theorem takes each
+acceptance for a coin's toss, and with the cost of several rows where it takes that for nothing). A method that drafts
+nothing costs the layers it runs and a head for every step (one, where a rule that asks it at each exit asks more: rows
+do not count them). All else is the gap. Times are of decoding, and shares of what the baseline takes for a token, so
+that the parts of an account add up; so speed-ups are those of a token, whatever the answers' lengths.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from benchctl.analysis.frame.groups import differences
+from benchctl.analysis.frame.rounds import Round, round_of
+from benchctl.analysis.predict.accounts import (
+    PHASES,
+    UNEXPLAINED,
+    Account,
+    Part,
+    Sums,
+    by_phases,
+    by_steps,
+    head_share,
+    slope_of,
+)
+from benchctl.analysis.stats.bootstrap import Floats, Interval, Ints, Levels, bootstrap
+from benchctl.errors import UserError
+from benchctl.records.schema import Mode, Row, Run
+from benchctl.records.writer import RunFile
+
+Basis = Literal["profile", "steps"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number and its 95% interval, None where there is no telling."""
+
+    value: float
+    interval: Interval | None
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a step does, on average, and what that costs: a drafted token and a verification, each over the baseline's
+    verification of one row; None where the rows are not profiled. `rows` counts steps by the rows they verified,
+    `text_tokens` is the mean length of the text that steps saw."""
+
+    tokens_per_step: float
+    drafted_per_step: float
+    depth_fraction: float
+    rows: Mapping[int, int]
+    text_tokens: float
+    draft_ratio: float | None = None
+    verify_ratio: float | None = None
+
+    @property
+    def rows_per_step(self) -> float:
+        return sum(rows * steps for rows, steps in self.rows.items()) / sum(self.rows.values())
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A method's account. `basis` says where the costs come from: profile rows, or how step times follow the drafts.
+
+    The parts add up to 1 / measured, those that the prediction knows of to 1 / predicted; the gap is measured less
+    predicted. `baseline_token_s` is what the baseline takes for a token.
+    """
+
+    label: str
+    basis: Basis
+    prompts: int
+    generations: int
+    baseline_token_s: float
+    costs: Costs
+    predicted: Figure
+    measured: Figure
+    gap: Figure
+    parts: tuple[Part, ...]
+
+    @property
+    def unexplained(self) -> float:
+        """By how much the free steps take longer than the profiled ones, as a share; 0 without a profile."""
+        return sum(part.share for part in self.parts if part.name == UNEXPLAINED)
+
+    @property
+    def gap_lies_in(self) -> Part:
+        """The part with most of the difference."""
+        return max((part for part in self.parts if not part.predicted), key=lambda part: abs(part.share))
+
+
+@dataclass(frozen=True)
+class Unpredicted:
+    """A method of which nothing can be predicted, and why, with what to do about it."""
+
+    label: str
+    reason: str
+
+
+Accounts = tuple[Prediction | Unpredicted, ...]
+
+
+class _Cell(NamedTuple):
+    """One answer, whoever gave it in whatever mode."""
+
+    file: int
+    suite: str
+    prompt_id: str
+    turn: int
+    repeat: int
+    session: int
+
+
+_Answers = dict[_Cell, Row]
+_Found = dict[tuple[str, Mode], _Answers]
+
+
+def predict(files: Sequence[RunFile]) -> Accounts:
+    """An account of every method that `files` have measured, the baseline left out.
+
+    Raises UserError for files that may not be compared with each other, for batches, and where nothing was measured.
+    """
+    run = _one_run(files)
+    found = _collect(files)
+    labels = dict.fromkeys(label for label, _ in found if label != run.baseline)
+    if not labels:
+        raise UserError(
+            f"{files[0].path}: has no method beside its baseline. Measure one with `benchctl run --method`."
+        )
+    return tuple(_predict(found, label, run) for label in labels)
+
+
+def _one_run(files: Sequence[RunFile]) -> Run:
+    """The run that stands for all of them. Raises UserError as `predict` does."""
+    if not files:
+        raise UserError("no generations to predict from. Run `benchctl run --profile`, or continue it with --resume.")
+    run = files[0].run
+    for file in files:
+        if found := differences(run, file.run):
+            field, one, other = found[0].field, found[0].one, found[0].other
+            raise UserError(f"{file.path}: {field} is {other}, in {files[0].path} {one}. Predict for each by itself.")
+    if run.batch_size > 1:
+        raise UserError(f"{files[0].path}: was decoded in batches. Predict from a run of --batch-size 1.")
+    return run
+
+
+def _collect(files: Sequence[RunFile]) -> _Found:
+    """The answers that have steps and whose times can be trusted, by label and mode."""
+    found: _Found = {}
+    doubted: set[Round] = set()
+    for number, file in enumerate(files):
+        for row in file.rows:
+            if row.invalid:
+                doubted.add(round_of(number, row))
+            if row.repeat >= 0 and row.error is None and row.step_s:
+                cell = _Cell(number, row.suite, row.prompt_id, row.turn, row.repeat, row.session)
+                found.setdefault((row.label, row.mode), {})[cell] = row
+    return {
+        key: {cell: row for cell, row in answers.items() if round_of(cell.file, row) not in doubted}
+        for key, answers in found.items()
+    }
+
+
+def _predict(found: _Found, label: str, run: Run) -> Prediction | Unpredicted:
+    profiled = tuple(found.get((name, "profile"), {}) for name in (label, run.baseline))
+    free = tuple(found.get((name, "free"), {}) for name in (label, run.baseline))
+    if all(profiled) and all(map(_is_split, profiled)):
+        return _account(label, run, [*free, *profiled])
+    return _account(label, run, free)
+
+
+def _is_split(answers: _Answers) -> bool:
+    """Whether the steps told what they spent their time on."""
+    return all(set(row.phases) == set(PHASES) for row in answers.values())
+
+
+def _account(label: str, run: Run, answers: Sequence[_Answers]) -> Prediction | Unpredicted:
+    """From the same answers of the method and of the baseline, and from both profiled, if they are."""
+    cells = [cell for cell in answers[0] if all(cell in others for others in answers[1:])]
+    if not cells:
+        reason = "it and the baseline have no valid answer to the same prompt. See `benchctl compare`"
+        return Unpredicted(label, reason)
+    sums = [Sums.of([others[cell] for cell in cells], run.target.layers) for others in answers]
+    ours, theirs = sums[:2]
+    drafts = bool(ours.drafted.any())
+    head = head_share(run, theirs.step_text_tokens)
+    if len(sums) > 2:
+        account = by_phases(ours, theirs, sums[2], sums[3], head)
+        basis: Basis = "profile"
+    else:
+        slope = slope_of(ours.step_s, ours.step_drafted) if drafts else 0.0
+        if isinstance(slope, str):
+            return Unpredicted(label, f"{slope}. Measure with --profile")
+        account = by_steps(ours, theirs, slope, head)
+        basis = "steps"
+    levels = _levels(cells)
+    tops = np.column_stack([account.baseline_s, theirs.for_tokens(theirs.seconds, ours.tokens)])
+    bottoms = np.column_stack([account.known_s, ours.seconds])
+    predicted, measured, gap = _figures(tops, bottoms, levels)
+    return Prediction(
+        label=label,
+        basis=basis,
+        prompts=len({(cell.suite, cell.prompt_id) for cell in cells}),
+        generations=len(cells),
+        baseline_token_s=theirs.token_s,
+        costs=_costs(sums),
+        predicted=predicted,
+        measured=measured,
+        gap=gap,
+        parts=_with_intervals(account, ours.seconds, tops[:, 1], levels),
+    )
+
+
+def _with_intervals(account: Account, seconds: Floats, baseline_s: Floats, levels: Levels) -> tuple[Part, ...]:
+    """Those of the shares that the parts are; of the last one that of what the measured share, `seconds` over
+    `baseline_s` [answers], has more than the others together."""
+    parts_s = np.column_stack(account.parts_s)
+    units_s = np.column_stack([account.baseline_s] * len(account.parts_s))
+    others = parts_s.sum(axis=1, keepdims=True), account.baseline_s[:, None]
+    intervals = bootstrap(parts_s, units_s, levels)
+    intervals += bootstrap(seconds[:, None], baseline_s[:, None], levels, less=others)
+    return tuple(replace(part, interval=found) for part, found in zip(account.parts, intervals, strict=True))
+
+
+def _figures(tops: Floats, bottoms: Floats, levels: Levels) -> Iterator[Figure]:
+    """Predicted, measured, and by how much the second is more; two [answers, 2]."""
+    values = tops.sum(axis=0) / bottoms.sum(axis=0)
+    intervals = bootstrap(tops, bottoms, levels)
+    for value, interval in zip(values, intervals, strict=True):
+        yield Figure(float(value), interval)
+    (gap,) = bootstrap(tops[:, 1:], bottoms[:, 1:], levels, less=(tops[:, :1], bottoms[:, :1]))
+    yield Figure(float(values[1] - values[0]), gap)
+
+
+def _costs(sums: Sequence[Sums]) -> Costs:
+    ours = sums[0]
+    steps, drafted = float(ours.steps.sum()), float(ours.drafted.sum())
+    costs = {
+        "tokens_per_step": ours.total_tokens / steps,
+        "drafted_per_step": drafted / steps,
+        "depth_fraction": float(ours.depth.sum()) / ours.total_tokens,
+        "text_tokens": ours.step_text_tokens,
+    }
+    ratios: dict[str, float] = {}
+    if len(sums) > 2:
+        split, verify_s = sums[2], sums[3].step_phase_s("verify")
+        ratios["verify_ratio"] = split.step_phase_s("verify") / verify_s
+        if drafted:
+            ratios["draft_ratio"] = float(split.phases["draft"].sum() / split.drafted.sum()) / verify_s
+    return Costs(**costs, rows=dict(Counter(ours.rows)), **ratios)
+
+
+def _levels(cells: Sequence[_Cell]) -> Levels:
+    sessions = {(cell.file, cell.session): None for cell in cells}
+    prompts = {(cell.suite, cell.prompt_id): None for cell in cells}
+    return Levels(
+        session=_codes([(cell.file, cell.session) for cell in cells], list(sessions)),
+        prompt=_codes([(cell.suite, cell.prompt_id) for cell in cells], list(prompts)),
+    )
+
+
+def _codes(values: Sequence[object], known: Sequence[object]) -> Ints:
+    number = {value: code for code, value in enumerate(known)}
+    return np.array([number[value] for value in values], dtype=np.int64)

@@ -1,0 +1,1 @@
+"""Intervals, significance, and the baseline measured against itself."""

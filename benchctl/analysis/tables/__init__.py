@@ -1,0 +1,1 @@
+"""Comparisons as tables: text, Markdown, CSV and JSON."""

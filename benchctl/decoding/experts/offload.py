@@ -1,0 +1,219 @@
+"""A view of a mixture-of-experts target whose experts come out of a fast tier, for methods to decode on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchctl.decoding.experts.fast_tier import FastTier
+from benchctl.decoding.experts.policies import Key, PolicyName, policy_of
+from benchctl.decoding.experts.tiers import FileTier, Link, Loader, MemoryTier, Slots, Timer
+from benchctl.decoding.experts.trace import Visit
+from benchctl.decoding.model.layers import Experts, ExpertWeights, Layer
+from benchctl.decoding.model.target import Target, TargetInfo
+
+Tier = Literal["memory", "file"]
+Predictor = Callable[[int, Tensor], Mapping[int, Sequence[int]]]
+"""(layer, slow state [1, width]) -> by coming layer, nearest first, the experts to fetch ahead, the likeliest first.
+
+Called at each layer of a pass of one row, when the layer's own experts are known and demanded but not yet computed:
+the state is the residual that their answers will be added to. Layers that are not behind ``layer`` are an error.
+"""
+
+_Fetch = Callable[[int, Sequence[int], Tensor], Iterator[ExpertWeights]]
+
+
+@dataclass(frozen=True)
+class OffloadSettings:
+    """policy          which expert leaves a full fast tier
+    capacity        experts that the fast tier holds; 0 is a quarter of all
+    bandwidth_mb_s  10^6 bytes a second from the slow tier; 0 is what the machine does
+    tier            where the slow tier is
+    blocking        compute none of a layer's experts before all of them are there
+    """
+
+    policy: PolicyName = "lru"
+    capacity: int = 0
+    bandwidth_mb_s: float = 0.0
+    tier: Tier = "memory"
+    blocking: bool = False
+
+    def __post_init__(self) -> None:
+        if self.capacity < 0:
+            raise ValueError(f"capacity is {self.capacity}; it must be at least the experts of a token, or 0")
+        if self.bandwidth_mb_s < 0:
+            raise ValueError(
+                f"bandwidth_mb_s is {self.bandwidth_mb_s}; it must be positive, or 0 for the machine's own"
+            )
+
+    def unsupported(self, target: TargetInfo) -> str | None:
+        """Why experts of ``target`` cannot be offloaded; None when they can."""
+        top_k = target.experts_per_token
+        if not top_k:
+            return "the target is dense; offloading takes a mixture of experts (OLMoE, Mixtral)"
+        if 0 < self.capacity < top_k:
+            return f"capacity {self.capacity} is below the {top_k} experts a token needs; give capacity={top_k} or more"
+        return None
+
+
+def mixtures_of(target: Target) -> Mapping[int, Experts]:
+    """The mixtures of experts of a target, by layer."""
+    found = {layer: block.mlp for layer, block in enumerate(target.blocks)}
+    return {layer: mlp for layer, mlp in found.items() if isinstance(mlp, Experts)}
+
+
+def rank_experts(block: Layer, state: Tensor, count: int) -> list[int]:
+    """The experts that a layer's own norm and gate choose first for ``state`` [1, width], the likeliest first."""
+    assert isinstance(block.mlp, Experts), "a mixture of experts"
+    logits = F.linear(block.mlp_norm(state), block.mlp.router)
+    ranked: list[int] = logits[0].topk(min(count, logits.shape[-1])).indices.tolist()
+    return ranked
+
+
+class Offload:
+    """The experts of a target in two tiers. Built once per run; each generation begins with an empty fast tier.
+
+    view  the same target with every mixture of experts tiered; it runs only while it is served. The target itself stays
+          as it is, and in memory, for the other methods of the run.
+    """
+
+    def __init__(self, target: Target, settings: OffloadSettings) -> None:
+        self._target, self._settings = target, settings
+        mixtures = mixtures_of(target)
+        every = sum(found.router.shape[0] for found in mixtures.values())
+        self.capacity = min(settings.capacity or max(every // 4, self.top_k), every)
+        slow = MemoryTier(mixtures) if settings.tier == "memory" else FileTier(mixtures)
+        rate = settings.bandwidth_mb_s * 1e6 or None
+        self._link = Link(slow, Slots(next(iter(mixtures.values())), self.capacity), rate)
+        self._tier: FastTier | None = None
+        self._fetcher: _Fetcher | None = None
+        self._visits: list[Visit] = []
+        self._timed = False
+        self.view = copy.copy(target)
+        self.view.blocks = [_tiered(block, layer, self._fetch) for layer, block in enumerate(target.blocks)]
+
+    @property
+    def top_k(self) -> int:
+        return max(found.top_k for found in mixtures_of(self._target).values())
+
+    @property
+    def expert_bytes(self) -> int:
+        return self._link.slots.expert_bytes
+
+    @property
+    def visits(self) -> tuple[Visit, ...]:
+        """The visits of the last generation, for the simulator."""
+        return tuple(self._visits)
+
+    @contextmanager
+    def serve(self, timer: Timer | None, predictor: Predictor | None = None) -> Iterator[Target]:
+        """The view, for one generation. Raises ValueError for a limited bandwidth without a timer."""
+        tier = FastTier(self.capacity, policy_of(self._settings.policy, self._target.layers))
+        self._tier, self._visits, self._timed = tier, [], timer is not None
+        with Loader(tier, self._link, timer) as loader:
+            together = self.capacity if self._settings.blocking else 1
+            self._fetcher = _Fetcher(loader, predictor, self._visits, together)
+            try:
+                yield self.view
+            finally:
+                self._fetcher = None
+
+    def _fetch(self, layer: int, needed: Sequence[int], residual: Tensor) -> Iterator[ExpertWeights]:
+        if self._fetcher is None:
+            raise RuntimeError("nobody serves the experts of this view; run it inside serve()")
+        return self._fetcher.fetch(layer, needed, residual)
+
+    def counters(self) -> Mapping[str, float]:
+        """What the last generation counted, decoding and, as prefill_..., the prompt; see offload.fast_tier.Counts.
+
+        Also expert_bytes, and where the bandwidth is throttled bandwidth_mb_s. No stall_s where nobody gave a timer.
+        """
+        if self._tier is None:
+            return {}
+        decode, prefill = self._tier.decode.as_numbers(), self._tier.prefill.as_numbers()
+        found = {**decode, **{f"prefill_{name}": prefill[name] for name in ("loads", "stall_s")}}
+        if not self._timed:
+            found = {name: value for name, value in found.items() if not name.endswith("stall_s")}
+        if self._settings.bandwidth_mb_s:
+            found["bandwidth_mb_s"] = self._settings.bandwidth_mb_s
+        return {**found, "expert_bytes": float(self.expert_bytes)}
+
+
+@dataclass(frozen=True)
+class _TieredExperts(Experts):
+    """Experts that are fetched before they compute; routing and products are those of the resident ones."""
+
+    layer: int
+    fetch_from: _Fetch
+
+    def fetch(self, needed: Sequence[int], residual: Tensor) -> Iterator[ExpertWeights]:
+        return self.fetch_from(self.layer, needed, residual)
+
+
+class _Fetcher:
+    """Demands, predicts and hands out the experts of each visit, and writes the visit down.
+
+    The first ``together`` of a visit are waited for before any is computed.
+    """
+
+    def __init__(self, loader: Loader, predictor: Predictor | None, visits: list[Visit], together: int) -> None:
+        self._loader, self._predictor, self._visits, self._together = loader, predictor, visits, together
+        self._left_s = loader.now_s()
+
+    def fetch(self, layer: int, needed: Sequence[int], residual: Tensor) -> Iterator[ExpertWeights]:
+        loader = self._loader
+        reached_s = loader.now_s()
+        loader.need(layer, needed)
+        stalled_s, counts, demanded_s = loader.counts.stall_s, loader.counts, loader.now_s()
+        predicted = self._predict(layer, residual)
+        predicted_s = loader.now_s()
+        for number in needed[: self._together]:
+            loader.wait_for(Key(layer, number))
+        for number in needed:
+            yield loader.wait_for(Key(layer, number))
+            loader.done(Key(layer, number))
+        left_s = loader.now_s()
+        computed_s = demanded_s - reached_s + left_s - predicted_s - (counts.stall_s - stalled_s)
+        seconds = (reached_s - self._left_s, predicted_s - demanded_s, max(computed_s, 0.0))
+        self._visits.append(Visit(layer, tuple(needed), predicted, *seconds))
+        self._left_s = left_s
+
+    def _predict(self, layer: int, residual: Tensor) -> dict[int, tuple[int, ...]]:
+        """Fetch ahead; not for the rows of a prompt, which together need nearly every expert."""
+        if self._predictor is None or residual.shape[0] > 1:
+            return {}
+        ranked = {ahead: tuple(found) for ahead, found in self._predictor(layer, residual).items()}
+        for ahead, experts in ranked.items():
+            self._loader.want(ahead, experts)
+        return ranked
+
+
+def _tiered(block: Layer, layer: int, fetch_from: _Fetch) -> Layer:
+    """The layer with its mixture of experts tiered; a dense one as it is."""
+    if not isinstance(block.mlp, Experts):
+        return block
+    held = {item.name: getattr(block.mlp, item.name) for item in fields(Experts)}
+    return replace(block, mlp=_TieredExperts(**held, layer=layer, fetch_from=fetch_from))
+
+
+@dataclass(frozen=True)
+class NextGate:
+    """Predicts, from the present slow state, what the next layer's own norm and gate would choose (a Predictor).
+
+    Eliseev, Mazur: Fast Inference of Mixture-of-Experts Language Models with Offloading, 2023, arXiv 2312.17238.
+    ``count`` experts are named: those of a token, and any spare ones.
+    """
+
+    target: Target
+    count: int
+
+    def __call__(self, layer: int, residual: Tensor) -> Mapping[int, Sequence[int]]:
+        if layer + 1 >= self.target.layers:
+            return {}
+        return {layer + 1: rank_experts(self.target.blocks[layer + 1], residual, self.count)}

@@ -1,0 +1,1 @@
+"""The target model: its families, layers, kernels and tokenizer. The only door to transformers."""

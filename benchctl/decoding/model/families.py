@@ -1,0 +1,234 @@
+"""From a transformers model of a Llama-like family to the structures of layers.py.
+
+One reader serves all families, since they differ only in which optional parts their modules have: separate or fused
+projections, biases, norms of queries and keys, experts, a gain of 1 + w (Gemma), a scaled embedding (Gemma).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchctl.decoding.model.kernels import Linear, Norm
+from benchctl.decoding.model.layers import Attention, Experts, Layer, Mlp
+from benchctl.errors import UserError
+
+if TYPE_CHECKING:
+    from benchctl.decoding.model.encoder_decoder import Encoder
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "olmoe", "mixtral")
+MIXTURES = ("olmoe", "mixtral")  # those of them with experts; a stray field of a configuration makes none
+ENCODER_DECODERS = ("t5",)
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "swish": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a target is made of: what stands before, in and behind the layers of its decoder, and perhaps an encoder."""
+
+    embedding: Tensor
+    embedding_scale: float
+    blocks: list[Layer]
+    final_norm: Norm
+    lm_head: Linear
+    rotary: Tensor
+    encoder: Encoder | None = None
+
+
+def check_family(config: Any) -> None:
+    """UserError unless the configuration is of a family, and of a variant, this forward reproduces."""
+    known = (*FAMILIES, *ENCODER_DECODERS)
+    if config.model_type not in known:
+        raise UserError(f"models of type {config.model_type!r} are not supported; known: {', '.join(known)}")
+    if getattr(config, "quantization_config", None):
+        raise UserError("quantised checkpoints are not supported; name the unquantised model")
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "dynamic":
+        raise UserError("rope type 'dynamic' is not supported: its keys change with the length of the text")
+    if getattr(config, "use_bidirectional_attention", None):
+        raise UserError("bidirectional attention is not supported: such a model does not generate text")
+    if activation_name(config) not in ACTIVATIONS:
+        raise UserError(f"activation {activation_name(config)!r} is not supported; known: {', '.join(ACTIVATIONS)}")
+
+
+def context_tokens(config: Any) -> int:
+    """Positions the model can take; long-rope models are used within their original, unscaled context.
+
+    T5 knows distances only, and no end of them: what its configuration names, else the 512 tokens it was trained with.
+    """
+    if config.model_type in ENCODER_DECODERS:
+        return int(getattr(config, "n_positions", None) or 512)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        return int(rope.get("original_max_position_embeddings") or config.original_max_position_embeddings)
+    return int(config.max_position_embeddings)
+
+
+def query_size(config: Any) -> int:
+    """Width of all query heads of a layer together."""
+    return int(config.num_attention_heads) * _head_dim(config)
+
+
+def kv_size(config: Any) -> int:
+    """Width of all key heads of a layer together; its values are as wide."""
+    heads = config.num_heads if config.model_type in ENCODER_DECODERS else config.num_key_value_heads
+    return int(heads) * _head_dim(config)
+
+
+def mlp_size(config: Any) -> int:
+    """Inner width of a layer's MLP; 0 for a mixture of experts."""
+    if config.model_type in MIXTURES:
+        return 0
+    return int(config.d_ff if config.model_type in ENCODER_DECODERS else config.intermediate_size)
+
+
+def rotary_table(model: Any, positions: int, dtype: torch.dtype) -> Tensor:
+    """[positions, head_dim / 2] complex rotations, taken from the model's own module; 1 where a pair is not rotated."""
+    device = model.model.embed_tokens.weight.device
+    wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
+    probe = torch.zeros(1, dtype=wide, device=device)
+    cos, sin = model.model.rotary_emb(probe, torch.arange(positions, device=device)[None])
+    pairs = cos.shape[-1] // 2
+    table = torch.complex(cos[0, :, :pairs], sin[0, :, :pairs])
+    rest = _head_dim(model.config) // 2 - pairs
+    return torch.cat((table, table.new_ones(positions, rest)), dim=-1)
+
+
+def read_parts(model: Any, fast: bool) -> Parts:
+    """A decoder-only ``model`` as parts; ``fast`` holds weights in the layouts of the fast kernels too."""
+    body, embedding = model.model, model.model.embed_tokens.weight.detach()
+    return Parts(
+        embedding=embedding,
+        embedding_scale=float(getattr(body.embed_tokens, "scalar_embed_scale", 1.0)),
+        blocks=[read_layer(model, index, fast) for index in range(len(body.layers))],
+        final_norm=read_norm(body.norm, model.config),
+        lm_head=Linear(model.lm_head.weight, model.lm_head.bias, fast),
+        rotary=rotary_table(model, context_tokens(model.config), embedding.dtype),
+    )
+
+
+def read_norm(module: Any, config: Any, order: Tensor | None = None) -> Norm:
+    """A norm of the model; ``order`` permutes the gain like the rows whose outputs it scales."""
+    gain = module.weight.detach()
+    if config.model_type == "gemma":
+        gain = gain.to(torch.promote_types(gain.dtype, torch.float32)) + 1.0  # 1 + w rounded to bfloat16 is too coarse
+    eps = getattr(module, "eps", None) or module.variance_epsilon
+    return Norm(gain if order is None else gain[order], eps)
+
+
+def read_layer(model: Any, index: int, fast: bool) -> Layer:
+    """The decoder layer with this index."""
+    layer, config = model.model.layers[index], model.config
+    return Layer(
+        attention_norm=read_norm(layer.input_layernorm, config),
+        attention=_read_attention(layer.self_attn, config, index, fast, 2 * model.model.rotary_emb.inv_freq.numel()),
+        mlp_norm=read_norm(layer.post_attention_layernorm, config),
+        mlp=_read_experts(layer.mlp, config) if hasattr(layer.mlp, "experts") else _read_mlp(layer.mlp, config, fast),
+    )
+
+
+def _head_dim(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _interleave(config: Any, rotated: int) -> list[int]:
+    """Order that brings the two halves of each rotated pair side by side: 0, r/2, 1, r/2 + 1, ... then the rest."""
+    half = rotated // 2
+    paired = [index for pair in zip(range(half), range(half, rotated), strict=True) for index in pair]
+    return paired + list(range(rotated, _head_dim(config)))
+
+
+def _read_attention(module: Any, config: Any, index: int, fast: bool, rotated: int) -> Attention:
+    heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, _head_dim(config)
+    order = _interleave(config, rotated)
+    rows = _row_order(heads, kv_heads, head_dim, order)
+    weight, bias = _fused(module, "qkv_proj", ("q_proj", "k_proj", "v_proj"))
+    per_head = hasattr(module, "q_norm") and module.q_norm.weight.shape[0] == head_dim
+    return Attention(
+        qkv=Linear(weight[rows], None if bias is None else bias[rows], fast),
+        out=Linear(module.o_proj.weight, module.o_proj.bias, fast),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        scale=float(module.scaling),
+        query_norm=_read_head_norm(module, "q_norm", config, order, 1 if per_head else heads),
+        key_norm=_read_head_norm(module, "k_norm", config, order, 1 if per_head else kv_heads),
+        norm_per_head=per_head,
+        clip=config.clip_qkv if config.model_type == "olmoe" else None,
+        window=_window(config, index),
+    )
+
+
+def _row_order(heads: int, kv_heads: int, head_dim: int, order: list[int]) -> Tensor:
+    """Rows of the fused product: queries and keys interleaved within each head, values as they are."""
+    rotated = torch.arange((heads + kv_heads) * head_dim).view(-1, head_dim)[:, order].flatten()
+    return torch.cat((rotated, torch.arange(rotated.numel(), rotated.numel() + kv_heads * head_dim)))
+
+
+def _read_head_norm(module: Any, name: str, config: Any, order: list[int], copies: int) -> Norm | None:
+    if not hasattr(module, name):
+        return None
+    head_dim = _head_dim(config)
+    index = torch.arange(copies * head_dim).view(-1, head_dim)[:, order].flatten()
+    return read_norm(getattr(module, name), config, index)
+
+
+def _window(config: Any, index: int) -> int | None:
+    """Sliding window of a layer: Qwen heeds its list of layer types, Mistral and kin only the width, others neither."""
+    if config.model_type in ("qwen2", "qwen3"):
+        return config.sliding_window if config.layer_types[index] == "sliding_attention" else None
+    return config.sliding_window if config.model_type in ("mistral", "mixtral", "phi3") else None
+
+
+def _fused(module: Any, whole: str, parts: tuple[str, ...]) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of projections that share their input, whether the model holds them as one or apart."""
+    modules = [getattr(module, whole)] if hasattr(module, whole) else [getattr(module, part) for part in parts]
+    weight = torch.cat([m.weight.detach() for m in modules])
+    if all(m.bias is None for m in modules):
+        return weight, None
+    return weight, torch.cat([m.bias.detach() for m in modules])
+
+
+def decoder_layers(config: Any) -> int:
+    """Layers of what generates text: where there is an encoder, its own are not counted."""
+    encodes = config.model_type in ENCODER_DECODERS
+    return int(config.num_decoder_layers if encodes else config.num_hidden_layers)
+
+
+def experts_per_token(config: Any) -> int:
+    """Experts that a token goes to in a layer; 0 for a dense model."""
+    return int(config.num_experts_per_tok) if config.model_type in MIXTURES else 0
+
+
+def activation_name(config: Any) -> str:
+    return str(config.dense_act_fn if config.model_type in ENCODER_DECODERS else config.hidden_act)
+
+
+def _read_mlp(module: Any, config: Any, fast: bool) -> Mlp:
+    weight, bias = _fused(module, "gate_up_proj", ("gate_proj", "up_proj"))
+    down = Linear(module.down_proj.weight, module.down_proj.bias, fast)
+    return Mlp(Linear(weight, bias, fast), down, ACTIVATIONS[activation_name(config)])
+
+
+def _read_experts(module: Any, config: Any) -> Experts:
+    return Experts(
+        router=module.gate.weight.detach(),
+        gate_up=module.experts.gate_up_proj.detach(),
+        down=module.experts.down_proj.detach(),
+        act=ACTIVATIONS[activation_name(config)],
+        top_k=config.num_experts_per_tok,
+        renormalise=getattr(module.gate, "norm_topk_prob", True),
+    )

@@ -1,0 +1,225 @@
+"""The forward pass of a Llama-like decoder over rows of one sequence: attention, MLP, experts.
+
+A lean forward over the target's own weights: no module calls, queries, keys and values in one product, rotary
+embedding as one complex product in place. families.py fills these structures from transformers' models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchctl.decoding.kv.cache import Cache
+from benchctl.decoding.kv.layout import Layout
+from benchctl.decoding.model.kernels import Linear, Norm
+
+# Up to this many rows two batched products beat the fused kernel, whose set-up costs more than the work.
+_FEW_ROWS = 16
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Weights of one attention sub-layer; qkv gives queries, keys, values, heads interleaved for the complex rotary."""
+
+    qkv: Linear
+    out: Linear
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
+    norm_per_head: bool = True
+    clip: float | None = None
+    window: int | None = None
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """residual + down(act(gate x) * (up x)), gate and up in one product; not ``gated``: residual + down(act(up x))."""
+
+    gate_up: Linear
+    down: Linear
+    act: Callable[[Tensor], Tensor]
+    gated: bool = True
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return (self.gate_up.weight, self.down.weight)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        if not self.gated:
+            return self.down.add_to(residual, self.act(self.gate_up(x)))
+        gate, up = self.gate_up(x).chunk(2, 1)
+        return self.down.add_to(residual, self.act(gate).mul_(up))
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """One expert of a mixture: gate_up [2 f, width], down [width, f]."""
+
+    number: int
+    gate_up: Tensor
+    down: Tensor
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Mixture of experts: router [experts, width], gate_up [experts, 2 f, width], down [experts, width, f]."""
+
+    router: Tensor
+    gate_up: Tensor
+    down: Tensor
+    act: Callable[[Tensor], Tensor]
+    top_k: int
+    renormalise: bool
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return (self.router, self.gate_up, self.down)
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights and indices [rows, top_k] of the experts each row goes to."""
+        probs = F.linear(x, self.router).softmax(-1, dtype=torch.promote_types(x.dtype, torch.float32))
+        weights, experts = probs.topk(self.top_k, dim=-1)
+        if self.renormalise:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return weights.to(x.dtype), experts
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual + the weighted answers of each row's experts."""
+        weights, experts = self.route(x)
+        result = torch.zeros_like(x)
+        for expert in self.fetch(sorted(set(experts.flatten().tolist())), residual):
+            row, slot = torch.where(experts == expert.number)
+            gate, up = F.linear(x[row], expert.gate_up).chunk(2, dim=-1)
+            answer = F.linear(self.act(gate) * up, expert.down)
+            result.index_add_(0, row, answer * weights[row, slot, None])
+        return residual + result
+
+    def fetch(self, needed: Sequence[int], residual: Tensor) -> Iterator[ExpertWeights]:
+        """The experts ``needed``, one by one; ``residual`` [rows, width] is what their answers will be added to."""
+        for number in needed:
+            yield ExpertWeights(number, self.gate_up[number], self.down[number])
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer: x + attention(norm(x)), then cross(x) where there is an encoder, then x + mlp(norm(x))."""
+
+    attention_norm: Norm
+    attention: Attention
+    mlp_norm: Norm
+    mlp: Mlp | Experts
+    cross: Callable[[Tensor], Tensor] | None = None
+
+
+def attend(attention: Attention, residual: Tensor, x: Tensor, cache: Cache, layer: int, layout: Layout) -> Tensor:
+    """residual + attention of rows ``x`` [rows, width] over the cache, into which their keys and values go first."""
+    queries, kv = project(attention, x, layout.rotary)
+    keys, values = cache.write(layer, layout.start, kv)
+    return attention.out.add_to(residual, mix(attention, queries, keys, values, layout))
+
+
+def mix(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, layout: Layout) -> Tensor:
+    """[rows, heads * head_dim]: for each row of queries [rows, heads, head_dim] the values it sees, weighted."""
+    if queries.shape[0] <= _FEW_ROWS:  # one row of scores for every query head of a group
+        bias = layout.bias(attention.window, queries.dtype, attention.heads // attention.kv_heads)
+        return _mix_few(attention, queries, keys, values, bias)
+    return _mix_many(attention, queries, keys, values, layout.bias(attention.window, queries.dtype))
+
+
+def project(
+    attention: Attention, x: Tensor, rotary: Tensor, adapt: Callable[[Tensor], None] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Queries [rows, heads, head_dim] and, with keys before values, [2 * kv_heads, rows, head_dim]; both rotated.
+
+    ``rotary`` [rows, 1, head_dim / 2] turns each row. ``adapt`` may change what ``attention.qkv`` gave in place.
+    """
+    flat = attention.qkv(x)
+    if adapt is not None:
+        adapt(flat)
+    return finish(attention, flat, rotary)
+
+
+def finish(attention: Attention, flat: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor]:
+    """The queries, keys and values of ``project`` from what ``attention.qkv`` gave, which is changed in place."""
+    heads, kv_heads, rows = attention.heads, attention.kv_heads, flat.shape[0]
+    qkv = flat.view(rows, heads + 2 * kv_heads, attention.head_dim)
+    if attention.query_norm is not None:
+        qkv[:, :heads] = _norm_heads(attention.query_norm, qkv[:, :heads], attention.norm_per_head)
+    if attention.key_norm is not None:
+        keys = qkv[:, heads : heads + kv_heads]
+        qkv[:, heads : heads + kv_heads] = _norm_heads(attention.key_norm, keys, attention.norm_per_head)
+    if attention.clip is not None:
+        qkv.clamp_(-attention.clip, attention.clip)
+    rotated = qkv[:, : heads + kv_heads]
+    pairs = rotated.view(rows, heads + kv_heads, -1, 2)
+    if rotated.dtype in (torch.float32, torch.float64):
+        torch.view_as_complex(pairs).mul_(rotary)
+    else:
+        wide = torch.view_as_complex(pairs.float()) * rotary
+        rotated.copy_(torch.view_as_real(wide).flatten(-2))
+    return qkv[:, :heads], qkv[:, heads:].transpose(0, 1)
+
+
+def _norm_heads(norm: Norm, x: Tensor, per_head: bool) -> Tensor:
+    """Norm of queries or keys [rows, heads, head_dim]: each head alone (Qwen3) or all together (OLMoE)."""
+    if x.requires_grad:
+        x = x.clone()  # the backward of a norm reads what it was given, and the caller writes over that
+    return norm(x) if per_head else norm(x.flatten(1)).view_as(x)
+
+
+def _mix_few(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
+    rows, kv_heads, head_dim = queries.shape[0], attention.kv_heads, attention.head_dim
+    groups = attention.heads // kv_heads
+    if rows == 1:
+        grouped = queries.reshape(kv_heads, groups, head_dim)
+    else:
+        grouped = queries.view(rows, kv_heads, groups, head_dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
+    mixed = weigh(grouped, keys, values, attention.scale, bias)
+    if rows == 1:
+        return mixed.view(1, -1)
+    return mixed.view(kv_heads, groups, rows, head_dim).permute(2, 0, 1, 3).reshape(rows, -1)
+
+
+def weigh(queries: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+    """[heads, rows, head_dim]: the values [heads, slots, head_dim] as queries [heads, rows, head_dim] weight them.
+
+    ``bias``, of a shape that spreads to [heads, rows, slots], is -inf where a row may not look.
+    """
+    if bias is None:  # beta=0 ignores the summand
+        scores = torch.baddbmm(queries.new_empty(1), queries, keys.transpose(1, 2), beta=0, alpha=scale)
+    else:
+        scores = torch.baddbmm(bias, queries, keys.transpose(1, 2), alpha=scale)
+    if values.dtype in (torch.float32, torch.float64):
+        weights = scores.softmax(-1)
+    else:
+        weights = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
+    return torch.bmm(weights, values)
+
+
+def _mix_many(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
+    mixed = F.scaled_dot_product_attention(
+        queries.transpose(0, 1)[None],
+        keys[None],
+        values[None],
+        attn_mask=bias,
+        scale=attention.scale,
+        enable_gqa=attention.heads != attention.kv_heads,
+    )
+    return mixed[0].transpose(0, 1).reshape(queries.shape[0], -1)
+
+
+def run_layers(layers: Sequence[Layer], first: int, x: Tensor, cache: Cache, layout: Layout) -> Tensor:
+    """Residual ``x`` [rows, width] through ``layers``, which are the model's from ``first`` on."""
+    for index, layer in enumerate(layers, first):
+        x = attend(layer.attention, x, layer.attention_norm(x), cache, index, layout)
+        if layer.cross is not None:
+            x = layer.cross(x)
+        x = layer.mlp.add_to(x, layer.mlp_norm(x))
+    return x

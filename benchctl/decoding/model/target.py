@@ -1,0 +1,295 @@
+"""The target model: load it, and run rows of one sequence through its layers."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchctl.decoding.kv.cache import Cache
+from benchctl.decoding.kv.fill import Filler
+from benchctl.decoding.kv.layout import Layout
+from benchctl.decoding.model.encoder_decoder import RelativeLayout
+from benchctl.decoding.model.families import (
+    ENCODER_DECODERS,
+    check_family,
+    context_tokens,
+    decoder_layers,
+    experts_per_token,
+    kv_size,
+    mlp_size,
+    query_size,
+    read_parts,
+)
+from benchctl.decoding.model.hub import downloaded
+from benchctl.decoding.model.kernels import may_copy
+from benchctl.decoding.model.layers import Layer, run_layers
+from benchctl.decoding.model.probe import SPLIT, Probe
+from benchctl.decoding.model.t5 import read_t5
+from benchctl.decoding.model.tokenizer import TargetTokenizer, from_pretrained, load_tokenizer
+from benchctl.errors import UserError
+
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+_HEAD_ROWS = 8  # the head's kernel depends on the number of rows too; all rows would take much memory
+_HASHED_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class TargetInfo:
+    """Plain facts of a target, known before its weights are read: for records, for the shapes of modules, and for
+    methods to tell whether they can run on it.
+
+    query_size         width of all query heads of a layer together
+    mlp_size           inner width of a layer's MLP; 0 for a mixture of experts
+    kv_size            width of all key heads of a layer together; its values are as wide
+    experts_per_token  that a token goes to in a layer; 0 for a dense target
+    encodes            whether an encoder reads the prompt
+    """
+
+    family: str
+    layers: int
+    hidden_size: int
+    vocabulary: int
+    context_tokens: int
+    query_size: int
+    mlp_size: int
+    kv_size: int
+    experts_per_token: int
+    encodes: bool
+
+    @classmethod
+    def of(cls, config: Any) -> TargetInfo:
+        """What transformers' configuration of a supported family says."""
+        return cls(
+            family=config.model_type,
+            layers=decoder_layers(config),
+            hidden_size=int(config.hidden_size),
+            vocabulary=int(config.vocab_size),
+            context_tokens=context_tokens(config),
+            query_size=query_size(config),
+            mlp_size=mlp_size(config),
+            kv_size=kv_size(config),
+            experts_per_token=experts_per_token(config),
+            encodes=bool(config.is_encoder_decoder),
+        )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """transformers without progress bars, and afterwards as it was."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def folder_sha256(folder: Path) -> str:
+    """Hash of a model folder's weights and of the configuration that says how they are read."""
+    digest = hashlib.sha256()
+    for file in (*sorted(folder.glob("*.safetensors")), folder / "config.json"):
+        with file.open("rb") as stream:
+            while block := stream.read(_HASHED_AT_ONCE):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def files_sha256(path: str | Path) -> str:
+    """What `weights_sha256` of a folder or hub id will be; "" where its files do not tell, or are not here yet."""
+    folder = Path(path) if Path(path).is_dir() else downloaded(str(path))
+    return folder_sha256(folder) if folder is not None and any(folder.glob("*.safetensors")) else ""
+
+
+def check_complete(path: str | Path, info: Mapping[str, Any]) -> None:
+    """Raises UserError where transformers' loading info says that weights and configuration do not belong together: it
+    would make up the missing ones, and pass over those that are too many, such as all of a layer."""
+    for key, told in (("missing_keys", "lacks {} weights of"), ("unexpected_keys", "has {} weights that are not in")):
+        if names := sorted(info[key]):
+            what = told.format(len(names))
+            raise UserError(f"{path} {what} its configuration, such as {names[0]}; get it anew")
+
+
+class Target:
+    """A loaded model as embed -> layers a..b -> head over rows of one sequence."""
+
+    def __init__(self, model: Any, tokenizer: TargetTokenizer | None, folder: Path | None = None) -> None:
+        check_family(model.config)
+        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        fast = may_copy(weights)
+        self.tokenizer_or_none = tokenizer
+        self._folder = folder
+        self.config = model.config
+        parts = (read_t5 if model.config.model_type in ENCODER_DECODERS else read_parts)(model, fast)
+        self.embedding, self._embedding_scale = parts.embedding, parts.embedding_scale
+        self.dtype = self.embedding.dtype
+        self.device = self.embedding.device
+        self.context_tokens = context_tokens(model.config)
+        self.blocks: list[Layer] = parts.blocks
+        self._fillers: dict[int, Filler] = {}
+        self.final_norm, self.lm_head, self.rotary = parts.final_norm, parts.lm_head, parts.rotary
+        self.encoder = parts.encoder
+        self.parameters = sum(p.numel() for p in model.parameters())
+
+    @classmethod
+    def load(cls, path: str | Path, *, dtype: str = "float32", device: str = "cpu") -> Target:
+        """Load a folder or hub id of a supported family in ``dtype`` onto ``device``.
+
+        Raises UserError where that fails, and where this forward does not say what transformers' own says.
+        """
+        import transformers
+
+        tokenizer = load_tokenizer(path)
+        local = Path(path).is_dir()
+        # Reading a local folder takes no time worth a bar; a download keeps its own.
+        with quiet() if local else nullcontext():
+            options = {"dtype": DTYPES[dtype], "output_loading_info": True, "experts_implementation": "eager"}
+            kind = transformers.AutoModelForSeq2SeqLM if tokenizer.encodes else transformers.AutoModelForCausalLM
+            model, info = from_pretrained(kind, path, **options)
+        check_complete(path, info)
+        folder = Path(path) if local else downloaded(str(path))
+        model = model.to(device).eval()
+        probe = Probe.take(model)
+        target = cls(model, tokenizer, folder)
+        del model
+        if (error := probe.error(target._probe_logits)) is not None:
+            raise UserError(
+                f"{path}: logits differ from those of transformers by {error:.2g} of their spread; this variant of "
+                f"{target.config.model_type!r} is not supported, or its weights overflow {dtype}: try another --dtype"
+            )
+        return target
+
+    def _probe_logits(self, ids: list[int]) -> Tensor:
+        """Logits [rows, vocabulary] of ``ids``, run in two parts."""
+        self.read(ids)
+        cache, parts = self.new_cache(len(ids)), []
+        for start, part in ((0, ids[:SPLIT]), (SPLIT, ids[SPLIT:])):
+            if part:
+                layout = self.layout(start, range(start, start + len(part)))
+                parts.append(self.head(self.run(self.embed(part), cache, 0, self.layers, layout)))
+        return torch.cat(parts)
+
+    @property
+    def tokenizer(self) -> TargetTokenizer:
+        if self.tokenizer_or_none is None:
+            raise UserError("this target was made without a tokenizer")
+        return self.tokenizer_or_none
+
+    @property
+    def layers(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.lm_head.out_features)
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        return self.tokenizer_or_none.stop_ids if self.tokenizer_or_none is not None else frozenset()
+
+    @property
+    def info(self) -> TargetInfo:
+        return replace(TargetInfo.of(self.config), layers=self.layers)  # a view may have others
+
+    def with_blocks(self, blocks: Sequence[Layer]) -> Target:
+        """A view of this target whose layers are ``blocks``; all else is shared, and this one stays as it is."""
+        view = copy.copy(self)
+        view.blocks, view._fillers = list(blocks), {}
+        return view
+
+    @cached_property
+    def weights_sha256(self) -> str:
+        """Hash of the weights and of the configuration that says how they are read; of all tensors without a folder."""
+        if self._folder is not None and any(self._folder.glob("*.safetensors")):
+            return folder_sha256(self._folder)
+        digest = hashlib.sha256()
+        for tensor in self._tensors():
+            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    def _tensors(self) -> Iterator[Tensor]:
+        """The weight products and norms of this forward: what tells apart models that come without safetensors."""
+        yield from (self.embedding, self.lm_head.weight, self.final_norm.gain)
+        for block in self.blocks:
+            yield from (block.attention_norm.gain, block.attention.qkv.weight, block.attention.out.weight)
+            yield block.mlp_norm.gain
+            yield from block.mlp.weights
+        if self.encoder is not None:
+            yield from self.encoder.tensors()
+
+    def read(self, prompt_ids: Sequence[int]) -> list[int]:
+        """What the decoder's text begins with: the prompt itself, or, where an encoder reads it, a start token."""
+        if self.encoder is None:
+            return list(prompt_ids)
+        self.encoder.read(prompt_ids)
+        return [self.encoder.start]
+
+    def new_cache(self, tokens: int) -> Cache:
+        """An empty cache with room for ``tokens`` rows per layer."""
+        attention = self.blocks[0].attention
+        return Cache(self.layers, attention.kv_heads, attention.head_dim, tokens, like=self.embedding)
+
+    def embed(self, tokens: Sequence[int]) -> Tensor:
+        """Residual before the first layer, [rows, width]."""
+        ids = torch.tensor(list(tokens), device=self.device)
+        rows = F.embedding(ids, self.embedding)
+        return rows if self._embedding_scale == 1.0 else rows * rows.new_tensor(self._embedding_scale)
+
+    def layout(
+        self,
+        base: int,
+        positions: Sequence[int],
+        ancestors: Sequence[Sequence[int]] | None = None,
+        skip: int = 0,
+        companions: int = 0,
+        hiding: Tensor | None = None,
+    ) -> Layout:
+        """Where rows stand; see Layout."""
+        where = (base, positions, ancestors, self.rotary, skip, companions, hiding)
+        return Layout(*where) if self.encoder is None else RelativeLayout(self.encoder.biases, *where)
+
+    def run(self, rows: Tensor, cache: Cache, first: int, last: int, layout: Layout) -> Tensor:
+        """Residual ``rows`` [rows, width] through layers first .. last - 1; their keys and values enter the cache."""
+        return run_layers(self.blocks[first:last], first, rows, cache, layout)
+
+    def fill(self, states: Tensor, cache: Cache, first: int, layout: Layout) -> None:
+        """Keys and values of one row in layers ``first`` .., each from its own of ``states`` [layers, width]."""
+        if first not in self._fillers:
+            self._fillers[first] = Filler(self.blocks[first:], first)
+        self._fillers[first].fill(states, cache, layout)
+
+    def head(self, rows: Tensor) -> Tensor:
+        """Target logits [rows, vocabulary] of residual ``rows`` [rows, width]."""
+        return self.lm_head(self.final_norm(rows))
+
+    @torch.inference_mode()
+    def next_logits(self, prompt_ids: Sequence[int], answer: Sequence[int] = (), *, one_by_one: bool = False) -> Tensor:
+        """Logits [vocabulary] after a prompt and an answer: in one pass, or with the last token as a row of its own.
+
+        The two ways differ only by rounding, which is the noise floor a near-tie is judged against.
+        """
+        tokens = [*self.read(prompt_ids), *answer]
+        cache = self.new_cache(len(tokens))
+        split = len(tokens) - 1 if one_by_one else 0
+        for start, part in ((0, tokens[:split]), (split, tokens[split:])):
+            if part:
+                layout = self.layout(start, range(start, start + len(part)))
+                rows = self.run(self.embed(part), cache, 0, self.layers, layout)
+        return self.head(rows[-_HEAD_ROWS:])[-1]

@@ -1,0 +1,154 @@
+"""A target's tokenizer: text to ids and back, and what the configuration says of context and stop ids."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from benchctl.decoding.model.families import check_family, context_tokens
+from benchctl.decoding.model.hub import hub_reachable
+from benchctl.errors import UserError
+
+Message = dict[str, str]  # "role" and "content", as chat templates take them
+
+
+def talk(turns: Sequence[str], answers: Sequence[str]) -> list[Message]:
+    """The chat of a user's turns, each but the last followed by its answer.
+
+    >>> talk(["Hi", "Why?"], ["Hello."])
+    [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello.'}, {'role': 'user', 'content': 'Why?'}]
+    """
+    chat: list[Message] = []
+    for asked, answer in zip(turns[:-1], answers, strict=True):
+        chat += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+    return [*chat, {"role": "user", "content": turns[-1]}]
+
+
+class TargetTokenizer:
+    """Text to ids and back, with the model's configuration and its stop ids; needs no weights."""
+
+    def __init__(self, tokenizer: Any, config: Any, stop_ids: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self.config = config
+        self.context_tokens = context_tokens(config)
+        self.vocabulary = int(config.vocab_size)
+        self.encodes = bool(config.is_encoder_decoder)
+        self.stop_ids = stop_ids
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of the vocabulary and of everything else that decides how text becomes ids."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        whole = backend.to_str() if backend is not None else json.dumps(self._tokenizer.get_vocab(), sort_keys=True)
+        return hashlib.sha256(whole.encode()).hexdigest()
+
+    @property
+    def chat_template_sha256(self) -> str:
+        template = self._tokenizer.chat_template
+        return hashlib.sha256(str(template).encode()).hexdigest() if template else ""
+
+    def same_vocabulary(self, other: TargetTokenizer) -> bool:
+        """Whether every id means the same text in both, as drafting with another model requires."""
+        return bool(self._tokenizer.get_vocab() == other._tokenizer.get_vocab())
+
+    @property
+    def first_id(self) -> int | None:
+        """The id that texts begin with; None where the tokenizer has none."""
+        first = self._tokenizer.bos_token_id
+        return None if first is None else int(first)
+
+    def encode_text(self, text: str) -> list[int]:
+        """Ids of a text as it is: no template, no tokens of the tokenizer's own."""
+        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of a conversation that asks for the assistant's next answer.
+
+        Without a chat template the contents are joined by blank lines, after the tokenizer's own first token if any.
+        """
+        if self._tokenizer.chat_template:
+            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            ids = self._tokenizer.encode(text, add_special_tokens=False)
+        else:
+            ids = self._tokenizer.encode("\n\n".join(message["content"] for message in messages))
+            first = self.first_id
+            ids = ids if first is None or ids[:1] == [first] else [first, *ids]
+        return [int(token) for token in ids]
+
+    def begin_with_digit(self) -> list[int]:
+        """The ids that go on with a number where one stands before them: with a digit, and no space before it."""
+        tokens = self._tokenizer.convert_ids_to_tokens(list(range(min(self.vocabulary, len(self._tokenizer)))))
+        return [token_id for token_id, token in enumerate(tokens) if token and token[0].isdecimal()]
+
+    def decode_text(self, ids: Sequence[int]) -> str:
+        """Text of ``ids`` without special tokens."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def load_tokenizer(path: str | Path) -> TargetTokenizer:
+    """Tokenizer and configuration of a folder or hub id; UserError when there is none or the family is unknown."""
+    import transformers
+
+    config = from_pretrained(transformers.AutoConfig, path)
+    check_family(config)
+    tokenizer = from_pretrained(transformers.AutoTokenizer, path)
+    tokenizer.model_max_length = sys.maxsize  # lengths are checked against the context, by us and with a clear error
+    return TargetTokenizer(tokenizer, config, _stop_ids(path, config, tokenizer))
+
+
+def from_pretrained(kind: Any, path: str | Path, **options: Any) -> Any:
+    """``kind.from_pretrained``; what goes wrong is a UserError. Without network only the hub's cache is read."""
+    local = Path(path).is_dir()
+    if not local:
+        options["local_files_only"] = not hub_reachable()
+    try:
+        return kind.from_pretrained(str(path), **options)
+    except Exception as error:  # a broken folder raises whatever the reader of the broken file happens to raise
+        if options.get("local_files_only"):
+            raise UserError(
+                f"cannot load {path}: it is no folder here, the model hub cannot be reached, and its cache does not "
+                "hold it. Connect to the network, or name a local folder or an embedded model (benchctl list models)"
+            ) from error
+        lines = str(error).strip().splitlines() or ["no reason given"]
+        reason = lines[0] if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {lines[0]}"
+        raise UserError(f"cannot load {path}: {reason}") from error
+
+
+def _stop_ids(path: str | Path, config: Any, tokenizer: Any) -> frozenset[int]:
+    """Every id that ends an answer: generation configuration first, as transformers' generate does."""
+    for value in (_generation_stop(Path(path)), config.eos_token_id, tokenizer.eos_token_id):
+        if value is not None:
+            return frozenset(value if isinstance(value, list) else [value])
+    return frozenset()
+
+
+def _generation_stop(path: Path) -> Any:
+    """What the generation configuration says, None where there is none; a broken one is an error."""
+    import transformers
+
+    if path.is_dir():
+        if not (path / "generation_config.json").is_file():
+            return None
+        return from_pretrained(transformers.GenerationConfig, path).eos_token_id
+    try:
+        offline = not hub_reachable()
+        return transformers.GenerationConfig.from_pretrained(str(path), local_files_only=offline).eos_token_id
+    except OSError:  # a repository without the file
+        return None
+
+
+def token_text(folder: Path) -> Callable[[Sequence[int]], str] | None:
+    """What turns ids into text without special tokens, as TargetTokenizer.decode_text does; None for a folder without
+    the file of a fast tokenizer."""
+    from tokenizers import Tokenizer
+
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return None
+    tokenizer = Tokenizer.from_file(str(file))
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))

@@ -1,0 +1,117 @@
+"""Low-rank adapters on the target's own layers: trained beside frozen weights, merged into copies of them to decode.
+
+Hu et al.: LoRA: Low-Rank Adaptation of Large Language Models, 2021, arXiv 2106.09685: W + (alpha / r) B A, B zero at
+the start. Merged layers cost what the target's cost. They belong to the method that uses them: the target, which the
+baseline and other methods of the run decode on, is never written to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from benchctl.decoding.accelerated import AdapterSettings, LowRank
+from benchctl.decoding.model.kernels import Linear, may_copy
+from benchctl.decoding.model.layers import Layer, Mlp
+from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.modules.attention import TextAttention
+from benchctl.decoding.modules.exits import exit_losses, log_shares
+from benchctl.decoding.modules.trainable import Lesson
+
+
+class LayerAdapter(nn.Module):
+    """W + (alpha / r) B A for each product of one layer: queries, keys and values; the attention's output; gate and up;
+    down. The experts of a mixture, and what routes to them, stay as they are.
+
+    Queries and keys are those of decoding.layers, heads interleaved.
+    """
+
+    def __init__(self, info: TargetInfo, settings: AdapterSettings, device: torch.device) -> None:
+        super().__init__()
+        width, inner = info.hidden_size, info.mlp_size
+        self.qkv = settings.low_rank(width, info.query_size + 2 * info.kv_size, device)
+        self.out = settings.low_rank(info.query_size, width, device)
+        self.gate_up = settings.low_rank(width, 2 * inner, device) if inner else None
+        self.down = settings.low_rank(inner, width, device) if inner else None
+
+    def merged(self, layer: Layer, fast: bool) -> Layer:
+        """A layer of its own with the sums as weights; ``fast`` as for Linear."""
+        attention, mlp = layer.attention, layer.mlp
+        qkv, out = _sum(attention.qkv, self.qkv, fast), _sum(attention.out, self.out, fast)
+        if isinstance(mlp, Mlp) and self.gate_up is not None and self.down is not None:
+            mlp = replace(mlp, gate_up=_sum(mlp.gate_up, self.gate_up, fast), down=_sum(mlp.down, self.down, fast))
+        return replace(layer, attention=replace(attention, qkv=qkv, out=out), mlp=mlp)
+
+
+def _sum(product: Linear, trained: LowRank, fast: bool) -> Linear:
+    """The product by W + scale * B A, added up in float32 at least."""
+    kind = torch.promote_types(product.weight.dtype, torch.float32)
+    change = trained.scale * (trained.up.weight.to(kind) @ trained.down.weight.to(kind))
+    return Linear((product.weight.to(kind) + change).to(product.weight.dtype), product.bias, fast)
+
+
+class Adapters(nn.Module):
+    """One LayerAdapter for every layer of a target, by the layer's number from 1 on."""
+
+    def __init__(self, info: TargetInfo, settings: AdapterSettings, device: torch.device) -> None:
+        super().__init__()
+        self.info = info
+        numbers = range(1, info.layers + 1)
+        self.layers = nn.ModuleDict({str(number): LayerAdapter(info, settings, device) for number in numbers})
+
+    def of(self, index: int) -> LayerAdapter:
+        """That of the layer with this index, counted from 0."""
+        found = self.layers[str(index + 1)]
+        assert isinstance(found, LayerAdapter)
+        return found
+
+    @torch.no_grad()
+    def merge(self, target: Target) -> Target:
+        """A view of ``target`` on merged layers; it holds all products of the layers a second time."""
+        fast = may_copy(target.parameters * target.embedding.element_size())
+        return target.with_blocks([self.of(index).merged(block, fast) for index, block in enumerate(target.blocks)])
+
+
+class AdaptedTexts:
+    """The adapted layers over the texts of a lesson, all tokens at once, documents apart."""
+
+    def __init__(self, adapters: Adapters, lesson: Lesson) -> None:
+        self._adapters, self._lesson = adapters, lesson
+        self._attention = TextAttention(lesson)
+
+    def through(self, index: int, state: Tensor, absent: Tensor | None = None) -> Tensor:
+        """[rows, n, width] after layer ``index`` for what arrives there.
+
+        Tokens where ``absent`` [rows, n] is true are seen by nobody but themselves.
+        """
+        layer, adapter = self._lesson.layer(index), self._adapters.of(index)
+        normed = layer.attention_norm(state).flatten(0, 1)
+        queries, held = self._attention.project(layer.attention, normed, lambda flat: _add(flat, adapter.qkv(normed)))
+        mixed = self._attention.mix(layer.attention, queries, held, absent)
+        state = state + layer.attention.out(mixed) + adapter.out(mixed)
+        normed, mlp = layer.mlp_norm(state), layer.mlp
+        if not isinstance(mlp, Mlp) or adapter.gate_up is None or adapter.down is None:
+            return mlp.add_to(state.flatten(0, 1), normed.flatten(0, 1)).view_as(state)
+        gate, up = (mlp.gate_up(normed) + adapter.gate_up(normed)).chunk(2, -1)
+        inner = mlp.act(gate) * up
+        grown: Tensor = state + mlp.down(inner) + adapter.down(inner)
+        return grown
+
+
+def _add(flat: Tensor, change: Tensor) -> None:
+    flat.add_(change)
+
+
+def distil_losses(lesson: Lesson, state: Tensor) -> Tensor:
+    """[rows, n] how far the distributions of final residuals ``state`` [rows, n, width] are from the target's; see
+    exit_modules.exit_losses."""
+    final = log_shares(lesson.head(lesson.final))
+    return exit_losses(final, lesson.head(lesson.norm(state)), lesson.ahead(1).tokens)
+
+
+@torch.no_grad()
+def agreements(lesson: Lesson, state: Tensor) -> Tensor:
+    """[rows, n] whether final residuals ``state`` have the target's own likeliest next token."""
+    return lesson.head(lesson.norm(state)).argmax(-1) == lesson.head(lesson.final).argmax(-1)

@@ -1,0 +1,207 @@
+"""Learning where to leave: labels, loss and yardsticks of scores that say where an exit agrees with the last layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchctl.decoding.accelerated import Delta, LowRank
+from benchctl.decoding.model.kernels import Norm
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.trainable import Lesson, Tally, tally
+
+
+def chance(score: Tensor) -> float:
+    """The chance of agreement that a score of one element stands for.
+
+    In float32 at least: half precision has steps of 1/256 below 1, too coarse for a threshold.
+    """
+    return float(score.to(torch.promote_types(score.dtype, torch.float32)).sigmoid())
+
+
+def bare_logits(lesson: Lesson, layer: int) -> Tensor:
+    """[rows, n, vocabulary] of the state after ``layer`` layers through the target's own norm and head."""
+    return lesson.head(lesson.norm(lesson.states[layer]))
+
+
+def balanced_loss(scores: Tensor, agrees: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sum of binary cross-entropies of ``scores`` [rows, n]: sigmoid(score) is the chance of agreement.
+
+    Either class counts by the share of the other, as in CALM's code (t5x): with 3 of 4 in agreement, those 3 weigh 1/4
+    and the fourth 3/4.
+    """
+    right = agrees.to(weights.dtype)
+    share = (right * weights).sum() / weights.sum().clamp_min(1e-9)
+    balance = torch.where(agrees, 1 - share, share)
+    losses = F.binary_cross_entropy_with_logits(scores.float(), right.float(), reduction="none")
+    return (losses * balance * weights).sum()
+
+
+@torch.no_grad()
+def exit_yardsticks(scores: Mapping[int, Tensor], lesson: Lesson, right: Mapping[int, Tensor]) -> dict[str, Tally]:
+    """What the scores of exit layers, ascending, are good for at threshold 0.5.
+
+    ``right`` says for each, [rows, n], where what leaves there agrees with the last layer.
+
+    exit_4_found  of the tokens for which layer 4 agrees with the last, the share that may leave there
+    exit_4_held   of the others, the share that may not; the mean of both is the balanced accuracy
+    agreement     share of tokens that agree with the last layer when each leaves at the first exit that lets it
+    depth         layers run for them, as a share of all
+    """
+    weights, layers = lesson.ahead(1).weights, len(lesson.states) - 1
+    found: dict[str, Tally] = {}
+    open_weights, lost, saved = weights, 0.0, 0.0
+    for layer, agrees in right.items():
+        leaves = scores[layer] >= 0
+        found[f"exit_{layer}_found"] = tally(leaves, weights * agrees)
+        found[f"exit_{layer}_held"] = tally(~leaves, weights * ~agrees)
+        left = open_weights * leaves
+        lost += float((left * ~agrees).sum())
+        saved += float(left.sum()) * (layers - layer)
+        open_weights = open_weights * ~leaves
+    total = float(weights.sum())
+    return {**found, "agreement": Tally(total - lost, total), "depth": Tally(total * layers - saved, total * layers)}
+
+
+CE_SHARE = 0.1  # of the cross-entropy with the text, beside 1 for the divergence from the target's distribution
+
+
+class ExitModule(nn.Module):
+    """gain * norm(h + scale * change(norm(h))), change a residual MLP with ``rank`` inner units: it starts as the bare
+    exit."""
+
+    def __init__(self, width: int, rank: int, device: torch.device, own_gain: bool = True, scale: float = 1.0) -> None:
+        super().__init__()
+        self.change = LowRank(width, width, rank, scale, device, bends=True)
+        self.gain = nn.Parameter(torch.ones(width, device=device)) if own_gain else None
+
+    def logits(self, lesson: Lesson, layer: int) -> Tensor:
+        """[rows, n, vocabulary] for the states of a lesson after ``layer`` layers."""
+        state = lesson.states[layer].float()
+        normed = lesson.norm(state + self.change(lesson.norm(state)))
+        return lesson.head(normed if self.gain is None else normed * self.gain)
+
+
+class ExitHead:
+    """A trained exit for rows of decoding: their residuals [rows, width] to logits [rows, vocabulary]."""
+
+    def __init__(self, trained: ExitModule, target: Target) -> None:
+        self._change, self._lm_head = Delta(trained.change), target.lm_head
+        self._norm: Norm = target.final_norm
+        self._own_norm = self._norm if trained.gain is None else self._norm.scaled(trained.gain)
+
+    def __call__(self, states: Tensor) -> Tensor:
+        changed = states + self._change.of(self._norm(states))
+        return self._lm_head(self._own_norm(changed))
+
+
+class Exits(nn.Module):
+    """Of each exit layer, by its number: a module, where there are any, and a linear score, where they are classified.
+
+    Both stand beside the target's states: a score reads the state itself, not what the module makes of it.
+    """
+
+    def __init__(self, modules: Mapping[int, ExitModule], classifiers: Mapping[int, nn.Linear]) -> None:
+        super().__init__()
+        self.exits = nn.ModuleDict({str(layer): module for layer, module in modules.items()})
+        self.classifier = nn.ModuleDict({str(layer): score for layer, score in classifiers.items()})
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return tuple(int(name) for name in (self.exits or self.classifier))
+
+    def heads(self, target: Target) -> dict[int, ExitHead]:
+        """For decoding; none where the target's own head speaks."""
+        return {int(name): ExitHead(_exit(module), target) for name, module in self.exits.items()}
+
+    def logits(self, lesson: Lesson, layer: int) -> Tensor:
+        """[rows, n, vocabulary] of what leaves after ``layer`` layers."""
+        return _exit(self.exits[str(layer)]).logits(lesson, layer) if self.exits else bare_logits(lesson, layer)
+
+    def scores(self, lesson: Lesson) -> dict[int, Tensor]:
+        """[rows, n] for each exit layer: above 0 where agreement is likelier than not."""
+        found: dict[int, Tensor] = {}
+        for name, score in self.classifier.items():
+            states = lesson.states[int(name)].to(next(score.parameters()).dtype)
+            found[int(name)] = score(states)[..., 0]
+        return found
+
+    @torch.no_grad()
+    def agreements(self, lesson: Lesson) -> dict[int, Tensor]:
+        """[rows, n] for each exit layer: whether its likeliest next token is the last layer's."""
+        last = lesson.head(lesson.final).argmax(-1)
+        return {layer: self.logits(lesson, layer).argmax(-1) == last for layer in self.layers}
+
+
+def _exit(module: nn.Module) -> ExitModule:
+    assert isinstance(module, ExitModule)
+    return module
+
+
+def log_shares(logits: Tensor) -> Tensor:
+    """[..., vocabulary] logarithms of probabilities."""
+    return logits.float().log_softmax(-1)
+
+
+def exit_losses(final: Tensor, exit_logits: Tensor, tokens: Tensor) -> Tensor:
+    """[rows, n] KL(target's final distribution || exit's) + CE_SHARE * cross-entropy with the text, in nats.
+
+    ``final`` [rows, n, vocabulary] are the target's log_shares, ``tokens`` [rows, n] what comes next.
+    """
+    said = log_shares(exit_logits)
+    divergence = (final.exp() * (final - said)).sum(-1)
+    return divergence - CE_SHARE * said.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+
+def exits_loss(module: Exits, lesson: Lesson) -> Tensor:
+    """Mean over exits of the weighted sums of exit_losses: equal weights, as LITE has them.
+
+    CALM's, which grow with depth, would change nothing here: exits share no weights, and AdamW takes out the scale.
+    """
+    return _mean_loss(module, lesson, log_shares(lesson.head(lesson.final)))
+
+
+def deep_supervision_loss(module: Exits, lesson: Lesson) -> Tensor:
+    """DEED's L = L_avg + L_N: the mean over exits and last layer, and the last layer's again.
+
+    The extra term keeps a last layer that learns too from suffering. Here it stands still: its two terms are constants.
+    """
+    (tokens, weights), exits = lesson.ahead(1), len(module.layers)
+    final = log_shares(lesson.head(lesson.final))
+    last = (exit_losses(final, final, tokens) * weights).sum()
+    return (exits * _mean_loss(module, lesson, final) + last) / (exits + 1) + last
+
+
+def _mean_loss(module: Exits, lesson: Lesson, final: Tensor) -> Tensor:
+    tokens, weights = lesson.ahead(1)
+    losses = [exit_losses(final, module.logits(lesson, layer), tokens) for layer in module.layers]
+    return (torch.stack(losses).mean(0) * weights).sum()
+
+
+def classifier_loss(module: Exits, lesson: Lesson) -> Tensor:
+    """Sum over exits of class-balanced binary cross-entropies; a token's weight is that of the one it must predict."""
+    scores, right, weights = module.scores(lesson), module.agreements(lesson), lesson.ahead(1).weights
+    return torch.stack([balanced_loss(scores[layer], right[layer], weights) for layer in scores]).sum()
+
+
+@torch.no_grad()
+def exits_yardsticks(module: Exits, lesson: Lesson) -> dict[str, Tally]:
+    """Every token counts by the weight of the one it must predict.
+
+    exit_4_top1, exit_4_bare_top1  share of tokens whose likeliest successor at layer 4 is the last layer's: by the
+        trained exit, and by the target's own norm and head on the bare state
+    and those of exit_yardsticks where the exits are classified
+    """
+    right = module.agreements(lesson)
+    if module.classifier:
+        return exit_yardsticks(module.scores(lesson), lesson, right)
+    weights, last = lesson.ahead(1).weights, lesson.head(lesson.final).argmax(-1)
+    found: dict[str, Tally] = {}
+    for layer, agrees in right.items():
+        bare = bare_logits(lesson, layer).argmax(-1) == last
+        found[f"exit_{layer}_top1"] = tally(agrees, weights)
+        found[f"exit_{layer}_bare_top1"] = tally(bare, weights)
+    return found

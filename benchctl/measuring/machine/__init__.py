@@ -1,0 +1,1 @@
+"""The machine: its facts, its load and clocks while measuring, and advice."""

@@ -1,0 +1,155 @@
+"""Prompts against the target's context: refused, left out or cut, as asked, and never silently."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+
+from benchctl.decoding.model.tokenizer import TargetTokenizer
+from benchctl.errors import UserError
+from benchctl.measuring.prompts.conversation import messages
+from benchctl.measuring.prompts.prompt import Prompt, Suite
+from benchctl.measuring.settings import LongPrompts
+
+_LISTED = 20
+
+
+@dataclass(frozen=True)
+class LongPrompt:
+    """A prompt that leaves no room for an answer, with its length in tokens."""
+
+    prompt: Prompt
+    tokens: int
+
+
+def fits(prompt_tokens: int, context_tokens: int) -> bool:
+    """Whether a prompt leaves room in the context for at least one new token."""
+    return prompt_tokens < context_tokens
+
+
+def cut_prompt(prompt_ids: list[int], context_tokens: int, max_new_tokens: int) -> list[int]:
+    """The last tokens of a prompt that does not fit: room is left for a whole answer, but at most half the context.
+
+    >>> cut_prompt(list(range(20)), context_tokens=10, max_new_tokens=4)
+    [14, 15, 16, 17, 18, 19]
+    """
+    room = min(max_new_tokens, context_tokens // 2)
+    return prompt_ids if fits(len(prompt_ids), context_tokens) else prompt_ids[room - context_tokens :]
+
+
+def find_long_prompts(
+    suite: Suite, tokenizer: TargetTokenizer, room_tokens: int | None = None
+) -> tuple[LongPrompt, ...]:
+    """The prompts of which some turn cannot fit. Answers to earlier turns are not known yet and counted as empty."""
+    room = tokenizer.context_tokens if room_tokens is None else room_tokens
+    found = (LongPrompt(prompt, _longest_turn_tokens(prompt, tokenizer)) for prompt in suite.prompts)
+    return tuple(long for long in found if not fits(long.tokens, room))
+
+
+def fit_suite(
+    suite: Suite,
+    tokenizer: TargetTokenizer,
+    policy: LongPrompts,
+    notify: Callable[[str], None] = lambda notice: None,
+    room_tokens: int | None = None,
+) -> Suite:
+    """The suite as it will be measured; its origin, which the run records, says what was left out or cut.
+
+    `room_tokens` of the context, by default all, are there for prompt and answer.
+
+    Raises UserError when a prompt is too long and the policy is "error", or when nothing would be left.
+    """
+    room = tokenizer.context_tokens if room_tokens is None else room_tokens
+    long_prompts = find_long_prompts(suite, tokenizer, room)
+    if not long_prompts:
+        return suite
+    if policy == "error":
+        raise _refusal(suite, long_prompts, room, tokenizer.context_tokens)
+    fitted = _leave_out(suite, long_prompts) if policy == "skip" else suite
+    remark = f"{len(long_prompts)} longer than the context {'left out' if policy == 'skip' else 'cut'}"
+    notify(f"{suite.name}: {len(suite.prompts)} prompts, {remark}")
+    return replace(fitted, origin=f"{suite.origin}, {remark}")
+
+
+def _leave_out(suite: Suite, long_prompts: Sequence[LongPrompt]) -> Suite:
+    dropped = {long.prompt.id for long in long_prompts}
+    kept = tuple(prompt for prompt in suite.prompts if prompt.id not in dropped)
+    if not kept:
+        raise UserError(f"No prompt of {suite.name} fits into the target's context; use another --bench or --model.")
+    return replace(suite, prompts=kept)
+
+
+def _refusal(suite: Suite, long_prompts: Sequence[LongPrompt], room: int, context_tokens: int) -> UserError:
+    """The error that lists the long prompts and what can be done about them."""
+    listed = ", ".join(f"{long.prompt.id} ({long.tokens})" for long in long_prompts[:_LISTED])
+    more = f" and {len(long_prompts) - _LISTED} more" if len(long_prompts) > _LISTED else ""
+    left = "" if room == context_tokens else f", of which --context leaves {room}"
+    return UserError(
+        f"{len(long_prompts)} of {len(suite.prompts)} prompts of {suite.name} do not fit into the target's context of "
+        f"{context_tokens} tokens{left}; ids (tokens): {listed}{more}. "
+        "Leave them out with --long-prompts skip, keep their last tokens with --long-prompts cut, "
+        f"{'or' if room == context_tokens else 'fill less, or'} give a --model with a longer context."
+    )
+
+
+def _longest_turn_tokens(prompt: Prompt, tokenizer: TargetTokenizer) -> int:
+    """A later turn holds all earlier ones, so the last is the longest."""
+    return len(tokenizer.encode_chat(messages(prompt, [""] * (len(prompt.turns) - 1))))
+
+
+TEXT = """\
+The harbour at the mouth of the river was built twice. The first pier was made of oak, and the winter storms took it
+apart within a generation, beam by beam, until only a row of black stumps was left at low tide. The second one was made
+of granite that came down from the hills on flat boats, and it has not moved since. Fishermen mend their nets on it when
+the weather is dry, and children sit at its end and count the ferries that cross to the islands.
+
+Behind the harbour there is a market. On Tuesdays farmers bring cheese, plums, honey and wool, and on Fridays people
+come from the villages to sell what they have found in their attics: clocks without hands, maps of countries that have
+changed their names, a box of brass buttons, a violin with two strings. An old man repairs umbrellas beside the
+fountain. He says that he has never lost one, though he has found many.
+
+The road to the north follows the river as far as the mill and then climbs through beech woods. In spring the ground
+there is white with anemones; in autumn the leaves lie so deep that one hears a walker long before seeing him. At the
+top stands a tower from which a watchman once looked for fires. It has ninety-one steps, a leaking roof, and a book in
+which visitors write the date and the weather. Most of them write about the wind.
+
+Trains reach the town from the east. The line was opened late, after an argument about a bridge that lasted eleven
+years, and the station is larger than anyone has ever needed. Its clock is four minutes fast, on purpose, and nobody who
+lives here has missed a train because of it. In the waiting room there is a stove, a timetable from another century, and
+a cat that belongs to no one and is fed by everybody.
+
+South of the town the land is flat. Ditches run straight to the horizon, herons stand in them, and the farms lie on low
+mounds because the sea used to come in. The dykes are inspected twice a year by a committee whose members walk the whole
+length in silence and then eat soup together. Whoever finds a hole made by a mole or a rabbit puts a small flag beside
+it, and by the next morning somebody has filled it in.
+"""
+
+
+@dataclass(frozen=True)
+class Filler:
+    """The `ids` put before a prompt, behind the tokenizer's own first token `first` where a prompt begins with that."""
+
+    ids: tuple[int, ...] = ()
+    first: int | None = None
+
+    def before(self, prompt_ids: Sequence[int]) -> list[int]:
+        """The prompt with the filler.
+
+        >>> Filler((7, 8), first=1).before([1, 5, 6]), Filler((7, 8), first=1).before([5, 6])
+        ([1, 7, 8, 5, 6], [7, 8, 5, 6])
+        """
+        head = 1 if self.first is not None and list(prompt_ids[:1]) == [self.first] else 0
+        return [*prompt_ids[:head], *self.ids, *prompt_ids[head:]]
+
+
+def make_filler(tokenizer: TargetTokenizer, tokens: int) -> Filler:
+    """A filler of exactly so many tokens. Raises UserError for more than leave room for a prompt and an answer."""
+    if tokens == 0:
+        return Filler()
+    if tokens > tokenizer.context_tokens - 2:
+        raise UserError(
+            f"--context {tokens} leaves no room for a prompt: the target takes {tokenizer.context_tokens} tokens in "
+            "all. Give fewer, or a --model with a longer context."
+        )
+    return Filler(tuple(islice(cycle(tokenizer.encode_text(TEXT)), tokens)), tokenizer.first_id)

@@ -1,0 +1,272 @@
+"""What judging writes and analysis reads: beside a results file, a JSONL file with a Score per judgement.
+
+Each line says all that it rests on, so that it can be read alone; a file may hold those of several judges.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass as plain_dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+from pydantic import ConfigDict, Field, TypeAdapter, model_validator
+from pydantic.dataclasses import dataclass
+
+from benchctl.errors import InvalidData, UserError
+from benchctl.records.linefile import LineFile
+from benchctl.records.reader import is_json, valid
+from benchctl.records.schema import Amount, Count
+
+SCORES_VERSION: Final = 1
+SUFFIX: Final = ".scores.jsonl"
+
+Protocol = Literal["pairwise", "preference", "single", "likelihood", "exact"]
+Order = Literal["baseline_first", "baseline_second", ""]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+_SINGLE = "single"
+_SCALE = (1.0, 10.0)  # of scores that a judge was asked for
+_PAIRED = ("pairwise", "preference")  # in both orders
+_UNSCALED = ("preference", "likelihood", "exact")
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
+class Score:
+    """One judgement of an answer: what of, by whom, how, and how it turned out. Higher scores are better.
+
+    The answer is that of the free row of `suite`, `prompt_id`, `turn`, `label`, `repeat` and `session` in the results
+    file beside; `baseline` is the label of the answer that it was set against, in its row of the same suite, prompt,
+    turn, repeat and session ("" for `single`, where the baseline's own rows are judged like all others).
+    `answer_sha256` and `baseline_sha256` ("" for `single`) are of the texts judged: a score is of no other text. Both
+    are "" where an imported file does not tell the texts.
+
+    `judge` is the judge's label with its options, `model` what it asked ("" for `exact`), `template` names the prompt
+    it asked with, and the first 16 digits of its sha256 ("" where it has none). `sample` tells repeated judgements of
+    the same answers apart.
+
+    By protocol: `pairwise` has both `score` and `baseline_score`, from 1 to 10, for each `order` of the two answers;
+    `preference`, of imported files alone, has no points: 1.0 and 0.0, or 0.5 each for a tie;
+    `single` has `score` alone, from 1 to 10; `likelihood` has both, in mean log-likelihood per token; `exact` has both,
+    1.0 or 0.0. `identical` says that the two texts are equal: no judge was asked (`pairwise`: no scores, which counts
+    as a tie and as a difference of 0), or both scores are the same. `unreadable` says why no reply of `tries` could be
+    read ("" where one could); there are no scores then.
+
+    `reply` is the judge's text, the last of all `tries`. `prompt_tokens`, `reply_tokens` and `cost_usd` are of those
+    tries together that this judging made: 0 where `cached` says that the reply had been there before or is shared with
+    an earlier line. `cost_usd` is None where nobody knows the price. `judged_at` is in UTC.
+    """
+
+    kind: Literal["score"] = "score"
+    schema_version: Literal[1] = SCORES_VERSION
+    suite: str
+    prompt_id: str
+    turn: Count
+    label: str
+    repeat: int
+    session: Count
+    baseline: str
+    judge: str
+    model: str
+    protocol: Protocol
+    template: str
+    order: Order
+    sample: Count = 0
+    score: float | None
+    baseline_score: float | None
+    identical: bool = False
+    unreadable: str = ""
+    tries: Count = 0
+    reply: str = ""
+    answer_sha256: Sha256 | Literal[""]
+    baseline_sha256: Sha256 | Literal[""]
+    prompt_tokens: Count = 0
+    reply_tokens: Count = 0
+    cost_usd: Amount | None = None
+    cached: bool = False
+    judged_at: str
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> "Score":
+        problem = _context_problem(self) or _scores_problem(self)
+        if problem:
+            raise ValueError(problem)
+        return self
+
+
+def _context_problem(score: Score) -> str:
+    single = score.protocol == _SINGLE
+    if single == bool(score.baseline) or bool(score.baseline_sha256) != (not single and score.answer_sha256 != ""):
+        return "every protocol but single names a baseline and its answer"
+    if bool(score.order) != (score.protocol in _PAIRED and not score.identical):
+        return "an order is that of two answers shown to a judge"
+    if score.identical != (not single and score.answer_sha256 == score.baseline_sha256 != ""):
+        return "identical is what two equal texts are, and no others"
+    return "the baseline is not judged against itself" if score.label == score.baseline else ""
+
+
+def _scores_problem(score: Score) -> str:
+    scores = [score.score] if score.protocol == _SINGLE else [score.score, score.baseline_score]
+    if score.protocol == _SINGLE and score.baseline_score is not None:
+        return "single has no baseline_score"
+    if score.unreadable or (score.identical and score.protocol in _PAIRED):
+        return "" if scores == [None] * len(scores) else "nothing was read, so there can be no scores"
+    known = [value for value in scores if value is not None]
+    if len(known) < len(scores):
+        return "a judgement that could be read has all its scores"
+    if score.identical and score.score != score.baseline_score:
+        return "identical answers have the same score"
+    if score.protocol not in _UNSCALED and not all(_SCALE[0] <= value <= _SCALE[1] for value in known):
+        return "a judge scores from 1 to 10"
+    if score.protocol == "preference" and known not in ([1.0, 0.0], [0.5, 0.5], [0.0, 1.0]):
+        return "a preference is 1.0 and 0.0, or 0.5 each"
+    return "exact is 1.0 or 0.0" if score.protocol == "exact" and not set(known) <= {0.0, 1.0} else ""
+
+
+SCORE = TypeAdapter(Score)
+
+
+class ScoreKey(NamedTuple):
+    """What names a judgement. No two lines of a file share it, but that one that could not be read may be asked for
+    again: the later line then takes the place of the earlier one."""
+
+    suite: str
+    prompt_id: str
+    turn: int
+    label: str
+    repeat: int
+    session: int
+    baseline: str
+    judge: str
+    model: str
+    protocol: Protocol
+    template: str
+    order: Order
+    sample: int
+    answer_sha256: str
+    baseline_sha256: str
+
+
+def score_key(score: Score) -> ScoreKey:
+    return ScoreKey(*(getattr(score, name) for name in ScoreKey._fields))
+
+
+def text_sha256(text: str) -> str:
+    """How scores name an answer's text. Half a surrogate pair, which has no place in UTF-8, is three bytes of it."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def once(scores: Iterable[Score]) -> tuple[Score, ...]:
+    """Each judgement once, though several files hold it: the last that could be read, or the last."""
+    found: dict[ScoreKey, Score] = {}
+    for score in scores:
+        key = score_key(score)
+        if key not in found or found[key].unreadable or not score.unreadable:
+            found[key] = score
+    return tuple(found.values())
+
+
+@plain_dataclass(frozen=True)
+class ScoreFile:
+    """A scores file as read. `whole_bytes` is its length up to the last whole line; `notices` are for the user."""
+
+    path: Path
+    scores: Sequence[Score] = ()
+    notices: tuple[str, ...] = ()
+    whole_bytes: int = 0
+
+
+def scores_path(results: Path | str) -> Path:
+    """Where the scores of a results file are: `first.scores.jsonl` beside `first.jsonl`."""
+    results = Path(results)
+    return results.with_name(results.name.removesuffix(".jsonl") + SUFFIX)
+
+
+def is_scores(path: Path | str) -> bool:
+    """Whether a file is named like one of scores."""
+    return Path(path).name.endswith(SUFFIX)
+
+
+def read_scores(path: Path | str) -> ScoreFile:
+    """The scores of a file; a torn last line, as a kill leaves it, is dropped with a notice. A file may be empty. Of an
+    unreadable one that was asked for again the last line counts.
+
+    Raises UserError for a file that cannot be read, and InvalidData, with file and line, for a line that is no score,
+    is of a newer version, cannot be true (see Score) or is there twice though it could be read.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}.") from error
+    notices: tuple[str, ...] = ()
+    if lines and not lines[-1].endswith(b"\n") and not is_json(lines[-1]):
+        notices = (f"{path}:{len(lines)}: the last line is torn (its judging was killed, or goes on) and is left out.",)
+        lines.pop()
+    found: dict[ScoreKey, Score] = {}
+    at: dict[ScoreKey, int] = {}
+    for number, line in enumerate(lines, 1):
+        score = valid(SCORE, path, number, _checked_version(path, number, line))
+        key = score_key(score)
+        if (earlier := found.pop(key, None)) and not earlier.unreadable:
+            raise InvalidData(f"{path}:{number}: the same judgement as line {at[key]}. Remove one of the two lines.")
+        found[key], at[key] = score, number
+    return ScoreFile(path, tuple(found.values()), notices, sum(map(len, lines)))
+
+
+class ScoreWriter:
+    """Appends scores to the file beside a results file, and holds it for itself while it is open.
+
+    An existing file is gone on with: a torn last line is cut off (told through `notify`), and `stored` holds what is
+    judged. Entering raises UserError if the file is being written or cannot be, and what `read_scores` raises.
+    """
+
+    def __init__(self, path: Path | str, *, notify: Callable[[str], None] = lambda notice: None) -> None:
+        self.path = Path(path)
+        self.stored = ScoreFile(self.path)
+        self._notify = notify
+
+    def __enter__(self) -> "ScoreWriter":
+        self._file = LineFile(
+            self.path,
+            writer="`benchctl judge`",
+            instead="Judge results in a folder that may be written.",
+            full="Judgements so far are kept; make room and judge again.",
+        )
+        try:
+            self.stored = read_scores(self.path)
+            self._file.cut(self.stored.whole_bytes)
+        except BaseException:
+            self._file.close()
+            raise
+        for notice in self.stored.notices:
+            self._notify(notice)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+
+    def append(self, *scores: Score) -> None:
+        """Hand scores to the system at once. Raises UserError, the file left as it was, if the disk refuses them."""
+        self._file.append(b"".join(map(to_line, scores)))
+
+
+def to_line(score: Score) -> bytes:
+    """A score as a line of its file, newline included."""
+    return SCORE.dump_json(score) + b"\n"
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON schema of a line of a scores file."""
+    return SCORE.json_schema()
+
+
+def _checked_version(path: Path, number: int, line: bytes) -> bytes:
+    """The line, unless it is of a version that this benchctl cannot read; what else is wrong with it is found later."""
+    record = json.loads(line) if is_json(line) else None
+    version = record.get("schema_version") if isinstance(record, dict) else None
+    if type(version) is int and version > SCORES_VERSION:
+        newer = f"written by a newer benchctl, schema {version} (this one reads {SCORES_VERSION})"
+        raise InvalidData(f"{path}:{number}: {newer}; upgrade.")
+    return line

@@ -1,0 +1,210 @@
+"""Files of records: read, and appended to so that a kill at any moment costs only the generation in flight."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from benchctl.errors import InvalidData, UserError
+from benchctl.records.linefile import LineFile
+from benchctl.records.reader import RowKey, StoredRows, index, is_json, row_key, run_of, torn_batch
+from benchctl.records.schema import ModelInfo, Row, Run, SuiteInfo, to_line
+
+_SAME_ON_RESUME = (
+    *("target", "draft", "baseline", "methods", "suites", "dtype", "device", "executor", "attention", "threads"),
+    *("temperature", "top_p", "top_k", "seed", "max_new_tokens", "repeats", "batch_size", "modes", "context_fill"),
+    "order",
+)
+
+
+def check_same_run(path: Path, stored: Run, run: Run) -> None:
+    """Raises UserError, naming the setting, unless `run` may go on in `path`, whose first line is `stored`."""
+    for field in _SAME_ON_RESUME:
+        old, new = getattr(stored, field), getattr(run, field)
+        if old != new:
+            raise UserError(
+                f"{path}: cannot be resumed, {field} differs: {_difference(old, new)}. "
+                "Use the settings of its first line, or give another --out."
+            )
+    for fact in ("cpu", "gpu"):
+        if stored.machine.get(fact) != run.machine.get(fact):
+            raise UserError(f"{path}: was measured on another machine ({fact} differs). Give another --out.")
+
+
+def _difference(old: Any, new: Any) -> str:
+    """What `old` has and `new` has not, by name where it has one: lists of methods and suites are long."""
+    if not (isinstance(old, tuple) and isinstance(new, tuple)):
+        return f"it has {_short(old)}, this run has {_short(new)}"
+    lost, added = ([item for item in one if item not in other] for one, other in ((old, new), (new, old)))
+    if not (lost or added):
+        return "it has them in another order"
+    return f"it has {_names(lost)}, this run has {_names(added)} instead"
+
+
+def _names(items: list[Any]) -> str:
+    return ", ".join(map(_short, items)) or "nothing"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, SuiteInfo):
+        return f"{value.name} ({value.prompts} prompts, {value.source} from {value.origin}, {value.sha256[:8]})"
+    if isinstance(value, ModelInfo):
+        return f"{value.name} (weights {value.weights_sha256[:8]})"
+    modules = getattr(value, "modules_sha256", "")
+    return str(getattr(value, "label", value)) + (f" (modules {modules[:8]})" if modules else "")
+
+
+_RUN_STARTS = b'{"kind":"run"'
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """A results file as read. `whole_bytes` is its length up to the last whole line; `notices` are for the user."""
+
+    path: Path
+    run: Run
+    rows: Sequence[Row] = ()
+    notices: tuple[str, ...] = ()
+    whole_bytes: int = 0
+
+    def keys(self) -> frozenset[RowKey]:
+        """The generations that are done, failed ones included."""
+        return frozenset(map(row_key, self.rows))
+
+
+def read(path: Path | str) -> RunFile:
+    """The run and rows of a results file; a torn last line or batch, left by a killed run, is dropped with a notice.
+
+    Raises UserError for a file that cannot be read, and InvalidData, with file and line, for one that is empty, not of
+    benchctl, of a newer version, broken elsewhere than where a kill tore it (a line that ends in a newline was written
+    whole), or whose rows cannot be true (see Row) or occur twice.
+    """
+    file = scan(path)
+    return replace(file, rows=tuple(file.rows))
+
+
+def scan(path: Path | str) -> RunFile:
+    """The same for a file of any size: its rows stay where they are, and are made and checked as they are gone through.
+
+    So they can be large in sum, and what `read` raises for rows is raised there.
+    """
+    path = Path(path)
+    try:
+        starts = index(path)
+        with path.open("rb") as file:
+            first = file.readline()
+            blank = not first.strip() and not any(line.strip() for line in file)
+            file.seek(starts[-2] if first else 0)
+            last = file.read()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}.") from error
+    if blank:
+        raise InvalidData(f"{path}: is empty. Give a file that `benchctl run --out` wrote.")
+    notices: list[str] = []
+    lines = len(starts) - 1
+    if lines > 1 and not last.endswith(b"\n") and not is_json(last):
+        notices.append(_torn(path, lines, "line"))
+        starts.pop()
+    run = run_of(path, first)
+    rows = StoredRows(path, run, starts[1:])
+    if rows and run.batch_size > 1 and (lost := torn_batch(rows)):
+        notices.append(_torn(path, len(starts) - lost, "batch"))
+        del starts[-lost:]
+        rows = StoredRows(path, run, starts[1:])
+    return RunFile(path, run, rows, tuple(notices), starts[-1])
+
+
+def _torn(path: Path, line: int, what: str) -> str:
+    return f"{path}:{line}: the last {what} is torn (its run was killed, or still writes) and is left out."
+
+
+def check_output(path: Path | str, *, resume: bool = False) -> None:
+    """Whether a run may write `path`, asked before anything slow is done.
+
+    Raises UserError if the file exists and is not to be resumed, or if it or its folder cannot be written.
+    """
+    path = Path(path)
+    check_writable(path)
+    if path.exists() and path.stat().st_size and not resume:
+        raise UserError(f"{path}: exists. Continue it with --resume, or give another --out.")
+
+
+def check_writable(path: Path) -> None:
+    """Raises UserError unless `path` is an ordinary file that may be written, or may become one."""
+    try:
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path}: is not an ordinary file. Give --out the name of one.")
+        place = path if path.exists() else next(folder for folder in path.absolute().parents if folder.exists())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be looked at: {error.strerror}. Give another --out.") from error
+    if not os.access(place, os.W_OK) or (place != path and not place.is_dir()):
+        raise UserError(f"{path}: {place} cannot be written. Give another --out, or the permission to write it.")
+
+
+class Writer:
+    """Appends rows to a results file, and holds the file for itself while it is open.
+
+    With `resume` an existing file is continued: a torn last line is cut off (told through `notify`) and `stored` holds
+    the rows that are done. Entering raises UserError if the file is another run's, is being written, or cannot be.
+
+        with Writer(path, run, resume=True) as writer:
+            done = writer.stored.keys()
+            writer.append(row)
+    """
+
+    def __init__(
+        self, path: Path | str, run: Run, *, resume: bool = False, notify: Callable[[str], None] = lambda notice: None
+    ) -> None:
+        self.path = Path(path)
+        self.stored = RunFile(self.path, run)
+        self._resume = resume
+        self._notify = notify
+
+    def __enter__(self) -> "Writer":
+        check_output(self.path, resume=self._resume)
+        self._file = LineFile(
+            self.path,
+            writer="run",
+            instead="Give another --out.",
+            full="Rows so far are kept; make room and use --resume.",
+        )
+        try:
+            self._begin()
+        except BaseException:
+            self._file.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+
+    def append(self, *rows: Row) -> None:
+        """Hand the rows of a batch, or one row, to the system at once.
+
+        Raises UserError, with the file left as it was, if the disk refuses them.
+        """
+        self._file.append(b"".join(map(to_line, rows)))
+
+    def _begin(self) -> None:
+        """Write the run, or find it in the file. Only now is nobody else writing."""
+        with self.path.open("rb") as file:
+            first = file.readline()
+        if first and not self._resume:
+            raise UserError(f"{self.path}: exists. Continue it with --resume, or give another --out.")
+        if first.endswith(b"\n") or not _RUN_STARTS.startswith(first[: len(_RUN_STARTS)]):
+            self._continue()
+            return
+        if first:
+            self._notify(f"{self.path}: was killed before its first line was whole; it starts again.")
+            self._file.cut(0)
+        self._file.append(to_line(self.stored.run))
+
+    def _continue(self) -> None:
+        stored = read(self.path)
+        check_same_run(self.path, stored.run, self.stored.run)
+        for notice in stored.notices:
+            self._notify(notice)
+        self._file.cut(stored.whole_bytes)
+        self.stored = stored

@@ -1,0 +1,1 @@
+"""Training text: corpora, chats, packing."""

@@ -1,0 +1,272 @@
+"""A target's tokenizer as the trainer needs it: records to tokens, as the target will see them at inference.
+
+What is said to the model (the head) and its answer are encoded apart, so that the ids of a head are those that
+`TargetTokenizer.encode_chat` gives for the same messages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from benchctl.decoding.model.tokenizer import from_pretrained, load_tokenizer
+from benchctl.errors import UserError
+from benchctl.training.data.corpus import Message, Record
+from benchctl.training.data.packing import Document, Tokens, Turn, token_dtype
+from benchctl.training.tokenizer import BOS, CHAT_TEMPLATE, END, PAD
+
+BLOCK_CHARS = 2_000_000  # encoded at once: enough to use every core, little enough for what encoding needs beside it
+BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+@dataclass(frozen=True)
+class Joints:
+    """Where the turns of a chat meet, for templates that put them one after the other.
+
+    `opening` stands before the first turn, `told` is the opening with a system prompt, `after` follows the stop token
+    of an answer.
+    """
+
+    opening: Tokens
+    told: Tokens
+    after: Tokens
+
+
+class ChatFormat:
+    """Records to tokens for one tokenizer. `stop_ids` end an answer, besides the tokenizer's own end of text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: Iterable[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        tokenizer.model_max_length = sys.maxsize  # rows are cut by the packer; the library's warning would mislead
+        self.vocabulary = max(len(tokenizer), *(index + 1 for index in tokenizer.get_vocab().values()))
+        self._dtype = token_dtype(self.vocabulary)
+        ends = [index for index in (tokenizer.eos_token_id, *sorted(stop_ids)) if index is not None]
+        self.bos = self._ids([] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id])
+        self.end = self._ids(ends[:1])
+        pads = (tokenizer.pad_token_id, *ends, 0)
+        self.pad_id = int(next(index for index in pads if index is not None))
+        added = tokenizer.added_tokens_decoder
+        self._stops = [added[index].content for index in dict.fromkeys(ends) if index in added]
+
+    @classmethod
+    def load(cls, path: str | Path) -> ChatFormat:
+        """The format of a model folder or hub id. Raises UserError when there is none."""
+        return cls(from_pretrained(AutoTokenizer, path), load_tokenizer(path).stop_ids)
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, chat_template: str = CHAT_TEMPLATE) -> ChatFormat:
+        """The format of a reference tokenizer in memory, the same as `load` gives for the folder it is saved to."""
+        wrapped = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+            tokenizer_object=tokenizer,
+            bos_token=BOS,
+            eos_token=END,
+            pad_token=PAD,
+            clean_up_tokenization_spaces=False,
+        )
+        wrapped.chat_template = chat_template
+        return cls(wrapped)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of all that decides how records become ids: the tokenizer and its chat template."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        whole = backend.to_str() if backend is not None else json.dumps(self._tokenizer.get_vocab(), sort_keys=True)
+        return hashlib.sha256(f"{whole}{self._tokenizer.chat_template}".encode()).hexdigest()
+
+    def tokenize(self, records: Iterable[Record]) -> list[Document]:
+        """A document per record. Raises UserError where the chat template refuses a chat."""
+        return [document for block in _blocks(records) for document in self._documents(block)]
+
+    def heads(self, prompts: Iterable[Sequence[Message]]) -> list[Tokens]:
+        """The ids of conversations that ask for an answer, as they are at inference."""
+        return self._encode_heads([self._render(prompt, ask=True) for prompt in prompts])
+
+    def answered(self, source: str, head: Tokens, answer: Tokens) -> Document:
+        """A document of one prompt, as `heads` gives it, and its answer."""
+        return Document(source, (Turn(head, answer),))
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """The text of an answer, without special tokens."""
+        return str(self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=True))
+
+    def token_bytes(self) -> torch.Tensor:
+        """Bytes of text that every token stands for, int64 [vocabulary]; 0 for special tokens and for unused ids."""
+        added = self._tokenizer.added_tokens_decoder
+        special = set(self._tokenizer.all_special_ids) | {index for index, token in added.items() if token.special}
+        sizes = torch.zeros(self.vocabulary, dtype=torch.int64)
+        for token, index in self._tokenizer.get_vocab().items():
+            if index in added:
+                sizes[index] = 0 if index in special else len(token.encode())
+            elif index not in special:
+                sizes[index] = self._bytes_of(token)
+        return sizes
+
+    def joints(self, system_prompt: str) -> Joints:
+        """Raises UserError when the turns of this chat template do not stand one after the other."""
+        user, answer = Message("user", "a"), Message("assistant", "b")
+        first, whole = self._render([user], ask=True), self._render([user, answer], ask=False)
+        second = self._render([user, answer, user], ask=True)
+        told = self._render([Message("system", system_prompt), user], ask=True)
+        later = second.removeprefix(whole)
+        if not (
+            second.startswith(whole) and first.endswith(later) and told.endswith(later) and whole.startswith(first)
+        ):
+            raise UserError(
+                "the turns of this tokenizer's chat template do not stand one after the other, as the recipe of the "
+                "reference models needs; train with a tokenizer that `benchctl train target` made"
+            )
+        said = whole.removeprefix(first)
+        opening, told = first.removesuffix(later), told.removesuffix(later)
+        return Joints(*self._encode([opening, told, said.removeprefix(self._through_stop(said))]))
+
+    def _documents(self, records: Sequence[Record]) -> Iterator[Document]:
+        spans = [self._spans(record) if record.messages else [record.text] for record in records]
+        heads = iter(self._encode_heads([span[0] for span in spans if len(span) > 1]))
+        answers = iter(self._encode_continued([text for span in spans for text in span[1:]]))
+        texts = iter(self._encode([span[0] for span in spans if len(span) == 1]))
+        for record, span in zip(records, spans, strict=True):
+            if not record.messages:
+                yield Document(record.source, text=np.concatenate([self.bos, next(texts), self.end]))
+                continue
+            parts = [next(heads), *islice(answers, len(span) - 1)]
+            if not span[-1].endswith(tuple(self._stops)):  # the template leaves it to us to say that the answer ends
+                parts[-1] = np.concatenate([parts[-1], self.end])
+            turns = zip(parts[::2], parts[1::2], strict=True)
+            yield Document(record.source, tuple(Turn(head, answer) for head, answer in turns))
+
+    def _spans(self, record: Record) -> list[str]:
+        """Head, answer, head, answer ... of a chat: what the template makes of it, up to the last answer's stop."""
+        done = ""
+        spans: list[str] = []
+        for count, message in enumerate(record.messages):
+            if message.role != "assistant":
+                continue
+            head = self._render(record.messages[:count], ask=True)
+            whole = self._render(record.messages[: count + 1], ask=False)
+            if not (head.startswith(done) and whole.startswith(head)):
+                raise UserError(_not_a_prefix(record, count))
+            answer = self._through_stop(whole.removeprefix(head))
+            spans += [head.removeprefix(done), answer]
+            done = head + answer
+        return spans
+
+    def _through_stop(self, text: str) -> str:
+        """`text` up to its first stop token; what a template writes after that is no part of the answer."""
+        ends = [text.index(stop) + len(stop) for stop in self._stops if stop in text]
+        return text[: min(ends)] if ends else text
+
+    def _render(self, messages: Sequence[Message], ask: bool) -> str:
+        """The text of a conversation, with the request for an answer if `ask`; see TargetTokenizer.encode_chat."""
+        if not self._tokenizer.chat_template:
+            return "\n\n".join(message.content for message in messages)
+        fields = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            text = self._tokenizer.apply_chat_template(fields, tokenize=False, add_generation_prompt=ask)
+        except Exception as error:  # a template raises whatever its author or its mistakes make it raise
+            raise UserError(
+                f"the chat template of the target refuses this chat: {error}. Change or leave out the record that "
+                f"begins with {messages[0].role}: {messages[0].content[:60]!r}"
+            ) from error
+        return str(text)
+
+    def _encode_heads(self, texts: Sequence[str]) -> list[Tokens]:
+        if self._tokenizer.chat_template:
+            return self._encode(texts)
+        heads = self._encode(texts, special=True)
+        return [
+            head if not len(self.bos) or head[:1] == self.bos else np.concatenate([self.bos, head]) for head in heads
+        ]
+
+    def _encode_continued(self, texts: Sequence[str]) -> list[Tokens]:
+        """Ids of texts that follow another text.
+
+        Some tokenizers put a space before whatever they encode. There a line break goes first and its ids are taken
+        away again, so that the space is not one that the target would have to write.
+        """
+        if not self._adds_space:
+            return self._encode(texts)
+        (line_break,) = self._encode(["\n"])
+        return [ids[len(line_break) :] for ids in self._encode([f"\n{text}" for text in texts])]
+
+    @cached_property
+    def _adds_space(self) -> bool:
+        alone, line_break, after = (ids.tolist() for ids in self._encode(["a", "\n", "\na"]))
+        return bool(alone != after[len(line_break) :])
+
+    def _encode(self, texts: Sequence[str], special: bool = False) -> list[Tokens]:
+        if not texts:
+            return []
+        encoded = self._tokenizer(
+            list(texts), add_special_tokens=special, return_attention_mask=False, return_token_type_ids=False
+        )
+        return [self._ids(ids) for ids in encoded["input_ids"]]
+
+    def _ids(self, ids: Sequence[int]) -> Tokens:
+        return np.asarray(ids, dtype=self._dtype)
+
+    def _bytes_of(self, token: str) -> int:
+        if self._byte_level:
+            return len(token)  # the byte alphabet has one character per byte
+        return 1 if BYTE_TOKEN.fullmatch(token) else len(token.replace("\u2581", " ").encode())
+
+    @cached_property
+    def _byte_level(self) -> bool:
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        return backend is not None and '"ByteLevel"' in json.dumps(json.loads(backend.to_str())["decoder"])
+
+
+def _blocks(records: Iterable[Record]) -> Iterator[list[Record]]:
+    block: list[Record] = []
+    chars = 0
+    for record in records:
+        block.append(record)
+        chars += len(record.text) + sum(len(message.content) for message in record.messages)
+        if chars >= BLOCK_CHARS:
+            yield block
+            block, chars = [], 0
+    yield block
+
+
+def _not_a_prefix(record: Record, count: int) -> str:
+    return (
+        f"the chat template of the target writes what stands before message {count + 1} of a chat in another way than "
+        "it does without that message, so the answer cannot be told from it. Give chats of one question and one "
+        f"answer, or a tokenizer with another chat template. The chat begins with {record.messages[0].content[:60]!r}"
+    )
+
+
+class EncoderChat(ChatFormat):
+    """As decoding has it: the encoder is given the conversation so far, the decoder writes an answer and its end.
+
+    So a chat of several answers is read once for each. Plain text has no prompt, and nothing is made of it.
+    """
+
+    def answered(self, source: str, head: Tokens, answer: Tokens) -> Document:
+        return Document(source, (Turn(head, answer),), apart=True)
+
+    def _documents(self, records: Sequence[Record]) -> Iterator[Document]:
+        asked = [(record.messages, place) for record in records for place in _answers(record)]
+        heads = self.heads([messages[:place] for messages, place in asked])
+        answers = self._encode([messages[place].content for messages, place in asked])
+        turns = (
+            Turn(*both) for both in zip(heads, [np.concatenate([each, self.end]) for each in answers], strict=True)
+        )
+        for record in records:
+            yield Document(record.source, tuple(islice(turns, len(_answers(record)))), apart=True)
+
+
+def _answers(record: Record) -> list[int]:
+    """Which of its messages are answers."""
+    return [place for place, message in enumerate(record.messages) if message.role == "assistant"]

@@ -1,0 +1,188 @@
+"""The job that trains the modules of any method that is a decoding.trainable.Trainable, on a frozen target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchctl.decoding.method import Method
+from benchctl.decoding.modules.folder import (
+    MadeFor,
+    check_modules,
+    go_on_from_modules,
+    modules_sha256,
+    read_facts,
+    save_modules,
+)
+from benchctl.decoding.modules.trainable import Lesson, SecondStage, Tally, Trainable
+from benchctl.errors import UserError
+from benchctl.registry import Label, build, method_class, method_names, method_options, parse_label
+from benchctl.training.checkpoint import writing
+from benchctl.training.jobs import CHECKPOINTS, Surroundings, check, corpus_of, train
+from benchctl.training.models import parameter_count
+from benchctl.training.modules.frozen import FrozenTarget, chat_of, check_method, check_rows, find_target
+from benchctl.training.modules.lesson_text import LessonText, readable, stage_of
+from benchctl.training.modules.objective import HeldOut
+from benchctl.training.modules.teacher import ModuleObjective, lesson_maker
+from benchctl.training.options import Learning, TrainOptions
+from benchctl.training.record import Result, write_result
+
+BATCH_TOKENS = 8192
+
+
+def trainable(label: Label) -> Trainable:
+    """The method that a label asks for. Raises UserError, listing what can be trained, where it has no modules."""
+    if label.name not in method_names() or not issubclass(method_class(label.name), Trainable):
+        names = ("target", "draft", "moe", *trainable_names())
+        raise UserError(f"'{label.name}' has nothing to train; what can be trained: {', '.join(names)}.")
+    method = build(label.text)
+    assert isinstance(method, Trainable)
+    if method.modules and not _second_stage(method):
+        raise UserError(f"{label.text}: leave out modules; what is trained goes to the folder --out")
+    if not method.needs_modules:
+        raise UserError(f"{label.text} works without modules, so there is nothing to train; give other options")
+    return method
+
+
+def trainable_names() -> list[str]:
+    """Every method with modules."""
+    return [name for name in method_names() if issubclass(method_class(name), Trainable)]
+
+
+def train_modules(options: TrainOptions, label_text: str, around: Surroundings) -> Result | None:
+    """Trains the modules of a method for `options.model` and writes them; None in all but the first process.
+
+    Where the method's options ask for a second stage, it goes on from the folder that they name, and what was trained
+    before is written again as it was.
+    """
+    method = trainable(parse_label(label_text))
+    assert isinstance(method, Method)  # as all that the registry builds
+    label = _without_modules(parse_label(label_text))
+    _check_first_stage(method, label)
+    options = options.with_defaults(_learning(method))
+    check(options, around, options.model, method.modules)
+    files = find_target(options.model, method_class(label.name).knows_encoders)
+    check_method(method, label, files)
+    check_rows(files, options.row_tokens)
+    chat = chat_of(files)
+    corpus = readable(corpus_of(options), files, around)
+    text = LessonText(files, chat, corpus, options, around)
+    target, facts = text.load_target({"method": label.text} | _first_stage_fact(method))
+    torch.manual_seed(options.seed)
+    module = method.build(target.info, target.lm_head)
+    if _second_stage(method):
+        go_on_from_modules(module, method, label.name, target.info, target.weights_sha256)
+    objective = ModuleObjective(method, lesson_maker(target.model, target.device))
+    data = text.data(target)
+    run = train(module, objective, data, (stage_of(options),), options, around, facts)
+    if not around.world.leads:
+        return None
+    held_out = (objective.lessons(batch) for batches in data.held_out.values() for batch in batches)
+    _save(module, method, label, target, run.held_out.values(), held_out, options)
+    result = Result(
+        part=label.text,
+        parameters=parameter_count(module),
+        shape=f"Modules of {label.text} for {files.name} (weights {target.weights_sha256[:8]}).",
+        purpose=f"They serve the method {label.name} on {files.name}, and on no other target.",
+        method=f"{files.name} itself stood still{_what_else(method)}. It read {text.told}.",
+        use=f"benchctl run --model {{model}} --method '{_with_modules(label)}'",
+        held_out=run.held_out,
+        tokens="decoder tokens" if target.info.encodes else "tokens",
+    )
+    write_result(options.out, result, run, corpus, files.name, around.provenance)
+    return result
+
+
+def _second_stage(method: Trainable) -> SecondStage | None:
+    """That which is to be trained, from modules that are there and then stand still; None where it is the first."""
+    stage = method.second_stage
+    return stage if stage is not None and stage.needed else None
+
+
+def _check_first_stage(method: Trainable, label: Label) -> None:
+    """Raises UserError where there is nothing that a second stage could go on from."""
+    if not _second_stage(method):
+        return
+    if not method.modules:
+        wanted = Label(label.name, (*label.options, ("modules", "FOLDER")))
+        raise UserError(
+            f"{label.text} is trained on top of other modules; train those first: benchctl train {label.name} "
+            f"--model MODEL --out FOLDER, then: benchctl train '{wanted.text}' --model MODEL --out NEW"
+        )
+    check_modules(label.name, method.modules)
+
+
+def _first_stage_fact(method: Trainable) -> dict[str, str]:
+    """Which modules a second stage goes on from: a resumed one must go on from the same."""
+    return {"modules": modules_sha256(method.modules)[:16]} if _second_stage(method) else {}
+
+
+def _what_else(method: Trainable) -> str:
+    """What stood still beside the target, in words for a card."""
+    stage = _second_stage(method)
+    if stage is None:
+        return ""
+    return f", and so did modules of it ({modules_sha256(method.modules)[:8]}): only the {stage.part} learnt"
+
+
+def _without_modules(label: Label) -> Label:
+    """The label without the place of modules on this machine."""
+    return Label(label.name, tuple(option for option in label.options if option[0] != "modules"))
+
+
+def _learning(method: Trainable) -> Learning:
+    stage = _second_stage(method)
+    how = stage.training if stage else method.training
+    return Learning("adamw", how.rate, how.rate, how.schedule, how.warmup, BATCH_TOKENS, how.epochs)
+
+
+def _save(
+    module: nn.Module,
+    method: Trainable,
+    label: Label,
+    target: FrozenTarget,
+    measured: Iterable[HeldOut],
+    held_out: Iterable[Lesson],
+    options: TrainOptions,
+) -> None:
+    info, chosen = target.info, [option.name for option in method_options(label.name) if option.name != "modules"]
+    made_for = MadeFor(target.files.name, target.weights_sha256, info.layers, info.hidden_size, info.vocabulary)
+    facts = {
+        "method": label.name,
+        "options": {name: getattr(method, name) for name in chosen},
+        "target": asdict(made_for),
+        "yardsticks": {**_earlier_yardsticks(method), **_shares(measured)},
+        "findings": dict(_findings(module, method, held_out)),
+    }
+    with writing(options.out / CHECKPOINTS, "the modules"):
+        save_modules(options.out, module, facts)
+
+
+def _earlier_yardsticks(method: Trainable) -> Mapping[str, float]:
+    """What was measured of the modules that a second stage goes on from: they are as they were."""
+    return read_facts(method.modules).yardsticks if _second_stage(method) else {}
+
+
+@torch.no_grad()
+def _findings(module: nn.Module, method: Trainable, held_out: Iterable[Lesson]) -> Mapping[str, Any]:
+    """What the method finds with its trained modules in held-out text."""
+    return method.findings(module.eval(), held_out)
+
+
+def _shares(held_out: Iterable[HeldOut]) -> dict[str, float]:
+    """The method's own yardsticks over all held-out sets."""
+    total: dict[str, Tally] = {}
+    for measured in held_out:
+        for name, tally in measured.items():
+            total[name] = total[name] + tally if name in total else tally
+    total.pop("loss", None)
+    return {name: tally.share for name, tally in total.items()}
+
+
+def _with_modules(label: Label) -> str:
+    """The label that runs what was trained, with {folder} where the folder's name goes."""
+    return Label(label.name, (("modules", "{folder}"), *label.options)).text

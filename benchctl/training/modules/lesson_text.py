@@ -1,0 +1,204 @@
+"""What a draft model or modules learn from: the records as they are, or the target's own answers to their prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from benchctl.errors import UserError
+from benchctl.training.data.chat import ChatFormat
+from benchctl.training.data.corpus import Record
+from benchctl.training.data.packing import FULL, NO_TOKENS, Document
+from benchctl.training.jobs import Surroundings, check_run, data_facts, target_dtype, wait_for_first
+from benchctl.training.mix import PROMPT_WEIGHT
+from benchctl.training.modules.frozen import FrozenTarget, TargetFiles, load_target, seen_tokens
+from benchctl.training.modules.generate import Answering
+from benchctl.training.modules.own_text import SOURCE, OwnText, Prompt, heads_of, pick_prompts
+from benchctl.training.options import TrainOptions
+from benchctl.training.recipe import Corpus, lesson_batches, lesson_data, lesson_rows
+from benchctl.training.requests import user_requests
+from benchctl.training.schedule import Stage
+from benchctl.training.settings import Data
+
+HELD_OUT_PROMPTS = 128  # of each held-out set
+
+
+def stage_of(options: TrainOptions) -> Stage:
+    """The one stage of such a run."""
+    return Stage(1.0, options.row_tokens, options.micro_rows)
+
+
+def readable(corpus: Corpus, files: TargetFiles, around: Surroundings) -> Corpus:
+    """What the target can read of `corpus`: without plain texts where an encoder reads prompts, for they have none.
+
+    Raises UserError where that leaves nothing to train on or to hold out; what is left out is told.
+    """
+    if not files.tokenizer.encodes:
+        return corpus
+    train = _chats(corpus.train)
+    held_out = {name: chats for name, records in corpus.held_out.items() if (chats := _chats(records))}
+    if not (train and held_out):
+        raise UserError(
+            f"{files.name} has an encoder, which reads prompts, and the {'held-out' if train else 'training'} data "
+            "are plain texts only; give chats, some of them in a file whose name ends in _val"
+        )
+    left, unseen = len(corpus.train) - len(train), _count(corpus.held_out) - _count(held_out)
+    if (left or unseen) and around.world.leads:
+        around.notify(
+            f"{left:,} plain texts to train on and {unseen:,} held-out ones are left out: the encoder of {files.name} "
+            "reads prompts."
+        )
+    return replace(corpus, train=train, held_out=held_out)
+
+
+@dataclass(frozen=True)
+class LessonText:
+    """Makes the data of a run on a frozen target."""
+
+    files: TargetFiles
+    chat: ChatFormat
+    corpus: Corpus
+    options: TrainOptions
+    around: Surroundings
+
+    def load_target(self, facts: Mapping[str, str]) -> tuple[FrozenTarget, dict[str, str]]:
+        """The target, and `facts` with all else that a resumed run must share with its beginning.
+
+        Raises UserError, before the weights are read where that is possible, for what would come to nothing after hours
+        of answering: a run that cannot be resumed, a step that cannot be shared, prompts that are none or too long.
+        """
+        stages, dtype = (stage_of(self.options),), target_dtype(self.options)
+        known = {**facts, "text": self.fact, "target dtype": dtype}
+        known |= data_facts(self.corpus, self.chat, self.options)
+        check_run(self.options, stages, known, self.around)
+        self._check_text()
+        target = load_target(self.files, self.around.world.device(self.options.device), dtype)
+        known["target"] = target.weights_sha256[:16]
+        check_run(self.options, stages, known, self.around)
+        return target, known
+
+    def data(self, target: FrozenTarget) -> Data:
+        """`self_distil` prompts answered by the target, or every record once a pass where that is 0.
+
+        Held-out text is the target's own too in the first case, answered greedily.
+        """
+        found = self._own(target) if self.options.self_distil else self._recorded
+        return replace(found, longest_row=seen_tokens(self.files))
+
+    def _own(self, target: FrozenTarget) -> Data:
+        options, stage, weight = self.options, stage_of(self.options), self._prompt_weight
+        how = Answering(options.answer_tokens, options.self_distil_temperature, options.seed)
+        documents = self._answered(target, self._prompts, how)
+        packed = lesson_rows(documents, self.chat, stage.row_tokens, options.seed, weight)
+        held_out = {
+            name: lesson_batches(documents, self.chat, stage, weight) for name, documents in self.greedy(target).items()
+        }
+        return Data([packed], held_out, self.chat.token_bytes())
+
+    def greedy(self, target: FrozenTarget) -> Mapping[str, list[Document]]:
+        """The target's greedy answers to held-out prompts, by the name of the held-out set.
+
+        All processes ask for them, since the others wait until the first one has written them.
+        """
+        how = Answering(self.options.answer_tokens)
+        return {name: self._answered(target, prompts, how) for name, prompts in self._unseen.items()}
+
+    @property
+    def fact(self) -> str:
+        """What a resumed run must have asked for too."""
+        options = self.options
+        own = f"{options.self_distil} own answers of {options.answer_tokens} at {options.self_distil_temperature:g}"
+        mixed = ", half to requests" if options.reference_mix else ""
+        return f"{own + mixed if options.self_distil else 'records'}, prompts weigh {self._prompt_weight:g}"
+
+    @property
+    def told(self) -> str:
+        """What was read, in words for a card."""
+        if not self.options.self_distil:
+            return "the chats of the data" if self.files.tokenizer.encodes else "the data as they are"
+        temperature = self.options.self_distil_temperature
+        how = f"at temperature {temperature:g}" if temperature else "greedily"
+        what = (
+            "prompts, half of the data and half made by rule" if self.options.reference_mix else "prompts of the data"
+        )
+        return f"its own answers to at most {self.options.self_distil:,} {what}, written {how}"
+
+    def _check_text(self) -> None:
+        """Raises UserError for prompts that are none, or too long: as if the target had nothing to say to them."""
+        if not self.options.self_distil:
+            _ = self._recorded
+            return
+        if not self._unseen:
+            raise UserError(
+                "no held-out record has a prompt that the target could answer; put chats into a file whose name ends "
+                "in _val, or give --self-distil 0"
+            )
+        for prompts in (self._prompts, *self._unseen.values()):
+            heads = heads_of(prompts, self.files, self.chat, self.options.answer_tokens)
+            unanswered = [self.chat.answered(SOURCE, np.asarray(head), NO_TOKENS) for head in heads]
+            lesson_rows(unanswered, self.chat, self.options.row_tokens, self.options.seed, self._prompt_weight)
+
+    @cached_property
+    def _recorded(self) -> Data:
+        """Every record once a pass."""
+        rows = (self.options.row_tokens, self.options.micro_rows, self.options.seed)
+        return lesson_data(self.corpus, self.chat, *rows, prompt_weight=self._prompt_weight)
+
+    @cached_property
+    def _unseen(self) -> Mapping[str, list[Prompt]]:
+        """Held-out prompts by the name of the set, where it has any."""
+        picked = {
+            name: pick_prompts(records, HELD_OUT_PROMPTS, 0, self.corpus.weighed)
+            for name, records in self.corpus.held_out.items()
+        }
+        return {name: prompts for name, prompts in picked.items() if prompts}
+
+    @cached_property
+    def _prompts(self) -> list[Prompt]:
+        """Raises UserError when there are none; fewer than were asked for are told.
+
+        A prompt that is held out too is left out whatever its answer in the data: the target's own would be the same.
+        """
+        asked = self.options.self_distil
+        held_out = {record.prompt for records in self.corpus.held_out.values() for record in records}
+        records = [record for record in self.corpus.train if record.prompt not in held_out]
+        made = user_requests(records, asked // 2, self.options.seed) if self.options.reference_mix else []
+        requests = [request for request in made if request not in held_out]
+        prompts = requests + pick_prompts(records, asked - len(requests), self.options.seed, self.corpus.weighed)
+        if not prompts:
+            raise UserError(
+                "the data hold no prompts that the target could answer; give chats"
+                f"{', --no-reference-mix' if self.corpus.weighed else ''} or --self-distil 0"
+            )
+        if len(prompts) < asked and self.around.world.leads:
+            more = " With --no-reference-mix no source is passed over." if self.corpus.weighed else ""
+            self.around.notify(f"There are {len(prompts)} prompts; --self-distil {asked} asks for more.{more}")
+        return prompts
+
+    @property
+    def _prompt_weight(self) -> float:
+        """Nothing where an encoder reads the prompts: none of their tokens is to be predicted."""
+        return 0.0 if self.options.answers_only or self.files.tokenizer.encodes else PROMPT_WEIGHT / FULL
+
+    def _answered(self, target: FrozenTarget, prompts: Sequence[Prompt], how: Answering) -> list[Document]:
+        """Answers that the first process writes and the others then read."""
+        world = self.around.world
+        folder = self.options.cache or self.options.out / "own_text"
+        own = OwnText(target, self.chat, how, folder, self.around.clock, self.around.notify)
+        if not world.leads:
+            wait_for_first(world, target.device)
+            return own.documents(prompts, lambda answered: None)
+        documents = own.documents(prompts, self.around.answered)
+        wait_for_first(world, target.device)
+        return documents
+
+
+def _count(held_out: Mapping[str, Sequence[Record]]) -> int:
+    return sum(map(len, held_out.values()))
+
+
+def _chats(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if record.messages]

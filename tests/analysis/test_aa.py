@@ -1,0 +1,164 @@
+"""A/A on rows whose noise was chosen: what is called different by chance, and what could be told from chance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from math import exp, sqrt
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from fixtures_records import BASELINE, RUN, baseline_row, failed, usual_rows, write
+
+from benchctl.analysis.stats.aa import SelfComparison, compare_with_itself, read_floor, to_text
+from benchctl.cli import main
+from benchctl.errors import UserError
+from benchctl.records.schema import Row
+from benchctl.records.writer import RunFile
+
+
+def noisy_rows(prompts: int, repeats: int, noise: float, seed: int) -> list[Row]:
+    """The baseline's answers of one token, each prompt with a pace of its own, each repeat off by `noise`."""
+    draw = np.random.default_rng(seed)
+    pace_s = draw.uniform(0.5, 3.0, prompts)
+    return [
+        replace(
+            baseline_row(f"p{prompt}", tokens=1, ttft_s=float(pace_s[prompt] * draw.normal(1.0, noise))), repeat=repeat
+        )
+        for prompt in range(prompts)
+        for repeat in range(repeats)
+    ]
+
+
+def file_of(rows: Sequence[Row], name: str = "a.jsonl", **changes: object) -> RunFile:
+    return RunFile(Path(name), replace(RUN, **changes), tuple(rows))  # type: ignore[arg-type]
+
+
+def detectable(rows: Sequence[Row], prompts: int, noise: float, repeats: int) -> float:
+    """The same from theory: of 2 arms of r/2 repeats each prompt's share of all time has an error of noise * 2 /
+    sqrt(r); what a test at 5% finds in 80% is (t + 0.84) standard deviations away."""
+    paces_s = np.array([np.mean([row.ttft_s or 0 for row in rows if row.prompt_id == f"p{i}"]) for i in range(prompts)])
+    shares = paces_s / paces_s.sum()
+    spread = noise * 2 / sqrt(repeats) * sqrt(float((shares**2).sum()))
+    return exp((2.0930 + 0.8416) * spread) - 1  # t of 19 degrees
+
+
+def test_the_detectable_effect_is_that_of_theory() -> None:
+    """20 prompts, 8 repeats, 2% noise: the mean over 12 data sets is within 5% of what is worked out by hand."""
+    found, expected = [], []
+    for seed in range(12):
+        rows = noisy_rows(20, 8, 0.02, seed)
+        found.append(compare_with_itself([file_of(rows)], splits=300).minimum_detectable_effect)
+        expected.append(detectable(rows, 20, 0.02, 8))
+    assert np.mean(found) == pytest.approx(np.mean(expected), rel=0.05)
+
+
+def test_equal_arms_are_called_different_about_once_in_twenty_times() -> None:
+    rates = [
+        compare_with_itself([file_of(noisy_rows(20, 4, 0.03, seed))], splits=200).false_positive_rate
+        for seed in range(8)
+    ]
+    assert 0.02 < np.mean(rates) < 0.08
+
+
+def test_a_machine_whose_noise_is_twice_as_large_detects_half_as_much() -> None:
+    quiet, loud = (
+        compare_with_itself([file_of(noisy_rows(20, 4, noise, 1))]).minimum_detectable_effect for noise in (0.01, 0.02)
+    )
+    assert loud == pytest.approx(2 * quiet, rel=0.1)
+
+
+def test_how_prompts_differ_is_no_noise() -> None:
+    """Arms share their prompts, and with them their paces: without noise any difference could be told."""
+    assert compare_with_itself([file_of(noisy_rows(10, 4, 0.0, 0))]).minimum_detectable_effect == pytest.approx(0.0)
+
+
+def test_what_is_counted_are_prompts_repeats_and_sessions() -> None:
+    files = [file_of(noisy_rows(6, 5, 0.02, seed), f"{seed}.jsonl") for seed in range(3)]
+    found = compare_with_itself(files, splits=50)
+    assert (found.baseline, found.prompts, found.repeats, found.sessions, found.splits) == (BASELINE, 6, 4, 3, 50)
+
+
+def test_failed_doubtful_and_other_generations_are_left_out() -> None:
+    rows = noisy_rows(8, 4, 0.02, 0)
+    alone = compare_with_itself([file_of(rows)], splits=50)
+    slow = replace(baseline_row("p8", tokens=1, ttft_s=900.0), invalid="throttled")
+    others = [replace(slow, repeat=repeat) for repeat in range(4)]
+    others += [replace(failed(slow), prompt_id="p9", repeat=repeat) for repeat in range(4)]
+    others += [replace(row, label="two_model[draft_tokens=3]", ttft_s=500.0) for row in rows]
+    others += [replace(row, repeat=-1 - row.repeat, ttft_s=500.0) for row in rows]
+    others += [replace(row, mode="replay", ttft_s=500.0) for row in rows]
+    assert compare_with_itself([file_of([*rows, *others])], splits=50) == alone
+
+
+def test_a_repeat_that_lost_a_turn_is_not_taken_for_a_fast_one() -> None:
+    rows = [replace(row, turn=turn) for row in noisy_rows(8, 5, 0.0, 0) for turn in (0, 1)]
+    rows[1] = replace(rows[1], invalid="throttled")
+    assert compare_with_itself([file_of(rows)], splits=50).minimum_detectable_effect == pytest.approx(0.0)
+
+
+def test_a_prompt_that_lost_a_repeat_stays_with_those_it_has() -> None:
+    """A load that spoilt one repeat of half of the prompts once cost all of these prompts."""
+    rows = noisy_rows(8, 8, 0.02, 0)
+    spoilt = [replace(row, invalid="it waited") if index % 16 == 3 else row for index, row in enumerate(rows)]
+    found = compare_with_itself([file_of(spoilt)], splits=50)
+    assert (found.prompts, found.repeats) == (8, 6)
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        (file_of(noisy_rows(8, 1, 0.1, 0)), "fewer than two prompts .* --repeats 4"),
+        (file_of(noisy_rows(1, 8, 0.1, 0)), "fewer than two prompts"),
+        (file_of([]), "fewer than two prompts"),
+        (file_of(noisy_rows(8, 4, 0.1, 0), temperature=1.0), "answers are sampled"),
+    ],
+)
+def test_files_that_cannot_tell_are_refused(file: RunFile, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        compare_with_itself([file])
+
+
+FOUND = SelfComparison(BASELINE, 0.04, 0.0125, 10, 8, 1)
+
+
+def test_the_floor_comes_back_from_its_file_and_knows_other_settings(tmp_path: Path) -> None:
+    path = tmp_path / "aa.json"
+    path.write_text(to_text(FOUND, RUN))
+    floor = read_floor(path)
+    assert floor.effect == 0.0125
+    assert floor.differs_from(RUN) == ()
+    assert floor.differs_from(replace(RUN, threads=2, machine={"cpu": "B", "gpu": ""})) == ("threads", "cpu")
+
+
+def test_compare_says_where_a_floor_is_anothers(tmp_path: Path) -> None:
+    results, mine, other = write(tmp_path / "a.jsonl", usual_rows()), tmp_path / "aa.json", tmp_path / "other.json"
+    mine.write_text(to_text(FOUND, RUN))
+    other.write_text(to_text(FOUND, replace(RUN, threads=4)))
+    told = CliRunner().invoke(main, ["compare", str(results), "--floor", str(mine)])
+    assert (told.exit_code, "differ in" in told.stderr) == (0, False)
+    told = CliRunner().invoke(main, ["compare", str(results), "--floor", str(other)])
+    assert "the runs differ in threads from what it was measured on" in told.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is no A/A file"),
+        ("[1]", "is no A/A file"),
+        ('{"kind": "run"}', "is no A/A file"),
+        (json.dumps({**json.loads(to_text(FOUND, RUN)), "schema_version": 2}), "of this version"),
+        (json.dumps({**json.loads(to_text(FOUND, RUN)), "minimum_detectable_effect": -1}), "minimum_detectable_effect"),
+        (to_text(FOUND, RUN).replace("0.0125", "NaN"), "minimum_detectable_effect"),
+    ],
+)
+def test_other_files_are_refused(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "aa.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=said):
+        read_floor(path)
+    with pytest.raises(UserError, match="cannot be read"):
+        read_floor(tmp_path / "none.json")

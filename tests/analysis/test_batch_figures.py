@@ -1,0 +1,131 @@
+"""Figures of batches: their time counts once, whatever the number of answers, and is set against batches only."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fixtures_records import BASELINE, EXITING, RUN, baseline_row, batch, exiting_row, failed, method, write
+
+from benchctl.analysis.frame.build import load
+from benchctl.analysis.frame.comparison import Group, MethodFigures, compare
+from benchctl.analysis.frame.groups import Difference, differences
+from benchctl.analysis.metrics.metric import DECODE_SPEEDUP, DEPTH_FRACTION, SPEEDUP, TOKENS_PER_S, TPOT, TTFT
+from benchctl.analysis.plots.pareto import pareto
+from benchctl.analysis.tables.text import summary
+from benchctl.analysis.warnings import cautions
+from benchctl.records.schema import Row
+from benchctl.records.writer import read
+
+BATCHED = replace(RUN, batch_size=2, methods=(method(BASELINE), method(EXITING, "lossy")))
+
+
+def pair_of_batches(number: int = 0, step_s: float = 0.5) -> list[Row]:
+    """Answers of 5 and of 9 tokens, decoded together: the baseline takes 2 s + 8 s, the method 2 s + 4 s."""
+    one, other = f"p{2 * number}", f"p{2 * number + 1}"
+    return [
+        *batch(baseline_row(one, tokens=5), baseline_row(other, tokens=9)),
+        *batch(exiting_row(one, tokens=5, step_s=step_s), exiting_row(other, tokens=9, step_s=step_s)),
+    ]
+
+
+def grouped(path: Path, rows: list[Row]) -> Group:
+    (group,) = compare([read(write(path / "run.jsonl", rows, BATCHED))])
+    return group
+
+
+def exiting(group: Group) -> MethodFigures:
+    return next(found for found in group.pooled.methods if found.label == EXITING)
+
+
+def test_every_answer_has_its_share_of_the_time_of_its_batch(tmp_path: Path) -> None:
+    frame = load([write(tmp_path / "run.jsonl", [*pair_of_batches(), *batch(baseline_row("p2", tokens=3))], BATCHED)])
+    assert list(frame["whole_s"]) == [5.0, 5.0, 3.0, 3.0, 4.0]
+    assert list(frame["whole_decode_s"]) == [4.0, 4.0, 2.0, 2.0, 2.0]
+    assert list(frame["decode_s"]) == [4.0, 8.0, 2.0, 4.0, 2.0]
+    assert list(frame["ttft_s"]) == [2.0] * 5
+    assert list(frame["batch"]) == ["p0"] * 4 + ["p2"]
+
+
+def test_speed_up_and_tokens_per_second_are_the_batches_and_tpot_is_the_reader_s(tmp_path: Path) -> None:
+    """The sums of what each reader waited, 16 s and 10 s, would say 1.6 times; the machine was 10 s and 6 s at it."""
+    group = grouped(tmp_path, pair_of_batches())
+    found = exiting(group)
+    assert found.estimate(SPEEDUP).value == pytest.approx(10 / 6)
+    assert found.estimate(DECODE_SPEEDUP).value == pytest.approx(8 / 4)
+    assert found.estimate(TOKENS_PER_S).value == pytest.approx(14 / 6)
+    assert found.estimate(TPOT).value == pytest.approx(0.5)
+    assert found.estimate(TTFT).value == pytest.approx(2.0)
+    assert found.estimate(DEPTH_FRACTION).value == pytest.approx((2 * 12 + 12 * 6) / (14 * 12))
+    assert (found.prompts, found.generations) == (2, 2)
+    baseline = group.pooled.methods[0]
+    assert baseline.estimate(SPEEDUP).value == 1.0
+    assert baseline.estimate(TOKENS_PER_S).value == pytest.approx(1.4)
+
+
+def test_the_same_prompts_of_other_turns_and_repeats_are_other_batches(tmp_path: Path) -> None:
+    later = [replace(row, turn=1) for row in pair_of_batches(step_s=2.0)]
+    again = [replace(row, repeat=1) for row in pair_of_batches(step_s=1.0)]
+    frame = load([write(tmp_path / "run.jsonl", [*pair_of_batches(), *later, *again], BATCHED)])
+    own = frame[frame["label"] == EXITING]
+    assert list(own["whole_s"]) == [3.0, 3.0, 9.0, 9.0, 5.0, 5.0]
+
+
+def test_a_batch_that_failed_leaves_its_pair_out(tmp_path: Path) -> None:
+    broken = [failed(row) if row.label == EXITING else row for row in pair_of_batches()]
+    found = exiting(grouped(tmp_path, [*broken, *pair_of_batches(1)]))
+    assert found.prompts == 2
+    assert found.estimate(SPEEDUP).value == pytest.approx(10 / 6)
+
+
+def test_intervals_draw_batches_and_not_their_prompts(tmp_path: Path) -> None:
+    """Two prompts of one batch are one measurement of time, so there is no telling how it spreads."""
+    assert exiting(grouped(tmp_path, pair_of_batches())).estimate(SPEEDUP).interval is None
+    rows = [row for number, pace in enumerate((0.3, 0.5, 0.8)) for row in pair_of_batches(number, pace)]
+    interval = exiting(grouped(tmp_path, rows)).estimate(SPEEDUP).interval
+    assert interval is not None
+    assert interval.low == pytest.approx(10 / (2 + 8 * 0.8))
+    assert interval.high == pytest.approx(10 / (2 + 8 * 0.3))
+
+
+def test_runs_of_other_batch_sizes_are_not_comparable(tmp_path: Path) -> None:
+    assert differences(RUN, replace(RUN, batch_size=2)) == (Difference("batch_size", "1", "2"),)
+    apart = [replace(row, batch=()) for row in pair_of_batches()]
+    files = [write(tmp_path / "one.jsonl", pair_of_batches(), BATCHED)]
+    files.append(write(tmp_path / "other.jsonl", apart, replace(BATCHED, batch_size=1)))
+    text = re.sub(r"\x1b\[[0-9;]*m", "", summary(files))
+    assert "Not comparable with group 1: batch_size is 1, there 2." in " ".join(text.split())
+
+
+@pytest.mark.parametrize("format", ["table", "md"])
+def test_tables_say_that_they_are_of_batches(tmp_path: Path, format: str) -> None:
+    file = write(tmp_path / "run.jsonl", pair_of_batches(), BATCHED)
+    text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", summary([file], format)).split())  # type: ignore[arg-type]
+    assert "1 thread, batches of up to 2, greedy" in text
+    assert "1.67x" in text and "prompts were decoded in batches, whose time counts once" in text
+    plain = summary([write(tmp_path / "run.jsonl", [replace(row, batch=()) for row in pair_of_batches()])], "md")
+    assert "batch" not in plain
+
+
+def test_programs_are_told_the_batch_size(tmp_path: Path) -> None:
+    (found,) = json.loads(summary([write(tmp_path / "run.jsonl", pair_of_batches(), BATCHED)], "json"))["groups"]
+    assert found["batch_size"] == 2
+
+
+def test_few_batches_are_told_however_many_prompts_they_hold(tmp_path: Path) -> None:
+    few = [row for number in range(9) for row in pair_of_batches(number)]
+    told = [caution for caution in cautions(grouped(tmp_path, few)) if "intervals rest on" in caution]
+    assert told == [
+        "intervals rest on 9 batches, whose prompts are no measurements of their own: raise --limit to 20 or more."
+    ]
+    enough = cautions(grouped(tmp_path, [*few, *pair_of_batches(9)]))
+    assert not [caution for caution in enough if "intervals rest on" in caution]
+
+
+def test_the_plot_of_a_batched_run_says_so(tmp_path: Path) -> None:
+    out = tmp_path / "plot.svg"
+    pareto([grouped(tmp_path, [*pair_of_batches(), *pair_of_batches(1)])], out)
+    assert "koala: 4 prompts in batches of up to 2, up to 64 new tokens" in out.read_text(encoding="utf-8")

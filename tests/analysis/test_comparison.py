@@ -1,0 +1,229 @@
+"""Runs are compared where everything but the method is the same, suite by suite and over all suites."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures_records import (
+    BASELINE,
+    DRAFTED,
+    EXITING,
+    KOALA,
+    MT_BENCH,
+    RUN,
+    TARGET,
+    baseline_row,
+    drafted_row,
+    exiting_row,
+    failed,
+    method,
+    usual_rows,
+    write,
+)
+
+from benchctl.analysis.frame.comparison import POOLED, Group, compare
+from benchctl.analysis.frame.groups import Difference, differences
+from benchctl.analysis.metrics.metric import SPEEDUP
+from benchctl.analysis.stats.bootstrap import Interval
+from benchctl.analysis.warnings import cautions
+from benchctl.errors import UserError
+from benchctl.records.schema import Row, Run
+from benchctl.records.writer import read
+
+
+def _group(path: Path, rows: list[Row], run: Run = RUN) -> Group:
+    (group,) = compare([read(write(path / "run.jsonl", rows, run))])
+    return group
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"target": replace(TARGET, weights_sha256="zz")}, "target"),
+        ({"suites": (replace(KOALA, sha256="zz"),)}, "prompts"),
+        ({"dtype": "bfloat16"}, "dtype"),
+        ({"device": "cuda"}, "device"),
+        ({"executor": "compiled"}, "executor"),
+        ({"threads": 2}, "threads"),
+        ({"temperature": 0.7}, "temperature"),
+        ({"max_new_tokens": 128}, "max_new_tokens"),
+        ({"modes": ("free", "replay")}, "modes"),
+        ({"context_fill": 512}, "context_fill"),
+        ({"batch_size": 4}, "batch_size"),
+        ({"imported": "medusa"}, "imported"),
+        ({"machine": {"cpu": "B", "gpu": ""}}, "cpu"),
+    ],
+)
+def test_runs_that_differ_in_a_setting_are_not_comparable_and_the_field_is_named(
+    changes: dict[str, Any], field: str
+) -> None:
+    assert [found.field for found in differences(RUN, replace(RUN, **changes))] == [field]
+
+
+def test_runs_that_differ_in_what_does_not_matter_are_comparable() -> None:
+    other = replace(RUN, name="x", created="y", command=(), seed=5, repeats=9, methods=RUN.methods[:2], commit="z")
+    assert differences(RUN, other) == ()
+
+
+def test_draft_models_count_only_where_both_runs_have_one() -> None:
+    one, other = replace(RUN, draft=TARGET), replace(RUN, draft=replace(TARGET, weights_sha256="zz"))
+    assert differences(RUN, one) == ()
+    assert differences(one, other) == (Difference("draft", "reference aa", "reference zz"),)
+
+
+def test_trained_modules_count_where_both_runs_have_the_label() -> None:
+    heads = method("medusa")
+    one, other = (replace(RUN, methods=(*RUN.methods, replace(heads, modules_sha256=sha))) for sha in ("aa", "zz"))
+    assert differences(RUN, one) == ()
+    assert differences(one, one) == ()
+    assert differences(one, other) == (Difference("modules", "medusa aa", "medusa zz"),)
+
+
+def test_files_of_one_group_are_sessions_of_the_same_prompts(tmp_path: Path) -> None:
+    one, two = write(tmp_path / "1.jsonl", usual_rows()), write(tmp_path / "2.jsonl", usual_rows())
+    (group,) = compare([read(one), read(two)])
+    assert [(found.prompts, found.generations) for found in group.pooled.methods] == [(20, 40)] * 3
+
+
+def test_files_that_are_not_comparable_stay_apart(tmp_path: Path) -> None:
+    one = write(tmp_path / "1.jsonl", usual_rows())
+    two = write(tmp_path / "2.jsonl", usual_rows(), replace(RUN, threads=2))
+    three = write(tmp_path / "3.jsonl", usual_rows())
+    groups = compare([read(one), read(two), read(three)])
+    assert [[file.path for file in group.files] for group in groups] == [[one, three], [two]]
+    assert [group.differs for group in groups] == [(), (Difference("threads", "1", "2"),)]
+
+
+def test_suites_come_one_by_one_and_then_pooled(tmp_path: Path) -> None:
+    rows = [baseline_row(), drafted_row()]
+    both = rows + [replace(row, suite="mt-bench", step_s=(3.0,) * len(row.step_s)) for row in rows]
+    group = _group(tmp_path, both, replace(RUN, suites=(KOALA, MT_BENCH)))
+    speedups = {suite.suite: suite.methods[1].estimate(SPEEDUP).value for suite in group.suites}
+    assert speedups == {"koala": 10 / 6, "mt-bench": 26 / 14, POOLED: 36 / 20}
+
+
+def test_a_prompt_of_the_same_name_in_two_suites_is_two_prompts(tmp_path: Path) -> None:
+    rows = [baseline_row(), drafted_row()]
+    both = rows + [replace(row, suite="mt-bench") for row in rows]
+    assert _group(tmp_path, both, replace(RUN, suites=(KOALA, MT_BENCH))).pooled.methods[1].prompts == 2
+
+
+def test_the_baseline_comes_first_and_is_never_called_lossless(tmp_path: Path) -> None:
+    group = _group(tmp_path, list(reversed(usual_rows())), replace(RUN, methods=tuple(reversed(RUN.methods))))
+    found = [(figures.label, figures.is_baseline, figures.lossless) for figures in group.pooled.methods]
+    assert found == [(BASELINE, True, False), (EXITING, False, False), (DRAFTED, False, True)]
+
+
+def test_the_interval_holds_the_speedup(tmp_path: Path) -> None:
+    estimate = _group(tmp_path, usual_rows()).pooled.methods[1].estimate(SPEEDUP)
+    assert estimate.interval is not None and estimate.value is not None
+    assert 1 < estimate.interval.low < estimate.value < estimate.interval.high
+
+
+def test_one_prompt_has_no_interval_and_the_baseline_always_has_speedup_one(tmp_path: Path) -> None:
+    baseline, drafted = _group(tmp_path, [baseline_row(), drafted_row()]).pooled.methods
+    assert (drafted.estimate(SPEEDUP).value, drafted.estimate(SPEEDUP).interval) == (10 / 6, None)
+    baseline = _group(tmp_path, usual_rows()).pooled.methods[0]
+    assert (baseline.estimate(SPEEDUP).value, baseline.estimate(SPEEDUP).interval) == (1.0, Interval(1.0, 1.0))
+
+
+def test_a_method_that_always_failed_has_no_values(tmp_path: Path) -> None:
+    figures = _group(tmp_path, [baseline_row(), failed(drafted_row())]).pooled.methods[1]
+    assert (figures.prompts, figures.fidelity.failed, figures.estimate(SPEEDUP).value) == (0, 1, None)
+
+
+def test_files_without_generations_are_refused(tmp_path: Path) -> None:
+    warm_up = write(tmp_path / "run.jsonl", [replace(baseline_row(), repeat=-1)])
+    with pytest.raises(UserError, match=f"no generations in {warm_up}.*--resume"):
+        compare([read(warm_up)])
+
+
+def test_a_sound_run_has_no_cautions(tmp_path: Path) -> None:
+    rows = usual_rows()
+    assert cautions(_group(tmp_path, rows + [replace(row, repeat=1) for row in rows])) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "caution"),
+    [
+        ({"suites": (replace(KOALA, source="embedded"),)}, "koala: embedded samples .*--source published"),
+        ({"suites": (replace(KOALA, prompts=30),)}, "run.jsonl has 20 of 30 prompts in full: .*--resume"),
+        ({"machine": {"cores": 2, "load_average": [1.9, 0.0, 0.0]}}, r"busy at the start \(load 1.9 on 2 cores"),
+        ({"methods": (*RUN.methods, method("medusa", unsupported="no heads"))}, "medusa was not measured: no heads"),
+    ],
+)
+def test_what_a_run_says_of_itself_leads_to_a_caution(tmp_path: Path, changes: dict[str, Any], caution: str) -> None:
+    rows = usual_rows()
+    group = _group(tmp_path, rows + [replace(row, repeat=1) for row in rows], replace(RUN, **changes))
+    (found,) = cautions(group)
+    assert re.search(caution, found)
+
+
+def test_a_prompt_whose_last_repeat_was_cut_off_is_not_finished(tmp_path: Path) -> None:
+    rows = usual_rows()
+    (found,) = cautions(_group(tmp_path, (rows + [replace(row, repeat=1) for row in rows])[:-1]))
+    assert "run.jsonl has 19 of 20 prompts in full" in found
+
+
+def test_a_lossy_method_that_writes_less_is_not_praised_for_its_speed_up(tmp_path: Path) -> None:
+    """Half the text in half the time is no speed-up, though the ratio of times says so."""
+    rows = [baseline_row(tokens=21), drafted_row(steps=10), exiting_row(tokens=11)]
+    found = cautions(_group(tmp_path, rows))[0]
+    assert found.startswith(f"{EXITING} wrote 11 tokens where the baseline wrote 21")
+    assert not any(DRAFTED in caution for caution in cautions(_group(tmp_path, rows)))
+
+
+@pytest.mark.parametrize(("right", "told"), [(0, True), (3, True), (4, False), (20, False)])
+def test_a_baseline_that_is_hardly_ever_right_cannot_show_a_loss(tmp_path: Path, right: int, told: bool) -> None:
+    suite = replace(KOALA, exact_answers={f"p{n}": ("text" if n < right else "other",) for n in range(20)})
+    found = cautions(_group(tmp_path, usual_rows(), replace(RUN, suites=(suite,))))
+    assert any(f"the baseline itself is right on {right / 20:.0%}" in caution for caution in found) == told
+
+
+@pytest.mark.parametrize(("lost", "told"), [(0, True), (1, False), (20, False)])
+def test_an_interval_of_no_width_is_no_proof_that_a_lossy_method_loses_nothing(
+    tmp_path: Path, lost: int, told: bool
+) -> None:
+    """Where no answer of 20 was lost no resample loses one, but nor would it often where one in ten is lost."""
+    rows = [
+        replace(row, text="other") if row.label == EXITING and int(row.prompt_id[1:]) < lost else row
+        for row in usual_rows()
+    ]
+    suite = replace(KOALA, exact_answers={f"p{n}": ("text",) for n in range(20)})
+    found = [
+        caution for caution in cautions(_group(tmp_path, rows, replace(RUN, suites=(suite,)))) if "lost" in caution
+    ]
+    assert [caution.startswith(f"{EXITING} lost no answer of 20") for caution in found] == [True] * told
+    assert all("up to 15%" in caution for caution in found)
+
+
+def test_a_suite_of_benchctls_own_is_no_sample_of_another(tmp_path: Path) -> None:
+    rows = usual_rows()
+    run = replace(RUN, suites=(replace(KOALA, source="embedded", own=True),))
+    group = _group(tmp_path, rows + [replace(row, repeat=1) for row in rows], run)
+    assert (cautions(group), group.title(group.pooled)) == ((), "koala")
+
+
+def test_an_exact_method_with_a_lossy_answer_is_called_a_bug(tmp_path: Path) -> None:
+    broken = replace(drafted_row(), verdict="lossy", first_divergence=3)
+    group = _group(tmp_path, [baseline_row(), broken, exiting_row()])
+    assert f"{DRAFTED} claims to be exact, but 1 answer left" in cautions(group)[0]
+    assert not any(EXITING in caution for caution in cautions(group))
+
+
+def test_failures_few_prompts_and_one_repeat_are_told(tmp_path: Path) -> None:
+    rows = [baseline_row("p0"), drafted_row("p0"), baseline_row("p1"), failed(drafted_row("p1"), "out of memory")]
+    run = replace(RUN, suites=(replace(KOALA, prompts=2),), methods=RUN.methods[:2], repeats=1)
+    failures, few, once = cautions(_group(tmp_path, rows, run))
+    assert f"{DRAFTED} failed on 1 generation, first on koala/p1: out of memory" in failures
+    assert few == "1 prompt cannot stand for a suite: raise --limit to 10 or more."
+    assert "--repeats 2" in once
+
+
+def test_runs_of_different_versions_are_compared_with_a_caution(tmp_path: Path) -> None:
+    one = write(tmp_path / "1.jsonl", usual_rows())
+    two = write(tmp_path / "2.jsonl", usual_rows(), replace(RUN, versions={"torch": "3"}))
+    (group,) = compare([read(one), read(two)])
+    assert any("the runs differ in versions" in caution for caution in cautions(group))

@@ -1,0 +1,138 @@
+"""Figures of the target's opinion, each worked out by hand from sums written down here."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click import unstyle
+from click.testing import CliRunner
+from fixtures_records import BASELINE, DRAFTED, EXITING, baseline_row, drafted_row, exiting_row, write
+
+from benchctl.analysis.frame.comparison import Group, compare
+from benchctl.analysis.metrics.faithfulness import KL, LOG_LIKELIHOOD_DIFFERENCE, TARGET_AGREEMENT
+from benchctl.analysis.metrics.metric import Metric
+from benchctl.analysis.metrics.text_overlap import with_overlap
+from benchctl.analysis.tables.text import render
+from benchctl.cli import main
+from benchctl.records.schema import Row
+from benchctl.records.writer import read
+
+
+def _compared(tmp_path: Path, *rows: Row) -> Group:
+    (group,) = compare([read(write(tmp_path / "run.jsonl", rows))], texts=True)
+    return group
+
+
+def _values(group: Group, metric: Metric) -> dict[str, float | None]:
+    return {method.label: method.estimate(metric).value for method in group.pooled.methods}
+
+
+def _scored(row: Row, agreed: int, logprob: float, baseline_logprob: float = -9.0, **more: float) -> Row:
+    """Sums of an answer of 9 tokens beside a baseline's of 9 tokens."""
+    sums = {
+        "scored_tokens": 9.0,
+        "target_agreed_tokens": agreed,
+        "target_logprob": logprob,
+        "baseline_scored_tokens": 9.0,
+        "baseline_target_logprob": baseline_logprob,
+    }
+    return replace(row, fidelity=sums | more)
+
+
+def test_the_target_agrees_with_all_tokens_of_answers_that_are_the_baselines(tmp_path: Path) -> None:
+    """One prompt of 9 identical tokens, one of 9 of which the target would have said 6: 15 of 18."""
+    same = replace(exiting_row("p0"), verdict="identical", first_divergence=None)
+    group = _compared(tmp_path, baseline_row("p0"), same, baseline_row("p1"), _scored(exiting_row("p1"), 6, -18.0))
+    assert _values(group, TARGET_AGREEMENT) == {BASELINE: None, EXITING: pytest.approx(15 / 18)}
+
+
+def test_the_difference_of_log_likelihood_is_0_where_answers_are_equal_and_per_token_elsewhere(tmp_path: Path) -> None:
+    """-2 nats a token against -1 on one of two prompts."""
+    same = replace(exiting_row("p0"), verdict="identical", first_divergence=None)
+    group = _compared(tmp_path, baseline_row("p0"), same, baseline_row("p1"), _scored(exiting_row("p1"), 6, -18.0))
+    assert _values(group, LOG_LIKELIHOOD_DIFFERENCE)[EXITING] == pytest.approx(-0.5)
+
+
+def test_a_likelier_answer_than_the_baselines_has_a_difference_above_0(tmp_path: Path) -> None:
+    group = _compared(tmp_path, baseline_row(), _scored(exiting_row(), 9, -4.5))
+    assert _values(group, LOG_LIKELIHOOD_DIFFERENCE)[EXITING] == pytest.approx(0.5)
+
+
+def test_answers_that_tell_nothing_leave_no_figure_rather_than_a_perfect_one(tmp_path: Path) -> None:
+    """A file begun by an older version and resumed: the answers that differ are the very ones that lack sums."""
+    rows = [baseline_row("p0"), _scored(exiting_row("p0"), 6, -18.0), baseline_row("p1"), exiting_row("p1")]
+    group = _compared(tmp_path, *rows)
+    assert _values(group, TARGET_AGREEMENT)[EXITING] is None
+    assert _values(group, LOG_LIKELIHOOD_DIFFERENCE)[EXITING] is None
+
+
+def test_kl_is_a_mean_over_the_tokens_that_have_one(tmp_path: Path) -> None:
+    """Also of answers that are the baseline's; a method that has no distribution of its own has no figure."""
+    same = replace(exiting_row("p0"), verdict="identical", first_divergence=None)
+    rows = [
+        baseline_row("p0"),
+        replace(same, fidelity={"kl_tokens": 9.0, "kl_nats": 0.0}),
+        drafted_row("p0"),
+        baseline_row("p1"),
+        _scored(exiting_row("p1"), 6, -18.0, kl_tokens=3.0, kl_nats=6.0),
+        drafted_row("p1"),
+    ]
+    assert _values(_compared(tmp_path, *rows), KL) == {BASELINE: None, DRAFTED: None, EXITING: 0.5}
+
+
+def test_where_no_answer_differs_all_is_the_targets_and_no_table_says_so(tmp_path: Path) -> None:
+    group = _compared(tmp_path, baseline_row(), drafted_row())
+    assert _values(group, TARGET_AGREEMENT)[DRAFTED] == 1.0
+    assert _values(group, LOG_LIKELIHOOD_DIFFERENCE)[DRAFTED] == 0.0
+    assert "Fidelity, otherwise" not in render([group])
+
+
+def test_a_table_has_the_figures_that_there_are(tmp_path: Path) -> None:
+    """Sampled and imported runs, and exact methods, are not bothered with columns of dashes."""
+    rows = [baseline_row("p0"), _scored(exiting_row("p0"), 6, -18.0, kl_tokens=3.0, kl_nats=6.0)]
+    rows += [baseline_row("p1"), replace(exiting_row("p1"), verdict="identical", first_divergence=None)]
+    group = _compared(tmp_path, *rows)
+    text = unstyle(render([group]))
+    table = text[text.index("Fidelity, otherwise") :].splitlines()
+    assert next(line.split() for line in table if line.startswith("early_exit")) == [
+        *("early_exit", "0.833", "-0.500", "2", "0.000")
+    ]
+    whole = unstyle(render(with_overlap([group]), width=80))
+    assert max(map(len, whole.splitlines())) <= 80
+    line = next(line for line in whole[whole.index("Fidelity, otherwise") :].splitlines() if line.startswith("early"))
+    assert line.split()[1:] == ["0.833", "-0.500", "2", "1.000", "1.000", "0.000"]
+
+
+def test_a_method_that_degenerates_has_the_table_too(tmp_path: Path) -> None:
+    looping = replace(drafted_row(steps=10), token_ids=(3,) * 21)
+    text = unstyle(render([_compared(tmp_path, baseline_row(tokens=21), looping)]))
+    line = next(line for line in text[text.index("Fidelity, otherwise") :].splitlines() if line.startswith("two_model"))
+    assert line.split() == ["two_model", "draft_tokens=3", "1.000", "+0.000", "1.000"]
+
+
+@pytest.mark.parametrize("name", ["target-agreement", "rouge-l", "chrf"])
+def test_the_pareto_plot_works_with_these_alone(tmp_path: Path, name: str) -> None:
+    """MEASUREMENT 2.3."""
+    rows = [baseline_row("p0"), _scored(exiting_row("p0"), 6, -18.0), baseline_row("p1"), drafted_row("p1")]
+    rows += [drafted_row("p0"), replace(exiting_row("p1"), verdict="identical", first_divergence=None)]
+    path, out = write(tmp_path / "run.jsonl", rows), tmp_path / "out.svg"
+    result = CliRunner().invoke(main, ["plot", "--pareto", "--y", name, str(path), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert out.stat().st_size > 1000
+
+
+def test_numeric_verdicts_have_a_column_where_there_are_some(tmp_path: Path) -> None:
+    numeric = replace(drafted_row(), verdict="numeric", first_divergence=4)
+    with_some = unstyle(render([_compared(tmp_path, baseline_row(), numeric)]))
+    assert "identical  tie  numeric  lossy" in with_some
+    assert "identical  tie  lossy" in unstyle(render([_compared(tmp_path, baseline_row(), drafted_row())]))
+
+
+def test_sampled_answers_have_their_divergence_alone(tmp_path: Path) -> None:
+    sampled = replace(exiting_row(), verdict="sampled", first_divergence=None, fidelity={"kl_tokens": 4, "kl_nats": 1})
+    group = _compared(tmp_path, baseline_row(), sampled)
+    figures = TARGET_AGREEMENT, LOG_LIKELIHOOD_DIFFERENCE, KL
+    assert [_values(group, metric)[EXITING] for metric in figures] == [None, None, 0.25]
+    text = unstyle(render([group]))
+    line = next(line for line in text[text.index("Fidelity, otherwise") :].splitlines() if line.startswith(EXITING))
+    assert line.split() == [EXITING, "0.25", "0.000"]

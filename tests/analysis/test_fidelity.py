@@ -1,0 +1,193 @@
+"""Verdicts are counted, agreement ends at the first divergence, and lossless needs a claim and every answer."""
+
+import random
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from statistics import median
+
+import pytest
+from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, drafted_row, failed, write
+
+from benchctl.analysis.frame.build import load, pair
+from benchctl.analysis.frame.comparison import compare
+from benchctl.analysis.frame.fidelity import (
+    Fidelity,
+    agreed_tokens,
+    broken,
+    claims_exact,
+    compared_tokens,
+    fidelity,
+    is_lossless,
+)
+from benchctl.analysis.warnings import cautions
+from benchctl.records.schema import Exactness, Row
+from benchctl.records.writer import read
+
+
+def _agreement(tmp_path: Path, *rows: Row) -> tuple[float, float]:
+    pairs = pair(load([write(tmp_path / "run.jsonl", rows)]), DRAFTED, BASELINE)
+    return float(agreed_tokens(pairs).sum()), float(compared_tokens(pairs).sum())
+
+
+def test_identical_answers_agree_in_every_token(tmp_path: Path) -> None:
+    assert _agreement(tmp_path, baseline_row(), drafted_row()) == (9, 9)
+
+
+@pytest.mark.parametrize(("baseline_tokens", "steps"), [(17, 4), (9, 8)])
+def test_a_lossy_answer_agrees_up_to_its_first_divergence_of_the_longer_one(
+    tmp_path: Path, baseline_tokens: int, steps: int
+) -> None:
+    lossy = replace(drafted_row(steps=steps), verdict="lossy", first_divergence=4)
+    assert _agreement(tmp_path, baseline_row(tokens=baseline_tokens), lossy) == (4, 17)
+
+
+def test_a_tie_ends_the_comparison(tmp_path: Path) -> None:
+    tie = replace(drafted_row(), verdict="tie", first_divergence=4)
+    assert _agreement(tmp_path, baseline_row(), tie) == (4, 4)
+
+
+def test_an_answer_that_ends_too_early_does_not_agree_in_full(tmp_path: Path) -> None:
+    """A second turn with a history of its own is judged on a baseline answer that is not in the file."""
+    shorter = replace(drafted_row(steps=4), verdict="lossy", first_divergence=9)
+    assert _agreement(tmp_path, baseline_row(tokens=9), shorter) == (9, 10)
+
+
+def test_sampled_answers_are_not_compared(tmp_path: Path) -> None:
+    assert _agreement(tmp_path, baseline_row(), replace(drafted_row(), verdict="sampled")) == (0, 0)
+
+
+def test_verdicts_and_failures_are_counted(tmp_path: Path) -> None:
+    rows = [
+        drafted_row("p0"),
+        drafted_row("p1"),
+        replace(drafted_row("p2"), verdict="tie", first_divergence=2),
+        replace(drafted_row("p3"), verdict="lossy", first_divergence=5),
+        replace(drafted_row("p4"), verdict="sampled"),
+        failed(drafted_row("p5")),
+    ]
+    assert fidelity(load([write(tmp_path / "run.jsonl", rows)]), {0: 2}) == Fidelity(2, 1, 0, 1, 1, 1, 0, 3.5)
+
+
+PLACES = {"tie": 2, "numeric": 3, "lossy": 4}  # where answers of each verdict diverge
+STATES = ("identical", *PLACES, "unjudged", "failed")
+
+
+def _row(state: str, **place: int | str) -> Row:
+    row = replace(drafted_row(), **place)  # type: ignore[arg-type]
+    if state == "failed":
+        return failed(row)
+    if state == "unjudged":
+        return replace(row, verdict=None, fidelity={"failed_controls": 1.0})
+    return replace(row, verdict=state, first_divergence=PLACES.get(state))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("tries", "counted"),
+    [
+        (("identical", "identical"), "identical"),
+        (("lossy", "identical"), "lossy"),
+        (("identical", "lossy", "identical"), "lossy"),
+        (("tie", "identical"), "tie"),
+        (("numeric", "tie"), "numeric"),
+        (("failed", "identical"), "identical"),
+        (("failed", "failed", "tie"), "tie"),
+        (("identical", "failed"), "failed"),
+        (("lossy", "failed"), "lossy"),
+        (("numeric", "unjudged"), "numeric"),
+        (("unjudged", "identical"), "identical"),
+        (("identical", "unjudged"), "unjudged"),
+        (("unjudged", "failed"), "failed"),
+        (("failed", "unjudged"), "unjudged"),
+    ],
+)
+def test_a_planned_generation_counts_once_by_the_worst_verdict_of_its_tries(
+    tmp_path: Path, tries: tuple[str, ...], counted: str
+) -> None:
+    """A failure that another try made good stayed one for ever, and a disturbed run had more answers than prompts and
+    repeats. What an answer was is known however long it took: so a lossy one counts, whatever its round met."""
+    rows = [_row(state, repeat=1 + 2 * number) for number, state in enumerate(tries)]  # all stand for repeat 1 of 2
+    found = fidelity(load([write(tmp_path / "run.jsonl", rows)]), {0: 2})
+    assert found == Fidelity(**{counted: 1}, median_first_divergence=PLACES.get(counted))
+
+
+def test_counts_are_those_of_a_plain_count_by_file_prompt_turn_and_repeat(tmp_path: Path) -> None:
+    """Of 3 and of 2 repeats, with up to two further tries of each, in any order that times allow."""
+    chance, repeats = random.Random(0), {0: 3, 1: 2}
+    rank = ["lossy", "numeric", "failed", "unjudged", "tie", "identical"]
+    expected: list[str] = []
+    files: list[list[Row]] = [[], []]
+    for file, prompt, turn, planned in product(repeats, range(15), range(2), range(3)):
+        if planned >= repeats[file]:
+            continue
+        tries = [chance.choice(STATES) for _ in range(chance.randint(1, 3))]
+        files[file] += [
+            _row(state, prompt_id=f"p{prompt}", turn=turn, repeat=planned + number * repeats[file])
+            for number, state in enumerate(tries)
+        ]
+        mended = [state for state in tries[:-1] if state not in ("failed", "unjudged")]
+        expected.append(min([*mended, tries[-1]], key=rank.index))
+    paths = [
+        write(tmp_path / f"{file}.jsonl", rows, replace(RUN, repeats=repeats[file])) for file, rows in enumerate(files)
+    ]
+    found = fidelity(load(paths), repeats)
+    assert len(expected) == 15 * 2 * 5
+    assert {state: getattr(found, state) for state in STATES} == {state: expected.count(state) for state in STATES}
+    assert found.median_first_divergence == median(PLACES[state] for state in expected if state in PLACES)
+
+
+def test_where_nothing_diverged_there_is_no_first_divergence(tmp_path: Path) -> None:
+    assert fidelity(load([write(tmp_path / "run.jsonl", [drafted_row()])]), {0: 2}) == Fidelity(identical=1)
+
+
+@pytest.mark.parametrize(
+    ("exactness", "temperature", "claim"),
+    [
+        ("exact", 0, True),
+        ("exact", 0.8, True),
+        ("exact_greedy", 0, True),
+        ("exact_greedy", 0.8, False),
+        ("lossy", 0, False),
+    ],
+)
+def test_a_greedy_claim_is_none_under_sampling(exactness: Exactness, temperature: float, claim: bool) -> None:
+    assert claims_exact(exactness, temperature) == claim
+
+
+@pytest.mark.parametrize(
+    ("claim", "found", "lossless"),
+    [
+        (True, Fidelity(identical=3), True),
+        (True, Fidelity(identical=3, tie=1), True),
+        (False, Fidelity(identical=3), False),
+        (True, Fidelity(identical=3, lossy=1), False),
+        (True, Fidelity(identical=3, failed=1), False),
+        (True, Fidelity(sampled=3), False),
+        (True, Fidelity(), False),
+    ],
+)
+def test_lossless_needs_the_claim_and_every_answer(claim: bool, found: Fidelity, lossless: bool) -> None:
+    assert is_lossless(claim, found, "float32") == lossless
+
+
+@pytest.mark.parametrize(("dtype", "lossless"), [("float32", False), ("float64", False), ("bfloat16", True)])
+def test_a_numeric_answer_is_borne_out_only_in_half_precision(dtype: str, lossless: bool) -> None:
+    """MEASUREMENT 2.1: for an exact method in float32 anything but identical or tie is a bug."""
+    assert is_lossless(True, Fidelity(identical=3, numeric=1), dtype) == lossless
+    assert broken(Fidelity(identical=3, numeric=1, lossy=2), dtype) == (2 if lossless else 3)
+
+
+def test_a_numeric_answer_is_counted_and_ends_the_comparison_as_a_tie_does(tmp_path: Path) -> None:
+    numeric = replace(drafted_row(), verdict="numeric", first_divergence=4)
+    assert _agreement(tmp_path, baseline_row(), numeric) == (4, 4)
+    assert fidelity(load([tmp_path / "run.jsonl"]), {0: 2}) == Fidelity(numeric=1, median_first_divergence=4)
+
+
+@pytest.mark.parametrize(("dtype", "told"), [("float32", True), ("bfloat16", False)])
+def test_a_numeric_answer_of_an_exact_method_is_called_a_bug_in_float32_alone(
+    tmp_path: Path, dtype: str, told: bool
+) -> None:
+    rows = [baseline_row(), replace(drafted_row(), verdict="numeric", first_divergence=4)]
+    (group,) = compare([read(write(tmp_path / "run.jsonl", rows, replace(RUN, dtype=dtype)))])
+    assert any("claims to be exact, but 1 answer left" in caution for caution in cautions(group)) == told
+    assert group.pooled.methods[1].lossless != told

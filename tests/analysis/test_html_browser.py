@@ -1,0 +1,240 @@
+"""The report in a real browser: it runs without a complaint, asks for nothing, and works by mouse, by keyboard and on a
+phone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fixtures_records import DRAFTED, EXITING, RUN, usual_rows
+from fixtures_scores import score, sha256, write_both
+from pages import HOSTILE, TWO_SUITES, hostile_file, page_of, two_suites
+
+from benchctl.analysis.frame.comparison import compare
+from benchctl.analysis.judges.figures import with_judgements
+from benchctl.records.writer import read
+from benchmarks.browser import PROGRAM, Page, browser
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(PROGRAM is None, reason="no Chromium here (Debian: apt-get install chromium)"),
+]
+
+SEEN = "element => element.getClientRects().length > 0"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Page]:
+    with browser() as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two suites, three methods, a judge's word, and answers that leave the baseline's at their third token."""
+    folder = tmp_path_factory.mktemp("page")
+    rows = [replace(row, text="mine, differing") if row.label == EXITING else row for row in two_suites()]
+    said = score("p0", 3, 8, answer_sha256=sha256("mine, differing"), reply="3 8 <b>bold</b>")
+    (group,) = with_judgements(compare([read(write_both(folder / "run.jsonl", rows, [said], TWO_SUITES))]))
+    page = folder / "page.html"
+    page.write_text(page_of([group]), encoding="utf-8")
+    return page
+
+
+@pytest.fixture
+def page(chromium: Page, file: Path) -> Page:
+    """The report, freshly opened at the width of a desk."""
+    chromium.size(1280, 900)
+    chromium.colours("light")
+    chromium.complaints.clear()
+    chromium.requests.clear()
+    chromium.open(file)
+    return chromium
+
+
+def _count(page: Page, selector: str) -> int:
+    """How many of these can be seen."""
+    found = page.run(f"[...document.querySelectorAll({selector!r})].filter({SEEN}).length")
+    return int(found)
+
+
+def test_it_opens_without_complaints_and_asks_for_nothing_else(page: Page, file: Path) -> None:
+    assert page.complaints == []
+    assert page.requests == [file.as_uri()]
+    assert page.run("document.querySelectorAll('.viewer select').length") == 2
+
+
+def test_a_method_and_a_suite_can_be_shown_and_hidden(page: Page) -> None:
+    assert _count(page, ".panel") == 1 and _count(page, ".mark") == 3, "at first all suites together"
+    rows = _count(page, "tbody tr[data-method]")
+    page.run("document.querySelector('[data-shows-method=\"2\"]').click()")
+    assert _count(page, ".mark") == 2 and _count(page, "tbody tr[data-method]") == rows * 2 / 3
+    page.run("document.querySelector('[data-shows-suite=koala]').click()")
+    assert _count(page, ".panel") == 2 and _count(page, ".mark") == 4
+    page.run("document.querySelector('[data-none=suite]').click()")
+    assert _count(page, ".panel") == 0 and _count(page, "tbody tr") == 0
+    page.run("document.querySelectorAll('[data-all]').forEach(button => button.click())")
+    assert _count(page, ".panel") == 3 and _count(page, ".mark") == 9
+    assert page.complaints == []
+
+
+def _column(page: Page, title: str) -> list[str]:
+    """What can be seen of the first column with this head."""
+    script = f"""(() => {{
+      const head = [...document.querySelectorAll('thead th')].find(head => head.textContent.trim() === {title!r});
+      return [...head.closest('table').querySelectorAll('tr[data-method]')].filter({SEEN})
+        .map(line => line.cells[head.cellIndex].textContent);
+    }})()"""
+    return list(page.run(script))
+
+
+def _focus_head(page: Page, title: str) -> None:
+    page.run(
+        "[...document.querySelectorAll('thead button')]"
+        f".find(button => button.textContent.trim() === {title!r}).focus()"
+    )
+
+
+def test_tables_sort_by_keyboard_with_the_largest_first_and_what_has_no_number_last(page: Page) -> None:
+    before = _column(page, "speed-up [95%]")
+    _focus_head(page, "speed-up [95%]")
+    page.press("Enter", 13)
+    down = _column(page, "speed-up [95%]")
+    assert down == sorted(before[1:], key=lambda cell: -float(cell.split("x")[0])) + ["baseline"]
+    page.press("Enter", 13)
+    assert _column(page, "speed-up [95%]") == down[-2::-1] + ["baseline"]
+    assert page.run("document.activeElement.closest('th').getAttribute('aria-sort')") == "ascending"
+
+
+def test_numbers_with_thousands_sort_as_such(chromium: Page, tmp_path: Path) -> None:
+    """1,234 MB came before 987 MB, as its digits up to the comma are 1."""
+    memory = dict(zip(dict.fromkeys(row.label for row in usual_rows()), (987, 1234, 21_345), strict=True))
+    rows = [replace(row, reserved_memory_bytes=memory[row.label] * 10**6) for row in usual_rows()]
+    (group,) = compare([read(write_both(tmp_path / "run.jsonl", rows, [], RUN))])
+    file = tmp_path / "page.html"
+    file.write_text(page_of([group]), encoding="utf-8")
+    chromium.open(file)
+    _focus_head(chromium, "held by torch MB")
+    chromium.press("Enter", 13)
+    assert _column(chromium, "held by torch MB") == ["21,345", "1,234", "987"]
+
+
+def test_a_mark_tells_its_figures_by_tab_key_and_by_mouse(page: Page) -> None:
+    """A page that scrolls to what the Tab key reaches once hid the figures in the same moment."""
+    page.run("document.querySelector('.controls input').focus()")
+    for _ in range(12):
+        page.press("Tab", 9)
+        if page.run("document.activeElement.classList.contains('mark')"):
+            break
+    assert page.run("document.querySelector('.tip').hidden") is False
+    assert page.run("document.querySelector('.tip').innerText").startswith("autoregressive\nthe baseline itself")
+    page.press("Escape", 27)
+    assert page.run("document.querySelector('.tip').hidden") is True
+    page.run("[...document.querySelectorAll('.mark')].at(-1).dispatchEvent(new MouseEvent('mouseenter'))")
+    assert f"{EXITING}\nspeed-up " in page.run("document.querySelector('.tip').innerText")
+
+
+def test_the_viewer_shows_answers_side_by_side_with_their_first_difference(page: Page) -> None:
+    """Without a tokenizer: from the first letter that differs on."""
+    page.run(f"""(() => {{
+      const [method] = document.querySelectorAll('.viewer select');
+      method.value = {EXITING!r};
+      method.dispatchEvent(new Event('change'));
+    }})()""")
+    text = page.run("document.querySelector('.viewer').innerText")
+    assert (
+        "lossy; first difference at token 2 (counted from 0); margin of the target there 0.5000; noise 1.00e-6" in text
+    )
+    said = page.run("[...document.querySelectorAll('.side .said')].map(side => side.textContent)")
+    assert said == ["text", "mine, differing"]
+    assert _count(page, ".side .cut") == 2
+    assert page.run("document.querySelector('.viewer .judgement summary').textContent") == (
+        "gpt gpt-4o pairwise, baseline first: 3, the baseline 8"
+    )
+    assert page.run("document.querySelector('.viewer .judgement .said').textContent") == "3 8 <b>bold</b>"
+    page.run("document.querySelectorAll('.bar-of-choices button')[1].click()")
+    assert page.run("document.querySelectorAll('.viewer select')[1].selectedIndex") == 1
+    assert _count(page, ".judgement") == 0
+
+
+def test_what_was_drafted_is_coloured_and_the_rest_is_not(chromium: Page, tmp_path: Path) -> None:
+    words = "abcdefghijklmnopqrstuvwxyz"
+    rows = [replace(row, text="".join(words[number] for number in row.token_ids)) for row in usual_rows()]
+    (group,) = compare([read(write_both(tmp_path / "run.jsonl", rows, [], RUN))])
+    file = tmp_path / "page.html"
+    file.write_text(page_of([group], lambda run: lambda ids: "".join(words[number] for number in ids)), "utf-8")
+    chromium.open(file)
+    chromium.run(f"""(() => {{
+      const [method] = document.querySelectorAll('.viewer select');
+      method.value = {DRAFTED!r};
+      method.dispatchEvent(new Event('change'));
+    }})()""")
+    pieces = chromium.run(
+        "[...document.querySelectorAll('.side:last-child .said span')].map(span => [span.className, span.textContent])"
+    )
+    assert pieces == [["", "a"], ["accepted odd", "b"], ["own", "c"], ["accepted", "d"], ["own", "e"],
+                      ["accepted odd", "f"], ["own", "g"], ["accepted", "h"], ["own", "i"]]  # fmt: skip
+
+
+def test_nothing_that_was_written_in_the_files_runs(chromium: Page, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(page_of(compare([read(hostile_file(tmp_path))])), encoding="utf-8")
+    chromium.complaints.clear()
+    chromium.open(file)
+    assert chromium.run("typeof hacked") == "undefined"
+    assert chromium.run("[document.scripts.length, document.images.length]") == [2, 0]
+    assert HOSTILE in chromium.run("document.querySelector('.side .said').textContent")
+    assert HOSTILE in chromium.run("document.querySelector('.viewer option').textContent")
+    assert chromium.complaints == []
+
+
+def test_the_policy_stops_a_script_that_found_its_way_in_and_any_request(page: Page) -> None:
+    page.run("document.body.append(Object.assign(document.createElement('script'), {textContent: 'hacked = 1'}))")
+    assert page.run("typeof hacked") == "undefined"
+    assert page.run("fetch('http://127.0.0.1:9/').then(() => 'went', () => 'stopped')") == "stopped"
+    assert sum("Content Security Policy" in complaint for complaint in page.complaints) >= 2
+
+
+def test_a_phone_has_to_scroll_sideways_in_tables_alone(page: Page) -> None:
+    page.size(360, 740, phone=True)
+    assert page.run("document.documentElement.scrollWidth") <= 360
+    page.run("document.querySelectorAll('[data-all], summary').forEach(found => found.click())")
+    assert page.run("document.documentElement.scrollWidth") <= 360
+    assert _count(page, ".panel") == 3
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_stands_out_from_what_is_behind_it(page: Page, scheme: str) -> None:
+    """A contrast of at least 4.5 to 1 (WCAG 2.2, 1.4.3), in both colour schemes, whatever colours blocks have."""
+    page.colours(scheme)
+    worst = page.run(_CONTRAST)
+    assert worst["ratio"] >= 4.5, worst
+    assert (page.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)") == (scheme == "light")
+
+
+_CONTRAST = """(() => {
+  const rgb = text => (text.match(/[\\d.]+/g) || []).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
+    .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = element => {
+    for (let at = element; at; at = at.parentElement) {
+      const found = rgb(getComputedStyle(at).backgroundColor);
+      if (found.length === 3 || found[3] > 0) return found;
+    }
+    return [255, 255, 255];
+  };
+  let worst = {ratio: 99};
+  for (const element of document.querySelectorAll('body *:not(script)')) {
+    const own = [...element.childNodes].some(node => node.nodeType === 3 && node.textContent.trim());
+    if (!own || !element.getClientRects().length || element.disabled) continue;
+    const style = getComputedStyle(element);
+    const ink = rgb(element.namespaceURI.endsWith('svg') ? style.fill : style.color);
+    const [a, b] = [light(ink), light(behind(element))].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < worst.ratio) worst = {ratio, text: element.textContent.slice(0, 40), in: String(element.className)};
+  }
+  return worst;
+})()"""

@@ -1,0 +1,173 @@
+"""From the counters of rows to the figures of expert loading: only where there are any, labelled where throttled."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fixtures_records import BASELINE, RUN, baseline_row, failed, method, usual_rows, write
+
+from benchctl.analysis.frame.comparison import compare
+from benchctl.analysis.metrics.experts import (
+    EVICTED_UNUSED,
+    LATE,
+    LOADED,
+    LOADING_METRICS,
+    LOADS,
+    PRECISION,
+    RECALL,
+    RESIDENCY,
+    STALL,
+    THROTTLE,
+)
+from benchctl.analysis.metrics.metric import METRICS
+from benchctl.analysis.tables.text import Format, summary
+from benchctl.records.schema import Row, to_line
+from benchctl.records.writer import read
+
+OFFLOAD = "expert_offload"
+THROTTLED = "expert_offload[bandwidth_mb_s=500.0]"
+COUNTERS = {
+    "needed": 128.0,
+    "ready": 96.0,
+    "late": 8.0,
+    "loads": 40.0,
+    "evicted_unused": 4.0,
+    "predicted": 60.0,
+    "predicted_needed": 45.0,
+    "foreseeable": 90.0,
+    "stall_s": 0.016,
+    "prefill_loads": 30.0,
+    "prefill_stall_s": 1.0,
+    "expert_bytes": 1e6,
+}
+WITH_OFFLOAD = replace(RUN, methods=(method(BASELINE), method(OFFLOAD), method(THROTTLED)))
+
+
+def _row(label: str = OFFLOAD, prompt_id: str = "p0", **more: float) -> Row:
+    """An answer of nine tokens, eight of them decoded, with COUNTERS."""
+    return replace(baseline_row(prompt_id), label=label, verdict="identical", counters={**COUNTERS, **more})
+
+
+def _rows() -> list[Row]:
+    return [baseline_row(), _row(), _row(THROTTLED, bandwidth_mb_s=500.0)]
+
+
+def _text(tmp_path: Path, format: Format = "table") -> str:
+    return summary([write(tmp_path / "run.jsonl", _rows(), WITH_OFFLOAD)], format)
+
+
+def test_a_row_keeps_its_counters(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.jsonl", _rows(), WITH_OFFLOAD)
+    assert [row.counters for row in read(path).rows] == [{}, COUNTERS, {**COUNTERS, "bandwidth_mb_s": 500.0}]
+
+
+def test_a_file_of_the_second_version_is_read_with_no_counters(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.jsonl", usual_rows(2))
+    first, *rows = path.read_bytes().splitlines()
+    lines = [json.loads(row) for row in rows]
+    for line in lines:
+        del line["counters"]
+    old = json.loads(first) | {"schema_version": 2}
+    path.write_text("".join(json.dumps(line) + "\n" for line in (old, *lines)))
+    assert read(path).rows == tuple(usual_rows(2))
+
+
+@pytest.mark.parametrize("counters", [{"loads": -1.0}, {"loads": float("nan")}, {"loads": "many"}])
+def test_counters_that_cannot_be_are_refused(counters: Mapping[str, float]) -> None:
+    with pytest.raises(ValueError, match="counters"):
+        replace(_row(), counters=counters)
+
+
+def test_a_failed_generation_has_no_counters() -> None:
+    with pytest.raises(ValueError, match="an error and no tokens"):
+        replace(failed(_row()), counters=COUNTERS)
+    assert b'"counters":{}' in to_line(failed(_row()))
+
+
+def test_figures_are_ratios_of_sums_over_the_decoded_tokens(tmp_path: Path) -> None:
+    rows = [*_rows(), baseline_row("p1"), _row(prompt_id="p1", loads=0.0, stall_s=0.0)]
+    (group,) = compare([read(write(tmp_path / "run.jsonl", rows, WITH_OFFLOAD))])
+    found = next(figures for figures in group.pooled.methods if figures.label == OFFLOAD)
+    values = {metric: found.estimate(metric).value for metric in LOADING_METRICS}
+    assert values == pytest.approx(
+        {
+            STALL: 0.016 / 16,
+            LOADS: 40 / 16,
+            LOADED: 40e6 / 16,
+            EVICTED_UNUSED: 8 / 16,
+            RESIDENCY: 0.75,
+            LATE: 16 / 256,
+            RECALL: 0.5,
+            PRECISION: 0.75,
+            THROTTLE: None,
+        }
+    )
+
+
+def test_the_baseline_has_no_figures_of_loading(tmp_path: Path) -> None:
+    (group,) = compare([read(write(tmp_path / "run.jsonl", _rows(), WITH_OFFLOAD))])
+    baseline = group.pooled.methods[0]
+    assert {baseline.estimate(metric).value for metric in LOADING_METRICS} == {None}
+
+
+def test_a_stall_that_nobody_timed_is_no_zero(tmp_path: Path) -> None:
+    untimed = replace(_row(), counters={name: value for name, value in COUNTERS.items() if name != "stall_s"})
+    (group,) = compare([read(write(tmp_path / "run.jsonl", [baseline_row(), untimed], WITH_OFFLOAD))])
+    found = group.pooled.methods[1]
+    assert found.estimate(STALL).value is None
+    assert found.estimate(LOADS).value == 5.0
+
+
+def test_the_table_shows_loading_and_says_what_was_throttled(tmp_path: Path) -> None:
+    text = _text(tmp_path, "md")
+    assert "| stall ms | experts loaded | MB loaded | evicted unused | loading throttled to |" in text
+    assert "| 2.00 | 5.00 | 5.00 | 0.50 | – | 0.750 | 0.062 | 0.500 | 0.750 |" in text
+    assert "| 500 MB/s | 0.750 |" in text
+    assert f"* {THROTTLED}: loading was throttled to 500 MB/s." in text
+    assert f"* {OFFLOAD}: loading was throttled" not in text
+
+
+def test_the_table_keeps_to_80_columns(tmp_path: Path) -> None:
+    assert max(map(len, _plain(_text(tmp_path)).splitlines())) <= 80
+    assert "500 MB/s" in _plain(_text(tmp_path))
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\x1b\[[\d;]*m", "", text)
+
+
+def test_csv_and_json_have_the_same_figures(tmp_path: Path) -> None:
+    lines = list(csv.DictReader(io.StringIO(_text(tmp_path, "csv"))))
+    assert [line["stall_per_token_s"] for line in lines] == ["", "0.002", "0.002"]
+    assert [line["throttled_to_mb_s"] for line in lines] == ["", "", "500.0"]
+    document = json.loads(_text(tmp_path, "json"))
+    metrics = document["groups"][0]["suites"][0]["methods"][2]["metrics"]
+    assert metrics["throttled_to_mb_s"]["value"] == 500.0
+    assert any("throttled" in caution for caution in document["groups"][0]["cautions"])
+
+
+def test_without_counters_there_is_not_a_word_about_loading(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.jsonl", usual_rows())
+    formats: tuple[Format, ...] = ("table", "md", "csv", "json")
+    for format in formats:
+        text = summary([path], format)
+        assert not any(word in text for word in ("stall", "throttled", "experts", "residency"))
+
+
+def test_a_group_with_loading_and_one_without_share_a_csv(tmp_path: Path) -> None:
+    first = write(tmp_path / "a.jsonl", usual_rows())
+    second = write(tmp_path / "b.jsonl", _rows(), replace(WITH_OFFLOAD, threads=2))
+    lines = list(csv.DictReader(io.StringIO(summary([first, second], "csv"))))
+    assert {line["group"]: line["loads_per_token"] for line in lines} == {"1": "", "2": "5.0"}
+
+
+def test_every_metric_of_loading_has_a_name_of_its_own() -> None:
+    names = [metric.name for metric in (*METRICS, *LOADING_METRICS)]
+    assert len(set(names)) == len(names)

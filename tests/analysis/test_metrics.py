@@ -1,0 +1,209 @@
+"""Every metric, worked out by hand on two prompts of different length."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from fixtures_records import (
+    BASELINE,
+    DRAFTED,
+    EXITING,
+    KOALA,
+    RUN,
+    baseline_row,
+    drafted_row,
+    exiting_row,
+    failed,
+    write,
+)
+
+from benchctl.analysis.frame.build import load, pair
+from benchctl.analysis.frame.comparison import estimates
+from benchctl.analysis.metrics import metric as metrics
+from benchctl.analysis.metrics.metric import METRICS, Metric
+
+
+def _value(metric: Metric, pairs: pd.DataFrame) -> float | None:
+    return estimates(pairs, (metric,))[0].value
+
+
+@pytest.fixture
+def frame(tmp_path: Path) -> pd.DataFrame:
+    """Baseline: 9 tokens in 2 + 8 s, 17 tokens in 2 + 32 s. Drafted: half the steps. Early exit: half the layers."""
+    short = [baseline_row("p0"), drafted_row("p0", steps=4), exiting_row("p0", tokens=9)]
+    long = [baseline_row("p1", tokens=17, step_s=2.0), drafted_row("p1", steps=8), exiting_row("p1", tokens=17)]
+    return load([write(tmp_path / "run.jsonl", short + long)])
+
+
+@pytest.mark.parametrize(
+    ("metric", "label", "value"),
+    [
+        (metrics.SPEEDUP, BASELINE, 1.0),
+        (metrics.SPEEDUP, DRAFTED, (10 + 34) / (6 + 10)),
+        (metrics.DECODE_SPEEDUP, DRAFTED, (8 + 32) / (4 + 8)),
+        (metrics.TOKENS_PER_S, DRAFTED, (9 + 17) / (6 + 10)),
+        (metrics.TPOT, BASELINE, (8 + 32) / (8 + 16)),
+        (metrics.TPOT, DRAFTED, (4 + 8) / (8 + 16)),
+        (metrics.TTFT, DRAFTED, 2.0),
+        (metrics.BLOCK_EFFICIENCY, BASELINE, 1.0),
+        (metrics.BLOCK_EFFICIENCY, DRAFTED, 2.0),
+        (metrics.MEAN_ACCEPTED, BASELINE, 0.0),
+        (metrics.MEAN_ACCEPTED, DRAFTED, 1.0),
+        (metrics.ACCEPTANCE_RATE, BASELINE, None),
+        (metrics.ACCEPTANCE_RATE, DRAFTED, 1 / 3),
+        (metrics.MEAN_SPEEDUP, BASELINE, 1.0),
+        (metrics.MEAN_SPEEDUP, DRAFTED, (10 / 6 + 34 / 10) / 2),
+        (metrics.SOUND_SPEEDUP, DRAFTED, (10 + 34) / (6 + 10)),
+        (metrics.ROW_ACCEPTANCE, BASELINE, None),
+        (metrics.ROW_ACCEPTANCE, DRAFTED, 1 / 3),
+        (metrics.DEPTH_FRACTION, DRAFTED, 1.0),
+        (metrics.DEPTH_FRACTION, EXITING, (2 * 12 + (8 + 16) * 6) / (26 * 12)),
+        (metrics.TOKEN_AGREEMENT, BASELINE, None),
+        (metrics.TOKEN_AGREEMENT, DRAFTED, 1.0),
+        (metrics.TOKEN_AGREEMENT, EXITING, (2 + 2) / (9 + 17)),
+    ],
+)
+def test_metric_is_the_ratio_of_sums(frame: pd.DataFrame, metric: Metric, label: str, value: float | None) -> None:
+    found = _value(metric, pair(frame, label, BASELINE))
+    assert found == (None if value is None else pytest.approx(value))
+
+
+def test_acceptance_is_set_against_that_of_another_method_that_drafts(tmp_path: Path) -> None:
+    """One of three, less one and two of three in steps of 4 and 8: 1/3 - (4 + 16) / (12 + 24)."""
+    other = replace(drafted_row("p1", steps=8), label="other", accepted=(2,) * 8)
+    rows = [drafted_row("p0"), drafted_row("p1", steps=8), replace(drafted_row("p0"), label="other"), other]
+    methods = (*RUN.methods, replace(RUN.methods[1], label="other"))
+    frame = load([write(tmp_path / "two.jsonl", rows, replace(RUN, methods=methods))])
+    difference = metrics.ACCEPTANCE_DIFFERENCE
+    assert _value(difference, pair(frame, DRAFTED, "other")) == pytest.approx(1 / 3 - (4 + 16) / (12 + 24))
+    assert _value(difference, pair(frame, "other", "other")) == 0
+
+
+def test_acceptance_has_no_difference_to_a_baseline_that_drafts_nothing(frame: pd.DataFrame) -> None:
+    assert _value(metrics.ACCEPTANCE_DIFFERENCE, pair(frame, DRAFTED, BASELINE)) is None
+    assert _value(metrics.ACCEPTANCE_DIFFERENCE, pair(frame, EXITING, DRAFTED)) is None
+
+
+def checked_frame(tmp_path: Path) -> pd.DataFrame:
+    """Of p0 to p3 the first three can be checked; the lossy method fails on p2."""
+    said = {"p0": ("4", "4"), "p1": ("It is 5.", "It is 6."), "p2": ("no", "7"), "p3": ("hello", "bye")}
+    rows = [
+        row
+        for prompt_id, (baseline, lossy) in said.items()
+        for row in (
+            replace(baseline_row(prompt_id), text=baseline),
+            replace(exiting_row(prompt_id), text=lossy),
+        )
+    ]
+    rows[5] = failed(rows[5])
+    suite = replace(KOALA, exact_answers={"p0": ("4",), "p1": ("5",), "p2": ("7",)})
+    return load([write(tmp_path / "checked.jsonl", rows, replace(RUN, suites=(suite,)))])
+
+
+def test_exact_match_is_the_share_of_right_answers_among_those_that_can_be_checked(tmp_path: Path) -> None:
+    frame = checked_frame(tmp_path)
+    assert _value(metrics.EXACT_MATCH, pair(frame, BASELINE, BASELINE)) == pytest.approx(2 / 3)
+    assert _value(metrics.EXACT_MATCH_DIFFERENCE, pair(frame, BASELINE, BASELINE)) == 0.0
+
+
+def test_a_failed_generation_is_neither_right_nor_wrong_and_leaves_its_pair_out(tmp_path: Path) -> None:
+    """On p0 and p1, which both answered, the baseline is right twice and the lossy method once."""
+    frame = checked_frame(tmp_path)
+    (lost,) = frame[frame["error"].notna()].itertuples()
+    assert (lost.checked_answers, lost.right_answers) == (0, 0)
+    pairs = pair(frame, EXITING, BASELINE)
+    assert _value(metrics.EXACT_MATCH, pairs) == 1 / 2
+    assert _value(metrics.EXACT_MATCH_DIFFERENCE, pairs) == -1 / 2
+
+
+def test_answers_that_cannot_be_checked_have_no_score_rather_than_0(frame: pd.DataFrame) -> None:
+    pairs = pair(frame, DRAFTED, BASELINE)
+    assert (_value(metrics.EXACT_MATCH, pairs), _value(metrics.EXACT_MATCH_DIFFERENCE, pairs)) == (None, None)
+
+
+def test_speedup_is_not_the_mean_of_ratios(frame: pd.DataFrame) -> None:
+    """The long prompt gains 3.4x and the short one 1.67x: a mean of ratios says 2.53."""
+    assert _value(metrics.SPEEDUP, pair(frame, DRAFTED, BASELINE)) == pytest.approx(2.75)
+    assert _value(metrics.MEAN_SPEEDUP, pair(frame, DRAFTED, BASELINE)) == pytest.approx(2.5333, abs=1e-4)
+
+
+def test_the_mean_of_ratios_weighs_prompts_alike_whatever_they_have_of_turns_and_repeats(tmp_path: Path) -> None:
+    """p0 has two turns, measured twice: 4 x 10 s over 4 x 6 s and once 1 s more; p1 has one of each: 34 s over 10 s."""
+    rows = [
+        replace(
+            row, turn=turn, repeat=repeat, ttft_s=(row.ttft_s or 0) + (row.label == DRAFTED and turn == repeat == 1)
+        )
+        for turn in range(2)
+        for repeat in range(2)
+        for row in (baseline_row("p0"), drafted_row("p0"))
+    ]
+    rows += [baseline_row("p1", tokens=17, step_s=2.0), drafted_row("p1", steps=8)]
+    pairs = pair(load([write(tmp_path / "run.jsonl", rows)]), DRAFTED, BASELINE)
+    assert _value(metrics.MEAN_SPEEDUP, pairs) == pytest.approx((40 / 25 + 34 / 10) / 2)
+
+
+def test_sessions_enter_the_mean_of_ratios_one_by_one(tmp_path: Path) -> None:
+    """One in which all took twice as long, 20 / 12, counts as much as one of 12 / 6."""
+    slow = [
+        replace(row, ttft_s=4.0, step_s=tuple(2 * s for s in row.step_s)) for row in (baseline_row(), drafted_row())
+    ]
+    fast = [baseline_row(ttft_s=4.0), drafted_row()]
+    pairs = pair(
+        load([write(tmp_path / f"{name}.jsonl", rows) for name, rows in (("slow", slow), ("fast", fast))]),
+        DRAFTED,
+        BASELINE,
+    )
+    assert _value(metrics.MEAN_SPEEDUP, pairs) == pytest.approx((20 / 12 + 12 / 6) / 2)
+    assert _value(metrics.SPEEDUP, pairs) == pytest.approx((20 + 12) / (12 + 6))
+
+
+@pytest.mark.parametrize("whose", [BASELINE, DRAFTED])
+def test_speed_is_also_given_without_what_loops(tmp_path: Path, whose: str) -> None:
+    """p1 is drafted four times as fast, but its text, or the baseline's, says one token over and over."""
+    rows = [baseline_row("p0"), drafted_row("p0")]
+    for row in (baseline_row("p1", tokens=41), drafted_row("p1", steps=20, step_s=0.25)):
+        rows.append(replace(row, token_ids=(7,) * 41) if row.label == whose else row)
+    pairs = pair(load([write(tmp_path / "run.jsonl", rows)]), DRAFTED, BASELINE)
+    assert _value(metrics.SPEEDUP, pairs) == pytest.approx((10 + 42) / (6 + 7))
+    assert _value(metrics.SOUND_SPEEDUP, pairs) == pytest.approx(10 / 6)
+
+
+def test_where_everything_loops_there_is_no_speed_without_it(tmp_path: Path) -> None:
+    rows = [replace(row, token_ids=(7,) * 41) for row in (baseline_row(tokens=41), drafted_row(steps=20))]
+    pairs = pair(load([write(tmp_path / "run.jsonl", rows)]), DRAFTED, BASELINE)
+    assert _value(metrics.SOUND_SPEEDUP, pairs) is None
+
+
+def test_a_tree_is_as_good_as_its_depth_and_as_wasteful_as_its_rows(tmp_path: Path) -> None:
+    """Drafts 3 deep of 10 rows, of which one token is accepted; a step without a draft reads a row nobody drafted."""
+    tree = replace(drafted_row(steps=4), rows=(11, 11, 11, 1), drafted=(3, 3, 3, 0), accepted=(1, 1, 1, 0),
+                   committed=(2, 2, 2, 1), token_ids=tuple(range(8)), layers=(12,) * 8)  # fmt: skip
+    pairs = pair(load([write(tmp_path / "run.jsonl", [baseline_row(), tree])]), DRAFTED, BASELINE)
+    assert _value(metrics.ACCEPTANCE_RATE, pairs) == pytest.approx(3 / 9)
+    assert _value(metrics.ROW_ACCEPTANCE, pairs) == pytest.approx(3 / 30)
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_a_metric_that_the_baseline_s_measurements_are_part_of_says_so(frame: pd.DataFrame, metric: Metric) -> None:
+    """Or an interval would leave out how the baseline's sessions differ from the method's."""
+    pairs = pair(frame, DRAFTED, BASELINE).assign(
+        checked_answers=1,
+        right_answers=1,
+        checked_answers_baseline=1,
+        right_answers_baseline=1,
+        drafted_tokens_baseline=9,
+    )
+    measured = ("whole_s", "whole_decode_s", "ttft_s", "decode_s", "accepted_tokens", "right_answers", "steps")
+    other = pairs.assign(**{f"{name}_baseline": pairs[f"{name}_baseline"] * 2 + 1 for name in measured})
+    assert metric.both == (_value(metric, other) != _value(metric, pairs))
+
+
+def test_names_are_those_of_the_files_and_unique() -> None:
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+    assert all(metric.name.isidentifier() for metric in METRICS)
+
+
+def test_nothing_measured_has_no_value(frame: pd.DataFrame) -> None:
+    nothing = pair(frame, "missing", BASELINE)
+    assert [_value(metric, nothing) for metric in METRICS] == [None] * len(METRICS)

@@ -1,0 +1,188 @@
+"""The picture of acceptance: its shares are those of the steps gone through one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fixtures_records import DRAFTED, EXITING, KOALA, MT_BENCH, RUN, baseline_row, exiting_row, method, write
+from matplotlib.container import ErrorbarContainer
+from pictures import LOOKS, assert_readable, figure_of, texts
+
+from benchctl.analysis.frame.comparison import Group, compare
+from benchctl.analysis.plots import acceptance as module
+from benchctl.analysis.plots.acceptance import accepted, drafting, plot_acceptance
+from benchctl.analysis.plots.style import Style
+from benchctl.errors import UserError
+from benchctl.records.schema import Row, Run
+from benchctl.records.writer import read
+
+OTHER = "medusa[heads=2,nodes=4]"
+Steps = Sequence[tuple[int, int]]  # drafted and accepted; each step adds a bonus token
+
+
+def row_of(label: str, steps: Steps, prompt_id: str) -> Row:
+    committed = tuple(accepted + 1 for _, accepted in steps)
+    return replace(
+        baseline_row(prompt_id, tokens=1 + sum(committed)),
+        label=label,
+        step_s=(1.0,) * len(steps),
+        committed=committed,
+        drafted=tuple(drafted for drafted, _ in steps),
+        accepted=tuple(accepted for _, accepted in steps),
+        rows=tuple(1 + drafted for drafted, _ in steps),
+        verdict="identical",
+    )
+
+
+def chance_steps(seed: int, deepest: int) -> list[list[tuple[int, int]]]:
+    """Of 12 answers; drafts of 0 to `deepest` tokens."""
+    chance = np.random.default_rng(seed)
+    return [
+        [(int(drafted), int(chance.integers(0, drafted + 1))) for drafted in chance.integers(0, deepest + 1, 12)]
+        for _ in range(12)
+    ]
+
+
+ANSWERS = {DRAFTED: chance_steps(0, 5), OTHER: chance_steps(1, 2)}
+
+
+def run_of(*labels: str) -> Run:
+    methods = (RUN.methods[0], *(method(label) for label in labels), RUN.methods[2])
+    target = replace(RUN.target, vocabulary=4096)
+    return replace(RUN, methods=methods, target=target, max_new_tokens=512)
+
+
+def rows_of(answers: dict[str, list[list[tuple[int, int]]]]) -> list[Row]:
+    rows = [row_of(label, steps, f"p{place}") for label in answers for place, steps in enumerate(answers[label])]
+    tokens = {row.prompt_id: len(row.token_ids) for row in rows}
+    return [*(baseline_row(prompt_id, tokens=count) for prompt_id, count in tokens.items()), *rows]
+
+
+def groups_of(tmp_path: Path, rows: list[Row], run: Run, name: str = "run") -> tuple[Group, ...]:
+    return compare([read(write(tmp_path / f"{name}.jsonl", rows, run))])
+
+
+def usual_groups(tmp_path: Path) -> tuple[Group, ...]:
+    return groups_of(tmp_path, [*rows_of(ANSWERS), exiting_row()], run_of(*ANSWERS))
+
+
+@pytest.mark.parametrize("label", ANSWERS)
+def test_shares_are_those_of_the_steps_one_by_one(tmp_path: Path, label: str) -> None:
+    (group,) = usual_groups(tmp_path)
+    (found,) = accepted(1, group, [label])
+    steps = [step for answer in ANSWERS[label] for step in answer if step[0]]
+    deepest = max(drafted for drafted, _ in steps)
+    assert len(found.conditional) == deepest and len(found.histogram) == deepest + 1
+    for position, estimate in enumerate(found.conditional, 1):
+        tested = [kept for drafted, kept in steps if drafted >= position and kept >= position - 1]
+        share = sum(kept >= position for kept in tested) / len(tested)
+        assert estimate.value == pytest.approx(share)
+        if position <= 2:  # the last ones are reached by few
+            assert estimate.interval is not None and estimate.interval.low <= share <= estimate.interval.high
+    for kept, estimate in enumerate(found.histogram):
+        assert estimate.value == pytest.approx(sum(accepted == kept for _, accepted in steps) / len(steps))
+
+
+def test_an_interval_is_that_of_redrawn_prompts(tmp_path: Path) -> None:
+    """20,000 draws of prompts made here; the bounds of the picture's are a little wider, as for 12 prompts they are."""
+    (group,) = usual_groups(tmp_path)
+    (found,) = accepted(1, group, [DRAFTED])
+    chance = np.random.default_rng(5)
+    drafts = [[kept for drafted, kept in answer if drafted] for answer in ANSWERS[DRAFTED]]
+    counts = np.array([[sum(kept >= 1 for kept in answer), len(answer)] for answer in drafts])
+    draws = counts[chance.integers(0, len(counts), (20_000, len(counts)))].sum(axis=1)
+    low, high = np.quantile(draws[:, 0] / draws[:, 1], (0.025, 0.975))
+    interval = found.conditional[0].interval
+    assert interval is not None
+    assert interval.high - interval.low == pytest.approx(1.18 * (high - low), rel=0.08)  # t of 11, and sqrt(12 / 11)
+    assert abs((interval.high + interval.low) - (high + low)) < 0.2 * (high - low)
+
+
+def test_the_picture_names_methods_axes_and_shares(tmp_path: Path) -> None:
+    out = tmp_path / "plot.svg"
+    (note,) = plot_acceptance(usual_groups(tmp_path), out, Style())
+    assert note.startswith("hollow marks have no interval")
+    found = texts(out)
+    for text in (
+        "reference on cpu, float32, threads: 1, baseline: autoregressive",
+        DRAFTED,
+        OTHER,
+        "position in the draft",
+        "accepted, if all before were",
+        "(bars: 95% interval)",
+        "drafted tokens accepted in a step",
+        "share of steps that drafted",
+        "100%",
+    ):
+        assert text in found, text
+    assert EXITING not in found
+
+
+def test_only_the_methods_asked_for_are_drawn_and_those_that_draft_nothing_are_refused(tmp_path: Path) -> None:
+    groups, out = usual_groups(tmp_path), tmp_path / "plot.svg"
+    assert drafting(groups) == (DRAFTED, OTHER)
+    plot_acceptance(groups, out, Style(), methods=["medusa"])
+    assert OTHER in texts(out) and DRAFTED not in texts(out)
+    with pytest.raises(UserError, match=r"none of early_exit drafted a token. These did: two_model.* medusa"):
+        plot_acceptance(groups, out, Style(), methods=["early_exit"])
+    nothing = groups_of(tmp_path, [baseline_row(), exiting_row()], RUN, "nothing")
+    with pytest.raises(UserError, match="nothing.jsonl: none of its methods drafted a token. Measure one that does"):
+        plot_acceptance(nothing, out, Style())
+
+
+def test_more_methods_than_can_be_told_apart_are_refused(tmp_path: Path) -> None:
+    answers = {f"two_model[draft_tokens={number}]": chance_steps(number, 3) for number in range(1, 10)}
+    groups = groups_of(tmp_path, rows_of(answers), run_of(*answers))
+    with pytest.raises(UserError, match="9 methods that draft are too many .* room for 8: .* and 1 more"):
+        plot_acceptance(groups, tmp_path / "plot.png", Style())
+    plot_acceptance(groups, tmp_path / "plot.png", Style(), methods=list(answers)[:2])
+
+
+def test_a_group_without_drafts_is_left_out_and_named(tmp_path: Path) -> None:
+    with_drafts = usual_groups(tmp_path)[0].files[0]
+    without = read(write(tmp_path / "plain.jsonl", [baseline_row(), exiting_row()], replace(RUN, threads=2)))
+    notes = plot_acceptance(compare([with_drafts, without]), tmp_path / "plot.png", Style())
+    assert any("plain.jsonl: no method of it drafts" in note for note in notes)
+
+
+def test_no_interval_is_drawn_where_none_can_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bars of a single prompt once ended in a cap, which reads as an interval of no width."""
+    groups = groups_of(tmp_path, rows_of({OTHER: ANSWERS[OTHER][:1]}), run_of(OTHER))
+    (found,) = accepted(1, groups[0], [OTHER])
+    assert all(each.interval is None for each in (*found.conditional, *found.histogram))
+    figure = figure_of(monkeypatch, module, lambda path, style: plot_acceptance(groups, path, style), Style())
+    bars = [each for axes in figure.axes for each in axes.containers if isinstance(each, ErrorbarContainer)]
+    caps = [cap for bar in bars for cap in bar.lines[1]]
+    assert caps and np.isnan(np.concatenate([np.asarray(cap.get_ydata(), dtype=float) for cap in caps])).all()
+
+
+def test_a_method_that_was_asked_for_and_drafted_nothing_is_named(tmp_path: Path) -> None:
+    """It was passed over in silence."""
+    notes = plot_acceptance(usual_groups(tmp_path), tmp_path / "a.png", Style(), methods=["medusa", "early_exit"])
+    assert f"{EXITING}: drafted nothing, so it is not in the picture." in notes
+    unasked = plot_acceptance(usual_groups(tmp_path), tmp_path / "b.png", Style())
+    assert not any("drafted nothing" in note for note in unasked)
+
+
+def test_suites_are_drawn_together(tmp_path: Path) -> None:
+    """Half of the prompts are of another suite: the shares are those of all."""
+    rows = [replace(row, suite="mt-bench") if row.prompt_id in ("p1", "p4") else row for row in rows_of(ANSWERS)]
+    (group,) = groups_of(tmp_path, rows, replace(run_of(*ANSWERS), suites=(KOALA, MT_BENCH)))
+    (one,), (other,) = accepted(1, group, [OTHER]), accepted(1, usual_groups(tmp_path)[0], [OTHER])
+    assert [each.value for each in one.conditional] == pytest.approx([each.value for each in other.conditional])
+
+
+@pytest.mark.parametrize(("theme", "size", "ending"), LOOKS)
+def test_every_text_can_be_read(
+    theme: str, size: str, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = "early_exit[mode=draft,head=trained,threshold=0.5,exits=4,draft_tokens=2]"
+    answers = ANSWERS | {long: chance_steps(3, 2)}
+    groups, style = groups_of(tmp_path, rows_of(answers), run_of(*answers)), Style(theme, size)
+    plot_acceptance(groups, tmp_path / f"plot{ending}", style)
+    figure = figure_of(monkeypatch, module, lambda path, style: plot_acceptance(groups, path, style), style)
+    assert_readable(figure, style)

@@ -1,0 +1,181 @@
+"""The picture of times: its percentiles are those of the rows, and what few generations cannot tell is said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, baseline_row, failed, method, usual_rows, write
+from pictures import LOOKS, assert_readable, figure_of, texts
+
+from benchctl.analysis.frame.comparison import Group, compare
+from benchctl.analysis.metrics.latency import latencies
+from benchctl.analysis.metrics.metric import TPOT, TTFT
+from benchctl.analysis.plots import latency as module
+from benchctl.analysis.plots.latency import plot_latency
+from benchctl.analysis.plots.style import Style
+from benchctl.errors import UserError
+from benchctl.records.schema import Row, Run, Totals
+from benchctl.records.writer import read
+
+LABELS = (BASELINE, DRAFTED, EXITING)
+
+
+def groups_of(tmp_path: Path, rows: list[Row], run: Run = RUN, name: str = "run") -> tuple[Group, ...]:
+    return compare([read(write(tmp_path / f"{name}.jsonl", rows, run))])
+
+
+def varied(prompts: int = 30) -> list[Row]:
+    """Each step and prefill of its own length."""
+    chance = np.random.default_rng(0)
+    return [
+        replace(
+            row, ttft_s=float(chance.uniform(1, 3)), step_s=tuple(map(float, chance.lognormal(0, 0.4, len(row.step_s))))
+        )
+        for row in usual_rows(prompts)
+    ]
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_each_generation_has_its_time_per_token_and_until_the_first(tmp_path: Path, label: str) -> None:
+    rows = varied()
+    (group,) = groups_of(tmp_path, rows)
+    mine = [row for row in rows if row.label == label]
+    (tpot,), (ttft,) = latencies(group, TPOT, [label]), latencies(group, TTFT, [label])
+    assert sorted(tpot.seconds) == pytest.approx(sorted(sum(row.step_s) / sum(row.committed) for row in mine))
+    assert sorted(ttft.seconds) == pytest.approx(sorted(row.ttft_s or 0.0 for row in mine))
+    assert tpot.mean.value == pytest.approx(
+        sum(sum(row.step_s) for row in mine) / sum(sum(row.committed) for row in mine)
+    )
+    assert tpot.mean.interval is not None
+    assert tpot.mean.interval.low < (tpot.mean.value or 0.0) < tpot.mean.interval.high
+
+
+def test_disturbed_rounds_failures_and_what_the_baseline_did_not_answer_are_left_out(tmp_path: Path) -> None:
+    rows = []
+    for row in usual_rows(8):
+        slow = replace(row, step_s=tuple(99.0 for _ in row.step_s))
+        if row.prompt_id == "p1":  # disturbed as the baseline was measured, so for all
+            rows.append(replace(slow, invalid="throttled" if row.label == BASELINE else ""))
+        elif row.prompt_id == "p2":
+            rows.append(failed(row) if row.label == BASELINE else slow)
+        else:
+            rows.append(row)
+    (group,) = groups_of(tmp_path, rows)
+    for latency in latencies(group, TPOT, LABELS):
+        assert len(latency.seconds) == 6
+        assert latency.seconds.max() < 2
+
+
+def test_an_answer_of_one_token_has_no_time_per_token(tmp_path: Path) -> None:
+    (group,) = groups_of(tmp_path, [*usual_rows(3), baseline_row("p9", tokens=1)])
+    (tpot,), (ttft,) = latencies(group, TPOT, [BASELINE]), latencies(group, TTFT, [BASELINE])
+    assert (len(tpot.seconds), len(ttft.seconds)) == (3, 4)
+
+
+def test_the_numbers_beside_the_boxes_are_the_median_and_the_95th_percentile(tmp_path: Path) -> None:
+    """By numpy, of the rows: in ms, three digits."""
+    rows, out = varied(), tmp_path / "plot.svg"
+    assert plot_latency(groups_of(tmp_path, rows), out, Style()) == ()
+    found = texts(out)
+    for label in LABELS:
+        times = [1e3 * sum(row.step_s) / sum(row.committed) for row in rows if row.label == label]
+        assert f"{np.median(times):.0f} · {np.quantile(times, 0.95):.0f}" in found
+    for text in (
+        "reference on cpu, float32, threads: 1, baseline: autoregressive",
+        "TPOT: time per token after the first",
+        "TTFT: time to the first token",
+        "(n = 30)",
+        "median · p95",
+        "figure of the tables, 95% interval",
+        "ms",
+    ):
+        assert text in found, text
+    assert "logarithmic" not in found
+
+
+def test_times_of_other_magnitudes_stand_on_a_logarithmic_axis_that_says_so(tmp_path: Path) -> None:
+    rows = [
+        replace(row, step_s=tuple(30 * seconds for seconds in row.step_s)) if row.label == EXITING else row
+        for row in varied()
+    ]
+    out = tmp_path / "plot.svg"
+    plot_latency(groups_of(tmp_path, rows), out, Style())
+    assert "ms, logarithmic" in texts(out).splitlines() and "ms" in texts(out).splitlines()
+
+
+def test_few_generations_are_said_to_tell_no_slowest_twentieth(tmp_path: Path) -> None:
+    out = tmp_path / "plot.svg"
+    (note,) = plot_latency(groups_of(tmp_path, varied(19)), out, Style())
+    assert note.startswith(f"{', '.join(LABELS)}: of fewer than 20 generations") and "--repeats" in note
+    assert "p95 of fewer than 20 generations" in texts(out)
+    assert plot_latency(groups_of(tmp_path, varied(20), name="more"), out, Style()) == ()
+
+
+def test_only_the_methods_asked_for_are_drawn(tmp_path: Path) -> None:
+    out = tmp_path / "plot.svg"
+    groups = groups_of(tmp_path, varied())
+    plot_latency(groups, out, Style(), methods=["two_model", BASELINE])
+    assert "two_model" in texts(out) and EXITING not in texts(out)
+    with pytest.raises(UserError, match="--method medusa: was not measured here. These were: autoregressive two_model"):
+        plot_latency(groups, out, Style(), methods=["medusa"])
+
+
+def test_too_many_methods_or_groups_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    labels = [f"two_model[draft_tokens={number}]" for number in range(1, 17)]
+    rows = [replace(row, label=label) for row in usual_rows(2) if row.label == DRAFTED for label in labels]
+    run = replace(RUN, methods=(RUN.methods[0], *map(method, labels)))
+    groups = groups_of(tmp_path, [*(row for row in usual_rows(2) if row.label == BASELINE), *rows], run)
+    with pytest.raises(UserError, match="17 methods are too many .* room for 16: choose with --method, of autoregr"):
+        plot_latency(groups, tmp_path / "plot.png", Style())
+    apart = [read(write(tmp_path / f"{seed}.jsonl", usual_rows(2), replace(RUN, threads=seed))) for seed in range(1, 8)]
+    with pytest.raises(UserError, match="7 panels are too many .* room for 6: name the files to plot, or the suites"):
+        plot_latency(compare(apart), tmp_path / "plot.png", Style())
+
+
+def test_names_that_would_cover_each_other_on_a_slide_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slide grows no higher: eight methods, two of which need three lines, stood across each other."""
+    long = "early_exit[mode=draft,head=trained,threshold=0.5,exits=4,draft_tokens=2]"
+    labels = [long, long.replace("draft_tokens=2", "draft_tokens=3,confidence=classifier"), "medusa", "lookahead"]
+    answers = [row for row in usual_rows(2) if row.label in LABELS]
+    more = [replace(row, label=label) for row in answers if row.label == DRAFTED for label in labels]
+    (group,) = groups_of(tmp_path, [*answers, *more], replace(RUN, methods=(*RUN.methods, *map(method, labels))))
+    with pytest.raises(UserError, match="names cover each other on a slide: choose fewer with --method"):
+        plot_latency([group], tmp_path / "plot.png", Style("light", "slide"))
+    asked = [BASELINE, DRAFTED, "medusa", "lookahead"]
+
+    def draw(path: Path, style: Style) -> None:
+        plot_latency([group], path, style, methods=asked)
+
+    assert_readable(figure_of(monkeypatch, module, draw, Style("light", "slide")), Style("light", "slide"))
+
+
+def test_answers_without_the_baselines_are_refused_for_that_reason(tmp_path: Path) -> None:
+    """It said that no generation tells how long it took, of files in which all of them do."""
+    groups = groups_of(tmp_path, [row for row in varied(2) if row.label != BASELINE])
+    with pytest.raises(UserError, match="run.jsonl: no prompt was answered by the baseline. See `benchctl compare`"):
+        plot_latency(groups, tmp_path / "plot.png", Style())
+
+
+def test_files_that_tell_no_times_are_refused(tmp_path: Path) -> None:
+    rows = [
+        Row(suite="koala", prompt_id="p0", turn=0, label=label, repeat=0, session=0, order=0, prompt_tokens=0,
+            totals=Totals(new_tokens=9, steps=9))
+        for label in (BASELINE, DRAFTED)
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="no generation tells how long it took"):
+        plot_latency(groups_of(tmp_path, rows, replace(RUN, imported="x")), tmp_path / "plot.png", Style())
+
+
+@pytest.mark.parametrize(("theme", "size", "ending"), LOOKS)
+def test_every_text_can_be_read(
+    theme: str, size: str, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups, style = groups_of(tmp_path, varied(10)), Style(theme, size)
+    plot_latency(groups, tmp_path / f"plot{ending}", style)
+    figure = figure_of(monkeypatch, module, lambda path, style: plot_latency(groups, path, style), style)
+    assert_readable(figure, style)

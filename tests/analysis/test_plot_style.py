@@ -1,0 +1,142 @@
+"""Pictures can be read on either ground, at each size, with any eyes, and on paper without colour."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fixtures_pictures import contrast, linear, texts
+
+from benchctl.analysis.plots.axes import dress, in_lines, new_figure, save, text_inches
+from benchctl.analysis.plots.style import SIZES, THEMES, Style
+
+STYLES = [Style(theme, size) for theme, size in product(THEMES, SIZES)]
+GROUNDS = [Style(theme) for theme in THEMES]
+
+# What readers see who lack the cones for red (protanopia) or green (deuteranopia): matrices of linear RGB at severity 1
+# in Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision Deficiency" (2009).
+EYES = {
+    "usual": np.eye(3),
+    "protanopia": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "deuteranopia": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ),
+}
+
+
+def lab(colour: str, eyes: str) -> np.ndarray:
+    """The colour in CIELAB of D65 as those eyes see it."""
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    xyz = to_xyz @ np.clip(EYES[eyes] @ linear(colour), 0, 1) / np.array([0.95047, 1.0, 1.08883])
+    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_the_simulation_shows_what_is_known_of_red_and_green() -> None:
+    """Red and green of one lightness are far apart to usual eyes and close to those without cones for green."""
+    usual, without = (
+        float(np.linalg.norm(lab("#C00000", eyes) - lab("#6A7000", eyes))) for eyes in ("usual", "deuteranopia")
+    )
+    assert usual > 60 > 25 > without
+
+
+def test_contrast_is_that_of_wcag() -> None:
+    assert contrast("#000000", "#FFFFFF") == pytest.approx(21)
+    assert contrast("#FFFFFF", "#767676") == pytest.approx(4.54, abs=0.01)
+
+
+@pytest.mark.parametrize("style", GROUNDS, ids=THEMES)
+def test_text_and_colours_stand_out_from_the_ground(style: Style) -> None:
+    """WCAG 2.2, 1.4.3 and 1.4.11: 4.5 for text, 3 for what a picture needs to be understood. What is beaten is faded on
+    purpose, and hollow; it is still seen."""
+    assert contrast(style.ink, style.ground) > 12
+    assert contrast(style.muted, style.ground) >= 4.5
+    assert all(contrast(colour, style.ground) >= 3 for colour in style.colours)
+    assert all(contrast(style.faded(colour), style.ground) >= 1.6 for colour in (style.ink, *style.colours))
+    assert 1.1 < contrast(style.grid, style.ground) < 1.6
+
+
+@pytest.mark.parametrize(("style", "eyes"), list(product(GROUNDS, EYES)), ids=str)
+def test_colours_are_told_apart_by_eyes_that_lack_a_cone(style: Style, eyes: str) -> None:
+    """A difference of 2 in CIELAB is seen side by side; thin lines far from their key need many times that."""
+    seen = [lab(colour, eyes) for colour in (style.ink, *style.colours)]
+    assert min(float(np.linalg.norm(one - other)) for one, other in combinations(seen, 2)) >= 25
+
+
+@pytest.mark.parametrize("style", GROUNDS, ids=THEMES)
+def test_marks_of_one_colour_differ_without_it(style: Style) -> None:
+    marks = [style.mark(number) for number in range(30)]
+    assert len({(mark.colour, mark.marker) for mark in map(style.mark, range(78))}) == 78
+    assert len({mark.marker for mark in marks[:13]}) == 13
+    for one, other in combinations(marks, 2):
+        if one.colour == other.colour:
+            assert one.hatch != other.hatch and one.dashes != other.dashes and one.marker != other.marker
+
+
+def test_a_faded_colour_lies_between_itself_and_the_ground() -> None:
+    assert Style("light").faded("#000000", 0.6) == "#666666"
+    assert Style("dark").faded(Style("dark").ground) == Style("dark").ground
+
+
+@pytest.mark.parametrize("style", STYLES, ids=str)
+def test_a_picture_is_as_wide_as_its_place_and_its_letters_as_high_as_they_must_be(
+    style: Style, tmp_path: Path
+) -> None:
+    least = {"page": 8, "column": 7, "slide": 16}[style.size]
+    assert min(style.small, style.text, style.title) >= least
+    figure = new_figure(style, 2.0)
+    wide, high = figure.get_size_inches()
+    assert wide == pytest.approx({"page": 7.2, "column": 3.35, "slide": 13.333}[style.size], abs=1e-3)
+    assert high == (7.5 if style.size == "slide" else 2.0)
+    axes = figure.add_subplot()
+    axes.plot([1, 2], [3, 4], label="a")
+    axes.set(title="t", xlabel="x", ylabel="y")
+    legend = axes.legend()
+    dress(axes, style)
+    words = [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels(), *legend.get_texts()]
+    assert min(float(word.get_fontsize()) for word in words) >= least
+    assert {word.get_color() for word in words} == {style.ink}
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_pictures_of_equal_data_are_equal_bytes(tmp_path: Path, ending: str) -> None:
+    """They once held the time of writing, so that a picture kept in git changed whenever it was drawn."""
+    first, second = tmp_path / f"first.{ending}", tmp_path / f"second.{ending}"
+    for path in (first, second):
+        axes = (figure := new_figure(Style(), 2.0)).add_subplot()
+        axes.plot([1, 2], [3, 4], "o--")
+        save(figure, path)
+    assert first.read_bytes() == second.read_bytes()
+    assert b"Date" not in first.read_bytes()
+
+
+def test_text_stays_text_and_dollars_stay_dollars(tmp_path: Path) -> None:
+    """A label between dollar signs was set as a formula, and one with a broken formula was an error."""
+    axes = (figure := new_figure(Style(), 2.0)).add_subplot()
+    axes.set_title(r"costs $5, or $\frac{")
+    axes.set_xticks([0, 1], ["$a$", "b"])
+    save(figure, tmp_path / "a.svg")
+    assert {r"costs $5, or $\frac{", "$a$", "b"} <= set(texts(tmp_path / "a.svg").splitlines())
+    save(figure, tmp_path / "a.pdf")
+    assert b"/FontFile2" in (tmp_path / "a.pdf").read_bytes(), "TrueType: letters, not outlines"
+
+
+def test_text_is_as_wide_as_it_will_be_drawn() -> None:
+    figure = new_figure(Style(), 2.0)
+    text = figure.text(0, 0, "two_model draft_tokens=5\nand more", fontsize=8)
+    drawn = text.get_window_extent()
+    wide, high = text_inches("two_model draft_tokens=5\nand more", 8)
+    assert (wide * figure.dpi, high * figure.dpi) == pytest.approx((drawn.width, drawn.height), rel=0.06)
+
+
+def test_lines_are_broken_at_spaces_where_they_would_be_too_wide() -> None:
+    wide = text_inches("one two", 8)[0]
+    assert in_lines("one two three", 8, wide) == ["one two", "three"]
+    assert in_lines("one two three", 8, 9.0) == ["one two three"]
+    assert in_lines("one  two", 8, 9.0) == ["one  two"]
+    assert in_lines("one  two", 8, wide / 2, indent="  ") == ["one", "  two"]
+    assert in_lines("unbreakable", 8, 0.1) == ["unbreakable"]

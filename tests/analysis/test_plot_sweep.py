@@ -1,0 +1,198 @@
+"""The picture of a sweep: which labels make which line, at which speed-up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fixtures_records import RUN, baseline_row, drafted_row, exiting_row, write
+from pictures import LOOKS, assert_readable, figure_of, texts
+
+from benchctl.analysis.frame.comparison import Group, compare
+from benchctl.analysis.metrics.metric import BLOCK_EFFICIENCY, SPEEDUP, TOKEN_AGREEMENT
+from benchctl.analysis.plots import sweep as module
+from benchctl.analysis.plots.style import Style
+from benchctl.analysis.plots.sweep import plot_sweep, sweeps
+from benchctl.errors import UserError
+from benchctl.records.schema import Exactness, MethodInfo, Row, Scalar
+from benchctl.records.writer import read
+
+PROMPTS = 8
+Options = Mapping[str, Scalar]
+
+
+def info(name: str, options: Options, exactness: Exactness = "exact") -> MethodInfo:
+    label = f"{name}[{','.join(f'{option}={value}' for option, value in options.items())}]"
+    reason = "its answers may differ" if exactness == "lossy" else ""
+    return MethodInfo(label=label, name=name, options=options, exactness=exactness, reason=reason)
+
+
+def drafts(draft_tokens: int, confidence: float) -> MethodInfo:
+    return info("two_model", {"draft_tokens": draft_tokens, "confidence": confidence})
+
+
+def exits(threshold: float, fill: str) -> MethodInfo:
+    return info("early_exit", {"threshold": threshold, "fill": fill}, "lossy")
+
+
+# Seconds of a step, of 4 that the method takes where the baseline takes 8 of 1 s: (2 + 8) / (2 + 4 * step_s).
+STEP_S = {(2, 0.0): 1.0, (4, 0.0): 0.8, (8, 0.0): 1.4, (2, 0.5): 0.9, (8, 0.5): 1.1}
+DRAFTING = [(drafts(*options), step_s) for options, step_s in STEP_S.items()]
+
+
+def groups_of(
+    tmp_path: Path, methods: Sequence[MethodInfo], rows: list[Row], name: str = "run", **changes: object
+) -> tuple[Group, ...]:
+    run = replace(RUN, methods=(replace(RUN.methods[0]), *methods), **changes)  # type: ignore[arg-type]
+    prompts = [baseline_row(f"p{number}") for number in range(PROMPTS)]
+    return compare([read(write(tmp_path / f"{name}.jsonl", [*prompts, *rows], run))])
+
+
+def drafting_rows(methods: Sequence[tuple[MethodInfo, float]]) -> list[Row]:
+    return [
+        replace(drafted_row(f"p{number}", step_s=step_s * (1 + 0.01 * number)), label=method.label)
+        for method, step_s in methods
+        for number in range(PROMPTS)
+    ]
+
+
+def measured(
+    tmp_path: Path, methods: Sequence[tuple[MethodInfo, float]], name: str = "run", **changes: object
+) -> tuple[Group, ...]:
+    return groups_of(tmp_path, [method for method, _ in methods], drafting_rows(methods), name, **changes)
+
+
+def drafting_groups(tmp_path: Path) -> tuple[Group, ...]:
+    return measured(tmp_path, DRAFTING)
+
+
+def leaving_groups(tmp_path: Path, *methods: MethodInfo) -> tuple[Group, ...]:
+    rows = [replace(exiting_row(f"p{number}"), label=method.label) for method in methods for number in range(PROMPTS)]
+    return groups_of(tmp_path, methods, rows, "leaving")
+
+
+def test_lines_go_along_the_number_with_most_values_with_a_line_for_each_value_of_the_other(tmp_path: Path) -> None:
+    """Whole answers of 8 prompts, of which the n-th takes n percent more: sums of sums."""
+    (found,) = sweeps(drafting_groups(tmp_path))
+    assert (found.name, found.option, found.values, found.beside) == (
+        "two_model",
+        "draft_tokens",
+        (2, 4, 8),
+        BLOCK_EFFICIENCY,
+    )
+    assert [(line.title, list(line.points)) for line in found.lines] == [
+        ("confidence=0.0", [2, 4, 8]),
+        ("confidence=0.5", [2, 8]),
+    ]
+    slower = sum(1 + 0.01 * number for number in range(PROMPTS))
+    for line, confidence in zip(found.lines, (0.0, 0.5), strict=True):
+        for value, method in line.points.items():
+            assert isinstance(value, int)
+            expected = PROMPTS * 10 / (PROMPTS * 2 + 4 * STEP_S[value, confidence] * slower)
+            assert method.estimate(SPEEDUP).value == pytest.approx(expected)
+            assert method.estimate(BLOCK_EFFICIENCY).value == pytest.approx(2)
+
+
+def test_another_option_can_be_swept(tmp_path: Path) -> None:
+    (found,) = sweeps(drafting_groups(tmp_path), option="confidence")
+    assert (found.option, found.values) == ("confidence", (0.0, 0.5))
+    assert [line.title for line in found.lines] == ["draft_tokens=2", "draft_tokens=4", "draft_tokens=8"]
+    with pytest.raises(
+        UserError, match="--by ngram: the labels of two_model do not differ in it. .* draft_tokens conf"
+    ):
+        sweeps(drafting_groups(tmp_path), option="ngram")
+
+
+def test_words_stand_in_the_order_they_were_measured_in_and_numbers_in_their_own(tmp_path: Path) -> None:
+    methods = [exits(0.9, "copy"), exits(0.5, "copy"), exits(0.7, "copy"), exits(0.7, "absent"), exits(0.7, "exact")]
+    groups = leaving_groups(tmp_path, *methods)
+    (found,), (words,) = sweeps(groups), sweeps(groups, option="fill")
+    assert (found.values, found.is_numeric, found.beside) == ((0.5, 0.7, 0.9), True, TOKEN_AGREEMENT)
+    assert [line.title for line in found.lines] == ["fill=absent", "fill=copy", "fill=exact"]
+    assert (words.values, words.is_numeric) == (("copy", "absent", "exact"), False)
+
+
+def test_the_first_method_that_was_swept_is_drawn_and_the_others_are_named(tmp_path: Path) -> None:
+    lookahead = [(info("lookahead", {"ngram": ngram}), 1.0) for ngram in (3, 4)]
+    groups = measured(tmp_path, [(info("medusa", {"heads": 2}), 1.0), *DRAFTING, *lookahead])
+    assert sweeps(groups)[0].name == "two_model"
+    assert plot_sweep(groups, tmp_path / "a.png", Style()) == (
+        "the picture is of two_model. Also swept: --method lookahead.",
+    )
+    assert sweeps(groups, ["lookahead"])[0].name == "lookahead"
+    assert plot_sweep(groups, tmp_path / "b.png", Style(), methods=["lookahead"]) == ()
+    with pytest.raises(UserError, match=r"no labels of medusa that differ in an option. .*--sweep 'two_model\["):
+        sweeps(groups, ["medusa"])
+
+
+def test_labels_that_differ_in_more_than_one_option_are_said_to_show_no_effect_of_it(tmp_path: Path) -> None:
+    """Two unlike versions of a method, each a point alone, were drawn as a sweep of the first number they differ in."""
+    groups = measured(tmp_path, [(drafts(2, 0.0), 1.0), (drafts(4, 0.5), 1.0)])
+    (note,) = plot_sweep(groups, tmp_path / "a.png", Style())
+    assert note == "no two labels of two_model differ in draft_tokens alone: the picture does not show its effect."
+
+
+def test_an_option_that_one_version_of_a_method_lacks_is_a_line_of_its_own(tmp_path: Path) -> None:
+    methods = [drafts(2, 0.5), drafts(4, 0.5), info("two_model", {"draft_tokens": 2})]
+    (found,) = sweeps(measured(tmp_path, [(method, 1.0) for method in methods]))
+    assert [line.title for line in found.lines] == ["confidence=0.5", "confidence=–"]
+
+
+def test_the_picture_names_lines_axes_and_baseline(tmp_path: Path) -> None:
+    out = tmp_path / "plot.svg"
+    assert plot_sweep(drafting_groups(tmp_path), out, Style()) == ()
+    found = texts(out)
+    for text in (
+        "reference on cpu, float32, threads: 1, baseline: autoregressive",
+        "draft_tokens of two_model",
+        "confidence=0.0",
+        "confidence=0.5",
+        "speed-up",
+        "tokens per step (block efficiency)",
+        "(bands: 95% interval)",
+    ):
+        assert text in found, text
+    assert {"2", "4", "8"} <= set(found.splitlines())
+
+
+def test_each_line_has_its_interval_as_a_band(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = drafting_groups(tmp_path)
+    figure = figure_of(monkeypatch, module, lambda path, style: plot_sweep(groups, path, style), Style())
+    speed, _ = figure.axes
+    (found,) = sweeps(groups)
+    bands = [band for band in speed.collections if type(band).__name__ == "FillBetweenPolyCollection"]
+    assert len(bands) == 2
+    for line, band in zip(found.lines, bands, strict=True):
+        heights = np.asarray(band.get_paths()[0].vertices)[:, 1]
+        for method in line.points.values():
+            interval = method.estimate(SPEEDUP).interval
+            assert interval is not None
+            assert np.abs(heights - interval.low).min() < 1e-9 and np.abs(heights - interval.high).min() < 1e-9
+
+
+def test_more_lines_than_can_be_told_apart_are_refused(tmp_path: Path) -> None:
+    groups = measured(tmp_path, [(drafts(tokens, place / 10), 1.0) for tokens in (2, 4) for place in range(9)])
+    with pytest.raises(UserError, match="9 lines by draft_tokens, of which 8 can be told apart. .*--method.*--by"):
+        plot_sweep(groups, tmp_path / "plot.png", Style(), option="draft_tokens")
+    plot_sweep(groups, tmp_path / "plot.png", Style())  # by confidence: two lines
+
+
+def test_each_group_that_has_measured_the_method_has_a_part(tmp_path: Path) -> None:
+    one = drafting_groups(tmp_path)[0].files[0]
+    other = measured(tmp_path, DRAFTING, "other", threads=2)[0].files[0]
+    apart = leaving_groups(tmp_path, exits(0.9, "copy"))[0].files[0]
+    groups = compare([one, other, replace(apart, run=replace(apart.run, threads=3))])
+    assert [found.group.run.threads for found in sweeps(groups)] == [1, 2]
+
+
+@pytest.mark.parametrize(("theme", "size", "ending"), LOOKS)
+def test_every_text_can_be_read(
+    theme: str, size: str, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups, style = drafting_groups(tmp_path), Style(theme, size)
+    plot_sweep(groups, tmp_path / f"plot{ending}", style)
+    figure = figure_of(monkeypatch, module, lambda path, style: plot_sweep(groups, path, style), style)
+    assert_readable(figure, style)

@@ -1,0 +1,225 @@
+"""The waterfall: its bars are what each cause takes off or adds, worked out by hand, and add up to the speed-up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fixtures_predict import DRAFTING, PLAIN, TOKENS, Step, both, file_of, usual_file
+from fixtures_records import BASELINE, DRAFTED, EXITING, KOALA, LAYERS, MT_BENCH, RUN
+from pictures import LOOKS, assert_readable, figure_of, texts
+
+from benchctl.analysis.frame.comparison import Group, compare
+from benchctl.analysis.frame.selection import by_suite
+from benchctl.analysis.plots import waterfall as module
+from benchctl.analysis.plots.style import Style
+from benchctl.analysis.plots.waterfall import Waterfall, bars, plot_waterfall, waterfalls
+from benchctl.errors import UserError
+from benchctl.records.schema import Row
+from benchctl.records.writer import RunFile
+
+
+def groups_of(*files: RunFile) -> tuple[Group, ...]:
+    return compare([with_modes(file) for file in files])
+
+
+def with_modes(file: RunFile) -> RunFile:
+    modes = tuple(dict.fromkeys(row.mode for row in file.rows))
+    return replace(file, run=replace(file.run, modes=modes))
+
+
+def waterfall_of(file: RunFile, label: str) -> Waterfall:
+    (group,) = groups_of(file)
+    (found,) = waterfalls(group, [label]).found
+    return found
+
+
+def changes(waterfall: Waterfall) -> dict[str, float]:
+    return {fall.name: fall.change_s for fall in waterfall.falls}
+
+
+def test_a_drafting_method_saves_steps_and_pays_for_drafts_wider_passes_and_the_rest() -> None:
+    """Of the baseline's 10 s a token, as DRAFTED takes 17 s for 4: a quarter of the steps saves 7.5 s; drafts
+    of 4 s, passes that take 1 s more, and 1 s more of commit and host each cost a quarter of that a token."""
+    found = waterfall_of(usual_file(), DRAFTED)
+    assert found.baseline_s == pytest.approx(10)
+    assert changes(found) == pytest.approx(
+        {
+            "fewer steps": -7.5,
+            "drafting": 1.0,
+            "verifying": 0.25,
+            "commit": 0.25,
+            "host": 0.25,
+            "not in profile": 0.0,
+        },
+        abs=1e-9,
+    )
+    assert found.token_s == pytest.approx(17 / 4)
+    assert found.speedup.value == pytest.approx(40 / 17)
+
+
+def test_what_free_steps_take_longer_than_profiled_ones_is_a_fall_of_its_own() -> None:
+    """A tenth more than 17 s, over 4 tokens."""
+    found = waterfall_of(usual_file(slower=1.1), DRAFTED)
+    assert changes(found)["not in profile"] == pytest.approx(1.7 / 4)
+    assert found.token_s == pytest.approx(1.1 * 17 / 4)
+
+
+def test_a_method_that_leaves_early_saves_layers() -> None:
+    """Half the layers of 8 s and no head in these runs' parameters worth a share: 9 Mio. of which 1 Mio. is the head.
+
+    Its passes take 5 s where half of the layers and the head take 4.47 s.
+    """
+    share = RUN.target.vocabulary * RUN.target.hidden_size / RUN.target.parameters
+    passes_s = 8 * ((1 - share) / 2 + share)
+    found = waterfall_of(usual_file(), EXITING)
+    assert changes(found) == pytest.approx(
+        {
+            "fewer layers": passes_s - 8,
+            "drafting": 0.0,
+            "rest of passes": 5 - passes_s,
+            "commit": 0.0,
+            "host": 1.0,
+            "not in profile": 0.0,
+        },
+        abs=1e-9,
+    )
+
+
+def noisy_file(chance: random.Random) -> RunFile:
+    def noisy(step: Step) -> Step:
+        draft, verify, commit, host = (seconds * chance.uniform(0.7, 1.4) for seconds in step.phases)
+        return replace(step, phases=(draft, verify, commit, host))
+
+    def answers(label: str, steps: Sequence[Step]) -> list[Row]:
+        return both(label, [noisy(step) for step in steps], slower=chance.uniform(0.9, 1.2))
+
+    return file_of(
+        [
+            *answers(BASELINE, [PLAIN] * TOKENS),
+            *answers(DRAFTED, [replace(DRAFTING, accepted=chance.randint(0, 4)) for _ in range(7)]),
+            *answers(EXITING, [Step(0, 0, (0.0, 5.0, 1.0, 2.0), chance.choice((3, 6, LAYERS))) for _ in range(TOKENS)]),
+        ]
+    )
+
+
+def seconds_per_token(rows: Sequence[Row], label: str) -> float:
+    mine = [row for row in rows if row.label == label and row.mode == "free"]
+    return sum(sum(row.step_s) for row in mine) / sum(sum(row.committed) for row in mine)
+
+
+@pytest.mark.parametrize("label", [DRAFTED, EXITING])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_bars_add_up_to_the_measured_speed_up(label: str, seed: int) -> None:
+    """Whatever steps, phases and lengths are: seconds per token, taken from the rows here, are where bars start and
+    end, and each bar starts where the one before ended."""
+    file = noisy_file(random.Random(seed))
+    found = waterfall_of(file, label)
+    ours, theirs = seconds_per_token(file.rows, label), seconds_per_token(file.rows, BASELINE)
+    assert found.falls[0].start_s == pytest.approx(theirs)
+    for one, other in zip(found.falls, found.falls[1:], strict=False):
+        assert other.start_s == one.end_s
+    assert found.falls[-1].end_s == pytest.approx(ours)
+    drawn = bars(found, BASELINE)
+    assert drawn[0].end + sum(bar.end - bar.start for bar in drawn[1:-1]) == pytest.approx(1e3 * ours)
+    assert drawn[-1].end == pytest.approx(1e3 * ours)
+    assert drawn[0].end / drawn[-1].end == pytest.approx(found.speedup.value) == pytest.approx(theirs / ours)
+
+
+def test_an_interval_lies_around_its_change_and_holds_what_prompts_differ_by() -> None:
+    """Prompts of 1 to 6 accepted tokens a step: all changes but those of constants vary; without variance none does."""
+    steady = waterfall_of(usual_file(), DRAFTED)
+    for fall in steady.falls:
+        assert fall.interval is not None
+        assert fall.interval.high - fall.interval.low == pytest.approx(0, abs=1e-9)
+        assert fall.interval.low == pytest.approx(fall.change_s, abs=1e-9)
+    rows = []
+    for prompt in range(6):
+        step = replace(DRAFTING, accepted=prompt % 4)
+        for row in (*both(BASELINE, [PLAIN] * TOKENS), *both(DRAFTED, [step] * 6)):
+            if row.prompt_id == f"p{prompt}":
+                rows.append(row)
+    varied = waterfall_of(file_of(rows), DRAFTED)
+    fewer = varied.falls[0]
+    assert fewer.interval is not None
+    assert fewer.interval.low < fewer.change_s < fewer.interval.high
+    per_prompt = [10 / (1 + prompt % 4) - 10 for prompt in range(6)]
+    assert min(per_prompt) <= fewer.interval.low and fewer.interval.high <= max(per_prompt)
+
+
+def test_a_disturbed_round_is_left_out() -> None:
+    file = usual_file()
+    slow = [
+        replace(row, step_s=tuple(9 * seconds for seconds in row.step_s), invalid="throttled")
+        if row.prompt_id == "p3" and row.mode == "free" and row.label == DRAFTED
+        else row
+        for row in file.rows
+    ]
+    assert changes(waterfall_of(file_of(slow), DRAFTED)) == pytest.approx(changes(waterfall_of(file, DRAFTED)))
+
+
+def test_one_suite_of_a_group_is_of_its_own_rows(tmp_path: Path) -> None:
+    """A picture by suite once had every suite's steps in each panel."""
+    slow = [replace(row, suite="mt-bench") for row in usual_file(slower=2.0).rows]
+    file = file_of([*usual_file().rows, *slow], replace(RUN, suites=(KOALA, MT_BENCH)))
+    found = [waterfalls(group, [DRAFTED]).found[0] for group in by_suite(groups_of(file))]
+    assert [each.token_s for each in found] == pytest.approx([17 / 4, 17 / 2])
+
+
+def test_methods_that_were_not_profiled_are_named_and_files_without_any_are_refused(tmp_path: Path) -> None:
+    rows = [row for row in usual_file().rows if row.mode == "free" or row.label != EXITING]
+    (group,) = groups_of(file_of(rows))
+    found = waterfalls(group, [DRAFTED, EXITING])
+    assert [each.label for each in found.found] == [DRAFTED]
+    assert found.notes == (
+        f"{EXITING} is left out: it or the baseline was not profiled, or has steps that tell no phases. Measure with "
+        "--profile.",
+    )
+    free = groups_of(file_of(row for row in rows if row.mode == "free"))
+    with pytest.raises(UserError, match="no method was profiled beside the baseline.*benchctl run --profile"):
+        plot_waterfall(free, tmp_path / "plot.png", Style())
+
+
+def test_the_picture_says_what_its_bars_are(tmp_path: Path) -> None:
+    out = tmp_path / "plot.svg"
+    assert plot_waterfall(groups_of(usual_file()), out, Style()) == ()
+    found = texts(out)
+    for text in (
+        "reference on cpu, float32, threads: 1, baseline: autoregressive",
+        DRAFTED,
+        "2.35x [2.35, 2.35] per token",
+        "fewer steps",
+        "fewer layers",
+        "verifying",
+        "−7500",
+        "+250",
+        "4250",
+        "ms per token after the first",
+    ):
+        assert text in found, text
+    assert "not in profile" not in found  # where it is nothing
+
+
+@pytest.mark.parametrize(("theme", "size", "ending"), LOOKS)
+def test_every_text_can_be_read(
+    theme: str, size: str, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups, style = groups_of(noisy_file(random.Random(0))), Style(theme, size)
+    plot_waterfall(groups, tmp_path / f"plot{ending}", style)
+    figure = figure_of(monkeypatch, module, lambda path, style: plot_waterfall(groups, path, style), style)
+    assert_readable(figure, style)
+
+
+def test_more_methods_than_there_is_room_for_are_refused(tmp_path: Path) -> None:
+    labels = [f"two_model[draft_tokens={number}]" for number in range(1, 6)]
+    rows = [row for label in labels for row in both(label, [DRAFTING] * 6)]
+    run = replace(RUN, methods=(RUN.methods[0], *(replace(RUN.methods[1], label=label) for label in labels)))
+    groups = groups_of(file_of([*both(BASELINE, [PLAIN] * TOKENS), *rows], run))
+    with pytest.raises(
+        UserError, match="5 methods that were profiled are too many .* room for 4: choose with --method"
+    ):
+        plot_waterfall(groups, tmp_path / "plot.png", Style(size="column"))
+    plot_waterfall(groups, tmp_path / "plot.png", Style(size="column"), methods=labels[:1])

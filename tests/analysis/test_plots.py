@@ -1,0 +1,213 @@
+"""The Pareto plot is drawn for the usual and the odd run, with labels that can be read."""
+
+from dataclasses import replace
+from itertools import combinations, product
+from pathlib import Path
+
+import pytest
+from fixtures_pictures import texts as texts_of
+from fixtures_records import DRAFTED, EXITING, KOALA, RUN, baseline_row, drafted_row, failed, method, usual_rows, write
+
+from benchctl.analysis.frame.comparison import Group, compare
+from benchctl.analysis.metrics.metric import EXACT_MATCH
+from benchctl.analysis.plots.axes import check_image
+from benchctl.analysis.plots.heights import Height
+from benchctl.analysis.plots.pareto import pareto
+from benchctl.analysis.plots.placing import Box, Label, place
+from benchctl.errors import UserError
+from benchctl.records.schema import Row, Run
+from benchctl.records.writer import read
+
+
+def _groups(tmp_path: Path, rows: list[Row], run: Run = RUN) -> tuple[Group, ...]:
+    return compare([read(write(tmp_path / "run.jsonl", rows, run))])
+
+
+def test_the_plot_names_methods_target_device_and_baseline(tmp_path: Path) -> None:
+    out = tmp_path / "plot.svg"
+    pareto(_groups(tmp_path, usual_rows()), out)
+    texts = texts_of(out)
+    for text in (
+        "reference on cpu, float32, threads: 1, baseline: autoregressive",
+        "koala: 20 prompts, up to 64 new tokens",
+        "speed-up over autoregressive, whole answers (bars: 95% interval)",
+        "token agreement with autoregressive",
+        "two_model",
+        "draft_tokens=3",
+        "early_exit",
+        "lossless",
+        "lossy",
+        "frontier (faded: beaten by another)",
+    ):
+        assert text in texts, text
+
+
+def _sweep(tmp_path: Path, count: int) -> tuple[Group, ...]:
+    """``count`` thresholds of early exit: each is as slow as the baseline, and agrees with less of it than the next."""
+    rows, methods = usual_rows(), list(RUN.methods)
+    usual = [row for row in rows if row.label == EXITING]
+    for number in range(count):
+        label = f"early_exit[min_exit=2,threshold=0.{number + 1:02d}]"
+        options = {"min_exit": 2, "threshold": (number + 1) / 100}
+        methods.append(replace(method(label, "lossy"), options=options))
+        rows += [replace(row, label=label, step_s=tuple(2.0 for _ in row.step_s)) for row in usual]
+    return _groups(tmp_path, rows, replace(RUN, methods=tuple(methods)))
+
+
+@pytest.mark.parametrize(("count", "in_words"), [(4, True), (18, False)])
+def test_a_sweep_is_a_curve_and_labels_that_would_cover_each_other_become_numbers(
+    tmp_path: Path, count: int, in_words: bool
+) -> None:
+    """Of 23 labels in one plot none could be read, and once 13 of them were left out without a number."""
+    out = tmp_path / "plot.svg"
+    pareto(_sweep(tmp_path, count), out)
+    lines = texts_of(out).splitlines()
+    assert "early_exit min_exit=2, by threshold" in lines
+    assert ("threshold=0.02" in lines) == in_words
+    assert any(line.startswith("1  ✓ two_model draft_tokens=3") for line in lines) != in_words
+    assert "baseline" in lines
+
+
+def test_two_points_are_no_curve(tmp_path: Path) -> None:
+    out = tmp_path / "plot.svg"
+    pareto(_sweep(tmp_path, 2), out)
+    assert "by threshold" not in texts_of(out)
+
+
+def test_the_plot_says_that_prompts_are_an_embedded_sample(tmp_path: Path) -> None:
+    out = tmp_path / "plot.svg"
+    pareto(_groups(tmp_path, usual_rows(), replace(RUN, suites=(replace(KOALA, source="embedded"),))), out)
+    assert "koala (embedded): 20 prompts" in texts_of(out)
+
+
+def test_exact_match_can_stand_for_fidelity_where_answers_can_be_checked(tmp_path: Path) -> None:
+    rows = [replace(row, text="5" if row.label == EXITING and row.prompt_id < "p15" else "4") for row in usual_rows()]
+    checked = replace(RUN, suites=(replace(KOALA, exact_answers={f"p{n}": ("4",) for n in range(20)}),))
+    out = tmp_path / "plot.svg"
+    pareto(_groups(tmp_path, rows, checked), out, Height(EXACT_MATCH))
+    assert "exact match on 20 prompts" in texts_of(out) and "token agreement" not in texts_of(out)
+    with pytest.raises(UserError, match="no answers that can be checked.* --bench tasks"):
+        pareto(_groups(tmp_path, rows), out, Height(EXACT_MATCH))
+
+
+def test_speed_and_exact_match_of_different_prompts_are_not_drawn_as_one_point(tmp_path: Path) -> None:
+    """Pooled suites once gave the speed-up over all prompts and the exact match over the few that can be checked."""
+    partly = replace(RUN, suites=(replace(KOALA, exact_answers={f"p{n}": ("4",) for n in range(5)}),))
+    with pytest.raises(UserError, match="only 5 of 20 prompts have an exact answer"):
+        pareto(_groups(tmp_path, usual_rows(), partly), tmp_path / "plot.svg", Height(EXACT_MATCH))
+
+
+def test_a_broken_claim_is_not_drawn_as_lossless(tmp_path: Path) -> None:
+    rows = [baseline_row(), replace(drafted_row(), verdict="lossy", first_divergence=1)]
+    out = tmp_path / "plot.svg"
+    pareto(_groups(tmp_path, rows), out)
+    assert "exact by claim, not by its answers" in texts_of(out)
+    assert "lossless" not in texts_of(out)
+
+
+@pytest.mark.parametrize("methods", [1, 2, 8])
+def test_a_picture_is_drawn_for_any_number_of_exact_methods(tmp_path: Path, methods: int) -> None:
+    labels = [f"two_model[draft_tokens={number}]" for number in range(methods - 1)]
+    rows = [replace(drafted_row(step_s=1 + 0.01 * number), label=label) for number, label in enumerate(labels)]
+    out = tmp_path / "plot.png"
+    pareto(_groups(tmp_path, [baseline_row(), *rows], replace(RUN, methods=(*RUN.methods, *map(method, labels)))), out)
+    width, height = (int.from_bytes(out.read_bytes()[start : start + 4]) for start in (16, 20))
+    assert width == 1152 and height > 200 + 25 * methods
+
+
+@pytest.mark.parametrize(
+    ("ending", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml"), ("PNG", b"\x89PNG")]
+)
+def test_the_ending_decides_the_format(tmp_path: Path, ending: str, start: bytes) -> None:
+    out = tmp_path / "new folder" / f"plot.{ending}"
+    pareto(_groups(tmp_path, usual_rows(3)), out)
+    assert out.read_bytes().startswith(start)
+
+
+def test_runs_that_are_not_comparable_get_a_panel_each(tmp_path: Path) -> None:
+    one = write(tmp_path / "1.jsonl", usual_rows(3))
+    two = write(tmp_path / "2.jsonl", usual_rows(3), replace(RUN, dtype="bfloat16"))
+    out = tmp_path / "plot.svg"
+    pareto(compare([read(one), read(two)]), out)
+    assert "not comparable with the first panel: dtype is bfloat16" in texts_of(out).replace("\n", " ")
+
+
+def test_too_many_panels_are_refused(tmp_path: Path) -> None:
+    files = [
+        read(write(tmp_path / f"{threads}.jsonl", usual_rows(2), replace(RUN, threads=threads)))
+        for threads in range(1, 14)
+    ]
+    with pytest.raises(UserError, match="13 panels .* name the files"):
+        pareto(compare(files), tmp_path / "plot.png")
+
+
+def test_sampled_answers_cannot_be_plotted(tmp_path: Path) -> None:
+    rows = [baseline_row(), replace(drafted_row(), verdict="sampled")]
+    with pytest.raises(UserError, match="--temperature 0"):
+        pareto(_groups(tmp_path, rows, replace(RUN, temperature=0.5)), tmp_path / "plot.png")
+
+
+def test_a_method_that_always_failed_is_left_out(tmp_path: Path) -> None:
+    out = tmp_path / "plot.svg"
+    pareto(_groups(tmp_path, [baseline_row(), failed(drafted_row())]), out)
+    assert DRAFTED.partition("[")[0] not in texts_of(out)
+
+
+def test_a_run_whose_baseline_always_failed_cannot_be_plotted(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no prompt was answered by the baseline"):
+        pareto(_groups(tmp_path, [failed(baseline_row()), drafted_row()]), tmp_path / "plot.png")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("plot.gif", "End --out in .png"), ("plot", "End --out in .png"), ("a/b.png", "cannot be written")],
+)
+def test_a_picture_that_cannot_be_written_is_refused_before_work(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "a").write_text("a file")
+    with pytest.raises(UserError, match=message):
+        check_image(tmp_path / name)
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return min(one.right, other.right) > max(one.left, other.left) and min(one.top, other.top) > max(
+        one.bottom, other.bottom
+    )
+
+
+def _within(box: Box, area: Box) -> bool:
+    return area.left <= box.left and box.right <= area.right and area.bottom <= box.bottom and box.top <= area.top
+
+
+def test_labels_of_points_close_together_on_one_line_cover_neither_each_other_nor_points() -> None:
+    labels = [Label(300 + 30 * number, 300, 150, 40) for number in range(8)]
+    points = [Box(label.x - 8, label.y - 8, label.x + 8, label.y + 8) for label in labels]
+    area = Box(0, 0, 1000, 600)
+    boxes = place(labels, points, area)
+    assert all(_within(box, area) for box in boxes)
+    pairs = [*combinations(boxes, 2), *product(boxes, points)]
+    assert [pair for pair in pairs if _overlap(*pair)] == []
+    assert place(labels, points, area) == boxes
+
+
+def test_a_line_to_a_label_does_not_pass_under_another_label() -> None:
+    """Straight above and below the right point the left one's wide label and an obstacle are in the way."""
+    labels = [Label(400, 300, 300, 40), Label(450, 300, 60, 40)]
+    boxes = place(labels, [Box(300, 200, 600, 290)], Box(0, 200, 1000, 600))
+    end_x, end_y = labels[1].line_end(boxes[1])
+    middle_x, middle_y = (450 + end_x) / 2, (300 + end_y) / 2
+    assert not _overlap(boxes[0], Box(middle_x, middle_y, middle_x + 1e-9, middle_y + 1e-9))
+    assert not _overlap(*boxes)
+
+
+def test_a_lone_label_stands_close_above_its_point() -> None:
+    assert place([Label(500, 300, 100, 20)], [], Box(0, 0, 1000, 600)) == (Box(450, 314, 550, 334),)
+
+
+def test_a_label_at_the_edge_stays_inside() -> None:
+    area = Box(0, 0, 1000, 600)
+    (box,) = place([Label(995, 595, 100, 20)], [], area)
+    assert _within(box, area)
+
+
+def test_more_labels_than_fit_are_placed_all_the_same() -> None:
+    assert len(place([Label(50, 50, 80, 30)] * 12, [], Box(0, 0, 100, 100))) == 12

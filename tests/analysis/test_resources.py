@@ -1,0 +1,140 @@
+"""Energy, memory and the bandwidth bound from rows whose numbers were chosen; cautions about their conditions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, batch, drafted_row, failed, usual_rows, write
+
+from benchctl.analysis.frame.bandwidth import least_read_s
+from benchctl.analysis.frame.comparison import Group, compare
+from benchctl.analysis.metrics.resources import BANDWIDTH_SHARE, ENERGY, PEAK_MEMORY, RESERVED_MEMORY
+from benchctl.analysis.tables.columns import resource_blocks
+from benchctl.analysis.tables.text import summary
+from benchctl.analysis.warnings import cautions
+from benchctl.records.schema import Row, Run
+from benchctl.records.writer import RunFile
+
+TOLD = replace(RUN, step_bytes=100, cache_token_bytes=10, machine={**RUN.machine, "memory_bandwidth_mb_s": 1.0})
+
+
+def group_of(rows: list[Row], run: Run = RUN) -> Group:
+    (group,) = compare([RunFile(Path("a.jsonl"), run, tuple(rows))])
+    return group
+
+
+def value(group: Group, label: str, metric: object) -> float | None:
+    (method,) = (method for method in group.pooled.methods if method.label == label)
+    return next((estimate.value for estimate in method.estimates if estimate.metric == metric), None)
+
+
+def test_the_bound_is_the_bytes_of_every_step_over_the_bandwidth() -> None:
+    """A prompt of 3 tokens, 2 steps over 4 and 5 tokens: 2 * 100 + 9 * 10 bytes at 1 MB/s."""
+    row = replace(baseline_row(tokens=3), prompt_tokens=3)
+    assert least_read_s(row, TOLD) == pytest.approx(290e-6)
+
+
+@pytest.mark.parametrize(
+    ("row", "run"),
+    [
+        (drafted_row(), TOLD),
+        (drafted_row(), replace(TOLD, baseline=DRAFTED)),  # set against another method
+        (batch(baseline_row(), baseline_row("p1"))[0], TOLD),
+        (failed(baseline_row()), TOLD),
+        (baseline_row(), replace(TOLD, step_bytes=0)),
+        (baseline_row(), replace(TOLD, machine=RUN.machine)),
+        (baseline_row(), replace(TOLD, machine={"memory_bandwidth_mb_s": ""})),
+        (baseline_row(), replace(TOLD, machine={"memory_bandwidth_mb_s": 0.0})),
+    ],
+)
+def test_there_is_no_bound_for_other_methods_batches_failures_and_headers_that_do_not_tell(row: Row, run: Run) -> None:
+    assert least_read_s(row, run) is None
+
+
+def test_the_baselines_share_of_the_bound_is_a_ratio_of_sums() -> None:
+    """Steps of 1 ms: 8 of 5 prompt tokens take 8 * 100 + (40 + 36) * 10 bytes, 1.56 ms of 8."""
+    rows = [baseline_row("p0", step_s=1e-3), drafted_row("p0"), baseline_row("p1", step_s=1e-3), drafted_row("p1")]
+    group = group_of(rows, TOLD)
+    assert value(group, BASELINE, BANDWIDTH_SHARE) == pytest.approx(1.56 / 8)
+    assert value(group, DRAFTED, BANDWIDTH_SHARE) is None
+
+
+def test_energy_per_token_is_over_the_rows_that_tell_it() -> None:
+    rows = [replace(baseline_row("p0"), energy_j=18.0), baseline_row("p1")]
+    rows += [replace(drafted_row("p0"), energy_j=4.5), drafted_row("p1")]
+    group = group_of(rows)
+    assert value(group, BASELINE, ENERGY) == pytest.approx(2.0)
+    assert value(group, DRAFTED, ENERGY) == pytest.approx(0.5)
+
+
+def test_the_energy_of_a_batch_counts_once() -> None:
+    rows = [replace(row, energy_j=36.0) for row in batch(baseline_row("p0"), baseline_row("p1"))]
+    assert value(group_of(rows, replace(RUN, batch_size=2)), BASELINE, ENERGY) == pytest.approx(2.0)
+
+
+def test_memory_is_the_mean_of_the_peaks() -> None:
+    rows = [replace(baseline_row(f"p{i}"), peak_memory_bytes=10 + i, reserved_memory_bytes=30 + i) for i in (0, 2)]
+    group = group_of(rows)
+    assert value(group, BASELINE, PEAK_MEMORY) == 11.0
+    assert value(group, BASELINE, RESERVED_MEMORY) == 31.0
+
+
+def test_a_group_whose_rows_tell_nothing_has_none_of_these_figures() -> None:
+    (baseline, *_) = group_of([baseline_row("p0"), baseline_row("p1")]).pooled.methods
+    assert {estimate.metric for estimate in baseline.estimates}.isdisjoint({ENERGY, BANDWIDTH_SHARE, PEAK_MEMORY})
+
+
+def test_the_table_has_the_columns_that_this_machine_can_tell() -> None:
+    def titles(rows: list[Row], run: Run) -> list[str]:
+        group = group_of(rows, run)
+        return [column.title for block in resource_blocks(group) for column in block.columns]
+
+    rows = [replace(row, peak_memory_bytes=9) for row in (baseline_row("p0"), baseline_row("p1"))]
+    assert titles(rows, RUN) == []
+    assert titles(rows, TOLD) == ["of the bandwidth bound"]
+    rows = [replace(row, reserved_memory_bytes=9, energy_j=1.0) for row in rows]
+    assert titles(rows, replace(TOLD, device="cuda")) == [
+        "of the bandwidth bound",
+        "J per token",
+        "peak memory MB",
+        "held by torch MB",
+    ]
+
+
+def test_rounds_out_of_bounds_are_left_out_for_all_labels_and_counted_with_their_reason() -> None:
+    rows = [
+        replace(row, invalid="the GPU slowed down: power brake", ttft_s=500.0)
+        if (row.label, row.prompt_id) in {(DRAFTED, "p3"), (DRAFTED, "p4"), (BASELINE, "p5")}
+        else row
+        for row in usual_rows(20)
+    ]
+    group = group_of(rows)
+    told = [caution for caution in cautions(group) if "out of bounds" in caution]
+    assert len(told) == 1
+    assert told[0].startswith("3 of 20 rounds were left out of all figures but the counts of verdicts, for all methods")
+    assert "the first on koala/p3: the GPU slowed down: power brake" in told[0]
+    assert {method.prompts for method in group.pooled.methods} == {17}
+
+
+def test_a_run_that_was_disturbed_throughout_has_no_speeds_but_says_why(tmp_path: Path) -> None:
+    rows = [replace(row, invalid="the GPU slowed down: power brake") for row in usual_rows(12)]
+    path = write(tmp_path / "a.jsonl", rows)
+    found = json.loads(summary([path], "json"))
+    text = " ".join(summary([path], "md").split())
+    assert "x [" not in text and "12 of 12 rounds were left out of all figures" in text
+    assert all(summary([path], format) for format in ("table", "csv")) and found
+
+
+@pytest.mark.parametrize(("waited_share", "told"), [(0.04, False), (0.3, True)])
+def test_a_load_that_lasted_is_told_of_the_file_as_a_whole(waited_share: float, told: bool) -> None:
+    rows = [replace(row, conditions={"waited_share": waited_share}) for row in usual_rows(20)]
+    found = [caution for caution in cautions(group_of(rows)) if "waited 30% of the time or more" in caution]
+    assert bool(found) == told
+
+
+def test_a_few_generations_that_waited_long_are_no_lasting_load() -> None:
+    rows = [replace(row, conditions={"waited_share": 0.9 * (index < 20)}) for index, row in enumerate(usual_rows(20))]
+    assert not any("waited" in caution for caution in cautions(group_of(rows)))

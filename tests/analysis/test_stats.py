@@ -1,0 +1,209 @@
+"""Intervals worked out by hand: pairing, sessions, repeats, and no interval where there is no telling."""
+
+import numpy as np
+import pytest
+from scipy.stats import t as student
+from scipy.stats import ttest_1samp
+
+from benchctl.analysis.stats.bootstrap import Floats, Interval, Levels, bootstrap, p_value
+from benchctl.analysis.stats.student import LEVELS, critical, criticals, tails
+
+
+def _levels(sessions: int, prompts: int, repeats: int) -> Levels:
+    session, prompt, _ = (code.ravel() for code in np.indices((sessions, prompts, repeats)))
+    return Levels(session, prompt)
+
+
+def _interval(top: Floats, bottom: Floats, levels: Levels, resamples: int = 2000) -> Interval:
+    (found,) = bootstrap(top.reshape(-1, 1), bottom.reshape(-1, 1), levels, resamples=resamples)
+    assert found is not None
+    return found
+
+
+def test_pairing_cancels_what_prompts_have_in_common() -> None:
+    rng = np.random.default_rng(2)
+    length = rng.lognormal(0, 1, 40)
+    levels = _levels(1, 40, 1)
+    paired = _interval(1.5 * length * rng.normal(1, 0.02, 40), length, levels)
+    shuffled = _interval(1.5 * length, rng.permutation(length), levels)
+    assert shuffled.high - shuffled.low > 10 * (paired.high - paired.low)
+
+
+def test_an_interval_is_found_by_counting_on_two_prompts() -> None:
+    """Drawing 2 of 2 prompts with ratios 1 and 3 gives 1, 2 or 3; both ends are drawn in a quarter of the resamples."""
+    found = _interval(np.array([1.0, 3.0]), np.array([1.0, 1.0]), _levels(1, 2, 1))
+    assert (found.low, found.high) == (1.0, 3.0)
+
+
+def test_measuring_the_same_prompts_in_more_sessions_does_not_make_prompts_vary_less() -> None:
+    """With sessions and prompts nested, four sessions would halve the interval without a new prompt."""
+    rng = np.random.default_rng(3)
+    top, bottom = rng.lognormal(0, 0.5, 30), np.ones(30)
+    one = _interval(top, bottom, _levels(1, 30, 1))
+    four = _interval(np.tile(top, 4), np.tile(bottom, 4), _levels(4, 30, 1))
+    assert four.high - four.low == pytest.approx(one.high - one.low, rel=0.1)
+
+
+def test_three_sessions_err_by_student_s_t_of_two_degrees() -> None:
+    """Ratios of 1.3, 1.5 and 1.7, the same on every prompt: 4.303 times 0.2 / sqrt(3), as a factor of 1.5."""
+    found = _interval(np.repeat([1.3, 1.5, 1.7], 30), np.ones(90), _levels(3, 30, 1))
+    factor = np.exp(4.302653 * 0.2 / 3**0.5 / 1.5)
+    assert (found.low, found.high) == pytest.approx((1.5 / factor, 1.5 * factor))
+
+
+def test_sessions_that_differ_no_more_than_their_noise_add_nothing() -> None:
+    """Session 0 errs up on every other prompt and session 1 on the rest: no session is faster than the other."""
+    noise = np.tile([0.1, -0.1], 15)
+    found = _interval(np.concatenate([1.5 + noise, 1.5 - noise]), np.ones(60), _levels(2, 30, 1))
+    assert (found.low, found.high) == pytest.approx((1.5, 1.5))
+
+
+def test_noise_of_repeats_counts_once() -> None:
+    """Of 40 prompts x 2 repeats that differ by noise alone the error is that of 80 measurements; drawing repeats within
+    drawn prompts would make it 1.22 times as large."""
+    widths = []
+    for seed in range(200):
+        top = 1 + np.random.default_rng(seed).normal(0, 0.1, 80)
+        found = _interval(top, np.ones(80), _levels(1, 40, 2))
+        widths.append(found.high - found.low)
+    assert np.mean(widths) == pytest.approx(2 * 2.0227 * 0.1 / 80**0.5, rel=0.025)
+
+
+def test_a_repeat_that_runs_backwards_makes_up_for_the_one_before() -> None:
+    """In ABBA order a drift speeds up the method in one repeat and slows it down in the next, by design."""
+    assert _interval(np.tile([1.4, 1.6], 10), np.ones(20), _levels(1, 10, 2)) == Interval(1.5, 1.5)
+
+
+def test_the_turns_of_a_prompt_are_drawn_together() -> None:
+    """Turns that make up for each other leave nothing uncertain."""
+    prompt = np.repeat(np.arange(10), 2)
+    levels = Levels(np.zeros(20, dtype=np.int64), prompt)
+    assert _interval(np.tile([1.0, 2.0], 10), np.ones(20), levels) == Interval(1.5, 1.5)
+
+
+def test_the_same_seed_gives_the_same_interval_and_another_seed_another() -> None:
+    top, bottom = np.random.default_rng(4).lognormal(size=(20, 1)), np.ones((20, 1))
+    levels = _levels(1, 20, 1)
+    assert bootstrap(top, bottom, levels) == bootstrap(top, bottom, levels)
+    assert bootstrap(top, bottom, levels) != bootstrap(top, bottom, levels, seed=1)
+
+
+def test_many_prompts_are_drawn_in_lots_to_the_same_length() -> None:
+    top = np.random.default_rng(5).lognormal(size=(3000, 1))
+    found = bootstrap(top, np.ones((3000, 1)), _levels(1, 3000, 1))[0]
+    assert found is not None
+    assert found.high - found.low == pytest.approx(2 * 1.96 * top.std() / 3000**0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("prompts", [0, 1])
+def test_fewer_than_two_prompts_have_no_interval(prompts: int) -> None:
+    values = np.ones((prompts * 5, 2))
+    assert bootstrap(values, values, _levels(1, prompts, 5)) == [None, None]
+
+
+def test_a_ratio_without_a_bottom_has_no_interval() -> None:
+    top, bottom = np.ones((3, 2)), np.array([[0.0, 1.0], [0.0, 1.0], [1.0, 1.0]])
+    assert bootstrap(top, bottom, _levels(1, 3, 1)) == [None, Interval(1.0, 1.0)]
+
+
+def test_the_difference_of_two_ratios_is_paired_and_covers_the_true_one() -> None:
+    """300 runs of 30 prompts: acceptance 0.5 and 0.4 of the same prompts, whose difficulty both feel."""
+    rng = np.random.default_rng(5)
+    levels, hits, widths, unpaired = _levels(1, 30, 1), 0, [], []
+    for _ in range(300):
+        drafted, ease = rng.integers(20, 200, 30).astype(float), rng.normal(0, 0.15, 30)
+        ours, theirs = ((share + ease + rng.normal(0, 0.03, 30)) * drafted for share in (0.5, 0.4))
+        one, other, of = (values.reshape(-1, 1) for values in (ours, theirs, drafted))
+        (found,) = bootstrap(one, of, levels, less=(other, of), resamples=400)
+        assert found is not None
+        hits += found.low <= 0.1 <= found.high
+        widths.append(found.high - found.low)
+        alone = _interval(ours, drafted, levels, resamples=400)
+        unpaired.append(alone.high - alone.low)
+    assert 0.90 <= hits / 300 <= 0.985
+    assert np.mean(widths) < np.mean(unpaired) / 2
+
+
+def test_a_difference_has_no_interval_where_the_other_drafted_nothing() -> None:
+    one, none = np.ones((4, 1)), np.zeros((4, 1))
+    assert bootstrap(one, one, _levels(1, 4, 1), less=(none, none)) == [None]
+
+
+def test_an_interval_of_what_cannot_be_negative_never_is() -> None:
+    """Two sessions that differ by three times: Student's t of one degree reaches far beyond 0."""
+    found = _interval(np.repeat([1.0, 3.0], 10), np.ones(20), _levels(2, 10, 1))
+    assert 0 < found.low < 0.01 and found.high > 100
+
+
+def _apart(ours: int, theirs: int, prompts: int) -> Levels:
+    session, other, prompt = (code.ravel() for code in np.indices((ours, theirs, prompts)))
+    return Levels(session, prompt, other)
+
+
+def test_arms_of_one_session_each_have_no_interval_however_many_prompts_agree() -> None:
+    """A machine that was 8% slower that day looks like a method that is 8% slower on every prompt."""
+    top, bottom = np.full((80, 1), 1.08), np.ones((80, 1))
+    assert bootstrap(top, bottom, _apart(1, 1, 80)) == [None]
+    assert _interval(top, bottom, _levels(1, 80, 1)).low == pytest.approx(1.08)
+    assert p_value(top[:, 0], bottom[:, 0], _apart(1, 1, 80)) == 1.0
+
+
+def test_a_figure_of_one_arm_keeps_its_interval_where_the_other_was_measured_apart() -> None:
+    both = bootstrap(np.ones((4, 2)), np.ones((4, 2)), _apart(1, 1, 4), both=[True, False])
+    assert both == [None, Interval(1.0, 1.0)]
+
+
+def test_sessions_of_one_arm_tell_what_a_single_one_of_the_other_may_be_off_by() -> None:
+    """Times of 1.00 in a session, and of 0.96 and 1.04 in two others: a spread of 0.0566, from one degree."""
+    levels = _apart(1, 2, 10)
+    assert levels.other_session is not None
+    bottom = np.array([0.96, 1.04])[levels.other_session]
+    found = _interval(np.ones(20), bottom, levels)
+    factor = np.exp(12.7062 * 0.04 * 2**0.5 * (1 + 1 / 2) ** 0.5)
+    assert (found.low, found.high) == pytest.approx((1 / factor, factor), rel=1e-3)
+
+
+def test_sessions_apart_are_no_pairs_even_where_they_were_as_many() -> None:
+    """Both arms were slow in one session and fast in another; together that cancels, apart it is the error."""
+    session, other, prompt = (code.ravel() for code in np.indices((2, 2, 10)))
+    pace = np.array([1.0, 1.2])
+    apart = _interval(pace[other], pace[session], Levels(session, prompt, other))
+    together = _interval(np.repeat(pace, 10), np.repeat(pace, 10), _levels(2, 10, 1))
+    assert together == Interval(1.0, 1.0)
+    assert apart.low < 0.7 and apart.high > 1.4
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 9, 29, 79, 999, 20_000])
+def test_student_s_t_is_that_of_the_reference_library(freedom: int) -> None:
+    statistics = np.array([0.0, 0.5, 1.96, 4.0, 12.7, 60.0])
+    assert tails(statistics, freedom) == pytest.approx(2 * student.sf(statistics, freedom), rel=1e-8, abs=1e-15)
+    assert critical(0.05, freedom) == pytest.approx(student.isf(0.025, freedom))
+    assert criticals(freedom) == pytest.approx(student.isf(LEVELS / 2, freedom), rel=1e-3, abs=0.005)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.002, -0.004, 0.01])
+def test_the_p_value_of_one_session_is_that_of_a_t_test(shift: float) -> None:
+    """Of ratios close to 1, whose logarithm is as good as their distance from it."""
+    top = 1 + shift + np.random.default_rng(6).normal(0, 0.01, 40)
+    found = p_value(top, np.ones(40), _levels(1, 40, 1))
+    assert found == pytest.approx(max(ttest_1samp(top, 1).pvalue, 1e-6), rel=0.1)
+
+
+@pytest.mark.parametrize("sessions", [1, 3])
+def test_the_p_value_falls_below_a_twentieth_where_the_interval_leaves_1(sessions: int) -> None:
+    """Percentiles and Student's t agree but for the last hair: told only where they are not a hair apart."""
+    rng = np.random.default_rng(7)
+    levels = _levels(sessions, 60, 1)
+    told = 0
+    for shift in np.linspace(-0.06, 0.06, 25):
+        pace = rng.normal(shift, 0.01, (sessions, 1))
+        top = (1 + pace + rng.normal(0, 0.1, 60)).ravel()
+        found, chance = _interval(top, np.ones(len(top)), levels), p_value(top, np.ones(len(top)), levels)
+        if abs(chance - 0.05) > 0.02:
+            assert (chance < 0.05) == (not found.low <= 1 <= found.high)
+            told += chance < 0.05
+    assert 3 <= told <= 22
+
+
+def test_nothing_is_told_from_one_prompt() -> None:
+    assert p_value(np.array([2.0, 2.1]), np.ones(2), _levels(1, 1, 2)) == 1.0

@@ -1,0 +1,250 @@
+"""A winner is named with those it cannot be told from, and no chance difference makes one."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fixtures_records import BASELINE, RUN, baseline_row, drafted_row, failed, method, write
+
+from benchctl.analysis.frame.comparison import Group, compare, over
+from benchctl.analysis.metrics.metric import SPEEDUP
+from benchctl.analysis.stats.bootstrap import Levels, p_value
+from benchctl.analysis.stats.winner import fastest, holm, sentence
+from benchctl.analysis.tables.text import render
+from benchctl.records.schema import Exactness, Row, Run
+from benchctl.records.writer import read
+
+PROMPTS = 20
+
+
+def rows_of(paces: Mapping[str, float], noise: float = 0.001, seed: int = 0, session: float = 1.0) -> list[Row]:
+    """Answers of 8 s by the baseline, and by others at their pace; with a noise of each generation."""
+    rng = np.random.default_rng(seed)
+    rows: list[Row] = []
+    for number in range(PROMPTS):
+        for label, pace in {BASELINE: 1.0, **paces}.items():
+            usual = (
+                baseline_row(f"p{number}", ttft_s=0.0) if label == BASELINE else drafted_row(f"p{number}", ttft_s=0.0)
+            )
+            seconds = 8 / pace * session * float(rng.lognormal(0, noise)) / len(usual.step_s)
+            rows.append(replace(usual, label=label, step_s=(seconds,) * len(usual.step_s)))
+    return rows
+
+
+def run_of(paces: Mapping[str, float], exactness: Exactness = "exact") -> Run:
+    return replace(RUN, methods=(method(BASELINE), *(method(label, exactness) for label in paces)))
+
+
+def group_of(path: Path, rows: list[Row], run: Run) -> Group:
+    (group,) = compare([read(write(path / "run.jsonl", rows, run))])
+    return group
+
+
+def test_the_fastest_is_named_with_those_it_beats_and_those_it_may_not(tmp_path: Path) -> None:
+    """1.500 and 1.501 differ by less than 0.3% of noise shows; 1.4 is beaten beyond doubt, and so is the baseline."""
+    paces = {"a": 1.4, "b": 1.5, "c": 1.501}
+    group = group_of(tmp_path, rows_of(paces, noise=0.003), run_of(paces))
+    found = fastest(group)
+    assert found is not None
+    assert {found.label, *found.untold} == {"b", "c"}
+    assert found.slower == ("a", BASELINE)
+    assert found.pairs == 6
+    said = sentence(group, found)
+    assert said.startswith(f"Fastest of 4 that give the target's own answers: {found.label}, 1.50x [1.50, 1.50] over")
+    assert f"It cannot be told from {found.untold[0]}. (95% sure, Holm's correction for 6 pairs.)" in said
+
+
+def test_all_others_beaten_is_said(tmp_path: Path) -> None:
+    group = group_of(tmp_path, rows_of({"a": 1.4}), run_of({"a": 1.4}))
+    found = fastest(group)
+    assert found is not None and (found.label, found.slower) == ("a", (BASELINE,))
+    assert "It is faster than each of the others. (95% sure, Holm's correction for 1 pair.)" in sentence(group, found)
+
+
+def test_the_baseline_itself_may_win(tmp_path: Path) -> None:
+    group = group_of(tmp_path, rows_of({"a": 0.8}), run_of({"a": 0.8}))
+    found = fastest(group)
+    assert found is not None and (found.label, found.slower) == (BASELINE, ("a",))
+    assert f"{BASELINE}, the baseline itself." in sentence(group, found)
+
+
+def test_a_difference_below_the_floor_is_none_however_narrow_the_intervals(tmp_path: Path) -> None:
+    paces = {"a": 1.50, "b": 1.52, "c": 1.60}
+    group = group_of(tmp_path, rows_of(paces), run_of(paces))
+    found = [fastest(group, floor) for floor in (0.0, 0.05, 0.06, 0.07)]
+    assert [each and each.untold for each in found] == [(), (), ("b",), ("b", "a")]
+    assert found[3] is not None
+    assert "; a difference below 7.0% counts as none.)" in sentence(group, found[3])
+
+
+def test_the_floor_reaches_every_format(tmp_path: Path) -> None:
+    paces = {"a": 1.50, "b": 1.52}
+    groups = [group_of(tmp_path, rows_of(paces), run_of(paces))]
+    assert "It is faster than each of the others" in " ".join(render(groups, "md").split())
+    for format in ("table", "md"):
+        assert "It cannot be told from a." in " ".join(render(groups, format, floor=0.05).split())
+    found = json.loads(render(groups, "json", floor=0.05))["groups"][0]["fastest"]
+    assert found == {
+        "label": "b",
+        "slower": [BASELINE],
+        "cannot_be_told_from": ["a"],
+        "compared_pairs": 3,
+        "not_all_answered": False,
+        "answers_not_known": [],
+        "floor": 0.05,
+    }
+
+
+@pytest.mark.parametrize("count", [1, PROMPTS // 2])
+@pytest.mark.parametrize("unknown", ["failed", "unjudged"])
+def test_a_method_of_which_an_answer_is_not_known_to_be_the_target_s_cannot_win_and_is_named(
+    tmp_path: Path, unknown: str, count: int
+) -> None:
+    """It was called the fastest of those that give the target's own answers, by the answers that had a verdict."""
+
+    def change(row: Row) -> Row:
+        if row.label != "b" or _number(row) >= count:
+            return row
+        return failed(row) if unknown == "failed" else replace(row, verdict=None, fidelity={"failed_controls": 1.0})
+
+    paces = {"a": 1.4, "b": 2.0}
+    group = group_of(tmp_path, list(map(change, rows_of(paces))), run_of(paces))
+    found = fastest(group)
+    assert found is not None and (found.label, found.slower, found.aside) == ("a", (BASELINE,), ("b",))
+    said = sentence(group, found)
+    assert said.startswith("Fastest of 2 that give the target's own answers: a, 1.40x")
+    assert "Not among them, as some of their answers failed or have no verdict: b." in said
+    assert json.loads(render([group], "json"))["groups"][0]["fastest"]["answers_not_known"] == ["b"]
+    whole = fastest(group_of(tmp_path, rows_of(paces), run_of(paces)))
+    assert whole is not None and (whole.label, whole.aside) == ("b", ())
+
+
+def test_nobody_is_named_over_a_baseline_that_failed_where_no_two_others_compete(tmp_path: Path) -> None:
+    rows = [failed(row) if row.label == BASELINE and _number(row) == 3 else row for row in rows_of({"a": 1.4})]
+    assert fastest(group_of(tmp_path, rows, run_of({"a": 1.4}))) is None
+
+
+@pytest.mark.parametrize("lossy", ["claim", "answers"])
+def test_what_loses_answers_cannot_win(tmp_path: Path, lossy: str) -> None:
+    """Whether a method says so itself, or its answers do."""
+    rows = rows_of({"a": 1.4, "b": 2.0})
+    run = run_of({"a": 1.4, "b": 2.0})
+    if lossy == "claim":
+        run = replace(run, methods=(*run.methods[:2], method("b", "lossy")))
+    else:
+        rows = [replace(row, verdict="lossy", first_divergence=1) if row.label == "b" else row for row in rows]
+    found = fastest(group_of(tmp_path, rows, run))
+    assert found is not None and (found.label, found.slower) == ("a", (BASELINE,))
+
+
+def test_nobody_wins_where_only_the_baseline_competes(tmp_path: Path) -> None:
+    assert fastest(group_of(tmp_path, rows_of({"a": 2.0}), run_of({"a": 2.0}, "lossy"))) is None
+
+
+def test_the_pair_that_decides_is_of_what_both_answered(tmp_path: Path) -> None:
+    """b was not measured on the prompts that are slow for all; on the others a is faster than b."""
+    paces = {"a": 1.5, "b": 1.4}
+    rows = [
+        replace(row, step_s=tuple(s * (1 + 9 * (int(row.prompt_id[1:]) < 5)) for s in row.step_s))
+        for row in rows_of(paces)
+    ]
+    rows = [row for row in rows if row.label != "b" or _number(row) >= 5]
+    found = fastest(group_of(tmp_path, rows, run_of(paces)))
+    assert found is not None and found.label == "a" and set(found.slower) == {"b", BASELINE}
+
+
+def test_to_be_missing_where_answers_are_slow_makes_no_winner(tmp_path: Path) -> None:
+    """a is slower than b on each prompt that both answer; where it has no answers, all methods gain little."""
+    paces = {"a": 3.0, "b": 3.3}
+    hard = range(PROMPTS // 2, PROMPTS)
+    rows = [
+        row
+        if _number(row) not in hard or row.label == BASELINE
+        else replace(row, step_s=tuple(s * 3 for s in row.step_s))
+        for row in rows_of(paces)
+        if row.label != "a" or _number(row) not in hard
+    ]
+    group = group_of(tmp_path, rows, run_of(paces))
+    speedups = {method.label: method.estimate(SPEEDUP).value or 0 for method in group.pooled.methods}
+    assert speedups["a"] > speedups["b"]
+    found = fastest(group)
+    assert found is not None and found.label == "b" and set(found.slower) == {"a", BASELINE}
+    assert "Where not all answered, two are compared by what both did." in sentence(group, found)
+    assert json.loads(render([group], "json"))["groups"][0]["fastest"]["not_all_answered"] is True
+
+
+def test_nobody_wins_where_each_is_beaten_on_prompts_of_their_own(tmp_path: Path) -> None:
+    """a beats b on the first prompts, b beats c on the middle ones, c beats a on the last; each beats the baseline."""
+    paces = {"a": 2.0, "b": 2.0, "c": 2.0}
+    slower = {"a": range(14, 20), "b": range(7), "c": range(7, 14)}
+    answered = {"a": [*range(7), *range(14, 20)], "b": [*range(14)], "c": [*range(7, 20)]}
+    rows = [
+        replace(row, step_s=tuple(s * 1.3 for s in row.step_s)) if _number(row) in slower.get(row.label, ()) else row
+        for row in rows_of(paces)
+        if _number(row) in answered.get(row.label, range(PROMPTS))
+    ]
+    assert fastest(group_of(tmp_path, rows, run_of(paces))) is None
+
+
+def test_a_lossy_method_that_others_are_set_against_does_not_compete(tmp_path: Path) -> None:
+    """Nor is it the fastest of those that give the target's own answers, however fast it is."""
+    paces = {"a": 5.0, "b": 2.0, "c": 1.5}
+    run = run_of(paces)
+    run = replace(run, methods=(run.methods[0], method("a", "lossy"), *run.methods[2:]))
+    rows = [replace(row, verdict="lossy", first_divergence=1) if row.label == "a" else row for row in rows_of(paces)]
+    file = over(read(write(tmp_path / "run.jsonl", rows, run)), "a")
+    (group,) = compare([file])
+    found = fastest(group)
+    assert found is not None and (found.label, found.slower) == ("b", ("c",))
+    assert sentence(group, found).startswith("Fastest of 2 that give the target's own answers: b, 0.40x")
+
+
+def _number(row: Row) -> int:
+    return int(row.prompt_id[1:])
+
+
+def test_methods_of_different_sessions_are_not_told_from_each_other_by_prompts(tmp_path: Path) -> None:
+    """a and b run alike; b was measured on a day when everything took 8% longer, with a baseline of its own."""
+    files = []
+    for label, session in (("a", 1.0), ("b", 1.08)):
+        path = tmp_path / f"{label}.jsonl"
+        files.append(read(write(path, rows_of({label: 1.5}, session=session), run_of({label: 1.5}))))
+    (group,) = compare(files)
+    found = fastest(group)
+    assert found is not None and found.label in "ab"
+    assert found.slower == (BASELINE,) and len(found.untold) == 1
+
+
+@pytest.mark.parametrize(
+    ("p_values", "told"),
+    [
+        ((0.01, 0.02, 0.04), "ABC"),
+        ((0.01, 0.03, 0.04), "A"),
+        ((0.02, 0.02, 0.02), ""),
+        ((0.04, 0.016, 0.9), "B"),
+    ],
+)
+def test_holm_s_steps(p_values: tuple[float, ...], told: str) -> None:
+    """Against 0.05 / 3, then 0.05 / 2, then 0.05, up to the first that fails."""
+    found = holm({(name, ""): value for name, value in zip("ABC", p_values, strict=True)})
+    assert {name for name, _ in found} == set(told)
+
+
+def test_of_ten_equal_methods_one_is_called_faster_once_in_twenty_runs_at_most() -> None:
+    """45 pairs, of which the best and the worst were picked by the same numbers: a t test of just those two would tell
+    them apart in most runs."""
+    rng = np.random.default_rng(0)
+    levels = Levels(np.zeros(PROMPTS, dtype=np.int64), np.arange(PROMPTS))
+    wrong = uncorrected = 0
+    for _ in range(200):
+        seconds = rng.lognormal(0, 0.5, PROMPTS) * rng.lognormal(0, 0.05, (10, PROMPTS))
+        pairs = combinations(range(10), 2)
+        chances = {(str(one), str(other)): p_value(seconds[one], seconds[other], levels) for one, other in pairs}
+        wrong += bool(holm(chances))
+        uncorrected += min(chances.values()) < 0.05
+    assert wrong / 200 <= 0.10
+    assert uncorrected / 200 >= 0.5

@@ -1,0 +1,122 @@
+"""The command line as a whole: starting, finding verbs, refusing."""
+
+import json
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from benchctl import __version__
+from benchctl.cli import INTERRUPTED, INVALID_DATA, VERBS, WRONG_USAGE, main
+from benchctl.cli.judge.options import KEY_ENV
+from benchctl.errors import UserError
+
+PARTS = ("benchctl", "methods", "judges")
+HEAVY = ["datasets", "matplotlib", "numpy", "pandas", "pydantic", "rich", "tokenizers", "torch", "transformers"]
+
+
+def verb_that_raises(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Puts a command that raises `error` in the place of `benchctl list`."""
+
+    @click.command(name="list")
+    def failing() -> None:
+        raise error
+
+    monkeypatch.setattr(import_module("benchctl.cli.list_"), "list_", failing)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([verb, "--help"] for verb in VERBS)])
+def test_help_imports_nothing_heavy(arguments: list[str], root: Path) -> None:
+    """In a process of its own: the test suite has long since imported torch."""
+    code = f"""
+import json, sys
+from benchctl.cli import main
+main({arguments!r}, standalone_mode=False)
+print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def test_help_lists_every_verb_in_reading_order() -> None:
+    listed = CliRunner().invoke(main, ["--help"]).output.partition("Commands:\n")[2].partition("\n\n")[0]
+    assert [line.split()[0] for line in listed.splitlines()] == list(VERBS)
+
+
+def test_help_names_every_environment_variable_that_the_code_reads(root: Path) -> None:
+    """Found in the source, so that a new one cannot be left out."""
+    texts = [file.read_text(encoding="utf-8") for part in PARTS for file in (root / part).rglob("*.py")]
+    reading = "\n".join(text for text in texts if "os.environ" in text)
+    names = {KEY_ENV, *re.findall(r'"([A-Z]{2,}(?:_[A-Z]+)*)"', reading)}
+    assert {"RANK", "BENCHCTL_CACHE", "HTTPS_PROXY", "OMP_WAIT_POLICY"} < names
+    told = CliRunner().invoke(main, ["--help"]).output
+    assert [name for name in names if name not in told] == []
+
+
+def test_help_names_every_exit_code_and_fits_80_columns() -> None:
+    text = CliRunner().invoke(main, ["--help"], terminal_width=80).output
+    codes = [line.split()[0] for line in text.partition("Exit codes:\n")[2].splitlines() if line[:5].strip()]
+    assert {"0", "1", str(WRONG_USAGE), str(INVALID_DATA), str(INTERRUPTED)} <= set(codes)
+    assert [line for line in text.splitlines() if len(line) > 80 and not line.lstrip().startswith("benchctl ")] == []
+
+
+def test_version_is_that_of_the_package() -> None:
+    assert CliRunner().invoke(main, ["--version"]).output == f"benchctl, version {__version__}\n"
+
+
+def test_python_m_benchctl_answers_under_its_own_name(root: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "benchctl", "fly"], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "Usage: benchctl [OPTIONS] COMMAND" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["fly"], ["--fly"], ["list", "birds"], ["list", "methods", "--fly"]])
+def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert "Error: " in result.stderr
+
+
+def test_a_user_error_is_one_message_and_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    verb_that_raises(monkeypatch, UserError("No file 'x'; name one that exists."))
+    result = CliRunner().invoke(main, ["list"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "Error: No file 'x'; name one that exists.\n"
+
+
+def test_an_interruption_says_that_results_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    verb_that_raises(monkeypatch, KeyboardInterrupt())
+    result = CliRunner().invoke(main, ["list"])
+    assert result.exit_code == 130
+    assert "What was written so far is kept" in result.stderr
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what a user can put right is made short; a mistake of ours has to be found."""
+    verb_that_raises(monkeypatch, ZeroDivisionError())
+    assert isinstance(CliRunner().invoke(main, ["list"]).exception, ZeroDivisionError)
+
+
+def test_list_methods_shows_family_exactness_and_options() -> None:
+    methods = {
+        line["name"]: line for line in json.loads(CliRunner().invoke(main, ["list", "methods", "--json"]).stdout)
+    }
+    assert {"autoregressive", "two_model", "prompt_lookup", "early_exit"} <= methods.keys()
+    assert methods["two_model"]["family"] == "Speculative"
+    assert methods["two_model"]["exactness"] == "exact"
+    assert {"name": "draft_tokens", "kind": "a whole number", "default": "5"} in methods["two_model"]["options"]
+    assert all(line["description"] for line in methods.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("methods", "two_model"), ("benches", "koala"), ("benches", "mt-bench"), ("models", "target")]
+)
+def test_list_prints_a_table(kind: str, name: str) -> None:
+    result = CliRunner().invoke(main, ["list", kind])
+    assert result.exit_code == 0
+    assert name in result.stdout

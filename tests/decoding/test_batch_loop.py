@@ -1,0 +1,204 @@
+"""Sequences decoded together say what each says alone: token for token in float64, whoever else is in the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import pytest
+import torch
+from fakes_batches import Shallower
+from runs import CONTEXT_TOKENS, LAYERS, pair, prompt_of
+from tiny import VARIANTS
+
+from benchctl.conformance.plain import autoregressive
+from benchctl.decoding.batch import MOST_SEQUENCES, BatchPrompt, decode_batch
+from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.method import Context, Method
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.sampling import Sampling
+from benchctl.errors import UserError
+from benchctl.methods.autoregressive import Autoregressive
+from benchctl.registry import build
+
+LENGTHS = (7, 1, 19, 2, 33, 7, 12, 5, 40, 3, 9, 26, 1, 14, 8, 21)
+NEW_TOKENS = 12
+
+
+def ticking() -> Callable[[], float]:
+    ticks = count()
+    return lambda: float(next(ticks))
+
+
+def prompts(number: int, seed: int = 0) -> list[BatchPrompt]:
+    """Ragged, and each with a seed of its own."""
+    return [BatchPrompt(prompt_of(LENGTHS[place], seed + place), 100 + place) for place in range(number)]
+
+
+def together(
+    method: Method,
+    target: Target,
+    asked: Sequence[BatchPrompt],
+    sampling: Sampling = Sampling(),  # noqa: B008 frozen
+    new_tokens: int = NEW_TOKENS,
+) -> tuple[Generation, ...]:
+    return decode_batch(method, target, asked, Limits(new_tokens), sampling, ticking())
+
+
+def alone(
+    method: Method,
+    target: Target,
+    asked: Sequence[BatchPrompt],
+    sampling: Sampling = Sampling(),  # noqa: B008 frozen
+    new_tokens: int = NEW_TOKENS,
+) -> list[Generation]:
+    return [
+        decode(method, target, prompt.ids, Limits(new_tokens), sampling, ticking(), prompt.seed) for prompt in asked
+    ]
+
+
+def assert_same(batch: Sequence[Generation], single: Sequence[Generation]) -> None:
+    """In everything but time."""
+    assert [one.token_ids for one in batch] == [one.token_ids for one in single]
+    assert [one.stop_reason for one in batch] == [one.stop_reason for one in single]
+    assert [one.steps for one in batch] == [one.steps for one in single]
+    assert [one.layers for one in batch] == [one.layers for one in single]
+
+
+@pytest.mark.parametrize("number", range(1, MOST_SEQUENCES + 1))
+def test_a_batch_of_any_size_says_what_the_model_says_to_each_prompt(number: int) -> None:
+    """The truth is transformers' own model without a cache."""
+    models = pair("llama")
+    asked = prompts(number)
+    found = together(Autoregressive(), models.target, asked)
+    limits = [min(NEW_TOKENS, CONTEXT_TOKENS - len(prompt.ids)) for prompt in asked]
+    truth = [tuple(autoregressive(models.naive, one.ids, most)) for one, most in zip(asked, limits, strict=True)]
+    assert [generation.token_ids for generation in found] == truth
+
+
+@pytest.mark.parametrize("family", VARIANTS)
+def test_every_family_and_variant_decodes_in_batches(family: str) -> None:
+    """Windows, norms of heads, partial rotations, biases and experts among them."""
+    target, asked = pair(family).target, prompts(6)
+    assert_same(together(Autoregressive(), target, asked), alone(Autoregressive(), target, asked))
+
+
+def test_sequences_that_stop_early_leave_the_others_alone() -> None:
+    """Each token that any sequence says is tried as the stop token: sequences leave from every place, at every step."""
+    models, asked = pair("llama", 1), prompts(7)
+    texts = [generation.token_ids for generation in alone(Autoregressive(), models.target, asked)]
+    reasons = set()
+    for token in sorted({token for text in texts for token in text}):
+        target = models.with_stops(token)
+        found = together(Autoregressive(), target, asked)
+        assert_same(found, alone(Autoregressive(), target, asked))
+        reasons |= {(generation.stop_reason, len(generation.steps)) for generation in found}
+    assert {("stop", 0), ("stop", 1), ("length", NEW_TOKENS - 1)} <= reasons
+
+
+def test_sequences_end_where_their_own_context_does() -> None:
+    lengths = (CONTEXT_TOKENS - 1, 3, CONTEXT_TOKENS - 2, CONTEXT_TOKENS - 6, 1)
+    asked = [BatchPrompt(prompt_of(length)) for length in lengths]
+    target = pair("llama").target
+    found = together(Autoregressive(), target, asked)
+    assert_same(found, alone(Autoregressive(), target, asked))
+    assert [len(generation.token_ids) for generation in found] == [1, 12, 2, 6, 12]
+    assert [generation.stop_reason for generation in found] == ["context", "length", "context", "context", "length"]
+
+
+@pytest.mark.parametrize("new_tokens", [1, 2])
+def test_the_shortest_answers(new_tokens: int) -> None:
+    target, asked = pair("llama").target, prompts(3)
+    found = together(Autoregressive(), target, asked, new_tokens=new_tokens)
+    assert_same(found, alone(Autoregressive(), target, asked, new_tokens=new_tokens))
+
+
+@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(1.5, top_p=0.9, seed=3), Sampling(0.8, top_k=5)])
+def test_every_sequence_draws_what_it_draws_alone(sampling: Sampling) -> None:
+    target, asked = pair("llama").target, [BatchPrompt(prompt_of(5), seed) for seed in range(8)]
+    found = together(Autoregressive(), target, asked, sampling)
+    assert_same(found, alone(Autoregressive(), target, asked, sampling))
+    assert len({generation.token_ids for generation in found}) > 4
+
+
+def test_neighbours_and_their_order_change_nothing() -> None:
+    target, asked = pair("llama", 2).target, prompts(8)
+    found = together(Autoregressive(), target, asked, Sampling(1.0))
+    turned = together(Autoregressive(), target, asked[::-1], Sampling(1.0))
+    assert_same(turned[::-1], found)
+    assert_same(together(Autoregressive(), target, asked[2:5], Sampling(1.0)), found[2:5])
+
+
+@pytest.mark.parametrize("dropped", range(LAYERS))
+@pytest.mark.parametrize("later", [1, 4])
+def test_a_depth_that_falls_with_the_count_of_new_tokens_is_every_row_s_own(dropped: int, later: int) -> None:
+    """Prompts of different lengths reach a count together, however far apart their positions are."""
+    target, asked = pair("llama").target, prompts(9)
+    method = Shallower(dropped, later)
+    found = together(method, target, asked)
+    assert_same(found, alone(method, target, asked))
+    plain = together(Autoregressive(), target, asked)
+    assert [one.token_ids for one in found] != [one.token_ids for one in plain]
+    assert found[0].layers == (LAYERS - 1,) * later + (LAYERS - 2,) * (NEW_TOKENS - later)
+
+
+def test_a_layer_that_earlier_rows_passed_by_is_not_run() -> None:
+    """The row would see keys and values of some rows of its text only."""
+    method = Shallower()
+    method.layers_at = lambda target, new_tokens: [0] if new_tokens == 2 else [0, 2, 3]  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="layer 2 was not run by every earlier row"):
+        together(method, pair("llama").target, prompts(2))
+
+
+def test_a_layer_that_one_prompt_passed_by_is_not_run() -> None:
+    @dataclass
+    class Uneven(Autoregressive):
+        def start(self, context: Context) -> int:
+            token: int = super().start(context)
+            if context.prompt_tokens == LENGTHS[1]:
+                context.stream.cache.truncate(0)
+            return token
+
+    with pytest.raises(ValueError, match="layer 0 was not run by every earlier row"):
+        together(Uneven(), pair("llama").target, prompts(3))
+
+
+def test_what_memory_happened_to_hold_before_a_shorter_prompt_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A masked slot counts for nothing only if it is finite."""
+    target, asked = pair("llama").target, prompts(4)
+    wanted = alone(Autoregressive(), target, asked)
+    made = torch.Tensor.new_empty
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: made(*a, **k).fill_(float("nan")))
+    assert_same(together(Autoregressive(), target, asked), wanted)
+
+
+def test_the_clock_is_read_before_prefill_after_the_last_prompt_and_after_each_step() -> None:
+    """So all have the same first mark, and a sequence that ends takes the batch's steps up to its own last."""
+    models, asked = pair("llama", 1), prompts(5)
+    target = models.with_stops(alone(Autoregressive(), models.target, asked)[0].token_ids[2])
+    marks = iter([10.0, 15.0, *(15.0 + 2.0**step for step in range(NEW_TOKENS - 1))])
+    found = decode_batch(Autoregressive(), target, asked, Limits(NEW_TOKENS), Sampling(), marks.__next__)
+    assert {generation.ttft_s for generation in found} == {5.0}
+    whole = (1.0, *(2.0**step for step in range(NEW_TOKENS - 2)))
+    assert [generation.step_s for generation in found] == [whole[: len(one.token_ids) - 1] for one in found]
+    assert len({len(generation.step_s) for generation in found}) > 1
+    assert list(marks) == []
+
+
+def test_a_prompt_that_cannot_be_decoded_is_refused_with_the_batch() -> None:
+    target = pair("llama").target
+    for ids, message in (([], "no tokens"), ([1] * CONTEXT_TOKENS, "64 tokens, but the target takes 64 in all")):
+        with pytest.raises(UserError, match=message):
+            together(Autoregressive(), target, [*prompts(2), BatchPrompt(ids)])
+
+
+@pytest.mark.parametrize("number", [0, MOST_SEQUENCES + 1])
+def test_a_batch_has_between_one_sequence_and_sixteen(number: int) -> None:
+    with pytest.raises(ValueError, match=f"{number} prompts are no batch"):
+        together(Autoregressive(), pair("llama").target, [BatchPrompt([1])] * number)
+
+
+def test_a_method_for_one_sequence_is_refused_with_its_reason() -> None:
+    with pytest.raises(ValueError, match="each sequence of a batch would accept a number of tokens of its own"):
+        together(build("prompt_lookup"), pair("llama").target, prompts(2))

@@ -1,0 +1,109 @@
+"""Weight products and norms against torch's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from benchctl.decoding.model.kernels import Linear, Norm, may_copy
+
+# Below and above the size from which weights are packed for several rows.
+SHAPES = {"small": (48, 32), "large": (520, 264), "wide head": (4096, 64)}
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["without bias", "with bias"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_every_row_count_gives_the_product_of_torch(shape: tuple[int, int], bias: bool) -> None:
+    weight = randn(*shape, seed=1)
+    offset = randn(shape[0], seed=2) if bias else None
+    linear = Linear(weight, offset)
+    for rows in range(1, 21):
+        x = randn(rows, shape[1], seed=rows)
+        torch.testing.assert_close(linear(x), F.linear(x, weight, offset), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 20])
+def test_float64_products_are_exactly_those_of_torch(rows: int) -> None:
+    weight, bias = randn(520, 264, dtype=torch.float64), randn(520, dtype=torch.float64)
+    x = randn(rows, 264, dtype=torch.float64, seed=3)
+    assert torch.equal(Linear(weight, bias)(x), F.linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 20])
+def test_without_copies_products_are_exactly_those_of_torch(rows: int) -> None:
+    weight, x = randn(520, 264), randn(rows, 264, seed=3)
+    assert torch.equal(Linear(weight, None, fast=False)(x), F.linear(x, weight))
+
+
+def test_weight_reads_as_before_whatever_its_layout() -> None:
+    weight = randn(520, 264)
+    linear = Linear(weight)
+    assert (linear.out_features, linear.in_features) == (520, 264)
+    assert torch.equal(linear.weight, weight)
+
+
+def test_rows_that_are_a_slice_of_a_larger_tensor_are_read_right() -> None:
+    weight, wide = randn(520, 264), randn(6, 528)
+    for rows in (1, 6):
+        x = wide[:rows, ::2]
+        torch.testing.assert_close(Linear(weight)(x), F.linear(x, weight), rtol=1e-5, atol=1e-4)
+
+
+def test_products_leave_their_input_alone() -> None:
+    x = randn(6, 264)
+    before = x.clone()
+    Linear(randn(520, 264), randn(520))(x)
+    assert torch.equal(x, before)
+
+
+def test_weights_of_two_gibibytes_are_copied_and_larger_ones_are_not() -> None:
+    assert may_copy(2**31)
+    assert not may_copy(2**31 + 1)
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-13), (torch.float32, 1e-5)])
+def test_norm_equals_that_of_torch(dtype: torch.dtype, atol: float) -> None:
+    gain = randn(32, dtype=dtype)
+    x = 3.0 * randn(2, 5, 32, dtype=dtype, seed=1)
+    torch.testing.assert_close(Norm(gain, 1e-5)(x), F.rms_norm(x, (32,), gain, 1e-5), rtol=0.0, atol=atol)
+
+
+def test_norm_of_a_tiny_row_is_held_by_epsilon() -> None:
+    """Without epsilon, a row of 1e-4 would come out as 1."""
+    gain = torch.ones(4, dtype=torch.float64)
+    x = torch.full((1, 4), 1e-4, dtype=torch.float64)
+    torch.testing.assert_close(Norm(gain, 1e-6)(x), torch.full_like(x, 1e-4 / (1e-8 + 1e-6) ** 0.5))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_norm_is_computed_in_float32(dtype: torch.dtype) -> None:
+    """Large values: their squares overflow float16, and bfloat16 sums would lose most terms."""
+    gain, x = randn(512).to(dtype), (300.0 * randn(3, 512, seed=1)).to(dtype)
+    wide = x.float()
+    expected = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)).to(dtype) * gain
+    assert Norm(gain, 1e-5)(x).dtype == dtype
+    torch.testing.assert_close(Norm(gain, 1e-5)(x), expected, rtol=0.01, atol=1e-3)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("bias", [False, True], ids=["without bias", "with bias"])
+def test_the_tail_of_a_product_is_its_last_outputs(bias: bool, fast: bool) -> None:
+    linear = Linear(randn(520, 264), randn(520, seed=2) if bias else None, fast)
+    tail = linear.tail(300)
+    assert tail.out_features == 220
+    for rows in (1, 6, 20):
+        x = randn(rows, 264, seed=rows)
+        torch.testing.assert_close(tail(x), linear(x)[:, 300:], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_stacked_norms_give_each_row_its_own(dtype: torch.dtype) -> None:
+    norms = [Norm(randn(16, dtype=dtype, seed=seed), 1e-5) for seed in range(3)]
+    x = randn(3, 16, dtype=dtype, seed=9)
+    expected = torch.cat([norm(row) for norm, row in zip(norms, x.unsqueeze(1), strict=True)])
+    torch.testing.assert_close(Norm.stacked(norms)(x), expected, rtol=0, atol=0)

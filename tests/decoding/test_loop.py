@@ -1,0 +1,193 @@
+"""The one loop, with literal methods: where it stops, what it cuts, what it counts, when it looks at the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import pytest
+from tiny import tiny_target
+
+from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.method import Context, Method, Step
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.sampling import Sampling
+from benchctl.errors import UserError
+
+CONTEXT_TOKENS = 32
+STOPS = frozenset({5, 9})
+
+
+@cache
+def stopping_target() -> Target:
+    return tiny_target("llama", layers=2, stop_ids=STOPS, max_position_embeddings=CONTEXT_TOKENS)
+
+
+@dataclass
+class Literal(Method):
+    """Says ``first``, then what its steps say; remembers how much room each step was given."""
+
+    first: int
+    steps: Sequence[Step]
+    room: list[int] = field(default_factory=list)
+    texts: list[list[int]] = field(default_factory=list)
+
+    def start(self, context: Context) -> int:
+        self.texts.append(list(context.tokens))
+        return self.first
+
+    def step(self, context: Context) -> Step:
+        self.room.append(context.remaining_tokens)
+        self.texts.append(list(context.tokens))
+        return self.steps[len(self.room) - 1]
+
+
+def block(*tokens: int, drafted: int, accepted: int) -> Step:
+    return Step(tokens, drafted, accepted, 1 + drafted, (2,) * len(tokens))
+
+
+def single(token: int) -> Step:
+    return block(token, drafted=0, accepted=0)
+
+
+def fake_clock(*marks: float) -> Callable[[], float]:
+    """Fails when asked once too often."""
+    return iter(marks).__next__
+
+
+def ticking() -> Callable[[], float]:
+    return iter(map(float, range(1000))).__next__
+
+
+def generate(method: Method, prompt: Sequence[int] = (1, 2), new_tokens: int = 10) -> Generation:
+    return decode(method, stopping_target(), prompt, Limits(new_tokens), Sampling(), ticking())
+
+
+def assert_counted(generation: Generation) -> None:
+    """Counting identity: the prefill token, what was accepted, and at most one bonus token per step."""
+    steps = generation.steps
+    bonus = [len(step.tokens) - step.accepted for step in steps]
+    assert set(bonus) <= {0, 1}
+    assert len(generation.token_ids) == 1 + sum(step.accepted for step in steps) + sum(bonus)
+    assert len(generation.layers) == len(generation.token_ids)
+    assert len(generation.step_s) == len(steps)
+    assert all(len(step.layers) == len(step.tokens) for step in steps)
+
+
+def test_times_are_the_differences_of_the_clock_s_marks() -> None:
+    steps = [block(3, 4, drafted=2, accepted=1), single(6)]
+    clock = fake_clock(10.0, 12.5, 13.0, 15.0)
+    generation = decode(Literal(7, steps), stopping_target(), [1, 2], Limits(4), Sampling(), clock)
+    assert generation.ttft_s == 2.5
+    assert generation.step_s == (0.5, 2.0)
+    with pytest.raises(StopIteration):
+        clock()
+
+
+def test_a_method_sees_the_text_grow_and_the_room_shrink() -> None:
+    method = Literal(7, [block(3, 4, drafted=2, accepted=1), single(6)])
+    generation = generate(method, new_tokens=4)
+    assert method.texts == [[1, 2], [1, 2, 7], [1, 2, 7, 3, 4]]
+    assert method.room == [3, 1]
+    assert generation.token_ids == (7, 3, 4, 6)
+    assert generation.stop_reason == "length"
+    assert_counted(generation)
+
+
+def test_a_stop_token_inside_an_accepted_block_ends_the_answer_there() -> None:
+    generation = generate(Literal(7, [block(3, 5, 7, 8, drafted=3, accepted=3)]))
+    assert generation.token_ids == (7, 3, 5)
+    assert generation.steps == (Step((3, 5), drafted=3, accepted=2, rows=4, layers=(2, 2)),)
+    assert generation.stop_reason == "stop"
+    assert_counted(generation)
+
+
+def test_a_stop_token_as_the_last_accepted_one_leaves_no_bonus() -> None:
+    generation = generate(Literal(7, [block(3, 5, 8, drafted=2, accepted=2)]))
+    assert generation.token_ids == (7, 3, 5)
+    assert generation.steps[0].accepted == 2
+    assert_counted(generation)
+
+
+def test_a_stop_token_as_bonus_is_kept() -> None:
+    generation = generate(Literal(7, [block(3, 4, 5, drafted=2, accepted=2)]))
+    assert generation.token_ids == (7, 3, 4, 5)
+    assert generation.steps[0].accepted == 2
+    assert generation.stop_reason == "stop"
+    assert_counted(generation)
+
+
+def test_the_first_of_several_stop_ids_ends_the_answer() -> None:
+    generation = generate(Literal(7, [single(4), block(3, 9, 5, 9, drafted=3, accepted=3)]))
+    assert generation.token_ids == (7, 4, 3, 9)
+    assert generation.stop_reason == "stop"
+    assert_counted(generation)
+
+
+def test_a_stop_token_from_prefill_leaves_nothing_to_do() -> None:
+    generation = generate(Literal(9, []))
+    assert (generation.token_ids, generation.stop_reason) == ((9,), "stop")
+    assert (generation.steps, generation.step_s, generation.layers) == ((), (), (2,))
+
+
+def test_a_stop_token_beyond_the_limit_does_not_count_as_stopping() -> None:
+    generation = generate(Literal(7, [block(3, 4, 5, drafted=2, accepted=2)]), new_tokens=3)
+    assert generation.token_ids == (7, 3, 4)
+    assert generation.stop_reason == "length"
+    assert_counted(generation)
+
+
+def test_a_stop_token_that_is_the_last_one_allowed_counts_as_stopping() -> None:
+    generation = generate(Literal(7, [block(3, 5, 8, drafted=2, accepted=2)]), new_tokens=3)
+    assert (generation.token_ids, generation.stop_reason) == ((7, 3, 5), "stop")
+
+
+@pytest.mark.parametrize(
+    ("new_tokens", "tokens", "accepted"),
+    [(1, (7,), []), (2, (7, 3), [1]), (3, (7, 3, 4), [2]), (4, (7, 3, 4, 6), [2]), (5, (7, 3, 4, 6, 8), [2, 1])],
+)
+def test_the_limit_cuts_any_block(new_tokens: int, tokens: tuple[int, ...], accepted: list[int]) -> None:
+    blocks = [block(3, 4, 6, drafted=2, accepted=2), block(8, 2, 2, drafted=2, accepted=2)]
+    generation = generate(Literal(7, blocks), new_tokens=new_tokens)
+    assert generation.token_ids == tokens
+    assert [step.accepted for step in generation.steps] == accepted
+    assert generation.stop_reason == "length"
+    assert_counted(generation)
+
+
+def test_the_end_of_the_context_is_not_called_the_limit() -> None:
+    prompt = [1] * (CONTEXT_TOKENS - 2)
+    steps = [single(3), single(4)]
+    assert generate(Literal(7, steps), prompt, 10).stop_reason == "context"
+    assert generate(Literal(7, steps), prompt, 10).token_ids == (7, 3)
+    assert generate(Literal(7, steps), prompt, 2).stop_reason == "length"
+    assert generate(Literal(7, steps), prompt, 1).token_ids == (7,)
+    assert generate(Literal(7, []), [1] * (CONTEXT_TOKENS - 1), 10).stop_reason == "context"
+
+
+def test_the_prompt_of_the_caller_stays_as_it_was() -> None:
+    prompt = [1, 2]
+    generate(Literal(7, [single(3)]), prompt, 2)
+    assert prompt == [1, 2]
+
+
+def test_layers_per_token_follow_the_steps_after_the_full_depth_of_prefill() -> None:
+    steps = [Step((3,), 0, 0, 1, (1,)), Step((4, 6), 1, 1, 2, (2, 2))]
+    assert generate(Literal(7, steps), new_tokens=4).layers == (2, 1, 2, 2)
+
+
+def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers() -> None:
+    with pytest.raises(UserError, match="the prompt has 32 tokens, but the target takes 32 in all"):
+        generate(Literal(7, []), [1] * CONTEXT_TOKENS)
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    with pytest.raises(UserError, match="the prompt has no tokens"):
+        generate(Literal(7, []), [])
+
+
+@pytest.mark.parametrize("limit", [0, -3])
+def test_a_limit_below_one_is_refused(limit: int) -> None:
+    with pytest.raises(UserError, match=f"max_new_tokens is {limit}; it must be at least 1"):
+        generate(Literal(7, []), new_tokens=limit)

@@ -1,0 +1,176 @@
+"""The family of drafting methods on a real target: budgets, trees, scratch rows, rows a drafter ran itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+
+import pytest
+import torch
+from tiny import tiny_target
+
+from benchctl.decoding.adaptive import View
+from benchctl.decoding.draft import ROOT, Draft
+from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.method import Context, Outcome, Speculative
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.sampling import Sampling
+
+PROMPT = (1, 40, 7)
+Drafter = Callable[[Context, int], Draft]
+
+
+@cache
+def target() -> Target:
+    return tiny_target("llama", seed=2)
+
+
+@cache
+def truth(tokens: int) -> tuple[int, ...]:
+    """PROMPT and the target's greedy answer, by passes over the whole text."""
+    text = list(PROMPT)
+    for _ in range(tokens):
+        text.append(int(target().next_logits(text).argmax()))
+    return tuple(text)
+
+
+@dataclass
+class Scripted(Speculative):
+    """Drafts what a function says; remembers budgets and outcomes."""
+
+    propose: Drafter
+    budgets: list[int] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def draft(self, context: Context, budget: int) -> Draft:
+        self.budgets.append(budget)
+        return self.propose(context, budget)
+
+    def observe(self, context: Context, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+
+
+def generate(method: Speculative, new_tokens: int) -> Generation:
+    clock = iter(map(float, range(1000))).__next__
+    return decode(method, target(), PROMPT, Limits(new_tokens), Sampling(), clock)
+
+
+def coming(context: Context, count: int) -> list[int]:
+    """The ``count`` tokens the target will say next."""
+    start = len(context.tokens)
+    return list(truth(40)[start : start + count])
+
+
+def wrong(token: int) -> int:
+    return (token + 1) % target().vocabulary
+
+
+def drafts_truth(tokens: int) -> Drafter:
+    return lambda context, budget: Draft.chain(coming(context, min(tokens, budget)))
+
+
+def test_the_truth_is_varied() -> None:
+    assert len(set(truth(40))) > 15
+
+
+@pytest.mark.parametrize("new_tokens", [1, 2, 3, 4, 5, 17])
+def test_a_perfect_drafter_commits_its_draft_and_the_bonus_in_every_step(new_tokens: int) -> None:
+    """Three drafted tokens: g is 3, so g and g + 1 are among the limits."""
+    method = Scripted(drafts_truth(3))
+    generation = generate(method, new_tokens)
+    assert PROMPT + generation.token_ids == truth(new_tokens)
+    assert len(generation.steps) == -(-(new_tokens - 1) // 4)
+    left = [new_tokens - 2 - 4 * step for step in range(len(generation.steps))]
+    assert method.budgets == left
+    assert [step.drafted for step in generation.steps] == [min(3, budget) for budget in left]
+    assert all(step.accepted == step.drafted and step.rows == 1 + step.drafted for step in generation.steps)
+
+
+def test_a_drafter_that_is_always_wrong_costs_steps_and_no_token() -> None:
+    method = Scripted(lambda context, budget: Draft.chain([wrong(token) for token in coming(context, min(3, budget))]))
+    generation = generate(method, 12)
+    assert PROMPT + generation.token_ids == truth(12)
+    assert [step.accepted for step in generation.steps] == [0] * 11
+
+
+def test_a_draft_that_is_wrong_from_its_second_token_gives_two_per_step() -> None:
+    def half_right(context: Context, budget: int) -> Draft:
+        tokens = coming(context, min(3, budget))
+        return Draft.chain([*tokens[:1], *map(wrong, tokens[1:])])
+
+    generation = generate(Scripted(half_right), 12)
+    assert PROMPT + generation.token_ids == truth(12)
+    assert [len(step.tokens) for step in generation.steps] == [2, 2, 2, 2, 2, 1]
+
+
+def test_without_drafts_the_answer_is_the_same() -> None:
+    generation = generate(Scripted(lambda context, budget: Draft()), 12)
+    assert PROMPT + generation.token_ids == truth(12)
+    assert [step.rows for step in generation.steps] == [1] * 11
+
+
+def branching(context: Context, budget: int) -> Draft:
+    """Below the root a wrong and the right token; below the right one the same; below that a scratch row."""
+    if budget < 2:
+        return Draft()
+    first, second = coming(context, 2)
+    tokens = (wrong(first), first, second, wrong(second), second, 3)
+    return Draft(tokens, (ROOT, ROOT, 0, 1, 1, 4), scratch=(False,) * 5 + (True,))
+
+
+def test_in_a_tree_the_right_branch_is_found_and_committed() -> None:
+    generation = generate(Scripted(branching), 13)
+    assert PROMPT + generation.token_ids == truth(13)
+    assert [step.accepted for step in generation.steps] == [2, 2, 2, 2]
+    assert {(step.drafted, step.rows) for step in generation.steps} == {(2, 7)}
+
+
+def test_the_outcome_holds_what_the_target_says_after_every_row_scratch_rows_included() -> None:
+    method = Scripted(branching)
+    generate(method, 13)
+    for index, outcome in enumerate(method.outcomes):
+        text = truth(40)[: len(PROMPT) + 1 + 3 * index]
+        assert outcome.verdict.path == (1, 4)
+        assert outcome.target_logits.shape == (7, target().vocabulary)
+        torch.testing.assert_close(target().head(outcome.states), outcome.target_logits)
+        after_scratch = target().next_logits([*text, outcome.draft.tokens[1], outcome.draft.tokens[4], 3])
+        torch.testing.assert_close(outcome.target_logits[6], after_scratch, rtol=0.0, atol=1e-12)
+
+
+def test_rows_a_drafter_pushed_and_ran_part_of_the_way_are_verified_as_any_others() -> None:
+    def climbs(context: Context, budget: int) -> Draft:
+        tokens = coming(context, min(3, budget))
+        for token in tokens[:2]:
+            context.stream.advance(1)
+            context.stream.push([token])
+        return Draft.chain(tokens)
+
+    generation = generate(Scripted(climbs), 12)
+    assert PROMPT + generation.token_ids == truth(12)
+    assert [step.accepted for step in generation.steps] == [3, 3, 2]
+
+
+def test_a_limit_of_the_context_holds_for_drafts_too() -> None:
+    """The deepest drafted row stands on the last position but one, which the rotary table still has."""
+    small = tiny_target("llama", seed=2, max_position_embeddings=12)
+    method = Scripted(lambda context, budget: Draft.chain([3] * budget))
+    clock = iter(map(float, range(1000))).__next__
+    generation = decode(method, small, PROMPT, Limits(50), Sampling(), clock)
+    assert PROMPT + generation.token_ids == truth(9)
+    assert generation.stop_reason == "context"
+
+
+def test_a_view_computes_its_logits_when_asked_and_once() -> None:
+    calls: list[torch.Tensor] = []
+
+    def head(state: torch.Tensor) -> torch.Tensor:
+        calls.append(state)
+        return 2.0 * state
+
+    view = View(1, torch.ones(1, 3), None, head)
+    assert calls == []
+    assert view.logits.tolist() == view.logits.tolist() == [[2.0] * 3]
+    assert len(calls) == 1
+    with pytest.raises(ValueError, match="set compares_states"):
+        _ = view.previous

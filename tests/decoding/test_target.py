@@ -1,0 +1,196 @@
+"""Loading a target from a folder: its facts, its text, where its answers end; and what is said when that fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import VARIANTS, tiny_folder, tiny_target, tiny_tokenizer
+
+from benchctl.decoding.model import tokenizer
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
+from benchctl.errors import UserError
+
+MESSAGES = [{"role": "user", "content": "Once upon"}, {"role": "assistant", "content": "a time"}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_folder(tmp_path_factory.mktemp("models") / "chat")
+
+
+def test_a_folder_becomes_a_target_with_its_facts(folder: Path) -> None:
+    target = Target.load(folder)
+    info = target.info
+    assert (info.family, info.layers, info.hidden_size, info.context_tokens) == ("llama", 3, 32, 128)
+    assert info.vocabulary == target.vocabulary == target.tokenizer.vocabulary == 320
+    assert target.parameters == 52960
+    assert target.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+def test_the_dtype_asked_for_is_the_dtype_computed_in(folder: Path, dtype: str) -> None:
+    assert Target.load(folder, dtype=dtype).next_logits([1, 7]).dtype == getattr(torch, dtype)
+
+
+def test_a_loaded_target_computes_what_the_model_did(folder: Path) -> None:
+    loaded = Target.load(folder, dtype="float64")
+    made = tiny_target("llama", vocab_size=320)
+    torch.testing.assert_close(loaded.next_logits([1, 7, 300]), made.next_logits([1, 7, 300]), rtol=0.0, atol=1e-12)
+
+
+def test_a_conversation_is_written_by_the_chat_template_once_and_asks_for_an_answer(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder)
+    ids = tokenizer.encode_chat(MESSAGES)
+    assert ids[0] == 1
+    assert ids.count(1) == 1
+    whole = tiny_tokenizer().decode(ids)
+    assert whole == "<s><|user|>Once upon\n<|assistant|>a time\n<|assistant|>"
+    assert tokenizer.decode_text(ids) == "Once upon\na time\n"
+
+
+def test_without_a_chat_template_messages_are_joined_after_the_first_token(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(tiny_folder(tmp_path / "plain", chat=False))
+    ids = tokenizer.encode_chat(MESSAGES)
+    assert ids[0] == 1
+    assert ids.count(1) == 1
+    assert tokenizer.decode_text(ids) == "Once upon\n\na time"
+    assert tokenizer.chat_template_sha256 == ""
+
+
+@pytest.mark.parametrize("text", ["two  spaces", "é ∑ 🦉", "</s> is no token of the text", "tab\tand\nline"])
+def test_any_text_comes_back_as_it_was(folder: Path, text: str) -> None:
+    tokenizer = load_tokenizer(folder)
+    ids = tokenizer.encode_chat([{"role": "user", "content": text}])
+    assert tokenizer.decode_text(ids).replace("</s>", "") == text.replace("</s>", "") + "\n"
+
+
+def test_stop_ids_come_from_the_generation_configuration_first(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "model", stop_ids=(2, 5))
+    assert load_tokenizer(folder).stop_ids == {2, 5}
+    assert Target.load(folder).stop_ids == {2, 5}
+
+
+def test_stop_ids_fall_back_to_the_model_s_configuration_and_then_to_the_tokenizer(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "model", eos_token_id=4)
+    (folder / "generation_config.json").unlink()
+    assert load_tokenizer(folder).stop_ids == {4}
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": None}))
+    assert load_tokenizer(folder).stop_ids == {2}
+
+
+def test_a_target_without_a_tokenizer_has_no_stop_ids_and_says_so_when_asked_for_text() -> None:
+    target = tiny_target("llama")
+    assert target.stop_ids == frozenset()
+    with pytest.raises(UserError, match="without a tokenizer"):
+        _ = target.tokenizer
+
+
+def test_a_missing_folder_is_named_with_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's own client used to try again for half a minute before it said that there was no network."""
+    monkeypatch.setattr(tokenizer, "hub_reachable", lambda: False)
+    with pytest.raises(UserError, match=r"cannot load .*nowhere.* name a local folder or an embedded model"):
+        Target.load(tmp_path / "nowhere")
+
+
+def test_a_folder_without_weights_is_named(folder: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    with pytest.raises(UserError, match=f"cannot load {tmp_path}"):
+        Target.load(tmp_path)
+
+
+def test_weights_cut_short_are_named(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    with pytest.raises(UserError, match=f"cannot load {tmp_path}: SafetensorError"):
+        Target.load(tmp_path)
+
+
+def test_missing_weights_are_not_made_up(tmp_path: Path) -> None:
+    """transformers fills a layer that the file lacks with random numbers, and only logs it."""
+    config = tiny_folder(tmp_path) / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "num_hidden_layers": 4}))
+    with pytest.raises(UserError, match="lacks 9 weights of its configuration, such as model.layers.3.input_layernorm"):
+        Target.load(tmp_path)
+
+
+@pytest.mark.parametrize("family", VARIANTS)
+def test_every_family_loads_from_a_folder(family: str, tmp_path: Path) -> None:
+    """Tied heads and fused experts are stored under other names than they are held."""
+    target = Target.load(tiny_folder(tmp_path, family), dtype="float64")
+    made = tiny_target(family, vocab_size=320)
+    torch.testing.assert_close(target.next_logits([1, 7, 300]), made.next_logits([1, 7, 300]), rtol=0.0, atol=1e-9)
+
+
+@pytest.mark.parametrize("text", ["[]", "{"])
+def test_a_broken_tokenizer_is_named(text: str, tmp_path: Path) -> None:
+    (tiny_folder(tmp_path) / "tokenizer.json").write_text(text)
+    with pytest.raises(UserError, match=f"cannot load {tmp_path}"):
+        Target.load(tmp_path)
+
+
+def test_a_broken_configuration_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match=f"cannot load {tmp_path}"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_broken_generation_configuration_is_named_and_not_ignored(tmp_path: Path) -> None:
+    """Without it, answers would end elsewhere than where their authors meant."""
+    (tiny_folder(tmp_path) / "generation_config.json").write_text("{")
+    for load in (load_tokenizer, Target.load):
+        with pytest.raises(UserError, match=f"cannot load {tmp_path}"):
+            load(tmp_path)
+
+
+def _configure(folder: Path, **fields: object) -> Path:
+    config = folder / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **fields}))
+    return folder
+
+
+def test_a_quantised_checkpoint_is_refused(tmp_path: Path) -> None:
+    folder = _configure(tiny_folder(tmp_path), quantization_config={"quant_method": "gptq", "bits": 4})
+    with pytest.raises(UserError, match="quantised checkpoints are not supported"):
+        Target.load(folder)
+
+
+def test_the_hash_of_weights_tells_configurations_apart_that_read_them_differently(tmp_path: Path) -> None:
+    one, copy, other = (tiny_folder(tmp_path / name) for name in ("one", "copy", "other"))
+    _configure(other, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
+    assert Target.load(one).weights_sha256 == Target.load(copy).weights_sha256
+    assert Target.load(one).weights_sha256 != Target.load(other).weights_sha256
+
+
+def test_hashes_tell_weights_and_vocabularies_apart(tmp_path: Path) -> None:
+    one, other = tiny_folder(tmp_path / "one"), tiny_folder(tmp_path / "other", seed=1, chat=False)
+    assert Target.load(one).weights_sha256 == Target.load(one).weights_sha256
+    assert Target.load(one).weights_sha256 != Target.load(other).weights_sha256
+    assert load_tokenizer(one).sha256 == load_tokenizer(other).sha256
+    assert load_tokenizer(one).chat_template_sha256 != load_tokenizer(other).chat_template_sha256
+    assert load_tokenizer(one).same_vocabulary(load_tokenizer(other))
+
+
+def test_tokenizers_that_name_ids_differently_are_not_the_same(folder: Path) -> None:
+    config = tiny_target("llama").config
+    renamed = tiny_tokenizer()
+    renamed.add_tokens(["a new word"])
+    assert not load_tokenizer(folder).same_vocabulary(TargetTokenizer(renamed, config, frozenset()))
+
+
+def test_hashes_without_a_folder_are_of_the_weights_in_memory() -> None:
+    assert tiny_target("llama").weights_sha256 == tiny_target("llama").weights_sha256
+    assert tiny_target("llama").weights_sha256 != tiny_target("llama", seed=1).weights_sha256
+
+
+def test_next_logits_are_the_same_in_one_pass_and_with_the_last_token_alone() -> None:
+    target = tiny_target("llama")
+    for tokens in ([5], [5, 9], [1, 2, 3, 4, 5, 6, 7] * 4):
+        together = target.next_logits(tokens)
+        torch.testing.assert_close(target.next_logits(tokens, one_by_one=True), together, rtol=0.0, atol=1e-12)

@@ -1,0 +1,175 @@
+"""Judges that do as they are told, without a model, a network or a clock; and results for them to judge."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from fixtures_records import baseline_row, drafted_row, exiting_row, write
+
+from benchctl.judging.items import JudgeName
+from benchctl.judging.judge import AskedJudge, BatchedJudge, BatchedReply, BatchLost, Message, Reply, Request, Usage
+from benchctl.judging.prices import Price
+from benchctl.judging.session import Judging
+from benchctl.judging.settings import JudgeSettings, Progress, World
+from benchctl.records.schema import Row
+from benchctl.records.scores import Score, read_scores, scores_path
+from benchctl.records.writer import read
+
+USAGE = Usage(1000, 4)
+MOST_TOKENS = 1300  # that a prompt may be billed as, for all that can be known beforehand
+PRICE = Price(1.0, 0.0)  # a thousand prompt tokens cost a thousandth
+COST_USD = 0.001
+Say = Callable[[Sequence[Message], int], Reply]
+
+
+def says(text: str, usage: Usage | None = USAGE) -> Say:
+    """A judge that always replies the same."""
+    return lambda messages, tries: Reply(text, usage)
+
+
+@dataclass
+class Scripted(AskedJudge):
+    """Replies as `say` has it, from the messages and how often they were sent before; remembers what it was sent."""
+
+    say: Say = field(default=says("8 7"))
+    model: str = "m"
+    protocol: Literal["pairwise", "single"] = "pairwise"
+    paid: ClassVar[bool] = True
+    parallel: ClassVar[bool] = True
+    asked: list[str] = field(default_factory=list)
+    reached: int = 0
+    _lock: Any = field(default_factory=threading.Lock, repr=False)
+
+    def reach(self) -> None:
+        self.reached += 1
+
+    def ask(self, messages: Sequence[Message], sample: int) -> Reply:
+        with self._lock:
+            content = messages[-1].content
+            tries = self.asked.count(content)
+            self.asked.append(content)
+        return self.say(messages, tries)
+
+    def prompt_tokens(self, messages: Sequence[Message]) -> int:
+        return USAGE.prompt_tokens
+
+    def most_prompt_tokens(self, messages: Sequence[Message]) -> int:
+        return MOST_TOKENS
+
+
+@dataclass
+class Batching(Scripted, BatchedJudge):
+    """The same, in batches of up to `room` requests that are done once they were asked about `delay` times. `broken`
+    fails once, by name; of the batches in `lost` only so many replies can be had."""
+
+    delay: int = 1
+    room: int = 1_000_000
+    lost: dict[str, int] = field(default_factory=dict)
+    batches: dict[str, tuple[str, tuple[Request, ...]]] = field(default_factory=dict)
+    polls: dict[str, int] = field(default_factory=dict)
+    broken: dict[str, Exception] = field(default_factory=dict)
+
+    def fitting(self, requests: Sequence[Request]) -> int:
+        return min(self.room, len(requests))
+
+    def start_batch(self, requests: Sequence[Request], mark: str) -> str:
+        assert 0 < len(requests) <= self.room
+        name = f"batch_{len(self.batches)}"
+        if error := self.broken.pop("before", None):
+            raise error
+        self.batches[name] = (mark, tuple(requests))
+        if error := self.broken.pop("after", None):
+            raise error
+        return name
+
+    def find_batch(self, mark: str) -> str | None:
+        return next((name for name, (known, _) in self.batches.items() if known == mark), None)
+
+    def collect_batch(self, batch: str) -> tuple[BatchedReply, ...] | None:
+        self.polls[batch] = self.polls.get(batch, 0) + 1
+        if self.polls[batch] <= self.delay:
+            return None
+        replies = tuple(BatchedReply(each.key, self._once(each)) for each in self.batches[batch][1])
+        if batch in self.lost:
+            raise BatchLost(f"nobody gives {batch}.", replies[: self.lost[batch]])
+        return replies
+
+    def _once(self, request: Request) -> Reply:
+        """The reply to a request, the same however often the batch is fetched."""
+        asked = {each.key for _, requests in self.batches.values() for each in requests}
+        assert request.key in asked
+        return self.say(request.messages, 0)
+
+
+@dataclass
+class StillTimer:
+    """A clock that moves on only for those who wait, and remembers how long they did."""
+
+    moment_s: float = 0.0
+    _lock: Any = field(default_factory=threading.Lock, repr=False)
+
+    def now_s(self) -> float:
+        return self.moment_s
+
+    def wait_until(self, moment_s: float) -> None:
+        with self._lock:
+            self.moment_s = max(self.moment_s, moment_s)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What judging asks of a prompt."""
+
+    turns: tuple[str, ...]
+    reference: tuple[str, ...] = ()
+    category: str = ""
+
+
+def rows_of(prompts: int) -> list[Row]:
+    """To each prompt an answer of the baseline, the same one, drafted, and another, that left early."""
+    rows: list[Row] = []
+    for number in range(prompts):
+        base = replace(baseline_row(f"p{number}"), text=f"base {number}")
+        other = replace(exiting_row(f"p{number}"), text=f"other {number}")
+        rows += [base, replace(drafted_row(f"p{number}"), text=base.text), other]
+    return rows
+
+
+@dataclass
+class Bench:
+    """A results file and the judging of it; each `judge` is a process of its own as far as files can tell."""
+
+    folder: Path
+    rows: Sequence[Row]
+    prompts: dict[tuple[str, str], Asked] = field(default_factory=dict)
+    timer: StillTimer = field(default_factory=StillTimer)
+    notices: list[str] = field(default_factory=list)
+    progress: list[Progress] = field(default_factory=list)
+    on_progress: Callable[[Progress], None] = lambda progress: None
+
+    def __post_init__(self) -> None:
+        self.results = write(self.folder / "first.jsonl", self.rows)
+        known = {(row.suite, row.prompt_id): Asked((f"Ask {row.prompt_id}?",)) for row in self.rows}
+        self.prompts = known | self.prompts
+
+    def judging(self, judge: Any, **settings: Any) -> Judging:
+        chosen = {"cache": self.folder / "cache", "concurrency": 1, "price": PRICE, **settings}
+        world = World(self.timer, lambda: 0.5, lambda: "2026-01-01T00:00:00+00:00", self.notices.append, self._moved)
+        return Judging(
+            [read(self.results)], self.prompts, JudgeSettings(judge=JudgeName("scripted", judge), **chosen), world
+        )
+
+    def _moved(self, progress: Progress) -> None:
+        self.progress.append(progress)
+        self.on_progress(progress)
+
+    def scores(self) -> list[Score]:
+        path = scores_path(self.results)
+        return list(read_scores(path).scores) if path.exists() else []
+
+    def forget_scores(self) -> None:
+        scores_path(self.results).unlink()

@@ -1,0 +1,175 @@
+"""Real runs in processes of their own that start in milliseconds: a server that has imported everything forks them.
+
+Only so can a test kill a hundred of them. The server is `serve` in a process of its own; it takes requests on stdin.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from benchctl.measuring.check import check
+from benchctl.measuring.run import run
+from benchctl.measuring.session import Notice, Progress
+from benchctl.measuring.settings import RunSettings
+
+TIMEOUT_S = 120
+
+
+@dataclass(frozen=True)
+class Request:
+    """A run to start: forked, or in the server itself, which then has imported all that its forks need. `told` gets a
+    line for each generation that the run said is in its file, and then its error, if it ended in one. `most_file_bytes`
+    is a limit of the system, for a disk that is full."""
+
+    settings: RunSettings
+    told: Path
+    most_file_bytes: int = 0
+    forked: bool = True
+
+
+@dataclass
+class ForkedRun:
+    """A run that was started; `ended` is its exit status as of os.waitpid, once it has one."""
+
+    pid: int
+    told: Path
+    _ask: Callable[[object], Any]
+    ended: int | None = field(default=None, init=False)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it still works. One that has ended is only then no zombie: its lock on the file is gone."""
+        if self.ended is None:
+            self.ended = self._ask((self.pid, False))
+        return self.ended is None
+
+    def kill(self) -> None:
+        """kill -9, and wait until it is gone."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.wait()
+
+    @contextmanager
+    def halted(self) -> Iterator[None]:
+        """It does nothing in the meantime."""
+        os.kill(self.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.pid, signal.SIGCONT)
+
+    def wait(self) -> int:
+        """Its exit code, or minus the signal that ended it."""
+        if self.ended is None:
+            self.ended = self._ask((self.pid, True))
+        assert self.ended is not None
+        return os.waitstatus_to_exitcode(self.ended)
+
+    @property
+    def done(self) -> int:
+        """Generations of the plan that are in its file, by its own word."""
+        lines = [line for line in self._lines() if line.isdigit()]
+        return int(lines[-1]) if lines else 0
+
+    @property
+    def error(self) -> str:
+        """What it ended with: the class and message of its exception."""
+        return "".join(line for line in self._lines() if not line.isdigit())
+
+    def _lines(self) -> list[str]:
+        return self.told.read_text().splitlines() if self.told.exists() else []
+
+
+class RunServer:
+    """Forks runs for as long as it is entered; none of them lives on after that."""
+
+    def __init__(self) -> None:
+        self._started: list[ForkedRun] = []
+
+    def __enter__(self) -> RunServer:
+        command = [sys.executable, "-c", "import forked_runs; forked_runs.serve()"]
+        here = Path(__file__).parent
+        self._server = subprocess.Popen(command, cwd=here, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for started in self._started:
+            if started.is_running:
+                started.kill()
+        self._server.communicate(timeout=TIMEOUT_S)
+
+    def measure(self, settings: RunSettings, told: Path) -> None:
+        """A run from its start to its end, in the server itself."""
+        assert self._ask(Request(settings, told, forked=False)) == 0, told.read_text()
+
+    def start(self, settings: RunSettings, told: Path, most_file_bytes: int = 0) -> ForkedRun:
+        told.unlink(missing_ok=True)
+        self._started.append(ForkedRun(self._ask(Request(settings, told, most_file_bytes)), told, self._ask))
+        return self._started[-1]
+
+    def _ask(self, request: object) -> Any:
+        assert self._server.stdin is not None and self._server.stdout is not None
+        pickle.dump(request, self._server.stdin)
+        self._server.stdin.flush()
+        return pickle.load(self._server.stdout)
+
+
+def serve() -> None:
+    """Answer each request on stdin until it ends: see RunServer."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    while True:
+        try:
+            request = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        pickle.dump(_start(request) if isinstance(request, Request) else _status(*request), answers)
+        answers.flush()
+
+
+def _start(request: Request) -> int:
+    """The process that a run became; the exit code of one that is not forked."""
+    if not request.forked:
+        return _run(request)
+    gc.freeze()  # else each run would go through all that was ever imported, and take half a second for it
+    process = os.fork()
+    if process == 0:
+        os._exit(_run(request))
+    return process
+
+
+def _status(process: int, until_it_ends: bool) -> int | None:
+    """As of os.waitpid; None while it works."""
+    ended, status = os.waitpid(process, 0 if until_it_ends else os.WNOHANG)
+    return status if ended else None
+
+
+def _run(request: Request) -> int:
+    told = os.open(request.told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def tell(event: Notice | Progress) -> None:
+        if isinstance(event, Progress) and not event.warm_up:
+            os.write(told, b"%d\n" % event.done)
+
+    try:
+        checked = check(request.settings, lambda notice: None)
+        if request.most_file_bytes:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (request.most_file_bytes, resource.RLIM_INFINITY))
+        run(checked, tell)
+    except Exception as error:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        os.write(told, traceback.format_exception_only(error)[-1].encode())
+        return 1
+    return 0

@@ -1,0 +1,147 @@
+"""Answers to judge, and a judging of them over real HTTP: everything is benchctl's own but the server and the clock."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fixtures_records import RUN, baseline_row, drafted_row, exiting_row, write
+from judge_server import MODEL, Asked
+
+from benchctl.judges.gpt import Gpt
+from benchctl.judging.items import JudgeName
+from benchctl.judging.judge import Place
+from benchctl.judging.prices import Price
+from benchctl.judging.session import Judging
+from benchctl.judging.settings import JudgeSettings, Summary, World
+from benchctl.measuring.header import suite_info
+from benchctl.measuring.prompts.prompt import Prompt, load_suite
+from benchctl.records.schema import Row
+from benchctl.records.scores import Score, read_scores, scores_path
+from benchctl.records.writer import read
+
+KEY_ENV = "BENCHCTL_TEST_KEY"
+PRICE = Price(2.0, 8.0)
+
+
+@dataclass(frozen=True)
+class MadeUpPrompt:
+    """What judging asks of a prompt."""
+
+    turns: tuple[str, ...]
+    reference: tuple[str, ...] = ()
+    category: str = ""
+
+
+@dataclass
+class FakeTimer:
+    """A clock that stands still but for those who wait, and remembers how long they did."""
+
+    moment_s: float = 100.0
+    waits_s: list[float] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def now_s(self) -> float:
+        return self.moment_s
+
+    def wait_until(self, moment_s: float) -> None:
+        with self._lock:
+            if moment_s > self.moment_s:
+                self.waits_s.append(moment_s - self.moment_s)
+                self.moment_s = moment_s
+
+
+def good_and_bad(prompts: int) -> list[Row]:
+    """To each prompt a good answer of the baseline, the same one, drafted, and a bad one that left early."""
+    rows: list[Row] = []
+    for number in range(prompts):
+        good, bad = f"The good answer to {number}.", f"The bad answer to {number}."
+        rows += [
+            replace(baseline_row(f"p{number}"), text=good),
+            replace(drafted_row(f"p{number}"), text=good),
+            replace(exiting_row(f"p{number}"), text=bad),
+        ]
+    return rows
+
+
+def answers_shown(asked: Asked) -> list[str]:
+    """Which of `good` and `bad` a question shows first, and which second."""
+    words = asked.body["messages"][-1]["content"].split()
+    return [word for word in words if word in ("good", "bad")]
+
+
+def fair(asked: Asked) -> str:
+    """The reply of a judge that gives good answers 9 and bad ones 3, wherever they stand."""
+    return " ".join({"good": "9", "bad": "3"}[word] for word in answers_shown(asked))
+
+
+def measured_file(
+    path: Path, suites: Mapping[str, int], answer: Callable[[Prompt, int, str], str]
+) -> dict[tuple[str, str], Prompt]:
+    """Write a results file of so many embedded prompts of each suite, and of answers by prompt, turn and label.
+
+    Gives the prompts as judging wants them.
+    """
+    loaded = [
+        load_suite(name, data_dir=None, source="embedded", limit=prompts, notify=lambda notice: None)
+        for name, prompts in suites.items()
+    ]
+    rows = [
+        replace(row, suite=suite.name, turn=turn, text=answer(prompt, turn, row.label))
+        for suite in loaded
+        for prompt in suite.prompts
+        for turn in range(len(prompt.turns))
+        for row in (baseline_row(prompt.id), exiting_row(prompt.id))
+    ]
+    write(path, rows, replace(RUN, suites=tuple(map(suite_info, loaded))))
+    return {(suite.name, prompt.id): prompt for suite in loaded for prompt in suite.prompts}
+
+
+@dataclass
+class Court:
+    """A results file, a server, and the judging of one by the other; each `judge` is a process's worth of it."""
+
+    folder: Path
+    rows: Sequence[Row]
+    timer: FakeTimer = field(default_factory=FakeTimer)
+    notices: list[str] = field(default_factory=list)
+
+    @property
+    def results(self) -> Path:
+        return self.folder / "first.jsonl"
+
+    def judging(
+        self,
+        url: str,
+        *,
+        options: Mapping[str, Any] | None = None,
+        judge: Any = None,
+        prompts: Mapping[tuple[str, str], Any] | None = None,
+        **settings: Any,
+    ) -> Judging:
+        """By gpt at that address with `options`, or by another `judge`; `settings` are those of JudgeSettings."""
+        if not self.results.exists():
+            self.folder.mkdir(exist_ok=True)
+            write(self.results, self.rows)
+        made_up = {(row.suite, row.prompt_id): MadeUpPrompt((f"Question {row.prompt_id}?",)) for row in self.rows}
+        judge = judge or Gpt(**{"model": MODEL, "timeout_s": 60.0, **(options or {})})
+        judge.prepare(Place(base_url=url, key_env=KEY_ENV, runs=(RUN,)))
+        chosen = {"cache": self.folder / "cache", "concurrency": 1, "price": PRICE, **settings}
+        world = World(
+            timer=self.timer,
+            chance=lambda: 0.5,
+            now=lambda: "2025-01-01T00:00:00+00:00",
+            notify=self.notices.append,
+            progress=lambda progress: None,
+        )
+        name = JudgeName(type(judge).__name__.lower(), judge)
+        return Judging([read(self.results)], prompts or made_up, JudgeSettings(judge=name, **chosen), world)
+
+    def judge(self, url: str, **settings: Any) -> Summary:
+        return self.judging(url, **settings).run()
+
+    def scores(self) -> list[Score]:
+        return list(read_scores(scores_path(self.results)).scores)

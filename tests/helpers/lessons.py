@@ -1,0 +1,61 @@
+"""A lesson made by hand: what a tiny target saw of literal texts, without a trainer or its batches."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from oracles import Naive
+from torch import nn
+
+from benchctl.decoding.model.families import read_layer, rotary_table
+from benchctl.decoding.modules.trainable import Lesson, Trainable
+
+
+def lesson_of(naive: Naive, texts: Sequence[Sequence[int]], weights: Sequence[Sequence[float]] | None = None) -> Lesson:
+    """A row per text, padded to the longest with id 0; by default every token weighs 1."""
+    length = max(map(len, texts))
+    shape = (len(texts), length)
+    tokens, documents = torch.zeros(shape, dtype=torch.int64), torch.full(shape, -1)
+    weight, states = torch.zeros(shape), torch.zeros(naive.layers + 1, *shape, naive.model.config.hidden_size)
+    for row, text in enumerate(texts):
+        tokens[row, : len(text)] = torch.tensor(text)
+        documents[row, : len(text)] = 0
+        weight[row, : len(text)] = 1.0 if weights is None else torch.tensor(weights[row])
+        states[:, row, : len(text)] = naive.states(text).float()
+    norm, head = naive.model.model.norm, naive.model.lm_head
+    return Lesson(
+        tokens=tokens,
+        weights=weight,
+        documents=documents,
+        positions=torch.arange(length).expand(shape),
+        states=tuple(states),
+        final=norm(states[-1].double()).float(),
+        norm=lambda residual: norm(residual.double()).to(residual.dtype),
+        head=lambda normed: head(normed.double()),
+        layer=lambda index: read_layer(_single(naive), index, fast=False),
+        rotary=lambda positions: rotary_table(_single(naive), length, torch.float32)[positions],
+    )
+
+
+@cache
+@torch.inference_mode(False)
+def _single(naive: Naive) -> Any:
+    """The model in float32, as modules are trained."""
+    return copy.deepcopy(naive.model).float()
+
+
+def learn(method: Trainable, module: nn.Module, lesson: Lesson, steps: int) -> list[float]:
+    """The loss per token at each of so many steps of AdamW on this one lesson."""
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(steps):
+        loss = method.loss(module, lesson) / lesson.weights.sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses

@@ -1,0 +1,142 @@
+"""Methods with one mistake each, for tests that show that the tests can fail."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchctl.decoding.draft import Draft
+from benchctl.decoding.method import Context, Outcome, Speculative
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.sampling import draw
+from benchctl.decoding.verify import Verdict
+from benchctl.methods.early_exit import EarlyExit
+from benchctl.methods.lookahead import Lookahead
+from benchctl.methods.medusa import Medusa
+from benchctl.methods.prompt_lookup import PromptLookup
+from benchctl.methods.two_model import TwoModel
+
+
+class StaleStream:
+    """A stream that is told to forget rejected rows and keeps them: the mistake that verification hides."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._stale = 0
+        self.target = stream.target
+        self.push, self.advance, self.logits, self.keep = stream.push, stream.advance, stream.logits, stream.keep
+
+    @property
+    def length(self) -> int:
+        return int(self._stream.length) - self._stale
+
+    def truncate(self, length: int) -> None:
+        self._stale += self.length - length
+
+
+class ForgetfulTwoModel(TwoModel):
+    """two_model with a draft cache that is never rolled back."""
+
+    _stream: Any
+
+    def start(self, context: Context) -> int:
+        first: int = super().start(context)
+        self._stream = StaleStream(self._stream)
+        return first
+
+
+class LateTwoModel(TwoModel):
+    """two_model whose draft model takes every token from position 20 on to stand one place earlier."""
+
+    def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:
+        super().prepare(target, models, draft_model)
+        self._model = copy.copy(models(draft_model))
+        self._model.rotary = torch.cat((self._model.rotary[:20], self._model.rotary[19:-1]))
+
+
+class LateMedusa(Medusa):
+    """medusa whose heads read the root's row, whatever was accepted."""
+
+    def observe(self, context: Context, outcome: Outcome) -> None:
+        self._state = outcome.states[:1]
+
+
+class ShiftedLookahead(Lookahead):
+    """lookahead whose columns go on from the token of the column before."""
+
+    def draft(self, context: Context, budget: int) -> Draft:
+        draft: Draft = super().draft(context, budget)
+        columns = len(self._levels[0]) if self._levels else 0
+        first = draft.scratch.count(False) + columns - 1  # the row of level 1's first column
+        parents = list(draft.parents)
+        parents[first + 1 : first + columns] = parents[first : first + columns - 1]
+        return replace(draft, parents=tuple(parents))
+
+
+class StaleLookahead(Lookahead):
+    """lookahead that guesses n-grams of earlier prompts too."""
+
+    _pool: Any
+
+    def start(self, context: Context) -> int:
+        pool = self._pool
+        first: int = super().start(context)
+        self._pool = pool
+        return first
+
+
+class UnrepairedRule(Speculative):
+    """After a rejection the bonus token is drawn from p, not from what is left of it."""
+
+    def verify(self, context: Context, draft: Draft, target_logits: Tensor) -> Verdict:
+        verdict = super().verify(context, draft, target_logits)
+        if len(verdict.path) == len(draft):
+            return verdict
+        probs = context.sampling.probs(target_logits)
+        return replace(verdict, next_token=draw(probs[len(verdict.path)], context.generator))
+
+
+class UnwarpedBonusRule(Speculative):
+    """The bonus token after a draft accepted whole ignores temperature, top-k and top-p."""
+
+    def verify(self, context: Context, draft: Draft, target_logits: Tensor) -> Verdict:
+        verdict = super().verify(context, draft, target_logits)
+        if len(verdict.path) < len(draft):
+            return verdict
+        return replace(verdict, next_token=draw(target_logits[-1].softmax(-1), context.generator))
+
+
+class FlatterProbs(Speculative):
+    """The draft is said to come from a flatter distribution than the one it was drawn from."""
+
+    def draft(self, context: Context, budget: int) -> Draft:
+        draft = super().draft(context, budget)  # type: ignore[safe-super]
+        if draft.probs is None:
+            return draft
+        flatter = draft.probs.sqrt()
+        return replace(draft, probs=flatter / flatter.sum(-1, keepdim=True))
+
+
+class UnrepairedTwoModel(UnrepairedRule, TwoModel):
+    pass
+
+
+class UnrepairedLookup(UnrepairedRule, PromptLookup):
+    pass
+
+
+class UnwarpedBonusTwoModel(UnwarpedBonusRule, TwoModel):
+    pass
+
+
+class FlatterTwoModel(FlatterProbs, TwoModel):
+    pass
+
+
+class FlatterEarlyExit(FlatterProbs, EarlyExit):
+    pass

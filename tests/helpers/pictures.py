@@ -1,0 +1,73 @@
+"""What a test can see of a picture: its texts, whether they can be read, and what lies where."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from html import unescape
+from itertools import combinations
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+
+from benchctl.analysis.plots.axes import settle
+from benchctl.analysis.plots.style import Style
+
+LOOKS = (("light", "page", ".svg"), ("dark", "column", ".png"), ("dark", "slide", ".pdf"))
+_TOUCH = 1.5  # pixels by which the boxes around two texts may overlap, for letters do not fill them
+
+
+def texts(path: Path) -> str:
+    """The texts of an SVG picture, line by line."""
+    found = re.findall(r"<text[^>]*>(.*?)</text>", path.read_text(encoding="utf-8"), re.DOTALL)
+    return "\n".join(unescape(re.sub(r"<[^>]*>", "", text)).strip() for text in found)
+
+
+def figure_of(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, draw: Callable[[Path, Style], object], style: Style
+) -> Figure:
+    """The figure that a module would have saved, laid out."""
+    kept: list[Figure] = []
+    monkeypatch.setattr(module, "save", lambda figure, path: kept.append(figure))
+    draw(Path("unwritten.png"), style)
+    settle(kept[0])
+    return kept[0]
+
+
+def assert_readable(figure: Figure, style: Style) -> None:
+    """No text leaves the picture, none is smaller than small, none lies on another one."""
+    boxes = list(_boxes(figure))
+    assert boxes
+    whole = figure.bbox.padded(1)
+    for text, box in boxes:
+        said = text.get_text()
+        assert whole.x0 <= box.x0 and box.x1 <= whole.x1 and whole.y0 <= box.y0 and box.y1 <= whole.y1, said
+        assert float(text.get_fontsize()) >= style.small, said
+    for (one, box), (other, other_box) in combinations(boxes, 2):
+        shared = Bbox.intersection(box, other_box)
+        clear = shared is None or min(shared.width, shared.height) <= _TOUCH
+        assert clear, f"{one.get_text()!r} lies on {other.get_text()!r}"
+
+
+def _boxes(figure: Figure) -> Iterator[tuple[Text, Bbox]]:
+    undrawn = set(_undrawn(figure))
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        if text.get_text().strip() and text.get_visible() and id(text) not in undrawn:
+            yield text, text.get_window_extent()
+
+
+def _undrawn(figure: Figure) -> Iterator[int]:
+    """The labels of ticks beyond the ends of an axis, and all texts of axes that are off or hidden."""
+    for axes in figure.axes:
+        if not axes.get_visible():
+            yield from map(id, axes.findobj(Text))
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
+                if not (axes.axison and low <= tick.get_loc() <= high):
+                    yield from (id(tick.label1), id(tick.label2))

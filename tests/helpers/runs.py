@@ -1,0 +1,191 @@
+"""Pairs of a target and a draft model with their oracles, and one call that decodes a prompt with a label."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import count
+from typing import Any
+
+import torch
+from oracles import Naive, Rounds, autoregressive, in_float64, noisy_copy
+from tiny import tiny_model
+from untrained import untrained_folder
+
+from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.method import Method
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.model.tokenizer import TargetTokenizer
+from benchctl.decoding.modules.trainable import Trainable
+from benchctl.decoding.sampling import Sampling
+from benchctl.registry import build
+
+VOCABULARY = 24  # small, so that texts repeat themselves and drafts are right now and then
+CONTEXT_TOKENS = 64
+NEW_TOKENS = 40
+LAYERS = 4
+
+# Labels whose answer must be the target's own, and labels whose answer need not be.
+EXACT = (
+    "autoregressive",
+    "two_model",
+    "two_model[draft_tokens=1]",
+    "two_model[draft_tokens=4,confidence=0.5]",
+    "prompt_lookup",
+    "prompt_lookup[draft_tokens=3,max_ngram=3,match=last]",
+    "prompt_lookup[draft_tokens=2,max_ngram=1,allow_short=false]",
+    "early_exit[mode=draft,exits=1,threshold=0]",
+    "early_exit[mode=draft,exits=3,threshold=0,draft_tokens=6]",
+    "early_exit[mode=draft,confidence=softmax_max,threshold=0.5]",
+    "early_exit[mode=draft,confidence=state_cosine,threshold=0.9,min_exit=2]",
+    "early_exit[mode=draft,threshold=2]",
+    "early_exit[mode=draft,confidence=classifier,threshold=0.5,min_exit=1]",
+    "early_exit[mode=draft,head=trained,confidence=softmax_max,threshold=0.3,decay=4]",
+    "early_exit[threshold=2]",
+    "early_exit[threshold=2,kv_policy=deferred_exact]",
+    "deed[mode=draft,threshold=0.3]",
+    "deed[mode=draft,threshold=0,exits=2,rank=5,draft_tokens=6]",
+    "deed[threshold=2]",
+    "skip_decode[adapters=none,min_layers=4]",
+    "medusa",
+    "medusa[tree=1x1x1]",
+    "medusa[heads=2,tree=6x4]",
+    "medusa[heads=4,tree=3x2x2x1]",
+    "medusa[heads=1,nodes=30]",
+    "lookahead",
+    "lookahead[ngram=2,window=4,guesses=3,prompt_pool=true]",
+    "lookahead[ngram=4,window=12,guesses=2,bonus=false]",
+    "m2r2",
+    "m2r2[gates=1+3,exit=3,draft_tokens=6]",
+    "m2r2[gates=2,adapters=bottleneck,draft_tokens=1]",
+    "m2r2[gates=2,adapters=hybrid,rank=5,alpha=9,confidence=0.2]",
+    "m2r2[width=3]",
+    "m2r2[source=exit,width=2,draft_tokens=3]",
+    "m2r2[source=slow,gates=3]",
+    "m2r2[mode=dynamic,threshold=2]",
+    "m2r2[mode=dynamic,threshold=2,gates=2,router=softmax_gap,kv_fill=deferred_exact]",
+)
+# Exact too, but only a mixture of experts can run them.
+OF_EXPERTS = (
+    "expert_offload",
+    "expert_offload[policy=on_demand,capacity=2,blocking=true]",
+    "expert_offload[policy=lfu,prefetch=next_gate,capacity=3]",
+    "expert_offload[policy=least_stale,prefetch=next_gate,capacity=5,spare=1,tier=file]",
+    "m2r2[mode=aot]",
+    "m2r2[mode=aot,gates=1+3,policy=lfu,capacity=2,spare=2,tier=file]",
+)
+# Lossy too; tokens leave out layers below others that they run, so their caches are audited in tests of their own.
+SKIPPING = (
+    "skip_decode",
+    "skip_decode[adapters=none,min_layers=1,max_layers=3,fall_tokens=9]",
+    "mixture_of_depths",
+    "mixture_of_depths[threshold=0.7]",
+)
+LOSSY = (
+    "early_exit[threshold=0.3]",
+    "early_exit[threshold=0.3,kv_policy=deferred_exact]",
+    "early_exit[confidence=state_cosine,threshold=0.8,exits=1+3]",
+    "early_exit[confidence=classifier,threshold=0.5,min_exit=1]",
+    "early_exit[head=trained,threshold=0.2,decay=4]",
+    "early_exit[head=trained,confidence=classifier,threshold=0.5,kv_policy=deferred_exact]",
+    "deed[threshold=0.3]",
+    *SKIPPING,
+    "medusa[accept=typical]",
+    "m2r2[mode=dynamic,threshold=0.5]",
+    "m2r2[mode=dynamic,threshold=0.5,router=linear,kv_fill=absent]",
+    "m2r2[mode=dynamic,threshold=0.2,router=softmax_gap,kv_fill=deferred_exact]",
+)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target and a draft model, as transformers' models and as Targets, with an oracle for each."""
+
+    model: Any
+    draft_model: Any
+    target: Target
+    draft: Target
+    naive: Naive
+    naive_draft: Naive
+
+    def with_stops(self, *stop_ids: int) -> Target:
+        """The same target, ending answers at these ids."""
+        twin = copy.copy(self.target)
+        twin.tokenizer_or_none = TargetTokenizer(None, self.model.config, frozenset(stop_ids))
+        return twin
+
+
+def pair_of(model: Any, draft_model: Any) -> Pair:
+    """A pair of these two transformers models."""
+    return Pair(model, draft_model, Target(model, None), Target(draft_model, None), Naive(model), Naive(draft_model))
+
+
+@cache
+@torch.inference_mode(False)  # whoever asks first: what inference mode makes takes no part in training
+def pair(family: str, seed: int = 0, context_tokens: int = CONTEXT_TOKENS) -> Pair:
+    """A float64 pair of this family; the draft model is the target with noise on its weights."""
+    sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": context_tokens}
+    model = in_float64(tiny_model(family, seed=seed, layers=LAYERS, dtype=torch.float64, **sizes))
+    return pair_of(model, noisy_copy(model))
+
+
+def with_head_of(model: Any, vocabulary: int) -> Any:
+    """A copy of a transformers model for the first ``vocabulary`` ids only."""
+    twin = copy.deepcopy(model)
+    twin.config.vocab_size = vocabulary
+    for module in (twin.model.embed_tokens, twin.lm_head):
+        module.weight = torch.nn.Parameter(module.weight[:vocabulary].clone(), requires_grad=False)
+    return twin
+
+
+def prompt_of(tokens: int, seed: int = 0) -> list[int]:
+    """Random ids; the second half of a longer prompt repeats part of the first, as texts do."""
+    generator = torch.Generator().manual_seed(100 * tokens + seed)
+    ids: list[int] = torch.randint(3, VOCABULARY, (tokens,), generator=generator).tolist()
+    quarter = tokens // 4
+    return [*ids[: tokens - quarter], *ids[:quarter]]
+
+
+@cache
+def answer(family: str, seed: int, prompt_tokens: int) -> list[int]:
+    """What the target of this pair says to prompt_of: NEW_TOKENS tokens, or as many as the context takes."""
+    limit = min(NEW_TOKENS, CONTEXT_TOKENS - prompt_tokens)
+    return autoregressive(pair(family, seed).naive, prompt_of(prompt_tokens, seed), limit)
+
+
+def prepared(label: str, target: Target, draft: Target | None = None) -> Method:
+    """A fresh method, ready for the target: with a draft model if there is one, with untrained modules if need be."""
+
+    def model(_name: str) -> Target:
+        assert draft is not None, "this method needs a draft model"
+        return draft
+
+    method = build(label)
+    if isinstance(method, Trainable) and method.needs_modules:
+        method.modules = str(untrained_folder(label, method, target))
+    method.prepare(target, model, "draft")
+    return method
+
+
+def run(
+    label: str,
+    target: Target,
+    prompt: Sequence[int],
+    limit: int,
+    *,
+    draft: Target | None = None,
+    sampling: Sampling | None = None,
+    prompt_seed: int = 0,
+) -> Generation:
+    """Decode one prompt with a fresh method; the clock counts its own calls."""
+    method = prepared(label, target, draft)
+    ticks = count()
+    clock = lambda: float(next(ticks))  # noqa: E731
+    return decode(method, target, list(prompt), Limits(limit), sampling or Sampling(), clock, prompt_seed)
+
+
+def rounds_of(generation: Generation) -> Rounds:
+    """Drafted and accepted, step by step."""
+    return [(step.drafted, step.accepted) for step in generation.steps]

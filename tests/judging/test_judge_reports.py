@@ -1,0 +1,318 @@
+"""What judges say is shown where runs are compared and plotted, with what speaks against it."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from fixtures_records import EXITING, RUN, baseline_row, exiting_row, usual_rows
+from fixtures_scores import both_orders, own, same, score, sha256, write_both
+
+from benchctl.analysis.frame.comparison import compare
+from benchctl.analysis.judges.figures import with_judgements
+from benchctl.analysis.warnings import cautions
+from benchctl.cli import main
+from benchctl.records.schema import Row, Run
+from benchctl.records.scores import Score, scores_path, to_line
+from benchctl.records.writer import read
+
+PROMPTS = [f"p{number}" for number in range(12)]
+
+
+def _rows() -> list[Row]:
+    """Early exit's answers differ from the baseline's, the draft's are the same."""
+    return [replace(row, text="mine") if row.label == EXITING else row for row in usual_rows(len(PROMPTS))]
+
+
+def _scores(judge: str = "gpt", better: int = 3) -> list[Score]:
+    """Early exit wins `better` of the twelve prompts and loses the others by a point."""
+    points = [(7, 6) if number < better else (6, 7) for number in range(len(PROMPTS))]
+    return [one for prompt, of in zip(PROMPTS, points, strict=True) for one in both_orders(prompt, of, of, judge=judge)]
+
+
+def _file(tmp_path: Path, scores: Sequence[Score]) -> Path:
+    return write_both(tmp_path / "run.jsonl", _rows(), scores, RUN)
+
+
+def _run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [*map(str, arguments)])
+
+
+def _cautions(tmp_path: Path, scores: Sequence[Score], rows: Sequence[Row] = ()) -> str:
+    path = write_both(tmp_path / "run.jsonl", rows or _rows(), scores, RUN)
+    (group,) = with_judgements(compare([read(path)]))
+    return "\n".join(cautions(group))
+
+
+def test_compare_shows_what_each_judge_says_and_how_far_they_agree(tmp_path: Path) -> None:
+    """Of 12 pairs the judges agree on 9: 3 won and 6 lost by both; chance makes that of 0.375."""
+    path = _file(tmp_path, [*_scores(), *_scores("local", better=6)])
+    shown = " ".join(_run("compare", path).stdout.split())
+    assert "Judged by gpt gpt-4o pairwise" in shown and "Judged by local gpt-4o pairwise" in shown
+    assert "early_exit -0.50 [-1.00, +0.00] 25% 0% 75%" in shown
+    assert "say the same (win, tie or loss) of 75% of 12 pairs of answers that both judged: Cohen's kappa 0.50" in shown
+    assert "Cohen's kappa 0.50" in _run("compare", path, "--format", "md").stdout
+
+
+def test_programs_get_every_figure_of_judges(tmp_path: Path) -> None:
+    path = _file(tmp_path, [*_scores(), *_scores("local", better=6)])
+    (group,) = json.loads(_run("compare", path, "--format", "json").stdout)["groups"]
+    assert [agreed["kappa"] for agreed in group["agreement_of_judges"]] == [pytest.approx(0.5)]
+    methods = {method["label"]: method for method in group["suites"][0]["methods"]}
+    first, _ = methods[EXITING]["judged"]
+    assert (first["judge"], first["model"], first["protocol"]) == ("gpt", "gpt-4o", "pairwise")
+    assert (first["pairs"], first["asked"], first["unreadable"], first["within_margin"]) == (12, 24, 0, None)
+    assert first["metrics"]["score_difference"]["value"] == -0.5
+    lines = list(csv.DictReader(io.StringIO(_run("compare", path, "--format", "csv").stdout)))
+    cells = {line["label"]: line["win[local gpt-4o pairwise]"] for line in lines}
+    assert (cells[EXITING], cells["autoregressive"]) == ("0.5", "")
+
+
+def test_a_margin_that_is_asked_for_tells_how_many_prompts_it_takes(tmp_path: Path) -> None:
+    """Differences of +1 and -1 spread by 0.905: 1.96 times that, over 0.5, squared, and some more for Student's t."""
+    shown = " ".join(_run("compare", _file(tmp_path, _scores()), "--margin", "0.5").stdout.split())
+    assert "±0.5" in shown
+    assert "25% 0% 75% 12 16" in shown
+
+
+def test_a_pattern_that_matches_files_of_scores_too_means_the_results(tmp_path: Path) -> None:
+    path = _file(tmp_path, _scores())
+    assert _run("compare", tmp_path / "*.jsonl").stdout == _run("compare", path).stdout
+    alone = _run("compare", scores_path(path))
+    assert (alone.exit_code, "holds scores, not results" in alone.stderr) == (2, True)
+
+
+def test_scores_alone_tell_how_far_their_judges_agree(tmp_path: Path) -> None:
+    one = scores_path(_file(tmp_path, _scores()))
+    two = tmp_path / "other.scores.jsonl"
+    two.write_bytes(b"".join(map(to_line, _scores("local", better=6))))
+    result = _run("compare", "--scores", one, "--scores", two)
+    assert result.exit_code == 0, result.output
+    assert "75% of 12 pairs of answers that both judged: Cohen's kappa 0.50" in result.stdout
+    document = json.loads(_run("compare", "--scores", one, "--scores", two, "--format", "json").stdout)
+    assert document["agreement_of_judges"][0]["pairs"] == 12
+    added = " ".join(_run("compare", tmp_path / "run.jsonl", "--scores", two).stdout.split())
+    assert "Judged by local gpt-4o pairwise" in added
+
+
+@pytest.mark.parametrize(
+    ("scores", "problem"),
+    [
+        (_scores(), "no two judges judged the same pairs"),
+        ([own(EXITING, "p0", 5)], "the scores name as their baselines: none"),
+        ([score("p0"), score("p0", sample=1, answer_sha256=sha256("other"))], "of two texts of early_exit on koala/p0"),
+    ],
+)
+def test_scores_alone_that_cannot_be_compared_are_refused(tmp_path: Path, scores: list[Score], problem: str) -> None:
+    result = _run("compare", "--scores", scores_path(_file(tmp_path, scores)))
+    assert (result.exit_code, problem in result.stderr) == (2, True), result.output
+
+
+def test_options_that_would_be_ignored_are_refused(tmp_path: Path) -> None:
+    """A gate of 0 points beside scores alone was passed over, and ended with 0; one of inf ended in a traceback."""
+    path = _file(tmp_path, _scores())
+    for arguments in (
+        (),
+        ("--scores", scores_path(path), "--format", "csv"),
+        ("--scores", scores_path(path), "--overlap"),
+        ("--scores", scores_path(path), "--require-quality", "0"),
+    ):
+        result = _run("compare", *arguments)
+        assert (result.exit_code, "--scores" in result.stderr) == (2, True)
+    assert _run("compare", path, "--acceptance", "--margin", "0.2").exit_code == 2
+    for option in ("--require-quality", "--margin"):
+        assert "not a finite number" in _run("compare", path, option, "inf", "--format", "json").stderr
+    assert "--judge needs --y quality" in _run("plot", "--pareto", "--judge", "gpt", path).stderr
+
+
+def test_a_judge_s_liking_for_a_place_or_for_length_is_said(tmp_path: Path) -> None:
+    """Of the same answers: who stands first wins; who is longer wins."""
+    assert "favours" not in _cautions(tmp_path, _scores())
+    places = [one for prompt in PROMPTS for one in both_orders(prompt, (6, 7), (8, 6))]
+    assert f"favours the answer that stands first (seen on {EXITING})" in _cautions(tmp_path, places)
+    long = [replace(row, text="m" * 40) for row in _rows() if row.label == EXITING]
+    won = [one for prompt in PROMPTS for one in both_orders(prompt, (8, 6), (8, 6), answer_sha256=sha256("m" * 40))]
+    rows = [*(row for row in _rows() if row.label != EXITING), *long]
+    assert f"prefers the longer answer (seen on {EXITING})" in _cautions(tmp_path, won, rows)
+
+
+def test_what_was_lost_of_the_judgements_is_said(tmp_path: Path) -> None:
+    lost = [score("p0", None, None), *_scores()[1:]]
+    assert "gpt gpt-4o pairwise: 1 of 24 replies could not be read, so 1 pairs" in _cautions(tmp_path, lost)
+    assert "was not asked about all prompts of early_exit" in _cautions(tmp_path, _scores()[:8])
+    one_order = [score(prompt, 7, 6) for prompt in PROMPTS]
+    assert "saw each pair in one order" in _cautions(tmp_path, one_order)
+    stale = [*_scores(), score("p0", judge="old", answer_sha256="0" * 64)]
+    assert "1 score left out, which are of other texts" in _cautions(tmp_path, stale)
+    assert "by two prompts" not in _cautions(tmp_path, _scores())
+    both = [*_scores(), replace(_scores()[0], template="pairwise-reference-v1@0123456789abcdef")]
+    assert "gpt gpt-4o pairwise judged answers by two prompts, as with their reference" in _cautions(tmp_path, both)
+    changed = [replace(one, template="pairwise-v1@ffffffffffffffff") for one in _scores()[:2]]
+    assert "the prompt pairwise-v1 was changed between judgements" in _cautions(tmp_path, [*changed, *_scores()[2:]])
+
+
+def test_scores_of_one_file_are_not_missed_in_another(tmp_path: Path) -> None:
+    """Given by --scores they were once looked for in every file, and of the other ones "of answers that are not here".
+    What is of no file is still told of, once."""
+    first = write_both(tmp_path / "first.jsonl", _rows(), [], RUN)
+    other = [replace(row, suite="other") for row in _rows()]
+    run = replace(RUN, suites=(replace(RUN.suites[0], name="other"),))
+    second = write_both(tmp_path / "second.jsonl", other, [], run)
+    given = tmp_path / "given.scores.jsonl"
+    given.write_bytes(b"".join(map(to_line, _scores())))
+    told = " ".join(_run("compare", first, second, "--scores", given).stdout.split())
+    assert told.count("Places, gpt gpt-4o pairwise") == 1 and "left out" not in told
+    stray = [replace(one, prompt_id="nowhere") for one in _scores()[:2]]
+    stray.append(replace(_scores()[0], answer_sha256="0" * 64, judge="old"))
+    given.write_bytes(b"".join(map(to_line, [*_scores(), *stray])))
+    told = " ".join(_run("compare", second, first, "--scores", given).stdout.split())
+    assert told.count("2 scores left out, which are of answers that are not here") == 1
+    assert told.count("1 score left out, which are of other texts") == 1
+
+
+def _better(prompts: Sequence[str] = PROMPTS, judge: str = "gpt") -> list[Score]:
+    """Early exit is a point better on every other prompt and half a point worse on the others: 0.25 [-0.25, 0.75]."""
+    points = [(7, 6) if number % 2 else (6.5, 7) for number in range(len(prompts))]
+    return [one for prompt, of in zip(prompts, points, strict=True) for one in both_orders(prompt, of, of, judge=judge)]
+
+
+def _run_of(prompts: int) -> Run:
+    return replace(RUN, suites=(replace(RUN.suites[0], prompts=prompts),))
+
+
+def _drafted(judge: str = "gpt") -> list[Score]:
+    ties = [same(prompt, judge=judge) for prompt in PROMPTS]
+    return [replace(one, label="two_model[draft_tokens=3]") for one in ties]
+
+
+@pytest.mark.parametrize(
+    ("scores", "points", "problem"),
+    [
+        ([*_better(), *_drafted()], 0.5, ""),
+        (
+            [*_better(), *_drafted()],
+            0.1,
+            "early_exit is not shown to be as good as autoregressive but for 0.1 points: gpt",
+        ),
+        (_better(), 0.5, "two_model[draft_tokens=3] has no points of a judge: run `benchctl judge`"),
+        (
+            [*_better(PROMPTS[:11]), *_drafted()],
+            0.5,
+            "pairwise judged early_exit on 11 of 12 turns of prompts: judge the rest",
+        ),
+        (
+            [*(one for one in _better() if one.order == "baseline_second"), *_drafted()],
+            5,
+            "early_exit in one order, so its liking for a place is in the difference",
+        ),
+        ([*_better(), *_drafted(), *_scores("strict"), *_drafted("strict")], 0.5, "0.5 points: strict gpt-4o pairwise"),
+        ([], 9, "early_exit has no points of a judge"),
+    ],
+)
+def test_a_comparison_can_be_held_to_quality(tmp_path: Path, scores: list[Score], points: float, problem: str) -> None:
+    """What nobody judged, or a judge saw only in part, is not as good; nor is what it saw in one order alone, which
+    once passed by the points that it gives to a place."""
+    path = write_both(tmp_path / "run.jsonl", _rows(), scores, _run_of(len(PROMPTS)))
+    result = _run("compare", path, "--require-quality", str(points), "--format", "json")
+    assert (result.exit_code, problem in result.stderr, "FAIL" in result.stderr) == (
+        int(bool(problem)),
+        True,
+        bool(problem),
+    )
+    gates = json.loads(result.stdout)["gates"]
+    assert (gates["passed"], gates["require_quality"], bool(gates["unmet"])) == (not problem, points, bool(problem))
+
+
+def test_quality_is_shown_on_every_turn_that_was_answered(tmp_path: Path) -> None:
+    """Of two turns the first alone was once enough, so a judge that could read no second turn let everything pass."""
+    rows = [replace(row, turn=turn) for row in _rows() for turn in (0, 1)]
+    first = [*_better(), *_drafted()]
+    second = [replace(one, turn=1) for one in first]
+    lost = [one for one in second if one.label != EXITING or one.prompt_id != "p3"]
+    for scores, problem in ((first, "on 12 of 24 turns"), ([*first, *lost], "on 23 of 24 turns"), (first + second, "")):
+        path = write_both(tmp_path / "run.jsonl", rows, scores, _run_of(len(PROMPTS)))
+        result = _run("compare", path, "--require-quality", "0.5")
+        assert (result.exit_code, problem in result.stderr) == (int(bool(problem)), True)
+
+
+def test_quality_cannot_be_shown_on_a_few_prompts_nor_of_nothing(tmp_path: Path) -> None:
+    few = [row for row in _rows() if row.prompt_id in PROMPTS[:9]]
+    path = write_both(tmp_path / "run.jsonl", few, [*_better(PROMPTS[:9]), *_drafted()], _run_of(9))
+    few_prompts = "judged early_exit on 9 prompts: fewer than 10 show nothing"
+    result = _run("compare", path, "--require-quality", "5")
+    assert (result.exit_code, few_prompts in result.stderr) == (1, True)
+    alone = [row for row in _rows() if row.label == RUN.baseline]
+    path = write_both(tmp_path / "run.jsonl", alone, [], replace(RUN, methods=RUN.methods[:1]))
+    assert "nothing but autoregressive was measured" in _run("compare", path, "--require-quality", "5").stderr
+    assert _run("compare", path, "--require-quality", "1", "--over", EXITING).exit_code == 2
+
+
+def test_a_report_takes_scores_from_elsewhere_as_compare_does(tmp_path: Path) -> None:
+    path = write_both(tmp_path / "run.jsonl", _rows(), [], RUN)
+    given = tmp_path / "given.scores.jsonl"
+    given.write_bytes(b"".join(to_line(replace(one, reply="what the judge said")) for one in _scores()))
+    pages = [tmp_path / "without.html", tmp_path / "with.html"]
+    for page, more in zip(pages, ((), ("--scores", given)), strict=True):
+        result = _run("report", path, "-o", page, *more)
+        assert result.exit_code == 0, result.output
+    without, with_scores = (page.read_text(encoding="utf-8") for page in pages)
+    for part in ("Judged by gpt gpt-4o pairwise", "what the judge said"):
+        assert part in with_scores and part not in without
+
+
+def test_a_torn_last_score_is_said_and_the_others_count(tmp_path: Path) -> None:
+    path = _file(tmp_path, _scores())
+    file = scores_path(path)
+    file.write_bytes(file.read_bytes()[:-40])
+    assert "the last line is torn" in _run("compare", path).stdout
+
+
+def _texts(path: Path) -> str:
+    found = re.findall(r"<text[^>]*>(.*?)</text>", path.read_text(encoding="utf-8"), re.DOTALL)
+    return unescape("\n".join(re.sub(r"<[^>]*>", "", text) for text in found))
+
+
+@pytest.mark.parametrize(
+    ("height", "title"),
+    [
+        ("quality", "score of gpt gpt-4o pairwise on 12 prompts"),
+        ("verdict", "answers that are the target's own on 12 prompts"),
+        ("agreement", "token agreement with autoregressive"),
+    ],
+)
+def test_the_pareto_plot_sets_speed_against_what_is_asked_for(tmp_path: Path, height: str, title: str) -> None:
+    out = tmp_path / "plot.svg"
+    same = [one for prompt in PROMPTS for one in both_orders(prompt, (6, 6), (6, 6), label="two_model[draft_tokens=3]")]
+    same = [replace(one, answer_sha256=sha256("drafted")) for one in same]
+    rows = [replace(row, text="drafted") if row.label.startswith("two_model") else row for row in _rows()]
+    path = write_both(tmp_path / "run.jsonl", rows, [*_scores(), *same], RUN)
+    result = _run("plot", "--pareto", "--y", height, path, "--out", out)
+    assert result.exit_code == 0, result.output
+    texts = _texts(out)
+    assert title in texts
+    assert "95% interval" in texts and "two_model" in texts
+
+
+def test_quality_cannot_be_plotted_without_a_judge_or_of_two(tmp_path: Path) -> None:
+    out, plot = tmp_path / "plot.png", ("plot", "--pareto", "--y", "quality")
+    path = write_both(tmp_path / "run.jsonl", _rows(), [], RUN)
+    assert "no judge has scored these answers. Run `benchctl judge`" in _run(*plot, path, "--out", out).stderr
+    path = _file(tmp_path, [*_scores(), *_scores("local")])
+    both = _run(*plot, path, "--out", out)
+    assert both.exit_code == 2
+    assert "--judge must name one of 'gpt gpt-4o pairwise', 'local gpt-4o pairwise'" in both.stderr
+    unjudged = _run(*plot, path, "--out", out, "--judge", "local")
+    assert "two_model[draft_tokens=3] has no answers that local gpt-4o pairwise judged" in unjudged.stderr
+
+
+def test_an_answer_that_was_judged_stays_judged_whatever_was_wrong_with_its_time(tmp_path: Path) -> None:
+    rows = [replace(row, invalid="a foreign process") for row in (baseline_row(), replace(exiting_row(), text="mine"))]
+    path = write_both(tmp_path / "run.jsonl", [*rows, *_rows()[3:]], _scores(), RUN)
+    (group,) = with_judgements(compare([read(path)]))
+    assert next(method for method in group.pooled.methods if method.label == EXITING).judged[0].pairs == 12

@@ -1,0 +1,255 @@
+"""Runs in batches: the rows they write, what they refuse, how they go on after a kill, and what is shown of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+from fakes_batches import Shallower
+from fakes_measuring import FakeClock
+from fixtures_run import make_folder, make_settings, measured, timeless, write_prompts
+from tiny import tiny_folder
+
+from benchctl.cli import main
+from benchctl.decoding.batch import MOST_SEQUENCES
+from benchctl.decoding.method import Context, Method
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.sampling import Sampling
+from benchctl.measuring import settings as ask
+from benchctl.measuring.check import check
+from benchctl.measuring.measure import Measurer, Terms
+from benchctl.measuring.plan import Plan
+from benchctl.measuring.prompts.prompt import Prompt
+from benchctl.measuring.run import RunSummary, run
+from benchctl.measuring.session import Notice, Progress
+from benchctl.methods.autoregressive import Autoregressive
+from benchctl.records.schema import Row
+from benchctl.records.writer import read
+
+TALKS = tuple(Prompt(str(number), "mt-bench", (f"Count to {number}.", "And back?")) for number in range(3))
+IDS = ("0", "1", "2")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    return Target.load(tiny_folder(tmp_path_factory.mktemp("target")), dtype="float64")
+
+
+@dataclass
+class Broken(Autoregressive):
+    """Cannot say anything about the number 1."""
+
+    def start(self, context: Context) -> int:
+        if context.target.tokenizer.decode_text(context.tokens).find("to 1") >= 0:
+            raise RuntimeError("out of luck")
+        token: int = super().start(context)
+        return token
+
+
+def rows_of(
+    target: Target,
+    method: Method,
+    batch_size: int = 3,
+    sampling: Sampling = Sampling(),  # noqa: B008 frozen
+    prompts: Sequence[Prompt] = TALKS,
+) -> list[Row]:
+    """Everything that a plan of the baseline and this method comes to, one repeat."""
+    terms = Terms(5, sampling, batch_size=batch_size)
+    run = Measurer(target, {"plain": Autoregressive(), "other": method}, "plain", terms, FakeClock())
+    rows: list[Row] = []
+    for jobs in Plan(tuple(prompts), ("plain", "other"), 1, batch_size).by_batch():
+        run.begin([task.prompt for task in jobs[0]])
+        rows += [row for job in jobs for row in run.measure(job)]
+    return rows
+
+
+def apart(rows: Sequence[Row]) -> dict[tuple[str, str, int], Row]:
+    """Rows by label, prompt and turn, without what only batches have."""
+    same = [replace(row, batch=(), order=0) for row in timeless(rows)]
+    return {(row.label, row.prompt_id, row.turn): row for row in same}
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, seed=5)])
+def test_turn_by_turn_a_batch_says_what_its_prompts_are_answered_one_by_one(target: Target, sampling: Sampling) -> None:
+    rows = rows_of(target, Shallower(later=2), sampling=sampling)
+    assert apart(rows) == apart(rows_of(target, Shallower(later=2), 1, sampling))
+    assert {row.batch for row in rows} == {IDS} and len(rows) == 12
+    assert len({row.token_ids for row in rows}) > 6
+
+
+def test_rows_of_a_batch_have_its_times_and_stand_together(target: Target) -> None:
+    """The clock moves on by a second a reading: one before the prompts, one after all of them, one after each step."""
+    rows = rows_of(target, Autoregressive())
+    assert [(row.turn, row.label, row.prompt_id) for row in rows[:7]] == [
+        *((0, "plain", name) for name in IDS),
+        *((0, "other", name) for name in IDS),
+        (1, "plain", "0"),
+    ]
+    assert [row.order for row in rows] == list(range(12))
+    assert {row.ttft_s for row in rows} == {1.0}
+    assert all(row.step_s == (1.0,) * (len(row.token_ids) - 1) for row in rows)
+    assert {row.verdict for row in rows if row.label == "other"} == {"identical"}
+    assert len({row.peak_memory_bytes for row in rows[:3]}) == 1
+
+
+def test_a_lossy_method_is_judged_answer_by_answer(target: Target) -> None:
+    rows = [row for row in rows_of(target, Shallower()) if row.label == "other"]
+    assert "lossy" in {row.verdict for row in rows}
+    assert rows[0].layers == (2, 2, 2, 2, 1)[: len(rows[0].layers)]
+
+
+def test_a_batch_fails_as_a_whole_and_its_next_turn_too(target: Target) -> None:
+    """What was left of it would be another batch than the baseline's, and no time to set against that."""
+    rows = [row for row in rows_of(target, Broken()) if row.label == "other"]
+    assert [row.error for row in rows[:3]] == ["RuntimeError: out of luck"] * 3
+    assert [row.error for row in rows[3:]] == ["ValueError: turn 0 of this prompt failed, so turn 1 has no history"] * 3
+    assert {row.batch for row in rows} == {IDS}
+    single = [row for row in rows_of(target, Broken(), 1) if row.label == "other"]
+    assert [row.error is None for row in single if row.turn == 0] == [True, False, True]
+
+
+def test_a_prompt_that_does_not_fit_is_named_in_its_batch(target: Target) -> None:
+    endless = Prompt("endless", "mt-bench", ("Say something. " * 200, "And?"))
+    rows = rows_of(target, Autoregressive(), prompts=[TALKS[0], endless])
+    assert all("prompt endless has" in str(row.error) and "context of 128" in str(row.error) for row in rows[:4])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("batches"))
+
+
+@pytest.fixture
+def settings(folder: Path, tmp_path: Path) -> ask.RunSettings:
+    """Batches of `short`, of `talk` in two turns, and of `story` and `ball`."""
+    prompts = [*map(json.loads, (folder / "three.jsonl").read_text().splitlines()), {"id": "ball", "prompt": "A ball."}]
+    usual = make_settings(folder, tmp_path / "out.jsonl")
+    bench = write_prompts(tmp_path / "four.jsonl", prompts)
+    return replace(usual, methods=("autoregressive",), prompts=ask.PromptSettings(benches=(str(bench),)), batch_size=4)
+
+
+def measure(settings: ask.RunSettings, events: list[Notice | Progress] | None = None) -> RunSummary:
+    report = (lambda event: None) if events is None else events.append
+    return run(check(settings, lambda notice: None), report)
+
+
+def test_a_batched_run_counts_every_generation(settings: ask.RunSettings, tmp_path: Path) -> None:
+    events: list[Notice | Progress] = []
+    summary = measure(settings, events)
+    file = read(tmp_path / "out.jsonl")
+    assert (file.run.batch_size, len(measured(file)), summary.measured) == (4, 10, 10)
+    assert [row.batch for row in measured(file) if row.repeat == 0] == [
+        *[("short",)],
+        *[("talk",)] * 2,
+        *[("story", "ball")] * 2,
+    ]
+    progress = [event.done for event in events if isinstance(event, Progress) and not event.warm_up]
+    assert progress == [1, 2, 3, 4, 5, 6, 8, 10]
+
+
+@pytest.mark.parametrize("lost_lines", [1, 2, 3, 5])
+def test_a_batched_run_resumes_where_it_was_killed(settings: ask.RunSettings, tmp_path: Path, lost_lines: int) -> None:
+    """The last batch has two rows: with one of them gone, it is measured again whole."""
+    out = tmp_path / "out.jsonl"
+    measure(settings)
+    whole = read(out)
+    out.write_bytes(b"".join(out.read_bytes().splitlines(keepends=True)[:-lost_lines]))
+    summary = measure(replace(settings, resume=True))
+    assert (summary.measured, summary.recalled) == ({1: 2, 2: 2, 3: 4, 5: 5}[lost_lines], 10 - summary.measured)
+    assert timeless(measured(read(out))) == timeless(measured(whole))
+
+
+@pytest.fixture
+def here(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("target", "draft", "three.jsonl"):
+        (tmp_path / name).symlink_to(folder / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def invoke(*arguments: str) -> Result:
+    usual = "--model target --draft-model draft --bench three.jsonl --device cpu --max-new-tokens 5 --warm-up 1"
+    return CliRunner().invoke(main, ["run", "--no-watch", *usual.split(), "--out", "out.jsonl", *arguments])
+
+
+@pytest.mark.usefixtures("here")
+class TestRefusals:
+    """Each before any weights are loaded."""
+
+    @pytest.fixture(autouse=True)
+    def no_weights(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Target, "load", lambda *_, **__: pytest.fail("weights were loaded"))
+
+    @pytest.mark.parametrize(
+        ("label", "reason"),
+        [
+            ("two_model", "each sequence of a batch would accept a number of tokens of its own"),
+            ("prompt_lookup", "each sequence of a batch would accept a number of tokens of its own"),
+            ("lookahead", "each sequence of a batch would accept a number of tokens of its own"),
+            ("early_exit[threshold=0.5]", "each sequence of a batch would leave at a layer of its own"),
+            ("expert_offload", "each sequence of a batch would need experts of its own"),
+        ],
+    )
+    def test_a_method_for_one_sequence_is_named_with_its_reason(self, label: str, reason: str) -> None:
+        result = invoke("--batch-size", "4", "--method", label)
+        assert result.exit_code == 2 and result.stdout == ""
+        message = " ".join(result.stderr.partition("Error: ")[2].split())
+        assert message == (
+            f"{label} cannot run: it decodes no batches, since {reason}; measure it without --batch-size."
+        )
+
+    @pytest.mark.parametrize("size", ["0", "17", "-1", "many"])
+    def test_a_size_that_is_none(self, size: str) -> None:
+        result = invoke("--batch-size", size)
+        assert result.exit_code == 2 and "Invalid value for '--batch-size'" in result.stderr
+
+
+def test_the_largest_size_is_the_loop_s() -> None:
+    command = main.get_command(click.Context(main), "run")
+    assert command is not None
+    (option,) = (option for option in command.params if option.name == "batch_size")
+    assert isinstance(option.type, click.IntRange) and (option.type.min, option.type.max) == (1, MOST_SEQUENCES)
+
+
+def test_all_measures_what_decodes_batches_and_says_of_the_others_why_not(here: Path) -> None:
+    result = invoke("--batch-size", "2", "--repeats", "1", "--method", "all")
+    assert result.exit_code == 0, result.output
+    assert "prompt_lookup cannot run here: it decodes no batches, since each sequence" in result.stderr
+    assert "Target: target, float32, cpu, 1 thread, in batches of up to 2." in result.stderr
+    assert "batches of up to 2, greedy" in " ".join(result.stdout.split())
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    rows = measured(read(here / "out.jsonl"))
+    assert "autoregressive" in {row.label for row in rows} and "prompt_lookup" not in {row.label for row in rows}
+
+
+def test_a_batched_file_can_be_compared_and_plotted(here: Path) -> None:
+    asked = "skip_decode[adapters=none,min_layers=1,fall_tokens=2]"
+    assert invoke("--batch-size", "2", "--method", asked).exit_code == 0
+    compared = CliRunner().invoke(main, ["compare", "out.jsonl", "--format", "json"])
+    (group,) = json.loads(compared.output)["groups"]
+    assert group["batch_size"] == 2
+    baseline, skipping = group["suites"][0]["methods"]
+    rows = measured(read(here / "out.jsonl"))
+    baseline_s, skipping_s = (batches_s(rows, figures["label"]) for figures in (baseline, skipping))
+    tokens = sum(len(row.token_ids) for row in rows if row.label == skipping["label"])
+    assert skipping["metrics"]["tokens_per_s"]["value"] == pytest.approx(tokens / skipping_s)
+    assert skipping["metrics"]["speedup"]["value"] == pytest.approx(baseline_s / skipping_s)
+    assert skipping["metrics"]["depth_fraction"]["value"] < 0.8
+    plotted = CliRunner().invoke(main, ["plot", "out.jsonl", "--pareto", "--out", "plot.png"])
+    assert plotted.exit_code == 0, plotted.output
+
+
+def batches_s(rows: Sequence[Row], label: str) -> float:
+    """What a label's batches took: of each the time of the answer that was there last."""
+    found: dict[object, float] = {}
+    for row in rows:
+        if row.label == label:
+            assert row.ttft_s is not None
+            key = (row.batch, row.turn, row.repeat)
+            found[key] = max(found.get(key, 0.0), row.ttft_s + sum(row.step_s))
+    return sum(found.values())

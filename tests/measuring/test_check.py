@@ -1,0 +1,226 @@
+"""What is checked before any weights are loaded: methods, models, prompts, names."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fixtures_run import make_folder, make_settings, measured, write_prompts
+from plain_t5 import tiny_t5
+from tiny import tiny_folder, tiny_tokenizer
+from untrained import facts_of, untrained
+
+from benchctl import bundled as packs
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.folder import save_modules
+from benchctl.errors import UserError
+from benchctl.measuring import settings as ask
+from benchctl.measuring.check import CheckedRun, check, name_run
+from benchctl.measuring.choices import Models, choose_methods, choose_models
+from benchctl.measuring.run import run
+from benchctl.methods.medusa import Medusa
+from benchctl.records.writer import read
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("check"))
+
+
+@pytest.fixture
+def settings(folder: Path, tmp_path: Path) -> ask.RunSettings:
+    return make_settings(folder, tmp_path / "out.jsonl")
+
+
+@pytest.fixture
+def long_prompts(tmp_path: Path) -> Path:
+    """One prompt that fits, one that does not, and one of which only the second turn does not."""
+    endless = "Say something. " * 100
+    prompts = [
+        {"id": "fine", "prompt": "Hi"},
+        {"id": "endless", "prompt": endless},
+        {"id": "later", "turns": ["Hi", endless]},
+    ]
+    return write_prompts(tmp_path / "long.jsonl", prompts)
+
+
+def quiet_check(settings: ask.RunSettings) -> CheckedRun:
+    return check(settings, lambda notice: None)
+
+
+def quiet_run(settings: ask.RunSettings) -> None:
+    run(quiet_check(settings), lambda event: None)
+
+
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Target, "load", lambda *_, **__: pytest.fail("weights were loaded"))
+
+
+def test_the_baseline_is_first_and_every_label_is_there_once() -> None:
+    texts = ("early_exit[threshold=0.9]", "autoregressive", "two_model[draft_tokens=5]", "two_model", "early_exit")
+    assert [choice.label for choice in choose_methods(texts, Models("", "draft"))] == [
+        "autoregressive",
+        "early_exit",
+        "two_model",
+    ]
+
+
+def test_all_brings_in_every_method_and_notes_what_some_of_them_lack() -> None:
+    choices = {choice.label: choice.unsupported for choice in choose_methods(("all",), Models("", ""))}
+    assert choices.pop("two_model") == "it needs a draft model; name one with --draft-model"
+    for name in ("deed", "m2r2", "medusa", "mixture_of_depths", "skip_decode"):
+        assert choices.pop(name).startswith(f"no trained modules; train some with: benchctl train {name}")
+    assert set(choices.values()) == {""}
+
+
+def test_a_method_asked_for_by_name_without_its_draft_model_is_refused() -> None:
+    with pytest.raises(UserError, match="two_model cannot run: it needs a draft model"):
+        choose_methods(("all", "two_model"), Models("", ""))
+    assert choose_methods(("two_model[draft_model=x]",), Models("", ""))[1].unsupported == ""
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ("medusa", "medusa cannot run: no trained modules; train some with: benchctl train medusa"),
+        ("early_exit[confidence=classifier]", "cannot run: no trained modules; train some with: benchctl train early"),
+        ("medusa[modules=nowhere]", "nowhere: no such folder"),
+    ],
+)
+def test_a_method_asked_for_by_name_without_its_modules_is_refused_before_weights_are_loaded(
+    settings: ask.RunSettings, label: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_weights(monkeypatch)
+    with pytest.raises(UserError, match=message):
+        quiet_check(replace(settings, methods=("all", label)))
+
+
+def test_modules_of_another_method_are_refused_before_weights_are_loaded(
+    settings: ask.RunSettings, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Target.load(folder / "target")
+    save_modules(tmp_path / "heads", untrained(Medusa(), target), facts_of("medusa", Medusa(), target))
+    no_weights(monkeypatch)
+    label = f"early_exit[confidence=classifier,modules={tmp_path / 'heads'}]"
+    with pytest.raises(UserError, match="holds modules of medusa, not of early_exit"):
+        quiet_check(replace(settings, methods=(label,)))
+
+
+def test_the_embedded_target_and_its_draft_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = packs.PackModel("ref", "ref", "target", 1, 1, "", "", "", "", draft="ref-draft")
+    monkeypatch.setattr(packs, "models", lambda: (model,))
+    assert choose_models(ask.ModelSettings()) == choose_models(ask.ModelSettings("ref"))
+    assert (choose_models(ask.ModelSettings()).target, choose_models(ask.ModelSettings()).draft) == ("ref", "ref-draft")
+    assert choose_models(ask.ModelSettings("owner/elsewhere")).draft == ""
+    assert choose_models(ask.ModelSettings("ref", "owner/mine")).draft == "owner/mine"
+
+
+def test_a_draft_model_of_another_tokenizer_is_refused_before_weights_are_loaded(
+    settings: ask.RunSettings, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tiny_folder(tmp_path / "other", layers=1)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"] = {token: 319 - index for token, index in tokenizer["model"]["vocab"].items()}
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    no_weights(monkeypatch)
+    with pytest.raises(UserError, match="has another tokenizer than the target"):
+        quiet_check(replace(settings, models=replace(settings.models, draft=str(other))))
+
+
+@pytest.fixture
+def encoding(tmp_path: Path) -> str:
+    """Configuration and tokenizer of a model with an encoder."""
+    tiny_t5(vocabulary=320).config.save_pretrained(tmp_path / "t5")
+    tiny_tokenizer(chat=False).save_pretrained(tmp_path / "t5")
+    return str(tmp_path / "t5")
+
+
+def test_a_draft_model_with_an_encoder_is_refused_before_weights_are_loaded(
+    settings: ask.RunSettings, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It drafted for a prompt that its encoder had read before, and few of its tokens were accepted."""
+    no_weights(monkeypatch)
+    for models, label in (
+        (replace(settings.models, draft=encoding), "two_model"),
+        (settings.models, f"two_model[draft_model={encoding}]"),
+    ):
+        with pytest.raises(UserError, match="draft model '.*t5' has an encoder.*without one with --draft-model"):
+            quiet_check(replace(settings, models=models, methods=(label,)))
+
+
+def test_batches_on_a_target_with_an_encoder_are_refused_before_weights_are_loaded(
+    settings: ask.RunSettings, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_weights(monkeypatch)
+    asked = replace(settings, models=replace(settings.models, target=encoding, draft=""), methods=("autoregressive",))
+    assert quiet_check(asked).models.target == encoding
+    with pytest.raises(UserError, match="t5 has an encoder; batches are for targets without one: no --batch-size"):
+        quiet_check(replace(asked, batch_size=2))
+
+
+def test_prompts_beyond_the_context_are_listed_before_weights_are_loaded(
+    settings: ask.RunSettings, long_prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_weights(monkeypatch)
+    long = replace(settings, prompts=ask.PromptSettings(benches=(str(long_prompts),)))
+    with pytest.raises(UserError) as refusal:
+        quiet_check(long)
+    message = str(refusal.value)
+    assert message.startswith("2 of 3 prompts of long do not fit into the target's context of 128 tokens")
+    assert "endless (" in message and "later (" in message and "fine" not in message
+    assert "--long-prompts skip" in message and "--long-prompts cut" in message
+
+
+def test_long_prompts_can_be_left_out_and_the_record_says_so(
+    settings: ask.RunSettings, long_prompts: Path, tmp_path: Path
+) -> None:
+    prompts = ask.PromptSettings(benches=(str(long_prompts),), long_prompts="skip")
+    quiet_run(replace(settings, prompts=prompts))
+    file = read(tmp_path / "out.jsonl")
+    assert {row.prompt_id for row in file.rows} == {"fine"}
+    assert file.run.suites[0].prompts == 1
+    assert file.run.suites[0].origin.endswith("2 longer than the context left out")
+
+
+def test_leaving_out_every_prompt_is_refused(settings: ask.RunSettings, long_prompts: Path) -> None:
+    long_prompts.write_text(long_prompts.read_text().splitlines()[1] + "\n")
+    with pytest.raises(UserError, match="No prompt of long fits"):
+        quiet_run(replace(settings, prompts=ask.PromptSettings(benches=(str(long_prompts),), long_prompts="skip")))
+
+
+def test_long_prompts_can_be_cut_to_their_end(settings: ask.RunSettings, long_prompts: Path, tmp_path: Path) -> None:
+    prompts = ask.PromptSettings(benches=(str(long_prompts),), long_prompts="cut")
+    quiet_run(replace(settings, prompts=prompts, methods=("autoregressive",)))
+    file = read(tmp_path / "out.jsonl")
+    tokens = {(row.prompt_id, row.turn): row.prompt_tokens for row in measured(file)}
+    assert tokens["endless", 0] == tokens["later", 1] == 128 - 6
+    assert file.run.suites[0].origin.endswith("2 longer than the context cut")
+
+
+def test_two_files_of_one_name_are_refused(settings: ask.RunSettings, folder: Path, tmp_path: Path) -> None:
+    """Their rows would carry the same suite and ids."""
+    copy = tmp_path / "three.jsonl"
+    copy.write_bytes((folder / "three.jsonl").read_bytes())
+    both = (str(folder / "three.jsonl"), str(copy))
+    with pytest.raises(UserError, match="Two benches are called 'three'"):
+        quiet_check(replace(settings, prompts=ask.PromptSettings(benches=both)))
+
+
+def test_a_file_gets_its_name_from_suite_label_and_time(
+    settings: ask.RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    checked = quiet_check(replace(settings, out=None))
+    assert checked.out.parent == Path("results")
+    assert checked.out.name.startswith("three-two_model-draft_tokens=2-+early_exit-threshold=0.0-")
+    assert name_run(checked.suites, checked.choices, ("all",)).startswith("three-all-")
+    assert name_run(checked.suites * 3, checked.choices * 2, ()).startswith("3-suites-5-methods-")
+
+
+def test_a_run_with_two_draft_models_is_refused() -> None:
+    """The header held the first one's hash only, so that neither resume nor compare could see the second change."""
+    texts = ("two_model[draft_model=small]", "two_model[draft_model=smaller]")
+    with pytest.raises(UserError, match="one draft model.* small, smaller"):
+        choose_methods(texts, Models("", "draft"))

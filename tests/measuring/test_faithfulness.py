@@ -1,0 +1,238 @@
+"""What the target thinks of an answer, against transformers' own model asked about one whole text at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from fakes_measuring import FakeClock, Lying, Plain, one, task
+from runs import pair, prepared, prompt_of
+from tiny import tiny_folder
+from torch import Tensor
+
+from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.method import Context, Method, Step
+from benchctl.decoding.model.likelihood import Likelihood, likelihood
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.sampling import Sampling
+from benchctl.measuring.faithfulness import Faithfulness, Given, NotItsOwn, kl_nats, own_logits
+from benchctl.measuring.measure import Measurer, Terms
+from benchctl.measuring.prompts.prompt import Prompt
+
+LIMITS = Limits(12)
+GIVEN = Given(LIMITS)
+PROMPT = prompt_of(9)
+
+
+def truth(prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
+    """Log-probabilities [tokens, vocabulary] of the target before each token of an answer, text by text."""
+    naive = pair("llama").naive
+    texts = [[*prompt, *answer[:at]] for at in range(len(answer))]
+    return torch.stack([naive.logits(naive.last_states(text)[-1]).log_softmax(-1) for text in texts])
+
+
+def said_by(method: Method) -> list[int]:
+    return list(decode(method, pair("llama").target, PROMPT, LIMITS, Sampling(), lambda: 0.0).token_ids)
+
+
+@dataclass
+class Own(Plain):
+    """Chooses from logits of its own: those of the target, made less sure and with one token set apart."""
+
+    favour: float = 0.0
+    exactness = "lossy"
+    reason = "a fake"
+
+    def step(self, context: Context) -> Step:
+        context.stream.push(context.tokens[-1:])
+        context.stream.advance()
+        token = context.pick(own(context.stream.logits(), self.favour))
+        context.stream.keep((0,))
+        return Step((token,), 0, 0, 1, (context.target.layers,))
+
+
+def own(logits: Tensor, favour: float) -> Tensor:
+    changed = 0.5 * logits
+    changed[..., 7] += favour
+    return changed
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 40])
+def test_an_answer_is_scored_as_a_model_without_a_cache_scores_it(tokens: int) -> None:
+    answer = prompt_of(tokens, seed=3)
+    logprobs = truth(PROMPT, answer)
+    found = likelihood(pair("llama").target, PROMPT, answer)
+    assert (found.tokens, found.agreed) == (tokens, int((logprobs.argmax(-1) == torch.tensor(answer)).sum()))
+    assert found.logprob == pytest.approx(sum(float(row[token]) for row, token in zip(logprobs, answer, strict=True)))
+
+
+def test_blocks_of_logits_join_without_a_seam(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = prompt_of(20, seed=3)
+    whole = likelihood(pair("llama").target, PROMPT, answer)
+    monkeypatch.setattr("benchctl.decoding.model.likelihood._BLOCK", 3)
+    parts = likelihood(pair("llama").target, PROMPT, answer)
+    assert (parts.tokens, parts.agreed) == (whole.tokens, whole.agreed)
+    assert parts.logprob == pytest.approx(whole.logprob)
+
+
+def test_the_target_agrees_with_its_own_greedy_answer_at_every_token() -> None:
+    answer = said_by(Plain())
+    found = likelihood(pair("llama").target, PROMPT, answer)
+    assert (found.tokens, found.agreed) == (12, 12)
+    assert found.logprob == pytest.approx(float(truth(PROMPT, answer).amax(-1).sum()))
+
+
+def test_an_equal_answer_costs_nothing_and_another_is_set_beside_the_baselines() -> None:
+    found, baseline, other = Faithfulness(pair("llama").target), said_by(Plain()), said_by(Lying())
+    assert found.sums(PROMPT, baseline, baseline) == {}
+    sums = found.sums(PROMPT, other, baseline)
+    mine, theirs = truth(PROMPT, other), truth(PROMPT, baseline)
+    assert sums["scored_tokens"] == sums["baseline_scored_tokens"] == 12
+    assert sums["target_agreed_tokens"] == int((mine.argmax(-1) == torch.tensor(other)).sum()) < 12
+    assert sums["target_logprob"] == pytest.approx(float(mine.gather(-1, torch.tensor(other)[:, None]).sum()))
+    assert sums["baseline_target_logprob"] == pytest.approx(float(theirs.amax(-1).sum()))
+    assert sums["target_logprob"] < sums["baseline_target_logprob"]
+
+
+def test_the_divergence_of_a_sampled_answer_is_on_the_text_that_was_drawn() -> None:
+    """At temperature 1, whatever the answer was drawn at; another seed would have said something else."""
+    models, method, sampling = pair("llama"), Own(1.0), Sampling(0.7, top_k=5)
+    answer = decode(method, models.target, PROMPT, LIMITS, sampling, lambda: 0.0, 3).token_ids
+    logprobs = truth(PROMPT, answer)
+    theirs = own(logprobs, 1.0).log_softmax(-1)
+    expected = float((logprobs.exp() * (logprobs - theirs))[1:].sum())
+    found = [
+        Faithfulness(models.target).divergence(method, PROMPT, answer, Given(LIMITS, sampling, seed)) for seed in (3, 4)
+    ]
+    assert found == [{"kl_tokens": 12, "kl_nats": pytest.approx(expected)}, {"kl_unrepeated_tokens": 12}]
+
+
+@pytest.mark.parametrize("favour", [0.0, 4.0])
+def test_the_divergence_is_that_of_the_target_from_the_methods_own_distribution(favour: float) -> None:
+    """Also where both say the same: with `favour` 0 every token is the target's, and the method is but less sure.
+
+    The first token comes from the target's own prefill, where nothing diverges.
+    """
+    method = Own(favour)
+    answer = said_by(method)
+    assert (answer == said_by(Plain())) == (favour == 0.0)
+    found = Faithfulness(pair("llama").target).divergence(method, PROMPT, answer, GIVEN)
+    logprobs = truth(PROMPT, answer)
+    theirs = own(logprobs, favour).log_softmax(-1)
+    expected = float((logprobs.exp() * (logprobs - theirs))[1:].sum())
+    assert found == {"kl_tokens": 12, "kl_nats": pytest.approx(expected)}
+    assert expected > 0.1
+
+
+def test_a_token_that_the_target_cannot_say_adds_nothing_to_the_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vocabularies are padded with tokens of logit -inf, and 0 ln 0 is 0."""
+    p = torch.tensor([[0.25, 0.75, 0.0]], dtype=torch.float64).log()
+    monkeypatch.setattr("benchctl.measuring.faithfulness.logprobs", lambda *_: iter([p]))
+    q = torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64).log()
+    expected = 0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.25)
+    assert kl_nats(pair("llama").target, PROMPT, [1], [q]) == pytest.approx(expected)
+
+
+def test_an_answer_whose_divergence_is_not_finite_is_counted_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was left out without a word, so that the mean was over the better answers. A row takes no infinity."""
+    models, method = pair("llama"), Own(0.0)
+    answer = said_by(method)
+    certain = torch.full((1, 24), -torch.inf)
+    certain[0, answer[0]] = 0.0
+    assert kl_nats(models.target, PROMPT, answer, [certain] * len(answer)) == math.inf
+    monkeypatch.setattr("benchctl.measuring.faithfulness.own_logits", lambda *_: [certain] * len(answer))
+    assert Faithfulness(models.target).divergence(method, PROMPT, answer, GIVEN) == {"kl_infinite_tokens": 12}
+
+
+@pytest.mark.parametrize("label", ["two_model", "prompt_lookup", "medusa[accept=typical]"])
+def test_a_method_that_takes_its_tokens_from_the_target_has_no_distribution_of_its_own(label: str) -> None:
+    models = pair("llama")
+    method = prepared(label, models.target, models.draft)
+    answer = said_by(method)
+    with pytest.raises(NotItsOwn):
+        own_logits(method, models.target, PROMPT, answer, GIVEN)
+    assert Faithfulness(models.target).divergence(method, PROMPT, answer, GIVEN) == {}
+
+
+@pytest.mark.parametrize("label", ["early_exit[threshold=0.3]", "skip_decode"])
+def test_methods_that_leave_layers_out_have_a_distribution_for_each_token(label: str) -> None:
+    models = pair("llama")
+    method = prepared(label, models.target, models.draft)
+    answer = said_by(method)
+    heard = own_logits(method, models.target, PROMPT, answer, GIVEN)
+    assert heard is not None and [int(logits.argmax()) for logits in heard] == answer
+    assert Faithfulness(models.target).divergence(method, PROMPT, answer, GIVEN)["kl_nats"] > 0
+
+
+def test_the_answer_is_given_again_under_the_limit_it_was_given_under() -> None:
+    """An answer that ended early says nothing of the limit, and thresholds that decay look at that."""
+    models = pair("llama")
+    method = prepared("early_exit[threshold=0.6,decay=4]", models.target)
+    text = decode(method, models.target, PROMPT, Limits(40), Sampling(), lambda: 0.0).token_ids
+    target = models.with_stops(text[4])
+    answer = decode(method, target, PROMPT, Limits(40), Sampling(), lambda: 0.0).token_ids
+    assert len(answer) < 40 and own_logits(method, target, PROMPT, answer, Given(Limits(len(answer)))) is None
+    assert Faithfulness(target).divergence(method, PROMPT, answer, Given(Limits(40)))["kl_tokens"] == len(answer)
+
+
+def test_an_answer_that_is_not_repeated_has_no_distributions() -> None:
+    assert own_logits(Lying(), pair("llama").target, PROMPT, said_by(Lying()), GIVEN) is None
+    assert own_logits(Plain(), pair("llama").target, PROMPT, [*said_by(Plain())[:-1], 3], GIVEN) is None
+
+
+def test_what_was_computed_once_is_kept_until_it_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def counted(target: Target, prompt_ids: Sequence[int], answer: Sequence[int]) -> Likelihood:
+        asked.append(len(answer))
+        return Likelihood(1, 1, 0.0)
+
+    monkeypatch.setattr("benchctl.measuring.faithfulness.likelihood", counted)
+    found = Faithfulness(pair("llama").target)
+    for _ in range(3):
+        found.sums([1], [2, 3], [4])
+    assert asked == [2, 1]
+    found.forget()
+    found.sums([1], [2, 3], [4])
+    assert asked == [2, 1, 2, 1]
+
+
+EVIDENCE = {"gap", "decided_at"}  # behind a verdict, not of the answer as a whole
+TALK = Prompt("p", "koala", ("Say something.",))
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    return Target.load(tiny_folder(tmp_path_factory.mktemp("target"), stop_ids=()), dtype="float64")
+
+
+def test_a_row_has_the_sums_where_they_tell_something(target: Target, tmp_path: Path) -> None:
+    """A lossy method's answer has both kinds, one that claims to be exact no divergence, an equal answer nothing; the
+    baseline, warm-up and answers that were forced or profiled have none."""
+    methods = {"plain": Plain(), "same": Plain(), "lying": Lying(), "own": Own(0.0)}
+    run = Measurer(target, methods, "plain", Terms(4, Sampling()), FakeClock())
+    run.begin([TALK])
+    rows = {label: one(run, task(label)) for label in methods}
+    assert rows["plain"].fidelity == rows["same"].fidelity == {}
+    assert set(rows["own"].fidelity) == {"kl_tokens", "kl_nats"}
+    assert {"scored_tokens", "target_agreed_tokens", "target_logprob"} < set(rows["lying"].fidelity)
+    assert "kl_nats" not in rows["lying"].fidelity
+    assert set(one(run, task("lying", repeat=-1)).fidelity) == EVIDENCE
+    profiled = one(run, replace(task("lying"), mode="profile"))
+    assert (profiled.error, profiled.verdict, set(profiled.fidelity)) == (None, "lossy", EVIDENCE)
+
+
+def test_sampled_answers_are_not_scored_but_diverge(target: Target) -> None:
+    """Drawn anew with the same seed they are the same, and each repeat has an answer of its own."""
+    methods = {"plain": Plain(), "lying": Lying(), "own": Own(3.0)}
+    run = Measurer(target, methods, "plain", Terms(4, Sampling(1.0)), FakeClock())
+    run.begin([TALK])
+    one(run, task("plain"))
+    assert one(run, task("lying")).fidelity == {}
+    rows = [one(run, task("own", repeat=repeat)) for repeat in (0, 1)]
+    assert [set(row.fidelity) for row in rows] == [{"kl_tokens", "kl_nats"}] * 2
+    assert rows[0].token_ids != rows[1].token_ids and rows[0].fidelity != rows[1].fidelity

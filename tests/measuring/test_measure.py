@@ -1,0 +1,256 @@
+"""One generation becomes one row: times from the clock given, tokens from the loop, failures without numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+import pytest
+from fakes_measuring import Broken, FakeClock, Lying, Plain, one, task
+from runs import prepared
+from tiny import tiny_folder
+
+from benchctl.decoding.method import Method
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.sampling import Sampling
+from benchctl.measuring.measure import Measurer, Terms, answer_seed
+from benchctl.measuring.prompts.prompt import Prompt
+from benchctl.measuring.verdict import Judgement, Referee
+
+GREEDY = Terms(max_new_tokens=4, sampling=Sampling())
+PROMPT = Prompt("p", "koala", ("Say something.",))
+TALK = Prompt("t", "mt-bench", ("Say something.", "And now?"))
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    return Target.load(tiny_folder(tmp_path_factory.mktemp("target"), stop_ids=()), dtype="float64")
+
+
+@pytest.fixture
+def measurer(target: Target) -> Callable[..., Measurer]:
+    def make(prompt: Prompt = PROMPT, terms: Terms = GREEDY, **methods: Method) -> Measurer:
+        made = Measurer(target, {"plain": Plain(), **methods}, "plain", terms, FakeClock())
+        made.begin([prompt])
+        return made
+
+    return make
+
+
+Make = Callable[..., Measurer]
+
+
+def test_a_row_holds_the_times_between_marks_and_the_tokens_of_the_loop(measurer: Make, target: Target) -> None:
+    """The clock moves on by one second a reading: one before prefill, one after it, one after each step."""
+    row = one(measurer(), task("plain", order=7))
+    assert (row.ttft_s, row.step_s) == (1.0, (1.0, 1.0, 1.0))
+    assert (row.committed, row.drafted, row.accepted, row.rows) == ((1, 1, 1), (0, 0, 0), (0, 0, 0), (1, 1, 1))
+    assert row.layers == (3, 3, 3, 3)
+    assert row.text == target.tokenizer.decode_text(row.token_ids)
+    assert row.prompt_tokens == len(target.tokenizer.encode_chat([{"role": "user", "content": "Say something."}]))
+    assert (row.stop_reason, row.order, row.verdict, row.error) == ("length", 7, None, None)
+    assert row.peak_memory_bytes
+
+
+def test_the_baselines_tokens_are_the_targets_best_ones(measurer: Make, target: Target) -> None:
+    row = one(measurer(), task("plain"))
+    text = target.tokenizer.encode_chat([{"role": "user", "content": "Say something."}])
+    for token in row.token_ids:
+        assert token == int(target.next_logits(text).argmax())
+        text.append(token)
+
+
+def test_a_method_that_answers_like_the_baseline_is_identical(measurer: Make) -> None:
+    run = measurer(same=Plain())
+    one(run, task("plain"))
+    assert one(run, task("same")).verdict == "identical"
+
+
+def test_a_method_that_answers_otherwise_is_lossy_from_its_first_other_token_on(measurer: Make) -> None:
+    run = measurer(lying=Lying())
+    one(run, task("plain"))
+    row = one(run, task("lying"))
+    assert (row.verdict, row.first_divergence) == ("lossy", 1)
+    assert row.margin is not None and row.margin > 0 and row.fidelity["gap"] > 1e-3
+
+
+def test_a_failed_generation_is_a_row_with_an_error_and_no_numbers(measurer: Make) -> None:
+    run = measurer(broken=Broken())
+    one(run, task("plain"))
+    row = one(run, task("broken", order=3))
+    assert row.error == "RuntimeError: out of luck"
+    assert (row.token_ids, row.step_s, row.ttft_s, row.verdict, row.order) == ((), (), None, None, 3)
+
+
+def test_after_a_failure_the_next_generation_is_as_if_nothing_had_happened(measurer: Make) -> None:
+    """A published script let the time of the prompt before enter the average when a prompt failed."""
+    untroubled = one(measurer(), task("plain"))
+    run = measurer(broken=Broken())
+    one(run, task("broken"))
+    assert replace(one(run, task("plain")), peak_memory_bytes=None) == replace(untroubled, peak_memory_bytes=None)
+
+
+def test_an_interruption_is_not_swallowed(measurer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Plain, "step", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        one(measurer(), task("plain"))
+
+
+def test_the_second_turn_continues_the_labels_own_first_answer(measurer: Make, target: Target) -> None:
+    run = measurer(TALK, lying=Lying())
+    firsts = {label: one(run, task(label, prompt=TALK)) for label in ("plain", "lying")}
+    seconds = {label: one(run, task(label, turn=1, prompt=TALK)) for label in ("plain", "lying")}
+    for label, first in firsts.items():
+        chat = [
+            {"role": "user", "content": "Say something."},
+            {"role": "assistant", "content": first.text},
+            {"role": "user", "content": "And now?"},
+        ]
+        assert seconds[label].prompt_tokens == len(target.tokenizer.encode_chat(chat))
+    assert firsts["plain"].text != firsts["lying"].text
+
+
+def test_a_second_turn_is_judged_on_its_own_prompt(measurer: Make) -> None:
+    """After a lossy first answer the baseline's second turn answers another prompt: it is no measure for this one."""
+    lying = Lying()
+    run = measurer(TALK, lying=lying)
+    for label in ("plain", "lying"):
+        one(run, task(label, prompt=TALK))
+    one(run, task("plain", turn=1, prompt=TALK))
+    lying.shift = 0
+    row = one(run, task("lying", turn=1, prompt=TALK))
+    assert row.verdict == "identical"
+
+
+def test_a_turn_after_a_failed_one_fails_too(measurer: Make) -> None:
+    run = measurer(TALK, broken=Broken())
+    one(run, task("broken", prompt=TALK))
+    row = one(run, task("broken", turn=1, prompt=TALK))
+    assert row.error == "ValueError: turn 0 of this prompt failed, so turn 1 has no history"
+
+
+def test_rows_of_an_earlier_process_serve_as_history_and_as_the_baselines_answer(measurer: Make) -> None:
+    first = measurer(TALK, lying=Lying())
+    rows = [one(first, task(label, prompt=TALK)) for label in ("plain", "lying")]
+    whole = one(first, task("lying", turn=1, prompt=TALK))
+    second = measurer(TALK, lying=Lying())
+    for label, row in zip(("plain", "lying"), rows, strict=True):
+        second.recall(task(label, prompt=TALK), row)
+    resumed = one(second, task("lying", turn=1, prompt=TALK))
+    assert (resumed.token_ids, resumed.prompt_tokens) == (whole.token_ids, whole.prompt_tokens)
+    assert resumed.verdict == whole.verdict
+
+
+def test_a_recalled_failure_leaves_no_history(measurer: Make) -> None:
+    run = measurer(TALK, broken=Broken())
+    run.recall(task("broken", prompt=TALK), one(run, task("broken", prompt=TALK)))
+    assert one(run, task("broken", turn=1, prompt=TALK)).error is not None
+
+
+def test_sampled_answers_get_no_comparison_and_repeat_by_seed(measurer: Make) -> None:
+    sampled = Terms(4, Sampling(temperature=1.0))
+    rows = [one(measurer(terms=sampled, other=Plain()), task("other", repeat=repeat)) for repeat in (0, 0, 1)]
+    assert [row.verdict for row in rows] == ["sampled"] * 3
+    assert rows[0].token_ids == rows[1].token_ids != rows[2].token_ids
+    assert one(measurer(terms=sampled), task("plain")).verdict is None
+
+
+def test_the_seed_of_an_answer_depends_on_prompt_turn_and_repeat_but_not_on_the_label() -> None:
+    assert answer_seed(task("a")) == answer_seed(task("b"))
+    tasks = [task("a"), task("a", turn=1), task("a", repeat=1), task("a", prompt=Prompt("q", "koala", ("Hi",)))]
+    assert len({answer_seed(each) for each in tasks}) == 4
+
+
+def test_a_prompt_beyond_the_context_fails_or_keeps_its_end(measurer: Make, target: Target) -> None:
+    endless = Prompt("long", "koala", ("Say something. " * 200,))
+    row = one(measurer(endless), task("plain", prompt=endless))
+    assert row.error is not None and "do not fit into the context of 128" in row.error
+    cut = one(measurer(endless, replace(GREEDY, cut=True)), task("plain", prompt=endless))
+    assert (cut.error, cut.prompt_tokens, len(cut.token_ids)) == (None, 124, 4)
+
+
+def test_a_baseline_that_does_not_repeat_itself_is_told(target: Target) -> None:
+    notices: list[str] = []
+    changing = Lying(shift=0)
+    run = Measurer(target, {"plain": changing}, "plain", GREEDY, FakeClock(), notify=notices.append)
+    run.begin([PROMPT])
+    one(run, task("plain"))
+    one(run, task("plain", repeat=1))
+    assert notices == []
+    changing.shift = 5
+    one(run, task("plain", repeat=2))
+    assert len(notices) == 1 and "did not repeat its own answer to koala p" in notices[0]
+
+
+def test_time_is_split_into_generations_and_controls(measurer: Make) -> None:
+    """Four tokens take four seconds; the control behind a verdict has its own account."""
+    run = measurer(lying=Lying())
+    one(run, task("plain"))
+    assert (run.spent.generations_s, run.spent.controls_s) == (4.0, 1.0)
+    one(run, task("lying"))
+    assert (run.spent.generations_s, run.spent.controls_s) == (8.0, 2.0)
+
+
+@dataclass
+class Own(Lying):
+    """One whose distributions are asked for."""
+
+    exactness = "lossy"
+    reason = "a fake"
+
+
+def failing(*_: object, **__: object) -> NoReturn:
+    raise MemoryError("no room for logits")
+
+
+@pytest.mark.parametrize(
+    ("control", "kept"),
+    [
+        ("benchctl.measuring.verdict.Referee.judge", {"scored_tokens", "kl_unrepeated_tokens"}),
+        ("benchctl.measuring.faithfulness.likelihood", {"gap", "decided_at"}),
+        ("benchctl.measuring.faithfulness.own_logits", {"gap", "decided_at"}),
+    ],
+)
+def test_a_control_that_fails_after_the_clock_takes_nothing_from_a_generation(
+    measurer: Make, monkeypatch: pytest.MonkeyPatch, control: str, kept: set[str]
+) -> None:
+    """It made a failed generation of a good one, out of memory above all, and of those that diverge above all."""
+    notices: list[str] = []
+    run = measurer(own=Own())
+    run.notify = notices.append
+    one(run, task("plain"))
+    monkeypatch.setattr(control, failing)
+    row = one(run, task("own"))
+    assert (row.error, len(row.step_s), row.fidelity["failed_controls"]) == (None, 3, 1.0)
+    assert row.verdict == (None if "judge" in control else "lossy")
+    assert kept <= set(row.fidelity) and "kl_nats" not in row.fidelity
+    one(run, task("own", repeat=1))
+    assert len(notices) == 1 and "MemoryError: no room for logits. Its times are kept" in notices[0]
+
+
+def test_the_row_behind_a_failed_control_serves_as_history_like_any_other(
+    measurer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = measurer(TALK, lying=Lying())
+    for turn in (0, 1):
+        one(run, task("plain", turn=turn, prompt=TALK))
+        monkeypatch.setattr("benchctl.measuring.verdict.Referee.judge", failing)
+        row = one(run, task("lying", turn=turn, prompt=TALK))
+        assert (row.error, row.verdict) == (None, None)
+
+
+def test_a_method_is_judged_with_the_rows_of_its_steps(measurer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Sequence[int]] = []
+
+    def judge(referee: Referee, prompt_ids: list[int], token_ids: Sequence[int], sizes: Sequence[int]) -> Judgement:
+        asked.append(sizes)
+        return Judgement("identical")
+
+    monkeypatch.setattr(Referee, "judge", judge)
+    run = measurer(two=prepared("two_model[draft_tokens=3]", measurer().target, measurer().target))
+    rows = one(run, task("two")).rows
+    assert set(rows) - {1} == set(asked[0]) != set()

@@ -1,0 +1,260 @@
+"""The order of sources: --data-dir, cache, public address, embedded sample; no test here meets a network."""
+
+import io
+import socket
+import threading
+from email.message import Message
+from http.client import HTTPMessage, RemoteDisconnected
+from pathlib import Path
+from typing import IO
+from urllib.error import HTTPError, URLError
+from urllib.request import Request
+
+import pytest
+
+from benchctl.errors import UserError
+from benchctl.measuring.prompts import prompt as prompts
+from benchctl.measuring.prompts import sources, suites
+from benchctl.measuring.prompts.download import SIZE_LIMIT_BYTES, Downloader, HttpsOnly, UnreachableError, open_https
+from benchctl.measuring.prompts.prompt import Suite, load_suite
+from benchctl.measuring.prompts.sources import cache_folder, sha256
+
+CONTENT = b'{"id": "koala_0", "prompt": "Hello?"}\n'
+WIZARD = b'{"idx": 1, "Skill": "Math", "Difficulty": 1, "Instruction": "2 + 2?"}\r\n'
+
+
+class Network:
+    """A fake opener: answers with one content, or fails with one error, and counts the calls."""
+
+    def __init__(self, answer: bytes | Exception) -> None:
+        self.answer = answer
+        self.addresses: list[str] = []
+
+    def __call__(self, address: str, timeout_s: float) -> IO[bytes]:
+        self.addresses.append(address)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return io.BytesIO(self.answer)
+
+
+OFFLINE = URLError(socket.gaierror(-2, "Name or service not known"))
+
+
+@pytest.fixture(autouse=True)
+def small_suites(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """koala and wizardlm pinned to the one-line files above, and a cache of the test's own."""
+    monkeypatch.setenv("BENCHCTL_CACHE", str(tmp_path / "cache"))
+    pins = {"koala": sha256(CONTENT), "wizardlm": sha256(WIZARD)}
+    pinned = tuple(suites.SuiteSpec(**{**vars(spec), "sha256": pins.get(spec.name, "")}) for spec in suites.SUITES)
+    monkeypatch.setattr(prompts, "SUITES", pinned)
+
+
+def load(
+    network: Network | Downloader,
+    name: str = "koala",
+    source: str = "auto",
+    data_dir: Path | None = None,
+    told: list[str] | None = None,
+) -> Suite:
+    downloader = Downloader(network) if isinstance(network, Network) else network
+    told = [] if told is None else told
+    return load_suite(name, data_dir=data_dir, source=source, limit=None, notify=told.append, downloader=downloader)
+
+
+def kept() -> Path:
+    return cache_folder() / "koala_test_set.jsonl"
+
+
+def test_fetched_file_is_announced_checked_kept_and_then_read_from_the_cache() -> None:
+    network, told = Network(CONTENT), list[str]()
+    first = load(network, told=told)
+    again = load(Network(OFFLINE), source="published", told=told)
+    assert first == again
+    assert (first.source, first.origin, first.sha256) == ("published", network.addresses[0], sha256(CONTENT))
+    assert told == [f"koala: fetching the published prompts from {network.addresses[0]}"]
+    assert [path.name for path in cache_folder().iterdir()] == ["koala_test_set.jsonl"]
+
+
+def test_fetched_file_with_another_checksum_is_an_error_and_not_kept() -> None:
+    with pytest.raises(UserError, match=f"sha256 {sha256(b'other')}, expected {sha256(CONTENT)}"):
+        load(Network(b"other"))
+    assert not kept().exists()
+
+
+def test_damaged_cache_is_told_and_fetched_anew() -> None:
+    kept().parent.mkdir(parents=True)
+    kept().write_bytes(b"torn")
+    told: list[str] = []
+    assert load(Network(CONTENT), told=told).source == "published"
+    assert f"{kept()} is damaged" in told[0] and kept().read_bytes() == CONTENT
+
+
+def test_cache_that_cannot_be_written_costs_a_notice_and_not_the_run(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where a folder should be")
+    told: list[str] = []
+    assert load(Network(CONTENT), told=told).source == "published"
+    assert "not kept in" in told[-1]
+
+
+def test_failed_write_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("benchctl.measuring.prompts.sources.os.replace", full)
+    told: list[str] = []
+    assert load(Network(CONTENT), told=told).source == "published"
+    assert "No space left" in told[-1] and list(cache_folder().iterdir()) == []
+
+
+def test_without_network_the_embedded_sample_steps_in_and_says_so() -> None:
+    told: list[str] = []
+    suite = load(Network(OFFLINE), told=told)
+    assert (suite.source, len(suite.prompts)) == ("embedded", 30)
+    assert "out of reach (Name or service not known); using the embedded sample of 30 prompts" in told[-1]
+
+
+def test_published_refuses_the_embedded_sample() -> None:
+    with pytest.raises(UserError, match="--data-dir FOLDER, or allow the sample with --source embedded"):
+        load(Network(OFFLINE), source="published")
+
+
+def test_embedded_touches_neither_network_nor_cache_and_says_embedded() -> None:
+    network, told = Network(CONTENT), list[str]()
+    load(network)
+    assert load(network, source="embedded", told=told).source == "embedded"
+    assert len(network.addresses) == 1
+    assert told == ["koala: embedded sample of 30 prompts, not the published 180"]
+
+
+def test_machine_without_network_is_asked_once_for_all_suites() -> None:
+    network, told = Network(OFFLINE), list[str]()
+    downloader = Downloader(network)
+    assert [load(downloader, name, told=told).source for name in ("koala", "wizardlm")] == ["embedded", "embedded"]
+    assert len(network.addresses) == 1
+    assert sum("fetching" in text for text in told) == 1
+
+
+def test_callers_that_share_nothing_still_share_the_process_downloader(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network(OFFLINE)
+    downloader = Downloader(network)
+    monkeypatch.setattr(prompts, "_process_downloader", lambda: downloader)
+    for name in ("koala", "wizardlm"):
+        load_suite(name, data_dir=None, source="auto", limit=None, notify=lambda text: None)
+    assert len(network.addresses) == 1
+
+
+def test_refusal_for_one_address_does_not_count_as_offline() -> None:
+    network = Network(HTTPError("https://a.example", 404, "Not Found", Message(), io.BytesIO()))
+    downloader = Downloader(network)
+    told: list[str] = []
+    load(downloader, told=told)
+    load(downloader, "wizardlm", told=told)
+    assert len(network.addresses) == 2
+    assert "HTTP 404 Not Found" in told[1]
+
+
+def test_silent_network_is_given_up_after_the_first_answers_time() -> None:
+    """A name look-up has no time limit of its own; a machine behind a dead resolver would hang for half a minute."""
+    release = threading.Event()
+
+    holds_up_the_end: list[bool] = []
+
+    def silent(address: str, timeout_s: float) -> IO[bytes]:
+        holds_up_the_end.append(not threading.current_thread().daemon)
+        release.wait()
+        return io.BytesIO(CONTENT)
+
+    downloader = Downloader(silent, first_answer_s=0.02)
+    for _ in range(2):
+        with pytest.raises(UnreachableError, match="no answer within 0.02 s"):
+            downloader.fetch("https://a.example")
+    release.set()
+    assert holds_up_the_end == [False]
+
+
+@pytest.mark.parametrize("error", [TimeoutError("timed out"), RemoteDisconnected("closed"), ValueError("bad proxy")])
+def test_each_way_a_connection_fails_is_unreachable(error: Exception) -> None:
+    with pytest.raises(UnreachableError, match=str(error)):
+        Downloader(Network(error)).fetch("https://a.example")
+
+
+def test_endless_answer_is_cut_at_the_size_limit() -> None:
+    with open("/dev/zero", "rb") as endless:
+        content = Downloader(lambda address, timeout_s: endless).fetch("https://a.example")
+    assert len(content) == SIZE_LIMIT_BYTES
+
+
+def test_only_https_is_opened_or_followed() -> None:
+    with pytest.raises(ValueError, match="not an https address"):
+        open_https("http://a.example", 1.0)
+    asked = Request("https://a.example")
+    with pytest.raises(URLError, match="not https"):
+        HttpsOnly().redirect_request(asked, io.BytesIO(), 302, "Found", HTTPMessage(), "http://b.example")
+    followed = HttpsOnly().redirect_request(asked, io.BytesIO(), 302, "Found", HTTPMessage(), "https://b.example")
+    assert followed is not None and followed.full_url == "https://b.example"
+
+
+@pytest.mark.parametrize("place", ["koala/koala_test_set.jsonl", "koala_test_set.jsonl"])
+def test_data_dir_is_read_in_the_published_layout_and_flat(tmp_path: Path, place: str) -> None:
+    path = tmp_path / "data" / place
+    path.parent.mkdir(parents=True)
+    path.write_bytes(CONTENT)
+    network = Network(OFFLINE)
+    suite = load(network, source="published", data_dir=tmp_path / "data")
+    assert suite.source == "published" and suite.origin.startswith("https://")
+    assert network.addresses == []
+
+
+def test_data_dir_without_the_file_never_falls_through(tmp_path: Path) -> None:
+    network = Network(CONTENT)
+    load(network)
+    with pytest.raises(UserError, match="has neither koala/koala_test_set.jsonl nor koala_test_set.jsonl"):
+        load(network, data_dir=tmp_path)
+    with pytest.raises(UserError, match="is not a folder"):
+        load(network, data_dir=tmp_path / "absent")
+    assert len(network.addresses) == 1
+
+
+def test_changed_file_in_data_dir_runs_as_a_file_but_never_as_published(tmp_path: Path) -> None:
+    path = tmp_path / "koala_test_set.jsonl"
+    path.write_bytes(CONTENT + b'{"id": "mine", "prompt": "Hi?"}\n')
+    told: list[str] = []
+    suite = load(Network(OFFLINE), data_dir=tmp_path, told=told)
+    assert (suite.source, suite.origin, len(suite.prompts)) == ("file", str(path), 2)
+    assert "is not the published koala file" in told[0]
+    with pytest.raises(UserError, match="is not the published koala file"):
+        load(Network(OFFLINE), source="published", data_dir=tmp_path)
+
+
+def test_embedded_together_with_a_data_dir_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="leave one of the two out"):
+        load(Network(OFFLINE), source="embedded", data_dir=tmp_path)
+
+
+def test_non_commercial_licence_is_announced_for_published_prompts_only() -> None:
+    told: list[str] = []
+    suite = load(Network(WIZARD), "wizardlm", told=told)
+    assert suite.prompts[0].turns == ("2 + 2?",)
+    assert "CC BY-NC 4.0" in told[-1]
+    told.clear()
+    (cache_folder() / "WizardLM_testset.jsonl").unlink()
+    assert load(Network(OFFLINE), "wizardlm", told=told).source == "embedded"
+    assert not any("CC BY-NC" in text for text in told)
+
+
+def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("BENCHCTL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "benchctl" / "prompts"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "benchctl" / "prompts"
+
+
+def test_file_that_may_not_be_read_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def denied(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    with pytest.raises(UserError, match="Permission denied; check the path and its permissions"):
+        sources.read_file(tmp_path / "mine.jsonl")

@@ -1,0 +1,284 @@
+"""Suites and prompt files: what they hold, how fields are read, and what a broken file is told."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchctl.errors import UserError
+from benchctl.measuring.prompts.prompt import Suite, describe, load_suite, suite_names
+from benchctl.measuring.prompts.suites import SuiteSpec
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+needs_published = pytest.mark.skipif(not SHARED.is_dir(), reason="the published files are not beside the repository")
+
+
+PUBLISHED = [spec for spec in describe() if not spec.own]
+
+
+def embedded(name: str, limit: int | None = None) -> Suite:
+    return load_suite(name, data_dir=None, source="embedded", limit=limit, notify=lambda text: None)
+
+
+def published(name: str) -> Suite:
+    return load_suite(name, data_dir=SHARED, source="published", limit=None, notify=lambda text: None)
+
+
+def own(path: Path, limit: int | None = None) -> Suite:
+    return load_suite(str(path), data_dir=None, source="auto", limit=limit, notify=lambda text: None)
+
+
+def written(folder: Path, content: str | bytes, name: str = "mine.jsonl") -> Path:
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def test_the_known_suites_are_described_with_size_turns_licence_and_address() -> None:
+    assert suite_names() == ("koala", "self-instruct", "wizardlm", "mt-bench", "tasks")
+    assert [(spec.prompts, spec.turns) for spec in describe()] == [(180, 1), (252, 1), (218, 1), (80, 2), (280, 1)]
+    assert [spec.licence for spec in PUBLISHED] == ["Apache-2.0", "Apache-2.0", "CC BY-NC 4.0", "Apache-2.0"]
+    assert all(spec.address.startswith("https://") and len(spec.sha256) == 64 for spec in PUBLISHED)
+    assert [spec.name for spec in describe() if spec.own] == ["tasks"]
+
+
+@pytest.mark.parametrize("spec", describe(), ids=lambda spec: spec.name)
+def test_the_readme_beside_the_files_counts_their_prompts(spec: SuiteSpec, root: Path) -> None:
+    table = (root / "benchctl/assets/prompts/README.md").read_text(encoding="utf-8")
+    assert f"| {spec.name}.jsonl | {spec.embedded_prompts} |" in table
+
+
+@pytest.mark.parametrize("spec", PUBLISHED, ids=lambda spec: spec.name)
+def test_embedded_sample_is_read_by_its_suites_own_reader_and_says_embedded(spec: SuiteSpec) -> None:
+    suite = embedded(spec.name)
+    assert len(suite.prompts) == spec.embedded_prompts >= 24
+    assert (suite.source, suite.origin) == ("embedded", f"benchctl/assets/prompts/{spec.name}.jsonl")
+    assert all(len(prompt.turns) == spec.turns and prompt.suite == spec.name for prompt in suite.prompts)
+    assert all("sample" in prompt.id for prompt in suite.prompts)
+    assert not any(prompt.exact_answers for prompt in suite.prompts) and not suite.own
+
+
+def test_prompts_without_exact_answers_keep_the_hash_that_runs_of_the_first_version_hold() -> None:
+    """Else no run measured before there were exact answers could be compared or resumed."""
+    assert embedded("koala").prompts_sha256 == "dd0f6d1bfa669ae8feeb58e0dd2d3f8fc75e06ecb8846bc5067b01937640afcc"
+
+
+@pytest.mark.parametrize("name", suite_names())
+def test_embedded_prompts_are_short_and_each_is_new(name: str) -> None:
+    turns = [turn for prompt in embedded(name).prompts for turn in prompt.turns]
+    lengths = sorted(len(turn.split()) for turn in turns)
+    assert lengths[-1] <= 90 and lengths[len(lengths) // 2] < 40
+    assert len(set(turns)) == len(turns)
+
+
+def test_embedded_mt_bench_mixes_eight_categories_from_the_start_and_refers_where_answers_are_fixed() -> None:
+    prompts = embedded("mt-bench").prompts
+    assert len({prompt.category for prompt in prompts[:8]}) == 8
+    answered = {prompt.category for prompt in prompts if len(prompt.reference) == 2}
+    assert answered == {"reasoning", "math", "coding"}
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def runs_of_words(text: str, length: int) -> set[tuple[str, ...]]:
+    parts = words(text)
+    return {tuple(parts[n : n + length]) for n in range(len(parts) - length + 1)}
+
+
+@needs_published
+def test_no_embedded_prompt_shares_eight_words_in_a_row_with_a_published_one() -> None:
+    theirs = {
+        run for spec in PUBLISHED for p in published(spec.name).prompts for run in runs_of_words("\n".join(p.turns), 8)
+    }
+    assert len(theirs) > 10_000
+    for name in suite_names():
+        for prompt in embedded(name).prompts:
+            assert not runs_of_words("\n".join(prompt.turns), 8) & theirs, prompt
+
+
+@needs_published
+@pytest.mark.parametrize("spec", PUBLISHED, ids=lambda spec: spec.name)
+def test_published_layout_is_read_whole(spec: SuiteSpec) -> None:
+    suite = published(spec.name)
+    assert (suite.source, suite.origin, suite.sha256) == ("published", spec.address, spec.sha256)
+    assert len(suite.prompts) == spec.prompts
+    assert {len(prompt.turns) for prompt in suite.prompts} == {spec.turns}
+    assert not any(turn.endswith("\r") for prompt in suite.prompts for turn in prompt.turns)
+
+
+@needs_published
+def test_one_self_instruct_text_that_occurs_twice_stays_two_prompts() -> None:
+    """Keyed on the instruction, 252 published prompts would become 251."""
+    twice = [
+        p for p in published("self-instruct").prompts if p.turns[0].startswith("Answer the following question.\n\n")
+    ]
+    assert len({prompt.id for prompt in twice}) == len({prompt.turns for prompt in twice}) == 2
+
+
+@needs_published
+def test_published_references_are_kept_where_there_are_some() -> None:
+    assert sum(bool(prompt.reference) for prompt in published("mt-bench").prompts) == 39
+    assert all(len(prompt.reference) == 1 for prompt in published("self-instruct").prompts)
+
+
+def self_instruct_line(given: str) -> str:
+    instances = [{"input": given, "output": "4"}]
+    return json.dumps({"id": "t", "motivation_app": "maths", "instruction": "Add.", "instances": instances})
+
+
+@pytest.mark.parametrize(("given", "text"), [("2 and 2", "Add.\n\n2 and 2"), ("", "Add."), (" \n", "Add.")])
+def test_self_instruct_input_follows_the_instruction_after_a_blank_line(tmp_path: Path, given: str, text: str) -> None:
+    path = written(tmp_path, self_instruct_line(given), "user_oriented_instructions.jsonl")
+    suite = load_suite("self-instruct", data_dir=path.parent, source="auto", limit=None, notify=lambda text: None)
+    (prompt,) = suite.prompts
+    assert (prompt.turns, prompt.reference, prompt.category) == ((text,), ("4",), "maths")
+
+
+def test_own_file_takes_prompts_and_turns_with_line_numbers_for_missing_ids(tmp_path: Path) -> None:
+    lines = [
+        '{"prompt": "Hi.", "reference": "Hello."}',
+        "",
+        '{"turns": ["One?", "Two?"], "id": 7}',
+        '{"prompt": "Bye."}',
+    ]
+    suite = own(written(tmp_path, "\r\n".join(lines)))
+    assert (suite.name, suite.source, suite.origin) == ("mine", "file", str(tmp_path / "mine.jsonl"))
+    assert [prompt.id for prompt in suite.prompts] == ["1", "7", "4"]
+    assert [prompt.turns for prompt in suite.prompts] == [("Hi.",), ("One?", "Two?"), ("Bye.",)]
+    assert suite.prompts[0].reference == ("Hello.",)
+
+
+def test_own_file_asks_for_exact_match_by_an_exact_answer_per_turn(tmp_path: Path) -> None:
+    lines = [
+        '{"prompt": "2 + 2?", "exact_answer": " 4\\n"}',
+        '{"turns": ["2 + 2?", "Why?"], "exact_answer": "4"}',
+        '{"turns": ["Hi.", "2 + 3?"], "exact_answer": ["", "5"]}',
+        '{"prompt": "Hi.", "reference": "Hello.", "answer": "Hello."}',
+    ]
+    answers = [prompt.exact_answers for prompt in own(written(tmp_path, "\n".join(lines))).prompts]
+    assert answers == [("4",), ("4",), ("", "5"), ()]
+
+
+def test_another_exact_answer_is_another_suite(tmp_path: Path) -> None:
+    contents = [
+        '{"prompt": "2 + 2?"}',
+        '{"prompt": "2 + 2?", "exact_answer": "4"}',
+        '{"prompt": "2 + 2?", "exact_answer": "5"}',
+    ]
+    assert len({own(written(tmp_path, content)).prompts_sha256 for content in contents}) == 3
+
+
+def test_byte_order_mark_and_line_separator_inside_a_text_are_taken(tmp_path: Path) -> None:
+    suite = own(written(tmp_path, b"\xef\xbb\xbf" + '{"prompt": "one\u2028two"}\n'.encode()))
+    assert suite.prompts[0].turns == ("one\u2028two",)
+
+
+def test_own_file_named_like_a_suite_is_never_shown_as_that_suite(tmp_path: Path) -> None:
+    suite = own(written(tmp_path, '{"prompt": "Hi."}', "koala.jsonl"))
+    assert (suite.name, suite.prompts[0].suite) == ("koala.jsonl", "koala.jsonl")
+
+
+def test_limit_takes_the_first_prompts_and_leaves_the_file_hash_alone(tmp_path: Path) -> None:
+    path = written(tmp_path, '{"prompt": "a"}\n{"prompt": "b"}\n{"prompt": "c"}\n')
+    whole, two = own(path), own(path, limit=2)
+    assert [prompt.turns[0] for prompt in two.prompts] == ["a", "b"]
+    assert whole.sha256 == two.sha256
+    assert whole.prompts_sha256 != two.prompts_sha256 == own(path, limit=2).prompts_sha256
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "says"),
+    [
+        ('{"prompt": "a"}\n{"text": "b"}\n', 2, "the line has: text"),
+        ('{"prompt": "a", "turns": ["b"]}', 1, 'either "prompt"'),
+        ('{"prompt": "a"}\n\n{"prompt": "  "}', 3, '"prompt" is empty'),
+        ('{"prompt": ["a"]}', 1, "must be text, not a list"),
+        ('{"turns": []}', 1, "empty list"),
+        ('{"turns": "a"}', 1, "must be a list, not text"),
+        ('{"turns": ["a", ""]}', 1, '"turns[1]" is empty'),
+        ('{"prompt": "a", "reference": ["b", "c"]}', 1, "2 entries for 1 turn"),
+        ('{"prompt": "a", "exact_answer": "?!"}', 1, '"exact_answer" holds no letter or digit'),
+        ('{"prompt": "a", "exact_answer": 4}', 1, '"exact_answer" must be a list, not a number'),
+        ('{"prompt": "a", "id": 1.5}', 1, "must be text, not a number"),
+        ('{"prompt": "a", "id": true}', 1, "must be text, not true or false"),
+        ('{"prompt": "a", "id": "x"}\n{"prompt": "b", "id": "x"}', 2, "also that of line 1"),
+        ('{"prompt": "a", "id": 2}\n{"prompt": "b"}', 2, 'id "2" is also'),
+        ('{"prompt": "a"}\n{"prompt": \n', 2, "broken JSON at column"),
+        ('{"prompt": "a"}\n["b"]', 2, "a list instead of an object"),
+        (b'{"prompt": "a"}\n{"prompt": "caf\xe9"}', 2, "not UTF-8 (byte 16"),
+        (b'{"prompt": "\\ud83d"}', 1, "surrogate"),
+        (b"[" * 200_000, 1, "broken JSON"),
+        ("", 1, "holds no prompt"),
+        ("\n \n", 1, "holds no prompt"),
+    ],
+)
+def test_broken_file_is_refused_with_file_and_line(tmp_path: Path, content: str | bytes, line: int, says: str) -> None:
+    path = written(tmp_path, content)
+    with pytest.raises(UserError) as told:
+        own(path, limit=1)
+    assert str(told.value).startswith(f"{path}:{line}: ") and says in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "says"),
+    [
+        ("koala", {"id": "k"}, '"prompt" is missing'),
+        ("self-instruct", {"id": "s", "instruction": "Add.", "instances": []}, "exactly one object"),
+        ("self-instruct", {"id": "s", "instruction": "Add.", "instances": [{"input": ""}]}, '"output" is missing'),
+        ("wizardlm", {"idx": 1, "Skill": "Math"}, '"Instruction" is missing'),
+        ("mt-bench", {"question_id": 1, "category": "math", "turns": ["One?"]}, "has 2"),
+    ],
+)
+def test_known_suite_with_a_broken_line_is_refused_with_file_and_line(
+    tmp_path: Path, name: str, fields: dict[str, object], says: str
+) -> None:
+    spec = next(spec for spec in describe() if spec.name == name)
+    path = written(tmp_path, json.dumps(fields), Path(spec.file).name)
+    with pytest.raises(UserError) as told:
+        load_suite(name, data_dir=tmp_path, source="auto", limit=None, notify=lambda text: None)
+    assert str(told.value).startswith(f"{path}:1: ") and says in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        (
+            "mt_bench",
+            "known: koala, self-instruct, wizardlm, mt-bench, tasks, or the path of a .jsonl file. "
+            'Did you mean "mt-bench"',
+        ),
+        ("zzz", 'unknown bench "zzz"'),
+        ("absent.jsonl", "cannot read absent.jsonl: No such file"),
+        (".", "cannot read .: Is a directory"),
+    ],
+)
+def test_unknown_suite_or_file_is_told_what_there_is(
+    tmp_path: Path, name: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as told:
+        own(Path(name))
+    assert says in str(told.value)
+
+
+@pytest.mark.parametrize("limit", [0, -3])
+def test_limit_below_one_is_refused(limit: int) -> None:
+    with pytest.raises(UserError, match="1 or more"):
+        embedded("koala", limit=limit)
+
+
+def test_unknown_source_is_refused() -> None:
+    with pytest.raises(UserError, match="auto, published, embedded"):
+        load_suite("koala", data_dir=None, source="hub", limit=None, notify=lambda text: None)
+
+
+def test_prompts_are_read_without_loading_a_model_library() -> None:
+    heavy = "{'torch', 'transformers', 'datasets', 'pandas', 'numpy'}"
+    code = f"import sys, benchctl.measuring.prompts.prompt; print(sorted({heavy} & set(sys.modules)))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"

@@ -1,0 +1,224 @@
+"""A run from settings to a results file: what is written, and what a resumed run adds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from fixtures_run import LABELS, make_folder, make_settings, measured, timeless
+from untrained import facts_of, untrained
+
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.folder import modules_sha256, save_modules
+from benchctl.errors import UserError
+from benchctl.measuring import settings as ask
+from benchctl.measuring.check import check
+from benchctl.measuring.measure import Spent
+from benchctl.measuring.run import RunSummary, run
+from benchctl.measuring.session import Notice, Progress, is_stable
+from benchctl.methods.medusa import Medusa
+from benchctl.records.reader import row_key
+from benchctl.records.writer import RunFile, read
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture
+def settings(folder: Path, tmp_path: Path) -> ask.RunSettings:
+    return make_settings(folder, tmp_path / "out.jsonl")
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> RunFile:
+    """One run from beginning to end, for the tests that only look at it."""
+    measure(make_settings(folder, folder / "whole.jsonl"))
+    return read(folder / "whole.jsonl")
+
+
+def measure(settings: ask.RunSettings, report: Callable[[Notice | Progress], None] = lambda event: None) -> RunSummary:
+    return run(check(settings, lambda notice: None), report)
+
+
+def test_a_run_writes_every_generation_in_its_planned_order(whole: RunFile) -> None:
+    rows = measured(whole)
+    assert [row.order for row in rows] == list(range(24))
+    assert [row.label for row in rows[:6]] == [*LABELS, *LABELS[::-1]]
+    assert [row.prompt_id for row in rows] == ["short"] * 6 + ["talk"] * 12 + ["story"] * 6
+    assert [row.turn for row in rows if row.prompt_id == "talk"] == [0, 0, 0, 1, 1, 1] * 2
+
+
+def test_exact_methods_are_identical_and_a_careless_one_is_not(whole: RunFile) -> None:
+    verdicts = {label: {row.verdict for row in measured(whole) if row.label == label} for label in LABELS}
+    assert verdicts[LABELS[0]] == {None}
+    assert verdicts[LABELS[1]] <= {"identical", "tie"}
+    assert "lossy" in verdicts[LABELS[2]]
+
+
+def test_the_header_says_what_was_fixed_before(whole: RunFile) -> None:
+    header = whole.run
+    assert (header.baseline, header.order, header.dtype, header.device) == ("autoregressive", "abba", "float32", "cpu")
+    assert [method.label for method in header.methods] == list(LABELS)
+    assert header.methods[1].options == {"draft_model": "", "draft_tokens": 2, "confidence": 0.0}
+    assert [method.exactness for method in header.methods] == ["exact", "exact", "lossy"]
+    assert header.draft is not None and (header.target.name, header.draft.name) == ("target", "draft")
+    assert (header.target.layers, header.draft.layers) == (3, 1)
+    assert header.target.weights_sha256 != header.draft.weights_sha256
+    assert [(suite.name, suite.source, suite.prompts) for suite in header.suites] == [("three", "file", 3)]
+    assert (header.max_new_tokens, header.repeats, header.threads) == (6, 2, 1)
+    assert header.machine["cpu"] and header.versions["torch"] and header.command == ("benchctl", "run")
+
+
+def test_without_a_method_that_drafts_with_a_model_none_is_loaded(settings: ask.RunSettings, tmp_path: Path) -> None:
+    measure(replace(settings, methods=("prompt_lookup",)))
+    assert read(tmp_path / "out.jsonl").run.draft is None
+
+
+def test_a_method_of_all_that_cannot_run_here_is_recorded_and_the_rest_goes_on(
+    settings: ask.RunSettings, tmp_path: Path
+) -> None:
+    events: list[Notice | Progress] = []
+    once = ask.RepeatSettings(repeats=1, warm_up=0)
+    measure(replace(settings, methods=("all",), repeat=once), events.append)
+    file = read(tmp_path / "out.jsonl")
+    reasons = {method.label: method.unsupported for method in file.run.methods}
+    assert reasons["expert_offload"].startswith("the target is dense")
+    assert Notice(f"expert_offload cannot run here: {reasons['expert_offload']}.") in events
+    assert {row.label for row in measured(file)} == {label for label, reason in reasons.items() if not reason}
+
+
+@pytest.mark.parametrize(
+    ("label", "reason"),
+    [
+        ("early_exit[min_exit=9]", "min_exit 9 is not below the target's 3 layers"),
+        ("early_exit[exits=40]", "exit 40 is not below the target's 3 layers; choose others with the option exits"),
+        ("lookahead[window=4000]", "window=4000 .* give a smaller window"),
+        ("skip_decode[min_layers=99,adapters=none]", "min_layers 99 is more than the target's 3 layers"),
+        ("expert_offload", "the target is dense"),
+    ],
+)
+def test_a_method_asked_for_by_name_that_cannot_run_here_ends_the_run_before_it_begins(
+    settings: ask.RunSettings, label: str, reason: str, tmp_path: Path
+) -> None:
+    """With exit code 0 nobody would see that it is missing."""
+    with pytest.raises(UserError, match=rf"{re.escape(label)} cannot run on this target: {reason}"):
+        measure(replace(settings, methods=("all", label)))
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_progress_counts_to_the_end(settings: ask.RunSettings) -> None:
+    events: list[Notice | Progress] = []
+    measure(settings, events.append)
+    progress = [event for event in events if isinstance(event, Progress)]
+    assert [event.done for event in progress if not event.warm_up] == list(range(1, 25))
+    assert {event.total for event in progress} == {24}
+    assert {event.done for event in progress if event.warm_up} == {0}
+
+
+def test_a_run_uses_the_threads_asked_for(settings: ask.RunSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    measure(replace(settings, models=replace(settings.models, threads=2)))
+    assert asked == [2]
+
+
+@pytest.mark.parametrize("kept", [0, 7, 23])
+def test_a_resumed_run_is_the_run_it_resumes(
+    settings: ask.RunSettings, whole: RunFile, kept: int, tmp_path: Path
+) -> None:
+    """Whatever number of rows is there, what is added is what was missing, second turns and verdicts included."""
+    out = tmp_path / "out.jsonl"
+    warm_up = len(whole.rows) - 24
+    out.write_bytes(b"".join(whole.path.read_bytes().splitlines(keepends=True)[: 1 + warm_up + kept]))
+    summary = measure(replace(settings, resume=True))
+    assert (summary.recalled, summary.measured, summary.failed) == (kept, 24 - kept, 0)
+    assert timeless(measured(read(out))) == timeless(measured(whole))
+
+
+def test_warm_up_goes_on_counting_in_a_resumed_run(settings: ask.RunSettings, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    measure(replace(settings, repeat=ask.RepeatSettings(repeats=1, warm_up=1)))
+    out.write_bytes(b"".join(out.read_bytes().splitlines(keepends=True)[:-1]))
+    measure(replace(settings, repeat=ask.RepeatSettings(repeats=1, warm_up=1), resume=True))
+    rows = read(out).rows
+    assert {row.repeat for row in rows} == {-2, -1, 0}
+    assert len({row_key(row) for row in rows}) == len(rows) == 12 + 2 * 3
+
+
+def test_a_finished_run_has_nothing_to_resume(settings: ask.RunSettings, whole: RunFile, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_bytes(whole.path.read_bytes())
+    summary = measure(replace(settings, resume=True))
+    assert (summary.measured, summary.recalled, summary.warm_up_rounds) == (0, 24, 0)
+    assert out.read_bytes() == whole.path.read_bytes()
+
+
+def test_resuming_with_other_settings_is_refused_and_changes_nothing(
+    settings: ask.RunSettings, whole: RunFile, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_bytes(whole.path.read_bytes())
+    with pytest.raises(UserError, match="max_new_tokens differs: it has 6, this run has 7"):
+        measure(replace(settings, answers=ask.AnswerSettings(max_new_tokens=7), resume=True))
+    assert out.read_bytes() == whole.path.read_bytes()
+
+
+@pytest.fixture
+def heads(settings: ask.RunSettings, tmp_path: Path) -> Path:
+    """Untrained modules of medusa for the run's target."""
+    _save_heads(tmp_path / "heads", Target.load(settings.models.target), seed=0)
+    return tmp_path / "heads"
+
+
+def _save_heads(folder: Path, target: Target, seed: int) -> None:
+    save_modules(folder, untrained(Medusa(), target, seed), facts_of("medusa", Medusa(), target))
+
+
+def test_the_header_has_the_hash_of_trained_modules(settings: ask.RunSettings, heads: Path, tmp_path: Path) -> None:
+    measure(replace(settings, methods=("prompt_lookup", f"medusa[modules={heads}]")))
+    file = read(tmp_path / "out.jsonl")
+    assert [method.modules_sha256 for method in file.run.methods] == ["", "", modules_sha256(str(heads))]
+    assert {row.verdict for row in measured(file) if row.label.startswith("medusa")} <= {"identical", "tie"}
+    assert any(sum(row.accepted) for row in measured(file) if row.label.startswith("medusa"))
+
+
+def test_resuming_with_other_modules_is_refused(settings: ask.RunSettings, heads: Path) -> None:
+    """The label says where they are, so only the hash can tell that others are there now."""
+    asked = replace(settings, methods=(f"medusa[modules={heads}]",))
+    measure(asked)
+    first = modules_sha256(str(heads))[:8]
+    _save_heads(heads, Target.load(settings.models.target), seed=1)
+    with pytest.raises(UserError, match=f"methods differs: it has medusa.*modules {first}.*this run has medusa"):
+        measure(replace(asked, resume=True))
+
+
+def test_modules_for_another_target_end_the_run_before_it_begins(
+    settings: ask.RunSettings, heads: Path, folder: Path, tmp_path: Path
+) -> None:
+    _save_heads(heads, Target.load(folder / "draft"), seed=0)
+    with pytest.raises(UserError, match=r"made for tiny \(1 layers of 32, .*\), but the target has 3 layers of 32,"):
+        measure(replace(settings, methods=(f"medusa[modules={heads}]",)))
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_warm_up_can_be_left_out(settings: ask.RunSettings, tmp_path: Path) -> None:
+    assert measure(replace(settings, repeat=ask.RepeatSettings(warm_up=0))).warm_up_rounds == 0
+    assert all(row.repeat >= 0 for row in read(tmp_path / "out.jsonl").rows)
+
+
+def test_warm_up_ends_when_two_rounds_take_the_same_time() -> None:
+    assert is_stable({"a": 2.00, "b": 1.00}, {"a": 1.95, "b": 1.04})
+    assert not is_stable({"a": 2.00, "b": 1.50}, {"a": 1.95, "b": 1.04})
+    assert not is_stable({"a": 1.00}, {"a": 1.06})
+
+
+def test_the_share_of_the_harness_is_what_neither_generations_nor_controls_took(whole: RunFile) -> None:
+    spent = Spent(generations_s=8.0, controls_s=1.5)
+    summary = RunSummary(whole.run, 24, 0, 0, warm_up_rounds=1, wall_s=10.0, spent=spent)
+    assert summary.harness_share == pytest.approx(0.05)

@@ -1,0 +1,136 @@
+"""The order of a run: who goes when, and that it is the same whenever it is asked for."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from benchctl.measuring.plan import Job, Plan, Task
+from benchctl.measuring.prompts.prompt import Prompt
+
+ONE = Prompt("1", "koala", ("Hi",))
+TWO = Prompt("2", "mt-bench", ("Hi", "And?"))
+
+
+def single(jobs: Iterable[Job]) -> list[Task]:
+    """The tasks of jobs that are no batches."""
+    return [task for (task,) in jobs]
+
+
+def names(tasks: Iterable[Task]) -> list[str]:
+    return [f"{task.prompt.id}.{task.turn} {task.label} {task.repeat}" for task in tasks]
+
+
+def test_every_other_repeat_runs_backwards() -> None:
+    (jobs,) = Plan((ONE,), ("base", "b", "c"), repeats=3).by_batch()
+    tasks = single(jobs)
+    assert [task.label for task in tasks] == ["base", "b", "c", "c", "b", "base", "base", "b", "c"]
+    assert [task.repeat for task in tasks] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+def test_labels_take_turns_within_each_turn_of_a_prompt() -> None:
+    (jobs,) = Plan((TWO,), ("base", "b"), repeats=2).by_batch()
+    assert names(single(jobs)) == [
+        "2.0 base 0", "2.0 b 0", "2.1 base 0", "2.1 b 0",
+        "2.0 b 1", "2.0 base 1", "2.1 b 1", "2.1 base 1",
+    ]  # fmt: skip
+
+
+def test_the_mean_place_of_every_label_is_the_same_over_two_repeats() -> None:
+    """What a steady drift adds to a label grows with its mean place in time."""
+    (jobs,) = Plan((ONE,), ("base", "b", "c", "d"), repeats=2).by_batch()
+    tasks = single(jobs)
+    places = {label: sum(task.order for task in tasks if task.label == label) for label in ("base", "b", "c", "d")}
+    assert set(places.values()) == {7}
+
+
+def test_the_order_counts_through_all_prompts() -> None:
+    plan = Plan((ONE, TWO), ("base", "b"), repeats=2)
+    tasks = [task for jobs in plan.by_batch() for task in single(jobs)]
+    assert [task.order for task in tasks] == list(range(12))
+    assert len(plan) == 12
+    assert len({task.key for task in tasks}) == 12
+
+
+def test_a_warm_up_round_is_the_first_prompt_with_a_negative_repeat_baseline_first() -> None:
+    plan = Plan((TWO, ONE), ("base", "b"), repeats=2)
+    assert names(single(plan.warm_up(1))) == ["2.0 base -1", "2.0 b -1", "2.1 base -1", "2.1 b -1"]
+    assert [task.order for task in single(plan.warm_up(2))] == [4, 5, 6, 7]
+    assert {task.repeat for task in single(plan.warm_up(2))} == {-2}
+
+
+def test_modes_of_a_label_follow_each_other_and_turn_round_with_the_labels() -> None:
+    """The baseline runs freely before anything is to say its text."""
+    (jobs,) = Plan((ONE,), ("base", "b"), repeats=2, modes=("free", "replay")).by_batch()
+    tasks = single(jobs)
+    assert [(task.label, task.mode) for task in tasks] == [
+        ("base", "free"), ("base", "replay"), ("b", "free"), ("b", "replay"),
+        ("b", "replay"), ("b", "free"), ("base", "replay"), ("base", "free"),
+    ]  # fmt: skip
+    assert len({task.key for task in tasks}) == len(Plan((ONE,), ("base", "b"), 2, modes=("free", "replay"))) == 8
+
+
+def shuffled(seed: int = 0, name: str = "run", prompts: int = 40, labels: str = "abcd") -> Plan:
+    many = tuple(Prompt(str(number), "koala", ("Hi", "And?")) for number in range(prompts))
+    return Plan(many, tuple(labels), repeats=3, order="shuffle", seed=seed, name=name)
+
+
+def turns(plan: Plan) -> list[str]:
+    """The labels of each turn, in their order."""
+    labels = [task.label for jobs in plan.by_batch() for task in single(jobs)]
+    size = len(plan.labels)
+    return ["".join(labels[start : start + size]) for start in range(0, len(labels), size)]
+
+
+def test_a_shuffled_turn_has_every_label_once_in_an_order_of_its_own() -> None:
+    """Of 240 turns each of the 24 orders comes up: 10 times on average."""
+    found = turns(shuffled())
+    assert {"".join(sorted(turn)) for turn in found} == {"abcd"}
+    assert len(found) == 240 and len(set(found)) == 24
+
+
+def test_no_label_of_a_shuffled_run_has_its_place() -> None:
+    """Each is first in a quarter of the turns: 60 of 240, give or take four standard deviations of 6.7."""
+    first = [turn[0] for turn in turns(shuffled())]
+    assert all(33 < first.count(label) < 87 for label in "abcd")
+
+
+def test_a_shuffled_order_depends_on_seed_and_name_alone() -> None:
+    assert turns(shuffled()) == turns(shuffled())
+    assert turns(shuffled()) != turns(shuffled(seed=1))
+    assert turns(shuffled()) != turns(shuffled(name="run-2"))
+    assert turns(shuffled(prompts=3)) == turns(shuffled())[:18]
+
+
+def test_the_shuffled_order_is_the_same_in_every_process_and_version() -> None:
+    """A resumed run would otherwise go on in another order than the one that its first line promises."""
+    assert turns(shuffled(prompts=1)) == ["cabd", "dcab", "dcba", "dbca", "bdca", "abcd"]
+
+
+def test_the_warm_up_of_a_shuffled_run_begins_with_the_baseline() -> None:
+    assert [task.label for task in single(shuffled().warm_up(1))] == [*"abcd", *"abcd"]
+
+
+PROMPTS = (
+    *(Prompt(str(number), "koala", ("Hi",)) for number in range(5)),
+    TWO,
+    replace(TWO, id="3"),
+    replace(ONE, suite="vicuna"),
+)
+
+
+def test_a_batch_has_prompts_of_one_suite_that_follow_each_other_and_have_as_many_turns() -> None:
+    batches = Plan(PROMPTS, ("base",), repeats=1, batch_size=3).batches
+    assert [[prompt.id for prompt in batch] for batch in batches] == [["0", "1", "2"], ["3", "4"], ["2", "3"], ["1"]]
+    assert Plan(PROMPTS, ("base",), repeats=1).batches == tuple((prompt,) for prompt in PROMPTS)
+
+
+def test_every_job_of_a_batch_is_one_label_on_all_its_prompts_in_one_turn() -> None:
+    plan = Plan((TWO, replace(TWO, id="3")), ("base", "b"), repeats=2, batch_size=8)
+    (jobs,) = plan.by_batch()
+    assert [names(job) for job in jobs[:3]] == [
+        ["2.0 base 0", "3.0 base 0"],
+        ["2.0 b 0", "3.0 b 0"],
+        ["2.1 base 0", "3.1 base 0"],
+    ]
+    assert [job[0].label for job in jobs] == ["base", "b", "base", "b", "b", "base", "b", "base"]
+    assert [task.order for job in jobs for task in job] == list(range(16)) and len(plan) == 16
+    assert [task.order for job in plan.warm_up(2) for task in job] == list(range(8, 16))

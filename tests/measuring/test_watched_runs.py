@@ -1,0 +1,224 @@
+"""A run under watch: what its rows tell, what is marked, and how it is said; and `benchctl doctor`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from fixtures_run import GENERATIONS, LABELS, make_folder, make_settings, measured, timeless
+
+from benchctl.analysis.stats.aa import read_floor
+from benchctl.cli import main
+from benchctl.cli.doctor import aa as doctor_aa
+from benchctl.measuring import header, validity
+from benchctl.measuring import run as runs
+from benchctl.measuring.check import check
+from benchctl.measuring.machine import examination as examinations
+from benchctl.measuring.machine.advice import Seen
+from benchctl.measuring.machine.apart import bandwidth_mb_s
+from benchctl.measuring.machine.meter import Meter
+from benchctl.measuring.run import run
+from benchctl.measuring.session import Notice, Progress
+from benchctl.measuring.settings import RunSettings
+from benchctl.records.writer import RunFile, read
+
+QUIET = {"waited_share": 0.0}
+LOUD = {"waited_share": 0.5}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture
+def settings(folder: Path, tmp_path: Path) -> RunSettings:
+    return replace(make_settings(folder, tmp_path / "out.jsonl"), watch=True)
+
+
+def measure(settings: RunSettings, report: Callable[[Notice | Progress], None] = lambda event: None) -> RunFile:
+    assert settings.out is not None
+    run(check(settings, lambda notice: None), report)
+    return read(settings.out)
+
+
+class Chosen:
+    """An instrument that shows what it was given, one generation after another, and is quiet then."""
+
+    def __init__(self, *shown: Mapping[str, float]) -> None:
+        self._shown: Iterator[Mapping[str, float]] = iter(shown)
+        self.count = 0
+
+    def start(self) -> None:
+        self.count += 1
+
+    def stop(self) -> Mapping[str, float]:
+        return next(self._shown, QUIET)
+
+
+@pytest.fixture
+def show(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Chosen]:
+    """Conditions for the generations of the next run; warm-up takes 24 of them in two rounds."""
+
+    def make(*shown: Mapping[str, float]) -> Chosen:
+        chosen = Chosen(*shown)
+        monkeypatch.setattr(header, "bandwidth_mb_s", lambda device, threads: None)
+        monkeypatch.setattr(runs, "make_meter", lambda device, watch: Meter(device, [chosen]))
+        return chosen
+
+    return make
+
+
+def test_a_watched_run_tells_of_every_generation_and_of_the_machine(settings: RunSettings) -> None:
+    file = measure(settings)
+    assert all(row.conditions["sentinel_s"] > 0 for row in file.rows)
+    assert all(row.peak_memory_bytes and row.reserved_memory_bytes is None for row in file.rows)
+    bandwidth = file.run.machine["memory_bandwidth_mb_s"]
+    assert isinstance(bandwidth, float) and 100 < bandwidth < 10_000_000
+    assert file.run.step_bytes > 0 and file.run.cache_token_bytes > 0
+
+
+def test_an_unwatched_run_has_the_same_answers_and_takes_no_time_for_it(settings: RunSettings, tmp_path: Path) -> None:
+    watched = measure(settings)
+    plain = measure(replace(settings, watch=False, out=tmp_path / "plain.jsonl"))
+    assert timeless(measured(plain)) == timeless(measured(watched))
+    assert all(not row.conditions and not row.invalid for row in plain.rows)
+    assert "memory_bandwidth_mb_s" not in plain.run.machine
+
+
+def test_bandwidth_is_measured_with_the_memory_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch, "ones")  # what the measurement takes its memory with
+    assert 100 < (bandwidth_mb_s("cpu", 1) or 0) < 10_000_000
+
+
+def test_where_no_other_process_can_be_started_the_bandwidth_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "no-such-python")
+    assert bandwidth_mb_s("cpu", 1) is None
+
+
+def warm_up_of(settings: RunSettings) -> RunSettings:
+    """One round of warm-up on the first prompt, of one turn: a generation per label."""
+    return replace(settings, repeat=replace(settings.repeat, warm_up=1))
+
+
+def test_the_last_row_of_a_disturbed_round_has_the_reason_and_the_round_is_measured_again(
+    settings: RunSettings, show: Callable[..., Chosen]
+) -> None:
+    """Five rounds of three generations, then the fourth of six is loud: nine rounds, warm-up among them, were not."""
+    settings = replace(settings, repeat=replace(settings.repeat, repeats=5, warm_up=1))
+    chosen = show(*[QUIET] * (3 + 5 * 3 + 3 * 6), *[LOUD] * 6)
+    file = measure(settings)
+    rows = measured(file)
+    assert chosen.count == len(file.rows) == 3 + GENERATIONS * 5 // 2 + 6
+    (marked,) = (index for index, row in enumerate(rows) if row.invalid)
+    assert marked == 5 * 3 + 4 * 6 - 1
+    assert rows[marked].invalid == "its round: it waited for a core 50% of the time (usually 0%)"
+    assert rows[marked].error is None and rows[marked].token_ids
+    assert {(row.prompt_id, row.repeat) for row in rows if row.conditions == LOUD} == {("talk", 3)}
+    again = [row for row in rows if row.repeat >= 5]
+    assert {(row.prompt_id, row.repeat, row.error, row.invalid) for row in again} == {("talk", 3 + 5, None, "")}
+    first = [row for row in rows if (row.prompt_id, row.repeat) == ("talk", 3)]
+    assert [(row.label, row.turn, row.token_ids) for row in again] == [
+        (row.label, row.turn, row.token_ids) for row in first
+    ]
+    assert rows.index(again[0]) == 5 * 3 + 5 * 6
+
+
+def test_a_round_that_a_stop_cut_in_two_is_judged_as_a_whole(
+    settings: RunSettings, show: Callable[..., Chosen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the file has of it was loud, what was missing is quiet. So it is measured again."""
+    assert settings.out is not None
+    monkeypatch.setattr(validity, "ENOUGH", 1)
+    chosen = show(*[QUIET] * (3 + 3), *[LOUD] * 2)
+    measure(warm_up_of(settings))
+    lines = settings.out.read_text().splitlines(keepends=True)
+    settings.out.write_text("".join(lines[: 1 + 3 + 3 + 2]))  # the second round lacks its last
+    chosen = show()
+    rows = measured(measure(replace(warm_up_of(settings), resume=True)))
+    assert chosen.count == 3 + GENERATIONS - 5 + 3
+    assert [bool(row.invalid) for row in rows[:9]] == [False] * 5 + [True] + [False] * 3
+    assert [row.repeat for row in rows[:9]] == [0] * 3 + [1] * 3 + [3] * 3
+
+
+def test_warm_up_is_never_marked(settings: RunSettings, show: Callable[..., Chosen]) -> None:
+    chosen = show(*[LOUD] * len(LABELS))
+    file = measure(warm_up_of(settings))
+    assert chosen.count == len(file.rows) == GENERATIONS + len(LABELS)
+    assert not any(row.invalid for row in file.rows)
+
+
+def test_a_disturbance_that_lasts_is_told(settings: RunSettings, show: Callable[..., Chosen]) -> None:
+    show(*[{"throttle_reasons": 64.0}] * 999)
+    events: list[Notice | Progress] = []
+    file = measure(warm_up_of(settings), events.append)
+    assert all(row.invalid == "the GPU slowed down: too hot (hardware)" for row in measured(file))
+    notices = [event.text for event in events if isinstance(event, Notice) and "out of bounds" in event.text]
+    assert len(notices) == 1 and "--no-watch" in notices[0]
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(main, list(words))
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An examination whose measured figures were chosen: only how they are told is looked at."""
+    seen = Seen(foreign_cores=1.0, waited_share=0.3, sentinel_spread=0.01)
+    monkeypatch.setattr(examinations, "_look", lambda sentinel, host: (7.31e-5, seen))
+    monkeypatch.setattr(examinations, "memory_bandwidth_mb_s", lambda clock, device: 17_708.6)
+    monkeypatch.setattr(examinations, "flop_rate", lambda clock, dtype, device: 99.4e9)
+
+
+@pytest.mark.usefixtures("quick")
+def test_doctor_tells_of_the_machine_and_what_to_mend() -> None:
+    result = invoke("doctor", "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert "measured on       1 thread" in lines
+    assert "sentinel          73.1 us a product, the slowest twentieth 1% longer" in lines
+    assert "memory bandwidth  17.7 GB/s" in lines
+    assert "FLOP rate         99 GFLOP/s (float32)" in lines
+    assert any(line.startswith("* It waited for a core 30% of the time") for line in lines)
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.usefixtures("quick")
+def test_doctor_tells_programs_in_json() -> None:
+    found = json.loads(invoke("doctor", "--device", "cpu", "--json").stdout)
+    assert found["memory_bandwidth_mb_s"] == 17_708.6 and found["seen"]["waited_share"] == 0.3
+    assert found["facts"]["cpu"] and found["gpu"] is None and found["threads"] == 1
+
+
+def test_the_machine_is_really_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examinations, "_LOOKS", 5)
+    found = examinations.examine_machine("cpu", 1)
+    assert 1e-6 < found.sentinel_s < 1 and found.seen.sentinel_spread >= 0
+    assert 100 < found.memory_bandwidth_mb_s < 10_000_000
+    assert 1e8 < found.flops_per_s < 1e16
+
+
+def test_doctor_compares_the_baseline_with_itself_and_keeps_what_it_found(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, show: Callable[..., Chosen]
+) -> None:
+    """On a quiet machine: a busy one, as beside other tests, once left out all of a prompt."""
+    monkeypatch.setattr(doctor_aa, "_PROMPTS", 3)
+    monkeypatch.setattr(doctor_aa, "_NEW_TOKENS", 3)
+    show()
+    out = tmp_path / "aa.json"
+    result = invoke("doctor", "--aa", "--device", "cpu", "--model", str(folder / "target"), "--out", str(out))
+    assert result.exit_code == 0, result.output
+    assert "autoregressive against itself: 3 prompts," in result.stdout and f"Kept in {out}." in result.stdout
+    file = read(tmp_path / "aa.jsonl")
+    assert len(measured(file)) == 3 * 8 and {row.label for row in file.rows} == {"autoregressive"}
+    assert read_floor(out).differs_from(file.run) == ()
+    again = invoke("doctor", "--aa", str(tmp_path / "aa.jsonl"), "--out", str(tmp_path / "again.json"), "--json")
+    assert json.loads(again.stdout)["minimum_detectable_effect"] == read_floor(out).effect
+    refused = invoke("doctor", "--aa", str(tmp_path / "aa.jsonl"), "--out", str(out))
+    assert (refused.exit_code, refused.stdout) == (2, "") and "Give another --out" in refused.stderr

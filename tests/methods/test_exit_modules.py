@@ -1,0 +1,407 @@
+"""Trained exits, of early_exit and of DEED: they say what their definition says, learn, and are used as they were."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from exit_rules import noisy_exits, rule_of, speaker, with_modules
+from lessons import learn, lesson_of
+from oracles import ExitRule, autoregressive, exit_answer, exit_drafter, replay
+from runs import LAYERS, NEW_TOKENS, Pair, answer, pair, prepared, prompt_of, rounds_of, run
+from tiny import tiny_model
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from untrained import facts_of, untrained, untrained_folder
+
+from benchctl.decoding.adaptive import AdaptiveDepth
+from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.method import Method
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.exit_policy import decayed
+from benchctl.decoding.modules.exits import CE_SHARE, ExitHead, ExitModule, Exits
+from benchctl.decoding.modules.folder import save_modules, trained_options
+from benchctl.decoding.modules.trainable import Lesson
+from benchctl.decoding.sampling import Sampling
+from benchctl.errors import UserError
+from benchctl.methods.deed import Deed
+from benchctl.methods.early_exit import EarlyExit
+from benchctl.registry import build, builtin_names, method_class
+
+MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
+# Label without threshold and policy, and by what it is confident.
+POLICIES = (
+    ("early_exit[head=trained,rank=5", "softmax_gap"),
+    ("early_exit[head=trained,exits=1+3,confidence=softmax_max", "softmax_max"),
+    ("early_exit[head=trained,exits=1+3,confidence=state_cosine", "state_cosine"),
+    ("early_exit[head=trained,exits=1+3,confidence=classifier", "classifier"),
+    ("deed[rank=5", "softmax_max"),
+)
+THRESHOLDS = {"softmax_gap": 0.2, "softmax_max": 0.4, "state_cosine": 0.7, "classifier": 0.5}
+
+
+def _generate(method: Method, models: Pair, prompt: list[int], limit: int = NEW_TOKENS) -> Generation:
+    return decode(method, models.target, prompt, Limits(limit), Sampling(), lambda: 0.0)
+
+
+@pytest.mark.parametrize(("family", "seed"), MODELS)
+@pytest.mark.parametrize(("label", "confidence"), POLICIES)
+def test_tokens_and_exits_are_those_of_the_plain_rule(
+    label: str, confidence: str, family: str, seed: int, tmp_path: Path
+) -> None:
+    """By full recomputation: what leaves, where, and what later tokens see of it."""
+    models, module, left = pair(family, seed), noisy_exits(f"{label}]", pair(family, seed)), set[int]()
+    for share in (0.6, 1.0, 1.4):
+        threshold = share * THRESHOLDS[confidence]
+        policies = ("deferred_exact",) if label.startswith("deed") else ("propagate", "deferred_exact")
+        for policy in policies:
+            option = "" if len(policies) == 1 else f",kv_policy={policy}"
+            method = with_modules(f"{label},threshold={threshold}{option}]", models, module, tmp_path)
+            got = _generate(method, models, prompt_of(13, seed))
+            rule = rule_of(models.naive, module, confidence, threshold)
+            expected = exit_answer(models.naive, prompt_of(13, seed), NEW_TOKENS, rule, policy == "propagate")
+            assert (list(got.token_ids), list(got.layers)) == (expected.tokens, expected.ran)
+            left |= set(expected.exits[1:])
+    assert len(left) > 1
+
+
+@pytest.mark.parametrize(("family", "seed"), MODELS)
+@pytest.mark.parametrize(("label", "confidence"), POLICIES)
+def test_drafts_of_trained_exits_take_the_steps_of_replay(
+    label: str, confidence: str, family: str, seed: int, tmp_path: Path
+) -> None:
+    models, text = pair(family, seed), answer(family, seed, 13)
+    module = noisy_exits(f"{label}]", models)
+    for share in (0.5, 1.0):
+        threshold = share * THRESHOLDS[confidence]
+        method = with_modules(f"{label},threshold={threshold},mode=draft]", models, module, tmp_path)
+        got = _generate(method, models, prompt_of(13, seed))
+        drafter = exit_drafter(models.naive, rule_of(models.naive, module, confidence, threshold), 4)
+        assert list(got.token_ids) == text
+        assert rounds_of(got) == replay(prompt_of(13, seed), text, len(text), drafter)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", ["llama", "gemma", "olmoe"])
+@pytest.mark.parametrize("label", ["early_exit[head=trained]", "deed"])
+def test_an_exit_says_the_same_in_decoding_in_training_and_in_plain_algebra(label: str, family: str) -> None:
+    models, module = pair(family), noisy_exits(label, pair(family))
+    text = prompt_of(9)
+    states, lesson = models.naive.states(text), lesson_of(models.naive, [text])
+    for layer in module.layers:
+        expected = torch.stack([speaker(models.naive, module)(layer, state) for state in states[layer]])
+        said = module.heads(models.target)[layer](states[layer])
+        torch.testing.assert_close(said, expected, rtol=1e-9, atol=1e-9)
+        learnt = module.float().logits(lesson, layer)[0].double()
+        torch.testing.assert_close(learnt, expected, rtol=1e-4, atol=1e-4)
+        module.double()
+
+
+@torch.inference_mode()
+def test_an_exit_in_half_precision_keeps_to_what_it_says_in_double() -> None:
+    """Its gain is multiplied into the norm's, which Gemma keeps in float32."""
+    double, half = (Target(tiny_model("gemma", dtype=dtype), None) for dtype in (torch.float64, torch.bfloat16))
+    states = torch.randn(3, double.info.hidden_size, generator=torch.Generator().manual_seed(0))
+    trained = ExitModule(double.info.hidden_size, 4, torch.device("cpu"))
+    torch.nn.init.normal_(trained.change.up.weight, std=0.1, generator=torch.Generator().manual_seed(1))
+    exact = ExitHead(copy.deepcopy(trained).double(), double)(states.double())
+    rounded = ExitHead(trained.bfloat16(), half)(states.bfloat16())
+    assert rounded.dtype == torch.bfloat16
+    assert float((rounded.double() - exact).square().mean().sqrt()) < 0.03 * float(exact.std())
+
+
+@pytest.mark.parametrize(("family", "seed"), MODELS)
+def test_fresh_modules_change_nothing(family: str, seed: int, tmp_path: Path) -> None:
+    """They are the bare exit: tokens and layers are those of the target's own head at the same exits."""
+    models = pair(family, seed)
+    bare = run("early_exit[confidence=softmax_max,exits=1+2+3,threshold=0.3]", models.target, prompt_of(13), NEW_TOKENS)
+    put_off = "early_exit[confidence=softmax_max,exits=1+2+3,threshold=0.3,kv_policy=deferred_exact]"
+    same = {
+        "early_exit[head=trained,exits=1+2+3,confidence=softmax_max,threshold=0.3]": bare,
+        "deed[threshold=0.3]": run(put_off, models.target, prompt_of(13), NEW_TOKENS),
+    }
+    for label, expected in same.items():
+        method = build(label)
+        assert isinstance(method, EarlyExit | Deed)
+        fresh = method.build(models.target.info, models.target.lm_head.weight)
+        got = _generate(with_modules(label, models, fresh, tmp_path), models, prompt_of(13))
+        assert (got.token_ids, got.layers) == (expected.token_ids, expected.layers)
+    assert len(set(bare.layers)) > 1
+
+
+@pytest.mark.parametrize(("label", "first"), [("deed[exits=2+3", 2), ("early_exit[head=trained,exits=1", 1)])
+def test_thresholds_above_one_give_the_target_and_zero_the_first_exit(label: str, first: int) -> None:
+    models = pair("llama")
+    never = run(f"{label},threshold=1.01]", models.target, prompt_of(13), NEW_TOKENS)
+    assert list(never.token_ids) == answer("llama", 0, 13)
+    assert set(never.layers) == {LAYERS}
+    always = run(f"{label},threshold=0,mode=draft]", models.target, prompt_of(13), NEW_TOKENS)
+    assert [step.drafted for step in always.steps[:3]] == [4, 4, 4]
+    leaves = run(f"{label},threshold=0]", models.target, prompt_of(13), NEW_TOKENS)
+    assert [step.layers for step in leaves.steps] == [(first,)] * (NEW_TOKENS - 1)
+
+
+@pytest.mark.parametrize("label", ["deed[threshold=0.3]", "early_exit[head=trained,threshold=0.2,decay=4]"])
+def test_nothing_of_a_prompt_reaches_the_next(label: str, tmp_path: Path) -> None:
+    models, module = pair("llama"), noisy_exits(label, pair("llama"))
+    method = with_modules(label, models, module, tmp_path)
+    alone = _generate(with_modules(label, models, module, tmp_path), models, prompt_of(13))
+    for prompt in (prompt_of(13), prompt_of(40, 3), prompt_of(1)):
+        _generate(method, models, prompt, 7)
+    again = _generate(method, models, prompt_of(13))
+    assert (again.token_ids, again.layers) == (alone.token_ids, alone.layers)
+    assert len(set(alone.layers)) > 1
+
+
+def test_the_decayed_threshold_is_that_of_the_paper() -> None:
+    """clip(0.9 lambda + 0.1 exp(-tau t / T)), by hand; the docstring's example among them."""
+    assert decayed(0.5, 4, 0, 10) == pytest.approx(0.55)
+    assert decayed(0.5, 4, 10, 10) == pytest.approx(0.45 + 0.1 * math.exp(-4)) == pytest.approx(0.4518, abs=1e-4)
+    assert decayed(0.8, 4, 5, 20) == pytest.approx(0.72 + 0.1 * math.exp(-1))
+    assert decayed(1.0, 4, 0, 10) == 1.0
+    assert decayed(0.0, 4, 10, 10) == pytest.approx(0.1 * math.exp(-4))
+
+
+@pytest.mark.parametrize("base", [0.15, 0.2, 0.25, 0.35])
+@pytest.mark.parametrize("draft", [False, True])
+def test_the_threshold_decays_with_the_place_in_the_answer(draft: bool, base: float) -> None:
+    """A drafted token has the threshold of its own place. Token t is made by the row of the token before it."""
+    models, prompt, text = pair("qwen3", 2), prompt_of(13, 2), answer("qwen3", 2, 13)
+
+    def lowered(tokens: int) -> float:
+        return 0.9 * base + 0.1 * math.exp(-9 * (tokens - len(prompt)) / NEW_TOKENS)
+
+    rule = ExitRule((1, 2, 3), "softmax_max", lowered=lowered)
+    label = f"early_exit[exits=1+2+3,confidence=softmax_max,threshold={base},decay=9{',mode=draft' if draft else ''}]"
+    got = run(label, models.target, prompt, NEW_TOKENS)
+    constant = replace(rule, lowered=None, threshold=base)
+    if draft:
+        steps = replay(prompt, text, len(text), exit_drafter(models.naive, rule, 4))
+        assert (list(got.token_ids), rounds_of(got)) == (text, steps)
+        return
+    expected = exit_answer(models.naive, prompt, NEW_TOKENS, rule, propagate=True)
+    assert (list(got.token_ids), list(got.layers)) == (expected.tokens, expected.ran)
+    assert base != 0.25 or exit_answer(models.naive, prompt, NEW_TOKENS, constant, True).exits != expected.exits
+
+
+def _by_hand(models: Pair, module: Exits, text: list[int], weights: list[float]) -> dict[int, Tensor]:
+    """For each exit and the last layer the loss of a text, token by token."""
+    states, speak = models.naive.states(text), speaker(models.naive, module)
+    losses = {layer: torch.zeros((), dtype=torch.float64) for layer in (*module.layers, LAYERS)}
+    for at in range(len(text) - 1):
+        final = models.naive.logits(states[-1, at]).log_softmax(-1)
+        for layer in losses:
+            said = final if layer == LAYERS else speak(layer, states[layer, at]).log_softmax(-1)
+            loss = (final.exp() * (final - said)).sum() - CE_SHARE * said[text[at + 1]]
+            losses[layer] += weights[at + 1] * loss
+    return losses
+
+
+def test_the_loss_of_trained_exits_is_their_mean() -> None:
+    models, weights = pair("llama"), [float(number % 3) for number in range(20)]
+    module, lesson = (
+        noisy_exits("early_exit[head=trained]", models),
+        lesson_of(models.naive, [prompt_of(20)], [weights]),
+    )
+    losses = _by_hand(models, module, prompt_of(20), weights)
+    expected = (losses[1] + losses[2] + losses[3]) / 3
+    got = EarlyExit(head="trained").loss(module.float(), lesson).double()
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_deep_supervision_is_the_mean_over_all_layers_and_the_last_again() -> None:
+    models, weights = pair("llama"), [float(number % 3) for number in range(20)]
+    module, lesson = noisy_exits("deed[exits=1+3]", models), lesson_of(models.naive, [prompt_of(20)], [weights])
+    losses = _by_hand(models, module, prompt_of(20), weights)
+    expected = (losses[1] + losses[3] + losses[LAYERS]) / 3 + losses[LAYERS]
+    got = Deed(exits="1+3").loss(module.float(), lesson).double()
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def _texts(models: Pair, seeds: range) -> list[list[int]]:
+    return [[*prompt_of(6, seed), *autoregressive(models.naive, prompt_of(6, seed), 40)] for seed in seeds]
+
+
+def _lessons(models: Pair) -> tuple[Lesson, Lesson]:
+    """To learn from, and held out."""
+    return lesson_of(models.naive, _texts(models, range(24))), lesson_of(models.naive, _texts(models, range(24, 32)))
+
+
+@pytest.mark.parametrize("method", [EarlyExit(head="trained", rank=8), Deed(rank=8)], ids=["early_exit", "deed"])
+def test_training_lowers_the_loss_and_lifts_agreement_above_the_bare_exits(method: EarlyExit | Deed) -> None:
+    """On text that was not learnt from, at every exit."""
+    models = pair("llama")
+    lesson, held_out = _lessons(models)
+    module = method.build(models.target.info, models.target.lm_head.weight)
+    losses = learn(method, module, lesson, 60)
+    assert losses[-1] < 0.8 * losses[0]
+    found = {name: tally.share for name, tally in method.yardsticks(module, held_out).items()}
+    for layer in (1, 2, 3):
+        assert found[f"exit_{layer}_top1"] > found[f"exit_{layer}_bare_top1"]
+    assert found["exit_1_top1"] > found["exit_1_bare_top1"] + 0.1
+
+
+def test_yardsticks_of_fresh_modules_are_those_of_the_bare_exits() -> None:
+    models = pair("llama")
+    method = Deed(exits="1+3")
+    module = method.build(models.target.info, models.target.lm_head.weight)
+    text = prompt_of(20)
+    found = method.yardsticks(module, lesson_of(models.naive, [text]))
+    states = models.naive.states(text)[:, :-1]
+    said = {layer: models.naive.logits(states[layer]).argmax(-1) for layer in (1, 3, LAYERS)}
+    for layer in (1, 3):
+        right = float((said[layer] == said[LAYERS]).sum())
+        for name in ("top1", "bare_top1"):
+            assert (found[f"exit_{layer}_{name}"].right, found[f"exit_{layer}_{name}"].of) == (right, 19)
+
+
+def test_classifiers_of_trained_exits_are_a_second_stage() -> None:
+    """Only they learn, and their labels are what the trained exits say, not what the bare ones do."""
+    models = pair("llama")
+    lesson = lesson_of(models.naive, _texts(models, range(4)))
+    method = EarlyExit(head="trained", confidence="classifier", exits="1+3")
+    stage = method.second_stage
+    assert stage is not None and (stage.part, stage.needed) == ("classifier", True)
+    module = untrained(method, models.target)
+    assert isinstance(module, Exits)
+    learning = {name for name, weight in module.named_parameters() if weight.requires_grad}
+    assert learning == {name for name in module.state_dict() if name.startswith("classifier.")}
+    bare = Exits({}, {layer: cast(nn.Linear, module.classifier[str(layer)]) for layer in (1, 3)})
+    assert float(method.loss(module, lesson).detach()) != pytest.approx(float(method.loss(bare, lesson).detach()))
+    learn(method, module, lesson, 40)
+    found = {name: tally.share for name, tally in method.yardsticks(module, lesson).items()}
+    assert min(found[f"exit_{layer}_found"] + found[f"exit_{layer}_held"] for layer in (1, 3)) > 1.1
+
+
+@pytest.mark.parametrize(
+    "label", ["deed", "early_exit[head=trained]", "early_exit[head=trained,confidence=classifier]"]
+)
+def test_the_loss_needs_no_value_of_its_tensors(label: str) -> None:
+    """What a training would cost is estimated on shapes alone."""
+    method = build(label)
+    assert isinstance(method, EarlyExit | Deed)
+    module = untrained(method, pair("llama").target)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert method.loss(module, lesson_of(pair("llama").naive, [[5, 6, 7, 8]])).shape == ()
+
+
+def test_exits_are_chosen_among_those_trained(tmp_path: Path) -> None:
+    """A folder for exits 1 and 3 serves 3 alone, and by default both; 2 it has not learnt."""
+    models = pair("llama")
+    for name in ("deed", "early_exit"):
+        head = "head=trained," if name == "early_exit" else ""
+        label, folder = f"{name}[{head}exits=1+3]", tmp_path / name
+        module = noisy_exits(label, models)
+        save_modules(folder, module, facts_of(label, build(label), models.target))
+        prepare = partial(_prepared, models=models)
+        expected = _generate(with_modules(label, models, module, tmp_path / "same"), models, prompt_of(13))
+        assert _generate(prepare(f"{name}[{head}modules={folder}]"), models, prompt_of(13)) == expected
+        only = _generate(prepare(f"{name}[{head}modules={folder},exits=3,threshold=0]"), models, prompt_of(13))
+        assert {layer for step in only.steps for layer in step.layers} == {3}
+        with pytest.raises(UserError, match=r"trained for exits 1\+3, not for 2; choose among those with the option"):
+            prepare(f"{name}[{head}modules={folder},exits=2+3]")
+        with pytest.raises(UserError, match="they were trained with rank=64"):
+            prepare(f"{name}[{head}modules={folder},rank=4]")
+        with pytest.raises(UserError, match="trained with alpha=256.0, not 64.0"):
+            prepare(f"{name}[{head}modules={folder},alpha=64]")
+
+
+def _prepared(label: str, models: Pair) -> Method:
+    method = build(label)
+    method.prepare(models.target, lambda name: models.target, "")
+    return method
+
+
+def test_default_exits_are_those_of_the_papers() -> None:
+    """LITE's 8, 12, .. 28 of 32 layers; every layer for DEED; from the middle on for exits that nobody trained."""
+    info = replace(pair("llama").target.info, layers=32)
+    assert EarlyExit(head="trained").exit_layers(info) == (8, 12, 16, 20, 24, 28)
+    assert EarlyExit(head="trained", min_exit=13).exit_layers(info) == (13, 17, 21, 25, 29)
+    assert Deed().exit_layers(info) == tuple(range(1, 32))
+    assert EarlyExit().exit_layers(info) == tuple(range(16, 32))
+
+
+def test_every_policy_of_exits_is_a_drafter_too() -> None:
+    policies = [name for name in builtin_names() if issubclass(method_class(name), AdaptiveDepth)]
+    assert policies == ["deed", "early_exit"]
+    assert {build(f"{name}[mode=draft]").exactness for name in policies} == {"exact"}
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ("deed[threshold=-0.1]", "threshold is -0.1"),
+        ("deed[threshold=nan]", "'threshold' cannot be 'nan'"),
+        ("deed[rank=0]", "rank is 0"),
+        ("deed[alpha=0]", "alpha is 0"),
+        ("deed[exits=2+x]", "exits is '2\\+x'; join layer numbers"),
+        ("deed[exits=0]", "exits is '0'; join layer numbers"),
+        ("deed[draft_tokens=0]", "draft_tokens is 0"),
+        ("deed[mode=drafts]", "'mode' cannot be 'drafts'"),
+        ("early_exit[decay=-1]", "decay is -1"),
+        ("early_exit[decay=inf]", "'decay' cannot be 'inf'"),
+        ("early_exit[decay=4,threshold=1.5]", "takes a threshold of 1 at most"),
+        ("early_exit[rank=8]", "rank is 8; .* an option of head=trained"),
+        ("early_exit[head=trained,rank=0]", "rank is 0"),
+        ("early_exit[head=trained,alpha=-1]", "alpha is -1"),
+        ("early_exit[alpha=8]", "alpha is 8.* an option of head=trained"),
+        ("early_exit[threshold=nan]", "'threshold' cannot be 'nan'"),
+        ("early_exit[modules=x]", "confidence=softmax_gap has no modules; head=trained has"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(label: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build(label)
+
+
+@pytest.mark.parametrize(
+    ("label", "what"),
+    [
+        ("deed[exits=1+4]", "exit 4"),
+        ("early_exit[head=trained,exits=9]", "exit 9"),
+        ("early_exit[head=trained,min_exit=4]", "min_exit 4"),
+    ],
+)
+def test_exits_beyond_the_layers_are_unsupported(label: str, what: str) -> None:
+    models, method = pair("llama"), build(label)
+    assert isinstance(method, EarlyExit | Deed)
+    assert str(method.unsupported(models.target.info)).startswith(f"{what} is not below the target's 4 layers")
+    with pytest.raises(UserError, match="cannot be trained for this target"):
+        method.build(models.target.info, models.target.lm_head.weight)
+    assert "exit 1 is not below the target's 1 layers" in str(Deed().unsupported(replace(models.target.info, layers=1)))
+
+
+@pytest.mark.parametrize(("options", "exits"), [(",exits=1+2", "1+2"), ("", "1+2+3")])
+def test_a_min_exit_above_all_trained_exits_is_refused(options: str, exits: str) -> None:
+    """Nothing would ever leave. Where the exits were trained by name, it is known before any model is loaded."""
+    target = pair("llama").target
+    trained = f"early_exit[head=trained{options}]"
+    folder = untrained_folder(trained, build(trained), target)
+    method = build(f"early_exit[head=trained,min_exit={int(exits[-1]) + 1},modules={folder}]")
+    assert isinstance(method, EarlyExit)
+    message = f"trained for exits {exits}, all of them below min_exit; give a lower min_exit"
+    with pytest.raises(UserError, match=re.escape(message)):
+        method.prepare(target, lambda _: target, "")
+    if options:
+        with pytest.raises(UserError, match=re.escape(message)):
+            trained_options(method, "early_exit", str(folder))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("family", ["olmoe", "gemma"])
+def test_every_mode_decodes_in_the_precision_of_a_gpu(family: str, device: str) -> None:
+    """Gemma keeps gains in float32 and scales its embedding; both meet the modules' bfloat16."""
+    target = Target(tiny_model(family, layers=LAYERS, dtype=torch.bfloat16).to(device), None)
+    labels = ["early_exit[head=trained,threshold=0.3]", "early_exit[head=trained,confidence=state_cosine,mode=draft]"]
+    labels += ["early_exit[head=trained,confidence=classifier,threshold=0.5,decay=4]"]
+    for label in (*labels, "deed[threshold=0.3]", "deed[mode=draft,threshold=0.3]"):
+        method = prepared(label, target)
+        for sampling in (Sampling(), Sampling(temperature=0.8, top_p=0.9)):
+            assert len(decode(method, target, prompt_of(9), Limits(12), sampling, lambda: 0.0).token_ids) == 12

@@ -1,0 +1,367 @@
+"""Decoding out of a fast tier: the resident model's output to the bit, whatever the policy, capacity and speed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from fakes_measuring import Plain
+from fixtures_run import make_folder, make_settings, measured
+from offloading import HandTimer
+from tiny import tiny_folder, tiny_target
+from torch import Tensor
+
+from benchctl.decoding.experts.fast_tier import FastTier
+from benchctl.decoding.experts.offload import NextGate, Offload, OffloadSettings, Predictor, mixtures_of, rank_experts
+from benchctl.decoding.experts.policies import POLICIES, Key, Lru
+from benchctl.decoding.experts.tiers import FileTier, Link, Loader, MemoryTier, Slots, SlowTier, Timer
+from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.method import Method
+from benchctl.decoding.model.layers import ExpertWeights
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.sampling import Sampling
+from benchctl.errors import UserError
+from benchctl.measuring.check import check
+from benchctl.measuring.clock import Timer as RealTimer
+from benchctl.measuring.run import run
+from benchctl.methods.autoregressive import Autoregressive
+from benchctl.methods.expert_offload import ExpertOffload
+from benchctl.records.schema import Row
+from benchctl.records.writer import read
+from benchctl.registry import build
+
+PROMPT = [5, 9, 17, 4, 33, 21, 8, 60, 12, 13]  # more rows than few experts can serve
+NEW_TOKENS = 10
+LAYERS, EXPERTS, TOP_K = 3, 6, 2
+
+
+@cache
+def target(family: str = "olmoe", dtype: torch.dtype = torch.float32) -> Target:
+    return tiny_target(family, layers=LAYERS, dtype=dtype)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    assert [thread.name for thread in threading.enumerate() if thread.name == "expert loader"] == []
+
+
+def _decode(method: Method, on: Target, prompt: Sequence[int] = PROMPT, timer: Timer | None = None) -> Generation:
+    method.prepare(on, lambda name: on, "")
+    timer = timer or RealTimer()
+    return decode(method, on, prompt, Limits(NEW_TOKENS), Sampling(), timer.now_s, timer=timer)
+
+
+def _logits(on: Target) -> Tensor:
+    return torch.stack([on.next_logits(PROMPT), on.next_logits(PROMPT, one_by_one=True)])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("capacity", [TOP_K, 5, LAYERS * EXPERTS])
+@pytest.mark.parametrize("prefetch", ["none", "next_gate"])
+def test_logits_are_the_resident_models_to_the_bit(policy: str, capacity: int, prefetch: str) -> None:
+    on = target()
+    method = build(f"expert_offload[policy={policy},capacity={capacity},prefetch={prefetch}]")
+    method.prepare(on, lambda name: on, "")
+    with method.serve(on, None) as view:
+        assert torch.equal(_logits(view), _logits(on))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("capacity", [TOP_K, 5, LAYERS * EXPERTS])
+@pytest.mark.parametrize("tier", ["memory", "file"])
+def test_the_answer_is_the_baselines(policy: str, capacity: int, tier: str) -> None:
+    label = f"expert_offload[policy={policy},capacity={capacity},tier={tier},prefetch=next_gate,spare=1]"
+    assert _decode(build(label), target()).token_ids == _decode(Autoregressive(), target()).token_ids
+
+
+@pytest.mark.parametrize("family", ["mixtral", "mixtral_window", "olmoe_clipped"])
+def test_other_mixtures_answer_as_they_do_resident(family: str) -> None:
+    on = target(family, torch.float64)
+    method = ExpertOffload(prefetch="next_gate", capacity=4)
+    assert _decode(method, on).token_ids == _decode(Autoregressive(), on).token_ids
+
+
+@pytest.mark.parametrize("prompt", [PROMPT[:1], PROMPT[:2], PROMPT * 6])
+def test_prompts_of_any_length_fit_through_the_fewest_slots(prompt: Sequence[int]) -> None:
+    """A long prompt needs every expert of a layer, which is more than there are slots."""
+    method = ExpertOffload(capacity=TOP_K)
+    assert _decode(method, target(), prompt).token_ids == _decode(Autoregressive(), target(), prompt).token_ids
+
+
+def test_the_target_of_the_other_methods_is_left_alone() -> None:
+    on = target()
+    before = [block.mlp for block in on.blocks]
+    _decode(ExpertOffload(), on)
+    assert all(block.mlp is mlp for block, mlp in zip(on.blocks, before, strict=True))
+
+
+def test_a_view_runs_only_while_it_is_served() -> None:
+    offload = Offload(target(), OffloadSettings())
+    with offload.serve(None):
+        offload.view.next_logits(PROMPT)
+    with pytest.raises(RuntimeError, match="inside serve"):
+        offload.view.next_logits(PROMPT)
+
+
+def test_each_generation_begins_anew() -> None:
+    method = ExpertOffload(policy="lfu", capacity=6)
+    first, second = _decode(method, target()), _decode(method, target())
+    assert first.token_ids == second.token_ids
+    assert {**first.counters, "stall_s": 0, "prefill_stall_s": 0} == {
+        **second.counters,
+        "stall_s": 0,
+        "prefill_stall_s": 0,
+    }
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_counters_add_up(policy: str) -> None:
+    """Without prefetch every load serves a need, and what was not ready was loaded."""
+    counters = _decode(build(f"expert_offload[policy={policy},capacity=8]"), target()).counters
+    assert counters["needed"] == (NEW_TOKENS - 1) * LAYERS * TOP_K
+    assert counters["loads"] == counters["needed"] - counters["ready"]
+    assert (counters["late"], counters["predicted"], counters["evicted_unused"]) == (0, 0, 0)
+    assert (policy == "on_demand") == (counters["ready"] == 0)
+    assert counters["expert_bytes"] == 4 * 3 * 32 * 48
+    assert "bandwidth_mb_s" not in counters
+
+
+def test_what_is_counted_is_what_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[int] = []
+    fill = Slots.fill
+
+    def watched(slots: Slots, slot: int, weights: ExpertWeights) -> None:
+        moved.append(weights.gate_up.nbytes + weights.down.nbytes)
+        fill(slots, slot, weights)
+
+    monkeypatch.setattr(Slots, "fill", watched)
+    counters = _decode(ExpertOffload(capacity=7, prefetch="next_gate", spare=1), target()).counters
+    assert sum(moved) == (counters["loads"] + counters["prefill_loads"]) * counters["expert_bytes"]
+
+
+def test_recall_and_precision_of_known_predictions() -> None:
+    """Layer 1 is always guessed with every expert, layer 2 never, so recall is 1 and precision 2 of 6."""
+    on = target()
+    offload = Offload(on, OffloadSettings(capacity=18))
+    predictor = lambda layer, residual: {1: range(EXPERTS)} if layer == 0 else {}  # noqa: E731
+    counters = _serve(offload, on, predictor)
+    visits = NEW_TOKENS - 1
+    assert (counters["predicted"], counters["predicted_needed"], counters["foreseeable"]) == (
+        visits * EXPERTS,
+        visits * TOP_K,
+        visits * TOP_K,
+    )
+
+
+def _serve(offload: Offload, on: Target, predictor: Predictor) -> Mapping[str, float]:
+    class Predicting(Plain):
+        def serve(self, target: Target, timer: Timer | None):  # type: ignore[no-untyped-def]
+            return offload.serve(timer, predictor)
+
+    assert _decode(Predicting(), on).token_ids == _decode(Autoregressive(), on).token_ids
+    return offload.counters()
+
+
+def test_guesses_are_made_for_one_row_at_layers_with_one_ahead_and_are_written_down() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def predictor(layer: int, residual: Tensor) -> Mapping[int, Sequence[int]]:
+        asked.append((layer, residual.shape[0]))
+        return {layer + 1: [layer]} if layer + 1 < LAYERS else {}
+
+    offload = Offload(target(), OffloadSettings(capacity=6))
+    _serve(offload, target(), predictor)
+    assert asked == [(layer, 1) for _ in range(NEW_TOKENS - 1) for layer in range(LAYERS)]
+    assert [visit.layer for visit in offload.visits] == list(range(LAYERS)) * NEW_TOKENS
+    assert [visit.predicted for visit in offload.visits[-LAYERS:]] == [{1: (0,)}, {2: (1,)}, {}]
+
+
+def test_the_next_gate_ranks_by_the_next_layers_own_norm_and_router() -> None:
+    on = target()
+    state = torch.randn(1, 32, generator=torch.Generator().manual_seed(1))
+    block = on.blocks[1]
+    order = (block.mlp_norm(state) @ mixtures_of(on)[1].router.T)[0].argsort(descending=True)
+    assert rank_experts(block, state, 4) == order[:4].tolist()
+    assert NextGate(on, 4)(0, state) == {1: order[:4].tolist()}
+    assert NextGate(on, 4)(LAYERS - 1, state) == {}
+
+
+class TestThrottled:
+    """By a timer that stands still while the model computes, so that every second is one of waiting."""
+
+    def test_every_missing_expert_takes_its_bytes_by_the_bandwidth(self) -> None:
+        method = ExpertOffload(policy="on_demand", capacity=TOP_K, bandwidth_mb_s=1.0)
+        counters = _decode(method, target(), timer=HandTimer()).counters
+        expert_s = counters["expert_bytes"] / 1e6
+        assert counters["stall_s"] == pytest.approx(counters["loads"] * expert_s)
+        assert counters["prefill_stall_s"] == pytest.approx(counters["prefill_loads"] * expert_s)
+        assert counters["bandwidth_mb_s"] == 1.0
+
+    def test_what_is_fetched_ahead_is_hidden_by_what_is_computed_meanwhile(self) -> None:
+        """All of layer 1 is guessed at layer 0 and there is time for it: only layers 0 and 2 are waited for."""
+        on, timer = target(), HandTimer()
+        offload = Offload(on, OffloadSettings("on_demand", 18, bandwidth_mb_s=1.0))
+
+        class Ahead(Plain):
+            def serve(self, target: Target, timer: Timer | None):  # type: ignore[no-untyped-def]
+                return offload.serve(timer, self.predict)
+
+            def predict(self, layer: int, residual: Tensor) -> Mapping[int, Sequence[int]]:
+                return {1: range(EXPERTS)} if layer == 0 else {}
+
+        plain = _decode(ExpertOffload("on_demand", capacity=18, bandwidth_mb_s=1.0), on, timer=HandTimer()).counters
+        ahead = _decode(Ahead(), on, timer=timer).counters
+        assert ahead == {}
+        counters = offload.counters()
+        assert counters["ready"] + counters["late"] >= (NEW_TOKENS - 1) * TOP_K
+        assert counters["stall_s"] <= plain["stall_s"] * (EXPERTS + 2 * TOP_K) / (3 * TOP_K)
+
+    def test_transfers_follow_each_other_without_a_gap_and_never_overlap(self) -> None:
+        timer = HandTimer()
+        with _loader(timer, capacity=3) as loader:
+            loader.need(0, [0, 1, 2])
+            ends = []
+            for expert in range(3):
+                loader.wait_for(Key(0, expert))
+                ends.append(timer.now_s())
+        assert ends == pytest.approx([1.0, 2.0, 3.0])
+
+    def test_what_has_arrived_meanwhile_is_not_waited_for(self) -> None:
+        timer = HandTimer()
+        with _loader(timer, capacity=4) as loader:
+            loader.need(0, [0])
+            loader.wait_for(Key(0, 0))
+            loader.want(1, [3, 4])
+            with loader._changed:  # a copy takes no time of this timer, so it must not be overtaken by it
+                loader._changed.wait_for(lambda: loader._copied)
+            timer.compute(1.5)
+            loader.need(1, [3])
+            loader.wait_for(Key(1, 3))
+            assert timer.now_s() == pytest.approx(2.5)
+            loader.need(2, [5])  # behind the guess that is half way
+            loader.wait_for(Key(2, 5))
+            assert timer.now_s() == pytest.approx(4.0)
+
+    def test_a_limited_bandwidth_needs_a_timer(self) -> None:
+        method = ExpertOffload(bandwidth_mb_s=5.0)
+        method.prepare(target(), lambda name: target(), "")
+        with pytest.raises(ValueError, match="needs a timer"), method.serve(target(), None):
+            pass
+
+
+def _loader(timer: Timer, capacity: int) -> Loader:
+    """Of a link on which an expert takes a second."""
+    mixtures = mixtures_of(target())
+    slots = Slots(mixtures[0], capacity)
+    return Loader(FastTier(capacity, Lru()), Link(MemoryTier(mixtures), slots, slots.expert_bytes), timer)
+
+
+class _Broken(SlowTier):
+    def read(self, key: Key):  # type: ignore[no-untyped-def]
+        raise OSError("the disk is gone")
+
+
+def test_a_failure_of_the_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryTier, "read", _Broken.read)
+    with pytest.raises(RuntimeError, match="the disk is gone"):
+        _decode(ExpertOffload(), target())
+
+
+def test_the_thread_ends_where_the_method_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(ExpertOffload, "step", fail)
+    with pytest.raises(ZeroDivisionError):
+        _decode(ExpertOffload(), target())
+
+
+def test_without_a_timer_there_is_no_stall_rather_than_a_wrong_one() -> None:
+    method = ExpertOffload()
+    method.prepare(target(), lambda name: target(), "")
+    counters = decode(method, target(), PROMPT, Limits(3), Sampling(), lambda: 0.0).counters
+    assert "stall_s" not in counters and counters["loads"] > 0
+
+
+@pytest.mark.parametrize("make", [MemoryTier, FileTier])
+def test_a_slow_tier_gives_each_expert_as_it_is(make: type[SlowTier]) -> None:
+    mixtures = mixtures_of(target())
+    tier = make(mixtures)  # type: ignore[call-arg]
+    for layer, expert in ((0, 0), (2, 5), (1, 3)):
+        found = tier.read(Key(layer, expert))
+        assert torch.equal(found.gate_up, mixtures[layer].gate_up[expert])
+        assert torch.equal(found.down, mixtures[layer].down[expert])
+
+
+def test_a_dense_target_and_a_capacity_below_top_k_are_refused_with_the_reason() -> None:
+    assert "dense" in (ExpertOffload().unsupported(target("llama").info) or "")
+    assert "give capacity=2" in (ExpertOffload(capacity=1).unsupported(target().info) or "")
+    assert ExpertOffload(capacity=2).unsupported(target().info) is None
+
+
+def test_the_fast_tier_holds_a_quarter_by_default_and_never_more_than_all() -> None:
+    assert Offload(target(), OffloadSettings()).capacity == LAYERS * EXPERTS // 4
+    assert Offload(target(), OffloadSettings(capacity=999)).capacity == LAYERS * EXPERTS
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("capacity=-1", "capacity is -1"),
+        ("bandwidth_mb_s=-5", "bandwidth_mb_s is -5"),
+        ("spare=-1,prefetch=next_gate", "spare is -1"),
+        ("spare=2", "prefetch=none fetches nothing"),
+        ("blocking=true,prefetch=next_gate", "choose one"),
+        ("policy=oracle", "option 'policy' cannot be 'oracle'"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_before_any_model_is_loaded(options: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build(f"expert_offload[{options}]")
+
+
+def test_a_run_writes_the_counters_into_the_rows(tmp_path: Path) -> None:
+    rows = _run(tmp_path, "olmoe", "expert_offload[capacity=4,bandwidth_mb_s=50.0]")
+    assert rows and {row.verdict for row in rows} == {"identical"}
+    assert all(row.counters["bandwidth_mb_s"] == 50 and row.counters["stall_s"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("family", "capacity", "reason"),
+    [("llama", 4, "the target is dense"), ("olmoe", 1, "capacity 1 is below the 2 experts")],
+)
+def test_a_run_that_cannot_offload_says_why_and_measures_nothing(
+    family: str, capacity: int, reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=reason):
+        _run(tmp_path, family, f"expert_offload[capacity={capacity}]")
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def _run(tmp_path: Path, family: str, label: str) -> list[Row]:
+    """The rows of a label on a tiny target."""
+    folder, out = make_folder(tmp_path / "run"), tmp_path / "out.jsonl"
+    tiny_folder(folder / "target", family)
+    settings = replace(make_settings(folder, out), methods=(label,))
+    run(check(settings, lambda text: None), lambda event: None)
+    return [row for row in measured(read(out)) if row.label != "autoregressive"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("capacity", [TOP_K, 6])
+def test_on_a_gpu_copies_run_beside_the_computing_and_change_nothing(capacity: int) -> None:
+    from tiny import tiny_model
+
+    on = Target(tiny_model("olmoe", layers=LAYERS).to("cuda"), None)
+    for prefetch in ("none", "next_gate"):
+        for tier in ("memory", "file"):
+            method = build(f"expert_offload[capacity={capacity},prefetch={prefetch},tier={tier}]")
+            assert _decode(method, on).token_ids == _decode(Autoregressive(), on).token_ids
+            with method.serve(on, None) as view:
+                assert torch.equal(_logits(view), _logits(on))

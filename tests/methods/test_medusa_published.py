@@ -1,0 +1,231 @@
+"""Heads as others publish them: read, held to a plain reimplementation, and refused where they do not fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fixtures_run import make_folder, make_settings
+from oracles import TreeDrafter, replay_tree
+from runs import Pair, answer, pair, prompt_of, rounds_of
+from safetensors.torch import save_file
+from torch import Tensor
+
+from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.medusa_heads import Heads
+from benchctl.decoding.medusa_published import read_published
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.folder import modules_sha256
+from benchctl.decoding.sampling import Sampling
+from benchctl.errors import UserError
+from benchctl.measuring.check import check
+from benchctl.measuring.choices import Models, choose_methods
+from benchctl.measuring.run import run
+from benchctl.measuring.settings import RepeatSettings
+from benchctl.methods.medusa import Medusa
+from benchctl.records.writer import read
+
+Weights = dict[str, Tensor]
+SAFETENSORS, PICKLE = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
+WIDTHS = (3, 2, 2)
+
+
+def made(target: Target, heads: int, blocks: int, seed: int = 0) -> Weights:
+    """Weights under published names, in float32; LM heads near the target's, so that some drafts are right."""
+    lm_head = target.lm_head.weight.double()
+    vocabulary, width = lm_head.shape
+    noise = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=noise, dtype=torch.float64)
+
+    weights = {}
+    for head in range(heads):
+        for block in range(blocks):
+            weights[f"{head}.{block}.linear.weight"] = random(width, width) / width**0.5
+            weights[f"{head}.{block}.linear.bias"] = random(width)
+        weights[f"{head}.{blocks}.weight"] = lm_head + 0.5 * lm_head @ random(width, width) / width**0.5
+    return {name: weight.float().contiguous() for name, weight in weights.items()}
+
+
+def published(folder: Path, weights: Weights, file: str = SAFETENSORS, **told: Any) -> str:
+    """A folder of them with the config.json of such folders."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"base_model_name_or_path": "lmsys/vicuna-7b-v1.3", "medusa_num_heads": 2, "medusa_num_layers": 1, **told}
+    (folder / "config.json").write_text(json.dumps(config))
+    if file == SAFETENSORS:
+        save_file(weights, folder / file)
+    else:
+        torch.save(weights, folder / file)
+    return str(folder)
+
+
+def plain(weights: Mapping[str, Tensor], head: int, blocks: int, final: Tensor) -> Tensor:
+    """What the head says of one state, as the format is documented: blocks x + SiLU(W x + b), then its LM head."""
+    x = final.double()
+    for block in range(blocks):
+        grown = weights[f"{head}.{block}.linear.weight"].double() @ x + weights[f"{head}.{block}.linear.bias"].double()
+        x = x + grown * torch.sigmoid(grown)
+    return weights[f"{head}.{blocks}.weight"].double() @ x
+
+
+def plain_drafter(models: Pair, weights: Weights, blocks: int) -> TreeDrafter:
+    def draft(text: list[int], budget: int) -> list[list[int]]:
+        final = models.naive.model.model.norm(models.naive.last_states(text[:-1])[-1])
+        picks = [plain(weights, head, blocks, final).argsort(descending=True).tolist() for head in range(len(WIDTHS))]
+        return [
+            [picks[depth][rank] for depth, rank in enumerate(ranks[: max(budget, 0)])]
+            for ranks in product(*map(range, WIDTHS))
+        ]
+
+    return draft
+
+
+@pytest.mark.parametrize(("blocks", "file"), [(1, SAFETENSORS), (1, PICKLE), (3, SAFETENSORS), (2, PICKLE)])
+def test_published_heads_take_the_steps_of_a_plain_reimplementation(blocks: int, file: str, tmp_path: Path) -> None:
+    """With biases and with several blocks; of five heads the first three are asked for."""
+    models = pair("llama")
+    weights = made(models.target, 5, blocks)
+    folder = published(tmp_path, weights, file, medusa_num_layers=blocks, medusa_num_heads=5)
+    method = Medusa(modules=folder, heads=3, tree="3x2x2")
+    method.prepare(models.target, lambda name: models.target, "")
+    got = decode(method, models.target, prompt_of(13), Limits(40), Sampling(), lambda: 0.0)
+    text = answer("llama", 0, 13)
+    assert list(got.token_ids) == text
+    expected = replay_tree(prompt_of(13), text, len(text), plain_drafter(models, weights, blocks))
+    assert rounds_of(got) == expected
+    assert any(accepted > 0 for _, accepted in expected)
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("count", [1, 3])
+def test_all_heads_together_say_what_each_says_alone(blocks: int, count: int) -> None:
+    weights = {name: weight.double() for name, weight in made(pair("llama").target, 4, blocks).items()}
+    final = torch.randn(1, 32, dtype=torch.float64)
+    expected = torch.stack([plain(weights, head, blocks, final[0]) for head in range(count)])
+    torch.testing.assert_close(Heads(weights, 3)(final, count), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_folder_may_hold_more_heads_than_its_configuration_tells(tmp_path: Path) -> None:
+    """That of Vicuna-7B tells of two and has five."""
+    models = pair("llama")
+    folder = published(tmp_path, made(models.target, 5, 1), PICKLE)
+    found = read_published(folder)
+    assert found is not None and (found.heads, found.blocks) == (5, 1)
+    Medusa(modules=folder, heads=5).prepare(models.target, lambda name: models.target, "")
+
+
+def test_other_folders_are_none_of_these(tmp_path: Path) -> None:
+    assert read_published(str(tmp_path)) is None
+    assert read_published(str(tmp_path / "nowhere")) is None
+
+
+def test_more_heads_than_are_there_are_refused_before_any_model_is_loaded(tmp_path: Path) -> None:
+    folder = published(tmp_path, made(pair("llama").target, 2, 1))
+    with pytest.raises(UserError, match="holds 2 heads, and heads=3 asks for more"):
+        choose_methods((f"medusa[modules={folder}]",), Models("no such model", ""))
+    fitting = choose_methods((f"medusa[modules={folder},heads=2]",), Models("no such model", ""))
+    assert fitting[1].unsupported == ""
+
+
+def test_heads_of_another_width_or_vocabulary_are_refused_and_both_are_named(tmp_path: Path) -> None:
+    models = pair("llama")
+    weights = made(models.target, 3, 1)
+    narrow = {name: weight[..., :16].contiguous() for name, weight in weights.items()}
+    fewer = {name: weight[:20].contiguous() if ".1." in name else weight for name, weight in weights.items()}
+    for name, other, shape in (("narrow", narrow, "24, 16"), ("fewer", fewer, "20, 32")):
+        method = Medusa(modules=published(tmp_path / name, other))
+        message = rf"vicuna-7b-v1.3, with LM heads of \[{shape}\] .*the target's is one of \[24, 32\]"
+        with pytest.raises(UserError, match=message):
+            method.prepare(models.target, lambda name: models.target, "")
+
+
+def _without(name: str) -> Callable[[Weights], Weights]:
+    return lambda weights: {other: weight for other, weight in weights.items() if other != name}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_without("1.0.linear.bias"), "lacks 1.0.linear.bias .*medusa_num_layers=1, and there seem to be 3 heads"),
+        (_without("2.1.weight"), "lacks 2.1.weight"),
+        (lambda weights: {**weights, "0.2.weight": torch.ones(2)}, "holds 0.2.weight, which is none of such heads"),
+        (lambda weights: {f"blocks.{name}": weight for name, weight in weights.items()}, "lacks 0.0.linear.bias"),
+        (lambda weights: {**weights, "1.0.linear.bias": torch.ones(3)}, r"1.0.linear.bias has shape \[3\], not \[32\]"),
+        (
+            lambda weights: {**weights, "2.1.weight": torch.ones(24, 3)},
+            r"2.1.weight has shape \[24, 3\], not \[24, 32\]",
+        ),
+    ],
+)
+def test_weights_that_are_no_heads_are_refused(
+    change: Callable[[Weights], Weights], message: str, tmp_path: Path
+) -> None:
+    method = Medusa(modules=published(tmp_path, change(made(pair("llama").target, 3, 1))))
+    with pytest.raises(UserError, match=message):
+        method.prepare(pair("llama").target, lambda name: pair("llama").target, "")
+
+
+def test_fewer_heads_or_blocks_than_told_are_refused(tmp_path: Path) -> None:
+    weights = made(pair("llama").target, 3, 1)
+    with pytest.raises(UserError, match="lacks 3.0.linear.bias"):
+        read_published(published(tmp_path, weights, medusa_num_heads=4))
+    with pytest.raises(UserError, match="lacks 0.1.linear.bias .*medusa_num_layers=2"):
+        read_published(published(tmp_path, weights, medusa_num_layers=2))
+
+
+@pytest.mark.parametrize("config", ["", "[]", "{}", '{"medusa_num_heads": 2, "medusa_num_layers": 0}'])
+def test_a_configuration_that_is_none_is_refused(config: str, tmp_path: Path) -> None:
+    folder = published(tmp_path, made(pair("llama").target, 2, 1))
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(UserError, match=r"config.json: cannot be read as that of Medusa heads .*get the folder anew"):
+        read_published(folder)
+
+
+class Stranger:
+    """Something that a pickle may ask to have made, and that must not be."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_run_by_a_pickle, ())
+
+
+def _run_by_a_pickle() -> None:
+    raise AssertionError("a pickle ran code")
+
+
+def test_a_file_of_strangers_runs_nothing_and_a_torn_one_is_told(tmp_path: Path) -> None:
+    folder = published(tmp_path, made(pair("llama").target, 2, 1), PICKLE)
+    for content in ({"0.0.linear.weight": Stranger()}, {"0.0.linear.weight": "text"}, [torch.ones(2)]):
+        torch.save(content, tmp_path / PICKLE)
+        with pytest.raises(UserError, match=r"medusa_lm_head.pt: (holds more than tensors|cannot be read)") as refusal:
+            read_published(folder)
+        assert "weights_only" not in str(refusal.value)  # torch advises to unpickle the rest
+    for name in (PICKLE, SAFETENSORS):
+        (tmp_path / name).write_bytes(b"torn")
+        with pytest.raises(UserError, match=f"{name}: cannot be read"):
+            read_published(folder)
+
+
+def test_a_run_takes_published_heads_and_records_their_hash(tmp_path: Path) -> None:
+    settings = make_settings(make_folder(tmp_path), tmp_path / "out.jsonl")
+    heads = published(tmp_path / "heads", made(Target.load(tmp_path / "target"), 3, 1))
+    asked = replace(settings, methods=(f"medusa[modules={heads}]",), repeat=RepeatSettings(repeats=1, warm_up=0))
+    run(check(asked, lambda notice: None), lambda event: None)
+    found = read(tmp_path / "out.jsonl")
+    assert found.run.methods[1].modules_sha256 == modules_sha256(heads)
+    rows = [row for row in found.rows if row.label.startswith("medusa")]
+    assert {row.verdict for row in rows} <= {"identical", "tie"} and any(sum(row.accepted) for row in rows)
+
+
+def test_the_hash_of_published_heads_tells_other_weights_and_other_settings(tmp_path: Path) -> None:
+    hashes = []
+    for name, seed, layers in (("a", 0, 1), ("b", 0, 1), ("c", 1, 1), ("d", 0, 2)):
+        folder = published(tmp_path / name, made(pair("llama").target, 2, 1, seed), medusa_num_layers=layers)
+        hashes.append(modules_sha256(folder))
+    assert hashes[0] == hashes[1] and len(set(hashes)) == 3

@@ -1,0 +1,436 @@
+"""mixture_of_depths: who goes around which block, against one pass over the whole text; and how that is learnt."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fixtures_training import COMMON, LESSONS, done, write_data
+from lessons import lesson_of
+from oracles import Naive, autoregressive
+from plain_depths import (
+    Plan,
+    divergence,
+    picked_from,
+    plan_of_routers,
+    planned_states,
+    router_says,
+    said_by,
+    with_adapters,
+)
+from runs import LAYERS, NEW_TOKENS, Pair, pair, prepared, prompt_of, run
+from tiny import tiny_folder, tiny_target
+from tiny_training import CountingRows, TinyModule, TinyObjective, tiny_settings
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import DynamicCache
+from two_streams import halves
+from untrained import facts_of, untrained, untrained_folder
+
+from benchctl.conformance.examine import examine
+from benchctl.decoding.kv.stream import Stream
+from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.method import Context
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.adapters import distil_losses
+from benchctl.decoding.modules.exits import CE_SHARE
+from benchctl.decoding.modules.folder import read_facts, save_modules
+from benchctl.decoding.routed import RoutedDepth, most_weighty, routed_blocks, routed_texts
+from benchctl.decoding.routed_run import bound_of
+from benchctl.decoding.sampling import Sampling
+from benchctl.errors import UserError
+from benchctl.methods.mixture_of_depths import MixtureOfDepths
+from benchctl.registry import build
+from benchctl.training.modules.teacher import LessonMaker, ModuleObjective
+from benchctl.training.trainer import Data, Trainer
+
+MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
+NAME = "mixture_of_depths"
+
+
+def module_of(method: MixtureOfDepths, models: Pair) -> RoutedDepth:
+    module = untrained(method, models.target)
+    assert isinstance(module, RoutedDepth)
+    return module
+
+
+def fresh(method: MixtureOfDepths, models: Pair) -> RoutedDepth:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = method.build(models.target.info, models.target.lm_head.weight)
+    assert isinstance(module, RoutedDepth)
+    return module
+
+
+def truth(models: Pair, threshold: float) -> tuple[Any, Plan]:
+    """Transformers' model with the adapters of the untrained module, and who passes by its predictors."""
+    module = module_of(MixtureOfDepths(), models).double()
+    return with_adapters(models.model, module.adapters), plan_of_routers(dict(module.routers.state_dict()), threshold)
+
+
+def counted(plan: Plan, states: Tensor) -> list[int]:
+    """Layers that each token runs."""
+    ran = [plan(index, states[index])[0] for index in range(LAYERS)]
+    return [int(count) for count in torch.stack(ran).sum(0)]
+
+
+@pytest.mark.parametrize(("family", "seed"), MODELS)
+@pytest.mark.parametrize("threshold", [0.3, 0.5, 0.7])
+@pytest.mark.parametrize("prompt_tokens", [1, 13])
+def test_tokens_layers_and_logits_are_those_of_one_pass_over_the_text(
+    monkeypatch: pytest.MonkeyPatch, prompt_tokens: int, threshold: float, family: str, seed: int
+) -> None:
+    models, prompt = pair(family, seed), prompt_of(prompt_tokens, seed)
+    seen = picked_from(monkeypatch)
+    found = run(f"{NAME}[threshold={threshold}]", models.target, prompt, 25)
+    model, plan = truth(models, threshold)
+    states = planned_states(model, [*prompt, *found.token_ids[:-1]], plan)
+    expected = said_by(model, states)[prompt_tokens - 1 :]
+    assert (torch.cat(seen) - expected).abs().max() < 1e-10
+    assert list(found.token_ids) == expected.argmax(-1).tolist()
+    assert list(found.layers) == counted(plan, states)[prompt_tokens - 1 :]
+    assert prompt_tokens == 1 or len(set(counted(plan, states))) > 1
+
+
+def test_a_mixture_of_experts_is_routed_too() -> None:
+    found = run(NAME, pair("mixtral", 0).target, prompt_of(13), NEW_TOKENS)
+    assert set(found.layers) == {2, 3, 4}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("cut", [1, 12, 13, 19])
+def test_reading_a_text_at_once_is_reading_it_token_by_token(cut: int) -> None:
+    """The predictor decides in prefill too, so a chunk of one token is chosen or not as it would be among others."""
+    models, text = pair("llama"), prompt_of(20)
+    streams = []
+    for prompt_tokens in (20, cut):
+        method = prepared(f"{NAME}[threshold=0.75]", models.target)
+        with method.serve(models.target, None) as view:
+            context = Context(view, Stream(view, 30), text[:prompt_tokens], prompt_tokens, 9, Sampling(), _generator())
+            first = method.start(context)
+            for token in text[prompt_tokens:]:
+                context.tokens.append(token)
+                first = method.step(context).tokens[0]
+        streams.append((context.stream.cache, first))
+    (whole, said), (stepwise, said_in_steps) = streams
+    assert said == said_in_steps
+    assert (whole.lengths, whole.absent) == (stepwise.lengths, stepwise.absent)
+    for index in range(LAYERS):
+        held = [slot for slot in range(20) if slot not in whole.absent[index]]
+        assert bool(whole.absent[index]) == (index in routed_blocks(LAYERS)) and held
+        assert (whole.kv[index][:, held] - stepwise.kv[index][:, held]).abs().max() < 1e-11
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator()
+
+
+@torch.inference_mode()
+def test_each_block_holds_the_keys_and_values_of_the_tokens_that_passed_it_and_of_no_others() -> None:
+    models, prompt = pair("llama"), prompt_of(13)
+    method = prepared(f"{NAME}[threshold=0.7]", models.target)
+    with method.serve(models.target, None) as view:
+        context = Context(view, Stream(view, 40), list(prompt), len(prompt), 20, Sampling(), _generator())
+        context.tokens.append(method.start(context))
+        for _ in range(10):
+            context.tokens += method.step(context).tokens
+    cache: Any = DynamicCache()
+    (model, plan), held = truth(models, 0.7), context.stream.cache
+    states = planned_states(model, context.tokens[:-1], plan, cache)
+    for index, layer in enumerate(cache.layers):
+        passed = plan(index, states[index])[0]
+        runs = passed.nonzero().flatten().tolist()
+        assert held.absent[index] == (~passed).nonzero().flatten().tolist()
+        heads, kv = held.kv_heads, held.kv[index][:, runs]
+        assert (kv[:heads][..., halves(kv.shape[-1])] - layer.keys[0][:, runs]).abs().max() < 1e-11
+        assert (kv[heads:] - layer.values[0][:, runs]).abs().max() < 1e-11
+
+
+class Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes how many numbers are written as marks, and how many the largest tensor has that is made of nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.marks = self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
+        if name in ("fill_", "index_fill", "index_fill_", "index_put_", "masked_fill", "masked_fill_"):
+            self.marks += found.numel()
+        elif name in ("lift_fresh", "ones", "zeros", "new_zeros", "full", "arange", "tril_", "repeat", "cat"):
+            self.largest = max(self.largest, found.numel())
+        return found
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("prompt_tokens", [13, 40])
+def test_a_step_marks_a_token_that_passed_by_once_and_builds_no_mask(prompt_tokens: int) -> None:
+    """However long the text is: masks built of it for each routed block cost a fifth of the time."""
+    target, prompt = pair("llama").target, prompt_of(prompt_tokens)
+    method = prepared(f"{NAME}[threshold=0.7]", target)
+    ran: set[int] = set()
+    with method.serve(target, None) as view:
+        context = Context(view, Stream(view, 64), prompt, prompt_tokens, 24, Sampling(), _generator())
+        context.tokens.append(method.start(context))
+        for index in routed_blocks(LAYERS):  # what passed by in prefill is marked when a block is next asked for it
+            assert context.stream.cache.hiding(index, prompt_tokens) is not None
+        before = sum(map(len, context.stream.cache.absent))
+        with Made() as made:
+            for _ in range(16):
+                step = method.step(context)
+                context.tokens += step.tokens
+                ran.update(step.layers)
+        newly = sum(map(len, context.stream.cache.absent)) - before
+    assert len(ran) > 1
+    assert 0 < made.marks <= newly and made.largest <= 3
+
+
+def test_at_nought_every_token_passes_and_at_one_none_does() -> None:
+    target = pair("llama").target
+    for threshold, layers in ((0, 4), (1, 2)):
+        assert set(run(f"{NAME}[threshold={threshold}]", target, prompt_of(13), 20).layers) == {layers}
+    assert [bound_of(chance) for chance in (0, 0.5, 1)] == [-math.inf, 0, math.inf]
+    assert bound_of(0.9) == pytest.approx(math.log(9))
+
+
+def test_nothing_of_one_prompt_is_left_for_the_next() -> None:
+    models = pair("llama")
+    method = prepared(NAME, models.target)
+    found = [
+        decode(method, models.target, prompt_of(tokens), Limits(NEW_TOKENS), Sampling(), lambda: 0.0)
+        for tokens in (13, 2, 13)
+    ]
+    assert found[0] == found[2]
+    assert found[1].token_ids == run(NAME, models.target, prompt_of(2), NEW_TOKENS).token_ids
+
+
+def test_it_conducts_itself_as_every_method_must() -> None:
+    verdicts = {(finding.check, finding.target): finding.verdict for finding in examine(NAME)}
+    assert "fail" not in verdicts.values()
+    assert verdicts["engaged", "llama"] == verdicts["engaged", "mixtral"] == "pass"
+
+
+def test_every_other_block_is_routed_and_the_first_is_not() -> None:
+    assert (list(routed_blocks(4)), list(routed_blocks(5)), list(routed_blocks(1))) == ([1, 3], [1, 3], [])
+
+
+def test_the_most_weighty_of_the_docstring() -> None:
+    weights, real = torch.tensor([[3.0, 1.0, 2.0, 5.0]]), torch.tensor([[True, True, True, False]])
+    for share, expected in ((0.5, [0, 2]), (1.0, [0, 1, 2]), (0.01, [0]), (0.4, [0])):
+        assert most_weighty(weights, real, torch.tensor(share))[0].nonzero().flatten().tolist() == expected
+    assert not most_weighty(weights, real & False, torch.tensor(1.0)).any()
+
+
+def test_each_row_has_its_own_most_weighty() -> None:
+    weights = torch.tensor([[9.0, 8.0, 7.0, 6.0], [1.0, 2.0, 3.0, 4.0]])
+    found = most_weighty(weights, torch.ones(2, 4, dtype=torch.bool), torch.tensor(0.5))
+    assert found.tolist() == [[True, True, False, False], [False, False, True, True]]
+
+
+def test_capacity_falls_from_all_tokens_in_the_first_half_of_training() -> None:
+    module = fresh(MixtureOfDepths(capacity=0.2), pair("llama"))
+    shares = []
+    for progress in (0.0, 0.125, 0.25, 0.5, 0.9):
+        MixtureOfDepths(capacity=0.2).pace(module, progress)
+        shares.append(float(module.share()))
+    assert shares == pytest.approx([1, 0.8, 0.6, 0.2, 0.2])
+    module.pace(0.0)
+    assert float(module.eval().share()) == pytest.approx(0.2)
+
+
+def test_the_trainer_tells_how_far_it_is_before_each_step(tmp_path: Path) -> None:
+    told: list[float] = []
+
+    class Pacing(TinyObjective):
+        def pace(self, module: nn.Module, progress: float) -> None:
+            told.append(progress)
+
+    data = Data([CountingRows(8), CountingRows(16)], {}, torch.ones(13, dtype=torch.int64))
+    Trainer(TinyModule(), Pacing(), data, tiny_settings(steps=4), tmp_path, lambda: 0.0).train()
+    assert told == [0, 0.25, 0.5, 0.75]
+
+
+def test_the_objective_of_a_method_tells_the_method() -> None:
+    models, method = pair("llama"), MixtureOfDepths(capacity=0.2)
+    module = fresh(method, models)
+    ModuleObjective(method, LessonMaker(models.model, torch.device("cpu"))).pace(module, 0.25)
+    assert float(module.taken) == pytest.approx(0.6)
+
+
+@torch.no_grad()
+def test_at_capacity_one_the_fresh_modules_are_the_target() -> None:
+    models = pair("llama")
+    module = fresh(MixtureOfDepths(), models)
+    module.pace(0.0)
+    lesson = lesson_of(models.naive, [prompt_of(9), prompt_of(5, 1)])
+    torch.testing.assert_close(routed_texts(module, lesson).state[0], lesson.states[-1][0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        routed_texts(module, lesson).state[1, :5], lesson.states[-1][1, :5], rtol=1e-4, atol=1e-4
+    )
+
+
+@torch.no_grad()
+def test_the_loss_is_divergence_and_the_cross_entropy_of_the_predictors() -> None:
+    """By hand, from one pass over the text in which the half of most weight passes each routed block."""
+    models, text, weights = pair("llama"), prompt_of(8), [0.0, 0.3, 1, 1, 1, 0.5, 1, 1]
+    method = MixtureOfDepths(capacity=0.5)
+    module = module_of(method, models)
+    lesson = lesson_of(models.naive, [text, text[:3]], [weights, [0.0] * 3])
+    parts, errors = [], []
+    model = with_adapters(models.model, module.adapters.double())
+    routers = dict(module.routers.state_dict())
+
+    def plan(index: int, states: Tensor) -> tuple[Tensor, Tensor]:
+        if index not in routed_blocks(LAYERS):
+            return torch.ones(len(states), dtype=torch.bool), torch.ones(len(states), dtype=torch.float64)
+        scores, shares = router_says(routers, index, states)
+        chosen = shares >= shares.sort(descending=True).values[round(0.5 * len(states)) - 1]
+        errors.append(F.binary_cross_entropy_with_logits(scores, chosen.double(), reduction="sum"))
+        return chosen, shares
+
+    final = said_by(models.model, models.naive.states(text))
+    said = said_by(model, planned_states(model, text, plan))
+    planned_states(model, text[:3], plan)
+    for at in range(7):
+        parts.append(weights[at + 1] * divergence(model, final[at], said[at], text[at + 1], CE_SHARE))
+    assert len(errors) == 4
+    foreseen = torch.stack(errors).sum() / 2 / 11
+    expected = torch.stack(parts).sum() + foreseen * sum(weights)
+    module.float()
+    torch.testing.assert_close(method.loss(module, lesson).double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_yardsticks_are_those_of_what_is_decoded() -> None:
+    models, text, threshold = pair("llama"), prompt_of(12), 0.6
+    method = MixtureOfDepths(threshold=threshold)
+    found = method.yardsticks(module_of(method, models).eval(), lesson_of(models.naive, [text]))
+    model, plan = truth(models, threshold)
+    states = planned_states(model, text, plan)
+    final, said = said_by(models.model, models.naive.states(text)), said_by(model, states)
+    assert found["agreement"].right == float((final.argmax(-1) == said.argmax(-1))[:11].sum())
+    assert (found["depth"].right, found["depth"].of) == (sum(counted(plan, states)[:11]), 44)
+    routers = dict(module_of(method, models).routers.state_dict())
+    for index in routed_blocks(LAYERS):
+        passed, shares = plan(index, states[index])
+        among = shares >= shares.sort(descending=True).values[1]  # 0.125 of 12 tokens: two
+        assert found[f"block_{index + 1}_passed"].right == float(passed.sum())
+        assert found[f"block_{index + 1}_foreseen"].right == float((passed == among).sum())
+        assert f"{index + 1}.weigh.weight" in routers
+
+
+def test_the_predictors_learn_from_their_cross_entropy_alone_and_teach_nothing_else() -> None:
+    models, method = pair("llama"), MixtureOfDepths(capacity=0.5)
+    lesson = lesson_of(models.naive, [prompt_of(12)])
+    whole, without = module_of(method, models), module_of(method, models)
+    method.loss(whole, lesson).backward()
+    divergences = distil_losses(lesson, routed_texts(without, lesson).state)
+    (divergences * lesson.ahead(1).weights).sum().backward()  # type: ignore[no-untyped-call]
+    others = dict(without.named_parameters())
+    for name, weight in whole.named_parameters():
+        other = others[name].grad
+        assert weight.grad is not None and weight.grad.any(), name
+        assert (other is None) == ("foresee" in name)
+        assert other is None or torch.allclose(weight.grad, other, rtol=1e-5)
+    assert all(weight.grad is None for weight in models.model.parameters())
+
+
+def _texts(naive: Naive) -> list[list[int]]:
+    return [[*prompt_of(6, seed), *autoregressive(naive, prompt_of(6, seed), 40)] for seed in range(12)]
+
+
+def test_training_lowers_the_loss_and_the_predictors_foresee_who_is_chosen(tmp_path: Path) -> None:
+    """Capacity falls meanwhile, so the loss is compared at the same capacity, that of decoding."""
+    models, method = pair("llama"), MixtureOfDepths(capacity=0.25)
+    lesson = lesson_of(models.naive, _texts(models.naive))
+    module = fresh(method, models)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    with torch.no_grad():
+        before = float(method.loss(module.eval(), lesson))
+    module.train()
+    for step in range(80):
+        method.pace(module, step / 80)
+        loss = method.loss(module, lesson) / lesson.weights.sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        after = float(method.loss(module.eval(), lesson))
+        shares = {name: tally.share for name, tally in method.yardsticks(module, lesson).items()}
+    assert after < 0.6 * before
+    assert shares["agreement"] > 0.8 and shares["depth"] < 0.7
+    for number in (2, 4):
+        assert shares[f"block_{number}_foreseen"] > 0.82
+        assert 0.1 < shares[f"block_{number}_passed"] < 0.4
+    save_modules(tmp_path, module, facts_of(NAME, method, models.target))
+    trained = build(f"{NAME}[capacity=0.25,modules={tmp_path}]")
+    trained.prepare(models.target, lambda name: models.target, "")
+    found = decode(trained, models.target, prompt_of(6), Limits(NEW_TOKENS), Sampling(), lambda: 0.0)
+    assert 2 < sum(found.layers) / len(found.layers) < 3
+
+
+def test_the_loss_needs_no_value_of_its_tensors() -> None:
+    """What a training would cost is estimated on shapes alone."""
+    lesson, method = lesson_of(pair("llama").naive, [[5, 6, 7, 8]]), MixtureOfDepths()
+    module = module_of(method, pair("llama"))
+    assert method.loss(module, lesson).isfinite()  # reads the layers, which fake tensors cannot
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert method.loss(module, lesson).shape == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("capacity=0", "capacity is 0.0; it must be above 0 and at most 1"),
+        ("capacity=1.5", "capacity is 1.5; it must be above 0 and at most 1"),
+        ("threshold=-0.1", "threshold is -0.1; it must lie between 0 and 1"),
+        ("threshold=1.1", "threshold is 1.1; it must lie between 0 and 1"),
+        ("rank=0", "rank is 0; it must be positive"),
+        ("alpha=0", "alpha is 0.0; it must be positive"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build(f"{NAME}[{options}]")
+
+
+def test_a_target_without_a_second_block_is_refused() -> None:
+    target = tiny_target("llama", layers=1)
+    assert MixtureOfDepths().unsupported(target.info) == "it has one layer, and the first is never routed"
+    with pytest.raises(UserError, match="mixture_of_depths cannot be trained for this target: it has one layer"):
+        MixtureOfDepths().build(target.info, target.lm_head.weight)
+
+
+def test_modules_of_another_capacity_are_refused_but_any_threshold_is_served() -> None:
+    models = pair("llama")
+    folder = untrained_folder(NAME, MixtureOfDepths(), models.target)
+    build(f"{NAME}[threshold=0.8,modules={folder}]").prepare(models.target, lambda _: models.target, "")
+    other = build(f"{NAME}[capacity=0.5,modules={folder}]")
+    with pytest.raises(UserError, match=r"trained with capacity=0.125, not 0.5"):
+        other.prepare(models.target, lambda _: models.target, "")
+
+
+# A predictor that has hardly learnt anything yet gives every token a chance of 0.7.
+@pytest.mark.parametrize(
+    "label", ["mixture_of_depths[rank=4,capacity=0.5,threshold=0.95]", "skip_decode[rank=4,fall_tokens=16]"]
+)
+def test_the_command_line_trains_what_decoding_then_runs(tmp_path: Path, label: str) -> None:
+    """From records as they are, in packed rows of several documents."""
+    write_data(tmp_path / "data")
+    tiny_folder(tmp_path / "target", layers=4)
+    words = ("--model", tmp_path / "target", "--data", tmp_path / "data", "--out", tmp_path / "made")
+    told = done("train", label, *words, "--self-distil", 0, "--steps", 4, *LESSONS, *COMMON)
+    name = label.partition("[")[0]
+    assert f"--method '{name}[modules={tmp_path / 'made'}," in told
+    target = Target.load(tmp_path / "target")
+    method = build(f"{label[:-1]},modules={tmp_path / 'made'}]")
+    method.prepare(target, lambda _: target, "")
+    found = decode(method, target, prompt_of(9), Limits(12), Sampling(), lambda: 0.0)
+    assert len(found.layers) == len(found.token_ids) and min(found.layers) < 4
+    shares = read_facts(str(tmp_path / "made")).yardsticks
+    assert 0 < shares["agreement"] <= 1 and 0.5 <= shares["depth"] < 1

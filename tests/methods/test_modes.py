@@ -1,0 +1,243 @@
+"""Runs in several modes: free, replay and profile rows side by side, in either order, through resume, and in tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from fakes_batches import Shallower
+from fakes_measuring import Broken, FakeClock, Lying, Plain
+from fixtures_run import LABELS, make_folder, make_settings, measured, timeless
+from tiny import tiny_folder
+
+from benchctl.cli import main
+from benchctl.decoding.method import Method
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.sampling import Sampling
+from benchctl.measuring import settings as ask
+from benchctl.measuring.check import check
+from benchctl.measuring.measure import Measurer, Terms
+from benchctl.measuring.plan import Order, Plan
+from benchctl.measuring.prompts.prompt import Prompt
+from benchctl.measuring.run import run
+from benchctl.methods.autoregressive import Autoregressive
+from benchctl.records.schema import Mode, Row, to_line
+from benchctl.records.writer import RunFile, read
+
+ALL: tuple[Mode, ...] = ("free", "replay", "profile")
+TALKS = tuple(Prompt(str(number), "mt-bench", (f"Count to {number}.", "And back?")) for number in range(3))
+GENERATIONS = 24 * 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("modes"))
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    return Target.load(tiny_folder(tmp_path_factory.mktemp("target")), dtype="float64")
+
+
+def settings_of(folder: Path, out: Path, order: Order = "abba") -> ask.RunSettings:
+    settings = make_settings(folder, out)
+    return replace(settings, repeat=replace(settings.repeat, warm_up=0, modes=ALL, order=order))
+
+
+def measure(settings: ask.RunSettings) -> RunFile:
+    run(check(settings, lambda notice: None), lambda event: None)
+    assert settings.out is not None
+    return read(settings.out)
+
+
+@pytest.fixture(scope="module", params=["abba", "shuffle"])
+def whole(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFile:
+    """A run that was not interrupted, in either order."""
+    return measure(settings_of(folder, tmp_path_factory.mktemp(request.param) / "out.jsonl", request.param))
+
+
+def by_mode(rows: Sequence[Row], mode: Mode) -> dict[tuple[str, str, int, int], Row]:
+    return {(row.label, row.prompt_id, row.turn, row.repeat): row for row in rows if row.mode == mode}
+
+
+def test_every_label_has_a_row_of_every_mode_for_every_turn_and_repeat(whole: RunFile) -> None:
+    found = [by_mode(measured(whole), mode) for mode in ALL]
+    assert [len(rows) for rows in found] == [24, 24, 24]
+    assert found[0].keys() == found[1].keys() == found[2].keys()
+    assert {label for label, *_ in found[0]} == set(LABELS)
+    assert whole.run.modes == ALL and not any(row.error for row in whole.rows)
+
+
+def test_replay_rows_say_the_baseline_s_tokens_to_the_baseline_s_prompt_in_every_turn(whole: RunFile) -> None:
+    """Also those of the lossy method, whose own text is another, and whose second turn so has another history."""
+    free, forced = by_mode(measured(whole), "free"), by_mode(measured(whole), "replay")
+    for (_, *turn), row in forced.items():
+        baseline = free["autoregressive", *turn]  # type: ignore[index]
+        assert (row.token_ids, row.text, row.prompt_tokens) == (
+            baseline.token_ids, baseline.text, baseline.prompt_tokens,
+        )  # fmt: skip
+    own = [(row.token_ids, forced[key].token_ids) for key, row in free.items() if key[0] == LABELS[2]]
+    assert any(mine != theirs for mine, theirs in own)
+
+
+def test_replay_rows_have_no_verdict_but_tell_how_often_the_forced_token_was_the_method_s_own(whole: RunFile) -> None:
+    forced = by_mode(measured(whole), "replay")
+    assert {row.verdict for row in forced.values()} == {None}
+    shares = {label: [0.0, 0.0] for label in LABELS}
+    for (label, *_), row in forced.items():
+        shares[label][0] += row.fidelity["replay_agreed_tokens"]
+        shares[label][1] += row.fidelity["replay_judged_tokens"]
+    assert shares[LABELS[0]][0] == shares[LABELS[0]][1] == sum(
+        len(row.token_ids) for (label, *_), row in forced.items() if label == LABELS[0]
+    )  # fmt: skip
+    assert shares[LABELS[2]][0] < shares[LABELS[2]][1]
+    assert all("replay_agreed_tokens" not in row.fidelity for row in whole.rows if row.mode != "replay")
+
+
+def test_profile_rows_say_what_the_free_ones_say_and_their_phases_add_up_to_their_steps(whole: RunFile) -> None:
+    free, split = by_mode(measured(whole), "free"), by_mode(measured(whole), "profile")
+    for key, row in split.items():
+        assert (row.token_ids, row.accepted, row.layers, row.verdict) == (
+            free[key].token_ids, free[key].accepted, free[key].layers, free[key].verdict,
+        )  # fmt: skip
+        sums = [sum(seconds) for seconds in zip(*row.phases.values(), strict=True)]
+        assert sums == pytest.approx(list(row.step_s), rel=1e-9)
+        assert all(any(row.phases[phase]) for phase in ("verify", "commit", "host")) or not row.step_s
+    assert all(row.phases == {} for row in whole.rows if row.mode != "profile")
+
+
+@pytest.mark.parametrize("kept", [5, 31])
+def test_a_resumed_run_of_several_modes_is_the_run_it_resumes(
+    whole: RunFile, folder: Path, tmp_path: Path, kept: int
+) -> None:
+    """In a file that was renamed, too: the order goes by the name that the run began with."""
+    lines = whole.path.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 1 + GENERATIONS
+    renamed = tmp_path / "renamed.jsonl"
+    renamed.write_bytes(b"".join(lines[: 1 + kept]))
+    order: Order = "shuffle" if whole.run.order == "shuffle" else "abba"
+    again = measure(replace(settings_of(folder, renamed, order), resume=True))
+    assert timeless(again.rows) == timeless(whole.rows)
+
+
+def rows_of(target: Target, methods: dict[str, Method], plan: Plan) -> list[Row]:
+    """Everything that a plan comes to; the first method is the baseline."""
+    terms = Terms(5, Sampling(), batch_size=plan.batch_size)
+    measurer = Measurer(target, methods, plan.labels[0], terms, FakeClock())
+    rows: list[Row] = []
+    for jobs in plan.by_batch():
+        measurer.begin([task.prompt for task in jobs[0]])
+        rows += [row for job in jobs for row in measurer.measure(job)]
+    return rows
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_shuffled_replay_waits_for_no_baseline(target: Target, batch_size: int) -> None:
+    """Whoever comes first, the baseline is asked for the text; in a batch all prompts together."""
+    methods: dict[str, Method] = {"plain": Autoregressive(), "other": Shallower()}
+    plan = Plan(TALKS, ("plain", "other"), 2, batch_size, ALL, "shuffle", name="x7")
+    first = next(iter(plan.by_batch()))[0][0]
+    assert (first.label, first.mode) == ("other", "replay")
+    rows = rows_of(target, methods, plan)
+    assert len(rows) == 6 * 2 * 2 * 3 and not any(row.error for row in rows)
+    free = by_mode(rows, "free")
+    for (_, *turn), row in by_mode(rows, "replay").items():
+        assert row.token_ids == free["plain", *turn].token_ids  # type: ignore[index]
+
+
+def test_a_batch_that_was_not_asked_yet_is_asked_as_a_batch(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone its numbers would round differently, and the baseline would not repeat itself in its own turn."""
+    asked: list[int] = []
+    decode = Measurer._decode
+
+    def noting(measurer: Measurer, label: str, prompts: Sequence[object], **options: bool) -> object:
+        asked.append(len(prompts))
+        return decode(measurer, label, prompts, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Measurer, "_decode", noting)
+    rows_of(target, {"plain": Autoregressive(), "other": Shallower()}, Plan(TALKS, ("plain", "other"), 1, 3, ALL))
+    assert set(asked) == {3}
+
+
+def test_a_method_that_does_not_say_the_forced_text_fails_in_replay_alone(target: Target) -> None:
+    rows = rows_of(target, {"plain": Plain(), "lying": Lying()}, Plan(TALKS[:1], ("plain", "lying"), 1, modes=ALL))
+    failed = [row for row in rows if row.error]
+    assert [(row.label, row.mode, row.turn) for row in failed] == [("lying", "replay", 0), ("lying", "replay", 1)]
+    assert "where another token was forced upon it" in str(failed[0].error)
+
+
+def test_a_baseline_that_fails_leaves_no_text_to_replay(target: Target) -> None:
+    rows = rows_of(target, {"broken": Broken(), "plain": Plain()}, Plan(TALKS[:1], ("broken", "plain"), 1, modes=ALL))
+    assert all(row.error for row in rows if row.mode == "replay")
+
+
+@pytest.fixture
+def here(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("target", "draft", "three.jsonl"):
+        (tmp_path / name).symlink_to(folder / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def invoke(*arguments: str) -> Result:
+    usual = "--model target --draft-model draft --bench three.jsonl --device cpu --max-new-tokens 5 --warm-up 0"
+    options = "--no-watch --repeats 2 --method two_model --method early_exit[exits=1,threshold=0]"
+    return CliRunner().invoke(main, ["run", *usual.split(), *options.split(), "--out", "out.jsonl", *arguments])
+
+
+def test_the_modes_have_tables_of_their_own_and_the_headline_is_of_free_rows(here: Path) -> None:
+    result = invoke("--replay", "--profile", "--order", "shuffle")
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert "\nReplay " in result.stdout and "\nA step, ms " in result.stdout
+    assert "Beside running freely: replay, profile." in result.stderr
+    file = read(here / "out.jsonl")
+    assert (file.run.modes, file.run.order) == (ALL, "shuffle")
+    alone = replace(file.run, modes=("free",))
+    free = here / "free.jsonl"
+    free.write_bytes(to_line(alone) + b"".join(to_line(row) for row in file.rows if row.mode == "free"))
+    both, headline = (figures(path) for path in ("out.jsonl", "free.jsonl"))
+    assert {name: value for name, value in both.items() if name in headline} == headline
+    extra = {name for _, name in both.keys() - headline.keys()}
+    assert {"replay_speedup", "replay_agreement", "step_verify_s", "profile_overhead"} <= extra
+
+
+def figures(path: str) -> dict[tuple[str, str], object]:
+    """Every metric of every method."""
+    result = CliRunner().invoke(main, ["compare", path, "--format", "json"])
+    assert result.exit_code == 0, result.output
+    (group,) = json.loads(result.stdout)["groups"]
+    methods = group["suites"][-1]["methods"]
+    return {(method["label"], name): found for method in methods for name, found in method["metrics"].items()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--replay --temperature 0.5", "--replay forces a greedy text: leave out --temperature, or --replay."),
+        ("--context 127", "--context 127 leaves no room for a prompt: the target takes 128 tokens in all."),
+        ("--context 100", "the target's context of 128 tokens, of which --context leaves 28; ids"),
+        ("--context -1", "Invalid value for '--context'"),
+        ("--order random", "Invalid value for '--order'"),
+        ("--sessions 0", "Invalid value for '--sessions'"),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_what_cannot_be_measured_so_is_refused_before_weights_are_read(
+    arguments: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Target, "load", lambda *_, **__: pytest.fail("weights were loaded"))
+    result = invoke(*arguments.split())
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in " ".join(result.stderr.partition("Error: ")[2].split())
+
+
+def test_a_run_goes_on_only_in_the_modes_and_the_order_it_began_with(here: Path) -> None:
+    assert invoke().exit_code == 0
+    for arguments in (("--replay",), ("--order", "shuffle"), ("--context", "9")):
+        result = invoke(*arguments, "--resume")
+        assert result.exit_code == 2 and "cannot be resumed" in result.stderr

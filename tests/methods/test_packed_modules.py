@@ -1,0 +1,140 @@
+"""Modules in the reference pack: packed beside their target, they serve a run that names none, and say so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from fixtures_training import COMMON, LESSONS, done, refused, write_data
+from safetensors.torch import load_file
+from tiny import tiny_folder
+
+from benchctl import bundled as packs
+from benchctl.decoding.experts.trace import read_trace
+from benchctl.records.writer import read
+from benchctl.training.pack import FILES
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data, a target, a prompt and adapters of m2r2 that have learnt for a step."""
+    folder = tmp_path_factory.mktemp("packed")
+    write_data(folder / "data")
+    for seed, name in enumerate(("tiny-target", "other")):
+        tiny_folder(folder / name, seed=seed, max_position_embeddings=128)
+        for file in FILES:
+            if not (folder / name / file).exists():
+                (folder / name / file).write_text("{}")
+    (folder / "mine.jsonl").write_text('{"id": "a", "turns": ["red blue"]}\n')
+    words = ("--model", folder / "tiny-target", "--data", folder / "data", "--out", folder / "adapters", "--steps", 1)
+    assert "Wrote" in done("train", "m2r2[gates=1+2]", *words, *LESSONS, *COMMON)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made_moe(made: Path) -> Path:
+    """The same folder, with a mixture of experts and m2r2's modules for fetching its experts ahead."""
+    tiny_folder(made / "tiny-moe", "olmoe", stop_ids=(), max_position_embeddings=128)
+    for file in FILES:
+        if not (made / "tiny-moe" / file).exists():
+            (made / "tiny-moe" / file).write_text("{}")
+    words = ("--model", made / "tiny-moe", "--data", made / "data", "--out", made / "ahead", "--steps", 1)
+    assert "Wrote" in done("train", "m2r2[mode=aot,gates=1+2]", *words, *LESSONS, *COMMON)
+    return made
+
+
+@pytest.fixture
+def pack(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A pack of that target alone."""
+    model = ("--model", made / "tiny-target", "--role", "target", "--description", "A", "--data", "B")
+    done("train", "pack", *model, "--pack", tmp_path / "pack")
+    monkeypatch.setattr(packs, "MODELS", tmp_path / "pack")
+    packs.models.cache_clear()
+    packs._checked.cache_clear()
+    yield tmp_path / "pack"
+    packs.models.cache_clear()
+    packs._checked.cache_clear()
+
+
+@pytest.fixture
+def pack_moe(made_moe: Path, pack: Path) -> Path:
+    """The pack with the mixture of experts and its modules, which are for mode=aot alone."""
+    model = ("--model", made_moe / "tiny-moe", "--role", "moe", "--description", "A", "--data", "B")
+    done("train", "pack", *model, "--pack", pack)
+    done("train", "pack", "--model", made_moe / "ahead", "--role", "modules", "--pack", pack)
+    packs.models.cache_clear()
+    return pack
+
+
+def _run(made: Path, out: Path, label: str) -> tuple[str, ...]:
+    words = ("--bench", made / "mine.jsonl", "--out", out, "--max-new-tokens", 6, "--repeats", 1, "--warm-up", 0)
+    return ("run", "--method", label, *map(str, words))
+
+
+def test_packed_modules_serve_a_run_that_names_none(made: Path, pack: Path, tmp_path: Path) -> None:
+    done("train", "pack", "--model", made / "adapters", "--role", "modules", "--pack", pack)
+    packs.models.cache_clear()
+    done(*_run(made, tmp_path / "run.jsonl", "m2r2[gates=1+2]"))
+    found = read(tmp_path / "run.jsonl")
+    method = found.run.methods[1]
+    assert (method.label, method.options["modules"], len(method.modules_sha256)) == ("m2r2[gates=1+2]", "", 64)
+    assert {row.verdict for row in found.rows if row.label == method.label} == {"identical"}
+    assert str(pack) not in (tmp_path / "run.jsonl").read_text()
+
+
+def test_packed_modules_are_bfloat16_and_replaced_with_their_target(made: Path, pack: Path) -> None:
+    done("train", "pack", "--model", made / "adapters", "--role", "modules", "--pack", pack)
+    folder = pack / "tiny-target" / "modules" / "m2r2"
+    assert {weight.dtype for weight in load_file(folder / "modules.safetensors").values()} == {torch.bfloat16}
+    model = ("--model", made / "tiny-target", "--role", "target", "--description", "A", "--data", "B")
+    done("train", "pack", *model, "--pack", pack)
+    packs.models.cache_clear()
+    assert not folder.exists() and packs.modules_for("tiny-target", "m2r2") is None
+
+
+def test_a_target_without_packed_modules_says_how_to_train_them(made: Path, pack: Path, tmp_path: Path) -> None:
+    told = refused(*_run(made, tmp_path / "run.jsonl", "m2r2"))
+    assert "no trained modules; train some with: benchctl train m2r2" in told
+
+
+def test_modules_of_another_target_are_not_packed(made: Path, pack: Path, tmp_path: Path) -> None:
+    words = ("--role", "modules", "--pack", pack)
+    assert "adapters.json" not in refused("train", "pack", "--model", made / "other", *words)
+    (pack / "tiny-target" / "config.json").write_text("{}")
+    told = refused("train", "pack", "--model", made / "adapters", *words)
+    assert "made for tiny-target, which is not in" in told
+    assert "needs --description and --data" in refused("train", "pack", "--model", made, "--role", "draft", *words[2:])
+
+
+def test_embedded_modules_for_other_options_leave_a_method_out_of_all(
+    made_moe: Path, pack_moe: Path, tmp_path: Path
+) -> None:
+    """`run --method all` on a mixture of experts failed: m2r2 found modules there, but those of mode=aot."""
+    model = ("--model", "tiny-moe", "--source", "embedded")
+    done(*_run(made_moe, tmp_path / "all.jsonl", "all"), *model)
+    found = {method.label: method.unsupported for method in read(tmp_path / "all.jsonl").run.methods}
+    assert found["m2r2"].startswith(
+        "embedded modules: these modules have other shapes than m2r2 needs; they were train"
+    )
+    assert "mode=aot" in found["m2r2"] and found["expert_offload"] == ""
+    assert str(pack_moe) not in (tmp_path / "all.jsonl").read_text()
+    assert "they were trained with mode=aot" in refused(*_run(made_moe, tmp_path / "one.jsonl", "m2r2"), *model)
+
+
+def test_a_trace_is_recorded_with_embedded_modules_and_says_nothing_of_places(
+    made_moe: Path, pack_moe: Path, tmp_path: Path
+) -> None:
+    words = ("--bench", made_moe / "mine.jsonl", "--max-new-tokens", 4, "--model", "tiny-moe")
+    named = f"m2r2[modules={made_moe / 'ahead'},mode=aot,gates=1+2]"
+    for out, label in (("embedded", "m2r2[mode=aot,gates=1+2]"), ("named", named)):
+        done("simulate", "record", "--method", label, *words, "--out", tmp_path / out)
+    traces = {name: read_trace(tmp_path / name) for name in ("embedded", "named")}
+    assert traces["embedded"].source.startswith("m2r2[mode=aot,gates=1+2] on tiny-moe")
+    assert traces["named"].source.startswith("m2r2[mode=aot,modules=ahead,gates=1+2] on tiny-moe")
+    assert any(visit.predicted for visit in traces["embedded"].generations[0])
+    told = refused(
+        "simulate", "record", "--method", "m2r2[mode=aot]", *words[:-1], "tiny-target", "--out", tmp_path / "x"
+    )
+    assert "no trained modules; train some with" in told

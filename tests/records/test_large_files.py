@@ -1,0 +1,97 @@
+"""Files of a hundred thousand generations are compared in seconds, and without holding their rows.
+
+The measure is a file of that size: 10 s and 1 GB are 100 us and 10 kB a row. Here it is a part of one, and the time is
+told in that of parsing its lines, so that a busy machine does not count.
+"""
+
+import json
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchctl.analysis.frame.comparison import compare
+from benchctl.analysis.metrics.faithfulness import ROUGE_L
+from benchctl.analysis.metrics.text_overlap import with_overlap
+from benchctl.records import reader as rowstream
+from benchctl.records.reader import decoded
+from benchctl.records.schema import Row
+from benchctl.records.writer import read, scan
+from benchmarks.made_up import BASELINE, DRAFTING, REPEATS, MadeUp
+
+
+def _least_s(work: Callable[[], object]) -> float:
+    """Of a few runs, the one that was disturbed least."""
+    spent = []
+    for _ in range(3):
+        started = time.process_time()
+        work()
+        spent.append(time.process_time() - started)
+    return min(spent)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("large") / "run.jsonl"
+    MadeUp().write(path, 1200)
+    return path
+
+
+def test_a_row_costs_little_more_than_to_parse_it(path: Path) -> None:
+    lines = path.read_bytes().splitlines()
+    parsing_s = _least_s(lambda: [None for line in lines if json.loads(line) is None])
+    few = replace(scan(path), rows=read(path).rows[: 2 * REPEATS])
+    fixed_s = _least_s(lambda: compare([few]))
+    comparing_s = _least_s(lambda: compare([scan(path)])) - fixed_s
+    assert comparing_s < 2 * parsing_s
+
+
+def test_rows_are_not_held_while_they_are_compared(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    MadeUp(tokens=1601).write(path, 120)
+    compare([scan(path)])  # whatever is loaded or cached on the way
+    tracemalloc.start()
+    compare([scan(path)])
+    streamed = tracemalloc.get_traced_memory()[1]
+    tracemalloc.reset_peak()
+    compare([read(path)])
+    held = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert streamed < held / 4 and streamed < path.stat().st_size
+
+
+def test_what_is_streamed_has_the_same_figures_as_what_is_held(path: Path) -> None:
+    streamed, held = (compare([file])[0].pooled for file in (scan(path), read(path)))
+    assert streamed == held
+    assert {method.label for method in streamed.methods} == {BASELINE, DRAFTING}
+
+
+def test_a_file_is_gone_through_once_however_many_modes_and_figures_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was once for each mode, and once more for --overlap, so that a file of three modes took three times as long as
+    one of as many rows."""
+    parsed: list[bytes] = []
+
+    def parse(line: bytes) -> Row | None:
+        parsed.append(line)
+        return decoded(line)
+
+    monkeypatch.setattr(rowstream, "decoded", parse)
+    MadeUp(("free", "replay", "profile"), tokens=9).write(tmp_path / "run.jsonl", 90)
+    file = scan(tmp_path / "run.jsonl")
+    groups = with_overlap(compare([file], texts=True))
+    assert list(groups[0].others) == ["replay", "profile"]
+    assert groups[0].pooled.methods[-1].estimate(ROUGE_L).value == 1.0
+    assert len(parsed) <= len(file.rows) + 1  # and the first, to see whether there is one
+
+
+def test_rows_that_stay_in_their_file_can_be_had_like_any_others(path: Path) -> None:
+    rows, held = scan(path).rows, read(path).rows
+    assert (len(rows), rows[0], rows[-1]) == (len(held), held[0], held[-1])
+    assert rows[3:5] == held[3:5]
+    with pytest.raises(IndexError):
+        rows[len(held)]

@@ -1,0 +1,505 @@
+"""Records keep what a run measured, whatever happens to the run, and refuse what cannot be true."""
+
+import json
+import resource
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, batch, drafted_row, exiting_row, failed, write
+from pydantic import ValidationError
+
+from benchctl.errors import InvalidData, UserError
+from benchctl.records.reader import batch_keys, row_key
+from benchctl.records.schema import Row, Run, Totals, json_schema, to_line
+from benchctl.records.writer import Writer, check_output, read
+
+ROWS = [baseline_row("p0"), drafted_row("p0"), exiting_row("p0"), failed(baseline_row("p1"))]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.jsonl"
+
+
+def test_a_file_gives_back_the_run_and_rows_that_were_written(path: Path) -> None:
+    with Writer(path, RUN) as writer:
+        for row in ROWS:
+            writer.append(row)
+    found = read(path)
+    assert (found.run, found.rows, found.notices) == (RUN, tuple(ROWS), ())
+    assert found.keys() == {row_key(row) for row in ROWS}
+    assert row_key(ROWS[1]) == ("koala", "p0", 0, DRAFTED, 0, 0, "free")
+
+
+def test_each_line_is_in_the_file_as_soon_as_it_is_appended(path: Path) -> None:
+    with Writer(path, RUN) as writer:
+        writer.append(ROWS[0])
+        assert read(path).rows == (ROWS[0],)
+
+
+@pytest.mark.parametrize("cut", range(1, 40, 6))
+def test_a_run_killed_in_the_middle_of_a_line_resumes_without_loss_or_doubling(path: Path, cut: int) -> None:
+    write(path, ROWS)
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert read(path).rows == tuple(ROWS[:3] if cut > 1 else ROWS)
+    notices: list[str] = []
+    with Writer(path, RUN, resume=True, notify=notices.append) as writer:
+        done = writer.stored.keys()
+        for row in ROWS:
+            if row_key(row) not in done:
+                writer.append(row)
+    assert read(path).rows == tuple(ROWS)
+    assert [f"{path}:5: the last line is torn" in notice for notice in notices] == ([True] if cut > 1 else [])
+
+
+@pytest.mark.parametrize(
+    ("last", "problem"),
+    [
+        (b'{"kind": "row", "sui\n', "Invalid JSON: control character .* found while parsing a string. Restore"),
+        (b"garbage\n", "Invalid JSON: expected value. Restore"),
+        (b"\n", "the line is empty. Remove it"),
+    ],
+)
+def test_a_last_line_that_is_whole_and_wrong_was_not_torn_and_stays(path: Path, last: bytes, problem: str) -> None:
+    content = write(path, ROWS[:1]).read_bytes() + last
+    path.write_bytes(content)
+    with pytest.raises(InvalidData, match=f"run.jsonl:3: {problem}"):
+        read(path)
+    with pytest.raises(InvalidData, match="run.jsonl:3: "), Writer(path, RUN, resume=True):
+        pass
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("left", [b"", to_line(RUN)[:5], to_line(RUN)[:100], to_line(RUN)[:-1]])
+def test_a_run_killed_in_its_first_line_starts_again(path: Path, left: bytes) -> None:
+    path.write_bytes(left)
+    with Writer(path, RUN, resume=True) as writer:
+        writer.append(ROWS[0])
+    assert read(path).rows == (ROWS[0],)
+
+
+def test_resuming_never_cuts_a_file_that_is_not_ours(path: Path) -> None:
+    path.write_text("my notes")
+    with pytest.raises(UserError, match="not the start of a benchctl run"), Writer(path, RUN, resume=True):
+        pass
+    assert path.read_text() == "my notes"
+
+
+def test_resuming_a_file_that_is_not_there_starts_it(path: Path) -> None:
+    with Writer(path.parent / "new" / "run.jsonl", RUN, resume=True) as writer:
+        assert writer.stored.rows == ()
+
+
+def test_an_existing_file_is_not_written_without_resume(path: Path) -> None:
+    before = write(path, ROWS).read_bytes()
+    with pytest.raises(UserError, match="--resume"), Writer(path, RUN):
+        pass
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"max_new_tokens": 128}, "max_new_tokens differs: it has 64, this run has 128"),
+        ({"context_fill": 5}, "context_fill differs: it has 0, this run has 5"),
+        ({"modes": ("free", "replay")}, "modes differs: it has nothing, this run has replay instead"),
+        ({"target": replace(RUN.target, weights_sha256="zz")}, "target differs"),
+        ({"methods": RUN.methods[:2]}, "methods differs: it has early_exit, this run has nothing instead"),
+        ({"methods": RUN.methods[::-1]}, "methods differs: it has them in another order"),
+        (
+            {"methods": (*RUN.methods[:2], replace(RUN.methods[2], modules_sha256="0123456789"))},
+            r"it has early_exit, this run has early_exit \(modules 01234567\) instead",
+        ),
+        ({"suites": (replace(RUN.suites[0], prompts=3),)}, r"it has koala \(20 prompts.* this run has koala \(3 "),
+        ({"machine": {"cpu": "B", "gpu": ""}}, "another machine .cpu differs"),
+    ],
+)
+def test_resuming_with_other_settings_names_the_field_that_differs(
+    path: Path, changes: dict[str, Any], named: str
+) -> None:
+    before = write(path, ROWS).read_bytes()
+    with pytest.raises(UserError, match=named), Writer(path, replace(RUN, **changes), resume=True):
+        pass
+    assert path.read_bytes() == before
+
+
+def test_a_file_from_before_there_were_trained_modules_is_read(path: Path) -> None:
+    write(path, ROWS)
+    path.write_bytes(path.read_bytes().replace(b',"modules_sha256":""', b""))
+    assert b"modules_sha256" not in path.read_bytes()
+    assert read(path).run == RUN
+
+
+def test_resuming_later_in_another_load_is_the_same_run(path: Path) -> None:
+    later = replace(RUN, name="later", command=("again",), machine={**RUN.machine, "load_average": [3.0, 2.0, 1.0]})
+    with Writer(write(path, ROWS), later, resume=True) as writer:
+        assert writer.stored.run == RUN
+
+
+def test_a_second_writer_is_refused_and_harms_nothing(path: Path) -> None:
+    with Writer(path, RUN) as writer:
+        writer.append(ROWS[0])
+        with pytest.raises(UserError, match="another run is writing it"), Writer(path, RUN, resume=True):
+            pass
+        writer.append(ROWS[1])
+    assert read(path).rows == tuple(ROWS[:2])
+
+
+def test_a_full_disk_leaves_whole_lines_and_says_so(path: Path) -> None:
+    """The limit on file size makes the system take half of the second row and then refuse, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Writer(path, RUN) as writer:
+        writer.append(ROWS[0])
+        whole = path.read_bytes()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 50, hard))
+        try:
+            with pytest.raises(UserError, match="Rows so far are kept"):
+                writer.append(ROWS[1])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert path.read_bytes() == whole
+        writer.append(ROWS[1])
+    assert read(path).rows == tuple(ROWS[:2])
+
+
+def test_output_is_checked_before_anything_slow(path: Path) -> None:
+    check_output(path)
+    check_output(path.parent / "new" / "folder" / "run.jsonl")
+    assert list(path.parent.iterdir()) == []
+    write(path, [])
+    check_output(path, resume=True)
+    for unfit, message in [
+        (path, "--resume"),
+        (path.parent, "not an ordinary file"),
+        (Path("/dev/null"), "not an ordinary file"),
+        (path / "below.jsonl", "cannot be written"),
+        (Path("/proc/run.jsonl"), "cannot be written"),
+    ]:
+        with pytest.raises(UserError, match=message), Writer(unfit, RUN):
+            pass
+
+
+def _no_run(line: dict[str, Any]) -> None:
+    line["kind"] = "walk"
+
+
+def _newer(line: dict[str, Any]) -> None:
+    line |= {"schema_version": 7, "wonder": True}
+
+
+def _unknown_key(line: dict[str, Any]) -> None:
+    line["wonder"] = True
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_no_run, r"run.jsonl:1: is not the start of a benchctl run"),
+        (lambda line: line.update(schema_version=True), r"run.jsonl:1: schema_version: true is no version"),
+        (_newer, r"run.jsonl:1: written by a newer benchctl, schema 7 \(this one reads 5\); upgrade"),
+        (_unknown_key, r"run.jsonl:1: wonder: Unexpected keyword argument"),
+        (lambda line: line.pop("dtype"), r"run.jsonl:1: dtype: "),
+        (lambda line: line.update(baseline="other"), r"run.jsonl:1: the baseline 'other' is not among"),
+    ],
+)
+def test_a_first_line_that_is_not_a_run_is_named(
+    path: Path, change: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    line = json.loads(to_line(RUN))
+    change(line)
+    path.write_text(json.dumps(line) + "\n")
+    with pytest.raises(UserError, match=message):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"\n\n", "is empty"),
+        (b"a,b\n1,2\n", ":1: is not"),
+        (b"\xef\xbb\xbf" + to_line(RUN), ":1: starts with a byte-order mark"),
+        (b"\xff\xfe\n", ":1: is not"),
+        (b"[" * 9000, ":1: "),
+    ],
+)
+def test_a_file_of_something_else_is_named(path: Path, content: bytes, message: str) -> None:
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read(path)
+
+
+def test_a_missing_file_is_named(path: Path) -> None:
+    with pytest.raises(UserError, match="run.jsonl: cannot be read: No such file"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (b'"ttft_s":2.0', b'"ttft_s":NaN', "ttft_s: Input should be a finite number"),
+        (b'"ttft_s":2.0', b'"ttft_s":-2.0', "ttft_s: Input should be greater than or equal to 0"),
+        (b'"step_s":[1.0', b'"step_s":[1e999', "step_s.0: Input should be a finite number"),
+        (b'"step_s":[1.0', b'"step_s":[-0.5', "step_s.0: Input should be greater than or equal to 0"),
+        (b'"committed":[1,', b'"committed":[-1,', "committed.0: Input should be greater than 0"),
+        (b'"token_ids":[0,', b'"token_ids":[', "8 token_ids, but prefill and steps committed 9"),
+        (b'"label":"auto', b'"label":"other', "is not part of the run in line 1"),
+        (b'"kind":"row"', b'"kind":"row","wonder":1', "wonder: Unexpected"),
+        (b'"kind":"row"', b'"kind":"row"}', "Invalid JSON: trailing characters. Restore"),
+        (b'"layers":[12', b'"layers":[13', "109 layers for 9 tokens of a target of 12 layers"),
+        (b'"token_ids":[0', b'"token_ids":[4096', "token 4096 of a vocabulary of 4096"),
+    ],
+)
+def test_a_broken_line_in_the_middle_is_named_with_its_number(path: Path, old: bytes, new: bytes, message: str) -> None:
+    lines = write(path, ROWS).read_bytes().splitlines(keepends=True)
+    assert old in lines[1]
+    lines[1] = lines[1].replace(old, new)
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(UserError, match=rf"run.jsonl:2: .*{message}"):
+        read(path)
+
+
+def test_what_is_as_much_as_there_can_be_is_read(path: Path) -> None:
+    """A token may carry the layers that were caught up for an earlier one."""
+    caught_up = replace(ROWS[0], token_ids=(4095,) * 9, layers=(12, 6, 18, *(12,) * 6))
+    assert read(write(path, [caught_up], replace(RUN, max_new_tokens=9))).rows == (caught_up,)
+    with pytest.raises(InvalidData, match="run.jsonl:2: 9 token_ids in a run of 8 max_new_tokens"):
+        read(write(path, [caught_up], replace(RUN, max_new_tokens=8)))
+
+
+def test_the_same_generation_twice_is_named_with_both_lines(path: Path) -> None:
+    with pytest.raises(UserError, match="run.jsonl:4: the same generation as line 2"):
+        read(write(path, [ROWS[0], ROWS[1], ROWS[0]]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"accepted": (3, 1, 1, 1)}, "step 0: 2 committed, 3 accepted of 3 drafted"),
+        ({"accepted": (0, 1, 1, 1)}, "step 0: 2 committed, 0 accepted"),
+        ({"drafted": (0, 3, 3, 3)}, "step 0: 2 committed, 1 accepted of 0 drafted"),
+        ({"committed": (1, 2, 2, 2)}, "9 token_ids, but prefill and steps committed 8"),
+        ({"rows": (4,)}, "differ in length"),
+        ({"layers": (12,)}, "9 token_ids, but 1 entries in layers"),
+        ({"stop_reason": None}, "needs ttft_s and stop_reason"),
+        ({"ttft_s": None}, "needs ttft_s and stop_reason"),
+        ({"first_divergence": 3}, "identical, but with a first divergence"),
+        ({"verdict": "lossy"}, "lossy, but without a first divergence"),
+        ({"error": "out of memory"}, "a failed generation has an error and no tokens"),
+        ({"rows": (4, 4, 3, 4)}, "has a row of the target for each drafted token, and one for the token before"),
+        ({"verdict": "lossy", "first_divergence": 10}, "a first divergence at 10 in an answer of 9 token_ids"),
+        ({"fidelity": {"scored_tokens": 1.0, "target_agreed_tokens": 9.0}}, "that many target_agreed_tokens"),
+        ({"fidelity": {"target_agreed_tokens": 1.0}}, "that many target_agreed_tokens"),
+        ({"fidelity": {"replay_judged_tokens": 1.0, "replay_agreed_tokens": 2.0}}, "many replay_agreed_tokens"),
+        ({"fidelity": {"scored_tokens": 1.0, "target_agreed_tokens": -1.0}}, "that many target_agreed_tokens"),
+    ],
+)
+def test_a_row_that_cannot_be_true_is_never_made(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        replace(drafted_row(), **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"committed": (2, 1), "token_ids": (0, 1, 2, 3), "layers": (12,) * 4}, "step 0: 2 committed, 0 accepted of 0"),
+        ({"accepted": (0, 1)}, "step 1: 1 committed, 1 accepted of 0 drafted"),
+        ({"drafted": (0, 1)}, "has a row of the target for each drafted token, and one for the token before"),
+        ({"committed": (2, 1)}, "3 token_ids, but prefill and steps committed 4"),
+    ],
+)
+def test_a_row_of_a_token_in_each_step_is_looked_at_as_well(changes: dict[str, Any], message: str) -> None:
+    """What commits a token in each step, drafts nothing and accepts nothing is told at once, and nothing else is."""
+    with pytest.raises(ValidationError, match=message):
+        replace(baseline_row(tokens=3), **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rows": (9, 4, 4, 4)},  # with scratch rows
+        {"drafted": (0, 3, 3, 3), "accepted": (0, 1, 1, 1), "committed": (1, 2, 2, 2), "rows": (0, 4, 4, 4)},
+        {"verdict": "lossy", "first_divergence": 8},  # where one answer ends and the other goes on
+        {"fidelity": {"scored_tokens": 8.0, "target_agreed_tokens": 8.0, "target_logprob": -3.0}},
+    ],
+)
+def test_a_row_at_the_edge_of_what_can_be_true_is_made(changes: dict[str, Any]) -> None:
+    answer = drafted_row()
+    tokens = 1 + sum(changes.get("committed", answer.committed))
+    row = replace(answer, token_ids=answer.token_ids[:tokens], layers=answer.layers[:tokens], **changes)
+    assert {name: getattr(row, name) for name in changes} == changes
+
+
+def test_a_row_whose_last_path_was_cut_at_the_stop_token_has_no_bonus_token_there() -> None:
+    row = replace(drafted_row(), accepted=(1, 1, 1, 2), stop_reason="stop")
+    assert sum(row.committed) == 8
+
+
+def test_the_schema_describes_every_line() -> None:
+    definitions = json_schema()["$defs"]
+    assert set(json.loads(to_line(RUN))) == set(definitions["Run"]["properties"])
+    assert set(json.loads(to_line(ROWS[0]))) == set(definitions["Row"]["properties"])
+    assert definitions["Row"]["additionalProperties"] is False
+
+
+def _first_version(path: Path) -> Path:
+    """`path` as version 1 wrote it: its suites had no other fields than these."""
+    first, *rows = path.read_bytes().splitlines(keepends=True)
+    line = json.loads(first)
+    known = ("name", "source", "origin", "sha256", "prompts")
+    line |= {"schema_version": 1, "suites": [{name: suite[name] for name in known} for suite in line["suites"]]}
+    path.write_bytes(json.dumps(line, separators=(",", ":")).encode() + b"\n" + b"".join(rows))
+    return path
+
+
+def test_a_file_of_the_first_version_is_read_with_nothing_to_check_in_it(path: Path) -> None:
+    found = read(_first_version(write(path, ROWS)))
+    assert (found.run, found.rows) == (replace(RUN, schema_version=1), tuple(ROWS))
+    (suite,) = found.run.suites
+    assert (suite.own, suite.exact_answers, suite.exact_answer("p0", 0)) == (False, {}, "")
+
+
+def test_a_file_of_the_first_version_goes_on_as_one(path: Path) -> None:
+    before = _first_version(write(path, ROWS[:2])).read_bytes()
+    with Writer(path, RUN, resume=True) as writer:
+        writer.append(ROWS[2])
+    assert path.read_bytes() == before + to_line(ROWS[2])
+
+
+BATCHED = replace(RUN, batch_size=2)
+BATCHES = [
+    *batch(baseline_row("p0", tokens=5), baseline_row("p1", tokens=9)),
+    *batch(drafted_row("p0", steps=3), drafted_row("p1", steps=2)),
+    *batch(baseline_row("p2")),
+]
+
+
+def test_rows_of_a_batch_come_back_as_they_were_written(path: Path) -> None:
+    with Writer(path, BATCHED) as writer:
+        writer.append(*BATCHES[:2])
+        writer.append(*BATCHES[2:4])
+        writer.append(*BATCHES[4:])
+    assert read(path).rows == tuple(BATCHES)
+    assert batch_keys(BATCHES[1]) == (row_key(BATCHES[0]), row_key(BATCHES[1]))
+    assert batch_keys(ROWS[0]) == (row_key(ROWS[0]),)
+
+
+@pytest.mark.parametrize("left", [*range(1, 40, 9), 300])
+def test_a_run_killed_in_the_middle_of_a_batch_loses_that_batch_and_no_other(path: Path, left: int) -> None:
+    """Of the second batch the first line is there whole, or part of it, or part of the second line."""
+    lines = write(path, BATCHES, BATCHED).read_bytes().splitlines(keepends=True)
+    for torn in (b"".join(lines[:4]), b"".join(lines[:4]) + lines[4][:left], b"".join(lines[:3]) + lines[3][:left]):
+        path.write_bytes(torn)
+        assert read(path).rows == tuple(BATCHES[:2])
+        assert read(path).notices and all(
+            ":4: the last" in each or ":5: the last" in each for each in read(path).notices
+        )
+        with Writer(path, BATCHED, resume=True) as writer:
+            assert writer.stored.keys() == {row_key(row) for row in BATCHES[:2]}
+            writer.append(*BATCHES[2:4])
+        assert read(path).rows == tuple(BATCHES[:4])
+        assert read(path).notices == ()
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [BATCHES[0], *BATCHES[2:]],  # one of a batch is gone
+        [BATCHES[1], BATCHES[0]],  # in another order
+        [BATCHES[0], BATCHES[2], BATCHES[1], BATCHES[3]],  # not together
+        [BATCHES[0], replace(BATCHES[1], ttft_s=3.0)],  # prefilled apart
+        [replace(BATCHES[0], step_s=(1.0, 1.0, 1.0, 7.0)), BATCHES[1]],  # steps apart
+        [BATCHES[0], failed(BATCHES[1])],  # failed alone
+    ],
+)
+def test_rows_that_can_be_no_batch_are_named(path: Path, rows: list[Row]) -> None:
+    """What such a batch took cannot be told, so its figures would be made up."""
+    with pytest.raises(UserError, match="run.jsonl:2: the rest of its batch does not follow"):
+        read(write(path, rows, BATCHED))
+
+
+def test_batches_and_the_size_in_the_first_line_must_agree(path: Path) -> None:
+    with pytest.raises(UserError, match="run.jsonl:2: a batch of 2 in a run of batch size 1"):
+        read(write(path, BATCHES))
+    with pytest.raises(UserError, match="run.jsonl:2: a batch of 0 in a run of batch size 2"):
+        read(write(path, ROWS, BATCHED))
+
+
+def test_a_row_is_in_its_own_batch_once() -> None:
+    with pytest.raises(ValidationError, match="'p0' is not in its own batch"):
+        replace(ROWS[0], batch=("p1", "p2"))
+    with pytest.raises(ValidationError, match="a batch has a prompt twice"):
+        replace(ROWS[0], batch=("p0", "p0"))
+
+
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
+def test_files_from_before_there_were_batches_are_of_single_answers(path: Path, version: int) -> None:
+    first, *rows = write(path, ROWS).read_bytes().splitlines(keepends=True)
+    run = {key: value for key, value in json.loads(first).items() if key != "batch_size"} | {"schema_version": version}
+    lines = [{key: value for key, value in json.loads(row).items() if key != "batch"} for row in rows]
+    path.write_text("".join(json.dumps(line) + "\n" for line in (run, *lines)))
+    found = read(path)
+    assert (found.run.batch_size, found.rows) == (1, tuple(ROWS))
+    with (
+        pytest.raises(UserError, match="batch_size differs: it has 1, this run has 2"),
+        Writer(path, BATCHED, resume=True),
+    ):
+        pass
+
+
+def test_an_exact_answer_is_found_by_prompt_and_turn() -> None:
+    suite = replace(RUN.suites[0], exact_answers={"p0": ("4",), "p1": ("", "5")})
+    assert [suite.exact_answer("p0", 0), suite.exact_answer("p0", 1)] == ["4", ""]
+    assert [suite.exact_answer("p1", 0), suite.exact_answer("p1", 1)] == ["", "5"]
+
+
+def test_resuming_with_other_exact_answers_is_refused(path: Path) -> None:
+    checked = replace(RUN, suites=(replace(RUN.suites[0], exact_answers={"p0": ("4",)}),))
+    with (
+        pytest.raises(UserError, match="suites differs"),
+        Writer(write(path, ROWS, checked), RUN, resume=True),
+    ):
+        pass
+
+
+def test_records_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        ROWS[0].label = "other"  # type: ignore[misc]
+    assert ROWS[0].label == BASELINE
+    assert isinstance(RUN, Run) and isinstance(ROWS[0], Row)
+
+
+def test_phases_are_those_of_profile_rows_and_have_an_entry_per_step() -> None:
+    row = ROWS[0]
+    phases = {"draft": tuple(0.1 for _ in row.step_s)}
+    assert replace(row, mode="profile", phases=phases).phases == phases
+    for wrong in ({"mode": "free", "phases": phases}, {"mode": "profile"}, {"mode": "profile", "phases": {"x": ()}}):
+        with pytest.raises(ValidationError, match="phases are those of profile rows"):
+            replace(row, **wrong)
+
+
+def test_an_imported_generation_has_totals_and_no_lists() -> None:
+    known = {name: getattr(ROWS[0], name) for name in ("suite", "prompt_id", "turn", "label", "repeat", "session")}
+    totals = Totals(new_tokens=7, steps=3, wall_s=0.5)
+    assert Row(**known, order=0, prompt_tokens=0, totals=totals).totals == totals
+    with pytest.raises(ValidationError, match="totals stand where there are no lists"):
+        replace(ROWS[0], totals=totals)
+    with pytest.raises(ValidationError, match="a failed generation has an error and no tokens"):
+        Row(**known, order=0, prompt_tokens=0, totals=totals, error="lost")
+
+
+def test_only_an_imported_run_may_leave_its_settings_open() -> None:
+    bare = replace(RUN.target, layers=0, vocabulary=0)
+    assert replace(RUN, imported="medusa", threads=0, max_new_tokens=0, target=bare).threads == 0
+    for unknown in ({"threads": 0}, {"max_new_tokens": 0}, {"target": bare}):
+        with pytest.raises(ValidationError, match="may be 0 in imported files alone"):
+            replace(RUN, **unknown)
+
+
+def test_a_replay_is_another_generation_than_the_free_one(path: Path) -> None:
+    again = replace(ROWS[0], mode="replay")
+    assert row_key(again) != row_key(ROWS[0])
+    assert read(write(path, [ROWS[0], again])).rows == (ROWS[0], again)

@@ -1,0 +1,190 @@
+"""The structure of the package: who may import whom, and which files may import which library."""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from benchctl.cli import VERBS, main
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted(file for folder in ("benchctl", "methods", "judges") for file in (ROOT / folder).rglob("*.py"))
+
+# A part may import itself and the parts in its line; every part may import errors.
+LAYERS: dict[str, set[str]] = {
+    "benchctl": set(),
+    "benchctl.__main__": {"cli"},
+    "benchctl.errors": set(),
+    "benchctl.exact_match": set(),
+    "benchctl.options": set(),
+    "benchctl.bundled": set(),
+    "benchctl.records": set(),
+    "benchctl.offload": {"decoding"},
+    "benchctl.decoding": set(),
+    "benchctl.methods": {"decoding"},
+    "benchctl.judging": {"records"},
+    "benchctl.judges": {"bundled", "decoding", "exact_match", "judging", "records", "registry"},
+    "benchctl.registry": {"decoding", "judging", "options"},
+    "benchctl.analysis": {"exact_match", "records"},
+    "benchctl.measuring": {"bundled", "decoding", "records", "registry"},
+    "benchctl.training": {"bundled", "decoding", "registry"},
+    "benchctl.conformance": {"decoding", "registry"},
+    "benchctl.importing": {"records"},
+    "benchctl.cli": {
+        *("analysis", "bundled", "conformance", "decoding", "importing", "judging", "measuring", "offload"),
+        *("options", "records", "registry", "training"),
+    },
+}
+
+# A library may be imported only under the paths behind its name.
+DOORS: dict[str, tuple[str, ...]] = {
+    "click": ("benchctl/cli/",),
+    "datasets": ("benchctl/training/data/hub_data.py",),
+    "http": ("benchctl/measuring/prompts/download.py",),
+    "huggingface_hub": (),
+    "jinja2": ("benchctl/analysis/html",),
+    "matplotlib": ("benchctl/analysis/plots/",),
+    "msgspec": ("benchctl/records/reader.py",),
+    "openai": ("judges/",),
+    "pandas": ("benchctl/analysis/",),
+    "pynvml": ("benchctl/measuring/machine/gpu.py",),
+    "pydantic": ("benchctl/records/",),
+    "rouge_score": ("benchctl/analysis/metrics/overlap.py",),
+    "sacrebleu": ("benchctl/analysis/metrics/overlap.py",),
+    "rich": ("benchctl/cli/", "benchctl/analysis/tables/text.py"),
+    "time": ("benchctl/measuring/clock.py", "benchctl/training/"),
+    "torch": ("benchctl/conformance/", "benchctl/decoding/", "benchctl/measuring/", "benchctl/training/", "methods/"),
+    "tokenizers": ("benchctl/decoding/model/", "benchctl/training/"),
+    "transformers": (
+        "benchctl/conformance/",
+        "benchctl/decoding/model/hub.py",
+        "benchctl/decoding/model/target.py",
+        "benchctl/decoding/model/tokenizer.py",
+        "benchctl/training/",
+    ),
+    "urllib": ("benchctl/measuring/prompts/download.py",),
+}
+METHOD_LIBRARIES = {"torch"}
+IMPORTED_AS = {"nvidia-ml-py": "pynvml"}
+PRINTERS = ("benchctl/cli/", "benchctl/analysis/tables/text.py")
+
+
+def name_of(file: Path) -> str:
+    """Where a file sits in the installed package: methods/two_model.py is benchctl.methods.two_model."""
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    dotted = ".".join(part for part in parts if part != "__init__")
+    return dotted if dotted.startswith("benchctl") else f"benchctl.{dotted}"
+
+
+def part_of(dotted: str) -> str:
+    """The line of LAYERS that a module belongs to: benchctl.decoding for benchctl.decoding.kv.cache."""
+    return ".".join(dotted.split(".")[:2])
+
+
+@cache
+def nodes_of(file: Path) -> tuple[ast.AST, ...]:
+    """Every node of a file's syntax tree; each file is parsed once."""
+    return tuple(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+
+
+def imports_of(file: Path) -> Iterator[str]:
+    """Every module that a file imports, at any depth of nesting, also those for types only."""
+    for node in nodes_of(file):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module == "benchctl":
+            yield from ("benchctl" if alias.name == "__version__" else f"benchctl.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or "")
+
+
+def path_of(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
+def pyproject() -> dict[str, object]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def commands(group: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of every command below a group, subcommands included."""
+    if not isinstance(group, click.Group):
+        yield path
+        return
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None, name
+        yield from commands(command, (*path, name))
+
+
+def test_imports_go_down() -> None:
+    assert {path_of(file): wrong for file in FILES if (wrong := imports_upwards(file))} == {}
+
+
+def imports_upwards(file: Path) -> list[str]:
+    part = part_of(name_of(file))
+    allowed = {f"benchctl.{name}" for name in LAYERS[part]} | {part, "benchctl", "benchctl.errors"}
+    ours = [name for name in imports_of(file) if name.split(".")[0] in ("benchctl", "methods", "judges", "")]
+    return [name for name in ours if part_of(name) not in allowed]
+
+
+def test_each_library_has_one_door() -> None:
+    wrong = {
+        path_of(file): name
+        for file in FILES
+        for name in {name.split(".")[0] for name in imports_of(file)}
+        if name in DOORS and not path_of(file).startswith(DOORS[name])
+    }
+    assert wrong == {}
+
+
+def test_a_method_imports_only_decoding_torch_and_the_standard_library() -> None:
+    files = sorted((ROOT / "methods").rglob("*.py"))
+    libraries = {name.split(".")[0] for file in files for name in imports_of(file)} - {"benchctl"}
+    assert libraries - METHOD_LIBRARIES - sys.stdlib_module_names == set()
+
+
+def test_every_library_imported_is_declared() -> None:
+    project = pyproject()["project"]
+    assert isinstance(project, dict)
+    extras = project["optional-dependencies"]
+    lines = [*project["dependencies"], *extras["datasets"], *extras["gpu"]]
+    names = {re.split(r"[^\w-]", line)[0] for line in lines}
+    declared = {IMPORTED_AS.get(name, name.replace("-", "_")) for name in names}
+    imported = {name.split(".")[0] for file in FILES for name in imports_of(file)}
+    assert imported - sys.stdlib_module_names - {"benchctl"} - declared == set()
+
+
+def test_only_the_command_line_and_the_report_print() -> None:
+    printing = [
+        path_of(file)
+        for file in FILES
+        for node in nodes_of(file)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert [path for path in printing if not path.startswith(PRINTERS)] == []
+
+
+def test_pyproject_lists_every_package() -> None:
+    """A subpackage that is not listed is silently left out of the wheel."""
+    tool = pyproject()["tool"]
+    assert isinstance(tool, dict)
+    folders = {name_of(file.parent / "__init__.py") for file in FILES}
+    assert sorted(tool["setuptools"]["packages"]) == sorted(folders)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_every_verb_shows_an_example(verb: str) -> None:
+    group = main.get_command(click.Context(main), verb)
+    assert group is not None
+    for path in commands(group, (verb,)):
+        help_text = CliRunner().invoke(main, [*path, "--help"]).output
+        assert re.search(rf"^\s+benchctl {' '.join(path)} ", help_text, re.MULTILINE), path

@@ -1,0 +1,144 @@
+"""What README and the pages in docs/ show is true: commands parse, methods run, the table is what is computed.
+
+Links and headings: test_docs_pages.py; the page of the files: test_docs_files.py; help texts: test_help.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from itertools import count
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from documents import DOCS, blocks, check_parses, command_ids
+from tiny import tiny_folder
+
+from benchctl import registry
+from benchctl.cli import main
+from benchctl.conformance.examine import WHAT, examine
+from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.sampling import Sampling
+from benchctl.records.writer import read
+from benchctl.training.estimate import GPUS, estimate
+from benchctl.training.jobs import Surroundings
+from benchctl.training.modules.job import train_modules
+from benchctl.training.options import Provenance, TrainOptions
+
+
+@pytest.fixture
+def bigram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The method of docs/training.md as a file that benchctl finds."""
+    (tmp_path / "methods").mkdir()
+    (code,) = blocks(DOCS / "training.md", "python")
+    (tmp_path / "methods" / "bigram.py").write_text(code, encoding="utf-8")
+    folders = import_module(registry.METHODS).__path__
+    monkeypatch.setattr(import_module(registry.METHODS), "__path__", [*folders, str(tmp_path / "methods")])
+    yield
+    sys.modules.pop("benchctl.methods.bigram", None)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The distribution of docs/add-a-method.md, made of the page's files and installed without network."""
+    page, source = DOCS / "add-a-method.md", tmp_path_factory.mktemp("follow")
+    for name, language in (("pyproject.toml", "toml"), ("benchctl_follow.py", "python")):
+        (code,) = blocks(page, language)
+        (source / name).write_text(code, encoding="utf-8")
+    folder = tmp_path_factory.mktemp("site")
+    offline = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet")
+    pip = [sys.executable, "-m", "pip", "install", *offline, "--target", str(folder), str(source)]
+    subprocess.run(pip, check=True)
+    return folder
+
+
+@pytest.fixture
+def follow(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """That distribution as if it were installed beside benchctl."""
+    monkeypatch.syspath_prepend(site)
+    registry._plugins.cache_clear()
+    yield
+    registry._plugins.cache_clear()
+    sys.modules.pop("benchctl_follow", None)
+
+
+@pytest.mark.usefixtures("bigram", "follow")
+@pytest.mark.parametrize("words", [words for _, words in command_ids()], ids=" ".join)
+def test_every_command_on_a_page_parses(words: list[str]) -> None:
+    check_parses(words)
+
+
+@pytest.mark.usefixtures("follow")
+def test_the_distribution_of_the_page_is_a_method_like_any_other(tmp_path: Path) -> None:
+    """Found by its entry point, passed by doctor but for batches, and measured: its answers are the baseline's."""
+    assert "follow" in registry.method_names() and "follow" not in registry.builtin_names()
+    examined = CliRunner().invoke(main, ["doctor", "--method", "follow"])
+    assert examined.exit_code == 0, examined.output
+    assert examined.stdout.splitlines()[-1] == "23 passed, 0 failed, 2 skipped."
+    folder, prompts, out = tiny_folder(tmp_path / "target"), tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+    prompts.write_text('{"prompt": "one two one two one two"}\n', encoding="utf-8")
+    words = "--method follow[draft_tokens=3] --max-new-tokens 24 --warm-up 0 --repeats 1 --device cpu"
+    measured = CliRunner().invoke(
+        main, ["run", "--no-watch", *words.split(), "--model", str(folder), "--bench", str(prompts), "--out", str(out)]
+    )
+    assert measured.exit_code == 0, measured.output
+    rows = read(out).rows
+    assert {row.label for row in rows} == {"autoregressive", "follow[draft_tokens=3]"}
+    assert len({tuple(row.token_ids) for row in rows}) == 1
+    assert sum(sum(row.drafted) for row in rows) > 0
+
+
+@pytest.mark.usefixtures("follow")
+def test_doctor_finds_the_mistake_that_the_page_tells_to_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(registry.method_class("follow"), "start")
+    assert {finding.check for finding in examine("follow") if finding.verdict == "fail"} == {"isolation"}
+
+
+def test_the_page_shows_every_check_of_doctor() -> None:
+    page = (DOCS / "add-a-method.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` \| [^|]+ \|$", page, re.MULTILINE)[: len(WHAT)] == list(WHAT)
+
+
+@pytest.mark.usefixtures("bigram")
+def test_the_method_it_shows_can_be_trained_and_gives_the_targets_tokens(tmp_path: Path) -> None:
+    folder, heads = tiny_folder(tmp_path / "target"), tmp_path / "modules"
+    lines = [{"instruction": f"Count to {n}.", "output": f"One, two, and so on to {n}."} for n in range(20)]
+    for name in ("chats.jsonl", "chats_val.jsonl"):
+        (tmp_path / name).write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    data = tuple(str(tmp_path / name) for name in ("chats.jsonl", "chats_val.jsonl"))
+    options = TrainOptions(data, heads, str(folder), steps=8, row_tokens=64, batch_tokens=256, reference_mix=False)
+    ticks = count()
+    around = Surroundings(lambda: float(next(ticks)), Provenance("", "", {}))
+    with around.held:
+        result = train_modules(options, "bigram", around)
+    assert result is not None
+    assert result.held_out["instruct"]["top1"].of > 0
+    target = Target.load(folder)
+    texts = {label: _tokens(label, target) for label in ("autoregressive", f"bigram[modules={heads}]")}
+    assert len(set(texts.values())) == 1
+
+
+def _tokens(label: str, target: Target) -> tuple[int, ...]:
+    method = registry.build(label)
+    method.prepare(target, lambda name: target, "")
+    ids = target.tokenizer.encode_chat([{"role": "user", "content": "Count to 3."}])
+    return tuple(decode(method, target, ids, Limits(16), Sampling(), lambda: 0.0).token_ids)
+
+
+@pytest.mark.slow
+def test_the_table_of_time_and_memory_is_what_the_estimate_says() -> None:
+    model = "TinyLlama/TinyLlama-1.1B-Chat-v1.0"
+    page = (DOCS / "training.md").read_text(encoding="utf-8")
+    (row,) = re.findall(rf"^\| {model} \|.*$", page, re.MULTILINE)
+    found = estimate(TrainOptions((), Path(), model, micro_rows=4), "medusa")
+    numbers = (found.cost.target_parameters / 1e9, found.cost.module_parameters / 1e9)
+    _, target, heads, peak, _, *minutes = (cell.strip() for cell in row.strip("|").split("|"))
+    assert [target, heads] == [f"{number:.2f} billion" for number in numbers]
+    assert peak == f"{found.cost.peak_bytes / 1e9:.1f} GB"
+    assert minutes == [f"{found.seconds(gpu) / 60:.1f} min" for gpu in GPUS]

@@ -1,0 +1,126 @@
+"""Every speed-up with an interval on README and the pages is one that the kept files in results/reference/ give."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from documents import PAGES, ROOT, command_ids
+
+from benchctl.analysis.stats.bootstrap import Levels, bootstrap
+from benchctl.records.scores import is_scores
+
+KEPT = ROOT / "results" / "reference"
+FIGURE = re.compile(r"\d\.\d\dx\s\[\d\.\d\d,\s\d\.\d\d\]")
+
+Seconds = dict[tuple[str, ...], float]
+"""How long each answer took, by session, suite, prompt, turn and repeat."""
+
+
+def figures_on(page: Path) -> list[str]:
+    """`1.55x [1.51, 1.60]`, wherever a line breaks."""
+    return [re.sub(r"\s", " ", found) for found in FIGURE.findall(page.read_text(encoding="utf-8"))]
+
+
+@cache
+def kept_figures() -> frozenset[str]:
+    """Speed-ups of all methods by suite and over all, sessions of a run together; those over another method where a
+    page has that command; ratios of the benchmarks. From the lines as they are: `compare` would take ten times as
+    long, and be held against itself."""
+    return frozenset((*_of_runs(), *_of_benchmarks()))
+
+
+def _of_runs() -> Iterator[str]:
+    runs = [path for path in sorted(KEPT.glob("*.jsonl")) if _is_run(path)]
+    for base, files in groupby(runs, lambda path: re.sub(r"-\d+$", "", path.stem)):
+        sessions = list(files)
+        for together in (sessions, *([session] for session in sessions if len(sessions) > 1)):
+            seconds = _seconds(together)
+            for usual in ("autoregressive", *_set_over(base)):
+                for label in seconds.keys() - {usual}:
+                    yield from _speedups(seconds[label], seconds[usual])
+
+
+def _seconds(files: Iterable[Path]) -> dict[str, Seconds]:
+    """By label; warm-up, failures, other modes and disturbed rounds left out."""
+    found: dict[str, Seconds] = defaultdict(dict)
+    for path in files:
+        with path.open(encoding="utf-8") as lines:
+            _, *rows = map(json.loads, lines)
+        disturbed = {_round(row) for row in rows if row.get("invalid")}
+        for row in rows:
+            counts = row["repeat"] >= 0 and not row["error"] and row.get("mode", "free") == "free"
+            if counts and _round(row) not in disturbed:
+                place = (path.name, *_round(row), str(row["turn"]))
+                found[row["label"]][place] = row["ttft_s"] + sum(row["step_s"])
+    return found
+
+
+def _round(row: dict[str, Any]) -> tuple[str, ...]:
+    return (row["suite"], row["prompt_id"], str(row["repeat"]))
+
+
+def _speedups(method: Seconds, baseline: Seconds) -> Iterator[str]:
+    """Over all suites, and over each."""
+    both = sorted(method.keys() & baseline.keys())
+    for suite in (None, *{place[1] for place in both}):
+        places = [place for place in both if suite in (None, place[1])]
+        tops, bottoms = (np.array([[of[place]] for place in places]) for of in (baseline, method))
+        session, prompt = (_codes(places, columns) for columns in (slice(0, 1), slice(1, 3)))
+        (interval,) = bootstrap(tops, bottoms, Levels(session, prompt))
+        if interval is not None:
+            yield f"{tops.sum() / bottoms.sum():.2f}x [{interval.low:.2f}, {interval.high:.2f}]"
+
+
+def _codes(places: list[tuple[str, ...]], columns: slice) -> Any:
+    codes: dict[tuple[str, ...], int] = {}
+    return np.array([codes.setdefault(place[columns], len(codes)) for place in places])
+
+
+def _set_over(base: str) -> set[str]:
+    """The methods that commands of the pages set a run over."""
+    compared = [words for _, words in command_ids() if words[0] == "compare" and "--over" in words]
+    return {words[words.index("--over") + 1] for words in compared if Path(words[1]).stem == base}
+
+
+def _of_benchmarks() -> Iterator[str]:
+    for path in KEPT.glob("*.json"):
+        yield from _ratios(json.loads(path.read_text(encoding="utf-8")))
+
+
+def _ratios(found: Any) -> Iterator[str]:
+    if isinstance(found, dict) and {"ratio", "low", "high"} <= found.keys():
+        yield f"{found['ratio']:.2f}x [{found['low']:.2f}, {found['high']:.2f}]"
+    for part in found.values() if isinstance(found, dict) else found if isinstance(found, list) else ():
+        yield from _ratios(part)
+
+
+def _is_run(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.readline().startswith(b'{"kind":"run"')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if figures_on(page)], ids=lambda page: str(page.name))
+def test_every_speedup_with_its_interval_is_of_a_kept_file(page: Path) -> None:
+    assert [figure for figure in figures_on(page) if figure not in kept_figures()] == []
+
+
+def test_figures_are_found_across_a_line_break(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("It is 1.05x\n[0.99, 1.13] and 2.0x [1, 3].\n", encoding="utf-8")
+    assert figures_on(page) == ["1.05x [0.99, 1.13]"]
+
+
+def test_no_kept_file_is_left_unread() -> None:
+    """But for that of trainings, which is no results file, and those of scores."""
+    others = [path.name for path in KEPT.glob("*.jsonl") if not _is_run(path) and not is_scores(path)]
+    assert others == ["m2r2-training.jsonl"]

@@ -1,0 +1,132 @@
+"""docs/file-format.md says what files hold: each field of the schemas and no other, names in maps, exit codes."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from documents import DOCS, blocks
+
+from benchctl.analysis.frame.comparison import compare
+from benchctl.analysis.metrics.metric import SPEEDUP
+from benchctl.cli import VERBS, main
+from benchctl.decoding.experts.fast_tier import Counts
+from benchctl.decoding.phases import PHASES, UNSPLIT
+from benchctl.measuring.machine.facts import machine_facts, versions
+from benchctl.measuring.machine.gpu import GpuMoment, conditions
+from benchctl.measuring.machine.host import CpuMoment, between
+from benchctl.records.writer import read
+
+PAGE = DOCS / "file-format.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+RECORDS = ("Run", "ModelInfo", "SuiteInfo", "MethodInfo", "Row", "Totals", "Score")
+
+
+def section(heading: str) -> str:
+    """What stands below a heading, up to the next one."""
+    return re.split(r"^#+ ", TEXT.partition(f"# {heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def table(heading: str) -> list[list[str]]:
+    """The cells of the rows of a section's table, its head left out."""
+    lines = re.findall(r"^\|(.*)\|$", section(heading), re.MULTILINE)
+    return [[cell.strip() for cell in line.split("|")] for line in lines[2:]]
+
+
+def schemas() -> dict[str, Any]:
+    """The records by name, as `benchctl validate --schema` prints them."""
+    results, scores = (
+        json.loads(CliRunner().invoke(main, ["validate", "--schema", name]).stdout) for name in ("results", "scores")
+    )
+    return {**results["$defs"], "Score": scores}
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_every_field_of_a_record_is_named_once_and_none_that_is_not_there(record: str) -> None:
+    named = [name for row in table(f"`{record}`") for name in re.findall(r"`(\w+)`", row[0])]
+    assert sorted(named) == sorted(schemas()[record]["properties"])
+
+
+def test_there_is_no_other_record() -> None:
+    assert sorted(schemas()) == sorted(RECORDS)
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_every_field_has_a_type_and_a_choice_of_words_is_shown_whole(record: str) -> None:
+    rows = table(f"`{record}`")
+    assert all(len(row) == 3 and row[1] for row in rows)
+    of_field = {name: row for row in rows for name in re.findall(r"`(\w+)`", row[0])}
+    for name, field in schemas()[record]["properties"].items():
+        words = [word for part in (field, *field.get("anyOf", ())) for word in part.get("enum", ())]
+        for word in words:
+            if isinstance(word, str) and word:
+                assert f"`{word}`" in of_field[name][2], (name, word)
+
+
+def test_the_versions_are_those_that_are_read() -> None:
+    versions_read = schemas()["Run"]["properties"]["schema_version"]["enum"]
+    assert [row[0] for row in table("Versions")] == list(map(str, versions_read))
+
+
+def named_in_maps(word: str) -> set[str]:
+    """What the paragraph on one of a row's maps names."""
+    (paragraph,) = re.findall(rf"^\*\*`{word}`\*\*.*?(?=\n\n)", section("`Row`"), re.MULTILINE | re.DOTALL)
+    return set(re.findall(r"`(\w+)`", paragraph)) - {word}
+
+
+def test_the_counters_are_those_of_loading_experts() -> None:
+    others = {"prefill_loads", "prefill_stall_s", "expert_bytes", "bandwidth_mb_s"}
+    assert named_in_maps("counters") == {*Counts().as_numbers(), *others}
+
+
+def test_the_conditions_are_those_that_machines_tell() -> None:
+    gpu = GpuMoment(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1, 1)
+    cpu = [CpuMoment(at_s, 1.0, 1.0, {0: 1.0}, {"package": 1.0}, {"package": 9.0}) for at_s in (0.0, 1.0)]
+    told = {"sentinel_s"} | conditions(gpu, gpu).keys() | between(*cpu).keys()
+    assert named_in_maps("conditions") == told - {"energy_j"}  # a field of its own
+
+
+def test_the_phases_and_the_facts_of_a_machine_are_named() -> None:
+    phases, machine, programs = (
+        next(row[2] for row in table(f"`{record}`") if row[0] == f"`{field}`")
+        for record, field in (("Row", "phases"), ("Run", "machine"), ("Run", "versions"))
+    )
+    assert {*re.findall(r"`(\w+)`", phases)} - {"profile"} == {*PHASES, UNSPLIT}
+    assert {*re.findall(r"`(\w+)`", machine)} == {*machine_facts("cpu"), "memory_bandwidth_mb_s"}
+    assert all(name in programs for name in versions())
+
+
+def test_kept_files_have_nothing_in_their_maps_that_the_page_does_not_name(root: Path) -> None:
+    """Files of versions 3 and 5, with replay and lossy methods, and one of loading experts."""
+    for name in ("head-to-head-m2r2", "leaving", "m2r2-aot"):
+        with (root / f"results/reference/{name}.jsonl").open(encoding="utf-8") as lines:
+            rows = list(map(json.loads, lines))[1:]
+        for word in ("counters", "conditions", "fidelity"):
+            found = {key for row in rows for key in row.get(word, {})}
+            assert found <= named_in_maps(word), (name, word)
+
+
+def test_the_lines_for_pandas_give_the_speedups_of_compare(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ratio of sums, computed by nothing of benchctl."""
+    monkeypatch.chdir(root)
+    (code,), printed = blocks(PAGE, "python"), StringIO()
+    assert len(re.sub(r"^import.*\n", "", code).strip().splitlines()) <= 5
+    with redirect_stdout(printed):
+        exec(compile(code, str(PAGE), "exec"), {})
+    shown = dict(re.findall(r"^(\S.*?) +([\d.]+)$", printed.getvalue(), re.MULTILINE))
+    (group,) = compare([read("results/reference/embedded.jsonl")])
+    expected = {method.label: method.estimate(SPEEDUP).value for method in group.pooled.methods}
+    assert {label: float(value) for label, value in shown.items()} == pytest.approx(expected, rel=1e-5)
+
+
+def test_exit_codes_are_those_of_the_command_line() -> None:
+    rows = table("Exit codes")
+    assert {row[0] for row in rows if row[0]} == {"0", "1", "2", "3", "130"}
+    named = {name for row in rows for name in re.findall(r"`(\w+)[ `]", row[1])}
+    assert named <= set(VERBS)

@@ -1,0 +1,150 @@
+"""`benchctl train METHOD --calibrate`: what it decodes, what it writes, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures_training import COMMON, LESSONS, done, refused, write_data
+from tiny import tiny_folder
+
+from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.sampling import Sampling
+from benchctl.registry import build
+from benchctl.training.data.chat import ChatFormat
+from benchctl.training.data.corpus import Message
+from benchctl.training.modules.risk import THRESHOLDS, p_value
+
+PROMPTS = [f"What is {a} and {b}?" for a in ("red", "green", "blue") for b in ("dog", "cat", "bird", "fish")]
+TOKENS = 6
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a target of random weights, text to learn from, and a dozen prompts held out."""
+    folder = tmp_path_factory.mktemp("calibrate")
+    tiny_folder(folder / "target")
+    write_data(folder / "data")
+    lines = [json.dumps({"source": "unit", "instruction": text, "output": "Yes."}) for text in PROMPTS]
+    (folder / "data" / "val.jsonl").write_text("\n".join(lines))
+    done("train", "deed[exits=1]", *_words(folder), "--out", folder / "deed", "--steps", 2, *LESSONS, *COMMON)
+    return folder
+
+
+def _words(folder: Path) -> tuple[object, ...]:
+    return "--model", folder / "target", "--data", folder / "data"
+
+
+def _calibrated(folder: Path, out: Path, label: str, promised: str) -> tuple[str, dict[str, Any]]:
+    own = ("--answer-tokens", TOKENS, "--dtype", "float32", "--threads", 1, "--calibrate-prompts", 12)
+    told = done("train", label, *_words(folder), "--out", out, "--calibrate", promised, *own)
+    return told, json.loads((out / "calibration.json").read_text())
+
+
+def _losses(folder: Path, label: str) -> list[float]:
+    """Counted here: the share of an answer from the first token on that is not the target's."""
+    target = Target.load(folder / "target")
+    heads = ChatFormat.load(folder / "target").heads([(Message("user", text),) for text in PROMPTS])
+    losses = []
+    for head in heads:
+        texts = []
+        for method in (build("autoregressive"), build(label)):
+            method.prepare(target, lambda name: target, "")
+            texts.append(decode(method, target, head.tolist(), Limits(TOKENS), Sampling(), lambda: 0.0).token_ids)
+        agreed = 0
+        while agreed < min(map(len, texts)) and texts[0][agreed] == texts[1][agreed]:
+            agreed += 1
+        losses.append(1 - agreed / max(map(len, texts)))
+    return losses
+
+
+@pytest.mark.parametrize("label", ["early_exit[exits=1+2,confidence=state_cosine]", "deed[modules={folder}/deed]"])
+def test_risks_are_those_of_the_methods_answers(label: str, made: Path, tmp_path: Path) -> None:
+    """Recounted at the threshold chosen and at the one where testing stopped; those between are the grid's."""
+    label = label.format(folder=made)
+    told, found = _calibrated(made, tmp_path / "out", label, "0.75,0.3")
+    tested = found["tested"]
+    assert [entry["threshold"] for entry in tested] == list(THRESHOLDS[: len(tested)])
+    for entry in (tested[0], tested[-1]):
+        losses = _losses(made, f"{label[:-1]},threshold={entry['threshold']}]")
+        assert entry["risk"] == pytest.approx(sum(losses) / len(PROMPTS))
+        assert entry["p_value"] == pytest.approx(p_value(losses, 0.75))
+    safe = [entry["threshold"] for entry in tested if entry["p_value"] <= 0.3]
+    assert found["threshold"] == safe[-1]
+    assert f"{label[:-1]},threshold={safe[-1]:g}]' --max-new-tokens {TOKENS}\n" in told
+    assert f"threshold {tested[0]['threshold']}: risk {tested[0]['risk']:.4f} over 12 prompts" in told
+
+
+def test_it_says_for_what_it_was_found_and_where_nothing_lies(made: Path, tmp_path: Path) -> None:
+    _, found = _calibrated(made, tmp_path / "out", f"deed[modules={made}/deed]", "0.9,0.4")
+    assert found["method"] == "deed[modules=deed]"
+    assert found["target"]["weights_sha256"] == Target.load(made / "target").weights_sha256
+    assert len(found["modules_sha256"]) == 64
+    assert found["promised"] == {"delta": 0.9, "epsilon": 0.4}
+    assert (found["prompts"], found["answer_tokens"]) == (12, TOKENS)
+    assert str(made) not in json.dumps(found)
+    told = refused("train", "deed", *_words(made), "--out", tmp_path / "out", "--calibrate", "0.9,0.4")
+    assert "deed cannot run: no trained modules" in told
+    words = (f"deed[modules={made}/deed]", *_words(made), "--out", tmp_path / "out")
+    assert "calibration.json of an earlier calibration" in refused("train", *words, "--calibrate", "0.9,0.4")
+
+
+def test_where_no_threshold_is_safe_it_says_so(made: Path, tmp_path: Path) -> None:
+    """A classifier that is always sure leaves at the first exit whatever the threshold is."""
+    own = ("--answer-tokens", TOKENS, "--dtype", "float32", "--threads", 1, "--calibrate-prompts", 12)
+    words = (*_words(made), "--out", tmp_path / "out", "--calibrate", "0.2,0.1", *own)
+    told = refused("train", f"early_exit[exits=1,confidence=classifier,modules={_classifier(made)}]", *words)
+    assert "not even threshold 0.999 was shown to keep the risk below 0.2" in told
+    assert json.loads((tmp_path / "out" / "calibration.json").read_text())["threshold"] is None
+
+
+def _classifier(made: Path) -> Path:
+    """One that is always sure."""
+    from safetensors.torch import load_file, save_file
+
+    folder = made / "classifier"
+    if not folder.exists():
+        label = "early_exit[exits=1,confidence=classifier]"
+        done("train", label, *_words(made), "--out", folder, "--steps", 1, *LESSONS, *COMMON)
+        weights = load_file(folder / "modules.safetensors")
+        weights["classifier.1.bias"] += 1000.0
+        save_file(weights, folder / "modules.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("label", "arguments", "complaint"),
+    [
+        ("early_exit", ("--calibrate", "0.1"), "two numbers, delta and epsilon"),
+        ("early_exit", ("--calibrate", "2,0.1"), "delta is 2.0"),
+        ("early_exit", ("--calibrate", "0.1,0.05", "--steps", "3"), "--calibrate trains nothing; leave out --steps"),
+        ("early_exit[threshold=0.5]", ("--calibrate", "0.5,0.5"), "leave out threshold"),
+        ("early_exit[mode=draft]", ("--calibrate", "0.5,0.5"), "calibrate a lossy mode"),
+        ("medusa", ("--calibrate", "0.5,0.5"), "medusa has no threshold to calibrate"),
+        ("mixture_of_depths", ("--calibrate", "0.5,0.5"), "a higher threshold of mixture_of_depths is not a safer one"),
+        ("early_exit", ("--calibrate", "0.1,0.05", "--calibrate-prompts", "9"), "9 prompts can never show a risk"),
+        (
+            "early_exit",
+            ("--calibrate", "0.1,0.05", "--answer-tokens", "6"),
+            "12 held-out prompts with room for 6 tokens",
+        ),
+        (
+            "early_exit[exits=7]",
+            ("--calibrate", "0.9,0.5", "--answer-tokens", "6"),
+            "exit 7 is not below the target's 3 layers",
+        ),
+    ],
+)
+def test_what_cannot_be_calibrated_is_refused_before_weights_are_loaded(
+    label: str,
+    arguments: tuple[str, ...],
+    complaint: str,
+    made: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Target, "load", lambda *_, **__: pytest.fail("weights were loaded"))
+    assert complaint in refused("train", label, *_words(made), "--out", tmp_path / "out", *arguments)

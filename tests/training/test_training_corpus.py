@@ -1,0 +1,318 @@
+"""Training data: what is read from where, what is held out, and what a broken line is told."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchctl.errors import UserError
+from benchctl.training.data import hub_data
+from benchctl.training.data.corpus import CorpusError, Message, Record, is_held_out
+from benchctl.training.data.reading import is_held_out_name, read_parts, read_records, sections
+from benchctl.training.recipe import read_corpus
+from benchctl.training.sources import LATE, MAIN, shorten, weight
+
+ROWS = [{"instruction": "Hi", "output": "Hello"}, {"text": "Once"}]
+CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+
+
+def write_lines(path: Path, *lines: bytes) -> Path:
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    return path
+
+
+def write_chats(path: Path, numbers: range) -> Path:
+    lines = (json.dumps({"instruction": f"Say {n}", "output": str(n)}).encode() for n in numbers)
+    return write_lines(path, *lines)
+
+
+def test_records_are_chats_or_plain_texts(tmp_path: Path) -> None:
+    path = write_lines(
+        tmp_path / "a.jsonl",
+        b'{"source": "s", "instruction": "Add", "input": "1 and 2", "output": "3"}',
+        b'{"instruction": "Hi", "input": "", "output": " Hello ", "text": "Hi Hello"}',
+        b"",
+        '{"source": "t", "text": "Grüße"}'.encode(),
+    )
+    assert list(read_records(path)) == [
+        Record.chat("s", "Add\n\n1 and 2", "3"),
+        Record.chat("unnamed", "Hi", "Hello"),
+        Record.plain("t", "Grüße"),
+    ]
+
+
+def test_a_record_of_messages_keeps_every_turn(tmp_path: Path) -> None:
+    messages = [{"role": "system", "content": "Be kind."}, *CHAT, *CHAT]
+    (record,) = read_records(write_lines(tmp_path / "a.jsonl", json.dumps({"messages": messages}).encode()))
+    assert record.messages == tuple(Message(entry["role"], entry["content"]) for entry in messages)
+    assert (record.prompt, record.answer) == (record.messages[:4], "Hello")
+
+
+def test_gzip_files_and_files_with_a_byte_order_mark_read_as_plain_ones(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'\xef\xbb\xbf{"text": "one"}\n'))
+    assert list(read_records(path)) == [Record.plain("unnamed", "one")]
+
+
+def test_a_json_file_is_an_array_of_records_or_a_record_a_line(tmp_path: Path) -> None:
+    array, lines = tmp_path / "array.json", tmp_path / "lines.json"
+    array.write_text(json.dumps(ROWS, indent=2))
+    write_lines(lines, *(json.dumps(row).encode() for row in ROWS))
+    assert list(read_records(array)) == list(read_records(lines))
+    array.write_text('[\n{"text": ""}]')
+    with pytest.raises(CorpusError, match='array.json: entry 1: field "text" is empty'):
+        list(read_records(array))
+
+
+def test_a_text_file_is_cut_at_blank_lines_into_sections_of_some_length(tmp_path: Path) -> None:
+    a, b, c = "a" * 1500, "b" * 600, "c" * 30
+    assert list(sections(f"{a}\n\n{b}\n \n{c}")) == [f"{a}\n\n{b}", c]
+    path = tmp_path / "notes.md"
+    path.write_bytes(f"{a}\r\n\r\n{b}\r\n\r\n{c}\r\n".encode())
+    assert list(read_records(path)) == [Record.plain("unnamed", f"{a}\n\n{b}"), Record.plain("unnamed", c)]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        (b"{broken", "not JSON"),
+        (b"[1]", "must be a JSON object, not list"),
+        (b'{"text": "caf\xe9"}', "not UTF-8 (byte 13)"),
+        (b'{"text": "  "}', 'field "text" is empty'),
+        (b'{"text": 5}', 'field "text" must be text, not int'),
+        (b'{"text": "\\ud83d"}', "half of a surrogate pair"),
+        (b'{"instruction": "Hi"}', 'field "output" is missing'),
+        (b'{"output": "Hi"}', 'field "instruction" is missing'),
+        (b'{"prompt": "Hi"}', "or \"text\"; found ['prompt']"),
+        (b'{"messages": []}', 'must be a list of objects with "role" and "content"'),
+        (b'{"messages": "Hi"}', 'must be a list of objects with "role" and "content"'),
+        (b'{"messages": ["Hi"]}', "message 1: must be an object"),
+        (b'{"messages": [{"role": "user", "content": "Hi"}]}', "the last message is the user's"),
+        (b'{"messages": [{"role": "tool", "content": "Hi"}]}', 'message 1: unknown role "tool"; use one of: system'),
+        (b'{"messages": [{"role": "user", "content": ""}]}', 'message 1: field "content" is empty'),
+        (b'{"messages": [{"role": "assistant", "content": "Hi"}]}', "message 1 is the assistant's; after a system"),
+    ],
+)
+def test_a_broken_line_is_named_by_file_and_line(tmp_path: Path, line: bytes, complaint: str) -> None:
+    path = write_lines(tmp_path / "bad.jsonl", b'{"text": "fine"}', line)
+    with pytest.raises(CorpusError) as error:
+        list(read_records(path))
+    assert f"{path}:2: " in str(error.value)
+    assert complaint in str(error.value)
+
+
+def test_a_text_file_that_is_not_utf_8_is_named_by_file_and_line(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"a.txt:2: not UTF-8 \(byte 3\)"):
+        list(read_records(write_lines(tmp_path / "a.txt", b"fine", b"caf\xe9")))
+
+
+@pytest.mark.parametrize("broken", ["cut", "changed"])
+def test_broken_gzip_data_is_an_error(tmp_path: Path, broken: str) -> None:
+    whole = gzip.compress(b'{"text": "one"}\n' * 50)
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(whole[:-9] if broken == "cut" else whole[:10] + b"\xff" + whole[11:])
+    with pytest.raises(CorpusError, match="broken gzip data"):
+        list(read_records(path))
+
+
+def test_empty_files_and_folders_and_missing_ones_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="no records in this file"):
+        list(read_records(write_lines(tmp_path / "empty.jsonl", b"")))
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(CorpusError, match=r"no \*.jsonl, .* file in this folder"):
+        list(read_parts([str(tmp_path / "folder")]))
+    for missing in ("missing.jsonl", "nowhere", "data/missing.txt", "/data/missing"):
+        with pytest.raises(CorpusError, match="no such file or folder; give a JSON lines file"):
+            list(read_parts([missing]))
+
+
+def test_a_folder_is_its_json_lines_files_and_each_has_its_hash(tmp_path: Path) -> None:
+    write_lines(tmp_path / "b.jsonl", b'{"text": "one"}')
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "two"}'))
+    write_lines(tmp_path / "notes.txt", b"x")
+    parts = {part.name: part for part in read_parts([str(tmp_path)])}
+    assert list(parts) == ["a.jsonl.gz", "b.jsonl"]
+    assert parts["b.jsonl"].sha256 == "d0c87fa3d5b4e12b921f70a3abdd2c40f350e2b1df848fb32d0be45aabaaf3b6"
+
+
+def test_a_folder_without_data_files_is_its_texts(tmp_path: Path) -> None:
+    write_lines(tmp_path / "notes.txt", b"x")
+    assert [part.name for part in read_parts([str(tmp_path)])] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "held_out"),
+    [("val", True), ("instruct_val", True), ("Validation", True), ("eval-2", True), ("interval", False), ("a", False)],
+)
+def test_a_name_says_whether_a_file_is_held_out(name: str, held_out: bool) -> None:
+    assert is_held_out_name(name) is held_out
+
+
+def test_a_file_for_the_held_out_loss_leaves_all_other_chats_to_training(tmp_path: Path) -> None:
+    write_chats(tmp_path / "train.jsonl", range(300))
+    write_chats(tmp_path / "val.jsonl", range(300, 303))
+    corpus = read_corpus([str(tmp_path)])
+    assert len(corpus.train) == 300
+    (tmp_path / "val.jsonl").rename(tmp_path / "chats.val.jsonl")
+    assert read_corpus([str(tmp_path)]).held_out == corpus.held_out
+    assert {name: len(records) for name, records in corpus.held_out.items()} == {"instruct": 3}
+    assert set(corpus.hashes) == {"train.jsonl", "val.jsonl"}
+
+
+def test_without_such_a_file_one_record_in_a_hundred_is_held_out_by_its_content(tmp_path: Path) -> None:
+    path = write_chats(tmp_path / "chats.jsonl", range(1000))
+    corpus = read_corpus([str(path)])
+    held_out = corpus.held_out["instruct"]
+    assert len(corpus.train) + len(held_out) == 1000
+    assert 3 <= len(held_out) <= 20
+    assert all(map(is_held_out, held_out))
+    assert not any(map(is_held_out, corpus.train))
+
+
+def test_texts_are_held_out_by_content_though_chats_have_a_file(tmp_path: Path) -> None:
+    lines = (json.dumps({"text": f"text {number}"}).encode() for number in range(500))
+    train = write_lines(tmp_path / "train.jsonl", *lines)
+    corpus = read_corpus([str(train), str(write_chats(tmp_path / "val.jsonl", range(3)))])
+    assert set(corpus.held_out) == {"instruct", "text"}
+    assert len(corpus.train) + len(corpus.held_out["text"]) == 500
+
+
+def test_data_too_small_to_hold_out_any_says_how_much_is_needed(tmp_path: Path) -> None:
+    path = write_chats(tmp_path / "few.jsonl", range(3))
+    with pytest.raises(UserError, match="3 records are too few to hold out one in a hundred; give 500 or more"):
+        read_corpus([str(path)])
+
+
+def test_held_out_files_alone_are_nothing_to_train_on(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="give files to train on"):
+        read_corpus([str(write_chats(tmp_path / "val.jsonl", range(3)))])
+
+
+def test_files_of_one_name_keep_both_their_hashes(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        write_chats(tmp_path / folder / "train.jsonl", range(500))
+    hashes = read_corpus([str(tmp_path / "a"), str(tmp_path / "b")]).hashes
+    assert list(hashes) == ["train.jsonl", "train.jsonl (2)"]
+
+
+def test_weights_follow_the_first_rule_that_matches() -> None:
+    assert weight("p3/common_gen", MAIN) == 0.5
+    assert weight("p3/anything", MAIN) == 0.1
+    assert weight("p3/anything", LATE) == 0.0
+    assert weight("my own source", LATE) == 1.0
+
+
+def test_long_answers_are_cut_after_a_sentence() -> None:
+    assert shorten("One two. Three four. Five", 18) == "One two."
+    assert shorten("One two. Three four. Five", 21) == "One two. Three four."
+    assert shorten("One two.", 100) == "One two."
+    assert shorten("no sentence here", 5) == "no se"
+
+
+class FakeLibrary:
+    """Stands for `datasets`; `told` are the arguments of load_dataset, `raised` what it raises."""
+
+    class config:
+        HF_DATASETS_CACHE = "nowhere"
+
+    def __init__(self, splits: dict[str, list[dict[str, Any]]], raised: Exception | None = None) -> None:
+        self._splits = splits
+        self._raised = raised
+        self.told: list[object] = []
+
+    def load_dataset(self, *arguments: object) -> dict[str, list[dict[str, Any]]]:
+        self.told += arguments
+        if self._raised:
+            raise self._raised
+        return self._splits
+
+
+def use(monkeypatch: pytest.MonkeyPatch, library: FakeLibrary, reachable: bool = True) -> FakeLibrary:
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    monkeypatch.setattr(hub_data, "hub_reachable", lambda: reachable)
+    return library
+
+
+def test_a_data_set_of_the_hub_is_read_by_its_name_and_its_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = use(monkeypatch, FakeLibrary({"train_sft": [{"messages": CHAT}], "test_sft": ROWS}))
+    train, test = read_parts(["owner/chats:short"])
+    assert library.told == ["owner/chats", "short"]
+    assert (train.name, train.held_out, test.held_out) == ("owner/chats:short[train_sft]", False, True)
+    assert train.records == [Record.chat("owner/chats", "Hi", "Hello")]
+    assert test.records[1] == Record.plain("owner/chats", "Once")
+
+
+def test_a_split_is_held_out_by_a_whole_word_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, FakeLibrary(dict.fromkeys(("latest", "contest", "test", "test_sft", "validation"), ROWS)))
+    assert [part.held_out for part in read_parts(["owner/chats"])] == [False, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("splits", "complaint"),
+    [
+        ({"train": [{"prompt": "Hi"}]}, r"owner/chats\[train\]:1: needs .* found \['prompt'\]"),
+        ({"train": []}, "its split train is empty"),
+    ],
+)
+def test_a_data_set_without_records_to_read_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, splits: dict[str, list[dict[str, Any]]], complaint: str
+) -> None:
+    use(monkeypatch, FakeLibrary(splits))
+    with pytest.raises(CorpusError, match=complaint):
+        list(read_parts(["owner/chats"]))
+
+
+def test_a_data_set_that_the_hub_refuses_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, FakeLibrary({}, ValueError("Config name is missing.\nPick one")))
+    with pytest.raises(UserError, match=r"ValueError: Config name is missing. Pick one\)\. .* write owner/chats:CONF"):
+        list(read_parts(["owner/chats"]))
+
+
+def test_offline_a_data_set_that_is_not_cached_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = use(monkeypatch, FakeLibrary({}), reachable=False)
+    with pytest.raises(UserError, match="the hub cannot be reached, and its cache does not hold .* save_to_disk"):
+        list(read_parts(["owner/chats"]))
+    assert library.told == []
+
+
+def test_without_the_library_a_data_set_is_an_error_that_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    (tmp_path / "dataset_info.json").write_text("{}")
+    for wanted in ("owner/chats", str(tmp_path)):
+        with pytest.raises(UserError, match=r"pip install 'benchctl\[datasets\]'"):
+            list(read_parts([wanted]))
+
+
+@pytest.fixture(scope="module")
+def datasets() -> Any:
+    return pytest.importorskip("datasets")
+
+
+def test_folders_of_the_library_and_parquet_files_read_as_json_lines(datasets: Any, tmp_path: Path) -> None:
+    rows = [{"messages": CHAT, "source": "s"}] * 2
+    table = datasets.Dataset.from_list(rows)
+    table.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"train": table, "validation": table}).save_to_disk(tmp_path / "two")
+    table.to_parquet(tmp_path / "hub" / "data" / "train-00000-of-00001.parquet")
+    expected = [Record.chat("s", "Hi", "Hello")] * 2
+    assert [part.records for part in read_parts([str(tmp_path / "one")])] == [expected]
+    assert [part.records for part in read_parts([str(tmp_path / "hub")])] == [expected]
+    both = list(read_parts([str(tmp_path / "two")]))
+    assert [(part.name, part.held_out) for part in both] == [("two[train]", False), ("two[validation]", True)]
+    assert [part.records for part in both] == [expected, expected]
+
+
+def test_broken_folders_and_parquet_files_are_errors(datasets: Any, tmp_path: Path) -> None:
+    (tmp_path / "dataset_info.json").write_text("{}")
+    with pytest.raises(UserError, match="not a folder that save_to_disk of `datasets` wrote"):
+        list(read_parts([str(tmp_path)]))
+    with pytest.raises(UserError, match="not a parquet file that can be read"):
+        list(read_parts([str(write_lines(tmp_path / "a.parquet", b"PAR"))]))

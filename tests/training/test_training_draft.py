@@ -1,0 +1,163 @@
+"""The draft model: where it begins, what counts as agreement, and a run from the command line to decoding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fixtures_training import COMMON, LESSONS, done, refused, write_data
+from tiny import VARIANTS, tiny_folder, tiny_model
+from transformers import AutoModelForCausalLM
+
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.trainable import Tally
+from benchctl.training.data.chat import ChatFormat
+from benchctl.training.data.packing import Document, Tokens, Turn
+from benchctl.training.draft.agreement import accepted, drafting
+from benchctl.training.draft.job import kept_layers
+from benchctl.training.models import build_from_target
+from benchctl.training.recipe import read_corpus
+
+
+@pytest.mark.parametrize("family", VARIANTS)
+def test_a_model_of_all_layers_of_a_target_is_the_target(family: str) -> None:
+    model = tiny_model(family, dtype=torch.float32)
+    copied = build_from_target(model, range(3)).eval()  # type: ignore[no-untyped-call]
+    tokens = torch.arange(3, 40)[None]
+    assert torch.allclose(copied(tokens).logits, model(tokens).logits, atol=1e-4)
+
+
+def test_a_draft_model_has_the_layers_asked_for(tmp_path: Path) -> None:
+    model = tiny_model("qwen2_window")
+    copied = build_from_target(model, [0, 2])
+    assert copied.config.layer_types == [model.config.layer_types[layer] for layer in (0, 2)]
+    assert torch.equal(copied.model.layers[1].mlp.up_proj.weight, model.model.layers[2].mlp.up_proj.weight)
+    assert all(parameter.requires_grad for parameter in copied.parameters())
+
+
+def test_it_begins_with_the_first_layers_and_the_last() -> None:
+    assert (kept_layers(1, 4), kept_layers(3, 12), kept_layers(4, 4)) == ([3], [0, 1, 11], [0, 1, 2, 3])
+
+
+def test_acceptance_counts_drafts_one_after_the_other() -> None:
+    agreed = [True, True, False, True, True]
+    assert accepted(agreed, 2) == Tally(4, 4)
+    assert accepted(agreed, 3) == Tally(4, 5)
+    assert accepted([False, False], 4) == Tally(0, 3)
+
+
+def test_a_model_agrees_with_its_own_greedy_text() -> None:
+    """Six tokens: the prefill gives the first and the target's bonus the last, so a draft of four is all there is."""
+    model = tiny_model("llama", dtype=torch.float32)
+    text = ids([1, 5, 9, *said(model, [1, 5, 9], 6)])
+    told = drafting(model, [Document("own", (Turn(text[:3], text[3:]),))])
+    assert told == {"greedy_agreement": Tally(6, 6), "acceptance_4": Tally(4, 4)}
+    text[5] = (text[5] + 1) % 90
+    assert drafting(model, [Document("own", (Turn(text[:3], text[3:]),))])["greedy_agreement"].right < 6
+
+
+def test_acceptance_is_that_of_drafting_step_by_step() -> None:
+    """A draft model of other weights, which says some of the target's tokens: both decode one token after the other."""
+    target = tiny_model("llama", dtype=torch.float64)
+    draft = build_from_target(target, [0, 2]).double().eval()  # type: ignore[no-untyped-call]
+    documents = [
+        Document("own", (Turn(ids(prompt), ids(said(target, prompt, 24))),)) for prompt in ((1, 5), (1, 40, 7))
+    ]
+    accepted_tokens = drafted_tokens = 0
+    for turn in (document.turns[0] for document in documents):
+        text, place = [*turn.head.tolist(), *turn.answer.tolist()], len(turn.head) + 1  # the prefill gives the first
+        while place < len(text):
+            tokens = said(draft, text[:place], min(4, len(text) - place))
+            kept = next((n for n, token in enumerate(tokens) if token != text[place + n]), len(tokens))
+            accepted_tokens, drafted_tokens, place = (
+                accepted_tokens + kept,
+                drafted_tokens + len(tokens),
+                place + kept + 1,
+            )
+    assert 0 < accepted_tokens < drafted_tokens
+    assert drafting(draft, documents)["acceptance_4"] == Tally(accepted_tokens, drafted_tokens)
+
+
+def said(model: torch.nn.Module, text: Sequence[int], count: int) -> list[int]:
+    """What a model says next, greedily."""
+    tokens = list(text)
+    for _ in range(count):
+        tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(text) :]
+
+
+def ids(tokens: Sequence[int]) -> Tokens:
+    return np.asarray(tokens, dtype=np.uint16)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data, a target of random weights, and a draft model distilled from it."""
+    folder = tmp_path_factory.mktemp("draft")
+    write_data(folder / "data")
+    tiny_folder(folder / "target")
+    done(*words(folder), "--out", folder / "draft", "--steps", 3)
+    return folder
+
+
+def words(folder: Path) -> list[object]:
+    own = ("--self-distil", 6, "--answer-tokens", 6)
+    return ["train", "draft", "--model", folder / "target", "--data", folder / "data", *own, *LESSONS, *COMMON]
+
+
+def test_it_is_a_model_of_the_same_tokenizer_for_decoding(trained: Path) -> None:
+    draft, target = Target.load(trained / "draft"), Target.load(trained / "target")
+    assert (draft.layers, target.layers) == (2, 3)
+    assert draft.tokenizer.same_vocabulary(target.tokenizer)
+
+
+def test_its_record_has_agreement_and_acceptance_on_unseen_prompts(trained: Path) -> None:
+    held_out = json.loads((trained / "draft" / "training.json").read_text())["outcome"]["held_out"]
+    draft, chat = (
+        AutoModelForCausalLM.from_pretrained(trained / "draft", dtype=torch.float32),
+        ChatFormat.load(trained / "target"),
+    )
+    (answers,) = (trained / "draft" / "own_text").glob("*.jsonl")
+    known = {tuple(pair["prompt"]): pair["answer"] for pair in map(json.loads, answers.read_text().splitlines())}
+    prompts = dict.fromkeys(record.prompt for record in read_corpus([str(trained / "data")]).held_out["instruct"])
+    documents = [Document("own", (Turn(head, ids(known[tuple(head.tolist())])),)) for head in chat.heads(prompts)]
+    measured = {name: tally.share for name, tally in drafting(draft, documents).items()}
+    assert held_out["instruct, drafting"] == pytest.approx(measured, abs=0.05)  # the weights on disk are rounded
+    assert "agreement" in held_out["instruct"]
+    assert (
+        "benchctl run --method two_model --model target --draft-model draft"
+        in (trained / "draft" / "README.md").read_text()
+    )
+
+
+def test_answers_survive_a_run_that_ended_early(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answers lie in their own folder: a second draft model of the same target waits for none of them.
+
+    That one begins from scratch in a folder of this very name, which was taken for one that the run reads.
+    """
+    monkeypatch.chdir(tmp_path)
+    done(*words(trained), "--out", tmp_path / "first", "--steps", 1, "--cache", tmp_path / "answers")
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "answers").iterdir()}
+    scratch = ("--init-from", "scratch", "--hidden", 16)
+    done(*words(trained), "--out", "scratch", "--steps", 1, "--cache", tmp_path / "answers", *scratch)
+    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "answers").iterdir()} == before
+    assert json.loads((tmp_path / "scratch" / "config.json").read_text())["hidden_size"] == 16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--init-from", "target", "--hidden", 16), "cannot begin with layers of target"),
+        (("--layers", 4), "target has 3 layers"),
+        (("--init-from", "ref-dense"), "ref-dense has another vocabulary than target"),
+        (("--minutes", 1), "with one of --minutes, --steps and --epochs"),
+    ],
+)
+def test_a_start_that_the_target_does_not_allow_is_refused(
+    trained: Path, tmp_path: Path, arguments: tuple[object, ...], complaint: str
+) -> None:
+    assert complaint in refused(*words(trained), "--out", tmp_path / "out", "--steps", 1, *arguments)

@@ -1,0 +1,320 @@
+"""Training for a target with an encoder: what its lessons hold, what it answers itself, and what cannot be trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fixtures_training import CHATS, COLORS, COMMON, LESSONS, benchctl, done, refused, write_data
+from plain_t5 import LAYERS, START, PlainT5, Weights, spoken, tiny_t5
+from safetensors.torch import load_file
+from tiny_encoder import random_folder
+from untrained import facts_of, untrained
+
+from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.folder import save_modules
+from benchctl.decoding.modules.trainable import Trainable
+from benchctl.decoding.sampling import Sampling
+from benchctl.errors import UserError
+from benchctl.measuring.prompts.conversation import messages
+from benchctl.measuring.prompts.files import Prompt
+from benchctl.registry import build
+from benchctl.training.data.corpus import Message, Record
+from benchctl.training.data.packing import FULL, Batch, Document, Turn, batch_of, cut_pieces, fill_rows
+from benchctl.training.modules import teacher as encoder_lessons
+from benchctl.training.modules.frozen import chat_of, find_target
+from benchctl.training.modules.generate import Answering, answer
+from benchctl.training.modules.own_text import prompt_room
+from benchctl.training.modules.teacher import lesson_maker
+
+CPU = torch.device("cpu")
+# Prompt and answer of each document; the first row holds two of them.
+ROWS = (
+    ([7, 3, 19, 3, 11, 8, 2, 19, 1], [6, 9, 9, 14, 1], [4], [12, 8, 1]),
+    ([20, 6, 1], [*range(2, 22), 5, 1]),
+)
+ROW_TOKENS = 24
+
+
+def ids(*tokens: int) -> np.ndarray:
+    return np.asarray(tokens, dtype=np.uint16)
+
+
+def batch() -> Batch:
+    rows = []
+    for parts in ROWS:
+        turns = [Turn(ids(*prompt), ids(*said)) for prompt, said in zip(parts[::2], parts[1::2], strict=True)]
+        pieces = cut_pieces([Document("unit", (turn,), apart=True) for turn in turns], ROW_TOKENS, 0).pieces
+        rows += fill_rows(pieces, ROW_TOKENS, pad_id=0)
+    assert len(rows) == len(ROWS)
+    return batch_of(rows)
+
+
+def documents() -> Iterator[tuple[int, slice, list[int], list[int]]]:
+    """Row and place of every document, its prompt, and the decoder's text."""
+    for row, parts in enumerate(ROWS):
+        start = 0
+        for prompt, said in zip(parts[::2], parts[1::2], strict=True):
+            yield row, slice(start, start + 1 + len(said)), prompt, [START, *said]
+            start += 1 + len(said)
+
+
+def test_each_answer_is_placed_apart_from_its_prompt() -> None:
+    """A prompt that is not shorter than a row is left out with its answer, as at decoding; an answer is cut."""
+    turns = (Turn(ids(5, 6), ids(7, 1)), Turn(ids(5, 6, 7, 1), ids(9, 9, 9, 9, 1)), Turn(ids(*range(5)), ids(3)))
+    cut = cut_pieces([Document("unit", turns, apart=True), Document("unit", apart=True)], 5, prompt_weight=50)
+    assert (cut.dropped_answers, cut.long_prompts) == (0, 1)
+    (first, second) = cut.pieces
+    assert (first.tokens.tolist(), first.weights.tolist()) == ([0, 7, 1], [0, FULL, FULL])
+    assert (second.tokens.tolist(), second.weights.tolist()) == ([0, 9, 9, 9, 9], [0, *[FULL] * 4])
+    made = batch_of([*fill_rows([first, first], 6, pad_id=2), *fill_rows([second], 6, pad_id=2)])
+    assert made.tokens.tolist() == [[0, 7, 1, 0, 7, 1], [0, 9, 9, 9, 9, 2]]
+    assert made.documents.tolist() == [[0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 0, -1]]
+    assert made.prompts is not None
+    assert made.prompts.tolist() == [[5, 6, -1, -1], [5, 6, -1, -1], [5, 6, 7, 1]]
+
+
+@pytest.mark.parametrize("at_once", [16384, 20])
+@pytest.mark.parametrize(("kind", "tied"), [("relu", True), ("gated-gelu", False)])
+def test_states_are_those_of_each_prompt_and_answer_alone(
+    kind: str, tied: bool, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float64, as transformers gives them and as decoding computes them, however many prompts are read at once."""
+    monkeypatch.setattr(encoder_lessons, "TOKENS_AT_ONCE", at_once)
+    model = tiny_t5(kind, tie_word_embeddings=tied)
+    lesson, target = lesson_maker(model, CPU)(batch()), Target(model, None)
+    assert len(lesson.states) == LAYERS + 1
+    for row, place, prompt, text in documents():
+        assert lesson.tokens[row, place].tolist() == text
+        settings = {"decoder_input_ids": torch.tensor([text]), "output_hidden_states": True, "use_cache": False}
+        theirs = model(input_ids=torch.tensor([prompt]), **settings)
+        target.read(prompt)
+        cache, layout, rows = target.new_cache(len(text)), target.layout(0, range(len(text))), target.embed(text)
+        for layer, state in enumerate(lesson.states):
+            if layer < LAYERS:  # transformers' last one is normed already
+                close(state[row, place], theirs.decoder_hidden_states[layer][0])
+            close(state[row, place], rows)
+            rows = target.run(rows, cache, layer, layer + 1, layout) if layer < LAYERS else rows
+        close(lesson.head(lesson.final)[row, place], theirs.logits[0])
+        close(lesson.head(lesson.norm(lesson.states[-1]))[row, place], target.head(rows))
+    assert not any(state.requires_grad for state in (*lesson.states, lesson.final))
+
+
+@pytest.mark.parametrize("at_once", [16384, 100])
+def test_one_long_answer_among_short_ones_does_not_pad_them_all(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All answers of a batch were padded to its longest: 2,021 tokens became 541 x 401 positions."""
+    monkeypatch.setattr(encoder_lessons, "TOKENS_AT_ONCE", at_once)
+    turns = [Turn(ids(*range(2, 4 + number % 9)), ids(*range(3, 4 + number % 3), 1)) for number in range(60)]
+    turns[40] = Turn(ids(7, 1), ids(*[9] * 90, 1))
+    documents = [Document("unit", (turn,), apart=True) for turn in turns]
+    made = batch_of(fill_rows(cut_pieces(documents, 96, 0).pieces, 96, pad_id=0))
+    maker, passed = encoder_lessons.EncoderLessons(tiny_t5(), CPU), list[tuple[int, int]]()
+    one_pass = maker._pass
+
+    def spied(prompts: torch.Tensor, texts: torch.Tensor) -> list[torch.Tensor]:
+        passed.append((prompts.numel(), texts.numel()))
+        return one_pass(prompts, texts)
+
+    monkeypatch.setattr(maker, "_pass", spied)
+    maker(made)
+    real = int((made.documents >= 0).sum())
+    assert real > 250 and sum(texts for _, texts in passed) < 2 * real
+    assert all(max(part) <= at_once for part in passed)
+
+
+def close(left: torch.Tensor, right: torch.Tensor) -> None:
+    torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-9)
+
+
+def test_every_token_of_an_answer_is_to_be_predicted_and_nothing_else() -> None:
+    labels = lesson_maker(tiny_t5(), CPU)(batch()).ahead(1)
+    for row, place, _, text in documents():
+        assert labels.tokens[row, place].tolist()[:-1] == text[1:]
+        assert labels.weights[row, place].tolist() == [1.0] * (len(text) - 1) + [0.0]
+    assert float(labels.weights.sum()) == sum(len(text) - 1 for *_, text in documents())
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_prompts_are_those_of_decoding_at_every_turn(chat: bool, tmp_path: Path) -> None:
+    """The encoder reads the whole conversation up to an answer; the decoder writes the answer's text and its end."""
+    files = find_target(str(random_folder(tmp_path, chat=chat)), encoders=True)
+    asked, said = ("Who is Lily?", "And Tom?"), ("A little girl.", "Her friend.")
+    pairs = zip(asked, said, strict=True)
+    record = Record("unit", tuple(Message(*part) for one, two in pairs for part in (("user", one), ("assistant", two))))
+    (text, document) = chat_of(files).tokenize([Record.plain("unit", "Once."), record])
+    assert not text.turns and len(document.turns) == 2
+    for number, turn in enumerate(document.turns):
+        history = messages(Prompt("1", "unit", asked), said[:number])
+        assert turn.head.tolist() == files.tokenizer.encode_chat(history)
+        assert files.tokenizer.decode_text(turn.answer.tolist()) == said[number]
+        assert turn.answer[-1] == 2 and len(turn.answer) > 1
+
+
+def test_a_batch_is_answered_as_each_prompt_alone() -> None:
+    """Prompts of different lengths, some of which end early and leave the batch."""
+    model = tiny_t5("gated-gelu")
+    prompts = [[7, 3, 19, 3, 11, 8, 2, 19, 1], [4], [20, 6, 1], [9, 9, 1]]
+    alone = [PlainT5(model).answer(prompt, 10)[0] for prompt in prompts]
+    stop = alone[0][2]
+    expected = [said[: said.index(stop) + 1] if stop in said else said for said in alone]
+    assert len({len(said) for said in expected}) > 1
+    assert answer(model, prompts, frozenset([stop]), Answering(new_tokens=10)) == expected
+
+
+def test_prompts_and_answers_of_an_encoder_each_have_the_context_to_themselves(tmp_path: Path) -> None:
+    files = find_target(str(random_folder(tmp_path)), encoders=True)
+    assert [prompt_room(files, new_tokens) for new_tokens in (8, 511, 512)] == [511, 511, 0]
+
+
+@pytest.fixture(scope="module")
+def weightless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data and a T5 whose weights are not there: who reads them fails in another way."""
+    folder = tmp_path_factory.mktemp("weightless")
+    write_data(folder / "data")
+    (random_folder(folder / "t5") / "model.safetensors").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("part", ["m2r2", "medusa", "skip_decode", "mixture_of_depths", "draft", "moe"])
+def test_what_knows_no_encoders_is_refused_before_weights_are_read(part: str, weightless: Path, tmp_path: Path) -> None:
+    words = ("--model", weightless / "t5", "--data", weightless / "data", "--out", tmp_path / "out", "--steps", 1)
+    told = refused("train", part, *words, *([] if part == "moe" else LESSONS), *COMMON)
+    assert "t5 has an encoder, and what you ask for is for models without one" in told
+    assert "train modules that know encoders: deed, early_exit" in told
+
+
+@pytest.mark.parametrize(
+    ("label", "problem"),
+    [
+        ("early_exit[head=trained,exits=40]", "exit 40 is not below the target's 4 layers"),
+        ("deed[exits=2+4]", "exit 4 is not below the target's 4 layers"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_before_weights_are_read(
+    label: str, problem: str, weightless: Path, tmp_path: Path
+) -> None:
+    """They were refused after the weights had been read, and by then prompts may have been answered."""
+    words = ("--model", weightless / "t5", "--data", weightless / "data", "--out", tmp_path / "out", "--steps", 1)
+    told = refused("train", label, *words, *LESSONS, *COMMON)
+    assert f"{label} cannot run on t5: {problem}" in " ".join(told.split())
+
+
+def test_a_second_stage_on_modules_of_a_smaller_target_is_refused_before_weights_are_read(
+    weightless: Path, tmp_path: Path
+) -> None:
+    label = "early_exit[confidence=classifier,exits=1,head=trained]"
+    method, other = build(label), Target(tiny_t5(vocabulary=320, num_decoder_layers=3), None)
+    assert isinstance(method, Trainable)
+    save_modules(tmp_path / "exits", untrained(method, other), facts_of(label, method, other))
+    second = label.replace("]", f",modules={tmp_path / 'exits'}]")
+    words = ("--model", weightless / "t5", "--data", weightless / "data", "--out", tmp_path / "out", "--steps", 1)
+    told = " ".join(refused("train", second, *words, *LESSONS, *COMMON).split())
+    assert "made for tiny (3 layers of 32, vocabulary 320), but the target has 4 layers of 32, vocabulary 320;" in told
+
+
+def test_a_model_with_an_encoder_is_no_beginning_of_a_target(weightless: Path, tmp_path: Path) -> None:
+    words = ("--init-from", weightless / "t5", "--data", weightless / "data", "--out", tmp_path / "out", "--steps", 1)
+    assert "t5 has an encoder" in refused("train", "target", *words, *COMMON)
+
+
+def test_an_estimate_says_that_it_is_for_targets_without_an_encoder(weightless: Path) -> None:
+    assert "estimates are for targets without one" in refused(
+        "train", "deed", "--model", weightless / "t5", "--estimate"
+    )
+
+
+def test_plain_texts_have_no_prompt_that_an_encoder_could_read(weightless: Path, tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": "Once upon a time."}))
+    words = ("--model", weightless / "t5", "--out", tmp_path / "out", "--steps", 1, *LESSONS, *COMMON)
+    told = refused("train", "deed", *words, "--data", tmp_path)
+    assert "which reads prompts, and the training data are plain texts only; give chats" in " ".join(told.split())
+    (tmp_path / "train.jsonl").write_text(json.dumps(CHATS[0]))
+    told = refused("train", "deed", *words, "--data", tmp_path)
+    assert "which reads prompts, and the held-out data are plain texts only; give chats" in " ".join(told.split())
+
+
+@pytest.mark.parametrize("label", ["deed", "early_exit[head=trained,exits=1+3]"])
+def test_modules_learn_from_what_the_target_answers_itself(label: str, tmp_path: Path) -> None:
+    """From the command line; plain texts of the data are left out, and that is told."""
+    write_data(tmp_path / "data")
+    random_folder(tmp_path / "t5")
+    words = ("--model", tmp_path / "t5", "--data", tmp_path / "data", "--out", tmp_path / "modules", "--steps", 2)
+    own = ("--self-distil", 6, "--answer-tokens", 6)
+    told = done("train", label, *words, *own, *LESSONS, *COMMON)
+    told = " ".join(told.split())
+    assert "36 plain texts to train on and 15 held-out ones are left out: the encoder of t5 reads prompts" in told
+    facts = json.loads((tmp_path / "modules" / "modules.json").read_text())
+    assert facts["target"]["weights_sha256"] == Target.load(tmp_path / "t5").weights_sha256
+    (answers,) = (tmp_path / "modules" / "own_text").glob("*.jsonl")
+    target, pairs = Target.load(tmp_path / "t5"), [json.loads(line) for line in answers.read_text().splitlines()]
+    asked = [target.tokenizer.encode_chat([{"role": "user", "content": f"Who is {color}?"}]) for color in COLORS]
+    assert pairs and all(pair["prompt"] in asked for pair in pairs)
+    for pair in pairs:
+        method = build("autoregressive")
+        said = decode(method, target, pair["prompt"], Limits(6), Sampling(), lambda: 0.0)
+        assert list(said.token_ids) == pair["answer"]
+    modules = {
+        name: weight.double() for name, weight in load_file(tmp_path / "modules" / "modules.safetensors").items()
+    }
+    seen = [pair for pair in pairs if pair["prompt"] in [asked[COLORS.index(color)] for color in ("white", "black")]]
+    trained, bare = shares_of_exit(1, modules, seen)
+    assert facts["yardsticks"]["exit_1_top1"] == pytest.approx(trained)
+    assert facts["yardsticks"]["exit_1_bare_top1"] == pytest.approx(bare)
+
+
+def shares_of_exit(layer: int, modules: Weights, pairs: list[dict[str, list[int]]]) -> tuple[float, float]:
+    """How often an exit of the random target says what its last layer says in answers to prompts; and the bare layer.
+
+    By a plain decoder in float64.
+    """
+    model = tiny_t5(vocabulary=320, eos_token_id=2)
+    plain, agree, bare = PlainT5(model), list[bool](), list[bool]()
+    for pair in pairs:
+        states = plain.states(pair["prompt"], [START, *pair["answer"][:-1]])
+        last = plain.logits(states[-1]).argmax(-1)
+        agree += (spoken(model, modules, layer, states[layer]).argmax(-1) == last).tolist()
+        bare += (plain.logits(states[layer]).argmax(-1) == last).tolist()
+    return sum(agree) / len(agree), sum(bare) / len(bare)
+
+
+@pytest.mark.parametrize(("row_tokens", "advised"), [(16, True), (24, False)])
+def test_longer_rows_are_advised_only_where_the_context_has_room_for_them(
+    row_tokens: int, advised: bool, tmp_path: Path
+) -> None:
+    """And the card says what was read, and by which half of the model the tokens that it counts were."""
+    random_folder(tmp_path / "t5", n_positions=24)
+    chats = [{"instruction": "red" if number else "red " * 40, "output": "dog"} for number in range(3)]
+    for name in ("train", "val"):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps(chat) for chat in chats))
+    files = ("--data", tmp_path / "train.jsonl", "--data", tmp_path / "val.jsonl", "--out", tmp_path / "out")
+    rows = ("--row-tokens", row_tokens, "--micro-rows", 1, "--batch-tokens", row_tokens)
+    words = ("--model", tmp_path / "t5", *files, "--steps", 1, "--self-distil", 0, *rows, *COMMON)
+    told = " ".join(done("train", "deed", *words).split())
+    keep = f"; rows of more than {row_tokens} tokens keep them"
+    assert f"1 answers have a prompt that does not fit into a row and are left out{keep if advised else '.'}" in told
+    assert (keep in told) == advised
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "It read the chats of the data." in card and f"1 optimiser steps over {row_tokens} decoder tokens" in card
+    assert json.loads((tmp_path / "out" / "training.json").read_text())["outcome"]["tokens_are"] == "decoder tokens"
+
+
+def test_a_threshold_is_calibrated_on_a_target_with_an_encoder(tmp_path: Path) -> None:
+    write_data(tmp_path / "data")
+    random_folder(tmp_path / "t5")
+    words = ("--model", tmp_path / "t5", "--data", tmp_path / "data", "--out", tmp_path / "out")
+    how = ("--calibrate", "0.5,0.5", "--calibrate-prompts", 2, "--answer-tokens", 4, *COMMON)
+    result = benchctl("train", "early_exit[exits=2+3]", *words, *how)
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "out" / "calibration.json").read_text())["prompts"] == 2
+
+
+def test_a_method_that_asks_for_layers_of_such_a_lesson_is_told_why_there_are_none() -> None:
+    lesson = lesson_maker(tiny_t5(), CPU)(batch())
+    with pytest.raises(UserError, match="leave knows_encoders False"):
+        lesson.layer(0)

@@ -1,0 +1,141 @@
+"""Training exits from the command line: modules, classifiers on top of them, or a whole target, which is another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fixtures_training import COMMON, LESSONS, done, refused, write_data
+from oracles import Naive, in_float64
+from safetensors.torch import load_file
+from tiny import tiny_folder, tiny_model
+
+from benchctl.decoding.model.target import Target
+from benchctl.errors import UserError
+from benchctl.registry import build
+from benchctl.training.data.packing import Batch
+from benchctl.training.modules.objective import MultiExit, loss_weights
+
+EXITS = (1, 2)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data, a target of random weights, and trained exits for it."""
+    folder = tmp_path_factory.mktemp("exits")
+    write_data(folder / "data")
+    tiny_folder(folder / "target")
+    told = _train(folder, "early_exit[head=trained,exits=1+2]", "exits")
+    assert f"--method 'early_exit[modules={folder / 'exits'},head=trained,exits=1+2]'" in told
+    return folder
+
+
+def _train(folder: Path, label: str, out: str, target: str = "target") -> str:
+    words = ("--model", folder / target, "--data", folder / "data", "--out", folder / out, "--steps", 2)
+    return done("train", label, *words, *LESSONS, *COMMON)
+
+
+def _prepare(folder: Path, label: str, target: str = "target") -> None:
+    loaded = Target.load(folder / target)
+    build(label).prepare(loaded, lambda name: loaded, "")
+
+
+def test_classifiers_are_trained_on_top_of_exits_that_stay_as_they_were(made: Path) -> None:
+    _train(made, f"early_exit[head=trained,exits=1+2,confidence=classifier,modules={made / 'exits'}]", "both")
+    first, both = (load_file(made / name / "modules.safetensors") for name in ("exits", "both"))
+    assert {name for name in both if name not in first} == {
+        f"classifier.{layer}.{part}" for layer in EXITS for part in ("weight", "bias")
+    }
+    assert all(torch.equal(first[name], both[name]) for name in first)
+    shares = json.loads((made / "both" / "modules.json").read_text())["yardsticks"]
+    assert {"exit_1_top1", "exit_1_bare_top1", "exit_2_top1", "exit_1_found", "agreement", "depth"} <= set(shares)
+    card = (made / "both" / "README.md").read_text()
+    assert "only the classifier learnt" in card
+    for confidence in ("classifier", "softmax_max"):
+        _prepare(made, f"early_exit[head=trained,confidence={confidence},modules={made / 'both'}]")
+
+
+def test_exits_without_classifiers_say_how_to_train_them(made: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"holds no classifier; train one on top of it with: benchctl train 'early_exit"
+    ):
+        _prepare(made, f"early_exit[head=trained,confidence=classifier,modules={made / 'exits'}]")
+    words = ("--model", made / "target", "--data", made / "data", "--out", made / "none", "--steps", 1)
+    told = refused("train", "early_exit[head=trained,confidence=classifier]", *words, *LESSONS, *COMMON)
+    assert "is trained on top of other modules; train those first" in told
+
+
+def test_modules_of_other_exits_are_refused_before_a_model_is_loaded(made: Path) -> None:
+    words = ("--model", made / "target", "--method", f"early_exit[head=trained,modules={made / 'exits'},exits=1+4]")
+    assert "trained for exits 1+2, not for 4; choose among those with the option exits" in refused("run", *words)
+
+
+def test_a_target_whose_exits_learnt_is_another_one(made: Path) -> None:
+    """Its weights tell it apart from the model it began as, whose modules it refuses, and its card says so."""
+    words = ("--data", made / "data", "--out", made / "lite", "--steps", 2, "--batch-tokens", 2048, *COMMON)
+    told = done("train", "target", "--init-from", made / "target", "--exits", "1+2", *words)
+    assert "--method 'early_exit[exits=1+2]'" in told and "exit_1_top1" in told
+    old, new = Target.load(made / "target"), Target.load(made / "lite")
+    assert old.weights_sha256 != new.weights_sha256
+    with pytest.raises(UserError, match="made for target .* but the target has weights"):
+        _prepare(made, f"early_exit[head=trained,modules={made / 'exits'}]", "lite")
+    card = (made / "lite" / "README.md").read_text()
+    assert "It began as target, trained before." in card
+    assert "Layers 1+2 learnt to speak through the final norm and head" in card
+    assert "this is another model than any it began as" in card
+
+
+@pytest.mark.parametrize(
+    ("exits", "complaint"),
+    [
+        ("1+x", "--exits is '1+x'; join layer numbers by +"),
+        ("3", "--exits 3: exit 3 is not below the model's 3 layers"),
+    ],
+)
+def test_exits_that_a_target_cannot_have_are_refused(exits: str, complaint: str, made: Path, tmp_path: Path) -> None:
+    words = ("--init-from", made / "target", "--data", made / "data", "--out", tmp_path / "x", "--steps", 1)
+    assert complaint in refused("train", "target", *words, "--exits", exits, *COMMON)
+
+
+def _batch() -> Batch:
+    """A row of two documents and padding, of different weights."""
+    sizes, tokens = (5, 6), torch.randint(3, 90, (1, 13), generator=torch.Generator().manual_seed(0))
+    documents = torch.tensor([[0] * sizes[0] + [1] * sizes[1] + [-1] * 2])
+    positions = torch.tensor([[*range(sizes[0]), *range(sizes[1]), 0, 0]])
+    weights = torch.where(documents >= 0, 0.25 * (1 + torch.arange(13) % 4), 0.0)
+    return Batch(tokens, weights, documents, positions)
+
+
+def test_the_loss_of_a_target_with_exits_is_the_mean_over_them_and_the_last_layer() -> None:
+    """Each document by itself, by transformers' residuals as hooks see them."""
+    model, batch = in_float64(tiny_model("llama", dtype=torch.float64)), _batch()
+    naive, expected = Naive(model), torch.zeros((), dtype=torch.float64)
+    for place in (slice(0, 5), slice(5, 11)):
+        text, weights = batch.tokens[0, place], batch.weights[0, place]
+        states = naive.states(text.tolist())
+        for layer in (1, 2, 3):
+            losses = F.cross_entropy(naive.logits(states[layer])[:-1], text[1:], reduction="none")
+            expected += (losses * weights[1:]).sum() / 3
+    objective = MultiExit(torch.ones(96), EXITS)
+    got = objective(model, batch)
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
+    measured = objective.measure(model, batch)
+    assert measured["loss"].right == pytest.approx(float(expected))
+    assert measured["loss"].of == float(loss_weights(batch).sum())
+    assert {"nats_per_token", "top1", "exit_1_top1", "exit_2_top1"} <= set(measured)
+
+
+def test_a_target_learns_to_speak_at_its_exits() -> None:
+    model, objective = tiny_model("llama"), MultiExit(torch.ones(96), (1,))
+    optimizer = torch.optim.AdamW(model.requires_grad_(True).parameters(), lr=3e-3)
+    batch, losses = _batch(), []
+    for _ in range(30):
+        loss = objective(model, batch)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.3 * losses[0]

@@ -1,0 +1,230 @@
+"""Training a target through the command line: what it leaves behind, and how it goes on."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from fixtures_training import COMMON, SHAPE, done, refused, train_tiny_target, write_data
+from transformers import AutoModelForCausalLM
+
+from benchctl.decoding.model.target import Target
+from benchctl.errors import UserError
+from benchctl.training import export
+from benchctl.training import pack as pack_module
+from benchctl.training.data.corpus import Record
+from benchctl.training.data.packing import PackedCorpus, Piece, constant
+from benchctl.training.export import export_checkpoint
+from benchctl.training.jobs import steps_of
+from benchctl.training.pack import PackEntry, add_to_pack
+from benchctl.training.record import Card, render_card
+from benchctl.training.schedule import Stage
+from benchctl.training.settings import Data
+
+SIZES = (*SHAPE, "--mlp", 64, "--vocabulary", 300, "--batch-tokens", 2048)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def target(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_tiny_target(data, tmp_path_factory.mktemp("models") / "tiny")
+
+
+def test_the_finished_target_is_a_folder_for_transformers_and_for_decoding(target: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(target)
+    assert model.dtype == torch.bfloat16
+    assert model.generation_config.eos_token_id == 5
+    assert Target.load(target).stop_ids == {5}
+
+
+def test_the_record_has_settings_measures_data_and_code(target: Path) -> None:
+    training = json.loads((target / "training.json").read_text())
+    assert training["settings"]["budget"] == {"steps": 3, "seconds": None}
+    assert set(training["outcome"]["held_out"]) == {"instruct", "text"}
+    assert training["outcome"]["held_out"]["text"]["bits_per_byte"] > 0
+    assert set(training["data_sha256"]) == {"train.jsonl", "val.jsonl"}
+    assert training["provenance"]["versions"]["torch"] == torch.__version__
+
+
+def test_the_card_says_what_was_read_and_how_to_repeat_it_but_not_where(target: Path) -> None:
+    card = (target / "README.md").read_text()
+    assert "| unit | 66 | not stated |" in card and "Weight" not in card
+    assert "benchctl run --model tiny" in card
+    assert "benchctl train target --data " in card
+    assert "--steps 3" in card
+    assert str(target.parent) not in card
+
+
+def test_a_target_may_learn_from_answers_only(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "answers"
+    words = ("train", "target", "--data", data, "--out", out, "--steps", 1, *SIZES, *COMMON)
+    done(*words, "--answers-only")
+    card = (out / "README.md").read_text()
+    assert "Only answers counted in the loss." in card
+    loss, answers = (re.search(rf"^\| {name} .* (\S+) \|$", card, re.MULTILINE) for name in ("loss", "nats_per_token"))
+    assert loss is not None and answers is not None and loss[1] == answers[1]
+    assert "prompts: count for nothing there, none now" in refused(*words, "--resume")
+
+
+def test_chats_that_no_row_has_room_for_are_told(data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(data, folder)
+    long = json.dumps({"instruction": "the dog " * 700, "output": "Yes"})
+    for name in ("train.jsonl", "val.jsonl"):
+        (folder / name).write_text(f"{(folder / name).read_text()}\n{long}\n{long}")
+    told = done("train", "target", "--data", folder, "--out", tmp_path / "out", "--steps", 1, *SIZES, *COMMON)
+    assert "2 answers begin too far into a row and are left out; rows of more than 128 tokens" in told
+    assert "2 held-out chats are longer than a row to measure with" in told
+
+
+def test_a_card_tells_the_weights_of_sources_where_they_count() -> None:
+    card = Card("x", 1, "", "", "", "", "", {}, [], [Record.plain("tldr", "text")], {}, weighed=True)
+    assert "| tldr | 1 | 0.06 / 0.03 | CC BY 4.0; tldr-pages/tldr |" in render_card(card)
+    assert "| tldr | 1 | CC BY 4.0; tldr-pages/tldr |" in render_card(replace(card, weighed=False))
+
+
+def test_an_earlier_run_is_not_overwritten_but_resumed(data: Path, target: Path, tmp_path: Path) -> None:
+    """A run that was killed before its first checkpoint does its steps again and ends with the same weights."""
+    out = tmp_path / "again"
+    shutil.copytree(target, out)
+    shutil.rmtree(out / "checkpoints" / "step-0000003")
+    for name in ("training.json", "model.safetensors"):
+        (out / name).unlink()
+    arguments = ("train", "target", "--data", data, "--out", out, "--steps", 3, *SIZES, *COMMON)
+    assert "continue it with --resume" in refused(*arguments)
+    assert "nothing to resume yet" in done(*arguments, "--resume")
+    assert (out / "model.safetensors").read_bytes() == (target / "model.safetensors").read_bytes()
+    assert "seed: 0 there, 1 now" in refused(*arguments, "--resume", "--seed", 1)
+
+
+def test_epochs_are_turned_into_steps_over_all_stages() -> None:
+    """Rows of 4 tokens: 6 pieces of 4 are 6 rows a pass. Half of the run reads 2 rows a step, half of it 1."""
+    import numpy as np
+
+    pieces = [Piece(np.zeros(4, dtype=np.uint16), constant(4, 100))] * 6
+    rows = [PackedCorpus(lambda random: pieces, 4, 0, seed=0, stage=stage) for stage in range(2)]
+    data = Data(rows, {}, torch.zeros(1))
+    assert steps_of(3, (Stage(0.5, 4, 2), Stage(1.0, 4, 1)), data, batch_tokens=4) == 12
+    assert steps_of(0.001, (Stage(1.0, 4, 1),), Data(rows[:1], {}, torch.zeros(1)), batch_tokens=4) == 1
+
+
+def test_an_unfinished_run_can_be_exported(target: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert "Wrote" in done("train", "export", "--run", target, "--out", out)
+    assert (out / "model.safetensors").read_bytes() == (target / "model.safetensors").read_bytes()
+    Target.load(out)
+    with pytest.raises(UserError, match="missing"):
+        add_to_pack(out, PackEntry("x", "target", "MIT", "", ""), tmp_path / "pack")
+    with pytest.raises(UserError, match="no checkpoint"):
+        export_checkpoint(tmp_path, tmp_path / "none", print)
+
+
+def test_an_export_overwrites_nothing_and_leaves_nothing_half_done(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+    shutil.copytree(target, run)
+    for place in (run, target.parent):
+        assert "holds something already; name a fresh" in refused("train", "export", "--run", run, "--out", place)
+    monkeypatch.setattr(export, "copy_tokenizer", full_disk)
+    assert "cannot write the model (OSError" in refused("train", "export", "--run", run, "--out", out)
+    assert not out.exists()
+    monkeypatch.undo()
+    newest = run / "checkpoints" / "step-0000009"
+    shutil.copytree(run / "checkpoints" / "step-0000003", newest)
+    (newest / "model.safetensors").write_bytes(b"")
+    assert "step-0000009: this checkpoint is damaged" in done("train", "export", "--run", run, "--out", out)
+    Target.load(out)
+
+
+def full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_model_goes_into_the_pack_and_replaces_its_earlier_self(target: Path, tmp_path: Path) -> None:
+    pack = tmp_path / "pack"
+    add_to_pack(target, PackEntry("tiny", "target", "MIT", "first", "chats"), pack)
+    add_to_pack(target, PackEntry("other", "draft", "MIT", "second", "chats"), pack)
+    packed = add_to_pack(target, PackEntry("tiny", "moe", "MIT", "again", "chats", draft="other"), pack)
+    index = json.loads((pack / "index.json").read_text())
+    assert [(entry["name"], entry["role"], entry["description"]) for entry in index] == [
+        ("tiny", "moe", "again"),
+        ("other", "draft", "second"),
+    ]
+    assert packed.sha256 == hashlib.sha256((pack / "tiny" / "model.safetensors").read_bytes()).hexdigest()
+    model = AutoModelForCausalLM.from_pretrained(target)
+    assert packed.parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_the_pack_stays_as_it_was_when_a_model_cannot_be_packed(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that lay in the pack lost its modules and then failed; a full disk left half a model behind."""
+    pack, words = tmp_path / "pack", ("--role", "target", "--description", "A", "--data", "B")
+    done("train", "pack", "--model", target, *words, "--pack", pack)
+    (pack / "tiny" / "modules").mkdir()
+    before = _contents(pack)
+    monkeypatch.chdir(pack / "tiny")
+    assert "lies in this pack already" in refused("train", "pack", "--model", ".", *words, "--pack", pack)
+    monkeypatch.chdir(target)
+    told = refused("train", "pack", "--model", ".", *words, "--pack", pack, "--draft", "nosuch")
+    assert "has no model 'nosuch' to draft for tiny; pack that one first" in told
+    copy, copied = shutil.copyfile, 0
+
+    def copy_three(source: Path, place: Path) -> None:
+        nonlocal copied
+        copied += 1
+        copy(source, place)
+        if copied > 3:
+            full_disk()
+
+    monkeypatch.setattr(shutil, "copyfile", copy_three)
+    told = refused("train", "pack", "--model", ".", *words, "--pack", pack)
+    assert "cannot write the model tiny (OSError: [Errno 28] No space left" in told
+    assert _contents(pack) == before
+    monkeypatch.setattr(shutil, "copyfile", copy)
+    with monkeypatch.context() as patch:
+        patch.setattr(pack_module, "_write_index", lambda *_: full_disk())
+        refused("train", "pack", "--model", ".", *words, "--pack", pack)
+    assert _contents(pack) == before
+    done("train", "pack", "--model", ".", *words, "--pack", pack)
+    assert set(before) - set(_contents(pack)) == {"tiny/modules"}
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    """Everything below a folder; of a folder nothing but its name."""
+    found = sorted(folder.rglob("*"))
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b"" for path in found}
+
+
+def test_a_target_goes_on_from_a_model_with_its_sizes_and_tokenizer(data: Path, target: Path, tmp_path: Path) -> None:
+    words = ("train", "target", "--init-from", target, "--data", data, *COMMON, "--batch-tokens", 2048, "--steps")
+    done(*words, 1, "--rate", 0, "--matrix-rate", 0, "--out", tmp_path / "still")
+    started, still = (AutoModelForCausalLM.from_pretrained(folder) for folder in (target, tmp_path / "still"))
+    assert all(torch.equal(a, b) for a, b in zip(started.parameters(), still.parameters(), strict=True))
+    assert (tmp_path / "still" / "tokenizer.json").read_bytes() == (target / "tokenizer.json").read_bytes()
+    done(*words, 3, "--out", tmp_path / "further")
+    further = AutoModelForCausalLM.from_pretrained(tmp_path / "further")
+    assert not torch.equal(started.model.norm.weight, further.model.norm.weight)
+    card, before = (tmp_path / "further" / "README.md").read_text(), json.loads((target / "training.json").read_text())
+    steps, command = before["outcome"]["steps"], before["provenance"]["command"]
+    assert f"It began as tiny, trained before: {steps} steps over" in card and f"by `{command}`." in card
+    assert "From scratch" not in card
+
+
+def test_sizes_beside_a_model_that_has_its_own_are_refused(data: Path, target: Path, tmp_path: Path) -> None:
+    words = ("train", "target", "--init-from", target, "--data", data, "--out", tmp_path / "x", "--steps", 1)
+    assert "leave out --layers" in refused(*words, "--layers", 4)
+    assert "leave out --vocabulary" in refused(*words, "--vocabulary", 400)
+    assert not (tmp_path / "x").exists()

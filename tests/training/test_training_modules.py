@@ -1,0 +1,258 @@
+"""Modules of a method: the lessons they learn from, and a run from the command line to decoding."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fixtures_training import COMMON, LESSONS, done, refused, write_data
+from tiny import tiny_folder, tiny_model
+from torch import Tensor
+
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.folder import load_modules, shares
+from benchctl.decoding.modules.trainable import Lesson, Tally, Trainable
+from benchctl.errors import UserError
+from benchctl.methods.medusa import Medusa
+from benchctl.registry import build
+from benchctl.training.data.corpus import Record
+from benchctl.training.data.packing import Batch
+from benchctl.training.jobs import Surroundings
+from benchctl.training.modules import frozen
+from benchctl.training.modules import job as module_job
+from benchctl.training.modules.frozen import chat_of, find_target, load_target
+from benchctl.training.modules.lesson_text import LessonText
+from benchctl.training.modules.objective import loss_weights
+from benchctl.training.modules.teacher import LessonMaker, ModuleObjective
+from benchctl.training.options import Provenance, TrainOptions
+from benchctl.training.recipe import Corpus
+
+CPU = torch.device("cpu")
+FAMILIES = ("llama", "gemma", "olmoe", "qwen3")
+# Two documents and padding in the first row, one document in the second.
+SIZES = ((5, 6), (9,))
+TOKENS = 12
+
+
+@pytest.fixture
+def batch() -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    documents = torch.full((len(SIZES), TOKENS), -1)
+    positions = torch.zeros(len(SIZES), TOKENS, dtype=torch.int64)
+    for row, sizes in enumerate(SIZES):
+        start = 0
+        for number, size in enumerate(sizes):
+            documents[row, start : start + size] = number
+            positions[row, start : start + size] = torch.arange(size)
+            start += size
+    tokens = torch.randint(3, 96, (len(SIZES), TOKENS), generator=generator)
+    return Batch(tokens, (documents >= 0).float(), documents, positions)
+
+
+def documents_of(batch: Batch) -> Iterator[tuple[int, slice]]:
+    """Row and place of every document."""
+    for row, sizes in enumerate(SIZES):
+        start = 0
+        for size in sizes:
+            yield row, slice(start, start + size)
+            start += size
+
+
+def close(left: Tensor, right: Tensor) -> bool:
+    return torch.allclose(left, right, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_states_are_those_of_each_document_run_alone(batch: Batch, family: str) -> None:
+    """In float64. transformers' hidden_states end with the normed state, so the last residual is left to the norm."""
+    model = tiny_model(family, dtype=torch.float64)
+    lesson = LessonMaker(model, CPU)(batch)
+    assert len(lesson.states) == model.config.num_hidden_layers + 1
+    for row, place in documents_of(batch):
+        alone = model(batch.tokens[row : row + 1, place], output_hidden_states=True)
+        for state, expected in zip(lesson.states[:-1], alone.hidden_states[:-1], strict=True):
+            assert close(state[row, place], expected[0])
+        assert close(lesson.final[row, place], alone.hidden_states[-1][0])
+        assert close(lesson.norm(lesson.states[-1])[row, place], lesson.final[row, place])
+        assert close(lesson.head(lesson.final)[row, place], alone.logits[0])
+
+
+def test_lessons_carry_no_gradient_but_norm_and_head_pass_it_on(batch: Batch) -> None:
+    model = tiny_model("llama", dtype=torch.float64)
+    lesson = LessonMaker(model, CPU)(batch)
+    assert not any(state.requires_grad for state in (*lesson.states, lesson.final))
+    probe = lesson.states[1].clone().requires_grad_(True)
+    lesson.head(lesson.norm(probe)).sum().backward()
+    assert probe.grad is not None and bool((probe.grad != 0).any())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not model.model.layers[0]._forward_hooks
+
+
+def test_the_objective_is_what_the_method_says(batch: Batch) -> None:
+    model = tiny_model("llama")
+    method = build("medusa[heads=2]")
+    assert isinstance(method, Trainable)
+    target = Target(model, None)
+    module = method.build(target.info, model.lm_head.weight)
+    objective = ModuleObjective(method, LessonMaker(model, CPU))
+    lesson: Lesson = LessonMaker(model, CPU)(batch)
+    with torch.no_grad():
+        loss = float(method.loss(module, lesson))
+        assert float(objective(module, batch)) == loss
+        measured = objective.measure(module, batch)
+    assert (measured["loss"].right, measured["loss"].of) == (loss, float(loss_weights(batch).sum()))
+    assert measured["head_1_top4"] == method.yardsticks(module, lesson)["head_1_top4"]
+
+
+def test_a_yardstick_that_no_folder_could_hold_is_refused_when_it_is_first_measured(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Modules whose method measured more than shares could not be read after hours of training."""
+    model, method = tiny_model("llama"), build("medusa[heads=2]")
+    assert isinstance(method, Trainable)
+    module = method.build(Target(model, None).info, model.lm_head.weight)
+    objective = ModuleObjective(method, LessonMaker(model, CPU))
+    for measured, wrong in ((Tally(30, 10), True), (Tally(10.000001, 10), False), (Tally(-10, 10), False)):
+        monkeypatch.setattr(Medusa, "yardsticks", lambda *_, measured=measured: {"mine": measured})
+        told = "Medusa: yardstick 'mine' is 3; .*between -1 and 1; mend"
+        with torch.no_grad(), pytest.raises(UserError, match=told) if wrong else nullcontext():
+            assert objective.measure(module, batch)["mine"] == measured
+    assert shares({"mine": 1.0000001}) == {"mine": 1.0}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data, a target of random weights, and heads trained for it on its own text."""
+    folder = tmp_path_factory.mktemp("modules")
+    write_data(folder / "data")
+    tiny_folder(folder / "target")
+    words = ("--model", folder / "target", "--data", folder / "data", "--out", folder / "heads")
+    told = done("train", "medusa[heads=2]", *words, "--self-distil", 6, "--answer-tokens", 6, *LESSONS, *COMMON)
+    assert f"--method 'medusa[modules={folder / 'heads'},heads=2]'" in told
+    return folder
+
+
+def test_trained_modules_load_into_decoding_for_their_target(trained: Path) -> None:
+    target = Target.load(trained / "target")
+    method = build("medusa[heads=2]")
+    assert isinstance(method, Trainable)
+    module = load_modules(method, "medusa", target, str(trained / "heads"))
+    assert sum(parameter.numel() for parameter in module.parameters()) > 0
+
+
+def test_their_facts_say_what_they_are_for_and_how_good_they_are(trained: Path) -> None:
+    facts = json.loads((trained / "heads" / "modules.json").read_text())
+    assert (facts["method"], facts["options"]["heads"], "modules" in facts["options"]) == ("medusa", 2, False)
+    assert facts["target"]["name"] == "target"
+    assert facts["target"]["weights_sha256"] == Target.load(trained / "target").weights_sha256
+    assert 0 <= facts["yardsticks"]["head_2_top1"] <= facts["yardsticks"]["head_2_top4"] <= 1
+    assert "loss" not in facts["yardsticks"]
+    tree = facts["findings"]["tree"]
+    assert {len(path.split()) for path in tree} == {1, 2}
+    assert 0 < sum(share for path, share in tree.items() if " " not in path) <= 1
+    assert list(tree.values()) == sorted(tree.values(), reverse=True)
+    training = json.loads((trained / "heads" / "training.json").read_text())
+    assert training["settings"]["optimizer"]["rate"] == 1e-3
+    assert set(training["outcome"]["losses"][-1]) == {"step", "loss", "instruct"}
+    assert "its own answers to at most 6 prompts" in (trained / "heads" / "README.md").read_text()
+
+
+def test_only_the_model_itself_goes_to_the_device(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding's own forms of the weights, made to ask who the target is, filled the GPU to 1.6 times the model."""
+    made: list[str] = []
+
+    class Watched(Target):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(self.device.type)
+
+    monkeypatch.setattr(frozen, "Target", Watched)
+    target = load_target(find_target(str(trained / "target")), torch.device("meta"), "float32")
+    assert (made, target.device.type) == (["cpu"], "meta")
+
+
+def test_a_prompt_that_is_held_out_is_not_answered_for_training(trained: Path, tmp_path: Path) -> None:
+    """The target's greedy answer would be the same, so the yardsticks would be about text that was learnt."""
+    held_out, learnt = Record.chat("unit", "Who is red?", "A"), Record.chat("unit", "Who is blue?", "B")
+    options = own_text_options(trained, tmp_path, 9, reference_mix=False)
+    files = find_target(options.model)
+    told = list[str]()
+    around = Surroundings(lambda: 0.0, Provenance("", "", {}), notify=told.append)
+    corpus = Corpus([learnt, Record.chat("unit", "Who is red?", "other")], {"instruct": [held_out]}, {})
+    LessonText(files, chat_of(files), corpus, options, around).load_target({})
+    assert told == ["There are 1 prompts; --self-distil 9 asks for more."]
+
+
+def own_text_options(trained: Path, out: Path, prompts: int, reference_mix: bool) -> TrainOptions:
+    return TrainOptions(
+        data=(),
+        out=out,
+        model=str(trained / "target"),
+        row_tokens=64,
+        batch_tokens=256,
+        self_distil=prompts,
+        answer_tokens=6,
+        reference_mix=reference_mix,
+    )
+
+
+def test_with_the_reference_mix_half_of_the_prompts_are_requests(trained: Path, tmp_path: Path) -> None:
+    options = own_text_options(trained, tmp_path, 6, reference_mix=True)
+    files = find_target(options.model)
+    told = list[str]()
+    around = Surroundings(lambda: 0.0, Provenance("", "", {}), notify=told.append)
+    learnt, held_out = Record.chat("unit", "Who is blue?", "B"), Record.chat("unit", "Who is red?", "A")
+    text = LessonText(files, chat_of(files), Corpus([learnt], {"instruct": [held_out]}, {}), options, around)
+    text.data(text.load_target({})[0])
+    assert told == ["There are 4 prompts; --self-distil 6 asks for more."]
+    assert "half made by rule" in text.told and "half to requests" in text.fact
+
+
+def test_what_is_lost_by_the_settings_is_told(trained: Path, tmp_path: Path) -> None:
+    """A step of 300 tokens is two passes of 128, and a second answer beyond the row is not learnt."""
+    said = [{"role": role, "content": "red " * 12} for role in ("user", "assistant")]
+    (tmp_path / "long.jsonl").write_text(json.dumps({"messages": said * 3}))
+    words = ("--model", trained / "target", "--data", trained / "data", "--data", tmp_path / "long.jsonl")
+    sizes = ("--row-tokens", 64, "--micro-rows", 2, "--batch-tokens", 300, "--steps", 1)
+    told = done("train", "medusa[heads=1]", *words, "--out", tmp_path / "out", *sizes, *COMMON)
+    assert "A step reads 256 tokens: --batch-tokens 300 is no multiple of a pass of 128" in told
+    assert re.search(r"\d answers begin too far into a row and are left out", told)
+
+
+def test_a_tokenizer_with_ids_that_the_model_lacks_is_refused(trained: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(trained / "target", tmp_path / "other")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 50}))
+    words = ("--model", folder, "--data", trained / "data", "--out", tmp_path / "out", "--steps", 1)
+    for part, *rows in (("medusa", *LESSONS), ("draft", *LESSONS), ("moe",)):
+        told = refused("train", part, *words, *rows)
+        assert "its tokenizer has 320 ids and its configuration a vocabulary of 50" in told
+
+
+def test_a_full_disk_at_the_end_names_the_checkpoint_that_is_kept(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module_job, "save_modules", full_disk)
+    words = ("--model", trained / "target", "--data", trained / "data", "--out", tmp_path / "out", "--steps", 1)
+    told = refused("train", "medusa[heads=1]", *words, *LESSONS, *COMMON)
+    assert "cannot write the modules (OSError: [Errno 28] No space left on device)" in told
+    assert "step-0000001 is kept; then continue from it with --resume" in told
+
+
+def test_the_run_resumes_only_as_it_was(trained: Path) -> None:
+    words = ["--model", trained / "target", "--data", trained / "data", "--out", trained / "heads", *LESSONS, *COMMON]
+    own = ["--self-distil", 6, "--answer-tokens", 6]
+    assert "Wrote" in done("train", "medusa[heads=2]", *words, *own, "--resume")
+    assert "own answers" in refused("train", "medusa[heads=2]", *words, "--self-distil", 5, *own[2:], "--resume")
+    assert "medusa[heads=1]" in refused("train", "medusa[heads=1]", *words, *own, "--resume")

@@ -1,0 +1,302 @@
+"""The loop: it learns, it measures, it stops at nonsense, and it does what its settings say."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_training import (
+    BATCH_TOKENS,
+    STAGES,
+    CountingRows,
+    TinyModule,
+    TinyObjective,
+    tiny_data,
+    tiny_module,
+    tiny_settings,
+    tiny_trainer,
+)
+from torch import Tensor, nn
+
+from benchctl.errors import UserError
+from benchctl.training.checkpoint import checkpoints
+from benchctl.training.data.packing import Batch
+from benchctl.training.optim import Optimizers, OptimizerSettings, is_matrix, optimizer_name
+from benchctl.training.schedule import Budget, ScheduleName, Stage
+from benchctl.training.trainer import Data, Progress, Trainer, TrainSettings
+
+
+class Killed(Exception):
+    """What ends a run in the middle."""
+
+
+def ticking_clock() -> Callable[[], float]:
+    """A clock that moves one second with every look; the loop looks twice a step."""
+    ticks = count()
+    return lambda: float(next(ticks))
+
+
+def killed_at(step: int) -> Callable[[Progress], None]:
+    def report(progress: Progress) -> None:
+        if progress.step == step:
+            raise Killed
+
+    return report
+
+
+def log_of(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def weights_of(module: nn.Module) -> dict[str, list[float]]:
+    return {name: parameter.tolist() for name, parameter in module.named_parameters()}
+
+
+def trained(folder: Path, settings: TrainSettings, dtype: torch.dtype = torch.float32) -> dict[str, list[float]]:
+    trainer = tiny_trainer(folder, settings, dtype=dtype)
+    trainer.train()
+    return weights_of(trainer.module)
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_training_learns_the_rule_of_the_text(tmp_path: Path, optimizer: str, schedule: ScheduleName) -> None:
+    seen: list[Progress] = []
+    settings = replace(tiny_settings(steps=80, optimizer=optimizer), schedule=schedule)
+    held_out = tiny_trainer(tmp_path, settings, report=seen.append).train()["unit"]
+    assert seen[0].loss == pytest.approx(math.log(13), abs=0.6)
+    assert held_out["loss"].share < 0.3
+    assert seen[-1].rate == pytest.approx(0.0)
+
+
+def test_held_out_measures_come_every_so_many_steps_and_at_the_end(tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    trainer = tiny_trainer(tmp_path, tiny_settings(steps=10), report=seen.append)
+    last = trainer.train()
+    assert [progress.step for progress in seen if progress.held_out] == [4, 8, 10]
+    assert seen[-1].held_out == last == trainer.held_out()
+    logged = [line for line in log_of(tmp_path) if line["held_out"]]
+    assert [line["step"] for line in logged] == [4, 8, 10]
+    assert logged[-1]["held_out"] == {"unit": {"loss": last["unit"]["loss"].share}}
+
+
+def test_measuring_leaves_the_module_in_its_mode(tmp_path: Path) -> None:
+    modes: list[bool] = []
+
+    class Watching(TinyObjective):
+        def __call__(self, module: nn.Module, batch: Batch) -> Tensor:
+            modes.append(module.training)
+            return super().__call__(module, batch)
+
+    trainer = Trainer(tiny_module(), Watching(), tiny_data(), tiny_settings(steps=1), tmp_path, ticking_clock())
+    trainer.train()
+    assert modes == [True, True, True, True, False]
+    assert trainer.module.training
+
+
+def test_the_log_has_a_line_of_json_per_measured_step(tmp_path: Path) -> None:
+    tiny_trainer(tmp_path, replace(tiny_settings(steps=25), held_out_steps=100)).train()
+    assert [line["step"] for line in log_of(tmp_path)] == [10, 20, 25]
+    assert log_of(tmp_path)[-1]["progress"] == 1.0
+
+
+def test_a_resumed_run_logs_every_step_once(tmp_path: Path) -> None:
+    """Also when the kill tore the last line."""
+    settings = replace(tiny_settings(every_s=4.0), log_steps=1)
+    with pytest.raises(Killed):
+        tiny_trainer(tmp_path, settings, ticking_clock(), killed_at(9)).train()
+    assert 0 < int(checkpoints(tmp_path)[-1].name.removeprefix("step-")) < 9
+    with (tmp_path / "log.jsonl").open("a") as log:
+        log.write('{"step": 9, "prog')
+    trainer = tiny_trainer(tmp_path, settings, ticking_clock())
+    assert trainer.resume()
+    trainer.train()
+    assert [line["step"] for line in log_of(tmp_path)] == list(range(1, 13))
+
+
+def test_a_run_killed_before_its_first_checkpoint_logs_every_step_once(tmp_path: Path) -> None:
+    settings = replace(tiny_settings(steps=4), log_steps=1)
+    with pytest.raises(Killed):
+        tiny_trainer(tmp_path, settings, report=killed_at(3)).train()
+    assert [line["step"] for line in log_of(tmp_path)] == [1, 2]
+    again = tiny_trainer(tmp_path, settings)
+    assert not again.resume()
+    again.train()
+    assert [line["step"] for line in log_of(tmp_path)] == [1, 2, 3, 4]
+
+
+def test_resuming_a_finished_run_only_measures(tmp_path: Path) -> None:
+    first = tiny_trainer(tmp_path, tiny_settings())
+    measured = first.train()
+    again = tiny_trainer(tmp_path, tiny_settings())
+    assert again.resume()
+    assert again.train() == measured
+    assert weights_of(again.module) == weights_of(first.module)
+
+
+def test_a_run_by_the_clock_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    tiny_trainer(tmp_path, tiny_settings(steps=None, seconds=12), ticking_clock(), seen.append).train()
+    assert [progress.elapsed_s for progress in seen] == [2, 4, 6, 8, 10, 12]
+    assert {progress.tokens_per_s for progress in seen} == {BATCH_TOKENS}
+
+
+class Poisoned(TinyObjective):
+    """The loss is `value` at one micro-batch."""
+
+    def __init__(self, at: int, value: float) -> None:
+        self._left = at
+        self._value = value
+
+    def __call__(self, module: nn.Module, batch: Batch) -> Tensor:
+        self._left -= 1
+        return super().__call__(module, batch) * (self._value if self._left == 0 else 1.0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(tmp_path: Path, value: float) -> None:
+    settings = tiny_settings(every_s=0.0)
+    trainer = Trainer(tiny_module(), Poisoned(22, value), tiny_data(), settings, tmp_path, ticking_clock())
+    with pytest.raises(UserError, match=r"stopped at step 6: the loss is (nan|inf); continue from .*step-0000005 with"):
+        trainer.train()
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-0000004", "step-0000005"]
+    lower = replace(settings, optimizer=replace(settings.optimizer, rate=0.01))
+    again = tiny_trainer(tmp_path, lower)
+    assert again.resume()
+    assert math.isfinite(again.train()["unit"]["loss"].share)
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_too(tmp_path: Path) -> None:
+    class Steep(TinyObjective):
+        def __call__(self, module: nn.Module, batch: Batch) -> Tensor:
+            loss = super().__call__(module, batch)
+            loss.register_hook(lambda gradient: gradient * math.inf)  # type: ignore[no-untyped-call]
+            return loss
+
+    trainer = Trainer(tiny_module(), Steep(), tiny_data(), tiny_settings(), tmp_path, ticking_clock())
+    with pytest.raises(
+        UserError, match="step 1: the gradient is .*; no checkpoint is saved yet; start again with a low"
+    ):
+        trainer.train()
+    assert checkpoints(tmp_path) == []
+
+
+def test_accumulation_is_the_same_as_one_large_batch(tmp_path: Path) -> None:
+    """Eight rows at once or one by one, with weights of their own; rounding aside."""
+    at_once = replace(tiny_settings(optimizer="adamw"), stages=(Stage(1.0, 8, 8),))
+    one_by_one = replace(at_once, stages=(Stage(1.0, 8, 1),))
+    expected = trained(tmp_path / "at once", at_once, torch.float64)
+    got = trained(tmp_path / "one by one", one_by_one, torch.float64)
+    for name, values in expected.items():
+        assert torch.allclose(torch.tensor(got[name]), torch.tensor(values), rtol=0, atol=1e-12), name
+
+
+def test_the_first_step_is_that_of_the_plain_optimizer(tmp_path: Path) -> None:
+    """Clipped, at the rate of the schedule, with the gradient of the mean loss."""
+    settings = replace(tiny_settings(steps=1, optimizer="adamw"), warmup=0.0, clip=0.1, stages=(Stage(1.0, 8, 8),))
+    got = trained(tmp_path, settings, torch.float64)
+    module, batch = tiny_module(torch.float64), CountingRows(8).rows(0, 8)
+    (TinyObjective()(module, batch) / weight_of(batch)).backward()  # type: ignore[no-untyped-call]
+    learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    assert float(torch.nn.utils.clip_grad_norm_(learned, 0.1)) > 0.1
+    torch.optim.AdamW(learned, lr=0.05, betas=(0.9, 0.95), weight_decay=0.01).step()
+    for name, expected in module.named_parameters():
+        assert torch.allclose(torch.tensor(got[name]), expected.float(), rtol=0, atol=1e-6), name
+
+
+def weight_of(batch: Batch) -> float:
+    """Tokens 0-4 and 5-7 of every row are documents: six of the seven predictions are within one."""
+    return float(batch.weights[:, [1, 2, 3, 4, 6, 7]].sum(dtype=torch.float64))
+
+
+def test_a_frozen_parameter_stays_as_it_was(tmp_path: Path) -> None:
+    got = trained(tmp_path, tiny_settings())
+    before = weights_of(tiny_module())
+    assert got["frozen.weight"] == before["frozen.weight"]
+    assert got["middle.weight"] != before["middle.weight"]
+
+
+def test_bf16_is_autocast_of_float32_and_leaves_float64_alone(tmp_path: Path) -> None:
+    settings = tiny_settings(steps=3)
+    narrow = replace(settings, bf16=True)
+    assert trained(tmp_path / "32", settings) != trained(tmp_path / "32 bf16", narrow)
+    wide = trained(tmp_path / "64", settings, torch.float64)
+    assert wide == trained(tmp_path / "64 bf16", narrow, torch.float64)
+
+
+@pytest.mark.slow
+def test_compiling_changes_rounding_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced as for the real compiler but run by torch itself, which needs no C++ compiler."""
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda loss, dynamic: compile_(loss, dynamic=dynamic, backend="eager"))
+    plain = trained(tmp_path / "plain", tiny_settings(), torch.float64)
+    compiled = trained(tmp_path / "compiled", replace(tiny_settings(), compiled=True), torch.float64)
+    for name, values in plain.items():
+        assert torch.allclose(torch.tensor(compiled[name]), torch.tensor(values), rtol=0, atol=1e-9), name
+
+
+def test_a_step_without_any_weight_learns_nothing_and_goes_on(tmp_path: Path) -> None:
+    class Weightless(CountingRows):
+        def rows(self, start: int, count: int) -> Batch:
+            batch = super().rows(start, count)
+            return replace(batch, weights=torch.zeros_like(batch.weights))
+
+    data = Data([Weightless(stage.row_tokens) for stage in STAGES], {}, torch.ones(1))
+    settings = replace(tiny_settings(steps=3), optimizer=OptimizerSettings("adamw", decay=0.0))
+    trainer = Trainer(tiny_module(), TinyObjective(), data, settings, tmp_path, ticking_clock())
+    assert trainer.train() == {}
+    assert weights_of(trainer.module) == weights_of(tiny_module())
+
+
+def test_every_row_of_a_stage_is_read_once_and_in_order(tmp_path: Path) -> None:
+    read: list[tuple[int, int]] = []
+
+    class Watched(CountingRows):
+        def rows(self, start: int, count: int) -> Batch:
+            read.append((start, count))
+            return super().rows(start, count)
+
+    data = Data([Watched(stage.row_tokens) for stage in STAGES], {}, torch.ones(1))
+    trainer = Trainer(tiny_module(), TinyObjective(), data, tiny_settings(steps=4), tmp_path, ticking_clock())
+    trainer.train()
+    first_stage = [(start, 2) for start in range(0, 16, 2)]
+    assert read == first_stage + [(start, 1) for start in range(8)]
+    assert trainer.position.rows == [16, 8]
+    assert trainer.position.tokens == 4 * BATCH_TOKENS
+
+
+def test_muon_takes_matrices_and_adamw_the_rest() -> None:
+    module = TinyModule()
+    state = Optimizers(module, OptimizerSettings("muon")).state_dict()
+    assert [len(state[part]["param_groups"][0]["params"]) for part in ("0", "1")] == [3, 1]
+    assert list(Optimizers(nn.Linear(2, 2, bias=False), OptimizerSettings("muon")).state_dict()) == ["0"]
+
+
+def test_muon_leaves_the_router_of_a_mixture_of_experts_to_adamw() -> None:
+    """A row of a router is an expert: making the rows orthogonal forces all experts to be asked equally strongly."""
+    weight = nn.Parameter(torch.ones(2, 2))
+    names = ("model.layers.0.mlp.gate.weight", "router.weight", "gate.weight", "model.layers.0.mlp.gate_proj.weight")
+    assert [is_matrix(name, weight) for name in names] == [False, False, False, True]
+
+
+def test_a_module_without_trained_parameters_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing to train"):
+        Optimizers(nn.Linear(2, 2).requires_grad_(False), OptimizerSettings())
+
+
+def test_an_unknown_optimizer_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UserError, match="'sgd'; there are muon and adamw"):
+        optimizer_name("sgd")
+
+
+def test_a_budget_is_steps_or_seconds() -> None:
+    assert Budget(steps=4).progress(1, 99.0) == 0.25
+    assert Budget(seconds=50).progress(1, 99.0) == 1.0
+    with pytest.raises(ValueError, match="either"):
+        Budget(steps=1, seconds=1.0)
