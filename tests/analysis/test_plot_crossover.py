@@ -17,11 +17,12 @@ from fixtures_records import EXITING, RUN, baseline_row, batch, exiting_row, fai
 from matplotlib.colors import to_hex
 from matplotlib.container import ErrorbarContainer
 
-from benchctl.analysis.frame.comparison import Estimate, compare
-from benchctl.analysis.metrics.metric import SPEEDUP
+from benchctl.analysis.comparison import compare
+from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.plots.crossover import Curve, curves, draw_crossover, plot_crossover
 from benchctl.analysis.plots.style import SIZES, THEMES, Style
 from benchctl.analysis.stats.bootstrap import Interval
+from benchctl.analysis.stats.estimates import Estimate
 from benchctl.cli import main
 from benchctl.errors import UserError
 from benchctl.records.schema import Row

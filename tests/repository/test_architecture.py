@@ -56,8 +56,6 @@ DOORS: dict[str, tuple[str, ...]] = {
     "pandas": ("benchctl/analysis/",),
     "pynvml": ("benchctl/measuring/machine/gpu.py",),
     "pydantic": ("benchctl/records/",),
-    "rouge_score": ("benchctl/analysis/metrics/overlap.py",),
-    "sacrebleu": ("benchctl/analysis/metrics/overlap.py",),
     "rich": ("benchctl/cli/", "benchctl/analysis/tables/text.py"),
     "time": ("benchctl/measuring/clock.py", "benchctl/training/"),
     "torch": ("benchctl/conformance/", "benchctl/decoding/", "benchctl/measuring/", "benchctl/training/", "methods/"),

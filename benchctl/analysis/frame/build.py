@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from benchctl.analysis.aside import Aside
-from benchctl.analysis.frame.rounds import Round, round_of
+from benchctl.analysis.frame.fidelity import Round, round_of
 from benchctl.analysis.frame.rows import Columns, line_of
 from benchctl.errors import UserError
 from benchctl.records.reader import Lines, StoredRows, doubled

@@ -11,11 +11,12 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchctl.analysis.frame.comparison import Estimate, Group
+from benchctl.analysis.comparison import Group
 from benchctl.analysis.frame.groups import differences
-from benchctl.analysis.metrics.metric import SPEEDUP
+from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.plots.axes import LINE_SPACING, check_image, dress, headline, new_figure, save, wrapped
 from benchctl.analysis.plots.style import Mark, Style
+from benchctl.analysis.stats.estimates import Estimate
 from benchctl.errors import UserError
 
 _PANEL_INCHES = {"page": 4.2, "column": 2.7}  # without the legend
@@ -116,8 +117,8 @@ def _check(groups: Sequence[Group]) -> None:
         for other in differences(first, group.run):
             if other.field not in _MAY_DIFFER:
                 raise UserError(
-                    f"{other_path}: {other.field} is {other.other}, in {path} {other.one}, so not only the batch size "
-                    "differs. Name files that are alike in all else."
+                    f"{other_path}: {other.field} is {other.second}, in {path} {other.first}, so not only the "
+                    "batch size differs. Name files that are alike in all else."
                 )
         if size in sizes:
             raise UserError(f"{sizes[size]} and {other_path}: are of the same batch size in other modes. Name one.")
