@@ -78,7 +78,7 @@ OFFLOADING = Family(
     ),
 )
 AHEAD = Family(
-    "m2r2[mode=aot,{}]",
+    "m2r2_prefetch[{}]",
     "capacity=48,bandwidth_mb_s=300",
     (
         "capacity=16,bandwidth_mb_s=200",

@@ -77,7 +77,7 @@ def record(
     \b
     Examples:
       benchctl simulate record --model ref-moe --bench koala --limit 4 --out trace.jsonl
-      benchctl simulate record --model ref-moe --method 'm2r2[mode=aot,modules=my-modules]' --out trace.jsonl
+      benchctl simulate record --model ref-moe --method 'm2r2_prefetch[modules=my-modules]' --out trace.jsonl
     """
     from benchctl.decoding.experts.trace import write_trace
     from benchctl.measuring.prompts.prompt import load_suite

@@ -81,7 +81,7 @@ def record(recording: Recording, progress: Callable[[int], None] = lambda done: 
 
 
 def _loads_none(choice: Choice) -> UserError:
-    return UserError(f"{choice.label} loads no experts. Name a method that does: expert_offload or m2r2[mode=aot].")
+    return UserError(f"{choice.label} loads no experts. Name a method that does: expert_offload or m2r2_prefetch.")
 
 
 def _trace(

@@ -49,7 +49,7 @@ def test_where_computing_takes_no_time_another_setting_is_predicted_exactly(poli
     assert found.goal.startswith("met")
 
 
-@pytest.mark.parametrize("label", ["expert_offload[prefetch=next_gate,{}]", "m2r2[mode=aot,{}]"])
+@pytest.mark.parametrize("label", ["expert_offload[prefetch=next_gate,{}]", "m2r2_prefetch[{}]"])
 def test_what_was_predicted_in_one_setting_is_fetched_ahead_in_another(label: str) -> None:
     target = tiny_target("olmoe", layers=4)
     recorded = arm(label.format("capacity=12,bandwidth_mb_s=5"), target)
