@@ -71,7 +71,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     ),
     "urllib": ("benchctl/measuring/prompts/download.py",),
 }
-METHOD_LIBRARIES = {"torch"}
+METHOD_LIBRARIES = {"safetensors", "torch"}
 IMPORTED_AS = {"nvidia-ml-py": "pynvml"}
 PRINTERS = ("benchctl/cli/", "benchctl/analysis/tables/text.py")
 
