@@ -22,11 +22,10 @@ from benchctl import bundled as packs
 from benchctl.decoding.experts.offload import Offload, mixtures_of
 from benchctl.decoding.experts.tiers import Timer as Waits
 from benchctl.decoding.experts.trace import Generation, Trace
-from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.model.tokenizer import load_tokenizer
-from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.measuring.choices import Choice, Models, choose_method
 from benchctl.measuring.clock import Clock, Timer
@@ -187,7 +186,7 @@ def choose(models: Models) -> tuple[list[list[Choice]], dict[str, str]]:
 
 
 def _prepared(choice: Choice, target: Target) -> Arm:
-    ready = choice.prepare(target, lambda name: target, "")
+    ready = choice.prepare(target)
     offload = ready.method.offload if isinstance(ready.method, Offloading) else None
     assert offload is not None, "both families offload experts"
     return Arm(ready.label, ready.method, offload)
@@ -197,7 +196,7 @@ def decode_really(
     arm: Arm, target: Target, prompt_ids: Sequence[int], max_new_tokens: int, clock: Callable[[], float], timer: Waits
 ) -> Real:
     """One throttled generation."""
-    answer = decode(arm.method, target, prompt_ids, Limits(max_new_tokens), Sampling(), clock, timer=timer)
+    answer = decode(arm.method, target, DecodeRequest(prompt_ids, max_new_tokens, timer=timer, clock=clock))
     counts = answer.counters
     trace = _trace(arm, target, arm.offload.visits)
     return Real(answer.token_ids, sum(answer.step_s), counts["stall_s"], counts["loads"], trace)

@@ -13,10 +13,9 @@ from benchctl import bundled as packs
 from benchctl import registry
 from benchctl.decoding.experts.offload import Offload, mixtures_of
 from benchctl.decoding.experts.trace import Generation, Trace
-from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.model.tokenizer import load_tokenizer
-from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.measuring.check import choose_device
 from benchctl.measuring.choices import Choice, Models, choose_method
@@ -70,7 +69,7 @@ def record(recording: Recording, progress: Callable[[int], None] = lambda done: 
     decode_s = stall_s = 0.0
     for number, prompt in enumerate((recording.prompts[0], *recording.prompts)):
         ids = target.tokenizer.encode_chat([{"role": "user", "content": prompt.turns[0]}])
-        answer = decode(method, target, ids, Limits(recording.max_new_tokens), Sampling(), clock, timer=timer)
+        answer = decode(method, target, DecodeRequest(ids, recording.max_new_tokens, timer=timer, clock=clock))
         if number:
             generations.append(offload.visits)
             decode_s += sum(answer.step_s)

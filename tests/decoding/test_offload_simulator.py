@@ -11,8 +11,7 @@ from tiny import tiny_target
 from benchctl.decoding.experts.policies import POLICIES
 from benchctl.decoding.experts.trace import Generation as Visits
 from benchctl.decoding.experts.trace import Trace
-from benchctl.decoding.loop import Generation, Limits, decode
-from benchctl.decoding.sampling import Sampling
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.errors import UserError
 from benchctl.measuring.clock import Timer
 from benchctl.methods.expert_offload import ExpertOffload
@@ -182,8 +181,8 @@ def _real_and_simulated(
     options: dict[str, object] = {"blocking": True} if prefetch == "blocking" else {"prefetch": prefetch}
     bandwidth = 4 * 2 * 3 * 32 * 48 / 1e6 / transfer_s
     method = ExpertOffload(policy=policy, capacity=7, bandwidth_mb_s=bandwidth, **options)
-    method.prepare(target, lambda name: target, "")
-    real = decode(method, target, [5, 6, 7, 8], Limits(1 + tokens), Sampling(), timer.now_s, timer=timer)
+    method.prepare(target)
+    real = decode(method, target, DecodeRequest([5, 6, 7, 8], 1 + tokens, timer=timer, clock=timer.now_s))
     trace = Trace("tiny", False, 3, 6, 2, method.offload.expert_bytes, (method.offload.visits,))
     ways: dict[str, Prefetch] = {"next_gate": "recorded", "none": "none", "blocking": "blocking"}
     found = simulate(trace, Setting(policy, ways[prefetch], 7, bandwidth))

@@ -20,8 +20,7 @@ from untrained import untrained
 from benchctl.decoding.ahead import AheadOfTime, coming
 from benchctl.decoding.alignment import COSINE_SHARE, TwoStreams, slow_state
 from benchctl.decoding.gates import Interval, intervals_of
-from benchctl.decoding.loop import Limits, decode
-from benchctl.decoding.sampling import Sampling
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.errors import UserError
 from benchctl.methods.m2r2 import M2R2
 from benchctl.registry import build, canonical_label, parse_label
@@ -96,7 +95,7 @@ def test_the_experts_fetched_ahead_are_those_the_definition_names(spare: int) ->
     models, prompt = pair("mixtral", 3), prompt_of(9)
     method = prepared(f"m2r2[{OPTIONS},capacity=8,spare={spare}]", models.target)
     assert isinstance(method, M2R2)
-    got = decode(method, models.target, prompt, Limits(6), Sampling(), lambda: 0.0)
+    got = decode(method, models.target, DecodeRequest(prompt, 6))
     assert list(got.token_ids) == autoregressive(models.naive, prompt, 6)
     visits = method.offload.visits
     layers = models.target.layers
@@ -117,7 +116,7 @@ def test_output_is_the_resident_model_s(label: str, family: str) -> None:
     models = pair(family, 3)
     for prompt_tokens in (1, 13):
         method = prepared(label, models.target)
-        got = decode(method, models.target, prompt_of(prompt_tokens, 3), Limits(NEW_TOKENS), Sampling(), lambda: 0.0)
+        got = decode(method, models.target, DecodeRequest(prompt_of(prompt_tokens, 3), NEW_TOKENS))
         assert list(got.token_ids) == answer(family, 3, prompt_tokens)
         assert got.counters["loads"] > 0 and 0 <= got.counters["predicted_needed"] <= got.counters["predicted"]
 
@@ -129,7 +128,7 @@ def test_no_prediction_survives_its_prompt() -> None:
     assert isinstance(method, M2R2)
     found = []
     for prompt_tokens in (13, 1, 13, 1):
-        got = decode(method, models.target, prompt_of(prompt_tokens, 3), Limits(8), Sampling(), lambda: 0.0)
+        got = decode(method, models.target, DecodeRequest(prompt_of(prompt_tokens, 3), 8))
         assert method.offload is not None
         visits = [(visit.layer, visit.experts, visit.predicted) for visit in method.offload.visits]
         found.append((got.token_ids, visits))

@@ -20,11 +20,10 @@ from benchctl.decoding.experts.fast_tier import FastTier
 from benchctl.decoding.experts.offload import NextGate, Offload, OffloadSettings, Predictor, mixtures_of, rank_experts
 from benchctl.decoding.experts.policies import POLICIES, Key, Lru
 from benchctl.decoding.experts.tiers import FileTier, Link, Loader, MemoryTier, Slots, SlowTier, Timer
-from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.layers import ExpertWeights
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.measuring.check import check
 from benchctl.measuring.clock import Timer as RealTimer
@@ -52,9 +51,9 @@ def no_thread_is_left() -> Iterator[None]:
 
 
 def _decode(method: Method, on: Target, prompt: Sequence[int] = PROMPT, timer: Timer | None = None) -> Generation:
-    method.prepare(on, lambda name: on, "")
+    method.prepare(on)
     timer = timer or RealTimer()
-    return decode(method, on, prompt, Limits(NEW_TOKENS), Sampling(), timer.now_s, timer=timer)
+    return decode(method, on, DecodeRequest(prompt, NEW_TOKENS, timer=timer, clock=timer.now_s))
 
 
 def _logits(on: Target) -> Tensor:
@@ -67,7 +66,7 @@ def _logits(on: Target) -> Tensor:
 def test_logits_are_the_resident_models_to_the_bit(policy: str, capacity: int, prefetch: str) -> None:
     on = target()
     method = build(f"expert_offload[policy={policy},capacity={capacity},prefetch={prefetch}]")
-    method.prepare(on, lambda name: on, "")
+    method.prepare(on)
     with method.serve(on, None) as view:
         assert torch.equal(_logits(view), _logits(on))
 
@@ -250,7 +249,7 @@ class TestThrottled:
 
     def test_a_limited_bandwidth_needs_a_timer(self) -> None:
         method = ExpertOffload(bandwidth_mb_s=5.0)
-        method.prepare(target(), lambda name: target(), "")
+        method.prepare(target())
         with pytest.raises(ValueError, match="needs a timer"), method.serve(target(), None):
             pass
 
@@ -284,8 +283,8 @@ def test_the_thread_ends_where_the_method_fails(monkeypatch: pytest.MonkeyPatch)
 
 def test_without_a_timer_there_is_no_stall_rather_than_a_wrong_one() -> None:
     method = ExpertOffload()
-    method.prepare(target(), lambda name: target(), "")
-    counters = decode(method, target(), PROMPT, Limits(3), Sampling(), lambda: 0.0).counters
+    method.prepare(target())
+    counters = decode(method, target(), DecodeRequest(PROMPT, 3)).counters
     assert "stall_s" not in counters and counters["loads"] > 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -74,6 +75,14 @@ def rank_experts(block: Layer, state: Tensor, count: int) -> list[int]:
     logits = F.linear(block.mlp_norm(state), block.mlp.router)
     ranked: list[int] = logits[0].topk(min(count, logits.shape[-1])).indices.tolist()
     return ranked
+
+
+class OffloadsExperts(ABC):
+    """Mix-in of a method that decodes on an `Offload`: ``class Mine(Method, OffloadsExperts)``, with a `serve`."""
+
+    @abstractmethod
+    def counters(self) -> Mapping[str, float]:
+        """What the last generation counted, by name, see `Offload.counters`; read after `serve` has ended."""
 
 
 class Offload:
