@@ -3,8 +3,7 @@
 The comparators of expert loading ahead of time: which expert a full fast tier lets go (`policy`), and whether the next
 layer's experts are fetched while the present layer computes (`prefetch`). Eliseev, Mazur: Fast Inference of
 Mixture-of-Experts Language Models with Offloading, 2023, arXiv 2312.17238 (LRU, next gate); Hoang et al.: SpecMD: A
-Comprehensive Study On Speculative Expert Prefetching, 2026, arXiv 2602.03921 (Least-Stale, see offload.policies). There
-is no oracle here: what a text will need is known only once it is written. `benchctl simulate offload` has one.
+Comprehensive Study On Speculative Expert Prefetching, 2026, arXiv 2602.03921 (Least-Stale, see experts.policies).
 """
 
 from __future__ import annotations
@@ -74,8 +73,3 @@ class ExpertOffload(Method, OffloadsExperts):
 
     def counters(self) -> Mapping[str, float]:
         return self._offload.counters()
-
-    @property
-    def offload(self) -> Offload:
-        """For recording traces."""
-        return self._offload

@@ -15,11 +15,11 @@ from typing import Literal
 from torch import Tensor, nn
 
 from benchctl.decoding.accelerated import AdapterKind, AdapterSettings
-from benchctl.decoding.ahead import AheadOfTime, Loading
+from benchctl.decoding.ahead import Loading
 from benchctl.decoding.alignment import TwoStreams
 from benchctl.decoding.arla import Router
 from benchctl.decoding.dynamic import KvFillName, Leaving, RouterName
-from benchctl.decoding.experts.offload import Offload, OffloadSettings, OffloadsExperts, Tier
+from benchctl.decoding.experts.offload import OffloadSettings, OffloadsExperts, Tier
 from benchctl.decoding.experts.policies import PolicyName
 from benchctl.decoding.experts.tiers import Timer
 from benchctl.decoding.gate_draft import Drafting, Source
@@ -133,11 +133,6 @@ class M2R2(Method, Trainable, MonotoneThreshold, OffloadsExperts):
         streams = load_modules(self, "m2r2", target, self.modules)
         assert isinstance(streams, TwoStreams)
         self._decoding = decoding_of(self._how, target, streams)
-
-    @property
-    def offload(self) -> Offload | None:
-        """The experts in two tiers, for recording traces; of mode=aot only, once it is prepared."""
-        return self._decoding.offload if isinstance(self._decoding, AheadOfTime) else None
 
     def serve(self, target: Target, timer: Timer | None) -> AbstractContextManager[Target]:
         return self._decoding.serve(target, timer)
