@@ -7,7 +7,7 @@ decoding.alignment; leaving by a router is in decoding.dynamic, its training in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,16 +15,16 @@ from typing import Literal
 from torch import Tensor, nn
 
 from benchctl.decoding.accelerated import AdapterKind, AdapterSettings
-from benchctl.decoding.ahead import AheadOfTime, Loading
+from benchctl.decoding.ahead import Loading
 from benchctl.decoding.alignment import TwoStreams
 from benchctl.decoding.arla import Router
 from benchctl.decoding.dynamic import KvFillName, Leaving, RouterName
-from benchctl.decoding.experts.offload import Offload, OffloadSettings, Tier
+from benchctl.decoding.experts.offload import OffloadSettings, OffloadsExperts, Tier
 from benchctl.decoding.experts.policies import PolicyName
 from benchctl.decoding.experts.tiers import Timer
 from benchctl.decoding.gate_draft import Drafting, Source
 from benchctl.decoding.gates import Interval, check_gate, intervals_of, read_gates, unfit_gates
-from benchctl.decoding.method import Context, Method, Step
+from benchctl.decoding.method import Context, Method, MonotoneThreshold, Step
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.folder import load_modules
 from benchctl.decoding.modules.trainable import Lesson, SecondStage, Tally, Trainable, TrainingDefaults
@@ -33,7 +33,7 @@ from benchctl.errors import UserError
 
 
 @dataclass
-class M2R2(Method, Trainable):
+class M2R2(Method, Trainable, MonotoneThreshold, OffloadsExperts):
     """Say with the accelerated stream what the target will say, or which experts it will want, some layers later.
 
     mode          speculative (it drafts, the slow stream verifies: exact), dynamic (tokens leave at the first gate with
@@ -79,8 +79,7 @@ class M2R2(Method, Trainable):
     spare: int = 0
     training = TrainingDefaults(rate=2e-3, schedule="linear", epochs=5.0)
     trained_for = ("rate", "alpha")
-    one_by_one = "each sequence of a batch would accept, leave or load by itself"
-    higher_is_safer = True
+    no_batch_reason = "each sequence of a batch would accept, leave or load by itself"
     _how: How = field(init=False, repr=False, compare=False)
     _decoding: Method = field(init=False, repr=False, compare=False)
 
@@ -110,7 +109,7 @@ class M2R2(Method, Trainable):
         return intervals_of(self.gates, layers, self.rate, ahead=self.mode == "aot")
 
     def unsupported(self, target: TargetInfo) -> str | None:
-        problem = unfit_gates(self._parts(target.layers), target.layers, self.exit)
+        problem = super().unsupported(target) or unfit_gates(self._parts(target.layers), target.layers, self.exit)
         return problem or (self._how.unsupported(target) if isinstance(self._how, Loading) else None)
 
     def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
@@ -130,21 +129,16 @@ class M2R2(Method, Trainable):
     def yardsticks(self, module: nn.Module, lesson: Lesson) -> Mapping[str, Tally]:
         return streams_yardsticks(module, lesson)
 
-    def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:
+    def prepare(self, target: Target) -> None:
         streams = load_modules(self, "m2r2", target, self.modules)
         assert isinstance(streams, TwoStreams)
         self._decoding = decoding_of(self._how, target, streams)
-
-    @property
-    def offload(self) -> Offload | None:
-        """The experts in two tiers, for recording traces; of mode=aot only, once it is prepared."""
-        return self._decoding.offload if isinstance(self._decoding, AheadOfTime) else None
 
     def serve(self, target: Target, timer: Timer | None) -> AbstractContextManager[Target]:
         return self._decoding.serve(target, timer)
 
     def counters(self) -> Mapping[str, float]:
-        return self._decoding.counters()
+        return self._decoding.counters() if isinstance(self._decoding, OffloadsExperts) else {}
 
     def step(self, context: Context) -> Step:
         return self._decoding.step(context)

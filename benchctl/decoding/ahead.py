@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchctl.decoding.alignment import COSINE_SHARE, Trajectories, TwoStreams, trajectory_cosines
-from benchctl.decoding.experts.offload import Offload, OffloadSettings, rank_experts
+from benchctl.decoding.experts.offload import Offload, OffloadSettings, OffloadsExperts, rank_experts
 from benchctl.decoding.experts.tiers import Timer
 from benchctl.decoding.gates import Interval
 from benchctl.decoding.kv.stream import Stream
@@ -53,7 +53,7 @@ class Loading:
         return self.offload.unsupported(target)
 
 
-class AheadOfTime(Method):
+class AheadOfTime(Method, OffloadsExperts):
     """Decodes with both streams, and names for each layer they pass the experts of layers to come (a Predictor)."""
 
     def __init__(self, target: Target, streams: TwoStreams, how: Loading) -> None:

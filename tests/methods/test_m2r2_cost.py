@@ -12,9 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchctl.decoding.arla import LATENT
 from benchctl.decoding.gates import Interval, intervals
-from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.model.target import TargetInfo
-from benchctl.decoding.sampling import Sampling
 
 RANK = 5
 aten = torch.ops.aten
@@ -75,7 +74,7 @@ def counted(label: str, prompt: list[int]) -> tuple[Generation, float]:
     target = pair("llama").target
     method = prepared(label, target)
     with FlopCounterMode(display=False, custom_mapping={aten.addmm_: _in_place}) as counter:
-        generation = decode(method, target, prompt, Limits(NEW_TOKENS), Sampling(), lambda: 0.0)
+        generation = decode(method, target, DecodeRequest(prompt, NEW_TOKENS))
     counts = counter.get_flop_counts()["Global"]
     return generation, float(sum(counts.get(op, 0) for op in (aten.mm, aten.addmm, aten.addmm_)))
 
