@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from benchctl.decoding.adaptive import AdaptiveDepth, KvFill, View
 from benchctl.decoding.kv.kv_fill import absent, copy_h, copy_p, deferred_exact
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Context, Step
+from benchctl.decoding.method import Context, MonotoneThreshold, Step
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import balanced_loss, exit_yardsticks
 from benchctl.decoding.modules.trainable import Lesson, SecondStage, Tally, Trainable, TrainingDefaults
@@ -42,7 +42,7 @@ class GateView(View):
 
 
 @dataclass
-class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, Trainable):
+class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, Trainable, MonotoneThreshold):
     """Each token leaves at the first gate where the router is sure enough of the accelerated state.
 
     In each interval the last row runs twice, as the slow stream and as the accelerated one, which starts from the slow
@@ -63,7 +63,6 @@ class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, Trainable):
     kv_fill: Literal["rate_map", "copy_p", "copy_h", "deferred_exact", "absent"] = "rate_map"
     exactness = "lossy"
     reason = "tokens that leave early are not verified by the full target"
-    higher_is_safer = True
     _runs: dict[int, PairedRun] = field(init=False, repr=False, compare=False)
     _deciders: dict[int, Decider] = field(init=False, repr=False, compare=False)
     _fill: KvFill = field(init=False, repr=False, compare=False)
@@ -94,7 +93,7 @@ class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, Trainable):
         assert isinstance(module, TwoStreams)
         return gate_yardsticks(module, lesson) if module.router is None else router_yardsticks(module, lesson)
 
-    def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:
+    def prepare(self, target: Target) -> None:
         streams = self.load_streams("m2r2_dynamic", target)
         self._runs = {interval.gate: streams.run(interval, target.blocks) for interval in streams.intervals}
         router = streams.router

@@ -8,7 +8,7 @@ one, in addition to the distance to the trajectory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchctl.decoding.experts.offload import Offload, OffloadSettings, Tier, rank_experts
+from benchctl.decoding.experts.offload import Offload, OffloadSettings, OffloadsExperts, Tier, rank_experts
 from benchctl.decoding.experts.policies import PolicyName
 from benchctl.decoding.experts.tiers import Timer
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Context, Method, Step, all_layers, one_token
+from benchctl.decoding.method import Context, Step, all_layers, one_token
 from benchctl.decoding.model.layers import Experts, Layer
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.trainable import Lesson, Tally, Trainable, tally
@@ -32,7 +32,7 @@ from .m2r2.training import COSINE_SHARE, Trajectories, TwoStreams, trajectory_co
 
 
 @dataclass
-class M2R2Prefetch(TwoStreamMethod, Method, Trainable):
+class M2R2Prefetch(TwoStreamMethod, Trainable, OffloadsExperts):
     """Decode a mixture of experts out of a fast tier, fetching ahead what the accelerated stream predicts.
 
     modules   folder of the trained adapters
@@ -47,7 +47,7 @@ class M2R2Prefetch(TwoStreamMethod, Method, Trainable):
     bandwidth_mb_s: float = 0.0
     tier: Tier = "memory"
     spare: int = 0
-    one_by_one = "each sequence of a batch would need experts of its own"
+    no_batch_reason = "each sequence of a batch would need experts of its own"
     default_rate = 2.0
     compared = False
     _offload: Offload = field(init=False, repr=False, compare=False)
@@ -78,17 +78,12 @@ class M2R2Prefetch(TwoStreamMethod, Method, Trainable):
         assert isinstance(module, TwoStreams)
         return forecast_yardsticks(module, lesson)
 
-    def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:
+    def prepare(self, target: Target) -> None:
         streams = self.load_streams("m2r2_prefetch", target)
         self._offload = Offload(target, self._settings())
         blocks = self._offload.view.blocks
         self._predictor = StreamPredictor(blocks, streams.intervals, self._offload.top_k + self.spare)
         self._runs = [streams.run(interval, blocks, self._predictor.note) for interval in streams.intervals]
-
-    @property
-    def offload(self) -> Offload:
-        """The experts in two tiers, for recording traces; once the method is prepared."""
-        return self._offload
 
     def serve(self, target: Target, timer: Timer | None) -> AbstractContextManager[Target]:
         self._predictor.forget()  # the state of a generation that failed

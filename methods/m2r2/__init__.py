@@ -69,7 +69,7 @@ class M2R2(TwoStreamMethod, Speculative, Trainable):
             return problem
         return f"exit {self.exit} is not among the gates {'+'.join(map(str, gates))}"
 
-    def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:
+    def prepare(self, target: Target) -> None:
         streams = self.load_streams("m2r2", target)
         self._gate = self.exit or streams.intervals[0].gate
         interval = next(interval for interval in streams.intervals if interval.gate == self._gate)

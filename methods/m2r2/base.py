@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.folder import load_modules
 from benchctl.decoding.modules.low_rank import AdapterKind, AdapterSettings
@@ -19,8 +20,8 @@ from .training import TwoStreams, gate_loss, gate_yardsticks
 
 
 @dataclass
-class TwoStreamMethod(Trainable):
-    """Mix-in of the methods that run an accelerated stream; they may use each other's trained modules."""
+class TwoStreamMethod(Method, Trainable):
+    """Base of the methods that run an accelerated stream; they may use each other's trained modules."""
 
     modules: str = ""
     gates: str = ""
@@ -54,7 +55,7 @@ class TwoStreamMethod(Trainable):
         return intervals_between(gates, layers, self.rate or self.default_rate)
 
     def unsupported(self, target: TargetInfo) -> str | None:
-        return unfit_gates(self.intervals(target.layers), target.layers)
+        return super().unsupported(target) or unfit_gates(self.intervals(target.layers), target.layers)
 
     def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
         return self.build_streams(info, lm_head)

@@ -9,7 +9,7 @@ and what is assumed of heads that nobody measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -93,7 +93,7 @@ class Medusa(Speculative, Trainable):
                 f"or train as many: benchctl train 'medusa[heads={self.heads}]' --model MODEL --out FOLDER"
             )
 
-    def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:
+    def prepare(self, target: Target) -> None:
         trained = trained_options(self, "medusa", self.modules)
         if (published := read_published(self.modules)) is not None:
             self._heads = Heads(published.fit(target, self.heads), self.heads)

@@ -8,7 +8,7 @@ place of tuning all weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
@@ -80,7 +80,7 @@ class SkipDecode(Method, Batched, FixedDepths, Trainable):
         return self.adapters == "lora"
 
     def unsupported(self, target: TargetInfo) -> str | None:
-        return self.beyond(target.layers)
+        return super().unsupported(target) or self.beyond(target.layers)
 
     def beyond(self, layers: int) -> str | None:
         for name in ("max_layers", "min_layers", "warmup_layers"):
@@ -108,7 +108,7 @@ class SkipDecode(Method, Batched, FixedDepths, Trainable):
         assert isinstance(module, Adapters)
         return schedule_yardsticks(self.schedule(module.info.layers), module, lesson)
 
-    def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:
+    def prepare(self, target: Target) -> None:
         if self.needs_modules:
             trained_options(self, "skip_decode", self.modules)  # refuses lower depths than were trained
             module = load_modules(self, "skip_decode", target, self.modules)

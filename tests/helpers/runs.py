@@ -14,8 +14,8 @@ from oracles import Naive, Rounds, autoregressive, in_float64, noisy_copy
 from tiny import tiny_model
 from untrained import untrained_folder
 
-from benchctl.decoding.loop import Generation, Limits, decode
-from benchctl.decoding.method import Method
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
+from benchctl.decoding.method import Method, UsesDraftModel
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import TargetTokenizer
 from benchctl.decoding.modules.trainable import Trainable
@@ -157,15 +157,13 @@ def answer(family: str, seed: int, prompt_tokens: int) -> list[int]:
 
 def prepared(label: str, target: Target, draft: Target | None = None) -> Method:
     """A fresh method, ready for the target: with a draft model if there is one, with untrained modules if need be."""
-
-    def model(_name: str) -> Target:
-        assert draft is not None, "this method needs a draft model"
-        return draft
-
     method = build(label)
     if isinstance(method, Trainable) and method.needs_modules:
         method.modules = str(untrained_folder(label, method, target))
-    method.prepare(target, model, "draft")
+    if isinstance(method, UsesDraftModel):
+        assert draft is not None, "this method needs a draft model"
+        method.use_draft_model(draft)
+    method.prepare(target)
     return method
 
 
@@ -183,7 +181,9 @@ def run(
     method = prepared(label, target, draft)
     ticks = count()
     clock = lambda: float(next(ticks))  # noqa: E731
-    return decode(method, target, list(prompt), Limits(limit), sampling or Sampling(), clock, prompt_seed)
+    return decode(
+        method, target, DecodeRequest(list(prompt), limit, sampling or Sampling(), clock=clock, seed=prompt_seed)
+    )
 
 
 def rounds_of(generation: Generation) -> Rounds:

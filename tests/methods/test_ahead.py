@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lessons import lesson_of
+from offloading import recorded_visits
 from oracles import autoregressive
 from runs import NEW_TOKENS, Pair, answer, pair, prepared, prompt_of
 from torch import Tensor
@@ -17,8 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from two_streams import accelerated_states
 from untrained import untrained
 
-from benchctl.decoding.loop import Limits, decode
-from benchctl.decoding.sampling import Sampling
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.errors import UserError
 from benchctl.methods.m2r2 import M2R2
 from benchctl.methods.m2r2.gates import Interval
@@ -91,10 +91,9 @@ def test_the_experts_fetched_ahead_are_those_the_definition_names(spare: int) ->
     """Every visit of decoding, by full recomputation; the prompt's rows are not predicted for."""
     models, prompt = pair("mixtral", 3), prompt_of(9)
     method = prepared(f"m2r2_prefetch[{OPTIONS},capacity=8,spare={spare}]", models.target)
-    assert isinstance(method, M2R2Prefetch)
-    got = decode(method, models.target, prompt, Limits(6), Sampling(), lambda: 0.0)
+    with recorded_visits() as visits:
+        got = decode(method, models.target, DecodeRequest(prompt, 6))
     assert list(got.token_ids) == autoregressive(models.naive, prompt, 6)
-    visits = method.offload.visits
     layers = models.target.layers
     assert len(visits) == layers * 6 and not any(visit.predicted for visit in visits[:layers])
     for number, visit in enumerate(visits[layers:], layers):
@@ -103,8 +102,8 @@ def test_the_experts_fetched_ahead_are_those_the_definition_names(spare: int) ->
         assert set(visit.experts) == set(gate_logits(models, text)[visit.layer].topk(TOP_K).indices.tolist())
         for ahead, experts in visit.predicted.items():
             assert list(experts) == expected[ahead].topk(TOP_K + spare).indices.tolist()
-    ahead = {visit.layer: tuple(visit.predicted) for visit in visits[layers:]}
-    assert ahead == {0: (1,), 1: (2,), 2: (3,), 3: ()}
+    by_layer = {visit.layer: tuple(visit.predicted) for visit in visits[layers:]}
+    assert by_layer == {0: (1,), 1: (2,), 2: (3,), 3: ()}
 
 
 @pytest.mark.parametrize(
@@ -115,7 +114,7 @@ def test_output_is_the_resident_model_s(label: str, family: str) -> None:
     models = pair(family, 3)
     for prompt_tokens in (1, 13):
         method = prepared(label, models.target)
-        got = decode(method, models.target, prompt_of(prompt_tokens, 3), Limits(NEW_TOKENS), Sampling(), lambda: 0.0)
+        got = decode(method, models.target, DecodeRequest(prompt_of(prompt_tokens, 3), NEW_TOKENS))
         assert list(got.token_ids) == answer(family, 3, prompt_tokens)
         assert got.counters["loads"] > 0 and 0 <= got.counters["predicted_needed"] <= got.counters["predicted"]
 
@@ -127,8 +126,8 @@ def test_no_prediction_survives_its_prompt() -> None:
     assert isinstance(method, M2R2Prefetch)
     found = []
     for prompt_tokens in (13, 1, 13, 1):
-        got = decode(method, models.target, prompt_of(prompt_tokens, 3), Limits(8), Sampling(), lambda: 0.0)
-        visits = [(visit.layer, visit.experts, visit.predicted) for visit in method.offload.visits]
+        with recorded_visits() as visits:
+            got = decode(method, models.target, DecodeRequest(prompt_of(prompt_tokens, 3), 8))
         found.append((got.token_ids, visits))
         assert not any(predicted for _, _, predicted in visits[: models.target.layers])
         method._predictor.note(torch.zeros(1, models.target.info.hidden_size, dtype=torch.float64))

@@ -16,10 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from two_streams import accelerated_states, exit_states
 from untrained import facts_of, untrained
 
-from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.modules.exits import CE_SHARE
 from benchctl.decoding.modules.folder import save_modules
-from benchctl.decoding.sampling import Sampling
 from benchctl.methods.m2r2 import M2R2
 from benchctl.methods.m2r2.gates import Interval, intervals_between
 from benchctl.methods.m2r2.training import (
@@ -191,11 +190,8 @@ def test_training_lowers_the_loss_and_the_trained_stream_drafts_better_than_the_
     steps = {}
     for source in ("accelerated", "slow"):
         trained = build(f"m2r2[modules={tmp_path / 'trained'},gates=1+2,source={source}]")
-        trained.prepare(models.target, lambda name: models.target, "")
-        found = [
-            decode(trained, models.target, prompt_of(6, seed), Limits(NEW_TOKENS), Sampling(), lambda: 0.0)
-            for seed in range(4)
-        ]
+        trained.prepare(models.target)
+        found = [decode(trained, models.target, DecodeRequest(prompt_of(6, seed), NEW_TOKENS)) for seed in range(4)]
         assert [list(one.token_ids) for one in found] == [answer("llama", 0, 6)] + [
             list(o.token_ids) for o in found[1:]
         ]

@@ -14,7 +14,7 @@ from torch import Tensor
 from untrained import facts_of, untrained
 
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Context
 from benchctl.decoding.modules.folder import save_modules
 from benchctl.decoding.sampling import Sampling
@@ -178,10 +178,7 @@ def test_nothing_of_one_prompt_is_left_for_the_next() -> None:
     for fill in FILLS:
         label = label_of(GateRule("arla", 0.4, fill), "1+3")
         method = prepared(label, models.target)
-        again = [
-            decode(method, models.target, prompt_of(tokens), Limits(NEW_TOKENS), Sampling(), lambda: 0.0)
-            for tokens in (13, 2, 13)
-        ]
+        again = [decode(method, models.target, DecodeRequest(prompt_of(tokens), NEW_TOKENS)) for tokens in (13, 2, 13)]
         assert again[0] == again[2]
         assert again[1].token_ids == run(label, models.target, prompt_of(2), NEW_TOKENS).token_ids
 
@@ -220,10 +217,10 @@ def test_a_folder_without_a_router_serves_what_needs_none_and_says_how_to_get_on
     save_modules(folder, untrained(method, models.target), facts_of("m2r2", method, models.target))
     for options in ("m2r2[", "m2r2_dynamic[router=softmax_gap,", "m2r2_dynamic[router=state_cosine,"):
         served = build(f"{options}gates=1+3,modules={folder}]")
-        served.prepare(models.target, lambda name: models.target, "")
+        served.prepare(models.target)
     asking = build(f"m2r2_dynamic[router={router},gates=1+3,modules={folder}]")
     with pytest.raises(UserError) as refusal:
-        asking.prepare(models.target, lambda name: models.target, "")
+        asking.prepare(models.target)
     said = str(refusal.value)
     assert f"{folder}: holds no router; train one" in said
     assert f"benchctl train 'm2r2_dynamic[router={router},modules={folder}]' --model MODEL --out NEW" in said
@@ -234,10 +231,10 @@ def test_a_folder_with_a_router_serves_every_mode_but_another_router(tmp_path: P
     save_modules(tmp_path / "both", untrained(method, models.target), facts_of("m2r2_dynamic", method, models.target))
     for options in ("m2r2[", "m2r2_dynamic[", "m2r2_dynamic[router=softmax_max,"):
         served = build(f"{options}gates=1+3,modules={tmp_path / 'both'}]")
-        served.prepare(models.target, lambda name: models.target, "")
+        served.prepare(models.target)
     other = build(f"m2r2_dynamic[router=linear,gates=1+3,modules={tmp_path / 'both'}]")
     with pytest.raises(UserError, match="they were trained with router=arla"):
-        other.prepare(models.target, lambda name: models.target, "")
+        other.prepare(models.target)
 
 
 @pytest.mark.parametrize("option", ["rate=2.0", "alpha=9.0"])
@@ -247,7 +244,7 @@ def test_adapters_trained_for_another_rate_or_scale_are_refused(tmp_path: Path, 
     save_modules(tmp_path / "m", untrained(method, models.target), facts_of("m2r2", method, models.target))
     other = build(f"m2r2[gates=1+3,{option},modules={tmp_path / 'm'}]")
     with pytest.raises(UserError, match=f"trained with {option.partition('=')[0]}="):
-        other.prepare(models.target, lambda name: models.target, "")
+        other.prepare(models.target)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from two_streams import accelerated_states, beam_drafter, guess
 from untrained import facts_of, untrained
 
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Context, Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folder import save_modules
@@ -46,7 +46,7 @@ def accompanied(target: Target, module: TwoStreams, interval: Interval, stream: 
 
 
 def _generate(method: Method, models: Pair, prompt: list[int], limit: int = NEW_TOKENS) -> Generation:
-    return decode(method, models.target, prompt, Limits(limit), Sampling(), lambda: 0.0)
+    return decode(method, models.target, DecodeRequest(prompt, limit))
 
 
 @torch.inference_mode()
@@ -194,7 +194,7 @@ def test_modules_of_other_gates_are_refused_and_the_error_names_those_they_have(
     save_modules(tmp_path / "m", untrained(method, models.target), facts_of("m2r2", method, models.target))
     other = build(f"m2r2[modules={tmp_path / 'm'},gates=2]")
     with pytest.raises(UserError, match=r"trained with gates=1\+3"):
-        other.prepare(models.target, lambda name: models.target, "")
+        other.prepare(models.target)
 
 
 @pytest.mark.parametrize(
@@ -258,5 +258,5 @@ def test_every_mode_decodes_in_the_precision_of_a_gpu(family: str, dtype: torch.
     for label in [*labels, *(["m2r2_prefetch"] if family == "olmoe" else [])]:
         method = prepared(label, target)
         for sampling in (Sampling(), Sampling(temperature=0.8, top_p=0.9)):
-            got = decode(method, target, prompt_of(9), Limits(12), sampling, lambda: 0.0)
+            got = decode(method, target, DecodeRequest(prompt_of(9), 12, sampling))
             assert len(got.token_ids) == 12

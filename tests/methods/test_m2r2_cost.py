@@ -10,9 +10,8 @@ import torch
 from runs import LAYERS, NEW_TOKENS, pair, prepared, prompt_of
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.model.target import TargetInfo
-from benchctl.decoding.sampling import Sampling
 from benchctl.methods.m2r2.gates import Interval, intervals_between
 from benchctl.methods.m2r2.routers import LATENT
 
@@ -75,7 +74,7 @@ def counted(label: str, prompt: list[int]) -> tuple[Generation, float]:
     target = pair("llama").target
     method = prepared(label, target)
     with FlopCounterMode(display=False, custom_mapping={aten.addmm_: _in_place}) as counter:
-        generation = decode(method, target, prompt, Limits(NEW_TOKENS), Sampling(), lambda: 0.0)
+        generation = decode(method, target, DecodeRequest(prompt, NEW_TOKENS))
     counts = counter.get_flop_counts()["Global"]
     return generation, float(sum(counts.get(op, 0) for op in (aten.mm, aten.addmm, aten.addmm_)))
 

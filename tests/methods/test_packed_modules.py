@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from tiny import tiny_folder
 
 from benchctl import bundled as packs
-from benchctl.decoding.experts.trace import read_trace
 from benchctl.records.writer import read
 from benchctl.training.pack import FILES
 
@@ -119,20 +118,3 @@ def test_embedded_modules_for_other_options_leave_a_method_out_of_all(
     assert found["expert_offload"] == ""
     assert str(pack_moe) not in (tmp_path / "all.jsonl").read_text()
     assert "they were trained with gates=1+2" in refused(*_run(made_moe, tmp_path / "one.jsonl", "m2r2"), *model)
-
-
-def test_a_trace_is_recorded_with_embedded_modules_and_says_nothing_of_places(
-    made_moe: Path, pack_moe: Path, tmp_path: Path
-) -> None:
-    words = ("--bench", made_moe / "mine.jsonl", "--max-new-tokens", 4, "--model", "tiny-moe")
-    named = f"m2r2_prefetch[modules={made_moe / 'ahead'},gates=1+2]"
-    for out, label in (("embedded", "m2r2_prefetch[gates=1+2]"), ("named", named)):
-        done("simulate", "record", "--method", label, *words, "--out", tmp_path / out)
-    traces = {name: read_trace(tmp_path / name) for name in ("embedded", "named")}
-    assert traces["embedded"].source.startswith("m2r2_prefetch[gates=1+2] on tiny-moe")
-    assert traces["named"].source.startswith("m2r2_prefetch[modules=ahead,gates=1+2] on tiny-moe")
-    assert any(visit.predicted for visit in traces["embedded"].generations[0])
-    told = refused(
-        "simulate", "record", "--method", "m2r2_prefetch", *words[:-1], "tiny-target", "--out", tmp_path / "x"
-    )
-    assert "no trained modules; train some with" in told

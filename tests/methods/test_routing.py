@@ -242,7 +242,7 @@ def test_one_folder_then_serves_every_mode(trained: Path) -> None:
     target = Target.load(trained / "target")
     for options in ("m2r2[", "m2r2_dynamic[", "m2r2_dynamic[router=state_cosine,"):
         method = build(f"{options}gates=1+2,modules={trained / 'both'}]")
-        method.prepare(target, lambda name: target, "")
+        method.prepare(target)
     facts = read_facts(str(trained / "both"))
     assert (facts.options["router"], "modules" in facts.options) == ("arla", False)
     assert set(facts.yardsticks) > {"exit_1_found", "exit_2_held", "agreement", "depth"}

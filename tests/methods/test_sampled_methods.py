@@ -11,7 +11,7 @@ from runs import prepared
 from tiny import tiny_model, tiny_target
 
 from benchctl.conformance.chances import distribution, total_variation
-from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
 
@@ -52,7 +52,7 @@ def generate(label: str, target: Target | None = None, draft: Target | None = No
     """An answer of model 1, with model 2 as draft model, or of others."""
     target = target or model(1)
     method = prepared(label, target, draft or model(2))
-    generation = decode(method, target, PROMPT, Limits(TOKENS), SAMPLING, lambda: 0.0)
+    generation = decode(method, target, DecodeRequest(PROMPT, TOKENS, SAMPLING))
     return generation.token_ids
 
 

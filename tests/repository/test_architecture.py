@@ -26,7 +26,6 @@ LAYERS: dict[str, set[str]] = {
     "benchctl.options": set(),
     "benchctl.bundled": set(),
     "benchctl.records": set(),
-    "benchctl.offload": {"decoding"},
     "benchctl.decoding": set(),
     "benchctl.methods": {"decoding"},
     "benchctl.judging": {"records"},

@@ -65,7 +65,7 @@ def train_modules(options: TrainOptions, label_text: str, around: Surroundings) 
     _check_first_stage(method, label)
     options = options.with_defaults(_learning(method))
     check(options, around, options.model, method.modules)
-    files = find_target(options.model, method_class(label.name).knows_encoders)
+    files = find_target(options.model, method_class(label.name).supports_encoder_decoder)
     check_method(method, label, files)
     check_rows(files, options.row_tokens)
     chat = chat_of(files)
@@ -91,7 +91,7 @@ def train_modules(options: TrainOptions, label_text: str, around: Surroundings) 
         method=f"{files.name} itself stood still{_what_else(method)}. It read {text.told}.",
         use=f"benchctl run --model {{model}} --method '{_with_modules(label)}'",
         held_out=run.held_out,
-        tokens="decoder tokens" if target.info.encodes else "tokens",
+        tokens="decoder tokens" if target.info.is_encoder_decoder else "tokens",
     )
     write_result(options.out, result, run, corpus, files.name, around.provenance)
     return result
