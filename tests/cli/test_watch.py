@@ -19,10 +19,9 @@ from benchctl.analysis.metrics.metric import ACCEPTANCE_RATE, SPEEDUP, TOKEN_AGR
 from benchctl.cli import main
 from benchctl.cli.watch import BUSY, follow, view
 from benchctl.errors import UserError
-from benchctl.records.linefile import being_written
 from benchctl.records.reader import StoredRows
 from benchctl.records.schema import Row, to_line
-from benchctl.records.writer import Writer, read
+from benchctl.records.writer import Writer, being_written, read
 
 ONCE = replace(RUN, repeats=1)
 

@@ -54,7 +54,6 @@ DOORS: dict[str, tuple[str, ...]] = {
     "openai": ("judges/",),
     "pandas": ("benchctl/analysis/",),
     "pynvml": ("benchctl/measuring/machine/gpu.py",),
-    "pydantic": ("benchctl/records/",),
     "rouge_score": ("benchctl/analysis/metrics/overlap.py",),
     "sacrebleu": ("benchctl/analysis/metrics/overlap.py",),
     "rich": ("benchctl/cli/", "benchctl/analysis/tables/text.py"),
