@@ -54,8 +54,6 @@ DOORS: dict[str, tuple[str, ...]] = {
     "openai": ("judges/",),
     "pandas": ("benchctl/analysis/",),
     "pynvml": ("benchctl/measuring/machine/gpu.py",),
-    "rouge_score": ("benchctl/analysis/metrics/overlap.py",),
-    "sacrebleu": ("benchctl/analysis/metrics/overlap.py",),
     "rich": ("benchctl/cli/", "benchctl/analysis/tables/text.py"),
     "time": ("benchctl/measuring/clock.py", "benchctl/training/"),
     "torch": ("benchctl/conformance/", "benchctl/decoding/", "benchctl/measuring/", "benchctl/training/", "methods/"),

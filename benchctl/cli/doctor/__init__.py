@@ -25,8 +25,7 @@ from benchctl.cli import completion as completing
 @click.option(
     "--aa",
     is_flag=True,
-    help="Set the baseline against itself instead: in FILES, or in a small run of its own. Writes --out, for `benchctl "
-    "compare --floor`.",
+    help="Compare the baseline with itself instead: in FILES, or in a new small run. Writes the result to --out.",
 )
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="CPU threads of torch.")
 @click.option(
