@@ -16,7 +16,7 @@ from test_sampled_methods import PROMPT, SAMPLING, TOKENS, model, truth
 from torch import nn
 from untrained import facts_of, untrained
 
-from benchctl.conformance.chances import distribution, total_variation
+from benchctl.conformance.enumeration import distribution, total_variation
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.medusa_heads import path_shares, sparse_plan, told_tree
 from benchctl.decoding.model.target import Target
