@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from benchctl.cli import completion as completing
-from benchctl.cli.doctor.findings import tell_findings
+from benchctl.cli.doctor.methods import print_findings
 
 if TYPE_CHECKING:
     from benchctl.conformance.findings import Finding
@@ -121,7 +121,7 @@ def verify(
         ModelSettings(model, draft_model, "float64", device, threads),
         lambda notice: click.echo(f"Note: {notice}", err=True),
     )
-    tell_findings(_findings(own, max_new_tokens, draws), WHAT, as_json)
+    print_findings(_findings(own, max_new_tokens, draws), WHAT, as_json)
 
 
 def _findings(own: OwnModel, new_tokens: int, draws: int) -> Iterator[tuple[str, Iterator[Finding]]]:
