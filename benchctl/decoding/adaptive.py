@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import ClassVar, Literal
 
@@ -21,22 +21,11 @@ Measure = Literal["softmax_gap", "softmax_max", "state_cosine"]
 
 
 class View:
-    """One row at a possible exit: its state after ``layer`` layers, the one before, and logits made on demand.
+    """One row at a possible exit: its state after ``layer`` layers, the one before, and logits made on demand."""
 
-    ``trail``: where the state is the accelerated one of M2R2, all [1, width] that led to it since the gate below.
-    """
-
-    def __init__(
-        self,
-        layer: int,
-        state: Tensor,
-        previous: Tensor | None,
-        head: Callable[[Tensor], Tensor],
-        trail: Sequence[Tensor] = (),
-    ) -> None:
+    def __init__(self, layer: int, state: Tensor, previous: Tensor | None, head: Callable[[Tensor], Tensor]) -> None:
         self.layer = layer
         self.state = state
-        self.trail = trail
         self._previous = previous
         self._head = head
 

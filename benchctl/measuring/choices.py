@@ -159,7 +159,9 @@ def _choose(text: str) -> Choice:
 def _with_embedded(choice: Choice, target: str) -> Choice:
     if choice.modules != "":
         return choice
-    return replace(choice, embedded=str(packs.modules_for(target, choice.name) or ""))
+    assert isinstance(choice.method, Trainable)
+    name = choice.method.modules_name(choice.name)
+    return replace(choice, embedded=str(packs.modules_for(target, name) or ""))
 
 
 def _check_one_draft(drafts: Sequence[str]) -> None:

@@ -93,12 +93,12 @@ def test_what_a_method_hands_its_steps_to_is_told_by_part_and_no_part_twice() ->
     """Each part counts what it does itself, so all parts and the head of a token that left nowhere are the step."""
     target = pair("llama").target
     head = 2 * target.info.hidden_size * target.vocabulary
-    steps = counted("m2r2[mode=dynamic,gates=1+3,router=softmax_gap,threshold=0.1,kv_fill=copy_h]")
+    steps = counted("m2r2_dynamic[gates=1+3,router=softmax_gap,threshold=0.1,kv_fill=copy_h]")
     assert len({step.work.spans[-1].last for step in steps}) > 1, "some leave, some stay"
     for step in steps:
         stays = step.work.spans[-1].last == target.layers
         assert step.took.parts["decide"] == (len(step.work.heads) - stays) * head
-        assert step.took.parts["accompany"] > 0
+        assert step.took.parts["run_rows"] > 0
         assert step.took.seconds == sum(step.took.parts.values()) + stays * head
 
 

@@ -56,5 +56,5 @@ def found_share(chances: np.ndarray, drawn: np.ndarray) -> float:
     source = np.random.default_rng(2)
     expected: dict[Text, float] = {(cell,): float(chance) for cell, chance in enumerate(chances)}
     sets = source.multinomial(10_000, drawn, size=300)
-    drawn_counts = [Counter({(n,): int(k) for n, k in enumerate(one)}) for one in sets]
+    drawn_counts: list[Counter[Text]] = [Counter({(n,): int(k) for n, k in enumerate(one)}) for one in sets]
     return float(np.mean([p_of(counts, expected) < SIGNIFICANCE for counts in drawn_counts]))

@@ -155,7 +155,7 @@ def test_the_phases_of_every_method_add_up_to_its_steps_and_change_nothing_else(
     assert any(split.phases["draft"]) or not any(step.drafted for step in split.steps)
 
 
-@pytest.mark.parametrize("label", ["autoregressive", "two_model", "m2r2[mode=dynamic,threshold=0.5]"])
+@pytest.mark.parametrize("label", ["autoregressive", "two_model", "m2r2_dynamic[threshold=0.5]"])
 def test_nobody_reads_the_clock_within_a_step_that_is_not_split(label: str) -> None:
     """So the hook costs a headline nothing but calls that do nothing."""
     models = pair("llama")

@@ -64,8 +64,8 @@ EXACT = (
     "m2r2[width=3]",
     "m2r2[source=exit,width=2,draft_tokens=3]",
     "m2r2[source=slow,gates=3]",
-    "m2r2[mode=dynamic,threshold=2]",
-    "m2r2[mode=dynamic,threshold=2,gates=2,router=softmax_gap,kv_fill=deferred_exact]",
+    "m2r2_dynamic[threshold=2]",
+    "m2r2_dynamic[threshold=2,gates=2,router=softmax_gap,kv_fill=deferred_exact]",
 )
 # Exact too, but only a mixture of experts can run them.
 OF_EXPERTS = (
@@ -73,8 +73,8 @@ OF_EXPERTS = (
     "expert_offload[policy=on_demand,capacity=2,blocking=true]",
     "expert_offload[policy=lfu,prefetch=next_gate,capacity=3]",
     "expert_offload[policy=least_stale,prefetch=next_gate,capacity=5,spare=1,tier=file]",
-    "m2r2[mode=aot]",
-    "m2r2[mode=aot,gates=1+3,policy=lfu,capacity=2,spare=2,tier=file]",
+    "m2r2_prefetch",
+    "m2r2_prefetch[gates=1+3,policy=lfu,capacity=2,spare=2,tier=file]",
 )
 # Lossy too; tokens leave out layers below others that they run, so their caches are audited in tests of their own.
 SKIPPING = (
@@ -93,9 +93,9 @@ LOSSY = (
     "deed[threshold=0.3]",
     *SKIPPING,
     "medusa[accept=typical]",
-    "m2r2[mode=dynamic,threshold=0.5]",
-    "m2r2[mode=dynamic,threshold=0.5,router=linear,kv_fill=absent]",
-    "m2r2[mode=dynamic,threshold=0.2,router=softmax_gap,kv_fill=deferred_exact]",
+    "m2r2_dynamic[threshold=0.5]",
+    "m2r2_dynamic[threshold=0.5,router=linear,kv_fill=absent]",
+    "m2r2_dynamic[threshold=0.2,router=softmax_gap,kv_fill=deferred_exact]",
 )
 
 

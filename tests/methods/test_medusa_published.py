@@ -18,8 +18,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from benchctl.decoding.loop import DecodeRequest, decode
-from benchctl.decoding.medusa_heads import Heads
-from benchctl.decoding.medusa_published import read_published
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folder import modules_sha256
 from benchctl.errors import UserError
@@ -28,6 +26,8 @@ from benchctl.measuring.choices import Models, choose_methods
 from benchctl.measuring.run import run
 from benchctl.measuring.settings import RepeatSettings
 from benchctl.methods.medusa import Medusa
+from benchctl.methods.medusa.heads import Heads
+from benchctl.methods.medusa.published import read_published
 from benchctl.records.writer import read
 
 Weights = dict[str, Tensor]

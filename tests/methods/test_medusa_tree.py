@@ -18,11 +18,11 @@ from untrained import facts_of, untrained
 
 from benchctl.conformance.enumeration import distribution, total_variation
 from benchctl.decoding.loop import DecodeRequest, decode
-from benchctl.decoding.medusa_heads import path_shares, sparse_plan, told_tree
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folder import FACTS, save_modules
 from benchctl.errors import UserError
 from benchctl.methods.medusa import Medusa
+from benchctl.methods.medusa.heads import path_shares, sparse_plan, told_tree
 
 TOLD = {"0": 0.6, "0 1": 0.5, "0 1 0": 0.4, "1": 0.2, "1 2": 0.1}  # ends in second and third picks
 

@@ -40,11 +40,11 @@ from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.adapters import distil_losses
 from benchctl.decoding.modules.exits import CE_SHARE
 from benchctl.decoding.modules.folder import read_facts, save_modules
-from benchctl.decoding.routed import RoutedDepth, most_weighty, routed_blocks, routed_texts
-from benchctl.decoding.routed_run import bound_of
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.methods.mixture_of_depths import MixtureOfDepths
+from benchctl.methods.mixture_of_depths.routers import RoutedDepth, most_weighty, routed_blocks, routed_texts
+from benchctl.methods.mixture_of_depths.run import bound_of
 from benchctl.registry import build
 from benchctl.training.modules.teacher import LessonMaker, ModuleObjective
 from benchctl.training.trainer import Data, Trainer
@@ -178,7 +178,7 @@ def test_a_step_marks_a_token_that_passed_by_once_and_builds_no_mask(prompt_toke
         context = Context(view, Stream(view, 64), prompt, prompt_tokens, 24, Sampling(), _generator())
         context.tokens.append(method.start(context))
         for index in routed_blocks(LAYERS):  # what passed by in prefill is marked when a block is next asked for it
-            assert context.stream.cache.hiding(index, prompt_tokens) is not None
+            assert context.stream.cache.absent_bias(index, prompt_tokens) is not None
         before = sum(map(len, context.stream.cache.absent))
         with Made() as made:
             for _ in range(16):

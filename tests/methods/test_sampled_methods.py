@@ -39,7 +39,7 @@ LABELS = (
     "m2r2[draft_tokens=3,confidence=0.4]",
     "m2r2[draft_tokens=2,width=2]",
     "m2r2[draft_tokens=2,width=3,source=exit,confidence=0.2]",
-    "m2r2[mode=dynamic,threshold=2]",
+    "m2r2_dynamic[threshold=2]",
 )
 
 
@@ -114,7 +114,7 @@ def test_heads_padded_to_different_widths_leave_the_distribution_alone(wider: st
         "early_exit[threshold=0,exits=1]",
         "early_exit[threshold=0.3]",
         "medusa[accept=typical]",
-        "m2r2[mode=dynamic,threshold=0]",
+        "m2r2_dynamic[threshold=0]",
     ],
 )
 def test_lossy_method_does_not(label: str) -> None:

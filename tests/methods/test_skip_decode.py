@@ -19,7 +19,6 @@ from untrained import facts_of, untrained, untrained_folder
 
 from benchctl.conformance.examine import examine
 from benchctl.decoding.batch import decode_batch
-from benchctl.decoding.depth_schedule import DepthSchedule, scheduled_states, text_depths
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Context
@@ -30,6 +29,7 @@ from benchctl.decoding.modules.trainable import Lesson, Tally
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.methods.skip_decode import SkipDecode
+from benchctl.methods.skip_decode.schedule import DepthSchedule, scheduled_states, text_depths
 from benchctl.registry import build
 
 MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))

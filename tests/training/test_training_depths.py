@@ -13,9 +13,9 @@ from plain_depths import plan_of_depths, planned_states, said_by
 from runs import prompt_of
 from tiny import tiny_folder, tiny_model
 
-from benchctl.decoding.depth_schedule import DepthSchedule, text_depths
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
+from benchctl.methods.skip_decode.schedule import DepthSchedule, text_depths
 from benchctl.registry import build
 from benchctl.training.data.packing import Batch
 from benchctl.training.scheduled import ScheduledDepth

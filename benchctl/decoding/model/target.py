@@ -259,11 +259,9 @@ class Target:
         positions: Sequence[int],
         ancestors: Sequence[Sequence[int]] | None = None,
         skip: int = 0,
-        companions: int = 0,
-        hiding: Tensor | None = None,
     ) -> Layout:
         """Where rows stand; see Layout."""
-        where = (base, positions, ancestors, self.rotary, skip, companions, hiding)
+        where = (base, positions, ancestors, self.rotary, skip)
         return Layout(*where) if self.encoder is None else RelativeLayout(self.encoder.biases, *where)
 
     def run(self, rows: Tensor, cache: Cache, first: int, last: int, layout: Layout) -> Tensor:

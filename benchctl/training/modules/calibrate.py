@@ -113,7 +113,7 @@ def _check_method(label: Label, model: str) -> str:
         raise UserError(f"{label.text} says what the target says whatever its threshold; calibrate a lossy mode")
     if not (isinstance(method, Trainable) and method.needs_modules):
         return ""
-    modules = method.modules or str(packs.modules_for(model, label.name) or "")
+    modules = method.modules or str(packs.modules_for(model, method.modules_name(label.name)) or "")
     trained_options(method, label.name, modules)
     return modules
 

@@ -2,8 +2,7 @@
 
 Raposo et al.: Mixture-of-Depths: Dynamically allocating compute in transformer-based language models, 2024, arXiv
 2404.02258. Theirs is trained from nothing; here a trained target, frozen, is adapted to it by routers, predictors and
-low-rank adapters, which is ours, as is the falling capacity. See decoding.routed, decoding.routed_run and
-decoding.adapted.
+low-rank adapters, which is ours, as is the falling capacity.
 """
 
 from __future__ import annotations
@@ -14,15 +13,16 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from benchctl.decoding.accelerated import AdapterSettings
 from benchctl.decoding.experts.tiers import Timer
 from benchctl.decoding.method import Context, Method, Step, one_token
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.folder import load_modules
+from benchctl.decoding.modules.low_rank import AdapterSettings
 from benchctl.decoding.modules.trainable import Lesson, Tally, Trainable, TrainingDefaults
-from benchctl.decoding.routed import RoutedDepth, routed_loss, routed_yardsticks
-from benchctl.decoding.routed_run import RoutedRun, bound_of
 from benchctl.errors import UserError
+
+from .routers import RoutedDepth, routed_loss, routed_yardsticks
+from .run import RoutedRun, bound_of
 
 
 @dataclass

@@ -3,7 +3,7 @@
 Del Corro et al.: SkipDecode: Autoregressive Skip Decoding with Batching and Caching for Efficient LLM Inference, 2023,
 arXiv 2307.02628. A few layers at the bottom always run, then the top ones; no key or value is ever missing, and all
 sequences of a batch run the same layers. Ours: the defaults, which the paper does not give, and low-rank adapters in
-place of tuning all weights. Schedule and training: decoding.depth_schedule; adapters: decoding.adapted.
+place of tuning all weights.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from benchctl.decoding.accelerated import AdapterSettings
 from benchctl.decoding.batch import Batched
-from benchctl.decoding.depth_schedule import DepthSchedule, FixedDepths, schedule_loss, schedule_yardsticks
 from benchctl.decoding.experts.tiers import Timer
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Method, Step, one_token
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.adapters import Adapters
 from benchctl.decoding.modules.folder import load_modules, trained_options
+from benchctl.decoding.modules.low_rank import AdapterSettings
 from benchctl.decoding.modules.trainable import Lesson, Tally, Trainable, TrainingDefaults
 from benchctl.errors import UserError
+
+from .schedule import DepthSchedule, FixedDepths, schedule_loss, schedule_yardsticks
 
 
 @dataclass
