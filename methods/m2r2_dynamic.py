@@ -20,7 +20,7 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, MonotoneThreshold, Step
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import balanced_loss, exit_yardsticks
-from benchctl.decoding.modules.trainable import Lesson, SecondStage, Tally, Trainable, TrainingDefaults
+from benchctl.decoding.modules.trainable import Lesson, SecondStage, Tally, TrainingDefaults
 
 from .m2r2.base import TwoStreamMethod
 from .m2r2.gates import Interval, between

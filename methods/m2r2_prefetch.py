@@ -23,7 +23,7 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Step, all_layers, one_token
 from benchctl.decoding.model.layers import Experts, Layer
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.modules.trainable import Lesson, Tally, Trainable, tally
+from benchctl.decoding.modules.trainable import Lesson, Tally, tally
 
 from .m2r2.base import TwoStreamMethod
 from .m2r2.gates import Interval
