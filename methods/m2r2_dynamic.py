@@ -42,7 +42,7 @@ class GateView(View):
 
 
 @dataclass
-class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, Trainable, MonotoneThreshold):
+class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, MonotoneThreshold):
     """Each token leaves at the first gate where the router is sure enough of the accelerated state.
 
     In each interval the last row runs twice, as the slow stream and as the accelerated one, which starts from the slow

@@ -32,7 +32,7 @@ from .m2r2.training import COSINE_SHARE, Trajectories, TwoStreams, trajectory_co
 
 
 @dataclass
-class M2R2Prefetch(TwoStreamMethod, Trainable, OffloadsExperts):
+class M2R2Prefetch(TwoStreamMethod, OffloadsExperts):
     """Decode a mixture of experts out of a fast tier, fetching ahead what the accelerated stream predicts.
 
     modules   folder of the trained adapters
