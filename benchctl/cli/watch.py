@@ -56,7 +56,7 @@ def watch(file: Path, once: bool, every_s: float) -> None:
 
     from benchctl.analysis.following import Follower
     from benchctl.measuring.clock import Timer
-    from benchctl.records.linefile import being_written
+    from benchctl.records.writer import being_written
 
     follower = Follower(file)
     console = Console()

@@ -22,10 +22,9 @@ from benchctl.analysis.stats.estimates import Estimate
 from benchctl.cli import main
 from benchctl.cli.watch import BUSY, follow, view
 from benchctl.errors import UserError
-from benchctl.records.linefile import being_written
 from benchctl.records.reader import StoredRows
 from benchctl.records.schema import Row, to_line
-from benchctl.records.writer import Writer, read
+from benchctl.records.writer import Writer, being_written, read
 
 ONCE = replace(RUN, repeats=1)
 
