@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from benchctl.analysis.comparison import Group, MethodFigures
-from benchctl.analysis.frame.build import measured_apart, pair
+from benchctl.analysis.frame.build import pair
 from benchctl.analysis.frame.fidelity import Round, broken, claims_exact, last_tries, planned_repeat
 from benchctl.analysis.frame.rows import CONDITION, FIDELITY
 from benchctl.analysis.judges.figures import FIRST_WINS, LONGER_WINS, JudgedFigures
@@ -20,6 +20,7 @@ from benchctl.analysis.metrics.faithfulness import EXACT_MATCH, EXACT_MATCH_DIFF
 from benchctl.analysis.metrics.metric import Metric
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.bootstrap import Interval
+from benchctl.analysis.stats.estimates import measured_apart
 from benchctl.analysis.winner import best_labels
 from benchctl.records.schema import UNKNOWN_TARGET, Run
 
