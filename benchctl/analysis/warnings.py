@@ -281,8 +281,8 @@ def _finished(frame: pd.DataFrame, run: Run) -> int:
 
 
 def _best_of_many_labels(group: Group) -> Iterator[Warning]:
-    for found in best_labels(group):
-        estimate = found.best.estimate(SPEEDUP)
+    for result in best_labels(group):
+        estimate = result.best.estimate(SPEEDUP)
         assert estimate.interval is not None
         yield Warning(
             "best_of_many_labels",
@@ -290,13 +290,13 @@ def _best_of_many_labels(group: Group) -> Iterator[Warning]:
             "[{low:.2f}, {high:.2f}]; {slower} of the others are significantly slower. It was chosen on these prompts, "
             "which overestimates it: measure it again on others.",
             {
-                "labels": found.labels,
-                "name": found.name,
-                "label": found.best.label,
+                "labels": result.labels,
+                "name": result.name,
+                "label": result.best.label,
                 "speedup": estimate.value or 0.0,
                 "low": estimate.interval.low,
                 "high": estimate.interval.high,
-                "slower": found.slower,
+                "slower": result.slower,
             },
         )
 
