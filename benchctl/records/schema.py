@@ -373,5 +373,5 @@ def json_schema(*kinds: type) -> dict[str, Any]:
     references, definitions = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
     for definition in definitions.values():
         definition |= {"description": cleandoc(definition["description"]), "additionalProperties": False}
-    schema: dict[str, Any] = msgspec.to_builtins({"anyOf": list(references), "$defs": definitions})  # tuples become lists
+    schema: dict[str, Any] = msgspec.json.decode(msgspec.json.encode({"anyOf": references, "$defs": definitions}))
     return schema
