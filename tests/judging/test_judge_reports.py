@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from fixtures_records import EXITING, RUN, baseline_row, exiting_row, usual_rows
 from fixtures_scores import both_orders, own, same, score, sha256, write_both
 
-from benchctl.analysis.frame.comparison import compare
+from benchctl.analysis.comparison import compare
 from benchctl.analysis.judges.figures import with_judgements
 from benchctl.analysis.warnings import cautions
 from benchctl.cli import main

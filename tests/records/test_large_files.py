@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchctl.analysis.frame.comparison import compare
+from benchctl.analysis.comparison import compare
 from benchctl.analysis.metrics.faithfulness import ROUGE_L
 from benchctl.analysis.metrics.text_overlap import with_overlap
 from benchctl.records import reader
