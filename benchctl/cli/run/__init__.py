@@ -88,7 +88,7 @@ def _judge(paths: Sequence[Path], judging: JudgeOptions, settings: RunSettings, 
     from benchctl.cli.judge import judge_files
 
     files = read_files(list(map(str, paths)))
-    return judge_files(files, judging, settings.prompts.data_dir, settings.prompts.source, quiet=as_json).unasked
+    return judge_files(files, judging, settings.prompts.source, quiet=as_json).unasked
 
 
 def _print_table(paths: Sequence[Path], as_json: bool) -> None:
