@@ -16,7 +16,7 @@ from benchctl.decoding.sampling import Sampling
 from benchctl.registry import build
 from benchctl.training.data.chat import ChatFormat
 from benchctl.training.data.corpus import Message
-from benchctl.training.modules.risk import THRESHOLDS, p_value
+from benchctl.training.modules.calibrate import THRESHOLDS, p_value
 
 PROMPTS = [f"What is {a} and {b}?" for a in ("red", "green", "blue") for b in ("dog", "cat", "bird", "fish")]
 TOKENS = 6
