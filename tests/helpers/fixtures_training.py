@@ -57,5 +57,5 @@ def refused(*words: object) -> str:
 def train_tiny_target(data: Path, out: Path) -> Path:
     """A target of three narrow layers with a tokenizer of 300 entries, trained for three steps."""
     sizes = (*SHAPE, "--mlp", 64, "--vocabulary", 300, "--batch-tokens", 2048)
-    done("train", "target", "--data", data, "--out", out, "--steps", 3, *sizes, *COMMON)
+    done("reference", "target", "--data", data, "--out", out, "--steps", 3, *sizes, *COMMON)
     return out

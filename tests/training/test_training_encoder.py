@@ -223,12 +223,6 @@ def test_a_model_with_an_encoder_is_no_beginning_of_a_target(weightless: Path, t
     assert "t5 has an encoder" in refused("reference", "target", *words, *COMMON)
 
 
-def test_an_estimate_says_that_it_is_for_targets_without_an_encoder(weightless: Path) -> None:
-    assert "estimates are for targets without one" in refused(
-        "train", "deed", "--model", weightless / "t5", "--estimate"
-    )
-
-
 def test_plain_texts_have_no_prompt_that_an_encoder_could_read(weightless: Path, tmp_path: Path) -> None:
     for name in ("train", "val"):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": "Once upon a time."}))

@@ -1,0 +1,45 @@
+"""The estimate of memory: parameters are those of real modules, bytes follow from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fixtures_training import done
+from tiny import tiny_folder
+
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.trainable import Trainable
+from benchctl.registry import build
+from benchctl.training.estimate import estimate
+from benchctl.training.models import parameter_count
+from benchctl.training.options import TeacherOptions
+
+
+@pytest.mark.parametrize("label", ["medusa[heads=2]", "early_exit[head=trained,exits=1+2]", "m2r2[gates=1+2]"])
+def test_parameters_are_those_of_real_modules(label: str, tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "target")
+    target, method = Target.load(folder), build(label)
+    assert isinstance(method, Trainable)
+    options = TeacherOptions((), Path(), model=str(folder), row_tokens=64, micro_rows=2, batch_tokens=256)
+    adamw, muon = estimate(options, label), estimate(replace(options, optimizer="muon"), label)
+    parameters = parameter_count(method.build(target.info, target.lm_head))
+    assert adamw.module_parameters == parameters
+    assert adamw.memory_bytes["optimizer"] == 2 * adamw.memory_bytes["gradients"] == 8 * parameters
+    assert parameters * 4 <= muon.memory_bytes["optimizer"] < parameters * 8
+    assert adamw.step_tokens == 256
+
+
+def test_residuals_and_logits_are_those_of_one_pass(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "target")
+    info = Target.load(folder).info
+    options = TeacherOptions((), Path(), model=str(folder), row_tokens=64, micro_rows=2, dtype="float32")
+    memory_bytes = estimate(options, "medusa").memory_bytes
+    assert memory_bytes["residuals"] == (info.layers + 1) * 128 * info.hidden_size * 4
+    assert memory_bytes["logits"] == 3 * 128 * info.vocabulary * 4
+
+
+def test_the_command_prints_it_without_data(tmp_path: Path) -> None:
+    printed = done("train", "medusa", "--model", tiny_folder(tmp_path / "target"), "--steps", 3, "--estimate")
+    assert "24,576 in 3 steps" in printed
