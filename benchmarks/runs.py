@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchctl.analysis.frame.comparison import compare
+from benchctl.analysis.comparison import compare
 from benchctl.analysis.tables.export import to_json
 from benchctl.measuring import settings as ask
 from benchctl.measuring.check import check

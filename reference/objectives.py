@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchctl.decoding.depth_schedule import DepthSchedule, FixedDepths, text_depths
+from benchctl.methods.skip_decode.schedule import DepthSchedule, FixedDepths, text_depths
 from benchctl.decoding.modules.exit_policy import read_exits
 from benchctl.decoding.modules.trainable import Tally
 from benchctl.errors import UserError

@@ -7,10 +7,11 @@ from pathlib import Path
 import pandas as pd
 
 from benchctl.analysis.frame.build import pair, to_frame
-from benchctl.analysis.frame.comparison import Estimate, estimates
-from benchctl.analysis.frame.fidelity import Fidelity, broken, claims_exact, fidelity
-from benchctl.analysis.frame.rounds import Round, round_of
-from benchctl.analysis.metrics.metric import ACCEPTANCE_RATE, SPEEDUP, TOKEN_AGREEMENT
+from benchctl.analysis.frame.fidelity import Fidelity, Round, broken, claims_exact, fidelity, round_of
+from benchctl.analysis.metrics.drafting import ACCEPTANCE_RATE
+from benchctl.analysis.metrics.faithfulness import TOKEN_AGREEMENT
+from benchctl.analysis.metrics.speed import SPEEDUP
+from benchctl.analysis.stats.estimates import Estimate, estimates
 from benchctl.records.schema import MethodInfo, Row, Run
 from benchctl.records.writer import RunFile, scan
 

@@ -10,7 +10,7 @@ from benchctl.errors import InvalidData, UserError
 
 VERBS = (
     *("demo", "run", "watch", "judge", "compare", "plot", "report", "predict", "validate"),
-    *("import", "train", "simulate", "doctor", "verify", "list", "completion"),
+    *("import", "train", "doctor", "verify", "list", "completion"),
 )
 # Python's own names would be hidden by a verb of that name: such a verb carries an underscore in its file.
 _SHADOWED = frozenset({"list"})

@@ -6,12 +6,12 @@ Asked at every press of a key, so nothing heavy is imported: names come from lis
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-Items = list[CompletionItem[str]]
+Items: TypeAlias = "list[CompletionItem[str]]"  # click 8.4 has no generic CompletionItem at run time
 
 
 def labels(context: click.Context, option: click.Parameter, incomplete: str) -> Items:

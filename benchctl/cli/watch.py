@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from benchctl.analysis.following import MethodSoFar, SoFar
-    from benchctl.analysis.frame.comparison import Estimate
+    from benchctl.analysis.stats.estimates import Estimate
 
 BUSY = 0.02  # the share of one core that looking may take from the run
 _ENOUGH = 1.0  # prompts measured while watching, after which their pace tells the time left
@@ -56,7 +56,7 @@ def watch(file: Path, once: bool, every_s: float) -> None:
 
     from benchctl.analysis.following import Follower
     from benchctl.measuring.clock import Timer
-    from benchctl.records.linefile import being_written
+    from benchctl.records.writer import being_written
 
     follower = Follower(file)
     console = Console()
@@ -141,7 +141,7 @@ def _table(standing: SoFar) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from benchctl.analysis.frame.comparison import label_lines
+    from benchctl.analysis.comparison import label_lines
 
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     table.add_column("method", overflow="fold")

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from benchctl.decoding.experts.tiers import Timer
-from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Context, Method, Step
 from benchctl.decoding.model.likelihood import Likelihood, likelihood, logprobs
 from benchctl.decoding.model.target import Target
@@ -40,7 +40,7 @@ from benchctl.decoding.sampling import Sampling
 class Given:
     """What an answer was given under: a method's depth may depend on its limits, and its tokens on the seed."""
 
-    limits: Limits
+    max_new_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
 
@@ -126,7 +126,7 @@ def own_logits(
     own.
     """
     listener = _Listener(method)
-    decode(listener, target, prompt_ids, given.limits, given.sampling, lambda: 0.0, given.seed)
+    decode(listener, target, DecodeRequest(prompt_ids, given.max_new_tokens, given.sampling, seed=given.seed))
     return [choice.logits for choice in listener.heard] if _said(listener.heard) == tuple(answer) else None
 
 

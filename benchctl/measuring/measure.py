@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from benchctl.decoding.batch import BatchPrompt, decode_batch
+from benchctl.decoding.batch import decode_batch
 from benchctl.decoding.experts.tiers import Timer
-from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
@@ -87,13 +87,14 @@ class Measurer:
                 self._referee.remember(self._prompt_ids(task), row.token_ids)
 
     def _measure(self, job: Job) -> tuple[Row, ...]:
-        prompts = [BatchPrompt(self._prompt_ids(task), answer_seed(task)) for task in job]
+        prompts = [self._request(self._prompt_ids(task), answer_seed(task)) for task in job]
         if self.terms.sampling.greedy and (job[0].label != self.baseline or job[0].mode == "replay"):
             self._ask_together(prompts)
         if job[0].mode == "replay":
-            prompts = [replace(prompt, forced=self._referee.answer(list(prompt.ids))) for prompt in prompts]
+            prompts = [replace(prompt, forced=self._referee.answer(list(prompt.prompt_ids))) for prompt in prompts]
+        prompts = [replace(prompt, profile=job[0].mode == "profile") for prompt in prompts]
         self.meter.start()
-        generations = self._decode(job[0].label, prompts, profile=job[0].mode == "profile")
+        generations = self._decode(job[0].label, prompts)
         reading = self.meter.stop()
         self.spent.generations_s += max(generation.ttft_s + sum(generation.step_s) for generation in generations)
         return tuple(
@@ -102,24 +103,24 @@ class Measurer:
         )
 
     def _finish(
-        self, task: Task, batch: tuple[str, ...], prompt: BatchPrompt, generation: Generation, reading: Reading
+        self, task: Task, batch: tuple[str, ...], prompt: DecodeRequest, generation: Generation, reading: Reading
     ) -> Row:
         text = self.target.tokenizer.decode_text(generation.token_ids)
         started_s = self.clock()
         judgement, fidelity = self._control(task, prompt, generation, max(len(batch), 1))
         self.spent.controls_s += self.clock() - started_s
         self._histories[task.prompt].remember(task, text)
-        return _row(task, batch, len(prompt.ids), generation, text, reading, judgement, fidelity)
+        return _row(task, batch, len(prompt.prompt_ids), generation, text, reading, judgement, fidelity)
 
     def _control(
-        self, task: Task, prompt: BatchPrompt, generation: Generation, together: int
+        self, task: Task, prompt: DecodeRequest, generation: Generation, together: int
     ) -> tuple[Judgement, dict[str, float]]:
         """What is found out about an answer once the clock has stopped. Where that fails, as for lack of memory, the
         generation is as good as it was: its row counts the `failed_controls`, and has what the others found."""
         judgement, failed = Judgement(), 0
         fidelity: dict[str, float] = {}
         try:
-            judgement = self._judge(task, list(prompt.ids), generation, together)
+            judgement = self._judge(task, list(prompt.prompt_ids), generation, together)
         except Exception as problem:
             failed += self._tell(task, "its verdict", problem)
         try:
@@ -152,14 +153,16 @@ class Measurer:
             raise ValueError(f"prompt {size} do not fit into the context of {room}")
         return self.terms.filler.before(prompt_ids)
 
-    def _decode(self, label: str, prompts: Sequence[BatchPrompt], *, profile: bool = False) -> tuple[Generation, ...]:
-        limits = Limits(max_new_tokens=self.terms.max_new_tokens)
-        sampling, method = self.terms.sampling, self.methods[label]
+    def _decode(self, label: str, prompts: Sequence[DecodeRequest]) -> tuple[Generation, ...]:
+        method = self.methods[label]
         if self.terms.batch_size > 1:
-            return decode_batch(method, self.target, prompts, limits, sampling, self.clock, self.timer, profile)
+            return decode_batch(method, self.target, prompts)
         (prompt,) = prompts
-        conditions = limits, sampling, self.clock, prompt.seed, self.timer, prompt.forced, profile
-        return (decode(method, self.target, prompt.ids, *conditions),)
+        return (decode(method, self.target, prompt),)
+
+    def _request(self, prompt_ids: Sequence[int], seed: int = 0) -> DecodeRequest:
+        terms = self.terms
+        return DecodeRequest(prompt_ids, terms.max_new_tokens, terms.sampling, self.clock, seed, timer=self.timer)
 
     def _judge(self, task: Task, prompt_ids: list[int], generation: Generation, together: int) -> Judgement:
         if task.mode == "replay":
@@ -176,7 +179,7 @@ class Measurer:
             )
         return Judgement()
 
-    def _fidelity(self, task: Task, prompt: BatchPrompt, generation: Generation) -> dict[str, float]:
+    def _fidelity(self, task: Task, prompt: DecodeRequest, generation: Generation) -> dict[str, float]:
         """What the target thinks of an answer that a method gave freely, and of its distributions; of a text that was
         forced upon it how often it would have said the same."""
         if generation.forced is not None:
@@ -186,24 +189,24 @@ class Measurer:
             return {}
         answer, method, found = generation.token_ids, self.methods[task.label], dict[str, float]()
         if self.terms.sampling.greedy:
-            found |= self._faithfulness.sums(prompt.ids, answer, self._referee.answer(list(prompt.ids)))
+            found |= self._faithfulness.sums(prompt.prompt_ids, answer, self._referee.answer(list(prompt.prompt_ids)))
         if method.exactness == "lossy":
-            given = Given(Limits(self.terms.max_new_tokens), self.terms.sampling, prompt.seed)
-            found |= self._faithfulness.divergence(method, prompt.ids, answer, given)
+            given = Given(self.terms.max_new_tokens, self.terms.sampling, prompt.seed)
+            found |= self._faithfulness.divergence(method, prompt.prompt_ids, answer, given)
         return found
 
-    def _ask_together(self, prompts: Sequence[BatchPrompt]) -> None:
+    def _ask_together(self, prompts: Sequence[DecodeRequest]) -> None:
         """Let the baseline answer a batch that it was not asked yet, untimed: as a batch, for alone its numbers may
         round differently."""
-        if all(self._referee.knows(prompt.ids) for prompt in prompts):
+        if all(self._referee.knows(prompt.prompt_ids) for prompt in prompts):
             return
         started_s = self.clock()
         for prompt, generation in zip(prompts, self._decode(self.baseline, prompts), strict=True):
-            self._referee.remember(prompt.ids, generation.token_ids)
+            self._referee.remember(prompt.prompt_ids, generation.token_ids)
         self.spent.controls_s += self.clock() - started_s
 
     def _ask_baseline(self, prompt_ids: list[int]) -> tuple[int, ...]:
-        (generation,) = self._decode(self.baseline, [BatchPrompt(prompt_ids)])
+        (generation,) = self._decode(self.baseline, [self._request(prompt_ids)])
         return tuple(generation.token_ids)
 
 

@@ -24,7 +24,6 @@ class OwnModel:
     name: str
     target: Target
     choices: tuple[Choice, ...]
-    drafts: Callable[[Choice], Target | None]
     prompts: tuple[list[int], ...]
 
 
@@ -50,14 +49,9 @@ def prepare(
     store = ModelStore("float64", device)
     target = store(names.target)
 
-    def draft_of(choice: Choice) -> Target | None:
-        draft = choice.draft_model(names.draft)
-        return store(draft) if draft else None
-
     return OwnModel(
         name=names.target,
         target=target,
         choices=tuple(choice.prepare(target, store, names.draft) for choice in choices),
-        drafts=draft_of,
         prompts=tuple(tokenizer.encode_chat(messages(prompt, [])) for suite in suites for prompt in suite.prompts),
     )

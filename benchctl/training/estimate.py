@@ -41,7 +41,7 @@ def estimate(options: TeacherOptions, label: str) -> Estimate:
     config = from_pretrained(AutoConfig, bundled.resolve(options.model))
     check_family(config)
     info = TargetInfo.of(config)
-    kind = AutoModelForSeq2SeqLM if info.encodes else AutoModelForCausalLM
+    kind = AutoModelForSeq2SeqLM if info.is_encoder_decoder else AutoModelForCausalLM
     with torch.device("meta"):  # shapes without memory
         target = kind.from_config(config)  # type: ignore[no-untyped-call]
         lm_head = torch.empty(info.vocabulary, info.hidden_size)

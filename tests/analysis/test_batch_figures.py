@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from fixtures_records import BASELINE, EXITING, RUN, baseline_row, batch, exiting_row, failed, method, write
 
+from benchctl.analysis.comparison import Group, MethodFigures, compare
 from benchctl.analysis.frame.build import load
-from benchctl.analysis.frame.comparison import Group, MethodFigures, compare
 from benchctl.analysis.frame.groups import Difference, differences
-from benchctl.analysis.metrics.metric import DECODE_SPEEDUP, DEPTH_FRACTION, SPEEDUP, TOKENS_PER_S, TPOT, TTFT
+from benchctl.analysis.metrics.drafting import DEPTH_FRACTION
+from benchctl.analysis.metrics.speed import DECODE_SPEEDUP, SPEEDUP, TOKENS_PER_S, TPOT, TTFT
 from benchctl.analysis.plots.pareto import pareto
 from benchctl.analysis.tables.text import summary
 from benchctl.analysis.warnings import cautions

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from fixtures_records import DRAFTED, EXITING, RUN, baseline_row, drafted_row, exiting_row, failed, usual_rows
 
+from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.frame.build import to_frame
-from benchctl.analysis.frame.comparison import Group, compare
 from benchctl.analysis.warnings import (
     UNJUDGED,
     cautions,

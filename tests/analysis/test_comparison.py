@@ -23,9 +23,9 @@ from fixtures_records import (
     write,
 )
 
-from benchctl.analysis.frame.comparison import POOLED, Group, compare
+from benchctl.analysis.comparison import POOLED, Group, compare
 from benchctl.analysis.frame.groups import Difference, differences
-from benchctl.analysis.metrics.metric import SPEEDUP
+from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.bootstrap import Interval
 from benchctl.analysis.warnings import cautions
 from benchctl.errors import UserError

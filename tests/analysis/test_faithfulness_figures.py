@@ -8,7 +8,7 @@ from click import unstyle
 from click.testing import CliRunner
 from fixtures_records import BASELINE, DRAFTED, EXITING, baseline_row, drafted_row, exiting_row, write
 
-from benchctl.analysis.frame.comparison import Group, compare
+from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.metrics.faithfulness import KL, LOG_LIKELIHOOD_DIFFERENCE, TARGET_AGREEMENT
 from benchctl.analysis.metrics.metric import Metric
 from benchctl.analysis.metrics.text_overlap import with_overlap

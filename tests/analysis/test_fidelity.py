@@ -9,8 +9,8 @@ from statistics import median
 import pytest
 from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, drafted_row, failed, write
 
+from benchctl.analysis.comparison import compare
 from benchctl.analysis.frame.build import load, pair
-from benchctl.analysis.frame.comparison import compare
 from benchctl.analysis.frame.fidelity import (
     Fidelity,
     agreed_tokens,

@@ -11,10 +11,11 @@ import pytest
 from click.testing import CliRunner, Result
 from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, drafted_row, failed, usual_rows, write
 
-from benchctl.analysis.frame.comparison import Estimate, compare
+from benchctl.analysis.comparison import compare
 from benchctl.analysis.gate import REQUIREMENTS, Kept, kept, quotient, told
-from benchctl.analysis.metrics.metric import SPEEDUP
+from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.bootstrap import Interval
+from benchctl.analysis.stats.estimates import Estimate
 from benchctl.cli import main
 from benchctl.cli.compare import compare as verb
 from benchctl.records.schema import Row, Run

@@ -11,8 +11,8 @@ from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, baseline_row, draf
 from fixtures_scores import own, score, write_both
 from pages import TWO_SUITES, groups_of, two_suites, usual_groups
 
+from benchctl.analysis.comparison import compare
 from benchctl.analysis.frame.answer_rows import Decode
-from benchctl.analysis.frame.comparison import compare
 from benchctl.analysis.html import answers as html_answers
 from benchctl.analysis.html.answers import Beside, answered, answers
 from benchctl.analysis.judges.figures import with_judgements

@@ -12,7 +12,7 @@ from fixtures_records import DRAFTED, EXITING, RUN, usual_rows
 from fixtures_scores import score, sha256, write_both
 from pages import HOSTILE, TWO_SUITES, hostile_file, page_of, two_suites
 
-from benchctl.analysis.frame.comparison import compare
+from benchctl.analysis.comparison import compare
 from benchctl.analysis.judges.figures import with_judgements
 from benchctl.records.writer import read
 from benchmarks.browser import PROGRAM, Page, browser

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from fixtures_records import BASELINE, RUN, baseline_row, failed, method, usual_rows, write
 
-from benchctl.analysis.frame.comparison import compare
+from benchctl.analysis.comparison import compare
 from benchctl.analysis.metrics.experts import (
     EVICTED_UNUSED,
     LATE,

@@ -19,9 +19,9 @@ from fixtures_records import (
 )
 
 from benchctl.analysis.frame.build import load, pair
-from benchctl.analysis.frame.comparison import estimates
 from benchctl.analysis.metrics import metric as metrics
 from benchctl.analysis.metrics.metric import METRICS, Metric
+from benchctl.analysis.stats.estimates import estimates
 
 
 def _value(metric: Metric, pairs: pd.DataFrame) -> float | None:

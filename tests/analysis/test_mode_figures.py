@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, drafted_row, failed, write
 
-from benchctl.analysis.frame.comparison import Group, MethodFigures, compare, over
-from benchctl.analysis.metrics.metric import DECODE_SPEEDUP, SPEEDUP, Metric
+from benchctl.analysis.comparison import Group, MethodFigures, compare, over
+from benchctl.analysis.metrics.metric import Metric
 from benchctl.analysis.metrics.modes import (
     PROFILE_OVERHEAD,
     REPLAY_AGREEMENT,
@@ -24,6 +24,7 @@ from benchctl.analysis.metrics.modes import (
     STEP_UNSPLIT,
     STEP_VERIFY,
 )
+from benchctl.analysis.metrics.speed import DECODE_SPEEDUP, SPEEDUP
 from benchctl.analysis.tables.modes import mode_blocks, mode_cautions
 from benchctl.records.schema import Row
 from benchctl.records.writer import read

@@ -19,7 +19,7 @@ from fixtures_records import (
     write,
 )
 
-from benchctl.analysis.frame.comparison import compare
+from benchctl.analysis.comparison import compare
 from benchctl.analysis.metrics.faithfulness import CHRF, ROUGE_L
 from benchctl.analysis.metrics.overlap import Overlap, _Words, overlap
 from benchctl.analysis.metrics.text_overlap import with_overlap

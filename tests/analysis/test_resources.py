@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, batch, drafted_row, failed, usual_rows, write
 
-from benchctl.analysis.frame.bandwidth import least_read_s
-from benchctl.analysis.frame.comparison import Group, compare
+from benchctl.analysis.comparison import Group, compare
+from benchctl.analysis.frame.row_figures import least_read_s
 from benchctl.analysis.metrics.resources import BANDWIDTH_SHARE, ENERGY, PEAK_MEMORY, RESERVED_MEMORY
 from benchctl.analysis.tables.columns import resource_blocks
 from benchctl.analysis.tables.text import summary

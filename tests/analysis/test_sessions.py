@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, drafted_row, usual_rows, write
 
-from benchctl.analysis.frame.comparison import Group, MethodFigures, compare
-from benchctl.analysis.frame.sessions import note
-from benchctl.analysis.metrics.metric import ACCEPTANCE_RATE, MEAN_SPEEDUP, SPEEDUP, TOKENS_PER_S
+from benchctl.analysis.comparison import Group, MethodFigures, compare, note
+from benchctl.analysis.metrics.drafting import ACCEPTANCE_RATE
+from benchctl.analysis.metrics.speed import MEAN_SPEEDUP, SPEEDUP, TOKENS_PER_S
 from benchctl.analysis.warnings import cautions
 from benchctl.records.schema import Row
 from benchctl.records.writer import read

@@ -8,11 +8,10 @@ import pytest
 from click import unstyle
 from fixtures_records import BASELINE, RUN, baseline_row, drafted_row, method, write
 
-from benchctl.analysis.frame.comparison import Group, compare
-from benchctl.analysis.metrics.metric import SPEEDUP
-from benchctl.analysis.stats.sweeps import best_of_sweeps
-from benchctl.analysis.stats.winner import fastest
+from benchctl.analysis.comparison import Group, compare
+from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.tables.text import render
+from benchctl.analysis.winner import best_of_sweeps, fastest
 from benchctl.records.schema import Exactness, Row
 from benchctl.records.writer import read
 

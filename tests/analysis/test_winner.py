@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from fixtures_records import BASELINE, RUN, baseline_row, drafted_row, failed, method, write
 
-from benchctl.analysis.frame.comparison import Group, compare, over
-from benchctl.analysis.metrics.metric import SPEEDUP
+from benchctl.analysis.comparison import Group, compare, over
+from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.bootstrap import Levels, p_value
-from benchctl.analysis.stats.winner import fastest, holm, sentence
 from benchctl.analysis.tables.text import render
+from benchctl.analysis.winner import fastest, holm, sentence
 from benchctl.records.schema import Exactness, Row, Run
 from benchctl.records.writer import read
 

@@ -13,16 +13,18 @@ from fixtures_records import BASELINE, DRAFTED, EXITING, KOALA, RUN, failed, usu
 from pages import TWO_SUITES, two_suites
 from rich.console import Console
 
+from benchctl.analysis.comparison import compare
 from benchctl.analysis.following import Follower, SoFar
-from benchctl.analysis.frame.comparison import Estimate, compare
-from benchctl.analysis.metrics.metric import ACCEPTANCE_RATE, SPEEDUP, TOKEN_AGREEMENT
+from benchctl.analysis.metrics.drafting import ACCEPTANCE_RATE
+from benchctl.analysis.metrics.faithfulness import TOKEN_AGREEMENT
+from benchctl.analysis.metrics.speed import SPEEDUP
+from benchctl.analysis.stats.estimates import Estimate
 from benchctl.cli import main
 from benchctl.cli.watch import BUSY, follow, view
 from benchctl.errors import UserError
-from benchctl.records.linefile import being_written
 from benchctl.records.reader import StoredRows
 from benchctl.records.schema import Row, to_line
-from benchctl.records.writer import Writer, read
+from benchctl.records.writer import Writer, being_written, read
 
 ONCE = replace(RUN, repeats=1)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from benchctl.analysis.frame.comparison import Group, MethodFigures, compare
+from benchctl.analysis.comparison import Group, MethodFigures, compare
 from benchctl.analysis.frame.groups import differences
 from benchctl.analysis.judges.figures import (
     CONSISTENCY,
@@ -20,17 +20,9 @@ from benchctl.analysis.judges.figures import (
     JudgedFigures,
     with_judgements,
 )
-from benchctl.analysis.metrics.faithfulness import DEGENERATION
-from benchctl.analysis.metrics.metric import (
-    BLOCK_EFFICIENCY,
-    DECODE_SPEEDUP,
-    SOUND_SPEEDUP,
-    SPEEDUP,
-    TOKEN_AGREEMENT,
-    TOKENS_PER_S,
-    TPOT,
-    TTFT,
-)
+from benchctl.analysis.metrics.drafting import BLOCK_EFFICIENCY
+from benchctl.analysis.metrics.faithfulness import DEGENERATION, TOKEN_AGREEMENT
+from benchctl.analysis.metrics.speed import DECODE_SPEEDUP, SOUND_SPEEDUP, SPEEDUP, TOKENS_PER_S, TPOT, TTFT
 from benchctl.analysis.tables.text import render
 from benchctl.analysis.warnings import cautions
 from benchctl.cli import main

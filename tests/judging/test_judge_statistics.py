@@ -10,11 +10,10 @@ import pandas as pd
 import pytest
 from scipy.stats import spearmanr
 
-from benchctl.analysis.frame.comparison import estimates
-from benchctl.analysis.judges.agreement import kappa
+from benchctl.analysis.judges.agreement import kappa, margin, prompts_needed, spread
 from benchctl.analysis.judges.figures import FIRST_WINS, SCORE_DIFFERENCE, by_prompt, length_correlation
-from benchctl.analysis.judges.power import margin, prompts_needed, spread
 from benchctl.analysis.stats.bootstrap import Floats, bootstrap_of
+from benchctl.analysis.stats.estimates import estimates
 
 DATA_SETS = 600
 FEWER_SETS = 300

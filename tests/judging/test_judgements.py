@@ -10,7 +10,7 @@ from fixtures_records import BASELINE, EXITING, RUN, baseline_row, exiting_row, 
 from fixtures_scores import both_orders, own, same, score, sha256, write_both
 from scipy.stats import spearmanr
 
-from benchctl.analysis.frame.comparison import Estimate, Group, compare
+from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.judges.figures import (
     CONSISTENCY,
     FIRST_WINS,
@@ -25,6 +25,7 @@ from benchctl.analysis.judges.figures import (
     with_judgements,
 )
 from benchctl.analysis.stats.bootstrap import Interval
+from benchctl.analysis.stats.estimates import Estimate
 from benchctl.records.schema import Row
 from benchctl.records.scores import Score
 from benchctl.records.writer import read

@@ -14,7 +14,7 @@ from runs import pair, prepared, prompt_of
 from tiny import tiny_folder
 from torch import Tensor
 
-from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Context, Method, Step
 from benchctl.decoding.model.likelihood import Likelihood, likelihood
 from benchctl.decoding.model.target import Target
@@ -23,8 +23,8 @@ from benchctl.measuring.faithfulness import Faithfulness, Given, NotItsOwn, kl_n
 from benchctl.measuring.measure import Measurer, Terms
 from benchctl.measuring.prompts.prompt import Prompt
 
-LIMITS = Limits(12)
-GIVEN = Given(LIMITS)
+NEW_TOKENS = 12
+GIVEN = Given(NEW_TOKENS)
 PROMPT = prompt_of(9)
 
 
@@ -36,7 +36,7 @@ def truth(prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
 
 
 def said_by(method: Method) -> list[int]:
-    return list(decode(method, pair("llama").target, PROMPT, LIMITS, Sampling(), lambda: 0.0).token_ids)
+    return list(decode(method, pair("llama").target, DecodeRequest(PROMPT, NEW_TOKENS)).token_ids)
 
 
 @dataclass
@@ -101,12 +101,13 @@ def test_an_equal_answer_costs_nothing_and_another_is_set_beside_the_baselines()
 def test_the_divergence_of_a_sampled_answer_is_on_the_text_that_was_drawn() -> None:
     """At temperature 1, whatever the answer was drawn at; another seed would have said something else."""
     models, method, sampling = pair("llama"), Own(1.0), Sampling(0.7, top_k=5)
-    answer = decode(method, models.target, PROMPT, LIMITS, sampling, lambda: 0.0, 3).token_ids
+    answer = decode(method, models.target, DecodeRequest(PROMPT, NEW_TOKENS, sampling, seed=3)).token_ids
     logprobs = truth(PROMPT, answer)
     theirs = own(logprobs, 1.0).log_softmax(-1)
     expected = float((logprobs.exp() * (logprobs - theirs))[1:].sum())
     found = [
-        Faithfulness(models.target).divergence(method, PROMPT, answer, Given(LIMITS, sampling, seed)) for seed in (3, 4)
+        Faithfulness(models.target).divergence(method, PROMPT, answer, Given(NEW_TOKENS, sampling, seed))
+        for seed in (3, 4)
     ]
     assert found == [{"kl_tokens": 12, "kl_nats": pytest.approx(expected)}, {"kl_unrepeated_tokens": 12}]
 
@@ -172,11 +173,11 @@ def test_the_answer_is_given_again_under_the_limit_it_was_given_under() -> None:
     """An answer that ended early says nothing of the limit, and thresholds that decay look at that."""
     models = pair("llama")
     method = prepared("early_exit[threshold=0.6,decay=4]", models.target)
-    text = decode(method, models.target, PROMPT, Limits(40), Sampling(), lambda: 0.0).token_ids
+    text = decode(method, models.target, DecodeRequest(PROMPT, 40)).token_ids
     target = models.with_stops(text[4])
-    answer = decode(method, target, PROMPT, Limits(40), Sampling(), lambda: 0.0).token_ids
-    assert len(answer) < 40 and own_logits(method, target, PROMPT, answer, Given(Limits(len(answer)))) is None
-    assert Faithfulness(target).divergence(method, PROMPT, answer, Given(Limits(40)))["kl_tokens"] == len(answer)
+    answer = decode(method, target, DecodeRequest(PROMPT, 40)).token_ids
+    assert len(answer) < 40 and own_logits(method, target, PROMPT, answer, Given(len(answer))) is None
+    assert Faithfulness(target).divergence(method, PROMPT, answer, Given(40))["kl_tokens"] == len(answer)
 
 
 def test_an_answer_that_is_not_repeated_has_no_distributions() -> None:

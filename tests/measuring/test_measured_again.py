@@ -11,9 +11,9 @@ import pytest
 from fakes_sessions import LABELS, Met, ended, measure
 from fixtures_records import BASELINE, DRAFTED, EXITING
 
+from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.frame.build import load, pair, to_frame
-from benchctl.analysis.frame.comparison import Group, compare
-from benchctl.analysis.frame.rounds import round_of
+from benchctl.analysis.frame.fidelity import round_of
 from benchctl.analysis.warnings import left_out, planned_rounds
 from benchctl.measuring.measure import answer_seed
 from benchctl.measuring.plan import Plan, Task

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 from fixtures_run import LABELS, make_folder, make_settings, measured, write_prompts
 
-from benchctl.analysis.frame.comparison import compare
-from benchctl.analysis.metrics.metric import EXACT_MATCH, EXACT_MATCH_DIFFERENCE
+from benchctl.analysis.comparison import compare
+from benchctl.analysis.metrics.faithfulness import EXACT_MATCH, EXACT_MATCH_DIFFERENCE
 from benchctl.analysis.tables.text import summary
 from benchctl.cli import main
 from benchctl.exact_match import is_right

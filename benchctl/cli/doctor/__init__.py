@@ -25,8 +25,7 @@ from benchctl.cli import completion as completing
 @click.option(
     "--aa",
     is_flag=True,
-    help="Set the baseline against itself instead: in FILES, or in a small run of its own. Writes --out, for `benchctl "
-    "compare --floor`.",
+    help="Compare the baseline with itself instead: in FILES, or in a new small run. Writes the result to --out.",
 )
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="CPU threads of torch.")
 @click.option(
@@ -74,7 +73,7 @@ def doctor(
       benchctl doctor --threads 2
       benchctl doctor --aa --out aa.json
       benchctl doctor --aa results/first.jsonl
-      benchctl doctor --method two_model --method 'm2r2[mode=dynamic]'
+      benchctl doctor --method two_model --method m2r2_dynamic
       benchctl doctor --method all --json
     """
     if methods and (aa or files):

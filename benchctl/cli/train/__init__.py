@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from benchctl.cli import completion
 from benchctl.cli.options import Command, options_from
 from benchctl.cli.train.session import run_job, surroundings
 from benchctl.errors import UserError
-from benchctl.registry import METHODS, builtin_names, parse_label
+from benchctl.registry import builtin_file, builtin_names, parse_label
 from benchctl.training.options import DraftOptions, DraftStart, TeacherOptions
 
 if TYPE_CHECKING:
@@ -150,7 +149,7 @@ def _modules_command(label: str) -> click.Command:
         default="",
         metavar="DELTA,EPSILON",
         help="Train nothing. Find the lowest threshold whose answers lose at most a share DELTA of the target's, with "
-        "probability 1 - EPSILON. For early_exit, deed and m2r2[mode=dynamic].",
+        "probability 1 - EPSILON. For early_exit, deed and m2r2_dynamic.",
     )
     @click.option(
         "--calibrate-prompts",
@@ -237,15 +236,4 @@ def _risk(text: str) -> Risk:
 
 def _methods_with_modules() -> list[str]:
     """Built-in methods that are Trainable; read from their files, since importing one loads torch for a second."""
-    files = [
-        file
-        for folder in import_module(METHODS).__path__
-        for pattern in ("*.py", "*/__init__.py")
-        for file in sorted(Path(folder).glob(pattern))
-    ]
-    named = {file.parent.name if file.stem == "__init__" else file.stem: file for file in files}
-    return sorted(
-        name
-        for name, file in named.items()
-        if name in builtin_names() and _TRAINABLE.search(file.read_text(encoding="utf-8"))
-    )
+    return [name for name in builtin_names() if _TRAINABLE.search(builtin_file(name).read_text(encoding="utf-8"))]
