@@ -12,10 +12,11 @@ from transformers import OlmoeConfig, PreTrainedModel
 
 from benchctl.decoding.modules.trainable import Tally
 from benchctl.errors import UserError
+from benchctl.options import setting
 from benchctl.training.data.packing import Batch
 from benchctl.training.models import TokenIds, common_settings
 from benchctl.training.modules.objective import HeldOut, loss_weights, text_metrics
-from benchctl.training.options import ModelShape, check_shape
+from benchctl.training.options import LAYERS_HELP, ModelShape, check_shape
 from reference.objectives import next_token_loss
 
 
@@ -23,10 +24,10 @@ from reference.objectives import next_token_loss
 class MoeShape(ModelShape):
     """`mlp` is the width of each expert; `experts_per_token` of the `experts` of a layer run for a token."""
 
-    layers: int = 8
-    mlp: int = 128
-    experts: int = 16
-    experts_per_token: int = 2
+    layers: int = setting(8, LAYERS_HELP, least=1)
+    mlp: int = setting(128, "Inner width of the MLP of each expert.", least=1)
+    experts: int = setting(16, "Experts of a layer.", least=1)
+    experts_per_token: int = setting(2, "Experts of a layer that run for a token.", least=1)
 
 
 def check_moe_shape(shape: MoeShape) -> None:

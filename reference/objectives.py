@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchctl.methods.skip_decode.schedule import DepthSchedule, FixedDepths, text_depths
 from benchctl.decoding.modules.exit_policy import read_exits
 from benchctl.decoding.modules.trainable import Tally
 from benchctl.errors import UserError
+from benchctl.methods.skip_decode.schedule import DepthSchedule, FixedDepths, text_depths
 from benchctl.registry import Label, build, parse_label
 from benchctl.training.data.packing import Batch
 from benchctl.training.modules.objective import (

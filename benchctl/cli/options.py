@@ -39,9 +39,10 @@ def options_from(kind: type[Any], argument: str) -> Callable[[Command], Command]
         def gather(**values: Any) -> None:
             command(**{argument: _build(kind, values)}, **values)
 
+        with_options: Command = gather
         for option in reversed(list(_click_options(kind))):
-            gather = option(gather)
-        return gather
+            with_options = option(with_options)
+        return with_options
 
     return add
 

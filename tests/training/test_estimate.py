@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from fixtures_training import done
 from tiny import tiny_folder
 
@@ -14,13 +15,14 @@ from benchctl.decoding.modules.trainable import Trainable
 from benchctl.registry import build
 from benchctl.training.estimate import estimate
 from benchctl.training.models import parameter_count
+from benchctl.training.modules.frozen import find_target, load_target
 from benchctl.training.options import TeacherOptions
 
 
 @pytest.mark.parametrize("label", ["medusa[heads=2]", "early_exit[head=trained,exits=1+2]", "m2r2[gates=1+2]"])
 def test_parameters_are_those_of_real_modules(label: str, tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "target")
-    target, method = Target.load(folder), build(label)
+    target, method = load_target(find_target(str(folder)), torch.device("cpu"), "float32"), build(label)
     assert isinstance(method, Trainable)
     options = TeacherOptions((), Path(), model=str(folder), row_tokens=64, micro_rows=2, batch_tokens=256)
     adamw, muon = estimate(options, label), estimate(replace(options, optimizer="muon"), label)

@@ -60,7 +60,7 @@ def test_the_record_has_settings_measures_data_and_code(target: Path) -> None:
 
 def test_the_card_says_what_was_read_and_how_to_repeat_it_but_not_where(target: Path) -> None:
     card = (target / "README.md").read_text()
-    assert "| unit | 66 | not stated |" in card and "Weight" not in card
+    assert "| unit | 66 |" in card and "Weight" not in card
     assert "benchctl run --model tiny" in card
     assert "benchctl train target --data " in card
     assert "--steps 3" in card
