@@ -21,7 +21,7 @@ from benchctl.measuring.check import check
 from benchctl.measuring.prompts.prompt import Suite, load_suite
 from benchctl.measuring.run import run
 from benchctl.records.writer import RunFile, read
-from benchctl.training import tasks
+from reference import tasks
 
 FILE = "benchctl/assets/prompts/tasks.jsonl"
 
@@ -32,7 +32,7 @@ def load(source: str = "auto", data_dir: Path | None = None, told: list[str] | N
 
 
 def test_the_file_is_byte_for_byte_what_the_program_prints(root: Path) -> None:
-    program = [sys.executable, "-m", "benchctl.training.tasks"]
+    program = [sys.executable, "-m", "reference.tasks"]
     assert (root / FILE).read_bytes() == subprocess.run(program, cwd=root, capture_output=True, check=True).stdout
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from benchctl.training.data.corpus import Record
-from benchctl.training.tasks import NAMES, listed, suite_tasks, training_tasks
+from reference.tasks import NAMES, listed, suite_tasks, training_tasks
 
 Chat = tuple[str, str]
 

@@ -11,17 +11,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchctl.errors import UserError
-from benchctl.training.data.chat import Joints
-from benchctl.training.data.packing import Document, Piece, Tokens, Turn, answer_starts, chunks, conversation, cut_to
-from benchctl.training.sources import weight
+from benchctl.training.data.packing import (
+    PROMPT_WEIGHT,
+    Document,
+    Piece,
+    Tokens,
+    Turn,
+    answer_starts,
+    chunks,
+    conversation,
+    cut_to,
+)
+from reference.bpe import Joints
+from reference.sources import weight
 
-PROMPT_WEIGHT = 30
 SECOND_TURN_SHARE = 0.15
 SYSTEM_SHARE = 0.05
 LATEST_START = 0.75  # a chat whose answer begins beyond this part of a row teaches too little for its room
 NO_WEIGHT = (
-    "no document has a weight above 0 in this stage, see benchctl/training/sources.py; with --no-reference-mix every "
-    "source is read"
+    "no document has a weight above 0 in this stage, see reference/sources.py; with --no-mix every source is read"
 )
 
 
@@ -49,7 +57,7 @@ class Mix:
         chats = [document for document in chosen if document.turns]
         order = iter(random.permutation(len(chats)))
         for index in order:
-            opening = self.joints.told if random.random() < SYSTEM_SHARE else self.joints.opening
+            opening = self.joints.opening_with_system if random.random() < SYSTEM_SHARE else self.joints.opening
             joined = [chats[index]]
             if random.random() < SECOND_TURN_SHARE:
                 joined.extend(chats[more] for more in [next(order, None)] if more is not None)

@@ -1,7 +1,7 @@
 """Tasks with answers made by rule: arithmetic, sorting, words, dates, units. Every answer ends with its key.
 
 One question in ten, by the hash of its text, is kept for the suite `tasks`; training never sees those, though it may
-see the same sum in other words. `python -m benchctl.training.tasks` prints the suite.
+see the same sum in other words. `python -m reference.tasks` prints the suite.
 """
 
 from __future__ import annotations

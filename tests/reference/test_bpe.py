@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from benchctl.errors import UserError
-from benchctl.training.tokenizer import read_tokenizer, save_tokenizer, train_tokenizer
+from reference.bpe import read_tokenizer, save_tokenizer, train_tokenizer
 
 
 @pytest.fixture(scope="module")

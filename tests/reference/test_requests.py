@@ -6,7 +6,7 @@ import json
 from importlib.resources import files
 
 from benchctl.training.data.corpus import Record
-from benchctl.training.requests import GLOSSARY, user_requests
+from reference.requests import GLOSSARY, user_requests
 
 
 def test_requests_differ_and_are_the_same_every_time() -> None:

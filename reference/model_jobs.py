@@ -14,29 +14,37 @@ from transformers import PreTrainedModel
 from benchctl.errors import UserError
 from benchctl.training.checkpoint import checkpoints, writing
 from benchctl.training.data.chat import ChatFormat
-from benchctl.training.experts import expert_loads, load_yardsticks
-from benchctl.training.jobs import CHECKPOINTS, Surroundings, check, check_run, corpus_of, data_facts, train
-from benchctl.training.manners import Manner, manner_of
-from benchctl.training.mix import PROMPT_WEIGHT
+from benchctl.training.data.packing import PROMPT_WEIGHT
+from benchctl.training.data.reading import Corpus
+from benchctl.training.jobs import CHECKPOINTS, Surroundings, check, check_run, data_facts, train
 from benchctl.training.models import (
     TokenIds,
     build_model,
-    can_take_over,
     copy_tokenizer,
+    llama_config,
     parameter_count,
     save_config,
     save_model,
-    take_over,
 )
 from benchctl.training.modules.frozen import TargetFiles, chat_of, find_target, load_target, seen_tokens
-from benchctl.training.modules.objective import HeldOut, MixtureLoss
-from benchctl.training.options import MODEL_LEARNING, TrainOptions
-from benchctl.training.recipe import STAGES, Corpus, corpus_data, tokenizer_for
+from benchctl.training.modules.objective import HeldOut
+from benchctl.training.optim import fitting
+from benchctl.training.options import MODEL_LEARNING, ModelShape, TrainOptions, check_shape
 from benchctl.training.record import Result, greedy_samples, model_shape, trained_before, write_result
-from benchctl.training.schedule import fitting
-from benchctl.training.settings import Data
-from benchctl.training.shapes import ModelShape, MoeStart, check_shape
-from benchctl.training.tokenizer import read_tokenizer, save_tokenizer
+from benchctl.training.trainer import Data
+from reference.bpe import chat_format, read_tokenizer, save_tokenizer, token_ids
+from reference.mixture import (
+    MixtureLoss,
+    MoeShape,
+    can_take_over,
+    check_moe_shape,
+    expert_load_metrics,
+    expert_loads,
+    olmoe_config,
+    take_over,
+)
+from reference.objectives import ObjectiveConfig, objective_config
+from reference.recipe import STAGES, corpus_data, tokenizer_for
 
 BALANCE = 0.01  # share of the balance loss, as OLMoE was trained (arXiv:2409.02060)
 PURPOSE = "A target to measure decoding methods with. How well it writes: see its held-out loss and its samples."
@@ -74,35 +82,37 @@ def train_target(
     check(options, around, init_from)
     check_shape(shape)
     files = find_target(init_from) if init_from else None
-    manner = manner_of(exits, depths, shape.layers if files is None else int(files.config.num_hidden_layers))
-    corpus = corpus_of(options)
+    objective = objective_config(exits, depths, shape.layers if files is None else int(files.config.num_hidden_layers))
+    corpus = around.read_corpus(options.data)
     if files is not None:
         begun = _going_on(files, corpus, options, around)
-        return _train_model("target", begun, seen_tokens(files), corpus, options, around, manner)
+        return _train_model("target", begun, seen_tokens(files), corpus, options, around, objective)
     tokenizer = _tokenizer(options, corpus, vocabulary)
-    chat, facts = ChatFormat.of(tokenizer), {"vocabulary asked for": str(vocabulary)}
+    chat, facts = chat_format(tokenizer), {"vocabulary asked for": str(vocabulary)}
     _check_run(chat, shape.positions, corpus, options, around)
-    model = build_model(shape, TokenIds.of(tokenizer), options.seed)
+    model = build_model(llama_config(shape, token_ids(tokenizer)), options.seed)
     begun = _Begun(model, chat, lambda folder: save_tokenizer(tokenizer, folder, shape.positions), facts=facts)
-    return _train_model("target", begun, shape.positions, corpus, options, around, manner)
+    return _train_model("target", begun, shape.positions, corpus, options, around, objective)
 
 
-def train_moe(options: TrainOptions, shape: ModelShape, init_from: MoeStart, around: Surroundings) -> Result | None:
-    """Trains a mixture of experts that shares the tokenizer of `options.model`; None in all but the first process.
+def train_moe(
+    options: TrainOptions, shape: MoeShape, model_name: str, init_from: str, around: Surroundings
+) -> Result | None:
+    """Trains a mixture of experts that shares the tokenizer of `model_name`; None in all but the first process.
 
     It begins with the embedding and attention of that model where `init_from` is "model", or empty and the sizes fit.
     """
     options = options.with_defaults(MODEL_LEARNING)
-    check(options, around, options.model)
-    check_shape(shape)
-    files = find_target(options.model)
+    check(options, around, model_name)
+    check_moe_shape(shape)
+    files = find_target(model_name)
     fits = can_take_over(shape, files.config)
     if init_from == "model" and not fits:
         raise UserError(f"these sizes do not fit those of {files.name}; leave them out, or give --init-from scratch")
     chat = chat_of(files)
-    corpus = corpus_of(options)
+    corpus = around.read_corpus(options.data)
     _check_run(chat, shape.positions, corpus, options, around)
-    model = build_model(shape, TokenIds.of_config(files.config), options.seed)
+    model = build_model(olmoe_config(shape, TokenIds.of_config(files.config)), options.seed)
     if not fits or init_from == "scratch":
         begun = _Begun(model, chat, partial(copy_tokenizer, files.folder))
         return _train_model("moe", begun, shape.positions, corpus, options, around)
@@ -120,13 +130,13 @@ def _train_model(
     corpus: Corpus,
     options: TrainOptions,
     around: Surroundings,
-    manner: Manner | None = None,
+    learns: ObjectiveConfig | None = None,
 ) -> Result | None:
     model, chat, stages = begun.model, begun.chat, fitting(STAGES, longest_row)
     data = corpus_data(corpus, chat, stages, options.seed, 0 if options.answers_only else PROMPT_WEIGHT)
-    mixture, shape, manner = part == "moe", model_shape(model.config), manner or Manner()
-    objective = MixtureLoss(data.token_bytes, BALANCE) if mixture else manner.objective(data.token_bytes)
-    facts = {**data_facts(corpus, chat, options), **begun.facts, **manner.facts, "shape": shape}
+    mixture, shape, learns = part == "moe", model_shape(model.config), learns or ObjectiveConfig()
+    objective = MixtureLoss(data.token_bytes, BALANCE) if mixture else learns.objective(data.token_bytes)
+    facts = {**data_facts(corpus, chat), **begun.facts, **learns.facts, "shape": shape}
     facts |= {"prompts": "count for nothing"} if options.answers_only else {}
 
     def begin() -> None:
@@ -145,8 +155,8 @@ def _train_model(
         parameters=parameter_count(model),
         shape=shape,
         purpose=PURPOSE,
-        method=_method(begun, corpus, options) + manner.told,
-        use="benchctl run --model {folder}" + (f" --method '{manner.method}'" if manner.method else ""),
+        method=_method(begun, corpus, options) + learns.card_text,
+        use="benchctl run --model {folder}" + (f" --method '{learns.method}'" if learns.method else ""),
         held_out={**run.held_out, **experts},
         samples=greedy_samples(model, chat, find_target(str(options.out)).tokenizer.stop_ids),
     )
@@ -156,13 +166,13 @@ def _train_model(
 
 def _method(begun: _Begun, corpus: Corpus, options: TrainOptions) -> str:
     """How it was trained, in words for a card."""
-    weighed = "; late stages weigh sources anew" if corpus.weighed else ""
+    weighed = "; late stages weigh sources again" if corpus.recipe else ""
     counted = " Only answers counted in the loss." if options.answers_only else ""
     return METHOD.format(began=begun.began, weighed=weighed, counted=counted)
 
 
 def _check_run(chat: ChatFormat, longest_row: int, corpus: Corpus, options: TrainOptions, around: Surroundings) -> None:
-    check_run(options, fitting(STAGES, longest_row), data_facts(corpus, chat, options), around)
+    check_run(options, fitting(STAGES, longest_row), data_facts(corpus, chat), around)
 
 
 def _going_on(files: TargetFiles, corpus: Corpus, options: TrainOptions, around: Surroundings) -> _Begun:
@@ -176,7 +186,7 @@ def _going_on(files: TargetFiles, corpus: Corpus, options: TrainOptions, around:
 
 
 def _loads(model: PreTrainedModel, data: Data) -> HeldOut:
-    return load_yardsticks(expert_loads(model, [batch for batches in data.held_out.values() for batch in batches]))
+    return expert_load_metrics(expert_loads(model, [batch for batches in data.held_out.values() for batch in batches]))
 
 
 def _tokenizer(options: TrainOptions, corpus: Corpus, vocabulary: int) -> Tokenizer:

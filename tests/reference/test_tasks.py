@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from benchctl.training import recipe
-from benchctl.training.data.chat import ChatFormat
 from benchctl.training.data.corpus import Message, Record
-from benchctl.training.recipe import SYNTHETIC_CHATS, TASKS, corpus_data, reference_corpus, tokenizer_for
-from benchctl.training.schedule import Stage
-from benchctl.training.synthetic import story_records, suite_records, synthetic_records
-from benchctl.training.tasks import in_suite, suite_tasks, training_tasks
+from benchctl.training.optim import Stage
+from reference import recipe
+from reference.bpe import chat_format
+from reference.recipe import SYNTHETIC_CHATS, TASKS, corpus_data, reference_corpus, tokenizer_for
+from reference.synthetic import story_records, suite_records, synthetic_records
+from reference.tasks import in_suite, suite_tasks, training_tasks
 
 
 def test_no_task_of_the_recipe_is_a_task_of_the_suite() -> None:
@@ -79,7 +79,7 @@ def test_the_reference_corpus_adds_what_rules_make_and_leaves_out_what_weighs_no
         "synthetic": 10,
     }
     assert list(corpus.held_out) == ["instruct", "tasks"]
-    data = corpus_data(corpus, ChatFormat.of(tokenizer_for(corpus, 300)), (Stage(1.0, 128, 2),))
+    data = corpus_data(corpus, chat_format(tokenizer_for(corpus, 300)), (Stage(1.0, 128, 2),))
     assert data.stages[0].rows(0, 2).tokens.shape == (2, 128)
     assert {name: batches[0].tokens.shape[1] for name, batches in data.held_out.items()} == {
         "instruct": 512,

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM
 from benchctl.decoding.model.target import Target
 from benchctl.training.data.chat import ChatFormat
 from benchctl.training.data.packing import Batch
-from benchctl.training.experts import expert_loads, load_yardsticks
-from benchctl.training.models import TokenIds, build_model, spread
-from benchctl.training.recipe import corpus_data, read_corpus
-from benchctl.training.shapes import ModelShape
+from benchctl.training.data.reading import read_corpus
+from benchctl.training.models import TokenIds, build_model
+from reference.mixture import MoeShape, expert_load_metrics, expert_loads, olmoe_config, spread
+from reference.recipe import corpus_data
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = train_tiny_target(data, folder / "dense")
     sizes = (*SHAPE[2:], "--layers", 2, "--mlp", 16, "--experts", 4, "--experts-per-token", 2, "--batch-tokens", 2048)
     out = folder / "mixture"
-    done("train", "moe", "--model", target, "--data", data, "--out", out, "--steps", 2, *sizes, *COMMON)
+    done("reference", "moe", "--model", target, "--data", data, "--out", out, "--steps", 2, *sizes, *COMMON)
     return out
 
 
@@ -72,8 +72,8 @@ def routed_alone(folder: Path, batches: Sequence[Batch]) -> tuple[torch.Tensor, 
 
 
 def test_loads_count_every_token_that_is_not_padding_once_per_chosen_expert() -> None:
-    shape = ModelShape(layers=2, hidden=16, heads=2, kv_heads=1, mlp=8, positions=16, experts=4)
-    model = build_model(shape, TokenIds(20, None, None, None), seed=0).eval()  # type: ignore[no-untyped-call]
+    shape = MoeShape(layers=2, hidden=16, heads=2, kv_heads=1, mlp=8, positions=16, experts=4)
+    model = build_model(olmoe_config(shape, TokenIds(20, None, None, None)), seed=0).eval()  # type: ignore[no-untyped-call]
     documents = torch.tensor([[0, 0, 0, 1, 1, -1]])
     batch = Batch(torch.arange(6)[None], torch.ones(1, 6), documents, torch.tensor([[0, 1, 2, 0, 1, 0]]))
     loads = expert_loads(model, [batch, batch])
@@ -82,7 +82,7 @@ def test_loads_count_every_token_that_is_not_padding_once_per_chosen_expert() ->
 
 
 def test_the_busiest_and_the_idlest_expert_are_told_against_the_mean() -> None:
-    told = load_yardsticks(torch.tensor([[3, 1, 2, 2]]))
+    told = expert_load_metrics(torch.tensor([[3, 1, 2, 2]]))
     assert (told["busiest_expert"].share, told["idlest_expert"].share) == (1.5, 0.5)
 
 
@@ -91,7 +91,7 @@ def test_it_begins_with_the_embedding_and_the_attention_of_the_dense_model_where
     dense, data, out = moe.parent / "dense", moe.parent / "data", moe.parent / "still"
     words = ("--model", dense, "--data", data, "--steps", 1, "--rate", 0, "--matrix-rate", 0, *COMMON)
     sizes = (*SHAPE[2:], "--layers", 2, "--mlp", 16, "--experts", 4, "--experts-per-token", 2, "--batch-tokens", 2048)
-    done("train", "moe", *words, *sizes, "--out", out)
+    done("reference", "moe", *words, *sizes, "--out", out)
     mixture, source = (load_file(folder / "model.safetensors") for folder in (out, dense))
     assert torch.equal(mixture["model.embed_tokens.weight"], source["model.embed_tokens.weight"])
     for own, of in ((0, 0), (1, 2)):  # two layers take the first and the last of three
@@ -99,11 +99,11 @@ def test_it_begins_with_the_embedding_and_the_attention_of_the_dense_model_where
             name = f"model.layers.{{}}.{part}.weight"
             assert torch.equal(mixture[name.format(own)], source[name.format(of)])
     assert "attention of dense" in (out / "README.md").read_text()
-    done("train", "moe", *words, *sizes, "--init-from", "scratch", "--out", moe.parent / "fresh")
+    done("reference", "moe", *words, *sizes, "--init-from", "scratch", "--out", moe.parent / "fresh")
     fresh = load_file(moe.parent / "fresh" / "model.safetensors")
     assert not torch.equal(fresh["model.embed_tokens.weight"], source["model.embed_tokens.weight"])
     wider = ("--hidden", 48, "--heads", 2, "--init-from", "model", "--out", moe.parent / "wider")
-    assert "do not fit those of dense" in refused("train", "moe", *words, *sizes, *wider)
+    assert "do not fit those of dense" in refused("reference", "moe", *words, *sizes, *wider)
 
 
 def test_layers_are_taken_from_both_ends_and_evenly_between() -> None:

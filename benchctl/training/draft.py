@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchctl.decoding.model.families import context_tokens
+from benchctl.decoding.modules.trainable import Tally
 from benchctl.errors import UserError
 from benchctl.training.checkpoint import writing
-from benchctl.training.draft.agreement import drafting
-from benchctl.training.jobs import CHECKPOINTS, Surroundings, check, corpus_of, train
+from benchctl.training.data.packing import Document
+from benchctl.training.jobs import CHECKPOINTS, Surroundings, check, train
 from benchctl.training.models import (
     TokenIds,
     build_from_target,
     build_model,
     copy_tokenizer,
+    llama_config,
     parameter_count,
     save_config,
     save_model,
@@ -23,14 +29,22 @@ from benchctl.training.models import (
 from benchctl.training.modules.frozen import FrozenTarget, TargetFiles, chat_of, check_rows, find_target, load_target
 from benchctl.training.modules.lesson_text import LessonText, stage_of
 from benchctl.training.modules.objective import Distillation
-from benchctl.training.options import DRAFT_LEARNING, TrainOptions
+from benchctl.training.options import (
+    DRAFT_LAYERS,
+    DRAFT_LEARNING,
+    FROM_SCRATCH,
+    FROM_TARGET,
+    DraftStart,
+    ModelShape,
+    TeacherOptions,
+    check_shape,
+)
 from benchctl.training.record import Result, model_shape, trained_before, write_result
-from benchctl.training.shapes import DRAFT_LAYERS, FROM_SCRATCH, FROM_TARGET, DraftStart, ModelShape, check_shape
 
 PURPOSE = "It drafts tokens for the target that it was distilled from; on its own it writes poor text."
 
 
-def train_draft(options: TrainOptions, start: DraftStart, around: Surroundings) -> Result | None:
+def train_draft(options: TeacherOptions, start: DraftStart, around: Surroundings) -> Result | None:
     """Distils a draft model for `options.model` and writes it as a model folder; None in all but the first process."""
     options = options.with_defaults(DRAFT_LEARNING)
     check(options, around, options.model, "" if start.init_from in (FROM_TARGET, FROM_SCRATCH) else start.init_from)
@@ -38,7 +52,7 @@ def train_draft(options: TrainOptions, start: DraftStart, around: Surroundings) 
     check_start(start, files)
     check_rows(files, options.row_tokens)
     chat = chat_of(files)
-    corpus = corpus_of(options)
+    corpus = around.read_corpus(options.data)
     start = _resolved(start, files.config)
     text = LessonText(files, chat, corpus, options, around)
     target, facts = text.load_target({"start": str(start)})
@@ -139,7 +153,7 @@ def _begin(start: DraftStart, target: FrozenTarget, seed: int) -> PreTrainedMode
         return build_from_target(target.model, kept_layers(start.layers, target.info.layers))
     if start.init_from == FROM_SCRATCH:
         config = target.files.config
-        return build_model(_shape(start, config), TokenIds.of_config(config), seed)
+        return build_model(llama_config(_shape(start, config), TokenIds.of_config(config)), seed)
     return load_target(find_target(start.init_from), target.device, "float32").model.requires_grad_(True)
 
 
@@ -154,3 +168,45 @@ def _method(start: DraftStart, told: str, name: str) -> str:
         other = find_target(start.init_from)
         began = trained_before(other.name, other.folder)
     return f"{began} The loss is the divergence from the target's distribution on {told}."
+
+
+def drafting(
+    draft: PreTrainedModel, documents: Sequence[Document], draft_tokens: Sequence[int] = (1, 4)
+) -> dict[str, Tally]:
+    """Acceptance by length of draft, for documents whose answers the target wrote greedily: accepted of drafted tokens.
+
+    A draft is right as long as it repeats the target's text, so one pass over that text tells what drafting step by
+    step would have given; the first token is the prefill's, and nobody drafts it. Drafts of 1 token give the agreement
+    of the two models on that text, token by token, the first one too: greedy_agreement.
+    """
+    tallies = {length: Tally(0, 0) for length in draft_tokens}
+    for document in documents:
+        agreed = _agreed(draft, document)
+        for length in draft_tokens:
+            tallies[length] += accepted(agreed[1:], length) if length > 1 else Tally(sum(agreed), len(agreed))
+    return {f"acceptance_{length}" if length > 1 else "greedy_agreement": tally for length, tally in tallies.items()}
+
+
+def accepted(agreed: Sequence[bool], draft_tokens: int) -> Tally:
+    """Tokens accepted of those drafted, when drafts of `draft_tokens` are verified one after the other.
+
+    Agreement yes yes no yes yes with drafts of 2: the first draft is accepted whole and the target adds the third
+    token; the second draft is accepted whole too, so 4 of 4. With drafts of 3: 2 of 3, then 2 of 2, so 4 of 5.
+    """
+    right, of, place = 0, 0, 0
+    while place < len(agreed):
+        draft = agreed[place : place + draft_tokens]
+        kept = next((index for index, good in enumerate(draft) if not good), len(draft))
+        right, of, place = right + kept, of + len(draft), place + kept + 1
+    return Tally(right, of)
+
+
+@torch.inference_mode()
+def _agreed(draft: PreTrainedModel, document: Document) -> list[bool]:
+    """Whether the draft model's first choice is the next token of the answer, token by token."""
+    (turn,) = document.turns
+    tokens = torch.from_numpy(np.concatenate([turn.head, turn.answer]).astype(np.int64)).to(draft.device)
+    logits: Tensor = draft(input_ids=tokens[None], use_cache=False).logits[0]
+    first = len(turn.head)
+    agreed: list[bool] = (logits[first - 1 : -1].argmax(-1) == tokens[first:]).tolist()
+    return agreed

@@ -30,8 +30,8 @@ GPTEACHER = "MIT; teknium1/GPTeacher, text written with GPT-4"
 P3 = "T0/P3 templates, Apache-2.0; underlying set "
 
 RULES = (
-    SourceRule("tasks", 0.75, 0.5, "Apache-2.0; made by benchctl/training/tasks.py"),
-    SourceRule("synthetic", 1.0, 1.0, "Apache-2.0; made by benchctl/training/synthetic.py"),
+    SourceRule("tasks", 0.75, 0.5, "Apache-2.0; made by reference/tasks.py"),
+    SourceRule("synthetic", 1.0, 1.0, "Apache-2.0; made by reference/synthetic.py"),
     SourceRule("stories", 2.0, 2.0, "CDLA-Sharing-1.0; TinyStories with a request put before each", 700),
     SourceRule("tinystories_sample", 1.0, 0.0, "CDLA-Sharing-1.0; 1,000 TinyStories from ToonTalk/jlens-tinystories"),
     SourceRule("gpteacher_roleplay", 3.0, 4.0, GPTEACHER, 800),

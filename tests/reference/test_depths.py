@@ -18,7 +18,7 @@ from benchctl.decoding.model.target import Target
 from benchctl.methods.skip_decode.schedule import DepthSchedule, text_depths
 from benchctl.registry import build
 from benchctl.training.data.packing import Batch
-from benchctl.training.scheduled import ScheduledDepth
+from reference.objectives import ScheduledDepth
 
 LAYERS = 4
 SCHEDULE = DepthSchedule(LAYERS, 4, 1, 1, 3)
@@ -75,7 +75,7 @@ def test_the_command_line_makes_another_target_that_the_method_runs_without_modu
     tiny_folder(tmp_path / "target", layers=LAYERS)
     words = ("--init-from", tmp_path / "target", "--data", tmp_path / "data", "--out", tmp_path / "other")
     label = "skip_decode[min_layers=2,fall_tokens=8,rank=4]"
-    told = done("train", "target", *words, "--depths", label, "--steps", 2, "--batch-tokens", 2048, *COMMON)
+    told = done("reference", "target", *words, "--depths", label, "--steps", 2, "--batch-tokens", 2048, *COMMON)
     plain = "skip_decode[adapters=none,min_layers=2,fall_tokens=8]"
     assert f"--method '{plain}'" in told
     card = (tmp_path / "other" / "README.md").read_text()
@@ -100,4 +100,4 @@ def test_depths_that_cannot_be_are_refused(tmp_path: Path, options: tuple[str, .
     write_data(tmp_path / "data")
     tiny_folder(tmp_path / "target", layers=LAYERS)
     words = ("--init-from", tmp_path / "target", "--data", tmp_path / "data", "--out", tmp_path / "other")
-    assert message in " ".join(refused("train", "target", *words, *options, "--steps", 1, *COMMON).split())
+    assert message in " ".join(refused("reference", "target", *words, *options, "--steps", 1, *COMMON).split())
