@@ -313,7 +313,7 @@ def _embedded(group: Group) -> Iterator[str]:
     if names:
         yield (
             f"{', '.join(names)}: embedded samples in the manner of the published prompts, not to be quoted as those. "
-            "For the published ones use --data-dir or --source published."
+            "For the published ones set BENCHCTL_DATA or use --source published."
         )
 
 

@@ -80,14 +80,14 @@ def record(
       benchctl simulate record --model ref-moe --method 'm2r2[mode=aot,modules=my-modules]' --out trace.jsonl
     """
     from benchctl.decoding.experts.trace import write_trace
-    from benchctl.measuring.prompts.prompt import load_suite
+    from benchctl.measuring.prompts.suites import load_suite
     from benchctl.measuring.tracing import Recording
     from benchctl.measuring.tracing import record as record_trace
 
     def tell(notice: str) -> None:
         click.echo(f"Note: {notice}", err=True)
 
-    suite = load_suite(bench, data_dir=None, source="auto", limit=limit, notify=tell)
+    suite = load_suite(bench, source="auto", limit=limit, notify=tell)
     trace = record_trace(Recording(model, label, suite.prompts, max_new_tokens, device=device, threads=threads))
     write_trace(out, trace)
     click.echo(f"{out}: {trace.tokens} tokens of {len(trace.generations)} answers, {trace.source}.")

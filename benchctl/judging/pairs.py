@@ -139,7 +139,7 @@ def _prompt(path: Path, prompts: Prompts, key: RowKey) -> Prompt:
     if prompt is None or len(prompt.turns) <= key.turn:
         raise UserError(
             f"{path}: answers turn {key.turn + 1} of prompt {key.prompt_id} of {key.suite}, which the prompts do not "
-            "have. Give the ones it was measured with (--data-dir, --source)."
+            "have. Give the ones it was measured with (BENCHCTL_DATA, --source)."
         )
     return prompt
 

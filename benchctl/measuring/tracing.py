@@ -21,7 +21,7 @@ from benchctl.errors import UserError
 from benchctl.measuring.check import choose_device
 from benchctl.measuring.choices import Choice, Models, choose_method
 from benchctl.measuring.clock import Clock, Timer
-from benchctl.measuring.prompts.prompt import Prompt
+from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.settings import ModelSettings
 
 

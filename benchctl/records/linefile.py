@@ -51,18 +51,3 @@ class LineFile:
                 os.ftruncate(self._file, self._size)
             raise UserError(f"{self._path}: cannot be written: {error.strerror}. {self._full}") from error
         self._size += len(lines)
-
-
-def being_written(path: Path) -> bool:
-    """Whether some LineFile holds this file now. Raises UserError for one that cannot be read."""
-    try:
-        file = os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}.") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(file)
-    return False

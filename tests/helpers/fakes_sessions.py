@@ -11,7 +11,7 @@ from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, failed
 
 from benchctl.measuring.measure import Measurer
 from benchctl.measuring.plan import Job, Plan, Task
-from benchctl.measuring.prompts.prompt import Prompt
+from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.session import Progress, Report, Session
 from benchctl.measuring.validity import Watch
 from benchctl.records.schema import Row, Run
@@ -68,7 +68,7 @@ def row_of(task: Task, met: Met, batch: tuple[str, ...] = ()) -> Row:
 
 def run_of(plan: Plan) -> Run:
     """The first line of such a file."""
-    return replace(RUN, repeats=plan.repeats, modes=plan.modes, batch_size=plan.batch_size, order=plan.order)
+    return replace(RUN, repeats=plan.repeats, modes=plan.modes, batch_size=plan.batch_size)
 
 
 def measure(

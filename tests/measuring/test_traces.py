@@ -11,7 +11,7 @@ from tiny import tiny_folder
 
 from benchctl.decoding.experts.trace import Trace, Visit, read_trace, write_trace
 from benchctl.errors import UserError
-from benchctl.measuring.prompts.prompt import Prompt
+from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.tracing import Recording, record
 
 VISITS = (

@@ -95,7 +95,7 @@ def batched(server: RunServer, folder: Path) -> Kind:
 @pytest.fixture(scope="module")
 def of_all_modes(server: RunServer, folder: Path) -> Kind:
     settings = usual_settings(folder)
-    settings = replace(settings, repeat=replace(settings.repeat, modes=("free", "replay", "profile")))
+    settings = replace(settings, repeat=replace(settings.repeat, replay=True, profile=True))
     return kind_of(server, settings, folder / "modes.jsonl")
 
 

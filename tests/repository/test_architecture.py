@@ -33,7 +33,7 @@ LAYERS: dict[str, set[str]] = {
     "benchctl.judges": {"bundled", "decoding", "exact_match", "judging", "records", "registry"},
     "benchctl.registry": {"decoding", "judging", "options"},
     "benchctl.analysis": {"exact_match", "records"},
-    "benchctl.measuring": {"bundled", "decoding", "records", "registry"},
+    "benchctl.measuring": {"bundled", "decoding", "options", "records", "registry"},
     "benchctl.training": {"bundled", "decoding", "registry"},
     "benchctl.conformance": {"decoding", "registry"},
     "benchctl.importing": {"records"},
@@ -47,7 +47,7 @@ LAYERS: dict[str, set[str]] = {
 DOORS: dict[str, tuple[str, ...]] = {
     "click": ("benchctl/cli/",),
     "datasets": ("benchctl/training/data/hub_data.py",),
-    "http": ("benchctl/measuring/prompts/download.py",),
+    "http": ("benchctl/measuring/prompts/sources.py",),
     "huggingface_hub": (),
     "jinja2": ("benchctl/analysis/html",),
     "matplotlib": ("benchctl/analysis/plots/",),
@@ -69,7 +69,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         "benchctl/decoding/model/tokenizer.py",
         "benchctl/training/",
     ),
-    "urllib": ("benchctl/measuring/prompts/download.py",),
+    "urllib": ("benchctl/measuring/prompts/sources.py",),
 }
 METHOD_LIBRARIES = {"torch"}
 IMPORTED_AS = {"nvidia-ml-py": "pynvml"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -28,12 +27,6 @@ UNFINISHED = 1
 @asks_for_a_judge
 @click.option("--dry-run", is_flag=True, help="Say what would be asked and what it would cost; ask nothing.")
 @click.option(
-    "--data-dir",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    metavar="FOLDER",
-    help="Folder with the published files of the suites.",
-)
-@click.option(
     "--source",
     type=click.Choice(["auto", "published", "embedded"]),
     default="auto",
@@ -47,7 +40,6 @@ def judge(
     options: JudgeOptions,
     files: tuple[str, ...],
     dry_run: bool,
-    data_dir: Path | None,
     source: str,
     as_json: bool,
 ) -> None:
@@ -74,23 +66,21 @@ def judge(
     if not found:
         raise UserError("there are no answers to judge. Name results files that `benchctl run` wrote.")
     if dry_run:
-        _forecast(found, options, data_dir, source, as_json)
+        _forecast(found, options, source, as_json)
         return
-    summary = judge_files(found, options, data_dir, source, quiet=as_json)
+    summary = judge_files(found, options, source, quiet=as_json)
     if as_json:
         click.echo(json.dumps(asdict(summary), indent=2))
     context.exit(UNFINISHED if summary.unasked else 0)
 
 
-def judge_files(
-    files: Sequence[RunFile], options: JudgeOptions, data_dir: Path | None, source: str, *, quiet: bool
-) -> Summary:
+def judge_files(files: Sequence[RunFile], options: JudgeOptions, source: str, *, quiet: bool) -> Summary:
     """Judge results files and tell what was done; `quiet` leaves stdout alone."""
     from benchctl.cli.judge.display import JudgeDisplay, describe_summary
     from benchctl.records.scores import scores_path
 
     with JudgeDisplay() as display:
-        judging, settings = _judging(files, options, data_dir, source, display)
+        judging, settings = _judging(files, options, source, display)
         summary = judging.run()
     click.echo(describe_summary(summary, settings.judge.label), err=True)
     for file in files:
@@ -98,14 +88,12 @@ def judge_files(
     return summary
 
 
-def _forecast(
-    files: Sequence[RunFile], options: JudgeOptions, data_dir: Path | None, source: str, as_json: bool
-) -> None:
+def _forecast(files: Sequence[RunFile], options: JudgeOptions, source: str, as_json: bool) -> None:
     from benchctl.cli.judge.display import JudgeDisplay, describe_forecast
     from benchctl.judging.budget import is_paid
     from benchctl.judging.prices import price_table
 
-    judging, settings = _judging(files, options, data_dir, source, JudgeDisplay())
+    judging, settings = _judging(files, options, source, JudgeDisplay())
     forecast = judging.forecast()
     by_hand = options.price_in is not None or options.price_out is not None
     source_of_price = "at the prices given" if by_hand else f"at the prices noted on {price_table().date}"
@@ -117,7 +105,7 @@ def _forecast(
 
 
 def _judging(
-    files: Sequence[RunFile], options: JudgeOptions, data_dir: Path | None, source: str, display: JudgeDisplay
+    files: Sequence[RunFile], options: JudgeOptions, source: str, display: JudgeDisplay
 ) -> tuple[Judging, JudgeSettings]:
     import random
 
@@ -128,7 +116,7 @@ def _judging(
     from benchctl.measuring.clock import Timer, utc_now
 
     check_baseline(files, options.baseline_label)
-    prompts = prompts_of(files, data_dir, source, display.notice)
+    prompts = prompts_of(files, source, display.notice)
     settings = settings_of(options, files)
     world = World(
         timer=Timer(),

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from benchctl.judging.judge import Judge
     from benchctl.judging.pairs import Prompts
     from benchctl.judging.settings import JudgeSettings
-    from benchctl.measuring.prompts.prompt import Prompt, Suite
+    from benchctl.measuring.prompts.files import Prompt
     from benchctl.measuring.prompts.sources import Notify
+    from benchctl.measuring.prompts.suites import Suite
     from benchctl.measuring.settings import RunSettings
     from benchctl.records.schema import SuiteInfo
     from benchctl.records.scores import Order
@@ -92,7 +93,7 @@ def _check_answers(judge: Judge, settings: RunSettings) -> None:
     from benchctl.measuring.check import load_suites
     from benchctl.registry import BASELINE, build, canonical_label, parse_label, split_labels
 
-    labels = {canonical_label(build(text), parse_label(text)) for text in split_labels(settings.methods)}
+    labels = {canonical_label(build(text), parse_label(text)) for text in split_labels(settings.labels)}
     if labels <= {BASELINE}:
         raise UserError(
             f"judges set answers beside those of {BASELINE}, and nothing else is to be measured: add a --method, or "
@@ -149,7 +150,7 @@ def judge_label(options: JudgeOptions) -> Label:
     return Label(label.name, (*label.options, ("model", options.model)))
 
 
-def prompts_of(files: Sequence[RunFile], data_dir: Path | None, source: str, notify: Notify) -> Prompts:
+def prompts_of(files: Sequence[RunFile], source: str, notify: Notify) -> Prompts:
     """The prompts that files answer, from where they came from. Raises UserError where they cannot be had any more."""
     prompts: dict[tuple[str, str], Prompt] = {}
     loaded: dict[tuple[str, str], Suite] = {}
@@ -157,19 +158,18 @@ def prompts_of(files: Sequence[RunFile], data_dir: Path | None, source: str, not
         for info in file.run.suites:
             key = (info.name, info.sha256)
             if key not in loaded:
-                loaded[key] = _suite(file, info, data_dir, source, notify)
+                loaded[key] = _suite(file, info, source, notify)
                 prompts |= {(info.name, prompt.id): prompt for prompt in loaded[key].prompts}
     return prompts
 
 
-def _suite(file: RunFile, info: SuiteInfo, data_dir: Path | None, source: str, notify: Notify) -> Suite:
-    from benchctl.measuring.prompts.prompt import load_suite, suite_names
+def _suite(file: RunFile, info: SuiteInfo, source: str, notify: Notify) -> Suite:
+    from benchctl.measuring.prompts.suites import load_suite, suite_names
 
-    # Of a known suite, the kind that was measured; "file" is a --data-dir with a file that is not the published one.
+    # Of a known suite, the kind that was measured; "file" is one in BENCHCTL_DATA that differs from the published one.
     asked = info.source if source == "auto" and info.source != "file" else source
     suite = load_suite(
         info.name if info.name in suite_names() else _REMARK.sub("", info.origin),
-        data_dir=None if asked == "embedded" else data_dir,
         source=asked,
         limit=None,
         notify=notify,
@@ -191,7 +191,7 @@ def _measured(file: RunFile, info: SuiteInfo, suite: Suite) -> Suite:
             return part
     raise UserError(
         f"{file.path}: the prompts of {info.name} found at {suite.origin} are not those that it was measured with "
-        f"({info.prompts} from {info.origin}). Give those with --data-dir or put the file back where it was; if the "
+        f"({info.prompts} from {info.origin}). Set BENCHCTL_DATA, or put the file back where it was; if the "
         "run left out long prompts and was not finished, finish it with --resume first."
     )
 
