@@ -97,9 +97,8 @@ class RunDisplay:
             return
         self._shown_s, self._shown_done = now_s, progress.done
         parts = filter(None, (self._left(progress, now_s), describe_speedups(progress.speedups)))
-        self.notice(
-            f"{progress.done / progress.total:.0%} ({progress.done} of {progress.total} generations); {'; '.join(parts)}"
-        )
+        share = f"{progress.done / progress.total:.0%}"
+        self.notice("; ".join((f"{share} ({progress.done} of {progress.total} generations)", *parts)))
 
     def _left(self, progress: Progress, now_s: float) -> str:
         """The time left by the pace of this process, or nothing before there is one."""
