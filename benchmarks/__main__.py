@@ -44,8 +44,8 @@ def main(
     out: Path,
 ) -> None:
     """Our loop against transformers' generate (library), exact methods against our own baseline (exact), what the
-    harness costs (default), the trainer against a bare loop (trainer), steps against what their rows explain (costs),
-    and throttled runs against the simulator (loading).
+    harness costs (default), the trainer against a bare loop (trainer), and steps against what their rows explain
+    (costs).
 
     \b
     Examples:

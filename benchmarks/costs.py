@@ -18,11 +18,10 @@ from dataclasses import asdict, dataclass, field, replace
 import torch
 
 from benchctl import bundled as packs
-from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.model.tokenizer import load_tokenizer
-from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.measuring.choices import Choice, Models, choose_method, choose_models
 from benchctl.measuring.clock import Clock
@@ -169,10 +168,9 @@ def time_steps(
     """Decode three times: once to write down what each step has to run, then to time one half of the steps and the bare
     passes of the other, then the halves changed over. Raises RuntimeError where the three differ."""
     recorder = Recorder()
-    limits = Limits(max_new_tokens)
 
     def answer() -> tuple[int, ...]:
-        return decode(method, target, prompt_ids, limits, Sampling(), clock).token_ids
+        return decode(method, target, DecodeRequest(prompt_ids, max_new_tokens, clock=clock)).token_ids
 
     with recorder.on(method):
         recorded = answer()

@@ -93,18 +93,12 @@ def costs(asked: Asked) -> Figures:
     return {"costs": _child("costs", labels=asked.labels, threads=min(asked.threads), **sizes)}
 
 
-def loading(asked: Asked) -> Figures:
-    """On one thread, as traces are recorded: what loads has a thread of its own beside it."""
-    return {"loading": _child("loading", threads=1, **asked.sizes(prompts=2, max_new_tokens=24))}
-
-
 SECTIONS: Mapping[str, Callable[[Asked], Figures]] = {
     "library": library,
     "exact": exact,
     "default": default,
     "trainer": trainer,
     "costs": costs,
-    "loading": loading,
 }
 
 

@@ -67,22 +67,6 @@ def _costs(console: Console, found: Figures) -> None:
     _tell_share("verifications", part)
 
 
-def _loading(console: Console, found: Figures) -> None:
-    part = found["loading"]
-    title = f"throttled runs against the simulator, ms and loads per token, {_threads(part)}"
-    columns = ("real", "predicted", "stall", "predicted", "loads", "predicted", "predicted / real [95%]", "goal")
-    table = Table(_whole("setting"), *columns, title=title)
-    for row in part["settings"]:
-        pairs = [
-            f"{row[f'{kind}_{name}']:.1f}" for name in ("ms", "stall_ms", "loads") for kind in ("real", "predicted")
-        ]
-        table.add_row(_plain(row["label"]), *pairs, _times(row), row["goal"].partition(",")[0])
-    console.print(table)
-    for label, count in {row["recorded_in"]: row["recordings"] for row in part["settings"]}.items():
-        print(f"predicted: mean of {count} recordings of {label}, the same for its whole family")
-    _tell_share("settings", part)
-
-
 def _tell_share(what: str, part: Figures) -> None:
     print(f"{what} within {part['within']:.0%} by the whole interval: {part['share_within']:.0%}")
     for label, reason in part["left_out"].items():
@@ -113,5 +97,4 @@ _SHOWN: Mapping[str, Callable[[Console, Figures], None]] = {
     "default": _default,
     "trainer": _trainer,
     "costs": _costs,
-    "loading": _loading,
 }

@@ -14,9 +14,9 @@ import torch
 
 from benchctl import bundled as packs
 from benchctl.analysis.stats.bootstrap import Interval, Levels, bootstrap
-from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.loop import DecodeRequest, decode
+from benchctl.decoding.method import UsesDraftModel
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.sampling import Sampling
 from benchctl.measuring.prompts.suites import load_suite
 from benchctl.registry import build
 from benchmarks.library import Answer, Library
@@ -108,10 +108,12 @@ def _pairs(target: Target, draft: Target, library: Library) -> list[tuple[Arm, A
 
 def _ours(label: str, target: Target, draft: Target) -> Decoder:
     method = build(label)
-    method.prepare(target, lambda name: draft, "draft")
+    if isinstance(method, UsesDraftModel):
+        method.use_draft_model(draft)
+    method.prepare(target)
 
     def run(prompt_ids: Sequence[int], max_new_tokens: int) -> Answer:
-        done = decode(method, target, prompt_ids, Limits(max_new_tokens), Sampling(), time.perf_counter)
+        done = decode(method, target, DecodeRequest(prompt_ids, max_new_tokens, clock=time.perf_counter))
         return Answer(done.token_ids, 1 + len(done.steps))
 
     return run

@@ -20,7 +20,6 @@ VERBS = {
     "validate": "Check every line of results files",
     "import": "Read answers published by Spec-Bench, EAGLE, Medusa",
     "train": "Train a model, or the modules of a method",
-    "simulate": "Simulate what this machine cannot show",
     "doctor": "Examine this machine",
     "verify": "Hold methods to what they claim",
     "list": "List the methods, the judges, the benches",

@@ -6,13 +6,12 @@ The shell asks at every press of a key, so nothing heavy is imported: names come
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, TypeAlias
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-if TYPE_CHECKING:
-    Items = list[CompletionItem[str]]
+Items: TypeAlias = "list[CompletionItem[str]]"  # click 8.4 has no generic CompletionItem at run time
 
 
 def labels(context: click.Context, option: click.Parameter, incomplete: str) -> Items:

@@ -110,14 +110,6 @@ def _depths(wishes: Wishes) -> Notes:
     return _with_cautions(groups, notes)
 
 
-def _crossover(wishes: Wishes) -> Notes:
-    from benchctl.analysis.plots.crossover import plot_crossover
-
-    groups = _groups(wishes)
-    plot_crossover(groups, wishes.out, wishes.style)
-    return _with_cautions(groups)
-
-
 def _alignment(wishes: Wishes) -> Notes:
     from benchctl.analysis.plots.alignment import plot_alignment, read_alignment
 
@@ -144,7 +136,6 @@ PICTURES: Final[Mapping[str, Picture]] = {
         "The layers, or drafted blocks, of each token of an answer.", _depths, ("suites", "methods", "prompt")
     ),
     "alignment": Picture("How early m2r2's two streams align; FILES are folders of its modules.", _alignment),
-    "crossover": Picture("Speed-up against batch size, from runs of several --batch-size.", _crossover, ("suites",)),
 }
 
 
@@ -229,8 +220,8 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
     multiple=True,
     metavar="LABEL",
     shell_complete=completing.labels,
-    help="Of this method only: a label, or a name for all its labels. May be repeated. Not with --pareto, "
-    "--alignment and --crossover.",
+    help="Of this method only: a label, or a name for all its labels. May be repeated. Not with --pareto "
+    "and --alignment.",
 )
 @click.option(
     "--y",
@@ -276,7 +267,6 @@ def plot(
       benchctl plot --sweep --method two_model --by draft_tokens
       benchctl plot --depths --method early_exit results/first.jsonl
       benchctl plot --alignment my-m2r2 --out alignment.png
-      benchctl plot --crossover results/batches-*.jsonl --out crossover.png
     """
     name = _only(context.meta.get(_ASKED, []))
     out = out or Path(f"results/{name}.png")

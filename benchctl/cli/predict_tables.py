@@ -1,4 +1,4 @@
-"""How predictions look: tables of 80 columns, and JSON with every figure."""
+"""Predictions as tables of 80 columns, and as JSON with every figure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
-from typing import TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -15,56 +14,34 @@ from rich.table import Table
 from rich.text import Text
 
 from benchctl.analysis.frame.comparison import label_lines
-from benchctl.analysis.predict.hardware import SHORT_S, Extrapolation, Hardware
 from benchctl.analysis.predict.speedup import Accounts, Figure, Prediction, Unpredicted
 from benchctl.records.writer import RunFile
 
 WIDTH = 80
 _NONE = "–"
-_LABEL = 16  # least characters
-_MUCH = 0.1  # of a method's time that nothing explains
-_Line = TypeVar("_Line", Prediction, Extrapolation)
-_MODEL = (
-    "A model, not a measurement: a pass takes as long as reading its weights and cache, or computing its rows; tokens "
-    "per step, rows and the cost of drafting, as a part of a pass, stay as measured. Launches, commit and host cost "
-    "nothing, and a token that leaves early asks one head, so it is what can be hoped for."
-)
-_HEAD = (
-    "Note: the file does not say what a step reads, so the head's part of one is guessed from all parameters, and what "
-    "tokens that leave early gain with it."
-)
-_SHORT = (
-    "a step would take less than a millisecond: there launching its kernels decides, which the model leaves out. "
-    "Predict from a run of a larger target."
-)
+_LABEL_CHARACTERS = 16  # the least width of the first column
+_LARGE_SHARE = 0.1  # of a method's time: an unexplained share above it is a note
 
 
-def to_tables(
-    files: Sequence[RunFile], accounts: Accounts, machines: Sequence[Hardware], models: Sequence[Extrapolation]
-) -> str:
-    """The accounts, and what the model says of each machine, without a newline at the end."""
+def to_tables(files: Sequence[RunFile], accounts: Accounts) -> str:
+    """The accounts as tables and notes, without a newline at the end."""
     text = io.StringIO()
     console = Console(file=text, width=WIDTH, force_terminal=True, highlight=False)
-    console.print(Text(f"Decoding, against {files[0].run.baseline} on {files[0].run.target.name}; prefill left out."))
+    run = files[0].run
+    console.print(Text(f"Decoding, against {run.baseline} on {run.target.name}; prefill left out."))
     predictions = [account for account in accounts if isinstance(account, Prediction)]
     if predictions:
         for table in _account_tables(predictions):
             console.print()
             console.print(table)
-    for machine in machines:
-        if not any(model.hardware == machine.name for model in models):
-            continue
-        console.print()
-        console.print(_model_table(machine, [model for model in models if model.hardware == machine.name]))
-        console.print(Text(f"{machine.title}: {machine.source}.", style="dim"))
     console.print()
-    for note in _notes(accounts, models, files[0].run.step_bytes):
+    for note in _notes(accounts, run.step_bytes):
         console.print(Text(note, style="yellow" if note.startswith("Note") else "dim"))
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
 
 
-def to_json(files: Sequence[RunFile], accounts: Accounts, models: Sequence[Extrapolation]) -> str:
-    """An object with `predictions`, `unpredicted` and `models`, at full precision."""
+def to_json(files: Sequence[RunFile], accounts: Accounts) -> str:
+    """An object with `predictions` and `unpredicted`, at full precision."""
     document = {
         "files": [str(file.path) for file in files],
         "baseline": files[0].run.baseline,
@@ -75,7 +52,6 @@ def to_json(files: Sequence[RunFile], accounts: Accounts, models: Sequence[Extra
             if isinstance(account, Prediction)
         ],
         "unpredicted": [asdict(account) for account in accounts if isinstance(account, Unpredicted)],
-        "models": [asdict(model) for model in models],
     }
     return json.dumps(document, indent=2, allow_nan=False)
 
@@ -85,22 +61,22 @@ def _account_tables(predictions: Sequence[Prediction]) -> Iterator[Table]:
         "Speed-up per token",
         predictions,
         [
-            ("predicted [95%]", lambda account: _spread(account.predicted)),
-            ("measured [95%]", lambda account: _spread(account.measured)),
+            ("predicted [95%]", lambda account: _with_interval(account.predicted)),
+            ("measured [95%]", lambda account: _with_interval(account.measured)),
             ("gap", lambda account: f"{account.gap.value:+.2f}"),
             ("it lies in", lambda account: account.gap_lies_in.name),
         ],
     )
-    for names, alike in groupby(sorted(predictions, key=_part_names), key=_part_names):
-        parts = [(name, _share_of(place)) for place, name in enumerate(names)]
-        whole = ("in all", lambda account: f"{100 / account.measured.value:.1f}")
-        yield _table("A token's time, %", list(alike), [*parts, whole])
+    for names, same_parts in groupby(sorted(predictions, key=_part_names), key=_part_names):
+        parts = [(name, _share_of(index)) for index, name in enumerate(names)]
+        total = ("in all", lambda account: f"{100 / account.measured.value:.1f}")
+        yield _table("A token's time, %", list(same_parts), [*parts, total])
     yield _table(
-        "What it rests on",
+        "Costs and acceptance",
         predictions,
         [
             ("tokens per step", lambda account: f"{account.costs.tokens_per_step:.2f}"),
-            ("rows per step", _rows),
+            ("rows per step", _rows_per_step),
             ("draft step / target step", lambda account: _ratio(account.costs.draft_ratio)),
             ("its rows / one row", lambda account: _ratio(account.costs.verify_ratio)),
             ("depth fraction", lambda account: f"{account.costs.depth_fraction:.3f}"),
@@ -114,70 +90,58 @@ def _part_names(account: Prediction) -> tuple[str, ...]:
     return tuple(part.name for part in account.parts)
 
 
-def _share_of(place: int) -> Callable[[Prediction], str]:
-    return lambda account: f"{100 * account.parts[place].share:.1f}"
+def _share_of(index: int) -> Callable[[Prediction], str]:
+    return lambda account: f"{100 * account.parts[index].share:.1f}"
 
 
-def _model_table(machine: Hardware, models: Sequence[Extrapolation]) -> Table:
-    return _table(
-        f"Model of {machine.name}",
-        models,
-        [
-            ("speed-up", lambda model: f"{model.speedup:.2f}x"),
-            ("answers together", lambda model: str(model.batch_size)),
-            ("baseline ms per step", lambda model: f"{1e3 * model.baseline_step_s:.3g}"),
-            ("dtype", lambda model: model.dtype),
-        ],
-    )
-
-
-def _table(title: str, lines: Sequence[_Line], columns: Sequence[tuple[str, Callable[[_Line], str]]]) -> Table:
+def _table(
+    title: str, accounts: Sequence[Prediction], columns: Sequence[tuple[str, Callable[[Prediction], str]]]
+) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     height: int = max([2, *(len(name.split()) for name, _ in columns)])
-    table.add_column("\n".join([title, *[""] * (height - 2), "method"]), overflow="fold", min_width=_LABEL)
+    table.add_column("\n".join([title, *[""] * (height - 2), "method"]), overflow="fold", min_width=_LABEL_CHARACTERS)
     for name, _ in columns:
         words = name.split()
         table.add_column("\n".join([""] * (height - len(words)) + words), justify="right", no_wrap=True)
-    for line in lines:
-        table.add_row(Text("\n ".join(label_lines(line.label))), *(Text(cell(line)) for _, cell in columns))
+    for account in accounts:
+        table.add_row(Text("\n ".join(label_lines(account.label))), *(Text(cell(account)) for _, cell in columns))
     return table
 
 
-def _exits(account: Prediction | Unpredicted) -> bool:
-    return isinstance(account, Prediction) and not account.costs.drafted_per_step and account.costs.depth_fraction < 1
-
-
-def _notes(accounts: Accounts, models: Sequence[Extrapolation], step_bytes: int) -> Iterator[str]:
+def _notes(accounts: Accounts, step_bytes: int) -> Iterator[str]:
     yield (
-        "Predicted: tokens per step over what a step costs by its drafting and its passes, or the layers it runs and "
-        "one head. The gap is what every step costs beside that, heads asked at other exits included. Times are in "
-        "percent of the baseline's for a token; where answers differ in length, whole ones compare otherwise."
+        "Predicted: tokens per step over the cost of a step. That cost is drafting and passes, or the layers run and "
+        "one head. The gap is the other cost of each step, heads at other exits included. Times are percent of the "
+        "baseline's time per token, so the speed-up of whole answers differs where lengths differ."
     )
-    if not step_bytes and any(_exits(account) for account in accounts):
-        yield _HEAD
-    if models:
-        yield _MODEL
-    if any(model.baseline_step_s < SHORT_S for model in models):
-        yield f"Note: {_SHORT}"
+    if not step_bytes and any(_exits_early(account) for account in accounts):
+        yield (
+            "Note: the file does not contain the bytes that a step reads. The head's share is estimated from all "
+            "parameters, and so is the gain of tokens that exit early."
+        )
     for account in accounts:
         if isinstance(account, Unpredicted):
             yield f"Note: {account.label} is not predicted: {account.reason}."
-        elif (share := abs(account.unexplained) * account.measured.value) > _MUCH:
+        elif (share := abs(account.unexplained) * account.measured.value) > _LARGE_SHARE:
             yield (
-                f"Note: {account.label}: free and profiled steps differ by {share:.0%} of its time: the machine was "
-                "not steady, or splitting the steps costs much. Measure again with more --repeats and no other load."
+                f"Note: {account.label}: free and profiled steps differ by {share:.0%} of its time. The machine was "
+                "not steady, or profiling is expensive. Measure again with more --repeats and no other load."
             )
 
 
-def _rows(account: Prediction) -> str:
-    """Rows that leave early are no rows of the last layer."""
+def _exits_early(account: Prediction | Unpredicted) -> bool:
+    return isinstance(account, Prediction) and not account.costs.drafted_per_step and account.costs.depth_fraction < 1
+
+
+def _rows_per_step(account: Prediction) -> str:
+    """Rows that exit early are not counted, because they do not reach the last layer."""
     return f"{account.costs.rows_per_step:.2f}" if account.costs.drafted_per_step else _NONE
 
 
-def _spread(figure: Figure) -> str:
+def _with_interval(figure: Figure) -> str:
     interval = figure.interval
-    spread = "n/a" if interval is None else f"{interval.low:.2f}, {interval.high:.2f}"
-    return f"{figure.value:.2f}x [{spread}]"
+    ends = "n/a" if interval is None else f"{interval.low:.2f}, {interval.high:.2f}"
+    return f"{figure.value:.2f}x [{ends}]"
 
 
 def _ratio(value: float | None) -> str:

@@ -49,7 +49,7 @@ def _kinds(option: str) -> str:
 def unsupported(subject: Subject) -> Result:
     """None or a reason, on every target, and None on one at least."""
     method = subject.fresh()
-    reasons = {kind: method.obstacle(ground(kind).target.info) for kind in KINDS}
+    reasons = {kind: method.unsupported(ground(kind).target.info) for kind in KINDS}
     for kind, reason in reasons.items():
         if reason is not None and (not isinstance(reason, str) or not reason.strip()):
             action = "let unsupported return a sentence for the user, or None"
@@ -94,7 +94,7 @@ def sampled(subject: Subject, place: Ground) -> Result:
     if method.exactness != "exact":
         return Skipped(f"claims {method.exactness}, not exactness under sampling")
     few = ground(place.kind, FEW_TOKENS)
-    if reason := method.obstacle(few.target.info):
+    if reason := method.unsupported(few.target.info):
         return Skipped(f"cannot run with a vocabulary of {FEW_TOKENS}: {reason}")
     # A fresh method each time: what one keeps of an earlier prompt is for another check to find.
     found = distribution(lambda _: answer(subject.prepared(few), few, _SHORT_PROMPT, _SHORT, _WARM).token_ids)

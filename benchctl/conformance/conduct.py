@@ -8,9 +8,9 @@ from dataclasses import replace
 from benchctl.conformance.findings import Deviation, Result, Skipped, shown
 from benchctl.conformance.grounds import NEW_TOKENS, VOCABULARY, Ground, prompt_of
 from benchctl.conformance.subject import Subject, Watched, answer
-from benchctl.decoding.batch import BatchPrompt, decode_batch, why_not_batched
+from benchctl.decoding.batch import decode_batch, why_not_batched
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.loop import Generation, Limits
+from benchctl.decoding.loop import DecodeRequest, Generation
 from benchctl.decoding.method import Step
 from benchctl.decoding.replay import Unforced
 from benchctl.decoding.sampling import Sampling
@@ -143,9 +143,9 @@ def batches(subject: Subject, place: Ground) -> Result:
     if reason := why_not_batched(subject.prepared(place)):
         return Skipped(f"it decodes no batches, since {reason}")
     prompts = [prompt_of(length) for length in (_PROMPT_TOKENS, 1, 30)]
-    asked, limits = [BatchPrompt(prompt) for prompt in prompts], Limits(NEW_TOKENS)
     for sampling in (Sampling(), _WARM):
-        together = decode_batch(subject.prepared(place), place.target, asked, limits, sampling, lambda: 0.0)
+        asked = [DecodeRequest(prompt, NEW_TOKENS, sampling) for prompt in prompts]
+        together = decode_batch(subject.prepared(place), place.target, asked)
         for prompt, got in zip(prompts, together, strict=True):
             alone = answer(subject.prepared(place), place, prompt, NEW_TOKENS, sampling)
             if problem := _differs(alone, got, "alone", "in a batch"):

@@ -67,7 +67,7 @@ def examine(label: str) -> Iterator[Finding]:
 
 
 def _barred(subject: Subject, place: Ground) -> Result:
-    reason = subject.fresh().obstacle(place.target.info)
+    reason = subject.fresh().unsupported(place.target.info)
     return Skipped(reason) if reason else None
 
 

@@ -20,7 +20,7 @@ from benchctl.conformance.findings import Deviation, Finding, Held, Result, Skip
 from benchctl.conformance.frequencies import POWER, Text, g_test
 from benchctl.conformance.replay import replay
 from benchctl.conformance.replayed import drafter_of
-from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
@@ -57,12 +57,11 @@ class Case:
 
     def answer(self, prompt: Sequence[int]) -> Generation:
         """What the method says, greedily."""
-        return decode(self.method, self.target, prompt, Limits(self.new_tokens), Sampling(), lambda: 0.0)
+        return decode(self.method, self.target, DecodeRequest(prompt, self.new_tokens))
 
     def drawn(self, seed: int = 0) -> Text:
         """A short answer to the shortest prompt."""
-        limits = Limits(_SHORT)
-        return decode(self.method, self.target, self.shortest, limits, _WARM, lambda: 0.0, seed).token_ids
+        return decode(self.method, self.target, DecodeRequest(self.shortest, _SHORT, _WARM, seed=seed)).token_ids
 
     @property
     def shortest(self) -> Sequence[int]:
@@ -83,7 +82,7 @@ def greedy(case: Case) -> Result:
     baseline, tokens = build(BASELINE), 0
     for number, prompt in enumerate(case.prompts, 1):
         got = case.answer(prompt).token_ids
-        truth = decode(baseline, case.target, prompt, Limits(case.new_tokens), Sampling(), lambda: 0.0).token_ids
+        truth = decode(baseline, case.target, DecodeRequest(prompt, case.new_tokens)).token_ids
         if got != truth:
             at = next((at for at, (one, other) in enumerate(zip(got, truth, strict=False)) if one != other), len(truth))
             expected = f"{shown(truth[at:])} from token {at + 1} of prompt {number} on, as {BASELINE} has it"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +11,8 @@ from benchctl.conformance.grounds import Ground
 from benchctl.conformance.untrained import facts_of, untrained
 from benchctl.decoding.experts.tiers import Timer
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.loop import Generation, Limits, decode
-from benchctl.decoding.method import Context, Method, Step
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
+from benchctl.decoding.method import Context, Method, Step, UsesDraftModel
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folder import save_modules
 from benchctl.decoding.modules.trainable import Trainable
@@ -42,7 +42,9 @@ class Subject:
         method = self.fresh()
         if isinstance(method, Trainable) and method.needs_modules:
             method.modules = self._untrained(method, ground.target)
-        method.prepare(ground.target, lambda _name: ground.draft, "draft")
+        if isinstance(method, UsesDraftModel):
+            method.use_draft_model(ground.draft)
+        method.prepare(ground.target)
         return method
 
     def _untrained(self, method: Method, target: Target) -> str:
@@ -63,8 +65,7 @@ def answer(
     forced: Sequence[int] | None = None,
 ) -> Generation:
     """What a prepared method says to a prompt, or does where that is ``forced``."""
-    limits, sampling = Limits(limit), sampling or Sampling()
-    return decode(method, ground.target, list(prompt), limits, sampling, lambda: 0.0, forced=forced)
+    return decode(method, ground.target, DecodeRequest(list(prompt), limit, sampling or Sampling(), forced=forced))
 
 
 class Watched(Method):
@@ -79,9 +80,6 @@ class Watched(Method):
 
     def serve(self, target: Target, timer: Timer | None) -> AbstractContextManager[Target]:
         return self._method.serve(target, timer)
-
-    def counters(self) -> Mapping[str, float]:
-        return self._method.counters()
 
     def start(self, context: Context) -> int:
         first = self._method.start(context)

@@ -41,4 +41,4 @@ def facts_of(label: str, method: Any, target: Target, **more: Any) -> Mapping[st
     info = target.info
     made = MadeFor("tiny", target.weights_sha256, info.layers, info.hidden_size, info.vocabulary)
     options = {option.name: getattr(method, option.name) for option in method_options(name)}
-    return {"method": name, "options": options, "target": asdict(made), **more}
+    return {"method": method.modules_name(name), "options": options, "target": asdict(made), **more}

@@ -15,7 +15,7 @@ from benchctl.judging.budget import OutOfBudget
 from benchctl.judging.judge import BatchedJudge, BatchedReply, BatchLost, BatchRefused, Request, Usage
 from benchctl.judging.panel import Answered
 from benchctl.judging.questions import Task
-from benchctl.records.linefile import LineFile
+from benchctl.records.writer import LineFile
 
 _POLL_S = 30.0
 _LOST_BATCHES = 2  # so many in a row that bring nothing are taken for lasting

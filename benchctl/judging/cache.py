@@ -15,7 +15,7 @@ from types import TracebackType
 
 from benchctl.errors import InvalidData, UserError
 from benchctl.judging.judge import Message, Reply, Usage
-from benchctl.records.linefile import LineFile
+from benchctl.records.writer import LineFile
 
 _FIELDS = {"key", "sample", "model", "template", "text", "problem", "prompt_tokens", "reply_tokens", "answered_at"}
 _NAME_LENGTH = 60

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from benchctl.decoding.batch import BatchPrompt
 from benchctl.decoding.loop import Generation
 
 
@@ -16,7 +15,7 @@ class BaselineAnswers:
     compared on its own prompt, and a divergence in the first turn is not counted again in the second.
     """
 
-    def __init__(self, decode: Callable[[Sequence[BatchPrompt]], Sequence[Generation]]) -> None:
+    def __init__(self, decode: Callable[[Sequence[Sequence[int]]], Sequence[Generation]]) -> None:
         self._decode = decode
         self._answers: dict[tuple[int, ...], tuple[int, ...]] = {}
 
@@ -28,15 +27,15 @@ class BaselineAnswers:
         """Take an answer of the baseline. False if it gave another one before, which stays."""
         return self._answers.setdefault(tuple(prompt_ids), tuple(token_ids)) == tuple(token_ids)
 
-    def decode_together(self, prompts: Sequence[BatchPrompt]) -> None:
+    def decode_together(self, prompts: Sequence[Sequence[int]]) -> None:
         """Make sure that all these prompts have answers. One that lacks its answer is decoded with its whole batch,
         since its numbers could round differently alone."""
-        if any(tuple(prompt.ids) not in self._answers for prompt in prompts):
-            for prompt, generation in zip(prompts, self._decode(prompts), strict=True):
-                self.remember(prompt.ids, generation.token_ids)
+        if any(tuple(prompt_ids) not in self._answers for prompt_ids in prompts):
+            for prompt_ids, generation in zip(prompts, self._decode(prompts), strict=True):
+                self.remember(prompt_ids, generation.token_ids)
 
     def answer(self, prompt_ids: Sequence[int]) -> tuple[int, ...]:
         """The baseline's answer to exactly these ids."""
         if tuple(prompt_ids) not in self._answers:
-            self.decode_together([BatchPrompt(list(prompt_ids))])
+            self.decode_together([prompt_ids])
         return self._answers[tuple(prompt_ids)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchctl.decoding.batch import BatchPrompt, decode_batch
+from benchctl.decoding.batch import decode_batch
 from benchctl.decoding.experts.tiers import Timer
-from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
@@ -29,10 +29,6 @@ class DecodingConfig:
     batch_size: int = 1
     filler: Filler = Filler()
 
-    @property
-    def limits(self) -> Limits:
-        return Limits(max_new_tokens=self.max_new_tokens)
-
 
 @dataclass(frozen=True)
 class Decoder:
@@ -44,11 +40,14 @@ class Decoder:
     clock: Callable[[], float]
     timer: Timer | None = None
 
-    def decode(self, label: str, prompts: Sequence[BatchPrompt], *, profile: bool = False) -> tuple[Generation, ...]:
+    def request(self, prompt_ids: Sequence[int], seed: int = 0) -> DecodeRequest:
+        """The request for a free answer to a prompt."""
+        config = self.config
+        return DecodeRequest(prompt_ids, config.max_new_tokens, config.sampling, self.clock, seed, timer=self.timer)
+
+    def decode(self, label: str, requests: Sequence[DecodeRequest]) -> tuple[Generation, ...]:
         """The answers to a batch of prompts, or to the only prompt of a run without batches."""
-        method, limits, sampling = self.methods[label], self.config.limits, self.config.sampling
         if self.config.batch_size > 1:
-            return decode_batch(method, self.target, prompts, limits, sampling, self.clock, self.timer, profile)
-        (prompt,) = prompts
-        conditions = limits, sampling, self.clock, prompt.seed, self.timer, prompt.forced, profile
-        return (decode(method, self.target, prompt.ids, *conditions),)
+            return decode_batch(self.methods[label], self.target, requests)
+        (request,) = requests
+        return (decode(self.methods[label], self.target, request),)

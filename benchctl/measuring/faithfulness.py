@@ -22,27 +22,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from benchctl.decoding.experts.tiers import Timer
-from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.loop import DecodeRequest, decode, untimed
 from benchctl.decoding.method import Context, Method, Step
 from benchctl.decoding.model.likelihood import Likelihood, likelihood, logprobs
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.sampling import Sampling
 from benchctl.measuring.baseline_answers import BaselineAnswers
-
-
-@dataclass(frozen=True)
-class Given:
-    """The conditions of an answer: a method's depth may depend on the limits, and its tokens on the seed."""
-
-    limits: Limits
-    sampling: Sampling = field(default_factory=Sampling)
-    seed: int = 0
 
 
 class Faithfulness:
@@ -72,29 +62,25 @@ class Faithfulness:
             "baseline_target_logprob": baseline.logprob,
         }
 
-    def divergence(
-        self, method: Method, prompt_ids: Sequence[int], answer: Sequence[int], given: Given
-    ) -> Mapping[str, float]:
+    def divergence(self, method: Method, request: DecodeRequest, answer: Sequence[int]) -> Mapping[str, float]:
         """KL of a method's own distributions, recorded while it gives the same answer again, untimed.
 
         Empty for a method without a distribution of its own for each token: one that drafts has the target's. Answers
         with unknown KL are counted, since a mean over the others would be too favourable.
         """
-        key = id(method), tuple(prompt_ids), tuple(answer)
+        key = id(method), tuple(request.prompt_ids), tuple(answer)
         if key not in self._divergences:
-            self._divergences[key] = self._divergence(method, prompt_ids, answer, given)
+            self._divergences[key] = self._divergence(method, request, answer)
         return self._divergences[key]
 
-    def _divergence(
-        self, method: Method, prompt_ids: Sequence[int], answer: Sequence[int], given: Given
-    ) -> Mapping[str, float]:
+    def _divergence(self, method: Method, request: DecodeRequest, answer: Sequence[int]) -> Mapping[str, float]:
         try:
-            own = own_logits(method, self._target, prompt_ids, answer, given)
+            own = own_logits(method, self._target, request, answer)
         except NotItsOwn:
             return {}
         if own is None:
             return {"kl_unrepeated_tokens": len(answer)}
-        nats = kl_nats(self._target, prompt_ids, answer, own)
+        nats = kl_nats(self._target, request.prompt_ids, answer, own)
         if not math.isfinite(nats):
             return {"kl_infinite_tokens": len(answer)}
         return {"kl_tokens": len(answer), "kl_nats": nats}
@@ -118,15 +104,13 @@ def kl_nats(target: Target, prompt_ids: Sequence[int], answer: Sequence[int], ow
     return total
 
 
-def own_logits(
-    method: Method, target: Target, prompt_ids: Sequence[int], answer: Sequence[int], given: Given
-) -> list[Tensor] | None:
+def own_logits(method: Method, target: Target, request: DecodeRequest, answer: Sequence[int]) -> list[Tensor] | None:
     """The logits [1, vocabulary] from which the method chooses each token of `answer`, decoded again for this.
 
     None if the method gives another answer. Raises NotItsOwn if it does not choose every token from its own logits.
     """
     recorder = _Recorder(method)
-    decode(recorder, target, prompt_ids, given.limits, given.sampling, lambda: 0.0, given.seed)
+    decode(recorder, target, replace(request, clock=untimed, timer=None, profile=False))
     return [choice.logits for choice in recorder.choices] if _tokens(recorder.choices) == tuple(answer) else None
 
 

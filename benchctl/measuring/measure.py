@@ -7,15 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from benchctl.decoding.batch import BatchPrompt
 from benchctl.decoding.experts.tiers import Timer
-from benchctl.decoding.loop import Generation
+from benchctl.decoding.loop import DecodeRequest, Generation
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import Message
 from benchctl.measuring.baseline_answers import BaselineAnswers
 from benchctl.measuring.decoder import Decoder, DecodingConfig
-from benchctl.measuring.faithfulness import Faithfulness, Given
+from benchctl.measuring.faithfulness import Faithfulness
 from benchctl.measuring.machine.meter import Meter, Reading
 from benchctl.measuring.plan import SESSION, Job, Task
 from benchctl.measuring.prompts.files import Prompt
@@ -48,7 +47,7 @@ class Measurer:
 
     def __post_init__(self) -> None:
         self._decoder = Decoder(self.target, self.methods, self.config, self.clock, self.timer)
-        self._answers = BaselineAnswers(partial(self._decoder.decode, self.baseline))
+        self._answers = BaselineAnswers(self._decode_baseline)
         self._referee = Referee(self.target, self._answers, partial(AnswerControl, self.target))
         self._faithfulness = Faithfulness(self.target, self._answers)
         self._reported: set[tuple[str, str]] = set()
@@ -78,26 +77,34 @@ class Measurer:
                 self._answers.remember(self._prompt_ids(task), row.token_ids)
 
     def _measure(self, job: Job) -> tuple[Row, ...]:
-        prompts = self._prompts(job)
+        requests = self._requests(job)
         self.meter.start()
-        generations = self._decoder.decode(job[0].label, prompts, profile=job[0].mode == "profile")
+        generations = self._decoder.decode(job[0].label, requests)
         reading = self.meter.stop()
         self.timings.generations_s += max(generation.ttft_s + sum(generation.step_s) for generation in generations)
         return tuple(
-            self._row(task, self._batch_ids(job), prompt, generation, reading)
-            for task, prompt, generation in zip(job, prompts, generations, strict=True)
+            self._row(task, self._batch_ids(job), request, generation, reading)
+            for task, request, generation in zip(job, requests, generations, strict=True)
         )
 
-    def _prompts(self, job: Job) -> list[BatchPrompt]:
-        """The prompts of a job. What their verdicts or forced texts need of the baseline is decoded here, before the
-        job, untimed."""
-        prompts = [BatchPrompt(self._prompt_ids(task), answer_seed(task)) for task in job]
-        replay = job[0].mode == "replay"
-        if self.config.sampling.greedy and (job[0].label != self.baseline or replay):
+    def _requests(self, job: Job) -> list[DecodeRequest]:
+        """What is to be decoded. The baseline's answers that verdicts and forced texts need are decoded first."""
+        prompts, mode = [self._prompt_ids(task) for task in job], job[0].mode
+        if self.config.sampling.greedy and (job[0].label != self.baseline or mode == "replay"):
             started_s = self.clock()
             self._answers.decode_together(prompts)
             self.timings.controls_s += self.clock() - started_s
-        return [replace(prompt, forced=self._answers.answer(prompt.ids)) for prompt in prompts] if replay else prompts
+        return [
+            replace(
+                self._decoder.request(prompt_ids, answer_seed(task)),
+                forced=self._answers.answer(prompt_ids) if mode == "replay" else None,
+                profile=mode == "profile",
+            )
+            for task, prompt_ids in zip(job, prompts, strict=True)
+        ]
+
+    def _decode_baseline(self, prompts: Sequence[Sequence[int]]) -> Sequence[Generation]:
+        return self._decoder.decode(self.baseline, list(map(self._decoder.request, prompts)))
 
     def _prompt_ids(self, task: Task) -> list[int]:
         prompt_ids = self.target.tokenizer.encode_chat(self._histories[task.prompt].messages(task))
@@ -113,28 +120,28 @@ class Measurer:
         return tuple(task.prompt.id for task in job) if self.config.batch_size > 1 else ()
 
     def _row(
-        self, task: Task, batch: tuple[str, ...], prompt: BatchPrompt, generation: Generation, reading: Reading
+        self, task: Task, batch: tuple[str, ...], request: DecodeRequest, generation: Generation, reading: Reading
     ) -> Row:
         text = self.target.tokenizer.decode_text(generation.token_ids)
         started_s = self.clock()
-        judgement, fidelity = self._control(task, prompt, generation, max(len(batch), 1))
+        judgement, fidelity = self._control(task, request, generation, max(len(batch), 1))
         self.timings.controls_s += self.clock() - started_s
         self._histories[task.prompt].remember(task, text)
-        return _row(task, batch, len(prompt.ids), generation, text, reading, judgement, fidelity)
+        return _row(task, batch, len(request.prompt_ids), generation, text, reading, judgement, fidelity)
 
     def _control(
-        self, task: Task, prompt: BatchPrompt, generation: Generation, together: int
+        self, task: Task, request: DecodeRequest, generation: Generation, together: int
     ) -> tuple[Judgement, dict[str, float]]:
         """Verdict and fidelity of an answer. Where one fails, as for lack of memory, the times stay valid: the row
         counts `failed_controls` and keeps the results of the others."""
         judgement, failed = Judgement(), 0
         fidelity: dict[str, float] = {}
         try:
-            judgement = self._judge(task, prompt, generation, together)
+            judgement = self._judge(task, request, generation, together)
         except Exception as problem:
             failed += self._report_failed_control(task, "verdict", problem)
         try:
-            fidelity = self._fidelity(task, prompt, generation)
+            fidelity = self._fidelity(task, request, generation)
         except Exception as problem:
             failed += self._report_failed_control(task, "fidelity", problem)
         return judgement, judgement.evidence | fidelity | ({"failed_controls": float(failed)} if failed else {})
@@ -149,22 +156,22 @@ class Measurer:
             )
         return 1
 
-    def _judge(self, task: Task, prompt: BatchPrompt, generation: Generation, together: int) -> Judgement:
+    def _judge(self, task: Task, request: DecodeRequest, generation: Generation, together: int) -> Judgement:
         if task.mode == "replay":
             return Judgement()  # the text was forced
         if not self.config.sampling.greedy:
             return Judgement(None if task.label == self.baseline else "sampled")
         if task.label != self.baseline:
             sizes = pass_sizes([step.rows for step in generation.steps], together)
-            return self._referee.judge(prompt.ids, generation.token_ids, sizes)
-        if not self._answers.remember(prompt.ids, generation.token_ids):
+            return self._referee.judge(request.prompt_ids, generation.token_ids, sizes)
+        if not self._answers.remember(request.prompt_ids, generation.token_ids):
             self.notify(
                 f"{self.baseline} did not repeat its own answer to {task.prompt.suite} {task.prompt.id}; "
                 "verdicts compare with its first one."
             )
         return Judgement()
 
-    def _fidelity(self, task: Task, prompt: BatchPrompt, generation: Generation) -> dict[str, float]:
+    def _fidelity(self, task: Task, request: DecodeRequest, generation: Generation) -> dict[str, float]:
         """How the target scores a free answer, and the method's distributions; for a forced text, how often the method
         would have chosen the same token."""
         if generation.forced is not None:
@@ -174,10 +181,9 @@ class Measurer:
             return {}
         method, sums = self.methods[task.label], dict[str, float]()
         if self.config.sampling.greedy:
-            sums |= self._faithfulness.sums(prompt.ids, generation.token_ids)
+            sums |= self._faithfulness.sums(request.prompt_ids, generation.token_ids)
         if method.exactness == "lossy":
-            given = Given(self.config.limits, self.config.sampling, prompt.seed)
-            sums |= self._faithfulness.divergence(method, prompt.ids, generation.token_ids, given)
+            sums |= self._faithfulness.divergence(method, request, generation.token_ids)
         return sums
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from benchctl.decoding.depth_schedule import FixedDepths
 from benchctl.decoding.modules.exit_policy import read_exits
 from benchctl.errors import UserError
+from benchctl.methods.skip_decode.schedule import FixedDepths
 from benchctl.registry import Label, build, parse_label
 from benchctl.training.modules.objective import LanguageModel, MultiExit, Objective
 from benchctl.training.scheduled import ScheduledDepth

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchctl.decoding.depth_schedule import DepthSchedule, text_depths
 from benchctl.decoding.modules.trainable import Tally
+from benchctl.methods.skip_decode.schedule import DepthSchedule, text_depths
 from benchctl.training.data.packing import Batch
 from benchctl.training.modules.objective import HeldOut, LanguageModel, loss_weights
 

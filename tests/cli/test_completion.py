@@ -31,8 +31,6 @@ NAMES = [
     ("verify --model ref-m", ["ref-moe"]),
     ("doctor --method skip", ["skip_decode"]),
     ("doctor --aa --model ref-de", ["ref-dense"]),
-    ("simulate record --model ref-m", ["ref-moe"]),
-    ("simulate record --method expert", ["expert_offload"]),
     ("train medusa --model ref-de", ["ref-dense"]),
     ("train moe --model ref-de", ["ref-dense"]),
     ("train med", ["medusa"]),

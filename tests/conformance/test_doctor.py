@@ -23,8 +23,8 @@ from benchctl.decoding.method import Method
 
 # m2r2, early_exit and deed are examined in each of their modes, the others as `all` has them.
 MODES = (
-    "m2r2[mode=aot]",
-    "m2r2[mode=dynamic,threshold=0.5]",
+    "m2r2_prefetch",
+    "m2r2_dynamic[threshold=0.5]",
     "early_exit[threshold=0.3]",
     "early_exit[mode=draft,threshold=0.3]",
     "early_exit[head=trained,threshold=0.3,decay=4]",

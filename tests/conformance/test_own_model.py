@@ -25,7 +25,7 @@ from benchctl.conformance.grounds import FEW_TOKENS, ground
 from benchctl.conformance.own_model import Case, chances, draws, greedy, sampled, steps, verify
 from benchctl.conformance.replay import Recomputed
 from benchctl.conformance.replayed import drafter_of
-from benchctl.decoding.method import Context, Method
+from benchctl.decoding.method import Context, Method, UsesDraftModel
 from benchctl.decoding.model.target import Target
 from benchctl.methods.two_model import TwoModel
 
@@ -39,7 +39,9 @@ def case(
     if isinstance(method, str):
         label, method = method, prepared(method, models.target, models.draft)
     else:
-        method.prepare(models.target, lambda _: models.draft, "draft")
+        if isinstance(method, UsesDraftModel):
+            method.use_draft_model(models.draft)
+        method.prepare(models.target)
     return Case(label, method, models.target, models.draft, PROMPTS, 24, draws)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -163,9 +162,9 @@ def test_absent_rows_move_with_the_rows_that_are_kept() -> None:
     assert keys(cache, 1) == [0, 1, 0, 0, 6]
 
 
-def hidden(cache: Cache, layer: int, end: int, others: Sequence[int] = ()) -> list[int] | None:
+def hidden(cache: Cache, layer: int, end: int) -> list[int] | None:
     """The slots that are hidden from who looks at the first ``end``."""
-    found = cache.hiding(layer, end, others)
+    found = cache.absent_bias(layer, end)
     if found is None:
         return None
     assert found.shape == (end,) and set(found.tolist()) <= {0.0, -math.inf}
@@ -190,13 +189,6 @@ def test_what_hides_absent_rows_follows_them() -> None:
     assert hidden(cache, 1, 9) is None
     cache.skip(1, 3)
     assert hidden(cache, 1, 9) == [3]
-
-
-def test_others_are_hidden_for_one_pass_only() -> None:
-    cache = filled(3)
-    assert hidden(cache, 0, 6, [3, 5]) == [3, 5]
-    cache.skip(0, 3)
-    assert (hidden(cache, 0, 6, [5]), hidden(cache, 0, 6)) == ([3, 5], [3])
 
 
 def test_what_hides_absent_rows_is_forked_moves_and_grows_with_them() -> None:

@@ -18,8 +18,8 @@ from benchctl.analysis.frame.comparison import compare
 from benchctl.analysis.judges.figures import with_judgements
 from benchctl.analysis.warnings import cautions
 from benchctl.cli import main
-from benchctl.records.schema import Row, Run
-from benchctl.records.scores import Score, scores_path, to_line
+from benchctl.records.schema import Row, Run, to_line
+from benchctl.records.scores import Score, scores_path
 from benchctl.records.writer import read
 
 PROMPTS = [f"p{number}" for number in range(12)]

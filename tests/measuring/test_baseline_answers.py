@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from benchctl.decoding.batch import BatchPrompt
 from benchctl.decoding.loop import Generation
 from benchctl.measuring.baseline_answers import BaselineAnswers
 
@@ -16,9 +15,9 @@ class Decoding:
 
     asked: list[list[list[int]]] = field(default_factory=list)
 
-    def __call__(self, prompts: Sequence[BatchPrompt]) -> list[Generation]:
-        self.asked.append([list(prompt.ids) for prompt in prompts])
-        return [Generation((prompt.ids[-1],) * 2, "length", 0.0, (), (), ()) for prompt in prompts]
+    def __call__(self, prompts: Sequence[Sequence[int]]) -> list[Generation]:
+        self.asked.append([list(prompt_ids) for prompt_ids in prompts])
+        return [Generation((prompt_ids[-1],) * 2, "length", 0.0, (), (), ()) for prompt_ids in prompts]
 
 
 def test_a_prompt_without_an_answer_is_decoded_once() -> None:
@@ -41,7 +40,7 @@ def test_a_batch_with_one_unknown_answer_is_decoded_as_a_whole() -> None:
     answers = BaselineAnswers(decoding)
     answers.remember([1], (5,))
     for _ in range(2):
-        answers.decode_together([BatchPrompt([1]), BatchPrompt([2])])
+        answers.decode_together([[1], [2]])
     assert decoding.asked == [[[1], [2]]]
     assert [answers.answer([1]), answers.answer([2])] == [(5,), (2, 2)]
 

@@ -14,20 +14,20 @@ from runs import pair, prepared, prompt_of
 from tiny import tiny_folder
 from torch import Tensor
 
-from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Context, Method, Step
 from benchctl.decoding.model.likelihood import Likelihood, likelihood
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
 from benchctl.measuring.baseline_answers import BaselineAnswers
 from benchctl.measuring.decoder import DecodingConfig
-from benchctl.measuring.faithfulness import Faithfulness, Given, NotItsOwn, kl_nats, own_logits
+from benchctl.measuring.faithfulness import Faithfulness, NotItsOwn, kl_nats, own_logits
 from benchctl.measuring.measure import Measurer
 from benchctl.measuring.prompts.files import Prompt
 
-LIMITS = Limits(12)
-GIVEN = Given(LIMITS)
+NEW_TOKENS = 12
 PROMPT = prompt_of(9)
+REQUEST = DecodeRequest(PROMPT, NEW_TOKENS)
 
 
 def truth(prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
@@ -38,7 +38,7 @@ def truth(prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
 
 
 def said_by(method: Method) -> list[int]:
-    return list(decode(method, pair("llama").target, PROMPT, LIMITS, Sampling(), lambda: 0.0).token_ids)
+    return list(decode(method, pair("llama").target, DecodeRequest(PROMPT, NEW_TOKENS)).token_ids)
 
 
 @dataclass
@@ -112,12 +112,14 @@ def test_an_equal_answer_costs_nothing_and_another_is_set_beside_the_baselines()
 def test_the_divergence_of_a_sampled_answer_is_on_the_text_that_was_drawn() -> None:
     """At temperature 1, whatever the answer was drawn at; another seed would have said something else."""
     models, method, sampling = pair("llama"), Own(1.0), Sampling(0.7, top_k=5)
-    answer = decode(method, models.target, PROMPT, LIMITS, sampling, lambda: 0.0, 3).token_ids
+    answer = decode(method, models.target, DecodeRequest(PROMPT, NEW_TOKENS, sampling, seed=3)).token_ids
     logprobs = truth(PROMPT, answer)
     theirs = own(logprobs, 1.0).log_softmax(-1)
     expected = float((logprobs.exp() * (logprobs - theirs))[1:].sum())
     found = [
-        Faithfulness(models.target, answers()).divergence(method, PROMPT, answer, Given(LIMITS, sampling, seed))
+        Faithfulness(models.target, answers()).divergence(
+            method, DecodeRequest(PROMPT, NEW_TOKENS, sampling, seed=seed), answer
+        )
         for seed in (3, 4)
     ]
     assert found == [{"kl_tokens": 12, "kl_nats": pytest.approx(expected)}, {"kl_unrepeated_tokens": 12}]
@@ -132,7 +134,7 @@ def test_the_divergence_is_that_of_the_target_from_the_methods_own_distribution(
     method = Own(favour)
     answer = said_by(method)
     assert (answer == said_by(Plain())) == (favour == 0.0)
-    found = Faithfulness(pair("llama").target, answers()).divergence(method, PROMPT, answer, GIVEN)
+    found = Faithfulness(pair("llama").target, answers()).divergence(method, REQUEST, answer)
     logprobs = truth(PROMPT, answer)
     theirs = own(logprobs, favour).log_softmax(-1)
     expected = float((logprobs.exp() * (logprobs - theirs))[1:].sum())
@@ -157,7 +159,7 @@ def test_an_answer_whose_divergence_is_not_finite_is_counted_as_such(monkeypatch
     certain[0, answer[0]] = 0.0
     assert kl_nats(models.target, PROMPT, answer, [certain] * len(answer)) == math.inf
     monkeypatch.setattr("benchctl.measuring.faithfulness.own_logits", lambda *_: [certain] * len(answer))
-    found = Faithfulness(models.target, answers()).divergence(method, PROMPT, answer, GIVEN)
+    found = Faithfulness(models.target, answers()).divergence(method, REQUEST, answer)
     assert found == {"kl_infinite_tokens": 12}
 
 
@@ -167,8 +169,8 @@ def test_a_method_that_takes_its_tokens_from_the_target_has_no_distribution_of_i
     method = prepared(label, models.target, models.draft)
     answer = said_by(method)
     with pytest.raises(NotItsOwn):
-        own_logits(method, models.target, PROMPT, answer, GIVEN)
-    assert Faithfulness(models.target, answers()).divergence(method, PROMPT, answer, GIVEN) == {}
+        own_logits(method, models.target, REQUEST, answer)
+    assert Faithfulness(models.target, answers()).divergence(method, REQUEST, answer) == {}
 
 
 @pytest.mark.parametrize("label", ["early_exit[threshold=0.3]", "skip_decode"])
@@ -176,26 +178,27 @@ def test_methods_that_leave_layers_out_have_a_distribution_for_each_token(label:
     models = pair("llama")
     method = prepared(label, models.target, models.draft)
     answer = said_by(method)
-    heard = own_logits(method, models.target, PROMPT, answer, GIVEN)
+    heard = own_logits(method, models.target, REQUEST, answer)
     assert heard is not None and [int(logits.argmax()) for logits in heard] == answer
-    assert Faithfulness(models.target, answers()).divergence(method, PROMPT, answer, GIVEN)["kl_nats"] > 0
+    assert Faithfulness(models.target, answers()).divergence(method, REQUEST, answer)["kl_nats"] > 0
 
 
 def test_the_answer_is_given_again_under_the_limit_it_was_given_under() -> None:
     """An answer that ended early says nothing of the limit, and thresholds that decay look at that."""
     models = pair("llama")
     method = prepared("early_exit[threshold=0.6,decay=4]", models.target)
-    text = decode(method, models.target, PROMPT, Limits(40), Sampling(), lambda: 0.0).token_ids
+    text = decode(method, models.target, DecodeRequest(PROMPT, 40)).token_ids
     target = models.with_stops(text[4])
-    answer = decode(method, target, PROMPT, Limits(40), Sampling(), lambda: 0.0).token_ids
-    assert len(answer) < 40 and own_logits(method, target, PROMPT, answer, Given(Limits(len(answer)))) is None
-    found = Faithfulness(target, answers()).divergence(method, PROMPT, answer, Given(Limits(40)))
-    assert found["kl_tokens"] == len(answer)
+    answer = decode(method, target, DecodeRequest(PROMPT, 40)).token_ids
+    assert len(answer) < 40 and own_logits(method, target, DecodeRequest(PROMPT, len(answer)), answer) is None
+    assert Faithfulness(target, answers()).divergence(method, DecodeRequest(PROMPT, 40), answer)["kl_tokens"] == len(
+        answer
+    )
 
 
 def test_an_answer_that_is_not_repeated_has_no_distributions() -> None:
-    assert own_logits(Lying(), pair("llama").target, PROMPT, said_by(Lying()), GIVEN) is None
-    assert own_logits(Plain(), pair("llama").target, PROMPT, [*said_by(Plain())[:-1], 3], GIVEN) is None
+    assert own_logits(Lying(), pair("llama").target, REQUEST, said_by(Lying())) is None
+    assert own_logits(Plain(), pair("llama").target, REQUEST, [*said_by(Plain())[:-1], 3]) is None
 
 
 def test_what_was_computed_once_is_kept_until_it_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

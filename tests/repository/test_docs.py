@@ -22,9 +22,8 @@ from tiny import tiny_folder
 from benchctl import registry
 from benchctl.cli import main
 from benchctl.conformance.examine import WHAT, examine
-from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.sampling import Sampling
 from benchctl.records.writer import read
 from benchctl.training.estimate import GPUS, estimate
 from benchctl.training.jobs import Surroundings
@@ -126,9 +125,9 @@ def test_the_method_it_shows_can_be_trained_and_gives_the_targets_tokens(tmp_pat
 
 def _tokens(label: str, target: Target) -> tuple[int, ...]:
     method = registry.build(label)
-    method.prepare(target, lambda name: target, "")
+    method.prepare(target)
     ids = target.tokenizer.encode_chat([{"role": "user", "content": "Count to 3."}])
-    return tuple(decode(method, target, ids, Limits(16), Sampling(), lambda: 0.0).token_ids)
+    return tuple(decode(method, target, DecodeRequest(ids, 16)).token_ids)
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ def real_target(config: Any) -> Any:
 def real_modules(target: Any) -> nn.Module:
     config = target.config
     sizes = (config.num_hidden_layers, config.hidden_size, config.vocab_size, 128, 64, 160, 32)
-    info = TargetInfo("llama", *sizes, experts_per_token=0, encodes=False)
+    info = TargetInfo("llama", *sizes, experts_per_token=0, is_encoder_decoder=False)
     return ThreeHeads().build(info, target.lm_head.weight)
 
 

@@ -13,10 +13,9 @@ from plain_depths import plan_of_depths, planned_states, said_by
 from runs import prompt_of
 from tiny import tiny_folder, tiny_model
 
-from benchctl.decoding.depth_schedule import DepthSchedule, text_depths
-from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.sampling import Sampling
+from benchctl.methods.skip_decode.schedule import DepthSchedule, text_depths
 from benchctl.registry import build
 from benchctl.training.data.packing import Batch
 from benchctl.training.scheduled import ScheduledDepth
@@ -84,8 +83,8 @@ def test_the_command_line_makes_another_target_that_the_method_runs_without_modu
     before, target = Target.load(tmp_path / "target"), Target.load(tmp_path / "other")
     assert before.weights_sha256 != target.weights_sha256
     method = build(plain)
-    method.prepare(target, lambda _: target, "")
-    assert min(decode(method, target, prompt_of(9), Limits(12), Sampling(), lambda: 0.0).layers) == 2
+    method.prepare(target)
+    assert min(decode(method, target, DecodeRequest(prompt_of(9), 12)).layers) == 2
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,10 @@ from safetensors.torch import load_file
 from tiny_encoder import random_folder
 from untrained import facts_of, untrained
 
-from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folder import save_modules
 from benchctl.decoding.modules.trainable import Trainable
-from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.prompts.fit import messages
@@ -257,7 +256,7 @@ def test_modules_learn_from_what_the_target_answers_itself(label: str, tmp_path:
     assert pairs and all(pair["prompt"] in asked for pair in pairs)
     for pair in pairs:
         method = build("autoregressive")
-        said = decode(method, target, pair["prompt"], Limits(6), Sampling(), lambda: 0.0)
+        said = decode(method, target, DecodeRequest(pair["prompt"], 6))
         assert list(said.token_ids) == pair["answer"]
     modules = {
         name: weight.double() for name, weight in load_file(tmp_path / "modules" / "modules.safetensors").items()
@@ -316,5 +315,5 @@ def test_a_threshold_is_calibrated_on_a_target_with_an_encoder(tmp_path: Path) -
 
 def test_a_method_that_asks_for_layers_of_such_a_lesson_is_told_why_there_are_none() -> None:
     lesson = lesson_maker(tiny_t5(), CPU)(batch())
-    with pytest.raises(UserError, match="leave knows_encoders False"):
+    with pytest.raises(UserError, match="leave supports_encoder_decoder False"):
         lesson.layer(0)

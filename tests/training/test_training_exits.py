@@ -40,7 +40,7 @@ def _train(folder: Path, label: str, out: str, target: str = "target") -> str:
 
 def _prepare(folder: Path, label: str, target: str = "target") -> None:
     loaded = Target.load(folder / target)
-    build(label).prepare(loaded, lambda name: loaded, "")
+    build(label).prepare(loaded)
 
 
 def test_classifiers_are_trained_on_top_of_exits_that_stay_as_they_were(made: Path) -> None:

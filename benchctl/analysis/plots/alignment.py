@@ -61,7 +61,9 @@ def read_alignment(folder: Path) -> Alignment:
         raise UserError(f"{file}: cannot be read ({error!r}); train the modules anew.") from error
     cosines, agreements = _by_layer(_COSINE, yardsticks), _by_layer(_GATE, yardsticks)
     if not {"slow", "accelerated", "target"} <= set(cosines) or not set(SOURCES) <= set(agreements):
-        raise UserError(f"{folder}: modules of {method} say nothing of two streams; name m2r2's, not for mode=aot.")
+        raise UserError(
+            f"{folder}: modules of {method} say nothing of two streams; name those of m2r2 or m2r2_dynamic."
+        )
     return Alignment(folder, f"{method} on {name}", layers, cosines, agreements)
 
 

@@ -76,7 +76,7 @@ def doctor(
       benchctl doctor --threads 2
       benchctl doctor --aa --out results/aa.jsonl
       benchctl doctor --aa results/first.jsonl
-      benchctl doctor --method two_model --method 'm2r2[mode=dynamic]'
+      benchctl doctor --method two_model --method m2r2_dynamic
       benchctl doctor --method all --json
     """
     if methods and (aa or files):

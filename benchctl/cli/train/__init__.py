@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -26,7 +25,7 @@ from benchctl.cli.train.options import (
 )
 from benchctl.cli.train.session import run_job
 from benchctl.errors import UserError
-from benchctl.registry import METHODS, builtin_names, parse_label
+from benchctl.registry import builtin_file, builtin_names, parse_label
 from benchctl.training.options import DRAFT_LEARNING, MODEL_LEARNING, TrainOptions
 from benchctl.training.shapes import MOE, TARGET, DraftStart, ModelShape
 
@@ -285,9 +284,7 @@ def _modules_command(label: str) -> click.Command:
 
 def _methods_with_modules() -> list[str]:
     """Built-in methods that are Trainable; read from their files, since importing one loads torch for a second."""
-    files = [file for folder in import_module(METHODS).__path__ for file in sorted(Path(folder).glob("*.py"))]
-    named = [file for file in files if file.stem in builtin_names()]
-    return [file.stem for file in named if _TRAINABLE.search(file.read_text(encoding="utf-8"))]
+    return [name for name in builtin_names() if _TRAINABLE.search(builtin_file(name).read_text(encoding="utf-8"))]
 
 
 if __name__ == "__main__":

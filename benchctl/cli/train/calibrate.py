@@ -26,7 +26,7 @@ def calibrate_options() -> Adder:
             default="",
             metavar="DELTA,EPSILON",
             help="Train nothing; find the lowest threshold whose answers lose at most a share DELTA of the target's, "
-            "with chance 1 - EPSILON. Of early_exit, deed and m2r2[mode=dynamic].",
+            "with chance 1 - EPSILON. Of early_exit, deed and m2r2_dynamic.",
         ),
         click.option(
             "--calibrate-prompts",

@@ -57,7 +57,7 @@ class TargetInfo:
     mlp_size           inner width of a layer's MLP; 0 for a mixture of experts
     kv_size            width of all key heads of a layer together; its values are as wide
     experts_per_token  that a token goes to in a layer; 0 for a dense target
-    encodes            whether an encoder reads the prompt
+    is_encoder_decoder whether an encoder reads the prompt
     """
 
     family: str
@@ -69,7 +69,7 @@ class TargetInfo:
     mlp_size: int
     kv_size: int
     experts_per_token: int
-    encodes: bool
+    is_encoder_decoder: bool
 
     @classmethod
     def of(cls, config: Any) -> TargetInfo:
@@ -84,7 +84,7 @@ class TargetInfo:
             mlp_size=mlp_size(config),
             kv_size=kv_size(config),
             experts_per_token=experts_per_token(config),
-            encodes=bool(config.is_encoder_decoder),
+            is_encoder_decoder=bool(config.is_encoder_decoder),
         )
 
 
@@ -161,7 +161,8 @@ class Target:
         # Reading a local folder takes no time worth a bar; a download keeps its own.
         with quiet() if local else nullcontext():
             options = {"dtype": DTYPES[dtype], "output_loading_info": True, "experts_implementation": "eager"}
-            kind = transformers.AutoModelForSeq2SeqLM if tokenizer.encodes else transformers.AutoModelForCausalLM
+            seq2seq, causal = transformers.AutoModelForSeq2SeqLM, transformers.AutoModelForCausalLM
+            kind = seq2seq if tokenizer.is_encoder_decoder else causal
             model, info = from_pretrained(kind, path, **options)
         check_complete(path, info)
         folder = Path(path) if local else downloaded(str(path))
@@ -258,11 +259,9 @@ class Target:
         positions: Sequence[int],
         ancestors: Sequence[Sequence[int]] | None = None,
         skip: int = 0,
-        companions: int = 0,
-        hiding: Tensor | None = None,
     ) -> Layout:
         """Where rows stand; see Layout."""
-        where = (base, positions, ancestors, self.rotary, skip, companions, hiding)
+        where = (base, positions, ancestors, self.rotary, skip)
         return Layout(*where) if self.encoder is None else RelativeLayout(self.encoder.biases, *where)
 
     def run(self, rows: Tensor, cache: Cache, first: int, last: int, layout: Layout) -> Tensor:

@@ -37,7 +37,7 @@ class TargetTokenizer:
         self.config = config
         self.context_tokens = context_tokens(config)
         self.vocabulary = int(config.vocab_size)
-        self.encodes = bool(config.is_encoder_decoder)
+        self.is_encoder_decoder = bool(config.is_encoder_decoder)
         self.stop_ids = stop_ids
 
     @cached_property

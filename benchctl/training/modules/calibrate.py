@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from benchctl import bundled as packs
-from benchctl.decoding.loop import Limits, decode
-from benchctl.decoding.method import Method
+from benchctl.decoding.loop import DecodeRequest, decode
+from benchctl.decoding.method import Method, MonotoneThreshold
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folder import modules_sha256, trained_options
 from benchctl.decoding.modules.trainable import Trainable
-from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.registry import BASELINE, Label, build, method_class, method_options, parse_label
 from benchctl.training.jobs import Surroundings, check_device, corpus_of, target_dtype
@@ -46,11 +45,11 @@ def calibrate(options: TrainOptions, label_text: str, promised: Risk, prompts: i
     modules = _check_method(label, options.model)
     _check_room(options.out, promised, prompts, around)
     check_device(options.device)
-    files = find_target(options.model, method_class(label.name).knows_encoders)
+    files = find_target(options.model, method_class(label.name).supports_encoder_decoder)
     check_method(_method(label, THRESHOLDS[0], modules), label, files)
     heads = _heads(files, options, promised, prompts)
     target = Target.load(files.path, dtype=target_dtype(options), device=options.device)
-    answers = _Answers(target, heads, Limits(options.answer_tokens))
+    answers = _Answers(target, heads, options.answer_tokens)
     references = answers.of(build(BASELINE))
 
     def losses_at(threshold: float) -> list[float]:
@@ -76,17 +75,11 @@ class _Answers:
 
     target: Target
     heads: Sequence[Sequence[int]]
-    limits: Limits
+    max_new_tokens: int
 
     def of(self, method: Method) -> list[tuple[int, ...]]:
-        method.prepare(self.target, _no_draft_model, "")
-        return [
-            decode(method, self.target, head, self.limits, Sampling(), lambda: 0.0).token_ids for head in self.heads
-        ]
-
-
-def _no_draft_model(name: str) -> Target:
-    raise UserError("a method that needs a draft model has no threshold to calibrate")
+        method.prepare(self.target)
+        return [decode(method, self.target, DecodeRequest(head, self.max_new_tokens)).token_ids for head in self.heads]
 
 
 def _at(label: Label, threshold: float) -> Label:
@@ -111,7 +104,7 @@ def _check_method(label: Label, model: str) -> str:
     if any(name == THRESHOLD for name, _ in label.options):
         raise UserError(f"{label.text}: leave out {THRESHOLD}; it is what is calibrated")
     method = _method(label, THRESHOLDS[0], "")
-    if not method.higher_is_safer:
+    if not isinstance(method, MonotoneThreshold):
         raise UserError(
             f"a higher threshold of {label.name} is not a safer one, as calibration takes it to be; compare thresholds "
             "with benchctl run --sweep"
@@ -120,7 +113,7 @@ def _check_method(label: Label, model: str) -> str:
         raise UserError(f"{label.text} says what the target says whatever its threshold; calibrate a lossy mode")
     if not (isinstance(method, Trainable) and method.needs_modules):
         return ""
-    modules = method.modules or str(packs.modules_for(model, label.name) or "")
+    modules = method.modules or str(packs.modules_for(model, method.modules_name(label.name)) or "")
     trained_options(method, label.name, modules)
     return modules
 

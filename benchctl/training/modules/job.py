@@ -65,7 +65,7 @@ def train_modules(options: TrainOptions, label_text: str, around: Surroundings) 
     _check_first_stage(method, label)
     options = options.with_defaults(_learning(method))
     check(options, around, options.model, method.modules)
-    files = find_target(options.model, method_class(label.name).knows_encoders)
+    files = find_target(options.model, method_class(label.name).supports_encoder_decoder)
     check_method(method, label, files)
     check_rows(files, options.row_tokens)
     chat = chat_of(files)
@@ -91,7 +91,7 @@ def train_modules(options: TrainOptions, label_text: str, around: Surroundings) 
         method=f"{files.name} itself stood still{_what_else(method)}. It read {text.told}.",
         use=f"benchctl run --model {{model}} --method '{_with_modules(label)}'",
         held_out=run.held_out,
-        tokens="decoder tokens" if target.info.encodes else "tokens",
+        tokens="decoder tokens" if target.info.is_encoder_decoder else "tokens",
     )
     write_result(options.out, result, run, corpus, files.name, around.provenance)
     return result
@@ -107,13 +107,14 @@ def _check_first_stage(method: Trainable, label: Label) -> None:
     """Raises UserError where there is nothing that a second stage could go on from."""
     if not _second_stage(method):
         return
+    owner = method.modules_name(label.name)
     if not method.modules:
         wanted = Label(label.name, (*label.options, ("modules", "FOLDER")))
         raise UserError(
-            f"{label.text} is trained on top of other modules; train those first: benchctl train {label.name} "
+            f"{label.text} is trained on top of other modules; train those first: benchctl train {owner} "
             f"--model MODEL --out FOLDER, then: benchctl train '{wanted.text}' --model MODEL --out NEW"
         )
-    check_modules(label.name, method.modules)
+    check_modules(owner, method.modules)
 
 
 def _first_stage_fact(method: Trainable) -> dict[str, str]:
@@ -152,7 +153,7 @@ def _save(
     info, chosen = target.info, [option.name for option in method_options(label.name) if option.name != "modules"]
     made_for = MadeFor(target.files.name, target.weights_sha256, info.layers, info.hidden_size, info.vocabulary)
     facts = {
-        "method": label.name,
+        "method": method.modules_name(label.name),
         "options": {name: getattr(method, name) for name in chosen},
         "target": asdict(made_for),
         "yardsticks": {**_earlier_yardsticks(method), **_shares(measured)},

@@ -36,7 +36,7 @@ def readable(corpus: Corpus, files: TargetFiles, around: Surroundings) -> Corpus
 
     Raises UserError where that leaves nothing to train on or to hold out; what is left out is told.
     """
-    if not files.tokenizer.encodes:
+    if not files.tokenizer.is_encoder_decoder:
         return corpus
     train = _chats(corpus.train)
     held_out = {name: chats for name, records in corpus.held_out.items() if (chats := _chats(records))}
@@ -118,7 +118,7 @@ class LessonText:
     def told(self) -> str:
         """What was read, in words for a card."""
         if not self.options.self_distil:
-            return "the chats of the data" if self.files.tokenizer.encodes else "the data as they are"
+            return "the chats of the data" if self.files.tokenizer.is_encoder_decoder else "the data as they are"
         temperature = self.options.self_distil_temperature
         how = f"at temperature {temperature:g}" if temperature else "greedily"
         what = (
@@ -181,7 +181,7 @@ class LessonText:
     @property
     def _prompt_weight(self) -> float:
         """Nothing where an encoder reads the prompts: none of their tokens is to be predicted."""
-        return 0.0 if self.options.answers_only or self.files.tokenizer.encodes else PROMPT_WEIGHT / FULL
+        return 0.0 if self.options.answers_only or self.files.tokenizer.is_encoder_decoder else PROMPT_WEIGHT / FULL
 
     def _answered(self, target: FrozenTarget, prompts: Sequence[Prompt], how: Answering) -> list[Document]:
         """Answers that the first process writes and the others then read."""

@@ -68,7 +68,7 @@ def heads_of(prompts: Sequence[Prompt], files: TargetFiles, chat: ChatFormat, ne
 def prompt_room(files: TargetFiles, new_tokens: int) -> int:
     """How long a prompt may be that so many tokens are to answer; one that an encoder reads shares no context."""
     context = context_tokens(files.config)
-    if not files.tokenizer.encodes:
+    if not files.tokenizer.is_encoder_decoder:
         return context - new_tokens
     return context - 1 if new_tokens < context else 0  # the decoder's text begins with a start token
 

@@ -1,4 +1,4 @@
-"""Blocks that only some tokens pass: who is chosen, what they become, and how that is learnt. See also routed_run.
+"""Blocks that only some tokens pass: who is chosen, what they become, and how that is learnt. See also run.py.
 
 Raposo et al.: Mixture-of-Depths: Dynamically allocating compute in transformer-based language models, 2024, arXiv
 2404.02258. A router weighs each token of a routed block; those of most weight in the sequence, a share given as the
@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchctl.decoding.accelerated import AdapterSettings
-from benchctl.decoding.arla import EPS
 from benchctl.decoding.model.target import TargetInfo
 from benchctl.decoding.modules.adapters import AdaptedTexts, Adapters, agreements, distil_losses
+from benchctl.decoding.modules.low_rank import AdapterSettings
 from benchctl.decoding.modules.trainable import Lesson, Tally
 
+EPS = torch.finfo(torch.float32).eps  # added to mean squares; half precision's own would drown small states
 FALLING = 0.5  # share of the training in which capacity falls
 
 

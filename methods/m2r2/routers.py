@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchctl.decoding.gates import Interval
+from .gates import Interval
 
 LATENT = 64
 EPS = torch.finfo(torch.float32).eps  # added to mean squares; what half precision has would drown those of early states
@@ -82,11 +82,11 @@ class Last(nn.Module):
 class Router(nn.ModuleDict):
     """A scorer for each gate, named after it: one that attends to the interval, or one of its last state only."""
 
-    def __init__(self, parts: Sequence[Interval], width: int, device: torch.device, attends: bool) -> None:
+    def __init__(self, intervals: Sequence[Interval], width: int, device: torch.device, attends: bool) -> None:
         super().__init__()
-        for part in parts:
-            states = part.gate - part.first + 1
-            self[str(part.gate)] = Arla(width, states, device) if attends else Last(width, device)
+        for interval in intervals:
+            states = interval.gate - interval.first + 1
+            self[str(interval.gate)] = Arla(width, states, device) if attends else Last(width, device)
 
     def score(self, gate: int, trail: Sequence[Tensor]) -> Tensor:
         """Scores [...] of accelerated states [..., width]: where one is above 0, agreement is likelier than not."""

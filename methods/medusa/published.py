@@ -2,7 +2,7 @@
 
 Cai et al.: Medusa, 2024, arXiv 2401.10774; the layout is that of the authors' code. A folder has config.json, with
 ``medusa_num_heads``, ``medusa_num_layers`` (residual blocks of each head) and ``base_model_name_or_path``, and the
-weights as medusa_lm_head.safetensors or .pt, under the names that medusa_heads explains. Nothing in it tells which
+weights as medusa_lm_head.safetensors or .pt, under the names that heads.py explains. Nothing in it tells which
 weights the target must have: a width and a vocabulary can be compared, the rest is the user's word.
 """
 

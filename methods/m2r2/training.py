@@ -8,46 +8,46 @@ beside it, to compare with.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchctl.decoding.accelerated import AcceleratedLayer, Adapter, AdapterSettings, Tell, run_accelerated
-from benchctl.decoding.arla import Router
-from benchctl.decoding.gates import Interval, between
-from benchctl.decoding.kv.stream import Accompanied
 from benchctl.decoding.model.layers import Layer, Mlp
 from benchctl.decoding.model.target import TargetInfo
 from benchctl.decoding.modules.attention import TextAttention
 from benchctl.decoding.modules.exits import ExitModule, exit_losses, log_shares
+from benchctl.decoding.modules.low_rank import AdapterSettings
 from benchctl.decoding.modules.trainable import Lesson, Tally
+
+from .gates import Interval, between
+from .routers import Router
+from .streams import AcceleratedLayer, Adapter, OnState, PairedRun
 
 COSINE_SHARE = 0.1  # of the distance to the trajectory
 
 
 class TwoStreams(nn.Module):
-    """The trained parts: an adapter for each layer of the accelerated stream; where ``compared``, an exit per gate too.
+    """The trained modules: an adapter per layer of the accelerated stream, and an exit per gate where ``compared``.
 
-    A router may be given to them afterwards; see decoding.routing.
+    A router may be added afterwards: m2r2_dynamic trains one on top of adapters that stand still.
     """
 
     def __init__(
         self,
         info: TargetInfo,
-        parts: Sequence[Interval],
+        intervals: Sequence[Interval],
         settings: AdapterSettings,
         device: torch.device,
         compared: bool = True,
     ) -> None:
         super().__init__()
-        self.parts = parts
+        self.intervals = intervals
         self.router: Router | None = None
-        passed = range(1, parts[-1].gate + 1)
+        passed = range(1, intervals[-1].gate + 1)
         self.adapters = nn.ModuleDict({str(layer): Adapter(info, settings, device) for layer in passed})
         exits = {}
-        for interval in parts if compared else ():
+        for interval in intervals if compared else ():
             below = [self.adapter(layer) for layer in range(interval.first + 1, interval.gate + 1)]
             parameters = sum(weight.numel() for adapter in below for weight in adapter.parameters())
             exits[str(interval.gate)] = _lite_exit(info.hidden_size, parameters, device, settings.alpha / settings.rank)
@@ -59,13 +59,12 @@ class TwoStreams(nn.Module):
         return found
 
     def run(
-        self, interval: Interval, blocks: Sequence[Layer], tell: Tell | None = None, waits: bool = False
-    ) -> Accompanied:
-        """What takes both streams of a target of these layers through an interval; see Stream.accompany, which must
-        have the same ``waits``, and for ``tell`` AcceleratedLayer."""
+        self, interval: Interval, blocks: Sequence[Layer], on_state: OnState | None = None, defers_last: bool = False
+    ) -> PairedRun:
+        """What takes both streams through an interval of a target with these layers; ``on_state``: AcceleratedLayer."""
         passed = range(interval.first, interval.gate)
-        layers = [AcceleratedLayer(blocks[index], self.adapter(index + 1), tell) for index in passed]
-        return partial(run_accelerated, layers, interval.first, waits=waits)
+        layers = [AcceleratedLayer(blocks[index], self.adapter(index + 1), on_state) for index in passed]
+        return PairedRun(layers, interval.first, defers_last)
 
     def exit(self, gate: int) -> ExitModule:
         found = self.exits[str(gate)]
@@ -145,19 +144,19 @@ def gate_loss(module: TwoStreams, lesson: Lesson) -> Tensor:
     labels, trajectories = lesson.ahead(1), Trajectories(module, lesson)
     final = log_shares(lesson.head(lesson.final))
     losses = torch.zeros_like(labels.weights, dtype=torch.float32)
-    for part in module.parts:
-        trail = trajectories.along(part)
+    for interval in module.intervals:
+        trail = trajectories.along(interval)
         losses = losses + exit_losses(final, lesson.head(lesson.norm(trail[-1])), labels.tokens)
-        losses = losses + exit_losses(final, module.exit(part.gate).logits(lesson, part.gate), labels.tokens)
-        distances = [1 - cosine for cosine in trajectory_cosines(lesson, part, trail)]
+        losses = losses + exit_losses(final, module.exit(interval.gate).logits(lesson, interval.gate), labels.tokens)
+        distances = [1 - cosine for cosine in trajectory_cosines(lesson, interval, trail)]
         losses = losses + COSINE_SHARE * torch.stack(distances).mean(0)
     return (losses * labels.weights).sum()
 
 
-def trajectory_cosines(lesson: Lesson, part: Interval, trail: Sequence[Tensor]) -> Iterator[Tensor]:
+def trajectory_cosines(lesson: Lesson, interval: Interval, trail: Sequence[Tensor]) -> Iterator[Tensor]:
     """[rows, n] for each layer of the interval: cosine of the accelerated state and the slow one it is to become."""
-    for layer, state in enumerate(trail[1:], part.first + 1):
-        yield F.cosine_similarity(state, slow_state(lesson.states, part.reaches(layer)), dim=-1)
+    for layer, state in enumerate(trail[1:], interval.first + 1):
+        yield F.cosine_similarity(state, slow_state(lesson.states, interval.reaches(layer)), dim=-1)
 
 
 def slow_state(states: Sequence[Tensor], depth: float) -> Tensor:
@@ -183,14 +182,14 @@ def gate_yardsticks(module: TwoStreams, lesson: Lesson) -> Mapping[str, Tally]:
     def note(name: str, values: Tensor) -> None:
         found[name] = Tally(float((values.float() * weights).sum()), total)
 
-    trails = [trajectories.along(part) for part in module.parts]
-    for part, trail in zip(module.parts, trails, strict=True):
-        note(f"gate_{part.gate}_slow", lesson.head(lesson.norm(lesson.states[part.gate])).argmax(-1) == final)
-        note(f"gate_{part.gate}_accelerated", lesson.head(lesson.norm(trail[-1])).argmax(-1) == final)
-        note(f"gate_{part.gate}_exit", module.exit(part.gate).logits(lesson, part.gate).argmax(-1) == final)
-    for part, trail in zip(module.parts, trails, strict=True):
-        for layer, target in enumerate(trajectory_cosines(lesson, part, trail), part.first + 1):
+    trails = [trajectories.along(interval) for interval in module.intervals]
+    for interval, trail in zip(module.intervals, trails, strict=True):
+        note(f"gate_{interval.gate}_slow", lesson.head(lesson.norm(lesson.states[interval.gate])).argmax(-1) == final)
+        note(f"gate_{interval.gate}_accelerated", lesson.head(lesson.norm(trail[-1])).argmax(-1) == final)
+        note(f"gate_{interval.gate}_exit", module.exit(interval.gate).logits(lesson, interval.gate).argmax(-1) == final)
+    for interval, trail in zip(module.intervals, trails, strict=True):
+        for layer, target in enumerate(trajectory_cosines(lesson, interval, trail), interval.first + 1):
             note(f"cosine_{layer}_slow", F.cosine_similarity(lesson.states[layer].float(), last, dim=-1))
-            note(f"cosine_{layer}_accelerated", F.cosine_similarity(trail[layer - part.first], last, dim=-1))
+            note(f"cosine_{layer}_accelerated", F.cosine_similarity(trail[layer - interval.first], last, dim=-1))
             note(f"cosine_{layer}_target", target)
     return found

@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchctl.decoding.modules.trainable import Lesson, Tally, tally
-from benchctl.decoding.trees import Path, likeliest, sparse_tree
+
+from .trees import Path, likeliest, sparse_tree
 
 KEPT_NODES = 256  # more rows than any verification is worth
 _RANKS = 10  # picks of a head that are measured, as the authors measure them

@@ -50,9 +50,9 @@ def read_gates(text: str) -> tuple[int, ...]:
     """Layer numbers joined by +, ascending; none for an empty text. Raises ValueError for anything else."""
     if not text:
         return ()
-    if not all(part.isdecimal() and int(part) > 0 for part in text.split("+")):
+    if not all(layer.isdecimal() and int(layer) > 0 for layer in text.split("+")):
         raise ValueError(f"gates is {text!r}; join layer numbers by +, such as 2+4+8")
-    gates = tuple(int(part) for part in text.split("+"))
+    gates = tuple(int(layer) for layer in text.split("+"))
     if any(after <= before for before, after in zip(gates, gates[1:], strict=False)):
         raise ValueError(f"gates {text} are out of order; each must lie above the one before")
     return gates
@@ -63,32 +63,12 @@ def default_gates(layers: int) -> tuple[int, ...]:
     return tuple(gate for gate in sorted({max(1, round(share * layers)) for share in _SHARES}) if gate < layers)
 
 
-def check_gate(exit: int, gates: Sequence[int]) -> None:
-    """Raises ValueError for a gate to read, 0 for none, that is not among those chosen, if any are."""
-    if exit < 0 or (gates and exit and exit not in gates):
-        raise ValueError(f"exit {exit} is not among the gates {'+'.join(map(str, gates)) or 'of any target'}")
+def unfit_gates(intervals: Sequence[Interval], layers: int) -> str | None:
+    """Why a target of this depth has no such intervals; None when it has."""
+    gate = intervals[-1].gate if intervals else 1
+    return f"gate {gate} is not below the target's {layers} layers" if gate >= layers or not intervals else None
 
 
-def unfit_gates(parts: Sequence[Interval], layers: int, exit: int) -> str | None:
-    """Why a target of this depth has no such intervals, or no such gate to read among them; None when it has."""
-    gates = [part.gate for part in parts]
-    if not gates or gates[-1] >= layers:
-        return f"gate {gates[-1] if gates else 1} is not below the target's {layers} layers"
-    if exit and exit not in gates:
-        return f"exit {exit} is not among the gates {'+'.join(map(str, gates))}"
-    return None
-
-
-def intervals(gates: Sequence[int], layers: int, rate: float = 0.0) -> list[Interval]:
+def intervals_between(gates: Sequence[int], layers: int, rate: float = 0.0) -> list[Interval]:
     """The intervals that end at these gates, ascending."""
     return [Interval(first, gate, layers, rate) for first, gate in zip((0, *gates), gates, strict=False)]
-
-
-def intervals_of(text: str, layers: int, rate: float, *, ahead: bool) -> list[Interval]:
-    """The intervals that options ask for; an empty ``text`` and rate 0 take the defaults.
-
-    ``ahead``, for loading experts, is at rate 2 one interval up to half of the depth: there the state stands for the
-    last layer's.
-    """
-    gates = read_gates(text) or (((layers // 2,) if layers > 1 else ()) if ahead else default_gates(layers))
-    return intervals(gates, layers, rate or (2.0 if ahead else 0.0))

@@ -3,37 +3,29 @@
 Cai et al.: Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads, 2024, arXiv 2401.10774:
 heads, static tree, typical acceptance, training with the target frozen (Medusa-1). The heads read the state of the last
 accepted row, so a draft costs no pass of its own. Ours: 15 nodes; the target's distributions as labels, see
-medusa_heads; paths measured as a whole where training chooses the tree (the paper multiplies the heads' own shares);
+heads.py; paths measured as a whole where training chooses the tree (the paper multiplies the heads' own shares);
 and what is assumed of heads that nobody measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.medusa_heads import (
-    KEPT_NODES,
-    Heads,
-    fresh_heads,
-    heads_loss,
-    path_shares,
-    sparse_plan,
-    told_tree,
-    top_shares,
-)
-from benchctl.decoding.medusa_published import read_published
 from benchctl.decoding.method import Context, Exactness, Outcome, Speculative
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.folder import FACTS, load_modules, read_facts, trained_options
 from benchctl.decoding.modules.trainable import Lesson, Tally, Trainable
-from benchctl.decoding.trees import Path, pick, read_widths, wide_tree
 from benchctl.decoding.verify import Verdict, verify_typical
 from benchctl.errors import UserError
+
+from .heads import KEPT_NODES, Heads, fresh_heads, heads_loss, path_shares, sparse_plan, told_tree, top_shares
+from .published import read_published
+from .trees import Path, pick, read_widths, wide_tree
 
 
 @dataclass
@@ -101,7 +93,7 @@ class Medusa(Speculative, Trainable):
                 f"or train as many: benchctl train 'medusa[heads={self.heads}]' --model MODEL --out FOLDER"
             )
 
-    def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:
+    def prepare(self, target: Target) -> None:
         trained = trained_options(self, "medusa", self.modules)
         if (published := read_published(self.modules)) is not None:
             self._heads = Heads(published.fit(target, self.heads), self.heads)

@@ -2,27 +2,27 @@
 
 Raposo et al.: Mixture-of-Depths: Dynamically allocating compute in transformer-based language models, 2024, arXiv
 2404.02258. Theirs is trained from nothing; here a trained target, frozen, is adapted to it by routers, predictors and
-low-rank adapters, which is ours, as is the falling capacity. See decoding.routed, decoding.routed_run and
-decoding.adapted.
+low-rank adapters, which is ours, as is the falling capacity.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from benchctl.decoding.accelerated import AdapterSettings
 from benchctl.decoding.experts.tiers import Timer
 from benchctl.decoding.method import Context, Method, Step, one_token
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.folder import load_modules
+from benchctl.decoding.modules.low_rank import AdapterSettings
 from benchctl.decoding.modules.trainable import Lesson, Tally, Trainable, TrainingDefaults
-from benchctl.decoding.routed import RoutedDepth, routed_loss, routed_yardsticks
-from benchctl.decoding.routed_run import RoutedRun, bound_of
 from benchctl.errors import UserError
+
+from .routers import RoutedDepth, routed_loss, routed_yardsticks
+from .run import RoutedRun, bound_of
 
 
 @dataclass
@@ -42,7 +42,7 @@ class MixtureOfDepths(Method, Trainable):
     alpha: float = 32.0
     exactness = "lossy"
     reason = "tokens go around blocks that the target takes them through, and nothing is verified"
-    one_by_one = "each sequence of a batch would go around other blocks"
+    no_batch_reason = "each sequence of a batch would go around other blocks"
     training = TrainingDefaults(rate=5e-4, schedule="linear", epochs=5.0)
     trained_for = ("capacity", "alpha")
     _run: RoutedRun = field(init=False, repr=False, compare=False)
@@ -55,7 +55,8 @@ class MixtureOfDepths(Method, Trainable):
             raise ValueError(f"threshold is {self.threshold}; it must lie between 0 and 1")
 
     def unsupported(self, target: TargetInfo) -> str | None:
-        return "it has one layer, and the first is never routed" if target.layers < 2 else None
+        one_layer = "it has one layer, and the first is never routed" if target.layers < 2 else None
+        return super().unsupported(target) or one_layer
 
     def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
         if problem := self.unsupported(info):
@@ -75,7 +76,7 @@ class MixtureOfDepths(Method, Trainable):
         assert isinstance(module, RoutedDepth)
         return routed_yardsticks(module, lesson, bound_of(self.threshold))
 
-    def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:
+    def prepare(self, target: Target) -> None:
         module = load_modules(self, "mixture_of_depths", target, self.modules)
         assert isinstance(module, RoutedDepth)
         self._run = RoutedRun(module, target, self.threshold)

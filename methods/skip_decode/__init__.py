@@ -3,29 +3,30 @@
 Del Corro et al.: SkipDecode: Autoregressive Skip Decoding with Batching and Caching for Efficient LLM Inference, 2023,
 arXiv 2307.02628. A few layers at the bottom always run, then the top ones; no key or value is ever missing, and all
 sequences of a batch run the same layers. Ours: the defaults, which the paper does not give, and low-rank adapters in
-place of tuning all weights. Schedule and training: decoding.depth_schedule; adapters: decoding.adapted.
+place of tuning all weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
 
 from torch import Tensor, nn
 
-from benchctl.decoding.accelerated import AdapterSettings
 from benchctl.decoding.batch import Batched
-from benchctl.decoding.depth_schedule import DepthSchedule, FixedDepths, schedule_loss, schedule_yardsticks
 from benchctl.decoding.experts.tiers import Timer
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Method, Step, one_token
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.adapters import Adapters
 from benchctl.decoding.modules.folder import load_modules, trained_options
+from benchctl.decoding.modules.low_rank import AdapterSettings
 from benchctl.decoding.modules.trainable import Lesson, Tally, Trainable, TrainingDefaults
 from benchctl.errors import UserError
+
+from .schedule import DepthSchedule, FixedDepths, schedule_loss, schedule_yardsticks
 
 
 @dataclass
@@ -79,7 +80,7 @@ class SkipDecode(Method, Batched, FixedDepths, Trainable):
         return self.adapters == "lora"
 
     def unsupported(self, target: TargetInfo) -> str | None:
-        return self.beyond(target.layers)
+        return super().unsupported(target) or self.beyond(target.layers)
 
     def beyond(self, layers: int) -> str | None:
         for name in ("max_layers", "min_layers", "warmup_layers"):
@@ -107,7 +108,7 @@ class SkipDecode(Method, Batched, FixedDepths, Trainable):
         assert isinstance(module, Adapters)
         return schedule_yardsticks(self.schedule(module.info.layers), module, lesson)
 
-    def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:
+    def prepare(self, target: Target) -> None:
         if self.needs_modules:
             trained_options(self, "skip_decode", self.modules)  # refuses lower depths than were trained
             module = load_modules(self, "skip_decode", target, self.modules)
