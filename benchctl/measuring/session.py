@@ -6,14 +6,17 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import TYPE_CHECKING
 
-from benchctl.measuring.measure import Measurer
 from benchctl.measuring.plan import Job, Plan, Round, rounds
 from benchctl.measuring.retries import Retries, rows_of
 from benchctl.measuring.validity import MARGIN, Watch, decoding_s
 from benchctl.records.reader import RowKey, row_key
 from benchctl.records.schema import Row
 from benchctl.records.writer import Writer
+
+if TYPE_CHECKING:
+    from benchctl.measuring.measure import Measurer
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, failed
 
-from benchctl.measuring.measure import Measurer
 from benchctl.measuring.plan import Job, Plan, Task
 from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.session import Progress, Report, Session
 from benchctl.measuring.validity import Watch
 from benchctl.records.schema import Row, Run
 from benchctl.records.writer import Writer
+
+if TYPE_CHECKING:
+    from benchctl.measuring.measure import Measurer
 
 LABELS = (BASELINE, DRAFTED)
 
@@ -72,12 +74,18 @@ def run_of(plan: Plan) -> Run:
 
 
 def measure(
-    path: Path, plan: Plan, meet: Callable[[Task], Met], watch: Watch | None, report: Report = lambda event: None
+    path: Path,
+    plan: Plan,
+    meet: Callable[[Task], Met],
+    watch: Watch | None,
+    report: Report = lambda event: None,
+    *,
+    resume: bool = True,
 ) -> tuple[Session, list[Task]]:
     """Begin a file, or go on with it; the session when it is done, and the tasks that were measured in it."""
     measurer = FakeMeasurer(meet, batched=plan.batch_size > 1)
-    with Writer(path, run_of(plan), resume=True) as writer:
-        session = Session(plan, cast(Measurer, measurer), writer, report, watch)
+    with Writer(path, run_of(plan), resume=resume) as writer:
+        session = Session(plan, cast("Measurer", measurer), writer, report, watch)
         session.measure(0)
     return session, measurer.measured
 
