@@ -18,7 +18,7 @@ from fixtures_records import DRAFTED, EXITING, RUN, baseline_row, drafted_row, e
 
 from benchctl.cli import main
 from benchctl.judging.judge import Reply, Usage
-from benchctl.measuring.prompts.prompt import load_suite
+from benchctl.measuring.prompts.suites import load_suite
 from benchctl.records.schema import SuiteInfo
 from benchctl.records.scores import read_scores
 
@@ -31,7 +31,7 @@ def results(tmp_path: Path) -> Path:
     """Answers to three prompts of a file: the baseline's are right, the drafted ones equal, the others wrong."""
     suite = tmp_path / "numbers.jsonl"
     suite.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS))
-    loaded = load_suite(str(suite), data_dir=None, source="auto", limit=None, notify=lambda notice: None)
+    loaded = load_suite(str(suite), source="auto", limit=None, notify=lambda notice: None)
     info = SuiteInfo(
         name="numbers",
         source="file",

@@ -17,7 +17,8 @@ from benchctl.judging.judge import Place
 from benchctl.judging.session import Judging
 from benchctl.judging.settings import JudgeSettings, Summary, World
 from benchctl.measuring.header import suite_info
-from benchctl.measuring.prompts.prompt import Prompt, load_suite
+from benchctl.measuring.prompts.files import Prompt
+from benchctl.measuring.prompts.suites import load_suite
 from benchctl.records.schema import Row
 from benchctl.records.scores import Score, read_scores, scores_path
 from benchctl.records.writer import read
@@ -67,7 +68,7 @@ def measured_file(
     Gives the prompts as judging wants them.
     """
     loaded = [
-        load_suite(name, data_dir=None, source="embedded", limit=prompts, notify=lambda notice: None)
+        load_suite(name, source="embedded", limit=prompts, notify=lambda notice: None)
         for name, prompts in suites.items()
     ]
     rows = [

@@ -11,7 +11,8 @@ from fixtures_records import BASELINE
 from judge_server import KEY, JudgeServer, Says
 from judged import KEY_ENV, PRICE, Court, measured_file
 
-from benchctl.measuring.prompts.prompt import Prompt, load_suite
+from benchctl.measuring.prompts.files import Prompt
+from benchctl.measuring.prompts.suites import load_suite
 from benchctl.records.writer import read
 
 SUITES = {"koala": 8, "self-instruct": 8, "wizardlm": 8, "mt-bench": 6}
@@ -26,7 +27,7 @@ def counter(vocabulary: str) -> Callable[[str], int]:
 
 def english() -> list[str]:
     """Texts of many kinds, to stand for answers."""
-    suites = (load_suite(name, data_dir=None, source="embedded", limit=None, notify=lambda _: None) for name in SUITES)
+    suites = (load_suite(name, source="embedded", limit=None, notify=lambda _: None) for name in SUITES)
     return [turn for suite in suites for prompt in suite.prompts for turn in prompt.turns]
 
 

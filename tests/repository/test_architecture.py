@@ -32,7 +32,7 @@ LAYERS: dict[str, set[str]] = {
     "benchctl.judges": {"bundled", "decoding", "exact_match", "judging", "records", "registry"},
     "benchctl.registry": {"decoding", "judging", "options"},
     "benchctl.analysis": {"exact_match", "records"},
-    "benchctl.measuring": {"bundled", "decoding", "records", "registry"},
+    "benchctl.measuring": {"bundled", "decoding", "options", "records", "registry"},
     "benchctl.training": {"bundled", "decoding", "registry"},
     "benchctl.conformance": {"decoding", "registry"},
     "benchctl.importing": {"records"},
@@ -46,7 +46,7 @@ LAYERS: dict[str, set[str]] = {
 DOORS: dict[str, tuple[str, ...]] = {
     "click": ("benchctl/cli/",),
     "datasets": ("benchctl/training/data/hub_data.py",),
-    "http": ("benchctl/measuring/prompts/download.py",),
+    "http": ("benchctl/measuring/prompts/sources.py",),
     "huggingface_hub": (),
     "jinja2": ("benchctl/analysis/html",),
     "matplotlib": ("benchctl/analysis/plots/",),
@@ -65,7 +65,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         "benchctl/decoding/model/target.py",
         "benchctl/training/",
     ),
-    "urllib": ("benchctl/measuring/prompts/download.py",),
+    "urllib": ("benchctl/measuring/prompts/sources.py",),
 }
 METHOD_LIBRARIES = {"safetensors", "torch"}
 IMPORTED_AS = {"nvidia-ml-py": "pynvml"}

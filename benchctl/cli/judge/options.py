@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from benchctl.cli import completion as completing
-from benchctl.cli.run.options import FiniteRange
+from benchctl.cli.options import FiniteRange
 
 KEY_ENV = "OPENAI_API_KEY"
 

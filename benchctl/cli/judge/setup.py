@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from benchctl.judging.items import Prompts
     from benchctl.judging.judge import Judge
     from benchctl.judging.settings import JudgeSettings
-    from benchctl.measuring.prompts.prompt import Prompt, Suite
+    from benchctl.measuring.prompts.files import Prompt
     from benchctl.measuring.prompts.sources import Notify
+    from benchctl.measuring.prompts.suites import Suite
     from benchctl.measuring.settings import RunSettings
     from benchctl.records.schema import SuiteInfo
     from benchctl.records.writer import RunFile
@@ -80,7 +81,7 @@ def _check_answers(judge: Judge, settings: RunSettings) -> None:
     from benchctl.measuring.check import load_suites
     from benchctl.registry import BASELINE, build, canonical_label, parse_label, split_labels
 
-    labels = {canonical_label(build(text), parse_label(text)) for text in split_labels(settings.methods)}
+    labels = {canonical_label(build(text), parse_label(text)) for text in split_labels(settings.labels)}
     if labels <= {BASELINE}:
         raise UserError(
             f"judges set answers beside those of {BASELINE}, and nothing else is to be measured: add a --method, or "
@@ -147,14 +148,12 @@ def prompts_of(files: Sequence[RunFile], source: str, notify: Notify) -> Prompts
 
 
 def _suite(file: RunFile, info: SuiteInfo, source: str, notify: Notify) -> Suite:
-    from benchctl.measuring.prompts.prompt import load_suite, suite_names
+    from benchctl.measuring.prompts.suites import load_suite, suite_names
 
-    folder = os.environ.get("BENCHCTL_DATA")
-    # Of a known suite, the kind that was measured; "file" is a folder with a file that is not the published one.
+    # Of a known suite, the kind that was measured; "file" is one in BENCHCTL_DATA that differs from the published one.
     asked = info.source if source == "auto" and info.source != "file" else source
     suite = load_suite(
         info.name if info.name in suite_names() else _REMARK.sub("", info.origin),
-        data_dir=Path(folder) if folder and asked != "embedded" else None,
         source=asked,
         limit=None,
         notify=notify,
@@ -176,7 +175,7 @@ def _measured(file: RunFile, info: SuiteInfo, suite: Suite) -> Suite:
             return part
     raise UserError(
         f"{file.path}: the prompts of {info.name} found at {suite.origin} are not those that it was measured with "
-        f"({info.prompts} from {info.origin}). Give those with BENCHCTL_DATA or put the file back where it was; if the "
+        f"({info.prompts} from {info.origin}). Set BENCHCTL_DATA, or put the file back where it was; if the "
         "run left out long prompts and was not finished, finish it with --resume first."
     )
 
