@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from browser import PROGRAM, Page, browser
 from fixtures_records import DRAFTED, EXITING, RUN, usual_rows
 from fixtures_scores import score, sha256, write_both
 from pages import HOSTILE, TWO_SUITES, hostile_file, page_of, two_suites
 
 from benchctl.analysis.comparison import compare
 from benchctl.records.writer import read
-from benchmarks.browser import PROGRAM, Page, browser
 
 pytestmark = [
     pytest.mark.browser,

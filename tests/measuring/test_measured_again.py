@@ -18,7 +18,7 @@ from benchctl.analysis.frame.fidelity import round_of
 from benchctl.analysis.warnings import planned_rounds
 from benchctl.measuring.measure import answer_seed
 from benchctl.measuring.plan import Plan, Task
-from benchctl.measuring.prompts.prompt import Prompt
+from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.validity import ENOUGH, PATIENCE, Bounds, Watch
 from benchctl.records.reader import row_key
 from benchctl.records.schema import Row
@@ -30,7 +30,6 @@ PROMPTS = (Prompt("p0", "koala", ("Hi",)), Prompt("p1", "koala", ("Hi", "And?"))
 PLAN = Plan(PROMPTS, LABELS, repeats=2)
 PLANS = {
     "plain": PLAN,
-    "shuffled": Plan(PROMPTS, LABELS, repeats=2, order="shuffle", name="x"),
     "once": Plan(PROMPTS, LABELS, repeats=1),
     "batched": Plan((*PROMPTS, Prompt("p3", "koala", ("Hi",))), LABELS, repeats=2, batch_size=2),
     "modes": Plan(PROMPTS, LABELS, repeats=2, modes=("free", "replay", "profile")),
@@ -41,7 +40,7 @@ def watch() -> Watch:
     """One that knows what is usual."""
     bounds = Bounds(1.0)
     for _ in range(ENOUGH):
-        bounds.doubts(QUIET)
+        bounds.problems(QUIET)
     return Watch(bounds, lambda notice: None)
 
 
@@ -259,7 +258,7 @@ def unwarmed() -> Watch:
     return Watch(Bounds(1.0), lambda notice: None)
 
 
-@pytest.mark.parametrize("kind", ["plain", "shuffled", "modes"])
+@pytest.mark.parametrize("kind", ["plain", "modes"])
 def test_a_run_that_goes_on_learns_once_from_each_generation_of_its_file(kind: str, tmp_path: Path) -> None:
     """Counted twice, the rounds of a batch that is gone on with would make bounds known too early."""
     seen: list[object] = []

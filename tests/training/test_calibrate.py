@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from scipy.stats import binom
 
-from benchctl.training.modules.risk import (
+from benchctl.training.modules.calibrate import (
     THRESHOLDS,
     Calibration,
     Risk,
