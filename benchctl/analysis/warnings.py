@@ -16,7 +16,7 @@ from benchctl.analysis.frame.fidelity import Round, broken, claims_exact, last_t
 from benchctl.analysis.frame.rows import CONDITION, FIDELITY
 from benchctl.analysis.judges.figures import FIRST_WINS, LONGER_WINS, JudgedFigures
 from benchctl.analysis.judges.judgements import Judge
-from benchctl.analysis.metrics.faithfulness import EXACT_MATCH, EXACT_MATCH_DIFFERENCE
+from benchctl.analysis.metrics.faithfulness import EXACT_MATCH_DIFFERENCE
 from benchctl.analysis.metrics.metric import Metric
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.bootstrap import Interval
@@ -26,12 +26,10 @@ from benchctl.records.schema import UNKNOWN_TARGET, Run
 
 _FEW_PROMPTS = 10
 _OTHER_LENGTH = 0.1  # share of the baseline's tokens by which a method's answers may be shorter or longer
-_LOW_EXACT_MATCH = 0.2  # of a baseline: a method can hardly fall below it
 _UNREADABLE = 0.02  # share of judgements that may be unreadable without a warning
 _UNBIASED = 0.5  # share that the first, or the longer, answer wins of a judge without that bias
 _SPARE_CORES = 0.5  # by which load and threads may exceed the cores
 _MOST_WAITED = 0.05  # of the time ready to run, but without a core
-_UNSTEADY = 0.1  # by which the slowest twentieth of reference-kernel timings may exceed the median
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,10 @@ class Warning:
         return self.text
 
 
+def _warn(id: str, template: str, **values: object) -> Warning:
+    return Warning(id, template, values)
+
+
 def warnings(group: Group) -> tuple[Warning, ...]:
     """Everything a reader should know before using the group's figures."""
     return tuple(warning for condition in _CONDITIONS for warning in condition(group))
@@ -58,11 +60,12 @@ def warnings(group: Group) -> tuple[Warning, ...]:
 def _imported(group: Group) -> Iterator[Warning]:
     if group.run.imported:
         unknown = group.run.target.name.startswith(UNKNOWN_TARGET)
-        yield Warning(
+        yield _warn(
             "imported",
             "The figures come from files of {program}, which have no token ids. So there are no verdicts, and machine, "
             "warm-up and order{target} are unknown. To publish a figure, measure it with `benchctl run`.",
-            {"program": group.run.imported, "target": ", and even the target (see --target)," if unknown else ""},
+            program=group.run.imported,
+            target=", and even the target (see --target)," if unknown else "",
         )
 
 
@@ -76,11 +79,12 @@ def _no_shared_session(group: Group) -> Iterator[Warning]:
         and measured_apart(pair(group.frame, method.label, group.run.baseline))
     ]
     if labels:
-        yield Warning(
+        yield _warn(
             "no_shared_session",
             "{labels} and {baseline} were measured in one session each, and not in the same one. The speed-up includes "
             "the difference between the sessions, so it has no interval. Measure both with one `benchctl run`.",
-            {"labels": ", ".join(labels), "baseline": group.run.baseline},
+            labels=", ".join(labels),
+            baseline=group.run.baseline,
         )
 
 
@@ -88,34 +92,25 @@ def _claim_broken(group: Group) -> Iterator[Warning]:
     for method in group.pooled.methods:
         answers = broken(method.fidelity, group.run.dtype)
         if answers and claims_exact(method.exactness, group.run.temperature):
-            yield Warning(
+            yield _warn(
                 "claim_broken",
                 "{label} claims to be exact, but {answers} of its answers differ from the baseline's by more than "
                 "rounding. The method has a bug: do not use its figures.",
-                {"label": method.label, "answers": answers},
+                label=method.label,
+                answers=answers,
             )
 
 
 def _output_length_differs(group: Group) -> Iterator[Warning]:
     for method in group.pooled.methods:
         if abs(method.tokens - method.baseline_tokens) > _OTHER_LENGTH * method.baseline_tokens:
-            yield Warning(
+            yield _warn(
                 "output_length_differs",
                 "{label} wrote {tokens} tokens, the baseline {baseline_tokens}. Part of its speed-up comes from the "
                 "different length: compare tokens/s and TPOT instead.",
-                {"label": method.label, "tokens": method.tokens, "baseline_tokens": method.baseline_tokens},
-            )
-
-
-def _baseline_rarely_right(group: Group) -> Iterator[Warning]:
-    for method in group.pooled.methods:
-        share = method.estimate(EXACT_MATCH).value
-        if method.is_baseline and share is not None and share < _LOW_EXACT_MATCH:
-            yield Warning(
-                "baseline_rarely_right",
-                "The baseline itself is right on {share:.0%} of the prompts with an exact answer, so exact match can "
-                "hardly show a loss. Use a --model that solves these prompts, or a larger --max-new-tokens.",
-                {"share": share},
+                label=method.label,
+                tokens=method.tokens,
+                baseline_tokens=method.baseline_tokens,
             )
 
 
@@ -124,15 +119,13 @@ def _no_loss_observed(group: Group) -> Iterator[Warning]:
     for method in group.pooled.methods:
         agree = method.estimate(EXACT_MATCH_DIFFERENCE).interval == Interval(0.0, 0.0)
         if agree and not method.is_baseline and not claims_exact(method.exactness, group.run.temperature):
-            yield Warning(
+            yield _warn(
                 "no_loss_observed",
                 "{label} lost none of {prompts} answers that can be checked. A loss of up to {possible:.0%} remains "
                 "possible (95% confidence): check more prompts to narrow it.",
-                {
-                    "label": method.label,
-                    "prompts": method.checked_prompts,
-                    "possible": min(3 / method.checked_prompts, 1.0),
-                },
+                label=method.label,
+                prompts=method.checked_prompts,
+                possible=min(3 / method.checked_prompts, 1.0),
             )
 
 
@@ -142,17 +135,15 @@ def _generations_failed(group: Group) -> Iterator[Warning]:
         tries = last_tries(frame, group.repeats)
         for label, rows in tries[tries["error"].notna()].groupby("label", sort=False):
             first = rows.iloc[0]
-            yield Warning(
+            yield _warn(
                 "generations_failed",
                 "{label} failed on {generations} generations in {mode} mode, first on {prompt}: {error}. They and "
                 "their counterparts are left out. Fix the cause and run again.",
-                {
-                    "label": str(label),
-                    "generations": len(rows),
-                    "mode": mode,
-                    "prompt": f"{first['suite']}/{first['prompt_id']}",
-                    "error": first["error"],
-                },
+                label=str(label),
+                generations=len(rows),
+                mode=mode,
+                prompt=f"{first['suite']}/{first['prompt_id']}",
+                error=first["error"],
             )
 
 
@@ -164,12 +155,14 @@ def _verdict_unknown(group: Group) -> Iterator[Warning]:
     for label, rows in last_tries(group.frame, group.repeats).groupby("label", sort=False):
         answers = int((rows[name].astype(float) > 0).sum())
         if answers:
-            yield Warning(
+            yield _warn(
                 "verdict_unknown",
                 "{label}: for {answers} of {generations} answers the check against the target failed. Their times "
                 "count, but no claim rests on them. Measure again with more free memory, or a smaller "
                 "--max-new-tokens.",
-                {"label": str(label), "answers": answers, "generations": len(rows)},
+                label=str(label),
+                answers=answers,
+                generations=len(rows),
             )
 
 
@@ -182,17 +175,15 @@ def _rounds_disturbed(group: Group) -> Iterator[Warning]:
     planned = planned_rounds(group)
     disturbed, repeated = int(planned["disturbed"].sum()), int((planned["disturbed"] & planned["good"]).sum())
     again = " Free the machine, then run again or continue with --resume." if repeated < disturbed else ""
-    yield Warning(
+    yield _warn(
         "rounds_disturbed",
         "{disturbed} of {rounds} rounds were disturbed, first {prompt} ({reason}). Their times are left out for all "
         "methods. {repeated} of them were measured again." + again,
-        {
-            "disturbed": disturbed,
-            "rounds": len(planned),
-            "repeated": repeated,
-            "prompt": f"{first['suite']}/{first['prompt_id']}",
-            "reason": first["invalid"] or "see its rows of other modes",
-        },
+        disturbed=disturbed,
+        rounds=len(planned),
+        repeated=repeated,
+        prompt=f"{first['suite']}/{first['prompt_id']}",
+        reason=first["invalid"] or "see its rows of other modes",
     )
 
 
@@ -218,45 +209,31 @@ def _machine_busy(group: Group) -> Iterator[Warning]:
     for number, file in enumerate(group.files):
         load, cores = _first(file.run.machine.get("load_average")), file.run.machine.get("cores")
         if load is not None and isinstance(cores, int) and load + file.run.threads > cores + _SPARE_CORES:
-            yield Warning(
+            yield _warn(
                 "machine_busy",
                 "{file}: the machine was busy at the start (load {load:.1f} on {cores} cores, {threads} needed), so "
                 "times include waiting. Stop other work and measure again.",
-                {"file": str(file.path), "load": load, "cores": cores, "threads": file.run.threads},
+                file=str(file.path),
+                load=load,
+                cores=cores,
+                threads=file.run.threads,
             )
         waited = group.frame.loc[group.frame["file"] == number, column].median() if column in group.frame else 0.0
         if waited > _MOST_WAITED:
-            yield Warning(
+            yield _warn(
                 "waited_for_cores",
                 "{file}: half of its generations waited at least {waited:.0%} of their time for a core that other "
                 "processes used. Stop other work and measure again.",
-                {"file": str(file.path), "waited": float(waited)},
-            )
-
-
-def _machine_unsteady(group: Group) -> Iterator[Warning]:
-    """The reference kernel does the same work every time, see measuring/validity.py."""
-    column = CONDITION + "sentinel_s"
-    if column not in group.frame:
-        return
-    for number, file in enumerate(group.files):
-        times_s = group.frame.loc[group.frame["file"] == number, column].dropna()
-        if len(times_s) and (excess := float(times_s.quantile(0.95) / times_s.median()) - 1) > _UNSTEADY:
-            yield Warning(
-                "machine_unsteady",
-                "{file}: the slowest 5% of reference-kernel timings were at least {excess:.0%} above the median, so "
-                "the machine's speed varied. See `benchctl doctor` for the cause, or use more --repeats.",
-                {"file": str(file.path), "excess": excess},
+                file=str(file.path),
+                waited=float(waited),
             )
 
 
 def _not_measured(group: Group) -> Iterator[Warning]:
     for method in group.methods:
         if method.unsupported:
-            yield Warning(
-                "not_measured",
-                "{label} was not measured: {reason}.",
-                {"label": method.label, "reason": method.unsupported},
+            yield _warn(
+                "not_measured", "{label} was not measured: {reason}.", label=method.label, reason=method.unsupported
             )
 
 
@@ -265,10 +242,12 @@ def _run_unfinished(group: Group) -> Iterator[Warning]:
         prompts = sum(suite.prompts for suite in file.run.suites)
         finished = _finished(group.frame[group.frame["file"] == number], file.run)
         if finished < prompts:
-            yield Warning(
+            yield _warn(
                 "run_unfinished",
                 "{file} has {finished} of {prompts} prompts complete. Continue its run with --resume.",
-                {"file": str(file.path), "finished": finished, "prompts": prompts},
+                file=str(file.path),
+                finished=finished,
+                prompts=prompts,
             )
 
 
@@ -284,20 +263,18 @@ def _best_of_many_labels(group: Group) -> Iterator[Warning]:
     for result in best_labels(group):
         estimate = result.best.estimate(SPEEDUP)
         assert estimate.interval is not None
-        yield Warning(
+        yield _warn(
             "best_of_many_labels",
             "The best of {labels} labels of {name} by the lower end of its interval is {label}: {speedup:.2f}x "
             "[{low:.2f}, {high:.2f}]; {slower} of the others are significantly slower. It was chosen on these prompts, "
             "which overestimates it: measure it again on others.",
-            {
-                "labels": result.labels,
-                "name": result.name,
-                "label": result.best.label,
-                "speedup": estimate.value or 0.0,
-                "low": estimate.interval.low,
-                "high": estimate.interval.high,
-                "slower": result.slower,
-            },
+            labels=result.labels,
+            name=result.name,
+            label=result.best.label,
+            speedup=estimate.value or 0.0,
+            low=estimate.interval.low,
+            high=estimate.interval.high,
+            slower=result.slower,
         )
 
 
@@ -307,25 +284,23 @@ def _few_prompts(group: Group) -> Iterator[Warning]:
     batches = len(group.frame.groupby(["suite", "batch"])) if batched else 0
     count = batches if batched else min(method.prompts for method in group.pooled.methods)
     if count < _FEW_PROMPTS:
-        yield Warning(
+        yield _warn(
             "few_prompts",
             "The figures rest on {count} {unit}, too few to represent a suite. Raise --limit to {limit} or more.",
-            {
-                "count": count,
-                "unit": "batches" if batched else "prompts",
-                "limit": _FEW_PROMPTS * group.run.batch_size,
-            },
+            count=count,
+            unit="batches" if batched else "prompts",
+            limit=_FEW_PROMPTS * group.run.batch_size,
         )
 
 
 def _embedded_sample(group: Group) -> Iterator[Warning]:
     names = [suite.name for suite in group.run.suites if suite.is_sample]
     if names:
-        yield Warning(
+        yield _warn(
             "embedded_sample",
             "{suites}: the prompts are embedded samples in the style of the published ones. Do not quote the figures "
             "as theirs; use --source published for that.",
-            {"suites": ", ".join(names)},
+            suites=", ".join(names),
         )
 
 
@@ -333,14 +308,16 @@ def _scores_left_out(group: Group) -> Iterator[Warning]:
     if not group.judging:
         return
     for notice in group.judging.notices:
-        yield Warning("scores_notice", "{notice}", {"notice": notice})
+        yield _warn("scores_notice", "{notice}", {"notice": notice})
     left = group.judging.judged.left_out
     if left.changed or left.gone or left.elsewhere:
-        yield Warning(
+        yield _warn(
             "scores_left_out",
             "Scores are left out: {changed} of texts that differ from the answers here, {gone} of answers that are not "
             "here, {elsewhere} of other methods or baselines. Judge these answers with `benchctl judge`.",
-            {"changed": left.changed, "gone": left.gone, "elsewhere": left.elsewhere},
+            changed=left.changed,
+            gone=left.gone,
+            elsewhere=left.elsewhere,
         )
 
 
@@ -349,18 +326,16 @@ def _judge_incomplete(group: Group) -> Iterator[Warning]:
         unreadable, asked = (sum(getattr(each, name) for _, each in figures) for name in ("unreadable", "asked"))
         missing = [method.label for method, each in figures if each.asked_prompts < method.prompts]
         if unreadable > _UNREADABLE * asked or missing:
-            yield Warning(
+            yield _warn(
                 "judge_incomplete",
                 "{judge}: {unreadable} of {asked} replies could not be read, so {pairs} pairs have no verdict, and "
                 "prompts of {missing} were never judged. If these are hard ones, the rest is flattering. Judge the "
                 "rest, with more --tries where replies could not be read.",
-                {
-                    "judge": judge.name,
-                    "unreadable": unreadable,
-                    "asked": asked,
-                    "pairs": sum(each.incomplete for _, each in figures),
-                    "missing": ", ".join(missing) or "no method",
-                },
+                judge=judge.name,
+                unreadable=unreadable,
+                asked=asked,
+                pairs=sum(each.incomplete for _, each in figures),
+                missing=", ".join(missing) or "no method",
             )
 
 
@@ -368,20 +343,20 @@ def _judge_prompts_mixed(group: Group) -> Iterator[Warning]:
     judged = group.judging.judged if group.judging else None
     changed = {judge for (judge, _), hashes in judged.templates.items() if len(hashes) > 1} if judged else set()
     for name in sorted(changed | (judged.mixed if judged else frozenset())):
-        yield Warning(
+        yield _warn(
             "judge_prompts_mixed",
             "{judge} judged answers with different versions of its prompt, so its scores are not comparable. Judge all "
             "answers with one of them, or keep the lines of one `template` in the scores file.",
-            {"judge": name},
+            judge=name,
         )
 
 
 def _judge_biased(group: Group) -> Iterator[Warning]:
     for judge in group.judging.one_order if group.judging else ():
-        yield Warning(
+        yield _warn(
             "judge_one_order",
             "{judge} saw each pair in one order, so its position bias is in its figures. Judge with --orders both.",
-            {"judge": judge.name},
+            judge=judge.name,
         )
     for judge, figures in _by_judge(group):
         for id, metric, names, advice in (
@@ -390,10 +365,12 @@ def _judge_biased(group: Group) -> Iterator[Warning]:
         ):
             for favoured, labels in zip(names, _favoured(metric, figures), strict=True):
                 if labels:
-                    yield Warning(
+                    yield _warn(
                         id,
                         "{judge} prefers the {favoured} answer (significant for {labels}). " + advice,
-                        {"judge": judge.name, "favoured": favoured, "labels": ", ".join(labels)},
+                        judge=judge.name,
+                        favoured=favoured,
+                        labels=", ".join(labels),
                     )
 
 
@@ -423,7 +400,6 @@ _CONDITIONS: tuple[Callable[[Group], Iterator[Warning]], ...] = (
     _no_shared_session,
     _claim_broken,
     _output_length_differs,
-    _baseline_rarely_right,
     _no_loss_observed,
     _generations_failed,
     _verdict_unknown,
@@ -438,5 +414,4 @@ _CONDITIONS: tuple[Callable[[Group], Iterator[Warning]], ...] = (
     _few_prompts,
     _embedded_sample,
     _machine_busy,
-    _machine_unsteady,
 )

@@ -77,13 +77,6 @@ def test_output_length_differs() -> None:
     assert warned(group, "output_length_differs") == [{"label": EXITING, "tokens": 11, "baseline_tokens": 21}]
 
 
-@pytest.mark.parametrize(("right", "expected"), [(0, [0.0]), (3, [0.15]), (4, []), (20, [])])
-def test_a_baseline_that_is_rarely_right(right: int, expected: list[float]) -> None:
-    suite = replace(KOALA, exact_answers={f"p{n}": ("text" if n < right else "other",) for n in range(20)})
-    found = warned(group_of(usual_rows(), replace(RUN, suites=(suite,))), "baseline_rarely_right")
-    assert [values["share"] for values in found] == expected
-
-
 @pytest.mark.parametrize(("lost", "expected"), [(0, True), (1, False), (20, False)])
 def test_an_interval_of_no_width_leaves_room_for_a_loss(lost: int, expected: bool) -> None:
     """Where no answer of 20 was lost no resample loses one, but nor would it often where one in ten is lost."""
@@ -115,13 +108,6 @@ def test_failures_and_few_prompts() -> None:
         "error": "out of memory",
     }
     assert warned(group, "few_prompts") == [{"count": 1, "unit": "prompts", "limit": 10}]
-
-
-@pytest.mark.parametrize(("slow_s", "expected"), [(1.05, []), (1.5, [0.5])])
-def test_an_unsteady_machine(slow_s: float, expected: list[float]) -> None:
-    rows = usual_rows(20)
-    rows = [replace(row, conditions={"sentinel_s": slow_s if at % 10 == 3 else 1.0}) for at, row in enumerate(rows)]
-    assert [values["excess"] for values in warned(group_of(rows), "machine_unsteady")] == expected
 
 
 @pytest.mark.parametrize(("waited_share", "expected"), [(0.04, []), (0.3, [0.3])])
