@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchctl.decoding.model.hub import hub_reachable
+from benchctl.decoding.model.tokenizer import hub_reachable
 from benchctl.errors import UserError
 
 Rows = Iterable[Mapping[str, Any]]
