@@ -16,7 +16,7 @@ from benchctl.measuring.prompts.suites import load_suite
 from benchctl.records.writer import read
 
 SUITES = {"koala": 8, "self-instruct": 8, "wizardlm": 8, "mt-bench": 6}
-ACCURACY = 0.15
+ACCURACY = 0.25
 WHY = "no tokenizer of OpenAI's models here to count by: pip install -e '.[dev]'"
 
 
@@ -34,7 +34,7 @@ def english() -> list[str]:
 @pytest.mark.parametrize(
     ("vocabulary", "protocol"), [("cl100k_base", "pairwise"), ("o200k_base", "pairwise"), ("o200k_base", "single")]
 )
-def test_an_estimate_is_within_15_percent_of_the_bill(
+def test_an_estimate_is_within_a_quarter_of_the_bill(
     vocabulary: str, protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count, texts = counter(vocabulary), iter(english() * 4)

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from fakes_sessions import LABELS, Met, ended, measure
 from fixtures_records import BASELINE, DRAFTED, EXITING
+from warned import warned
 
+from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.frame.build import load, pair, to_frame
-from benchctl.analysis.frame.comparison import Group, compare
-from benchctl.analysis.frame.rounds import round_of
-from benchctl.analysis.warnings import left_out, planned_rounds
+from benchctl.analysis.frame.fidelity import round_of
+from benchctl.analysis.warnings import planned_rounds
 from benchctl.measuring.measure import answer_seed
 from benchctl.measuring.plan import Plan, Task
 from benchctl.measuring.prompts.files import Prompt
@@ -84,9 +85,8 @@ def test_figures_rest_on_what_was_measured_again_and_on_as_many_pairs_as_were_as
     assert Counter(zip(pairs["prompt_id"], pairs["repeat"], strict=True)) == Counter(
         [("p0", 0), ("p0", 1), *[("p1", 0), ("p1", 3)] * 2, ("p2", 1), ("p2", 4)]
     )
-    (told,) = left_out(group_of(path))
-    assert told.startswith("2 of 6 rounds were left out of all figures")
-    assert told.endswith("2 of them were measured again, within bounds.")
+    (values,) = warned(group_of(path), "rounds_disturbed")
+    assert (values["disturbed"], values["rounds"], values["repeated"]) == (2, 6, 2)
 
 
 def group_of(path: Path) -> Group:
@@ -110,8 +110,8 @@ def test_what_stays_disturbed_is_given_up_after_two_more_tries(kind: str, tmp_pa
         session, measured = measure(path, plan, meet, watch())
         assert (session.lost, measured) == (1, []), "a process that has nothing to do told of none"
     assert path.read_bytes() == whole
-    (told,) = left_out(group_of(path))
-    assert told.endswith("Free the machine, and run again or go on with --resume.") and "measured again" not in told
+    (values,) = warned(group_of(path), "rounds_disturbed")
+    assert (values["disturbed"], values["repeated"]) == (1, 0)
 
 
 @pytest.mark.parametrize("kind", PLANS)
@@ -218,7 +218,7 @@ def lost_in(path: Path) -> int:
     """The rounds that compare counts as left out, and not made good."""
     file = read(path)
     planned = planned_rounds(Group((file,), to_frame([file]), (), ()))
-    return int((planned["doubted"] & ~planned["good"]).sum())
+    return int((planned["disturbed"] & ~planned["good"]).sum())
 
 
 @pytest.mark.slow

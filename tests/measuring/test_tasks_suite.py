@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 from fixtures_run import LABELS, make_folder, make_settings, measured, write_prompts
 
-from benchctl.analysis.frame.comparison import compare
-from benchctl.analysis.metrics.metric import EXACT_MATCH, EXACT_MATCH_DIFFERENCE
+from benchctl.analysis.comparison import compare
+from benchctl.analysis.metrics.faithfulness import EXACT_MATCH, EXACT_MATCH_DIFFERENCE
 from benchctl.analysis.tables.text import summary
 from benchctl.cli import main
 from benchctl.exact_match import is_right
@@ -21,7 +21,7 @@ from benchctl.measuring.check import check
 from benchctl.measuring.prompts.suites import Suite, load_suite
 from benchctl.measuring.run import run
 from benchctl.records.writer import RunFile, read
-from benchctl.training import tasks
+from reference import tasks
 
 FILE = "benchctl/assets/prompts/tasks.jsonl"
 
@@ -32,7 +32,7 @@ def load(source: str = "auto", told: list[str] | None = None) -> Suite:
 
 
 def test_the_file_is_byte_for_byte_what_the_program_prints(root: Path) -> None:
-    program = [sys.executable, "-m", "benchctl.training.tasks"]
+    program = [sys.executable, "-m", "reference.tasks"]
     assert (root / FILE).read_bytes() == subprocess.run(program, cwd=root, capture_output=True, check=True).stdout
 
 

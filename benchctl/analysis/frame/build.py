@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from benchctl.analysis.frame.rounds import Round, round_of
+from benchctl.analysis.frame.fidelity import Round, round_of
 from benchctl.analysis.frame.rows import Line, line_of, named_amounts
 from benchctl.records.schema import Mode, Row
 from benchctl.records.writer import RunFile, read

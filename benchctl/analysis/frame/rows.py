@@ -5,9 +5,7 @@ from itertools import compress
 from sys import intern
 from typing import NamedTuple
 
-from benchctl.analysis.frame.bandwidth import least_read_s
-from benchctl.analysis.frame.degeneration import loops
-from benchctl.analysis.metrics.acceptance import POSITION, step_counts
+from benchctl.analysis.frame.row_figures import POSITION, least_read_s, loops, step_counts
 from benchctl.exact_match import is_right
 from benchctl.records.schema import Row, Run, SuiteInfo, Totals
 

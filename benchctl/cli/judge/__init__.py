@@ -56,19 +56,19 @@ def judge(
       benchctl judge results/first.jsonl
       benchctl judge results/*.jsonl --judge gpt --model gpt-4o-mini --dry-run
       benchctl judge results/*.jsonl --judge gpt --model gpt-4o-mini --max-usd 2
-      benchctl judge results/first.jsonl --judge 'gpt[protocol=single]' --model gpt-4o --batch
+      benchctl judge results/first.jsonl --judge 'gpt[protocol=single]' --model gpt-4o
       benchctl judge results/first.jsonl --judge gpt --model my-model --base-url http://localhost:8000/v1
       benchctl judge results/first.jsonl --judge 'local[model=my_models/judge]'
     """
     from benchctl.cli.inputs import read_files
 
-    found = [file for file in read_files(files) if file.rows]
-    if not found:
+    results = [file for file in read_files(files) if file.rows]
+    if not results:
         raise UserError("there are no answers to judge. Name results files that `benchctl run` wrote.")
     if dry_run:
-        _forecast(found, options, source, as_json)
+        _forecast(results, options, source, as_json)
         return
-    summary = judge_files(found, options, source, quiet=as_json)
+    summary = judge_files(results, options, source, quiet=as_json)
     if as_json:
         click.echo(json.dumps(asdict(summary), indent=2))
     context.exit(UNFINISHED if summary.unasked else 0)
@@ -90,8 +90,7 @@ def judge_files(files: Sequence[RunFile], options: JudgeOptions, source: str, *,
 
 def _forecast(files: Sequence[RunFile], options: JudgeOptions, source: str, as_json: bool) -> None:
     from benchctl.cli.judge.display import JudgeDisplay, describe_forecast
-    from benchctl.judging.budget import is_paid
-    from benchctl.judging.prices import price_table
+    from benchctl.judging.budget import is_paid, price_table
 
     judging, settings = _judging(files, options, source, JudgeDisplay())
     forecast = judging.forecast()
@@ -107,20 +106,16 @@ def _forecast(files: Sequence[RunFile], options: JudgeOptions, source: str, as_j
 def _judging(
     files: Sequence[RunFile], options: JudgeOptions, source: str, display: JudgeDisplay
 ) -> tuple[Judging, JudgeSettings]:
-    import random
-
     from benchctl.cli.judge.setup import prompts_of, settings_of
-    from benchctl.judging.pairs import check_baseline
+    from benchctl.judging.items import check_baseline
     from benchctl.judging.session import Judging
     from benchctl.judging.settings import World
-    from benchctl.measuring.clock import Timer, utc_now
+    from benchctl.measuring.clock import utc_now
 
     check_baseline(files, options.baseline_label)
     prompts = prompts_of(files, source, display.notice)
     settings = settings_of(options, files)
     world = World(
-        timer=Timer(),
-        chance=random.Random().random,
         now=lambda: utc_now().isoformat(timespec="seconds"),
         notify=display.notice,
         progress=display,
