@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from benchctl.cli import completion as completing
-from benchctl.cli.run.options import FiniteRange
+from benchctl.cli.options import FiniteRange
 from benchctl.errors import UserError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from benchctl.cli.doctor.methods import print_findings
 
 if TYPE_CHECKING:
     from benchctl.conformance.findings import Finding
-    from benchctl.measuring.own_model import OwnModel
+    from benchctl.measuring.run import OwnModel
 
 
 @click.command()
@@ -56,12 +56,6 @@ if TYPE_CHECKING:
     "--limit", type=click.IntRange(min=1), default=3, show_default=True, metavar="N", help="The first N of each bench."
 )
 @click.option(
-    "--data-dir",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    metavar="FOLDER",
-    help="Folder with the published files of the suites.  [default: those fetched before, or fetched now]",
-)
-@click.option(
     "--max-new-tokens",
     type=click.IntRange(min=1),
     default=48,
@@ -89,7 +83,6 @@ def verify(
     draft_model: str,
     benches: tuple[str, ...],
     limit: int,
-    data_dir: Path | None,
     max_new_tokens: int,
     draws: int,
     device: str,
@@ -112,12 +105,12 @@ def verify(
       benchctl verify --method two_model --model my_models/target --draft-model my_models/draft --json
     """
     from benchctl.conformance.own_model import WHAT
-    from benchctl.measuring.own_model import prepare
+    from benchctl.measuring.run import prepare_own_model
     from benchctl.measuring.settings import ModelSettings, PromptSettings
 
-    own = prepare(
+    own = prepare_own_model(
         methods,
-        PromptSettings(benches, limit, data_dir),
+        PromptSettings(benches, limit),
         ModelSettings(model, draft_model, "float64", device, threads),
         lambda notice: click.echo(f"Note: {notice}", err=True),
     )

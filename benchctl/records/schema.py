@@ -6,7 +6,7 @@ where it is written (`to_line`) and where it is read (`from_line`). reader.py an
 
 import json
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from functools import cache
 from inspect import cleandoc
@@ -315,9 +315,7 @@ def from_line(kind: type[_Record], line: bytes) -> _Record:
     return record
 
 
-@cache
-def _decoder(kind: Hashable) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind)
+_decoder: Final[Callable[[Any], msgspec.json.Decoder[Any]]] = cache(msgspec.json.Decoder)
 
 
 def _field_first(message: str) -> str:
@@ -375,5 +373,5 @@ def json_schema(*kinds: type) -> dict[str, Any]:
     references, definitions = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
     for definition in definitions.values():
         definition |= {"description": cleandoc(definition["description"]), "additionalProperties": False}
-    schema: dict[str, Any] = msgspec.to_builtins({"anyOf": references, "$defs": definitions})  # tuples become lists
+    schema: dict[str, Any] = msgspec.json.decode(msgspec.json.encode({"anyOf": references, "$defs": definitions}))
     return schema

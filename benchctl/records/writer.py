@@ -189,21 +189,6 @@ class LineFile:
         self._size += len(lines)
 
 
-def being_written(path: Path) -> bool:
-    """Whether some LineFile holds this file now. Raises UserError for one that cannot be read."""
-    try:
-        file = os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}.") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(file)
-    return False
-
-
 class Writer:
     """Appends rows to a results file, and holds the file for itself while it is open.
 

@@ -20,8 +20,8 @@ from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folder import save_modules
 from benchctl.decoding.modules.trainable import Trainable
 from benchctl.errors import UserError
-from benchctl.measuring.prompts.conversation import messages
 from benchctl.measuring.prompts.files import Prompt
+from benchctl.measuring.prompts.fit import messages
 from benchctl.registry import build
 from benchctl.training.data.corpus import Message, Record
 from benchctl.training.data.packing import FULL, Batch, Document, Turn, batch_of, cut_pieces, fill_rows

@@ -2,6 +2,7 @@
 
 A metric is a ratio of two sums over pairs (see frame/build.py, `pair`), or the difference between two such ratios.
 To add one, assign a `Metric` at the top level of a new file of this folder: `compare` measures and shows it.
+A file that needs another file's metric imports that file, not the metric, which would become its own.
 """
 
 import pkgutil

@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchctl.analysis.frame.rows import FIDELITY, PHASE
-from benchctl.analysis.metrics.drafting import BLOCK_EFFICIENCY, DEPTH_FRACTION
+from benchctl.analysis.metrics import drafting, speed
 from benchctl.analysis.metrics.metric import Metric, column, ones
-from benchctl.analysis.metrics.speed import DECODE_SPEEDUP, SPEEDUP
 
 
 def _replayed(metric: Metric) -> Metric:
@@ -35,10 +34,10 @@ def _per_step(name: str, source: str, label: str, title: str, trivial: float | N
     )
 
 
-REPLAY_SPEEDUP = _replayed(SPEEDUP)
-REPLAY_DECODE_SPEEDUP = _replayed(DECODE_SPEEDUP)
-REPLAY_BLOCK_EFFICIENCY = _replayed(BLOCK_EFFICIENCY)
-REPLAY_DEPTH_FRACTION = _replayed(DEPTH_FRACTION)
+REPLAY_SPEEDUP = _replayed(speed.SPEEDUP)
+REPLAY_DECODE_SPEEDUP = _replayed(speed.DECODE_SPEEDUP)
+REPLAY_BLOCK_EFFICIENCY = _replayed(drafting.BLOCK_EFFICIENCY)
+REPLAY_DEPTH_FRACTION = _replayed(drafting.DEPTH_FRACTION)
 # Of the forced tokens at which the method's own choice was seen: see decoding/replay.py.
 REPLAY_AGREEMENT = Metric(
     "replay_agreement",

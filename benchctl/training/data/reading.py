@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchctl.decoding.model.hub import hub_reachable
+from benchctl.decoding.model.tokenizer import hub_reachable
 from benchctl.errors import UserError
 from benchctl.training.data.corpus import CorpusError, Message, Record, is_held_out, record_of
 

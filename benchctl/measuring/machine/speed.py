@@ -1,35 +1,40 @@
-"""Work of a known size, timed: a short piece of it around every generation tells when the machine has become slower,
-longer ones tell how fast it reads memory and multiplies."""
+"""The machine's speed by work of known size: a reference kernel around every generation, memory bandwidth, FLOP rate.
+
+`python -m benchctl.measuring.machine.speed THREADS` prints the bandwidth of the CPU's memory.
+"""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from benchctl.measuring.clock import Clock
 from benchctl.measuring.machine.host import read_text
 
+_TIMEOUT_S = 60.0
 # 4 MiB of float32, beyond a core's own caches, as a layer's weights are; 64 MiB, beyond most GPUs' cache.
 _CPU_WIDTH, _GPU_WIDTH = 1024, 4096
 _ROUND_S = 1.5e-3
 _ROUNDS = 3
 _LEAST_BYTES = 1 << 26
 _CPU_MOST_BYTES, _GPU_BYTES = 1 << 30, 1 << 28
-_GPU_SUMS = 8  # so that starting and waiting for them is nothing beside their work
-_CACHES = 4  # times the largest cache, so that little of what one pass leaves there helps the next
+_GPU_SUMS = 8  # so that launching and waiting take little of the time
+_CACHES = 4  # times the largest cache, so that one pass leaves little for the next
 _PASSES = 5
 _CPU_MATRIX, _GPU_MATRIX = 768, 8192
 
 
 class Sentinel:
-    """One row times a matrix, as often as takes about 1.5 ms: what a decoding step mostly is.
+    """The reference kernel: one row times a matrix, like most of a decoding step, repeated for about 1.5 ms.
 
-    The number of products is fixed when it is made, so that all its times are those of the same work. `__call__` gives
-    the seconds of one product in the best of three rounds: a slower clock, a fuller memory bus or a neighbour that
-    stays slow all three, while one interruption of the sentinel itself says nothing about the generation beside it.
-    Between two looks it holds no memory, which would be counted as the generation's.
+    The number of products is fixed at creation, so all times are of the same work. `__call__` gives the seconds of one
+    product in the best of three rounds: a slower clock or lasting load slows all three, a short interruption of the
+    kernel itself does not count. It holds no memory between calls, since that would count as the generation's.
     """
 
     def __init__(self, clock: Callable[[], float], device: str = "cpu") -> None:
@@ -58,10 +63,10 @@ class Sentinel:
 
 @torch.inference_mode()
 def memory_bandwidth_mb_s(clock: Callable[[], float], device: str = "cpu", root: Path = Path("/")) -> float:
-    """Megabytes (10^6) a second that the threads torch is set to read from memory, in the best of five passes.
+    """Megabytes (10^6) per second that torch's threads read from memory, in the best of five passes.
 
-    A pass sums up numbers that do not fit into any cache: it reads all of them and writes next to nothing. What it took
-    of a GPU's memory is given back, so that nobody counts it.
+    A pass sums numbers that do not fit into any cache: it reads all and writes almost nothing. GPU memory is freed
+    afterwards, so that it is not counted.
     """
     on_gpu = device.startswith("cuda")
     size_bytes, sums = (_GPU_BYTES, _GPU_SUMS) if on_gpu else (_beyond_caches(root), 1)
@@ -84,7 +89,7 @@ def _sums_s(clock: Callable[[], float], numbers: Tensor, sums: int) -> float:
 
 
 def _best_s(clock: Callable[[], float], work: Callable[[], object]) -> float:
-    """Seconds of the fastest of some goes; the first one, which meets untouched memory, does not count."""
+    """Seconds of the fastest of _PASSES runs, after one that touches the memory first."""
     work()
     times_s = []
     for _ in range(_PASSES):
@@ -95,7 +100,28 @@ def _best_s(clock: Callable[[], float], work: Callable[[], object]) -> float:
 
 
 def _beyond_caches(root: Path) -> int:
-    """Bytes that exceed the largest cache by far, as Linux tells its size ("32768K")."""
+    """A size several times that of the largest cache, which Linux writes as "32768K"."""
     texts = [read_text(path) for path in (root / "sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
     largest = max((int(text[:-1]) << 10 for text in texts if text[:-1].isdigit() and text.endswith("K")), default=0)
     return min(max(_CACHES * largest, _LEAST_BYTES), _CPU_MOST_BYTES)
+
+
+def bandwidth_mb_s(device: str, threads: int) -> float | None:
+    """memory_bandwidth_mb_s of a CPU in a process of its own, of a GPU in this one; None if that process fails.
+
+    The numbers, several times the largest cache, would stay in this process's peak memory, which never falls, and so
+    in the figures of every method.
+    """
+    if device.startswith("cuda"):
+        return memory_bandwidth_mb_s(Clock(device), device)
+    command = (sys.executable, "-m", __name__, str(threads))
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
+        return float(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(int(sys.argv[1]))
+    sys.stdout.write(f"{memory_bandwidth_mb_s(Clock())}\n")
