@@ -38,7 +38,7 @@ NAMES = [
     ("completion z", ["zsh"]),
 ]
 FILES = ["compare", "judge", "plot", "predict", "report", "validate", "import", "doctor --aa"]
-FILES += ["compare results.jsonl --floor", "compare results.jsonl --scores", "report --floor", "run --bench"]
+FILES += ["compare results.jsonl --baseline", "compare results.jsonl --scores", "report --scores", "run --bench"]
 
 
 def offered(line: str) -> list[CompletionItem]:
