@@ -308,7 +308,7 @@ def _scores_left_out(group: Group) -> Iterator[Warning]:
     if not group.judging:
         return
     for notice in group.judging.notices:
-        yield _warn("scores_notice", "{notice}", {"notice": notice})
+        yield _warn("scores_notice", "{notice}", notice=notice)
     left = group.judging.judged.left_out
     if left.changed or left.gone or left.elsewhere:
         yield _warn(
