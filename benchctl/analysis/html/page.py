@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 from benchctl.analysis.frame.comparison import Group, MethodFigures
 from benchctl.analysis.frame.sessions import count, note
-from benchctl.analysis.html.plot import Look, Plot, look, plot, pooled_first, short_labels
+from benchctl.analysis.html.picture import Picture, pictures, pooled_first
 from benchctl.analysis.html.views import Accepted, Spread, accepted, spreads
 from benchctl.analysis.metrics.metric import SPEEDUP, TOKEN_AGREEMENT
+from benchctl.analysis.plots.pareto import Look, look_of
+from benchctl.analysis.plots.words import short_labels
 from benchctl.analysis.stats.winner import fastest, sentence
 from benchctl.analysis.tables.cells import ratio
 from benchctl.analysis.tables.columns import blocks
@@ -85,7 +87,7 @@ class Section:
     note: str
     methods: tuple[Method, ...]
     suites: tuple[Suite, ...]
-    plot: Plot | None
+    pictures: tuple[Picture, ...]
     tables: tuple[Table, ...]
     accepted: tuple[Accepted, ...]
     spreads: tuple[Spread, ...]
@@ -108,12 +110,12 @@ def section(groups: Sequence[Group], group: Group, floor: float) -> Section:
         verdicts=(*_verdicts(group), *agreement_sentences(group)),
         note=note(group),
         methods=tuple(
-            Method(place, method.label, short[method.label], look(group, figures[method.label]))
-            for place, method in enumerate(group.methods)
+            Method(index, method.label, short[method.label], look_of(group, figures[method.label]))
+            for index, method in enumerate(group.methods)
             if method.label in figures
         ),
         suites=tuple(Suite(suite.suite, group.title(suite)) for suite in pooled_first(group)),
-        plot=plot(group),
+        pictures=pictures(number, group),
         tables=tuple(_tables(group)),
         accepted=accepted(number, group),
         spreads=spreads(group),
