@@ -1,7 +1,8 @@
 """From a label such as `two_model[draft_tokens=5]` to a method or judge: names by file, options by dataclass field.
 
-Built-in ones are found by file name in benchctl.methods and benchctl.judges, so a new file needs no reinstall. Other
-distributions announce theirs as entry points of the groups of these names; a built-in of the same name wins.
+Built-in ones are found by the name of a file, or of a package, in benchctl.methods and benchctl.judges, so a new one
+needs no reinstall. Other distributions announce theirs as entry points of the groups of these names; a built-in of the
+same name wins.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import difflib
 import pkgutil
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass
 from decimal import Decimal
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +32,12 @@ if TYPE_CHECKING:
 BASELINE = "autoregressive"
 METHODS = "benchctl.methods"
 JUDGES = "benchctl.judges"
+# Options of version 0.1 that chose between set-ups which are methods now: labels with them still work.
+_RENAMED = {
+    ("m2r2", "mode", "speculative"): "m2r2",
+    ("m2r2", "mode", "dynamic"): "m2r2_dynamic",
+    ("m2r2", "mode", "aot"): "m2r2_prefetch",
+}
 _STEPS = re.compile(r"-?\d+(\.\d+)?:-?\d+(\.\d+)?:-?\d+(\.\d+)?")
 _MOST_STEPS = 100
 _LABEL = re.compile(r"(?P<name>[A-Za-z_][\w-]*)(\[(?P<options>.*)\])?")
@@ -58,6 +67,8 @@ class Label:
 def parse_label(text: str) -> Label:
     """Read `name[option=value,...]`. Raises UserError for anything else, and for an option given twice.
 
+    A label of version 0.1 becomes that of the method it means, which is printed once on stderr.
+
     >>> parse_label("medusa[tree=wide,heads=3]")
     Label(name='medusa', options=(('tree', 'wide'), ('heads', '3')))
     """
@@ -69,7 +80,18 @@ def parse_label(text: str) -> Label:
     for name, _ in options:
         if [other for other, _ in options].count(name) > 1:
             raise UserError(f"Label '{text}' gives option '{name}' twice; give it once.")
-    return Label(match["name"], options)
+    return _renamed(Label(match["name"], options))
+
+
+@cache
+def _renamed(label: Label) -> Label:
+    """The label under today's name of its method; cached, so that each is printed once in a process."""
+    for option, value in label.options:
+        if name := _RENAMED.get((label.name, option, value)):
+            others = tuple(pair for pair in label.options if pair[0] != option)
+            sys.stderr.write(f"Note: {label.text} is now called {Label(name, others).text}.\n")
+            return Label(name, others)
+    return label
 
 
 def method_names() -> tuple[str, ...]:
@@ -83,13 +105,21 @@ def judge_names() -> tuple[str, ...]:
 
 
 def builtin_names() -> tuple[str, ...]:
-    """The methods that benchctl ships, sorted: the file names in methods/."""
+    """The methods that benchctl ships, sorted: the names of files and packages in methods/."""
     return _builtin(METHODS)
 
 
+def builtin_file(name: str) -> Path:
+    """The file that holds the class of a built-in method; it is not imported."""
+    spec = find_spec(f"{METHODS}.{name}")
+    assert spec is not None and spec.origin is not None, f"{name} is a built-in method"
+    return Path(spec.origin)
+
+
 def _builtin(group: str) -> tuple[str, ...]:
+    """Names of files and of packages; a folder without __init__.py, as a deleted package leaves, is none."""
     folders = import_module(group).__path__
-    return tuple(sorted(file.name for file in pkgutil.iter_modules(folders) if not file.name.startswith("_")))
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(folders) if not module.name.startswith("_")))
 
 
 def method_class(name: str) -> type[Method]:
@@ -213,14 +243,16 @@ def _built(label: Label, kind: type[Any]) -> Any:
 
 
 def _class_in_file(group: str, name: str) -> type[Any]:
-    """The class named like its file, case and underscores ignored: early_exit.py holds EarlyExit."""
+    """The class named like its file or package, case and underscores ignored: early_exit.py holds EarlyExit."""
     module = import_module(f"{group}.{name}")
     wanted = name.replace("_", "").lower()
-    for found in vars(module).values():
-        if isinstance(found, type) and found.__name__.lower() == wanted:
-            return found
-    expected = name.title().replace("_", "")
-    raise UserError(f"{group.rpartition('.')[2]}/{name}.py holds no class of its own name; call its class {expected}.")
+    for value in vars(module).values():
+        if isinstance(value, type) and value.__name__.lower() == wanted:
+            return value
+    expected, file = name.title().replace("_", ""), "/__init__.py" if hasattr(module, "__path__") else ".py"
+    raise UserError(
+        f"{group.rpartition('.')[2]}/{name}{file} holds no class of its own name; call its class {expected}."
+    )
 
 
 @cache

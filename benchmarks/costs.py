@@ -18,16 +18,14 @@ from dataclasses import asdict, dataclass, field, replace
 import torch
 
 from benchctl import bundled as packs
-from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.model.tokenizer import load_tokenizer
-from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.measuring.choices import Choice, Models, choose_method, choose_models
 from benchctl.measuring.clock import Clock
 from benchctl.measuring.settings import ModelSettings
-from benchmarks.goals import against_band, is_met
 from benchmarks.origin import origin, refuse_equal_names, without_places
 from benchmarks.speed import embedded_prompts, paired_interval
 from benchmarks.watch import Recorder, Timekeeper, Took
@@ -128,10 +126,17 @@ def measure(
         **told,
         "threads": threads,
         "within": WITHIN,
-        "share_within": sum(is_met(cost.low, cost.high, WITHIN) for cost in verifying) / len(verifying),
+        "share_within": sum(cost.goal.startswith("met") for cost in verifying) / len(verifying),
         "left_out": left_out,
         "methods": [asdict(cost) for cost in costs],
     }
+
+
+def against_band(low: float, high: float, within: float) -> str:
+    """Whether an interval of a ratio lies ``within`` that share of 1: met, missed, or open."""
+    if 1 - within <= low and high <= 1 + within:
+        return "met, by the whole interval"
+    return "missed, by the whole interval" if high < 1 - within or low > 1 + within else "open; measure longer"
 
 
 def choose(labels: Sequence[str], models: Models) -> tuple[list[Choice], dict[str, str]]:
@@ -169,10 +174,9 @@ def time_steps(
     """Decode three times: once to write down what each step has to run, then to time one half of the steps and the bare
     passes of the other, then the halves changed over. Raises RuntimeError where the three differ."""
     recorder = Recorder()
-    limits = Limits(max_new_tokens)
 
     def answer() -> tuple[int, ...]:
-        return decode(method, target, prompt_ids, limits, Sampling(), clock).token_ids
+        return decode(method, target, DecodeRequest(prompt_ids, max_new_tokens, clock=clock)).token_ids
 
     with recorder.on(method):
         recorded = answer()

@@ -14,10 +14,10 @@ import torch
 
 from benchctl import bundled as packs
 from benchctl.analysis.stats.bootstrap import Interval, Levels, bootstrap
-from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.loop import DecodeRequest, decode
+from benchctl.decoding.method import UsesDraftModel
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.sampling import Sampling
-from benchctl.measuring.prompts.prompt import load_suite
+from benchctl.measuring.prompts.suites import load_suite
 from benchctl.registry import build
 from benchmarks.library import Answer, Library
 
@@ -108,10 +108,12 @@ def _pairs(target: Target, draft: Target, library: Library) -> list[tuple[Arm, A
 
 def _ours(label: str, target: Target, draft: Target) -> Decoder:
     method = build(label)
-    method.prepare(target, lambda name: draft, "draft")
+    if isinstance(method, UsesDraftModel):
+        method.use_draft_model(draft)
+    method.prepare(target)
 
     def run(prompt_ids: Sequence[int], max_new_tokens: int) -> Answer:
-        done = decode(method, target, prompt_ids, Limits(max_new_tokens), Sampling(), time.perf_counter)
+        done = decode(method, target, DecodeRequest(prompt_ids, max_new_tokens, clock=time.perf_counter))
         return Answer(done.token_ids, 1 + len(done.steps))
 
     return run
@@ -120,7 +122,7 @@ def _ours(label: str, target: Target, draft: Target) -> Decoder:
 def embedded_prompts(target: Target, count: int) -> list[list[int]]:
     """``count`` prompts of each embedded suite, first turns, as the run would encode them."""
     suites = [
-        load_suite(name, data_dir=None, source="embedded", limit=count, notify=lambda text: None)
+        load_suite(name, source="embedded", limit=count, notify=lambda text: None)
         for name in ("koala", "self-instruct", "wizardlm", "mt-bench")
     ]
     turns = [prompt.turns[0] for suite in suites for prompt in suite.prompts]

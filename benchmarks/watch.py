@@ -24,7 +24,7 @@ from benchctl.decoding.method import Context, Method, Outcome, Speculative, Step
 from benchctl.decoding.model.kernels import Linear
 from benchmarks.work import Bare, Work, run_bare, spans_of
 
-PARTS = ("advance", "accompany", "choose", "fill", "logits", "keep")  # of Stream
+PARTS = ("advance", "run_rows", "fill", "logits", "keep")  # of Stream
 
 
 @dataclass(frozen=True)

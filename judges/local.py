@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 
 from benchctl import bundled as packs
 from benchctl import registry
-from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.likelihood import reply_chances
 from benchctl.decoding.model.target import Target, files_sha256
 from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
@@ -68,7 +68,7 @@ class Local(AskedJudge):
             raise UserError(f"local needs a judge; name one with --model: a folder, a hub id, or one of {names}.")
         path = packs.resolve(self.model)
         tokenizer = load_tokenizer(path)
-        if tokenizer.encodes:
+        if tokenizer.is_encoder_decoder:
             raise UserError(f"'{self.model}' has an encoder; name a --model without one.")
         for text in map(_text, self._possible()):
             if tokenizer.decode_text(tokenizer.encode_text(text)).strip() != text:
@@ -126,9 +126,9 @@ class Local(AskedJudge):
         return Reply(f"{means}\nmeans over replies of {share:.2g} of its probability", usage)
 
     def _write(self, prompt_ids: Sequence[int], sample: int) -> Reply:
-        target, method, limits = self._loaded, registry.build(registry.BASELINE), Limits(self.reply_limit)
+        target, method = self._loaded, registry.build(registry.BASELINE)
         sampling = Sampling(self.temperature, seed=next(self._numbers))  # another try draws another reply
-        said = decode(method, target, prompt_ids, limits, sampling, lambda: 0.0, sample)
+        said = decode(method, target, DecodeRequest(prompt_ids, self.reply_limit, sampling, seed=sample))
         ids = said.token_ids
         problem = "" if said.stop_reason == "stop" else f"cut off after {len(ids)} tokens"
         return Reply(target.tokenizer.decode_text(ids).strip(), Usage(len(prompt_ids), len(ids)), problem)

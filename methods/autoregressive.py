@@ -14,7 +14,7 @@ from benchctl.decoding.model.target import Target
 class Autoregressive(Method, Batched):
     """Plain decoding of the target on the same loop, cache and kernels as every other method."""
 
-    knows_encoders = True
+    supports_encoder_decoder = True
 
     def step(self, context: Context) -> Step:
         return one_token(context)

@@ -9,7 +9,7 @@ modules as residual MLPs of low rank, and mode=draft, where the exits propose an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -44,7 +44,7 @@ class Deed(ExitPolicy, Trainable):
     rank: int = 64
     alpha: float = 256.0
     draft_tokens: int = 4
-    knows_encoders = True
+    supports_encoder_decoder = True
     trained_for = ("alpha",)
 
     def __post_init__(self) -> None:
@@ -75,7 +75,7 @@ class Deed(ExitPolicy, Trainable):
         assert isinstance(module, Exits)
         return exits_yardsticks(module, lesson)
 
-    def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:
+    def prepare(self, target: Target) -> None:
         self.load_exits("deed", target)
 
     def decide(self, context: Context, view: View) -> bool:

@@ -9,7 +9,7 @@ ours: the exits propose, the full model verifies, as in LayerSkip (2404.16710).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -54,7 +54,7 @@ class EarlyExit(ExitPolicy, Trainable):
     rank: int = 64
     alpha: float = 256.0
     modules: str = ""
-    knows_encoders = True
+    supports_encoder_decoder = True
     trained_for = ("alpha",)
     _classifiers: nn.ModuleDict = field(init=False, repr=False, compare=False)
 
@@ -129,7 +129,7 @@ class EarlyExit(ExitPolicy, Trainable):
         assert isinstance(module, Exits)
         return exits_yardsticks(module, lesson)
 
-    def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:
+    def prepare(self, target: Target) -> None:
         if self.needs_modules:
             self._classifiers = self.load_exits("early_exit", target).classifier
 

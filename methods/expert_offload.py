@@ -3,18 +3,17 @@
 The comparators of expert loading ahead of time: which expert a full fast tier lets go (`policy`), and whether the next
 layer's experts are fetched while the present layer computes (`prefetch`). Eliseev, Mazur: Fast Inference of
 Mixture-of-Experts Language Models with Offloading, 2023, arXiv 2312.17238 (LRU, next gate); Hoang et al.: SpecMD: A
-Comprehensive Study On Speculative Expert Prefetching, 2026, arXiv 2602.03921 (Least-Stale, see offload.policies). There
-is no oracle here: what a text will need is known only once it is written. `benchctl simulate offload` has one.
+Comprehensive Study On Speculative Expert Prefetching, 2026, arXiv 2602.03921 (Least-Stale, see experts.policies).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from benchctl.decoding.experts.offload import NextGate, Offload, OffloadSettings, Tier
+from benchctl.decoding.experts.offload import NextGate, Offload, OffloadSettings, OffloadsExperts, Tier
 from benchctl.decoding.experts.policies import PolicyName
 from benchctl.decoding.experts.tiers import Timer
 from benchctl.decoding.method import Context, Method, Step, one_token
@@ -22,7 +21,7 @@ from benchctl.decoding.model.target import Target, TargetInfo
 
 
 @dataclass
-class ExpertOffload(Method):
+class ExpertOffload(Method, OffloadsExperts):
     """Decode a mixture of experts out of a fast tier of ``capacity`` experts, loading what is missing.
 
     policy          which expert leaves a full fast tier: on_demand (none stays), lru, lfu or least_stale
@@ -41,7 +40,7 @@ class ExpertOffload(Method):
     tier: Tier = "memory"
     spare: int = 0
     blocking: bool = False
-    one_by_one = "each sequence of a batch would need experts of its own"
+    no_batch_reason = "each sequence of a batch would need experts of its own"
     _offload: Offload = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -57,9 +56,9 @@ class ExpertOffload(Method):
         return OffloadSettings(self.policy, self.capacity, self.bandwidth_mb_s, self.tier, self.blocking)
 
     def unsupported(self, target: TargetInfo) -> str | None:
-        return self._settings().unsupported(target)
+        return super().unsupported(target) or self._settings().unsupported(target)
 
-    def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:
+    def prepare(self, target: Target) -> None:
         self._offload = Offload(target, self._settings())
 
     @contextmanager
@@ -74,8 +73,3 @@ class ExpertOffload(Method):
 
     def counters(self) -> Mapping[str, float]:
         return self._offload.counters()
-
-    @property
-    def offload(self) -> Offload:
-        """For recording traces."""
-        return self._offload

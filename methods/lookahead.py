@@ -40,6 +40,7 @@ class Lookahead(Speculative):
     guesses: int = 7
     bonus: bool = True
     prompt_pool: bool = False
+    drafts_from_text = False  # but from the window and the n-grams of all earlier steps
     # Up to ngram - 1 levels of equally many columns: a column continues level 0 up to its own token there, then its own
     # tokens of the levels above. The first token of level 0 is the root.
     _levels: list[list[int]] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -54,7 +55,7 @@ class Lookahead(Speculative):
     def unsupported(self, target: TargetInfo) -> str | None:
         ahead = self.window + self.ngram - 3
         if ahead < target.context_tokens:
-            return None
+            return super().unsupported(target)
         reach = f"window={self.window} with ngram={self.ngram} looks {ahead} tokens ahead"
         return f"{reach}, but the target takes {target.context_tokens} in all; give a smaller window"
 

@@ -27,7 +27,7 @@ class PromptLookup(Speculative):
     max_ngram: int = 2
     match: Literal["first", "last"] = "first"
     allow_short: bool = True
-    knows_encoders = True
+    supports_encoder_decoder = True
 
     def __post_init__(self) -> None:
         for name in ("draft_tokens", "max_ngram"):

@@ -7,7 +7,6 @@ confidence stop is not in the papers; it is transformers' (assistant_confidence_
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -16,12 +15,12 @@ from torch import Tensor
 
 from benchctl.decoding.draft import Draft
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Chain, Context, Speculative
+from benchctl.decoding.method import Chain, Context, Speculative, UsesDraftModel
 from benchctl.decoding.model.target import Target
 
 
 @dataclass
-class TwoModel(Speculative):
+class TwoModel(Speculative, UsesDraftModel):
     """Draft ``draft_tokens`` tokens with a smaller model, verify them in one pass of the target.
 
     draft_model   the draft model; empty takes what --draft-model names
@@ -32,7 +31,6 @@ class TwoModel(Speculative):
     draft_model: str = ""
     draft_tokens: int = 5
     confidence: float = 0.0
-    needs_draft_model = True
     _model: Target | None = field(default=None, init=False, repr=False)
     _stream: Stream | None = field(default=None, init=False, repr=False)
 
@@ -42,11 +40,11 @@ class TwoModel(Speculative):
         if not 0.0 <= self.confidence <= 1.0:
             raise ValueError(f"confidence is {self.confidence}; it must lie between 0 and 1")
 
-    def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:
-        self._model = models(self.draft_model or draft_model)
+    def use_draft_model(self, draft_model: Target) -> None:
+        self._model = draft_model
 
     def start(self, context: Context) -> int:
-        assert self._model is not None, "prepare() loads the draft model"
+        assert self._model is not None, "use_draft_model() comes first"
         first = super().start(context)
         self._stream = Stream(self._model, context.prompt_tokens + context.limit_tokens)
         if len(context.tokens) <= self._model.context_tokens:

@@ -12,7 +12,7 @@ from benchctl.analysis.plots.catalogue import helps
 from benchctl.cli import completion as completing
 
 if TYPE_CHECKING:
-    from benchctl.analysis.frame.comparison import Group
+    from benchctl.analysis.comparison import Group
     from benchctl.analysis.plots.catalogue import Plot, Request
     from benchctl.records.writer import RunFile
 
@@ -111,7 +111,7 @@ def plot(
     from benchctl.analysis.plots import catalogue
     from benchctl.analysis.plots.axes import check_image, save
     from benchctl.analysis.plots.style import style_of
-    from benchctl.cli.inputs import decoder, tell_cautions
+    from benchctl.cli.inputs import decoder, print_warnings
 
     (name,) = asked
     picture = catalogue.plot(name)
@@ -135,28 +135,26 @@ def plot(
     groups = _groups(picture, request, files, options["suites"]) if picture.reads_results else ()
     drawing = picture.draw(_panels(groups, by_suite=options["by_suite"]), request)
     save(drawing.figure, out)
-    tell_cautions(groups)
+    print_warnings(groups)
     for note in drawing.notes:
         click.echo(f"Note: {note}", err=True)
     click.echo(f"Plot: {out}")
 
 
 def _groups(picture: Plot, request: Request, names: Sequence[str], suites: Sequence[str]) -> tuple[Group, ...]:
-    from benchctl.analysis.frame.comparison import compare
-    from benchctl.analysis.frame.selection import only_suites
-    from benchctl.analysis.judges.figures import with_judgements
+    from benchctl.analysis.comparison import compare, only_suites
     from benchctl.cli.inputs import read_files
 
     files = read_files(names or ("results/*.jsonl",))
     files = only_suites(files, suites) if suites else files
-    groups = compare(_greedy(files) if picture.needs_greedy(request) else files)
-    return with_judgements(groups) if "judge" in picture.options else groups
+    files = _greedy(files) if picture.needs_greedy(request) else files
+    return compare(files, ()) if "judge" in picture.options else compare(files)
 
 
 def _panels(groups: tuple[Group, ...], *, by_suite: bool) -> tuple[Group, ...]:
-    from benchctl.analysis.frame import selection
+    from benchctl.analysis import comparison
 
-    return selection.by_suite(groups) if by_suite else groups
+    return comparison.by_suite(groups) if by_suite else groups
 
 
 def _greedy(files: list[RunFile]) -> list[RunFile]:

@@ -44,15 +44,14 @@ def report(files: tuple[str, ...], out: Path, scores: tuple[str, ...]) -> None:
       benchctl report results/first.jsonl -o first.html
       benchctl report 'results/three-*.jsonl' -o three.html
     """
-    from benchctl.analysis.frame.comparison import compare
+    from benchctl.analysis.comparison import compare
     from benchctl.analysis.html.report import report as page_of
-    from benchctl.analysis.judges.figures import with_judgements
     from benchctl.cli.inputs import decoder, read_files, read_scores
     from benchctl.measuring.clock import utc_now
 
     _check_page(out)
     found = read_files(files or ("results/*.jsonl",))
-    groups = with_judgements(compare(found), read_scores(scores))
+    groups = compare(found, read_scores(scores))
     named = f"{len(found)} file{'s' if len(found) > 1 else ''}"
     made = f"Of {named}, made by benchctl {__version__} on {utc_now():%Y-%m-%d at %H:%M} UTC."
     page = page_of(groups, decoder, made=made)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import ClassVar, Literal
 
@@ -15,27 +15,17 @@ from benchctl.decoding.draft import Draft
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Chain, Context, Method, Step
 from benchctl.decoding.model.target import Target
+from benchctl.decoding.phases import timed
 
 Measure = Literal["softmax_gap", "softmax_max", "state_cosine"]
 
 
 class View:
-    """One row at a possible exit: its state after ``layer`` layers, the one before, and logits made on demand.
+    """One row at a possible exit: its state after ``layer`` layers, the one before, and logits made on demand."""
 
-    ``trail``: where the state is the accelerated one of M2R2, all [1, width] that led to it since the gate below.
-    """
-
-    def __init__(
-        self,
-        layer: int,
-        state: Tensor,
-        previous: Tensor | None,
-        head: Callable[[Tensor], Tensor],
-        trail: Sequence[Tensor] = (),
-    ) -> None:
+    def __init__(self, layer: int, state: Tensor, previous: Tensor | None, head: Callable[[Tensor], Tensor]) -> None:
         self.layer = layer
         self.state = state
-        self.trail = trail
         self._previous = previous
         self._head = head
 
@@ -69,7 +59,7 @@ class AdaptiveDepth(Method):
     """One token per step, at a depth chosen on the way; or the same rule as a drafter that the full model verifies."""
 
     compares_states: ClassVar[bool] = False
-    one_by_one = "each sequence of a batch would leave at a layer of its own"
+    no_batch_reason = "each sequence of a batch would leave at a layer of its own"
 
     @abstractmethod
     def exit_layers(self, target: Target) -> tuple[int, ...]:
@@ -90,9 +80,12 @@ class AdaptiveDepth(Method):
             view = self.reach(stream, layer)
             if self.decide(context, view):
                 return view
-        context.enter("verify")  # of the rows that drafted, too: this is the target's own pass
-        stream.advance()
-        return View(target.layers, stream.states[-1:], None, target.head)
+        return self._run_to_end(context)
+
+    @timed("verify")  # also while drafting: this is the target's own pass
+    def _run_to_end(self, context: Context) -> View:
+        context.stream.advance()
+        return View(context.target.layers, context.stream.states[-1:], None, context.target.head)
 
     def reach(self, stream: Stream, layer: int) -> View:
         """Run the open rows up to an exit; what is to be seen of the last one there."""
@@ -105,20 +98,25 @@ class AdaptiveDepth(Method):
 
     def exit_step(self, context: Context, fill: KvFill) -> Step:
         """One token, from wherever its row leaves."""
-        stream = context.stream
-        context.enter("verify")
-        stream.push(context.tokens[-1:])
-        lengths = stream.cache.lengths
+        view, step = self._choose_exit(context)
+        self._keep_exit(context, view, fill)
+        return step
+
+    @timed("verify")
+    def _choose_exit(self, context: Context) -> tuple[View, Step]:
+        context.stream.push(context.tokens[-1:])
+        lengths = context.stream.cache.lengths
         before, finished = sum(lengths), lengths[-1]
         view = self.climb(context)
-        ran, rows = sum(lengths) - before, lengths[-1] - finished  # with those of deferred rows, without a fill
-        token = context.pick(view.logits)
-        context.enter("commit")
+        # Layers and rows of deferred rows count too: those that wait below are run with this one.
+        layers, rows = sum(lengths) - before, lengths[-1] - finished
+        return view, Step((context.pick(view.logits),), 0, 0, rows, (layers,))
+
+    @timed("commit")
+    def _keep_exit(self, context: Context, view: View, fill: KvFill) -> None:
         if view.layer < context.target.layers:
-            fill(stream, view)
-        stream.keep(range(stream.rows))
-        context.enter("host")
-        return Step((token,), 0, 0, rows, (ran,))
+            fill(context.stream, view)
+        context.stream.keep(range(context.stream.rows))
 
     def draft_by_exits(self, context: Context, budget: int) -> Draft:
         """A chain proposed by the exits; its rows stay at the layer where they left until verification takes over."""

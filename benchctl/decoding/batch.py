@@ -14,24 +14,22 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchctl.decoding.experts.tiers import Timer
 from benchctl.decoding.kv.cache import Cache
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import (
+    DecodeRequest,
     Generation,
-    Limits,
     StopReason,
+    commit,
     generation_of,
     open_context,
     prefill_layers,
-    say,
     stop_reason,
 )
 from benchctl.decoding.method import Context, Method, Step
 from benchctl.decoding.model.layers import Attention, project, weigh
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.phases import Marks, Phase
-from benchctl.decoding.sampling import Sampling
 
 
 class Batched(ABC):
@@ -60,7 +58,7 @@ class Batched(ABC):
 
 def why_not_batched(method: Method) -> str | None:
     """Why a method cannot decode in batches, as the part of a sentence that follows "since"; None when it can."""
-    return None if isinstance(method, Batched) else method.one_by_one
+    return None if isinstance(method, Batched) else method.no_batch_reason
 
 
 class BatchCache:
@@ -154,19 +152,9 @@ class BatchCache:
 MOST_SEQUENCES = 16
 
 
-@dataclass(frozen=True)
-class BatchPrompt:
-    """A prompt's ids, the seed of the answer that is drawn to it, and the answer that is forced, where one is."""
-
-    ids: Sequence[int]
-    seed: int = 0
-    forced: Sequence[int] | None = None
-
-
 @dataclass
 class _Sequence:
-    """One of the batch; ``layers`` ran in its prefill. Its context's stream is an idle one after that: keys and values
-    are in the batch's cache."""
+    """One of the batch; ``layers`` ran in its prefill. Its keys and values are in the batch's cache after that."""
 
     context: Context
     layers: int = 0
@@ -174,51 +162,39 @@ class _Sequence:
     reason: StopReason | None = None
 
     def generation(self, marks: Marks) -> Generation:
-        """What it came to, the batch's clock having been read at ``marks``."""
+        """The answer, with the clock's readings of the batch."""
         assert self.reason is not None
         return generation_of(self.context, self.reason, marks, self.steps, self.layers)
 
-    def add(self, step: Step, limits: Limits) -> None:
-        self.steps.append(step)
-        self.say(step.tokens[0], limits)
-
-    def say(self, token: int, limits: Limits) -> None:
-        say(self.context, (token,))
-        self.reason = stop_reason(self.context, limits, token)
+    def add(self, token: int, max_new_tokens: int) -> None:
+        commit(self.context, (token,))
+        self.reason = stop_reason(self.context, max_new_tokens, token)
 
 
 @torch.inference_mode()
-def decode_batch(
-    method: Method,
-    target: Target,
-    prompts: Sequence[BatchPrompt],
-    limits: Limits,
-    sampling: Sampling,
-    clock: Callable[[], float],
-    timer: Timer | None = None,
-    profile: bool = False,
-) -> tuple[Generation, ...]:
-    """Decode prompts together: for each what ``loop.decode`` would say, drawn from a generator of its own.
+def decode_batch(method: Method, target: Target, requests: Sequence[DecodeRequest]) -> tuple[Generation, ...]:
+    """Decode prompts together: for each the answer that `loop.decode` gives, drawn from a generator of its own.
 
-    Phases too are those of the batch's steps, and a forced text is that of its prompt.
+    Requests differ in prompt, seed and forced text only; the other conditions are those of the first.
 
     The times of a generation are the batch's, up to its end. ``ttft_s`` is the same for all, the time until the last
     prompt is prefilled, since no answer goes on before that; ``step_s`` are the steps that it took part in. So
-    ttft_s + sum(step_s) is when its last token was there, and the longest of these is the time of the batch. What a
-    method counts beside its steps is of one generation, and left out.
+    ttft_s + sum(step_s) is when its last token was there, and the longest of these is the time of the batch. Phases
+    are those of the batch's steps. Counters are of one generation, and left out.
 
     Raises ValueError for a method that decodes no batches and for no prompts or too many, and UserError as
     ``loop.decode`` does, for any of the prompts.
     """
     if not isinstance(method, Batched):
-        raise ValueError(f"the method decodes no batches, since {method.one_by_one}")
-    if not 0 < len(prompts) <= MOST_SEQUENCES:
-        raise ValueError(f"{len(prompts)} prompts are no batch; it takes 1 to {MOST_SEQUENCES}")
-    with method.serve(target, timer) as served:
-        marks = Marks(clock, profile)
-        batch = _Batch(served, limits, sampling, partial(method.layers_at, served), marks.watch)
+        raise ValueError(f"the method decodes no batches, since {method.no_batch_reason}")
+    if not 0 < len(requests) <= MOST_SEQUENCES:
+        raise ValueError(f"{len(requests)} prompts are no batch; it takes 1 to {MOST_SEQUENCES}")
+    first = requests[0]
+    with method.serve(target, first.timer) as served:
+        marks = Marks(first.clock, first.profile)
+        batch = _Batch(served, first, partial(method.layers_at, served), marks.watch)
         marks.mark()
-        batch.start(method, prompts)
+        batch.start(method, requests)
         marks.mark()
         while batch.running:
             batch.step()
@@ -227,39 +203,37 @@ def decode_batch(
 
 
 class _Batch:
-    """Sequences on their way; those in ``running`` stand at their places in the cache."""
+    """Sequences that decode together; sequence i of ``running`` is at index i of the cache."""
 
     def __init__(
         self,
         target: Target,
-        limits: Limits,
-        sampling: Sampling,
+        conditions: DecodeRequest,
         layers_at: Callable[[int], Sequence[int]],
         enter: Callable[[Phase], None],
     ) -> None:
-        self._target, self._limits, self._sampling = target, limits, sampling
+        self._target, self._sampling, self._most = target, conditions.sampling, conditions.max_new_tokens
         self._layers_at, self._enter = layers_at, enter
         self._new_tokens = 1
         self.sequences: list[_Sequence] = []
         self.running: list[_Sequence] = []
 
-    def start(self, method: Method, prompts: Sequence[BatchPrompt]) -> None:
+    def start(self, method: Method, requests: Sequence[DecodeRequest]) -> None:
         """Prefill the prompts one by one; each gives its first token."""
-        most = self._limits.max_new_tokens
-        room = max(min(most, self._target.context_tokens - len(prompt.ids)) for prompt in prompts)
-        self._cache = BatchCache([len(prompt.ids) for prompt in prompts], max(room, 0))
-        idle = Stream(self._target, 0)
-        for place, prompt in enumerate(prompts):
-            context = open_context(self._target, prompt.ids, self._limits, self._sampling, prompt.seed, prompt.forced)
-            context.tokens += self._target.read(prompt.ids)
+        prompts = [len(request.prompt_ids) for request in requests]
+        room = max(min(self._most, self._target.context_tokens - tokens) for tokens in prompts)
+        self._cache, idle = BatchCache(prompts, max(room, 0)), Stream(self._target, 0)
+        for index, request in enumerate(requests):
+            context = open_context(self._target, request)
+            context.tokens += self._target.read(request.prompt_ids)
             sequence = _Sequence(context)
-            sequence.say(method.start(context), self._limits)
+            sequence.add(method.start(context), self._most)
             sequence.layers = prefill_layers(context)
-            self._cache.take(place, context.stream.cache)
-            context.stream = idle
+            self._cache.take(index, context.stream.cache)
+            context.stream = idle  # frees the prompt's own cache
             self.sequences.append(sequence)
         self.running = list(self.sequences)
-        self._dismiss()
+        self._drop_ended()
 
     def step(self) -> None:
         """One token for every running sequence."""
@@ -272,10 +246,11 @@ class _Batch:
         for sequence, own in zip(self.running, chosen, strict=True):
             forced, at = sequence.context.forced, sequence.context.new_tokens
             token = own if forced is None else forced.choose(at, own)
-            sequence.add(Step((token,), 0, 0, 1, (len(layers),)), self._limits)
+            sequence.steps.append(Step((token,), 0, 0, 1, (len(layers),)))
+            sequence.add(token, self._most)
         self._new_tokens += 1
         self._enter("commit")
-        self._dismiss()
+        self._drop_ended()
         self._enter("host")
 
     def _run(self, tokens: Sequence[int], layers: Sequence[int]) -> Tensor:
@@ -290,14 +265,14 @@ class _Batch:
         cache.advance()
         return x
 
-    def _dismiss(self) -> None:
-        """Let the sequences that have ended go; the last one moves to the place of each."""
-        for place in reversed(range(len(self.running))):
-            if self.running[place].reason is not None:
-                self._cache.leave(place)
+    def _drop_ended(self) -> None:
+        """Drop the sequences that have ended; the last one takes the index of each."""
+        for index in reversed(range(len(self.running))):
+            if self.running[index].reason is not None:
+                self._cache.leave(index)
                 last = self.running.pop()
-                if place < len(self.running):
-                    self.running[place] = last
+                if index < len(self.running):
+                    self.running[index] = last
 
 
 def _attend(attention: Attention, residual: Tensor, x: Tensor, rotary: Tensor, cache: BatchCache, layer: int) -> Tensor:

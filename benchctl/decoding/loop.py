@@ -8,11 +8,12 @@ from typing import Literal
 
 import torch
 
+from benchctl.decoding.experts.offload import OffloadsExperts
 from benchctl.decoding.experts.tiers import Timer
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Method, Step
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.phases import Marks
+from benchctl.decoding.phases import Marks, Phase, ignore_phase
 from benchctl.decoding.replay import ForcedText
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
@@ -20,23 +21,43 @@ from benchctl.errors import UserError
 StopReason = Literal["stop", "length", "context"]
 
 
-@dataclass(frozen=True)
-class Limits:
-    """max_new_tokens: ids generated at most; fewer where the target's context ends first."""
+def untimed() -> float:
+    """The clock of a decoding whose time nobody needs."""
+    return 0.0
 
+
+@dataclass(frozen=True)
+class DecodeRequest:
+    """One prompt and the conditions it is decoded under.
+
+    max_new_tokens  ids generated at most; fewer where the target's context ends first
+    clock           seconds, read before prefill, after it and after each step
+    seed            of the generator that tokens are drawn from, together with the sampling's own
+    forced          a whole answer that is committed whatever the method chooses (replay); None decodes freely
+    profile         also time the phases of each step, which itself takes time
+    timer           for methods that load experts, see `Method.serve`
+    """
+
+    prompt_ids: Sequence[int]
     max_new_tokens: int
+    sampling: Sampling = Sampling()
+    clock: Callable[[], float] = untimed
+    seed: int = 0
+    forced: Sequence[int] | None = None
+    profile: bool = False
+    timer: Timer | None = None
 
 
 @dataclass(frozen=True)
 class Generation:
     """One answer. token_ids end with the first stop token, or at the limit; steps are truncated alike.
 
-    ttft_s   seconds from before prefill to the first token on the host
-    step_s   seconds of each step
-    layers   layers run for each token, the prefill token first
-    counters what the method counted beside its steps
-    phases   seconds of each phase of each step, by its name, where they were asked for
-    forced   the text that was forced upon the method, where one was, with how often that was its own choice
+    ttft_s    seconds from before prefill to the first token on the host
+    step_s    seconds of each step
+    layers    layers run for each token, the prefill token first
+    counters  what a method that offloads experts counted
+    phases    seconds of each phase of each step, by its name, in a profile
+    forced    the forced text, with how often it was the method's own choice
     """
 
     token_ids: tuple[int, ...]
@@ -51,50 +72,35 @@ class Generation:
 
 
 @torch.inference_mode()
-def decode(
-    method: Method,
-    target: Target,
-    prompt_ids: Sequence[int],
-    limits: Limits,
-    sampling: Sampling,
-    clock: Callable[[], float],
-    prompt_seed: int = 0,
-    timer: Timer | None = None,
-    forced: Sequence[int] | None = None,
-    profile: bool = False,
-) -> Generation:
-    """Decode one prompt with one method, which may be given a ``timer`` for what has to wait beside it.
+def decode(method: Method, target: Target, request: DecodeRequest) -> Generation:
+    """Decode one prompt with one prepared method.
 
-    With ``forced`` tokens, a whole answer, the method says these, whatever it would have said; with ``profile`` the
-    phases of each step are timed too, which takes time itself.
-
-    A step returns Python integers, so it ends when its tokens are on the host: that transfer is the
-    synchronisation, and every method pays it. Raises UserError for a prompt that is empty or fills the context, and for
-    a limit below one, and ValueError for a forced text that is no whole answer, or that the method did not say.
+    A step returns Python integers, so it ends when its tokens are on the host: that transfer is the synchronisation,
+    and every method pays it. Raises UserError for a prompt that is empty or fills the context and for a limit below
+    one, and ValueError for a forced text that is not a whole answer, or that the method did not commit.
     """
-    with method.serve(target, timer) as served:
-        context = open_context(served, prompt_ids, limits, sampling, prompt_seed, forced)
-        generation = _generate(method, context, prompt_ids, limits, Marks(clock, profile))
-    return replace(generation, counters=dict(method.counters()))
+    with method.serve(target, request.timer) as served:
+        marks = Marks(request.clock, request.profile)
+        generation = _generate(method, open_context(served, request, marks.watch), request, marks)
+    return replace(generation, counters=method.counters()) if isinstance(method, OffloadsExperts) else generation
 
 
-def _generate(method: Method, context: Context, prompt_ids: Sequence[int], limits: Limits, marks: Marks) -> Generation:
-    context.enter = marks.watch
+def _generate(method: Method, context: Context, request: DecodeRequest, marks: Marks) -> Generation:
     marks.mark()
-    context.tokens += context.target.read(prompt_ids)
+    context.tokens += context.target.read(request.prompt_ids)
     first = method.start(context)
     marks.mark()
     layers = prefill_layers(context)
-    say(context, (first,))
+    commit(context, (first,))
     steps: list[Step] = []
-    reason = stop_reason(context, limits, first)
+    reason = stop_reason(context, request.max_new_tokens, first)
     while reason is None:
         step = method.step(context)
         marks.mark()
         step = _truncate(step, context)
-        say(context, step.tokens)
+        commit(context, step.tokens)
         steps.append(step)
-        reason = stop_reason(context, limits, step.tokens[-1])
+        reason = stop_reason(context, request.max_new_tokens, step.tokens[-1])
     return generation_of(context, reason, marks, steps, layers)
 
 
@@ -104,8 +110,8 @@ def prefill_layers(context: Context) -> int:
     return sum(last not in absent for absent in context.stream.cache.absent)
 
 
-def say(context: Context, tokens: Sequence[int]) -> None:
-    """Add tokens to the text. Raises ValueError if others were forced upon the method."""
+def commit(context: Context, tokens: Sequence[int]) -> None:
+    """Add tokens to the text. Raises ValueError where they are not those of the forced text."""
     if context.forced is not None:
         context.forced.check_said(context.new_tokens, tokens)
     context.tokens += tokens
@@ -129,29 +135,22 @@ def generation_of(context: Context, reason: StopReason, marks: Marks, steps: Seq
     )
 
 
-def open_context(
-    target: Target,
-    prompt_ids: Sequence[int],
-    limits: Limits,
-    sampling: Sampling,
-    prompt_seed: int,
-    forced: Sequence[int] | None = None,
-) -> Context:
+def open_context(target: Target, request: DecodeRequest, enter: Callable[[Phase], None] = ignore_phase) -> Context:
     """A generation before its target has read the prompt. Raises UserError as `decode` does."""
-    prompt_tokens = len(prompt_ids)
+    prompt_tokens, most = len(request.prompt_ids), request.max_new_tokens
     if prompt_tokens == 0:
         raise UserError("the prompt has no tokens; give at least one")
-    if limits.max_new_tokens < 1:
-        raise UserError(f"max_new_tokens is {limits.max_new_tokens}; it must be at least 1")
+    if most < 1:
+        raise UserError(f"max_new_tokens is {most}; it must be at least 1")
     if prompt_tokens >= target.context_tokens:
         raise UserError(f"the prompt has {prompt_tokens} tokens, but the target takes {target.context_tokens} in all")
-    begun = prompt_tokens if target.encoder is None else 1  # one that has read the prompt begins with a start token
-    limit = min(limits.max_new_tokens, target.context_tokens - begun)
-    text = None if forced is None else ForcedText(tuple(forced))
-    if text is not None:
-        text.check_ends(limit, target.stop_ids)
-    stream = Stream(target, begun + limit)
-    return Context(target, stream, [], begun, limit, sampling, sampling.generator(prompt_seed), text)
+    begun = prompt_tokens if target.encoder is None else 1  # behind an encoder the text begins with a start token
+    limit = min(most, target.context_tokens - begun)
+    forced = None if request.forced is None else ForcedText(tuple(request.forced))
+    if forced is not None:
+        forced.check_ends(limit, target.stop_ids)
+    generator = request.sampling.generator(request.seed)
+    return Context(target, Stream(target, begun + limit), [], begun, limit, request.sampling, generator, forced, enter)
 
 
 def _truncate(step: Step, context: Context) -> Step:
@@ -164,10 +163,10 @@ def _truncate(step: Step, context: Context) -> Step:
     return replace(step, tokens=step.tokens[:end], accepted=min(step.accepted, end), layers=step.layers[:end])
 
 
-def stop_reason(context: Context, limits: Limits, last: int) -> StopReason | None:
+def stop_reason(context: Context, max_new_tokens: int, last: int) -> StopReason | None:
     """Why the answer ends with its ``last`` token; None when it goes on."""
     if last in context.target.stop_ids:
         return "stop"
     if context.remaining_tokens > 0:
         return None
-    return "length" if context.limit_tokens == limits.max_new_tokens else "context"
+    return "length" if context.limit_tokens == max_new_tokens else "context"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -15,7 +15,7 @@ from benchctl.decoding.draft import Draft
 from benchctl.decoding.experts.tiers import Timer
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.phases import Phase, unwatched
+from benchctl.decoding.phases import Phase, ignore_phase, timed
 from benchctl.decoding.replay import ForcedText
 from benchctl.decoding.sampling import Sampling, draw
 from benchctl.decoding.verify import Verdict, verify_greedy, verify_rejection
@@ -45,8 +45,8 @@ class Step:
 class Context:
     """One generation as a method sees it: the stream of the target, the text so far, how tokens are drawn.
 
-    forced  in replay mode the text that is said whatever the method chooses
-    enter   tells what a step goes over to; a step of one's own may call it, and nothing is different if it does not
+    forced  in replay mode the text that is committed whatever the method chooses
+    enter   starts a phase of a profiled step; called by functions that are `timed`
     """
 
     target: Target
@@ -57,7 +57,7 @@ class Context:
     sampling: Sampling
     generator: torch.Generator
     forced: ForcedText | None = None
-    enter: Callable[[Phase], None] = unwatched
+    enter: Callable[[Phase], None] = ignore_phase
 
     @property
     def remaining_tokens(self) -> int:
@@ -73,6 +73,10 @@ class Context:
         """The next token for logits [1, vocabulary]: the argmax, one drawn, or the one that is forced."""
         token = self.sampling.draw(logits, self.generator)
         return token if self.forced is None else self.forced.choose(self.new_tokens, token)
+
+    def rule(self, draft: Draft, verdict: Verdict) -> Verdict:
+        """The verdict that counts: the method's own, or in replay mode the one that says the forced text."""
+        return verdict if self.forced is None else self.forced.impose(self.new_tokens, draft, verdict)
 
 
 class Chain:
@@ -108,57 +112,56 @@ def one_token(context: Context, run: Callable[[Stream], int] = all_layers) -> St
 
     ``run`` takes the open row through the layers and returns how many it ran.
     """
-    stream = context.stream
-    context.enter("verify")
-    stream.push(context.tokens[-1:])
-    layers = run(stream)
-    token = context.pick(stream.logits())
-    context.enter("commit")
-    stream.keep(range(1))
-    context.enter("host")
+    layers, token = _choose_token(context, run)
+    _keep_row(context)
     return Step((token,), 0, 0, 1, (layers,))
+
+
+@timed("verify")
+def _choose_token(context: Context, run: Callable[[Stream], int]) -> tuple[int, int]:
+    """The layers that the last token's row ran, and the token after it."""
+    context.stream.push(context.tokens[-1:])
+    return run(context.stream), context.pick(context.stream.logits())
+
+
+@timed("commit")
+def _keep_row(context: Context) -> None:
+    context.stream.keep(range(1))
 
 
 class Method(ABC):
     """Base of all methods. Subclasses are dataclasses; their fields are the options of the label.
 
-    exactness and reason state what the method claims; tests hold it to that. one_by_one says why it decodes one
-    sequence at a time, as what follows "since"; methods that can decode several together are Batched, see batch.
-    knows_encoders: it also runs where an encoder reads the prompt, and the text it is given begins with a start token.
-    higher_is_safer: it has a threshold, and a higher one keeps its text closer to the target's, as calibration asks.
+    exactness, reason         what the method claims; the tests and `benchctl doctor` check it
+    no_batch_reason           why it decodes one sequence at a time, as the end of a sentence that begins with "since";
+                              methods that decode batches are `Batched` instead
+    supports_encoder_decoder  it also runs where an encoder reads the prompt and the text begins with a start token
     """
 
     exactness: Exactness = "exact"
     reason: str = ""
-    needs_draft_model: ClassVar[bool] = False
-    one_by_one: ClassVar[str] = "it is made for one sequence at a time"
-    knows_encoders: ClassVar[bool] = False
-    higher_is_safer: ClassVar[bool] = False
-
-    def obstacle(self, target: TargetInfo) -> str | None:
-        """Why this method cannot run on a target of these facts; None when it can. Asked before weights are read."""
-        if target.encodes and not self.knows_encoders:
-            return "the target has an encoder, and this method is for targets without one"
-        return self.unsupported(target)
+    no_batch_reason: ClassVar[str] = "it is made for one sequence at a time"
+    supports_encoder_decoder: ClassVar[bool] = False
 
     def unsupported(self, target: TargetInfo) -> str | None:
-        """The same, for what is of this method alone: what methods override."""
+        """Why this method cannot run on a target with these facts, or None. Asked before weights are read.
+
+        Methods with further conditions override this and ask ``super().unsupported(target)`` first.
+        """
+        if target.is_encoder_decoder and not self.supports_encoder_decoder:
+            return "the target has an encoder, and this method is for targets without one"
         return None
 
-    def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:  # noqa: B027 optional
-        """Once per run: load what the method needs besides the target. ``models`` loads a model by name."""
+    def prepare(self, target: Target) -> None:  # noqa: B027 optional
+        """Once per run: load what the method needs in addition to the target."""
 
     def serve(self, target: Target, timer: Timer | None) -> AbstractContextManager[Target]:
         """The target that one generation decodes on, open from before its clock starts until after it has stopped.
 
-        A method that runs the target's weights in its own way gives a view of it. ``timer`` lets what it has beside the
-        computation wait; it is not for measuring the method itself.
+        A method with its own weights or layers returns a view of the target. ``timer`` is for methods that load
+        experts: it throttles the loading and times the waiting for it, never the method itself.
         """
         return nullcontext(target)
-
-    def counters(self) -> Mapping[str, float]:
-        """What the last generation counted beside its steps, by name; read after serve has ended."""
-        return {}
 
     def start(self, context: Context) -> int:
         """Prefill and the first token. State of earlier prompts must not survive this."""
@@ -178,20 +181,54 @@ class Method(ABC):
         """Commit at least one token. ``context.tokens`` is extended by the loop, not here."""
 
 
+class UsesDraftModel(ABC):
+    """Mix-in of a method that drafts with a second model: ``class Mine(Speculative, UsesDraftModel)``.
+
+    The dataclass has an option ``draft_model``: its name; empty takes what --draft-model names.
+    """
+
+    draft_model: str
+
+    @abstractmethod
+    def use_draft_model(self, draft_model: Target) -> None:
+        """Once per run, before `Method.prepare`."""
+
+
+class MonotoneThreshold:
+    """Mix-in of a method with an option ``threshold`` that keeps its text closer to the target's the higher it is.
+
+    `benchctl train --calibrate` relies on that.
+    """
+
+    threshold: float
+
+
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What a verification showed: target_logits and states [1 + rows, ...], the root's first."""
+    """Result of one verification.
+
+    target_logits  [1 + rows, vocabulary], the root's first, then those of the draft's rows
+    states         [1 + rows, width], last residuals in the same order
+    kept_rows      open rows of the stream to commit: those before the root, the root, the accepted path
+    step           what the loop is given
+    """
 
     draft: Draft
     verdict: Verdict
     target_logits: Tensor
     states: Tensor
+    kept_rows: Sequence[int]
+    step: Step
 
 
 class Speculative(Method):
-    """Draft, verify, commit. A drafter may push and part-run rows itself; what it has not run, verification runs."""
+    """Draft, verify, keep, observe. A drafter may push and part-run rows itself; verification runs what they lack.
 
-    one_by_one = "each sequence of a batch would accept a number of tokens of its own"
+    drafts_from_text  whether a draft follows from the text alone; not where the drafter remembers more of its steps
+    """
+
+    drafts_from_text: ClassVar[bool] = True
+    no_batch_reason = "each sequence of a batch would accept a number of tokens of its own"
 
     @abstractmethod
     def draft(self, context: Context, budget: int) -> Draft:
@@ -207,25 +244,43 @@ class Speculative(Method):
         return verify_rejection(draft, context.sampling.rows(target_logits), context.generator)
 
     def step(self, context: Context) -> Step:
-        stream = context.stream
-        context.enter("draft")
-        stream.push(context.tokens[-1:])
-        root = stream.rows - 1
-        draft = self.draft(context, context.remaining_tokens - 1)
-        context.enter("verify")
-        pushed = stream.rows - root - 1
+        draft = self.make_draft(context)
+        outcome = self.verify_draft(context, draft)
+        self.keep(context, outcome)
+        self.observe(context, outcome)
+        return outcome.step
+
+    @timed("draft")
+    def make_draft(self, context: Context) -> Draft:
+        """Push the root, then draft behind it. The bonus token takes one of the remaining tokens."""
+        context.stream.push(context.tokens[-1:])
+        return self.draft(context, context.remaining_tokens - 1)
+
+    @timed("verify")
+    def verify_draft(self, context: Context, draft: Draft) -> Outcome:
+        """Run all rows of the draft through all layers that they lack, in one pass, and apply the verification rule.
+
+        Open rows of the stream: those that earlier steps deferred, the root, the draft's. Example: with root 2 and a
+        draft of 3 rows the draft's rows are 3, 4, 5; if its rows 0 and 1 are accepted, rows 0 to 4 are kept.
+        """
+        stream, layers = context.stream, context.target.layers
+        root = len(context.tokens) - 1 - stream.base
+        pushed = stream.rows - root - 1  # by the drafter itself
         stream.push(draft.tokens[pushed:], [root + 1 + parent for parent in draft.parents[pushed:]])
         stream.advance()
         target_logits = stream.logits(root)
-        verdict = self.verify(context, draft, target_logits)
-        if context.forced is not None:
-            verdict = context.forced.impose(context.new_tokens, draft, verdict)
-        context.enter("commit")
-        outcome = Outcome(draft, verdict, target_logits, stream.states[root:])
-        stream.keep([*range(root + 1), *(root + 1 + row for row in verdict.path)])
-        context.enter("draft")
-        self.observe(context, outcome)
-        context.enter("host")
+        verdict = context.rule(draft, self.verify(context, draft, target_logits))
         tokens = (*(draft.tokens[row] for row in verdict.path), verdict.next_token)
-        depth = context.target.layers
-        return Step(tokens, draft.depth, len(verdict.path), 1 + len(draft), (depth,) * len(tokens))
+        return Outcome(
+            draft,
+            verdict,
+            target_logits,
+            stream.states[root:],
+            kept_rows=[*range(root + 1), *(root + 1 + row for row in verdict.path)],
+            step=Step(tokens, draft.depth, len(verdict.path), 1 + len(draft), (layers,) * len(tokens)),
+        )
+
+    @timed("commit", then="draft")  # observing is the drafter's
+    def keep(self, context: Context, outcome: Outcome) -> None:
+        """Commit the accepted rows, drop the others from the stream and the cache."""
+        context.stream.keep(outcome.kept_rows)

@@ -6,24 +6,52 @@ pass of its own, and never the one that a speed-up is taken from.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Phase = Literal["draft", "verify", "commit", "host"]
 """draft: proposing tokens, with what the drafter takes from the verification; verify: the target's pass and the choice
 of tokens, of plain steps too; commit: keeping and dropping rows in the cache; host: what is left, the loop included."""
 
 PHASES: tuple[Phase, ...] = ("draft", "verify", "commit", "host")
-UNSPLIT = "unsplit"  # the whole of a step that told of no phase, as those of a method that has a step of its own
+UNSPLIT = "unsplit"  # the whole of a step without a timed function, as of a method with its own `step`
 
 
-def unwatched(phase: Phase) -> None:
-    """What a step tells its phases where nobody splits it."""
+def ignore_phase(phase: Phase) -> None:
+    """`Marks.enter` of a generation without a profile."""
+
+
+def timed(phase: Phase, then: Phase | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorator of a function with a parameter ``context``: its time counts as ``phase``, what follows as ``then``.
+
+    Without ``then``, the phase lasts until another begins or the step ends. Without a profile it costs a call.
+    """
+
+    def wrap(run: Callable[P, R]) -> Callable[P, R]:
+        at = list(inspect.signature(run).parameters).index("context")
+
+        @functools.wraps(run)
+        def timed_run(*arguments: P.args, **options: P.kwargs) -> R:
+            context: Any = arguments[at]
+            context.enter(phase)
+            result = run(*arguments, **options)
+            if then is not None:
+                context.enter(then)
+            return result
+
+        return timed_run
+
+    return wrap
 
 
 class Marks:
-    """Reads the clock it is given. With ``split`` it also gathers the phases that are told through `enter`."""
+    """Reads the clock it is given. With ``split`` it also collects the phases that steps `enter`."""
 
     def __init__(self, clock: Callable[[], float], split: bool = False) -> None:
         self._clock = clock
@@ -40,13 +68,13 @@ class Marks:
         self._entered.clear()
 
     def enter(self, phase: Phase) -> None:
-        """The step under way comes to this phase; it began in that of the host."""
+        """A phase of the present step begins. A step begins in the phase host."""
         self._entered.append((phase, self._clock()))
 
     @property
     def watch(self) -> Callable[[Phase], None]:
-        """What steps are to tell their phases."""
-        return self.enter if self._split else unwatched
+        """What `Context.enter` is set to."""
+        return self.enter if self._split else ignore_phase
 
     def seconds(self, steps: int) -> list[float]:
         """Of prefill, then of each of the first ``steps`` steps."""
@@ -64,7 +92,7 @@ class Marks:
         if not self._entered:
             return {UNSPLIT: end - begin}
         spent: dict[str, float] = dict.fromkeys(PHASES, 0.0)
-        told = [("host", begin), *self._entered, ("host", end)]
-        for (phase, since), (_, until) in pairwise(told):
+        entered = [("host", begin), *self._entered, ("host", end)]
+        for (phase, since), (_, until) in pairwise(entered):
             spent[phase] += until - since
         return spent

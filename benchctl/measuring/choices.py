@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from benchctl import bundled as packs
 from benchctl import registry
 from benchctl.decoding.batch import why_not_batched
-from benchctl.decoding.method import Method
+from benchctl.decoding.method import Method, UsesDraftModel
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
 from benchctl.decoding.modules.folder import check_sizes, no_modules, trained_options
@@ -36,7 +36,9 @@ class Choice:
 
     def draft_model(self, default: str) -> str:
         """The draft model it loads: its own option before the run's; empty for a method that needs none."""
-        return str(getattr(self.method, "draft_model", "") or default) if self.method.needs_draft_model else ""
+        return (
+            str(getattr(self.method, "draft_model", "") or default) if isinstance(self.method, UsesDraftModel) else ""
+        )
 
     @property
     def name(self) -> str:
@@ -54,7 +56,7 @@ class Choice:
 
         Raises UserError for that where it was asked for by name, and for named modules of a target of other sizes.
         """
-        reason = self.unsupported or self.method.obstacle(target) or ""
+        reason = self.unsupported or self.method.unsupported(target) or ""
         if reason and self.named:
             raise UserError(f"{self.label} cannot run on this target: {reason}.")
         if isinstance(self.method, Trainable) and not reason:
@@ -72,7 +74,9 @@ class Choice:
         if self.embedded and isinstance(self.method, Trainable):
             self.method.modules = self.embedded
         try:
-            self.method.prepare(target, models, draft_model)
+            if isinstance(self.method, UsesDraftModel):
+                self.method.use_draft_model(models(self.draft_model(draft_model)))
+            self.method.prepare(target)
         except UserError as problem:
             if self.named or not self.embedded:
                 raise
@@ -129,12 +133,12 @@ def check_tokenizers(models: Models, choices: Iterable[Choice], batch_size: int 
     """The target's tokenizer. Raises UserError for a model that is not there, for batches on a target with an encoder,
     and for a draft model that has one or whose tokens mean something else than the target's."""
     tokenizer = load_tokenizer(packs.resolve(models.target))
-    if batch_size > 1 and tokenizer.encodes:
+    if batch_size > 1 and tokenizer.is_encoder_decoder:
         raise UserError(f"{models.target} has an encoder; batches are for targets without one: no --batch-size")
     drafts = [models.draft, *(choice.draft_model(models.draft) for choice in choices)]
     for draft in filter(None, dict.fromkeys(drafts)):
         other = load_tokenizer(packs.resolve(draft))
-        if other.encodes:  # it would draft for the prompt that its encoder read last
+        if other.is_encoder_decoder:  # it would draft for the prompt that its encoder read last
             raise UserError(
                 f"The draft model '{draft}' has an encoder, which reads no prompt while drafting. Name a draft model "
                 "without one with --draft-model."
@@ -155,7 +159,9 @@ def _choose(text: str) -> Choice:
 def _with_embedded(choice: Choice, target: str) -> Choice:
     if choice.modules != "":
         return choice
-    return replace(choice, embedded=str(packs.modules_for(target, choice.name) or ""))
+    assert isinstance(choice.method, Trainable)
+    name = choice.method.modules_name(choice.name)
+    return replace(choice, embedded=str(packs.modules_for(target, name) or ""))
 
 
 def _check_one_draft(drafts: Sequence[str]) -> None:
@@ -178,7 +184,7 @@ def _check_needs(choice: Choice, draft: str, named: bool, batch_size: int = 1) -
 
 def _missing(choice: Choice, draft: str) -> str:
     """What the method needs and nobody named, or nothing. Modules that were named are looked at."""
-    if choice.method.needs_draft_model and not choice.draft_model(draft):
+    if isinstance(choice.method, UsesDraftModel) and not choice.draft_model(draft):
         return NO_DRAFT
     if choice.modules is None:
         return ""

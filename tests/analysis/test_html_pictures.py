@@ -11,7 +11,7 @@ import pytest
 from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, baseline_row, drafted_row, failed, usual_rows
 from pages import TWO_SUITES, groups_of, two_suites, usual_groups, usual_page
 
-from benchctl.analysis.frame.comparison import POOLED
+from benchctl.analysis.comparison import POOLED
 from benchctl.analysis.html.picture import dark_rules, embedded, pictures
 from benchctl.analysis.html.views import accepted, spreads
 from benchctl.analysis.plots.axes import svg

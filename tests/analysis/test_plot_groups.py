@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fixtures_records import RUN, usual_rows, write
 
-from benchctl.analysis.frame.comparison import compare
+from benchctl.analysis.comparison import compare
 from benchctl.analysis.plots.axes import legend_columns, new_panels
 from benchctl.analysis.plots.style import style_of
 from benchctl.analysis.plots.words import broken_label, shown_labels, text_inches, three_digits

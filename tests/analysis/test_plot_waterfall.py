@@ -12,8 +12,7 @@ from fixtures_predict import DRAFTING, PLAIN, TOKENS, Step, both, file_of, usual
 from fixtures_records import BASELINE, DRAFTED, EXITING, KOALA, LAYERS, MT_BENCH, RUN
 from pictures import LOOKS, assert_readable, figure_of, texts, write_picture
 
-from benchctl.analysis.frame.comparison import Group, compare
-from benchctl.analysis.frame.selection import by_suite
+from benchctl.analysis.comparison import Group, by_suite, compare
 from benchctl.analysis.plots.style import style_of
 from benchctl.analysis.plots.waterfall import Waterfall, bars, waterfalls
 from benchctl.errors import UserError
@@ -174,7 +173,7 @@ def test_methods_that_were_not_profiled_are_named_and_files_without_any_are_refu
     found = waterfalls(group, [DRAFTED, EXITING])
     assert [each.label for each in found.profiled] == [DRAFTED]
     assert found.notes == (
-        f"{EXITING} is left out: it or the baseline was not profiled, or has steps that tell no phases. Measure with "
+        f"{EXITING} is left out: it or the baseline was not profiled, or has steps without phases. Measure with "
         "--profile.",
     )
     free = groups_of(file_of(row for row in rows if row.mode == "free"))

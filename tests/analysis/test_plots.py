@@ -8,7 +8,7 @@ from fixtures_pictures import texts as texts_of
 from fixtures_records import DRAFTED, EXITING, KOALA, RUN, baseline_row, drafted_row, failed, method, usual_rows, write
 from pictures import write_picture
 
-from benchctl.analysis.frame.comparison import Group, compare
+from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.plots.axes import check_image
 from benchctl.analysis.plots.style import style_of
 from benchctl.errors import UserError

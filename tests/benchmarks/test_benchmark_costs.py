@@ -17,12 +17,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from untrained import untrained_folder
 
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Context, Method, Speculative, Step, one_token
 from benchctl.decoding.model.kernels import Linear
 from benchctl.decoding.model.target import Target, folder_sha256
 from benchctl.decoding.modules.folder import modules_sha256
-from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.verify import Verdict
 from benchctl.errors import UserError
 from benchctl.measuring.choices import Models
@@ -94,12 +93,12 @@ def test_what_a_method_hands_its_steps_to_is_told_by_part_and_no_part_twice() ->
     """Each part counts what it does itself, so all parts and the head of a token that left nowhere are the step."""
     target = pair("llama").target
     head = 2 * target.info.hidden_size * target.vocabulary
-    steps = counted("m2r2[mode=dynamic,gates=1+3,router=softmax_gap,threshold=0.1,kv_fill=copy_h]")
+    steps = counted("m2r2_dynamic[gates=1+3,router=softmax_gap,threshold=0.1,kv_fill=copy_h]")
     assert len({step.work.spans[-1].last for step in steps}) > 1, "some leave, some stay"
     for step in steps:
         stays = step.work.spans[-1].last == target.layers
         assert step.took.parts["decide"] == (len(step.work.heads) - stays) * head
-        assert step.took.parts["accompany"] > 0
+        assert step.took.parts["run_rows"] > 0
         assert step.took.seconds == sum(step.took.parts.values()) + stays * head
 
 
@@ -118,7 +117,7 @@ def test_watched_decoding_gives_the_answer_of_unwatched_and_leaves_nothing_behin
     steps = time_steps(method, models.target, PROMPT, NEW_TOKENS, lambda: 0.0)  # raises where an answer differs
     recorder = Recorder()
     with recorder.on(method):
-        watched = decode(method, models.target, PROMPT, Limits(NEW_TOKENS), Sampling(), lambda: 0.0)
+        watched = decode(method, models.target, DecodeRequest(PROMPT, NEW_TOKENS))
     unwatched = run(label, models.target, PROMPT, NEW_TOKENS, draft=models.draft)
     assert watched.token_ids == unwatched.token_ids
     assert len(recorder.works) == len(steps) == len(unwatched.steps)
@@ -204,7 +203,7 @@ def test_the_work_of_a_verification_is_that_of_its_rows_and_scratch_rows_are_not
     method = prepared("lookahead[ngram=3,window=4,guesses=0]", models.target)
     recorder = Recorder()
     with recorder.on(method):
-        decode(method, models.target, PROMPT, Limits(NEW_TOKENS), Sampling(), lambda: 0.0)
+        decode(method, models.target, DecodeRequest(PROMPT, NEW_TOKENS))
     full = recorder.works[1]  # the first step fills the window: ngram - 1 = 2 levels of 4 columns, the root among them
     start = len(PROMPT) + 1
     assert (full.drafted, full.told, full.heads) == (True, 1, (8,))

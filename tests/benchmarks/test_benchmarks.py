@@ -1,4 +1,4 @@
-"""What `make bench` says of its goals, and what its command line takes."""
+"""The command line of `make bench`, and when an interval meets a goal."""
 
 from __future__ import annotations
 
@@ -10,25 +10,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from benchmarks import __main__ as main_module
-from benchmarks import sections
 from benchmarks.__main__ import main
-from benchmarks.goals import against_band, against_goal, is_met
+from benchmarks.costs import against_band
 
 COST = {"label": "m2r2[exit=2]", "timed": "verification", "rows": 3.5, "measured_ms": 2.2, "predicted_ms": 2.0,
         "ratio": 1.1, "low": 1.05, "high": 1.15, "goal": "met, by the whole interval"}  # fmt: skip
 COSTS = {"threads": 1, "within": 0.15, "share_within": 1.0, "left_out": {"medusa": "no modules"}, "methods": [COST]}
-SETTING = {"label": "expert_offload[capacity=3]", "recorded_in": "expert_offload[capacity=48]", "recordings": 2,
-           "real_ms": 2.0, "predicted_ms": 2.1, "real_stall_ms": 0.5, "predicted_stall_ms": 0.6, "real_loads": 7.0,
-           "predicted_loads": 8.0, "ratio": 1.05, "low": 1.04, "high": 1.06, "goal": "met, all of it"}  # fmt: skip
-LOADING = {"threads": 1, "within": 0.1, "share_within": 0.5, "left_out": {"m2r2": "no modules"}, "settings": [SETTING]}
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "told"),
-    [(0.8, 0.9, "met"), (0.79, 0.9, "open"), (0.79, 0.8, "open"), (0.7, 0.79, "missed")],
-)
-def test_a_goal_is_met_or_missed_by_the_whole_interval_or_open(low: float, high: float, told: str) -> None:
-    assert against_goal(low, high, goal=0.8).startswith(told)
 
 
 @pytest.mark.parametrize(
@@ -45,14 +32,13 @@ def test_a_goal_is_met_or_missed_by_the_whole_interval_or_open(low: float, high:
 )
 def test_a_ratio_has_to_lie_on_neither_side_too_far_from_one(low: float, high: float, told: str) -> None:
     assert against_band(low, high, within=0.25).startswith(told)
-    assert is_met(low, high, within=0.25) == (told == "met")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--only", "prices"), "'prices' is not one of 'library', 'exact', 'default', 'trainer', 'costs', 'loading'"),
-        (("--only", "loading", "--label", "two_model"), "--label names a method for the section costs"),
+        (("--only", "prices"), "'prices' is not one of 'library', 'costs'"),
+        (("--only", "library", "--label", "two_model"), "--label names a method for the section costs"),
         (("--only", "costs", "--label", "medusa[modules=none]"), "none"),
         (("--only", "costs", "--label", "meduse"), "Did you mean 'medusa'?"),
         (("--only", "costs", "--label", "two_model[draft_model=other]"), "names a draft model, but costs are measured"),
@@ -96,22 +82,6 @@ def test_one_section_is_measured_alone_and_leaves_the_figures_of_all_as_they_are
     assert "on 1 thread" in result.output, "of those asked for it took the least"
 
 
-def test_loading_tells_in_which_direction_it_divides_and_what_it_was_predicted_from(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    _fake_children(monkeypatch)
-    result = _invoke("--only", "loading", "--out", str(tmp_path))
-    assert result.exit_code == 0, result.output
-    assert "predicted / real" in result.output, "above 1 the run was faster"
-    assert "on 1 thread" in result.output
-    row = next(line for line in result.output.splitlines() if line.startswith("│ expert_offload"))
-    figures = ["2.0", "2.1", "0.5", "0.6", "7.0", "8.0", "1.05x [1.04, 1.06]", "met"]
-    assert [cell.strip() for cell in row.strip("│").split("│")[1:]] == figures
-    assert "predicted: mean of 2 recordings of expert_offload[capacity=48]" in result.output
-    assert "settings within 10% by the whole interval: 50%" in result.output
-    assert "left out: m2r2: no modules" in result.output
-
-
 def test_labels_are_written_down_without_the_places_of_their_modules(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -135,7 +105,7 @@ def _fake_children(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str,
 
     def child(module: str, **arguments: Any) -> Any:
         asked.append((module, arguments))
-        return {"costs": COSTS, "loading": LOADING}[module]
+        return {"costs": COSTS}[module]
 
-    monkeypatch.setattr(sections, "_child", child)
+    monkeypatch.setattr(main_module, "measure_apart", child)
     return asked

@@ -31,15 +31,13 @@ NAMES = [
     ("verify --model ref-m", ["ref-moe"]),
     ("doctor --method skip", ["skip_decode"]),
     ("doctor --aa --model ref-de", ["ref-dense"]),
-    ("simulate record --model ref-m", ["ref-moe"]),
-    ("simulate record --method expert", ["expert_offload"]),
     ("train medusa --model ref-de", ["ref-dense"]),
     ("train moe --model ref-de", ["ref-dense"]),
     ("train med", ["medusa"]),
     ("list be", ["benches"]),
     ("completion z", ["zsh"]),
 ]
-FILES = ["compare", "judge", "plot", "predict", "report", "validate", "import", "watch", "doctor --aa"]
+FILES = ["compare", "judge", "plot", "predict", "report", "validate", "import", "doctor --aa"]
 FILES += ["compare results.jsonl --floor", "compare results.jsonl --scores", "report --floor", "run --bench"]
 
 

@@ -69,7 +69,6 @@ def test_no_line_of_help_is_wider_than_110(name: str) -> None:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_every_option_says_what_it_is_and_shows_its_default(name: str) -> None:
-    """--seed of `simulate offload` had no word of help, and what `--limit` is without a number was left to guessing."""
     for option in EVERY[name].params:
         if not isinstance(option, click.Option):
             continue

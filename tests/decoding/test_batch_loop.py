@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 import pytest
@@ -12,9 +12,9 @@ from fakes_batches import Shallower
 from runs import CONTEXT_TOKENS, LAYERS, pair, prompt_of
 from tiny import VARIANTS
 
-from benchctl.conformance.plain import autoregressive
-from benchctl.decoding.batch import MOST_SEQUENCES, BatchPrompt, decode_batch
-from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.conformance.reference import autoregressive
+from benchctl.decoding.batch import MOST_SEQUENCES, decode_batch
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Context, Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
@@ -31,31 +31,18 @@ def ticking() -> Callable[[], float]:
     return lambda: float(next(ticks))
 
 
-def prompts(number: int, seed: int = 0) -> list[BatchPrompt]:
-    """Ragged, and each with a seed of its own."""
-    return [BatchPrompt(prompt_of(LENGTHS[place], seed + place), 100 + place) for place in range(number)]
+def prompts(number: int, seed: int = 0) -> list[DecodeRequest]:
+    """Of other lengths, and each with a seed of its own."""
+    return [DecodeRequest(prompt_of(LENGTHS[at], seed + at), NEW_TOKENS, seed=100 + at) for at in range(number)]
 
 
-def together(
-    method: Method,
-    target: Target,
-    asked: Sequence[BatchPrompt],
-    sampling: Sampling = Sampling(),  # noqa: B008 frozen
-    new_tokens: int = NEW_TOKENS,
-) -> tuple[Generation, ...]:
-    return decode_batch(method, target, asked, Limits(new_tokens), sampling, ticking())
+def together(method: Method, target: Target, asked: Sequence[DecodeRequest]) -> tuple[Generation, ...]:
+    clock = ticking()
+    return decode_batch(method, target, [replace(request, clock=clock) for request in asked])
 
 
-def alone(
-    method: Method,
-    target: Target,
-    asked: Sequence[BatchPrompt],
-    sampling: Sampling = Sampling(),  # noqa: B008 frozen
-    new_tokens: int = NEW_TOKENS,
-) -> list[Generation]:
-    return [
-        decode(method, target, prompt.ids, Limits(new_tokens), sampling, ticking(), prompt.seed) for prompt in asked
-    ]
+def alone(method: Method, target: Target, asked: Sequence[DecodeRequest]) -> list[Generation]:
+    return [decode(method, target, replace(request, clock=ticking())) for request in asked]
 
 
 def assert_same(batch: Sequence[Generation], single: Sequence[Generation]) -> None:
@@ -72,8 +59,8 @@ def test_a_batch_of_any_size_says_what_the_model_says_to_each_prompt(number: int
     models = pair("llama")
     asked = prompts(number)
     found = together(Autoregressive(), models.target, asked)
-    limits = [min(NEW_TOKENS, CONTEXT_TOKENS - len(prompt.ids)) for prompt in asked]
-    truth = [tuple(autoregressive(models.naive, one.ids, most)) for one, most in zip(asked, limits, strict=True)]
+    limits = [min(NEW_TOKENS, CONTEXT_TOKENS - len(prompt.prompt_ids)) for prompt in asked]
+    truth = [tuple(autoregressive(models.naive, one.prompt_ids, most)) for one, most in zip(asked, limits, strict=True)]
     assert [generation.token_ids for generation in found] == truth
 
 
@@ -99,7 +86,7 @@ def test_sequences_that_stop_early_leave_the_others_alone() -> None:
 
 def test_sequences_end_where_their_own_context_does() -> None:
     lengths = (CONTEXT_TOKENS - 1, 3, CONTEXT_TOKENS - 2, CONTEXT_TOKENS - 6, 1)
-    asked = [BatchPrompt(prompt_of(length)) for length in lengths]
+    asked = [DecodeRequest(prompt_of(length), NEW_TOKENS) for length in lengths]
     target = pair("llama").target
     found = together(Autoregressive(), target, asked)
     assert_same(found, alone(Autoregressive(), target, asked))
@@ -109,25 +96,27 @@ def test_sequences_end_where_their_own_context_does() -> None:
 
 @pytest.mark.parametrize("new_tokens", [1, 2])
 def test_the_shortest_answers(new_tokens: int) -> None:
-    target, asked = pair("llama").target, prompts(3)
-    found = together(Autoregressive(), target, asked, new_tokens=new_tokens)
-    assert_same(found, alone(Autoregressive(), target, asked, new_tokens=new_tokens))
+    target, asked = pair("llama").target, [replace(request, max_new_tokens=new_tokens) for request in prompts(3)]
+    assert_same(together(Autoregressive(), target, asked), alone(Autoregressive(), target, asked))
 
 
 @pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(1.5, top_p=0.9, seed=3), Sampling(0.8, top_k=5)])
 def test_every_sequence_draws_what_it_draws_alone(sampling: Sampling) -> None:
-    target, asked = pair("llama").target, [BatchPrompt(prompt_of(5), seed) for seed in range(8)]
-    found = together(Autoregressive(), target, asked, sampling)
-    assert_same(found, alone(Autoregressive(), target, asked, sampling))
+    target, asked = (
+        pair("llama").target,
+        [DecodeRequest(prompt_of(5), NEW_TOKENS, sampling, seed=seed) for seed in range(8)],
+    )
+    found = together(Autoregressive(), target, asked)
+    assert_same(found, alone(Autoregressive(), target, asked))
     assert len({generation.token_ids for generation in found}) > 4
 
 
 def test_neighbours_and_their_order_change_nothing() -> None:
-    target, asked = pair("llama", 2).target, prompts(8)
-    found = together(Autoregressive(), target, asked, Sampling(1.0))
-    turned = together(Autoregressive(), target, asked[::-1], Sampling(1.0))
+    target, asked = pair("llama", 2).target, [replace(request, sampling=Sampling(1.0)) for request in prompts(8)]
+    found = together(Autoregressive(), target, asked)
+    turned = together(Autoregressive(), target, asked[::-1])
     assert_same(turned[::-1], found)
-    assert_same(together(Autoregressive(), target, asked[2:5], Sampling(1.0)), found[2:5])
+    assert_same(together(Autoregressive(), target, asked[2:5]), found[2:5])
 
 
 @pytest.mark.parametrize("dropped", range(LAYERS))
@@ -178,7 +167,7 @@ def test_the_clock_is_read_before_prefill_after_the_last_prompt_and_after_each_s
     models, asked = pair("llama", 1), prompts(5)
     target = models.with_stops(alone(Autoregressive(), models.target, asked)[0].token_ids[2])
     marks = iter([10.0, 15.0, *(15.0 + 2.0**step for step in range(NEW_TOKENS - 1))])
-    found = decode_batch(Autoregressive(), target, asked, Limits(NEW_TOKENS), Sampling(), marks.__next__)
+    found = decode_batch(Autoregressive(), target, [replace(request, clock=marks.__next__) for request in asked])
     assert {generation.ttft_s for generation in found} == {5.0}
     whole = (1.0, *(2.0**step for step in range(NEW_TOKENS - 2)))
     assert [generation.step_s for generation in found] == [whole[: len(one.token_ids) - 1] for one in found]
@@ -190,13 +179,13 @@ def test_a_prompt_that_cannot_be_decoded_is_refused_with_the_batch() -> None:
     target = pair("llama").target
     for ids, message in (([], "no tokens"), ([1] * CONTEXT_TOKENS, "64 tokens, but the target takes 64 in all")):
         with pytest.raises(UserError, match=message):
-            together(Autoregressive(), target, [*prompts(2), BatchPrompt(ids)])
+            together(Autoregressive(), target, [*prompts(2), DecodeRequest(ids, NEW_TOKENS)])
 
 
 @pytest.mark.parametrize("number", [0, MOST_SEQUENCES + 1])
 def test_a_batch_has_between_one_sequence_and_sixteen(number: int) -> None:
     with pytest.raises(ValueError, match=f"{number} prompts are no batch"):
-        together(Autoregressive(), pair("llama").target, [BatchPrompt([1])] * number)
+        together(Autoregressive(), pair("llama").target, [DecodeRequest([1], NEW_TOKENS)] * number)
 
 
 def test_a_method_for_one_sequence_is_refused_with_its_reason() -> None:

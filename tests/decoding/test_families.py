@@ -182,7 +182,7 @@ def test_the_configuration_alone_tells_what_the_weights_are(family: str, stray: 
     """Methods are asked whether they can run on a target before its weights are read."""
     target, told = tiny_target(family, **stray), TargetInfo.of(tiny_config(family, **stray))
     mlp, attention = target.blocks[0].mlp, target.blocks[0].attention
-    assert (told.family, told.encodes) == (target.config.model_type, False)
+    assert (told.family, told.is_encoder_decoder) == (target.config.model_type, False)
     assert (told.layers, told.context_tokens) == (len(target.blocks), target.rotary.shape[0])
     assert (told.vocabulary, told.hidden_size) == target.lm_head.weight.shape
     assert told.query_size == attention.heads * attention.head_dim

@@ -9,10 +9,9 @@ from functools import cache
 import pytest
 from tiny import tiny_target
 
-from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Context, Method, Step
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 
 CONTEXT_TOKENS = 32
@@ -61,7 +60,7 @@ def ticking() -> Callable[[], float]:
 
 
 def generate(method: Method, prompt: Sequence[int] = (1, 2), new_tokens: int = 10) -> Generation:
-    return decode(method, stopping_target(), prompt, Limits(new_tokens), Sampling(), ticking())
+    return decode(method, stopping_target(), DecodeRequest(prompt, new_tokens, clock=ticking()))
 
 
 def assert_counted(generation: Generation) -> None:
@@ -78,7 +77,7 @@ def assert_counted(generation: Generation) -> None:
 def test_times_are_the_differences_of_the_clock_s_marks() -> None:
     steps = [block(3, 4, drafted=2, accepted=1), single(6)]
     clock = fake_clock(10.0, 12.5, 13.0, 15.0)
-    generation = decode(Literal(7, steps), stopping_target(), [1, 2], Limits(4), Sampling(), clock)
+    generation = decode(Literal(7, steps), stopping_target(), DecodeRequest([1, 2], 4, clock=clock))
     assert generation.ttft_s == 2.5
     assert generation.step_s == (0.5, 2.0)
     with pytest.raises(StopIteration):

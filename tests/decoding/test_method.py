@@ -12,10 +12,9 @@ from tiny import tiny_target
 
 from benchctl.decoding.adaptive import View
 from benchctl.decoding.draft import ROOT, Draft
-from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Context, Outcome, Speculative
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.sampling import Sampling
 
 PROMPT = (1, 40, 7)
 Drafter = Callable[[Context, int], Draft]
@@ -53,7 +52,7 @@ class Scripted(Speculative):
 
 def generate(method: Speculative, new_tokens: int) -> Generation:
     clock = iter(map(float, range(1000))).__next__
-    return decode(method, target(), PROMPT, Limits(new_tokens), Sampling(), clock)
+    return decode(method, target(), DecodeRequest(PROMPT, new_tokens, clock=clock))
 
 
 def coming(context: Context, count: int) -> list[int]:
@@ -156,7 +155,7 @@ def test_a_limit_of_the_context_holds_for_drafts_too() -> None:
     small = tiny_target("llama", seed=2, max_position_embeddings=12)
     method = Scripted(lambda context, budget: Draft.chain([3] * budget))
     clock = iter(map(float, range(1000))).__next__
-    generation = decode(method, small, PROMPT, Limits(50), Sampling(), clock)
+    generation = decode(method, small, DecodeRequest(PROMPT, 50, clock=clock))
     assert PROMPT + generation.token_ids == truth(9)
     assert generation.stop_reason == "context"
 

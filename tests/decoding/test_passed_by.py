@@ -13,9 +13,8 @@ from runs import LAYERS, Pair, pair, prompt_of
 from torch import Tensor
 
 from benchctl.decoding.kv.cache import Cache
-from benchctl.decoding.kv.layout import Layout
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.routed_run import run_chosen
+from benchctl.methods.mixture_of_depths.run import run_some
 
 MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
 TEXT = prompt_of(20)
@@ -36,7 +35,7 @@ def run_chunk(models: Pair, stream: Stream, chunk: range) -> Tensor:
     for index, chosen in CHOSEN.items():
         stream.advance(index)
         rows = [row for row, at in enumerate(chunk) if at in chosen]
-        stream.choose(index, rows, partial(run_chosen, models.target.blocks[index], index, [1.0] * len(rows)))
+        run_some(stream, index, dict.fromkeys(rows, 1.0))
     stream.advance()
     logits = stream.logits()
     stream.keep(range(stream.rows))
@@ -68,7 +67,7 @@ def draft(stream: Stream, at: int, chance: random.Random, runs: dict[int, set[in
     for index, tokens in runs.items():
         stream.advance(index)
         rows = [row for row in range(stream.rows) if (at + row in tokens if row < kept else chance.random() < 0.5)]
-        stream.choose(index, rows, partial(run_chosen, stream.target.blocks[index], index, [1.0] * len(rows)))
+        run_some(stream, index, dict.fromkeys(rows, 1.0))
         if early and stream.rows > kept:
             stream.keep(range(kept))
     stream.advance()
@@ -134,16 +133,9 @@ def test_rows_can_be_chosen_only_where_all_wait_for_the_layer() -> None:
     models = pair("llama")
     stream = Stream(models.target, 8)
     stream.push(TEXT[:4])
-    with pytest.raises(ValueError, match="rows can be chosen only where all wait for layer 0"):
+    with pytest.raises(ValueError, match="layers 0 to 1 do not lack exactly the rows from 0 to 4"):
         stream.advance(2)
-        stream.choose(0, [1], _unasked)
-    stream.push([TEXT[4]], [1])
-    with pytest.raises(ValueError, match="each behind the one before"):
-        stream.choose(2, [1], _unasked)
-
-
-def _unasked(states: Tensor, rows: Sequence[int], cache: Cache, layout: Layout) -> Tensor:
-    raise AssertionError("nothing was to be run")
+        run_some(stream, 0, {1: 1.0})
 
 
 def test_passing_by_writes_nothing_until_somebody_comes_to_read() -> None:
@@ -160,18 +152,15 @@ def test_passing_by_writes_nothing_until_somebody_comes_to_read() -> None:
     assert (cache.lengths, cache.absent) == ([0, 5], [[], [1, 2, 3]])
 
 
-def test_what_was_never_read_stays_unread_in_a_fork_and_behind_a_path() -> None:
+def test_what_was_never_read_stays_unread_behind_a_path() -> None:
     cache = Cache(1, kv_heads=1, head_dim=1, capacity=4, like=torch.zeros(0, dtype=torch.float64))
     cache.kv[0].fill_(float("nan"))
     cache.write(0, 0, torch.ones(2, 3, 1, dtype=torch.float64))
     cache.skip(0, 4)
-    twin = cache.fork()
-    twin.kv[0][:, 3:].fill_(float("nan"))
-    for one in (cache, twin):
-        one.keep(1, [2, 4])
-        keys, _ = one.write(0, 3, torch.ones(2, 1, 1, dtype=torch.float64))
-        assert keys.flatten().tolist() == [1, 1, 0, 1]
-        assert one.absent == [[2]]
+    cache.keep(1, [2, 4])
+    keys, _ = cache.write(0, 3, torch.ones(2, 1, 1, dtype=torch.float64))
+    assert keys.flatten().tolist() == [1, 1, 0, 1]
+    assert cache.absent == [[2]]
 
 
 def test_passing_by_beyond_the_capacity_makes_room() -> None:

@@ -13,14 +13,13 @@ from fakes_measuring import Plain
 from runs import EXACT, LOSSY, OF_EXPERTS, pair, prepared, prompt_of
 from tiny import tiny_target
 
-from benchctl.decoding.batch import BatchPrompt, decode_batch
+from benchctl.decoding.batch import decode_batch
 from benchctl.decoding.draft import Draft
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Context, Method, Outcome, Speculative
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.phases import PHASES, UNSPLIT, Marks
-from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.verify import Verdict
 from benchctl.registry import build
 
@@ -33,7 +32,7 @@ def ticking() -> Callable[[], float]:
 
 
 def profiled(method: Method, target: Target, *, profile: bool = True, tokens: int = 12) -> Generation:
-    return decode(method, target, PROMPT, Limits(tokens), Sampling(), ticking(), profile=profile)
+    return decode(method, target, DecodeRequest(PROMPT, tokens, profile=profile, clock=ticking()))
 
 
 def test_seconds_go_to_the_phase_that_was_under_way() -> None:
@@ -111,7 +110,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Standing:
 
 
 def test_drafting_verifying_and_committing_are_told_apart(clock: Standing) -> None:
-    got = decode(Slow(clock=clock), tiny_target(), PROMPT, Limits(4), Sampling(), clock, profile=True)
+    got = decode(Slow(clock=clock), tiny_target(), DecodeRequest(PROMPT, 4, profile=True, clock=clock))
     steps = len(got.steps)
     assert got.phases == {
         "draft": (7.0,) * steps, "verify": (10.0,) * steps, "commit": (1.0,) * steps, "host": (0.0,) * steps,
@@ -122,7 +121,7 @@ def test_drafting_verifying_and_committing_are_told_apart(clock: Standing) -> No
 @pytest.mark.parametrize("label", ["autoregressive", "early_exit[exits=2,threshold=0]"])
 def test_a_step_without_a_draft_verifies_and_commits(clock: Standing, label: str) -> None:
     """Those that leave early fill the layers above while they commit, with no pass."""
-    got = decode(build(label), tiny_target(), PROMPT, Limits(4), Sampling(), clock, profile=True)
+    got = decode(build(label), tiny_target(), DecodeRequest(PROMPT, 4, profile=True, clock=clock))
     assert got.phases == {"draft": (0.0,) * 3, "verify": (7.0,) * 3, "commit": (1.0,) * 3, "host": (0.0,) * 3}
 
 
@@ -133,7 +132,7 @@ def test_layers_above_the_last_exit_verify_though_the_drafter_runs_them(clock: S
     """Where no exit was sure the drafter itself took the rows through the rest of the target, and all of that counted
     as drafting: 94% of a step that drafted nothing, as if verifying took next to no time."""
     models = pair("llama")
-    got = decode(prepared(label, models.target), models.target, PROMPT, Limits(4), Sampling(), clock, profile=True)
+    got = decode(prepared(label, models.target), models.target, DecodeRequest(PROMPT, 4, profile=True, clock=clock))
     assert not any(step.drafted for step in got.steps)
     drafting = (7.0, 7.0, 0.0)  # for the last token that is asked for there is nothing to draft
     assert got.phases == {"draft": drafting, "verify": (7.0,) * 3, "commit": (1.0,) * 3, "host": (0.0,) * 3}
@@ -156,7 +155,7 @@ def test_the_phases_of_every_method_add_up_to_its_steps_and_change_nothing_else(
     assert any(split.phases["draft"]) or not any(step.drafted for step in split.steps)
 
 
-@pytest.mark.parametrize("label", ["autoregressive", "two_model", "m2r2[mode=dynamic,threshold=0.5]"])
+@pytest.mark.parametrize("label", ["autoregressive", "two_model", "m2r2_dynamic[threshold=0.5]"])
 def test_nobody_reads_the_clock_within_a_step_that_is_not_split(label: str) -> None:
     """So the hook costs a headline nothing but calls that do nothing."""
     models = pair("llama")
@@ -173,8 +172,9 @@ def test_a_step_that_tells_of_no_phase_is_not_split() -> None:
 
 def test_phases_of_a_batch_are_those_of_its_steps_up_to_each_answer_s_end() -> None:
     target = pair("llama").with_stops(*range(3, 9))
-    prompts = [BatchPrompt(prompt_of(tokens)) for tokens in (13, 2, 7, 5)]
-    got = decode_batch(Shallower(), target, prompts, Limits(12), Sampling(), ticking(), profile=True)
+    clock = ticking()
+    requests = [DecodeRequest(prompt_of(tokens), 12, clock=clock, profile=True) for tokens in (13, 2, 7, 5)]
+    got = decode_batch(Shallower(), target, requests)
     assert len({len(one.steps) for one in got}) > 1
     longest = max(got, key=lambda one: len(one.steps))
     for one in got:

@@ -11,8 +11,7 @@ from mutants import ForgetfulTwoModel, LateTwoModel
 from oracles import Drafter, ExitRule, Rounds, autoregressive, exit_drafter, lookup_drafter, model_drafter, replay
 from runs import CONTEXT_TOKENS, LAYERS, NEW_TOKENS, Pair, answer, pair, prompt_of, rounds_of, run
 
-from benchctl.decoding.loop import Limits, decode
-from benchctl.decoding.sampling import Sampling
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.methods.two_model import TwoModel
 
 MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
@@ -128,8 +127,8 @@ def test_text_beyond_the_draft_model_s_context_goes_on_without_drafts(prompt_tok
 def test_replay_exposes_a_faulty_draft_cache_that_the_text_hides(mutant: type[TwoModel]) -> None:
     models = pair("llama", 0, 512)
     method = mutant(draft_tokens=4)
-    method.prepare(models.target, lambda _name: models.draft, "draft")
-    got = decode(method, models.target, prompt_of(13), Limits(NEW_TOKENS), Sampling(), lambda: 0.0)
+    method.use_draft_model(models.draft)
+    got = decode(method, models.target, DecodeRequest(prompt_of(13), NEW_TOKENS))
     text = autoregressive(models.naive, prompt_of(13), NEW_TOKENS)
     assert list(got.token_ids) == text
     assert rounds_of(got) != replay(prompt_of(13), text, NEW_TOKENS, model_drafter(models.naive_draft, 4))

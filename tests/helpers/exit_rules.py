@@ -42,7 +42,7 @@ def with_modules(label: str, models: Pair, module: nn.Module, folder: Path) -> M
     save_modules(folder, module, facts_of(label, method, models.target))
     assert isinstance(method, Trainable)
     method.modules = str(folder)
-    method.prepare(models.target, lambda name: models.target, "")
+    method.prepare(models.target)
     return method
 
 

@@ -16,9 +16,9 @@ from oracles import Naive, caught_up
 from torch import Tensor
 from two_streams import accelerated_beside
 
-from benchctl.decoding.alignment import TwoStreams
-from benchctl.decoding.arla import EPS
-from benchctl.decoding.gates import Interval
+from benchctl.methods.m2r2.gates import Interval
+from benchctl.methods.m2r2.routers import EPS
+from benchctl.methods.m2r2.training import TwoStreams
 
 
 @dataclass(frozen=True)
@@ -108,11 +108,11 @@ def gate_answer(naive: Naive, module: TwoStreams, rule: GateRule, prompt: Sequen
     text.append(int(logits[0].argmax()))
     while len(text) < len(prompt) + limit:
         slow = slow_states(naive, text, [*left, None])
-        part, trail = _exit(naive, module, rule, slow, left)
-        exits.append(naive.layers if part is None else part.gate)
-        logits.append(naive.logits(slow[-1, -1] if part is None else trail[-1]))
+        interval, trail = _exit(naive, module, rule, slow, left)
+        exits.append(naive.layers if interval is None else interval.gate)
+        logits.append(naive.logits(slow[-1, -1] if interval is None else trail[-1]))
         text.append(int(logits[-1].argmax()))
-        left.append(None if part is None else _leaver(rule, part, trail, slow[part.gate, -1]))
+        left.append(None if interval is None else _leaver(rule, interval, trail, slow[interval.gate, -1]))
     ran = caught_up(exits, len(prompt)) if rule.kv_fill == "deferred_exact" else exits
     return GateAnswer(text[len(prompt) :], exits, ran, torch.stack(logits))
 
@@ -121,39 +121,40 @@ def _exit(
     naive: Naive, module: TwoStreams, rule: GateRule, slow: Tensor, left: Leavers
 ) -> tuple[Interval | None, Tensor]:
     hidden = [unseen(left, index) for index in range(naive.layers)]
-    for part in module.parts:
-        trail = accelerated_beside(naive, module, slow, part.first, part.gate, hidden)
-        if sureness(naive, module, rule.router, part, trail) >= rule.threshold:
-            return part, trail
+    for interval in module.intervals:
+        trail = accelerated_beside(naive, module, slow, interval.first, interval.gate, hidden)
+        if sureness(naive, module, rule.router, interval, trail) >= rule.threshold:
+            return interval, trail
     return None, slow
 
 
-def _leaver(rule: GateRule, part: Interval, trail: Tensor, slow: Tensor) -> Left | None:
-    above = range(part.gate, part.layers)
+def _leaver(rule: GateRule, interval: Interval, trail: Tensor, slow: Tensor) -> Left | None:
+    above = range(interval.gate, interval.layers)
     if rule.kv_fill == "deferred_exact":
         return None
     if rule.kv_fill == "absent":
-        return Left(part.gate, None)
+        return Left(interval.gate, None)
     if rule.kv_fill == "copy_h":
-        return Left(part.gate, torch.stack([slow for _ in above]))
+        return Left(interval.gate, torch.stack([slow for _ in above]))
     if rule.kv_fill == "copy_p":
-        return Left(part.gate, torch.stack([trail[-1] for _ in above]))
-    mapped = [_on_trajectory(part, trail, depth + rule.late) for depth in above]
-    return Left(part.gate, torch.stack([slow, *mapped[1:]]))
+        return Left(interval.gate, torch.stack([trail[-1] for _ in above]))
+    mapped = [_on_trajectory(interval, trail, depth + rule.late) for depth in above]
+    return Left(interval.gate, torch.stack([slow, *mapped[1:]]))
 
 
-def _on_trajectory(part: Interval, trail: Tensor, depth: float) -> Tensor:
+def _on_trajectory(interval: Interval, trail: Tensor, depth: float) -> Tensor:
     """The accelerated state that was to equal the slow one after ``depth`` layers, between its layers if need be."""
-    passed = part.gate - part.first
-    rate = part.rate or (part.layers - part.first) / passed
-    after = min((depth - part.first) / rate, passed)
+    passed = interval.gate - interval.first
+    rate = interval.rate or (interval.layers - interval.first) / passed
+    after = min((depth - interval.first) / rate, passed)
     for below in range(passed):
         if below <= after <= below + 1:
-            return trail[below] * (below + 1 - after) + trail[below + 1] * (after - below)
+            mean: Tensor = trail[below] * (below + 1 - after) + trail[below + 1] * (after - below)
+            return mean
     raise AssertionError("the trajectory begins at the interval's start and ends at its gate")
 
 
-def sureness(naive: Naive, module: TwoStreams, router: str, part: Interval, trail: Tensor) -> float:
+def sureness(naive: Naive, module: TwoStreams, router: str, interval: Interval, trail: Tensor) -> float:
     """What the router says of one token's accelerated states [layers passed + 1, width]."""
     if router == "state_cosine":
         return float(F.cosine_similarity(trail[-2], trail[-1], dim=0))
@@ -163,10 +164,10 @@ def sureness(naive: Naive, module: TwoStreams, router: str, part: Interval, trai
     assert module.router is not None
     weights = {name: value.double() for name, value in module.router.state_dict().items()}
     scaled = trail / (trail.square().mean(-1, keepdim=True) + EPS).sqrt()
-    weight, bias = weights[f"{part.gate}.score.weight"][0], weights[f"{part.gate}.score.bias"][0]
+    weight, bias = weights[f"{interval.gate}.score.weight"][0], weights[f"{interval.gate}.score.bias"][0]
     if router == "linear":
         return float(1 / (1 + torch.exp(-weight @ scaled[-1] - bias)))
-    latent = scaled @ weights[f"{part.gate}.down.weight"].T + weights[f"{part.gate}.depth"]
+    latent = scaled @ weights[f"{interval.gate}.down.weight"].T + weights[f"{interval.gate}.depth"]
     likeness = torch.tensor([float(latent[-1] @ other) / 8.0 for other in latent], dtype=torch.float64).exp()
     context = sum((share / likeness.sum()) * other for share, other in zip(likeness, latent, strict=True))
     return float(1 / (1 + torch.exp(-weight @ torch.cat((torch.as_tensor(context), latent[-1])) - bias)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -53,9 +52,8 @@ class ForgetfulTwoModel(TwoModel):
 class LateTwoModel(TwoModel):
     """two_model whose draft model takes every token from position 20 on to stand one place earlier."""
 
-    def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> None:
-        super().prepare(target, models, draft_model)
-        self._model = copy.copy(models(draft_model))
+    def use_draft_model(self, draft_model: Target) -> None:
+        self._model = copy.copy(draft_model)
         self._model.rotary = torch.cat((self._model.rotary[:20], self._model.rotary[19:-1]))
 
 

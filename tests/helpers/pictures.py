@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
+from benchctl.analysis.comparison import Group
 from benchctl.analysis.frame.answer_rows import Decoders
-from benchctl.analysis.frame.comparison import Group
 from benchctl.analysis.plots import catalogue
 from benchctl.analysis.plots.axes import save, settle
 from benchctl.analysis.plots.catalogue import Drawing, Request

@@ -14,8 +14,8 @@ from oracles import Naive, Rounds, autoregressive, in_float64, noisy_copy
 from tiny import tiny_model
 from untrained import untrained_folder
 
-from benchctl.decoding.loop import Generation, Limits, decode
-from benchctl.decoding.method import Method
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
+from benchctl.decoding.method import Method, UsesDraftModel
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import TargetTokenizer
 from benchctl.decoding.modules.trainable import Trainable
@@ -64,8 +64,8 @@ EXACT = (
     "m2r2[width=3]",
     "m2r2[source=exit,width=2,draft_tokens=3]",
     "m2r2[source=slow,gates=3]",
-    "m2r2[mode=dynamic,threshold=2]",
-    "m2r2[mode=dynamic,threshold=2,gates=2,router=softmax_gap,kv_fill=deferred_exact]",
+    "m2r2_dynamic[threshold=2]",
+    "m2r2_dynamic[threshold=2,gates=2,router=softmax_gap,kv_fill=deferred_exact]",
 )
 # Exact too, but only a mixture of experts can run them.
 OF_EXPERTS = (
@@ -73,8 +73,8 @@ OF_EXPERTS = (
     "expert_offload[policy=on_demand,capacity=2,blocking=true]",
     "expert_offload[policy=lfu,prefetch=next_gate,capacity=3]",
     "expert_offload[policy=least_stale,prefetch=next_gate,capacity=5,spare=1,tier=file]",
-    "m2r2[mode=aot]",
-    "m2r2[mode=aot,gates=1+3,policy=lfu,capacity=2,spare=2,tier=file]",
+    "m2r2_prefetch",
+    "m2r2_prefetch[gates=1+3,policy=lfu,capacity=2,spare=2,tier=file]",
 )
 # Lossy too; tokens leave out layers below others that they run, so their caches are audited in tests of their own.
 SKIPPING = (
@@ -93,9 +93,9 @@ LOSSY = (
     "deed[threshold=0.3]",
     *SKIPPING,
     "medusa[accept=typical]",
-    "m2r2[mode=dynamic,threshold=0.5]",
-    "m2r2[mode=dynamic,threshold=0.5,router=linear,kv_fill=absent]",
-    "m2r2[mode=dynamic,threshold=0.2,router=softmax_gap,kv_fill=deferred_exact]",
+    "m2r2_dynamic[threshold=0.5]",
+    "m2r2_dynamic[threshold=0.5,router=linear,kv_fill=absent]",
+    "m2r2_dynamic[threshold=0.2,router=softmax_gap,kv_fill=deferred_exact]",
 )
 
 
@@ -157,15 +157,13 @@ def answer(family: str, seed: int, prompt_tokens: int) -> list[int]:
 
 def prepared(label: str, target: Target, draft: Target | None = None) -> Method:
     """A fresh method, ready for the target: with a draft model if there is one, with untrained modules if need be."""
-
-    def model(_name: str) -> Target:
-        assert draft is not None, "this method needs a draft model"
-        return draft
-
     method = build(label)
     if isinstance(method, Trainable) and method.needs_modules:
         method.modules = str(untrained_folder(label, method, target))
-    method.prepare(target, model, "draft")
+    if isinstance(method, UsesDraftModel):
+        assert draft is not None, "this method needs a draft model"
+        method.use_draft_model(draft)
+    method.prepare(target)
     return method
 
 
@@ -183,7 +181,9 @@ def run(
     method = prepared(label, target, draft)
     ticks = count()
     clock = lambda: float(next(ticks))  # noqa: E731
-    return decode(method, target, list(prompt), Limits(limit), sampling or Sampling(), clock, prompt_seed)
+    return decode(
+        method, target, DecodeRequest(list(prompt), limit, sampling or Sampling(), clock=clock, seed=prompt_seed)
+    )
 
 
 def rounds_of(generation: Generation) -> Rounds:

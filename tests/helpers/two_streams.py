@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from oracles import Naive, TreeDrafter
 from torch import Tensor
 
-from benchctl.decoding.accelerated import Adapter, LowRank
-from benchctl.decoding.alignment import TwoStreams
+from benchctl.decoding.modules.low_rank import LowRank
+from benchctl.methods.m2r2.streams import Adapter
+from benchctl.methods.m2r2.training import TwoStreams
 
 
 def merged(trained: LowRank) -> Tensor:

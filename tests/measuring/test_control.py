@@ -11,9 +11,8 @@ from runs import prompt_of
 from tiny import tiny_model
 from torch import Tensor
 
-from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.sampling import Sampling
 from benchctl.measuring.verdict import MOST_SIZES, AnswerControl, pass_sizes
 from benchctl.registry import build
 
@@ -85,7 +84,7 @@ def test_the_passes_that_are_compared_have_these_sizes_and_read_all_tokens_but_t
 
 def test_its_logits_are_those_that_plain_decoding_chose_from() -> None:
     """Else a gap would be of another computation than the one that said the token."""
-    answer = decode(build("autoregressive"), TARGET, PROMPT, Limits(20), Sampling(), lambda: 0.0).token_ids
+    answer = decode(build("autoregressive"), TARGET, DecodeRequest(PROMPT, 20)).token_ids
     control = AnswerControl(TARGET, PROMPT, answer)
     for place, token in enumerate(answer):
         logits = control.logits(place)

@@ -15,18 +15,18 @@ import pytest
 import torch
 from oracles import in_float64, noisy_copy
 from runs import prompt_of
+from test_verdict import Answers
 from tiny import tiny_model
 from torch import Tensor
 
-from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Context, Outcome
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.sampling import Sampling
 from benchctl.measuring.verdict import AnswerControl, Referee, pass_sizes
 from benchctl.methods.two_model import TwoModel
 from benchctl.registry import build
 
-LIMITS = Limits(128)  # as `benchctl run` has it
+NEW_TOKENS = 128  # as `benchctl run` has it
 PROMPTS, RUNS, CHANCE = 200, 1000, 1e-3
 
 
@@ -100,13 +100,13 @@ def examined(request: pytest.FixtureRequest) -> tuple[str, list[Examined]]:
     model = in_float64(model) if kind.dtype is torch.float64 else model.to(kind.dtype)
     target, draft = Target(model, None), Target(noisy_copy(model, 0.1), None)
     method = Watched(draft_tokens=kind.draft_tokens)
-    method.prepare(target, lambda _: draft, "draft")
+    method.use_draft_model(draft)
     return request.param, [examine(method, target, prompt_of(12, seed)) for seed in range(kind.prompts)]
 
 
 def examine(method: Watched, target: Target, prompt: list[int]) -> Examined:
-    baseline = decode(build("autoregressive"), target, prompt, LIMITS, Sampling(), lambda: 0.0).token_ids
-    generation = decode(method, target, prompt, LIMITS, Sampling(), lambda: 0.0)
+    baseline = decode(build("autoregressive"), target, DecodeRequest(prompt, NEW_TOKENS)).token_ids
+    generation = decode(method, target, DecodeRequest(prompt, NEW_TOKENS))
     answer, sizes = generation.token_ids, pass_sizes([step.rows for step in generation.steps])
     honest = AnswerControl(target, prompt, answer)
 
@@ -117,10 +117,10 @@ def examine(method: Watched, target: Target, prompt: list[int]) -> Examined:
         said = [*answer[:place], token]
         if said == list(baseline[: place + 1]):
             return None  # it would have said what the baseline says
-        judge = Referee(target, lambda _: baseline, lambda prompt_ids, answer: Spliced(honest, place, token))
+        judge = Referee(target, Answers(baseline), lambda prompt_ids, answer: Spliced(honest, place, token))
         return judge.judge(prompt, said, sizes).verdict
 
-    referee = Referee(target, lambda _: baseline, lambda prompt_ids, answer: honest)
+    referee = Referee(target, Answers(baseline), lambda prompt_ids, answer: honest)
     return Examined(referee.judge(prompt, answer, sizes).verdict, [verdict_on(fault) for fault in method.faults])
 
 

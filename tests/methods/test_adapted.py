@@ -15,10 +15,10 @@ from tiny import tiny_model, tiny_target
 from torch import Tensor
 from untrained import untrained
 
-from benchctl.decoding.accelerated import AdapterSettings
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.adapters import AdaptedTexts, Adapters, LayerAdapter, agreements
+from benchctl.decoding.modules.low_rank import AdapterSettings
 from benchctl.decoding.modules.trainable import Lesson
 from benchctl.methods.skip_decode import SkipDecode
 from benchctl.training.data.packing import Batch

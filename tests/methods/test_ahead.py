@@ -1,4 +1,4 @@
-"""m2r2[mode=aot]: the accelerated state is asked which experts come, at the right moment and for the right layers."""
+"""m2r2_prefetch: the accelerated state is asked which experts come, at the right moment and for the right layers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lessons import lesson_of
+from offloading import recorded_visits
 from oracles import autoregressive
 from runs import NEW_TOKENS, Pair, answer, pair, prepared, prompt_of
 from torch import Tensor
@@ -17,21 +18,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from two_streams import accelerated_states
 from untrained import untrained
 
-from benchctl.decoding.ahead import AheadOfTime, coming
-from benchctl.decoding.alignment import COSINE_SHARE, TwoStreams, slow_state
-from benchctl.decoding.gates import Interval, intervals_of
-from benchctl.decoding.loop import Limits, decode
-from benchctl.decoding.sampling import Sampling
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.errors import UserError
 from benchctl.methods.m2r2 import M2R2
+from benchctl.methods.m2r2.gates import Interval
+from benchctl.methods.m2r2.training import COSINE_SHARE, TwoStreams, slow_state
+from benchctl.methods.m2r2_prefetch import M2R2Prefetch, coming
 from benchctl.registry import build, canonical_label, parse_label
 
 TOP_K = 2
-OPTIONS = "mode=aot,gates=1+3,rate=2"
+OPTIONS = "gates=1+3,rate=2"
 
 
-def aot() -> M2R2:
-    return M2R2(mode="aot", gates="1+3", rate=2.0)
+def aot() -> M2R2Prefetch:
+    return M2R2Prefetch(gates="1+3", rate=2.0)
 
 
 @cache
@@ -49,15 +49,11 @@ def test_each_state_is_asked_for_the_layers_it_newly_stands_for() -> None:
 
 
 def test_by_default_one_interval_up_to_half_of_the_depth_stands_for_all_layers() -> None:
-    assert intervals_of("", 8, 0.0, ahead=True) == [Interval(0, 4, 8, 2.0)]
-    assert intervals_of("1+3", 8, 4.0, ahead=True) == [Interval(0, 1, 8, 4.0), Interval(1, 3, 8, 4.0)]
-    assert intervals_of("", 8, 0.0, ahead=False) == [
-        Interval(0, 1, 8),
-        Interval(1, 2, 8),
-        Interval(2, 4, 8),
-    ]
+    assert M2R2Prefetch().intervals(8) == [Interval(0, 4, 8, 2.0)]
+    assert M2R2Prefetch(gates="1+3", rate=4.0).intervals(8) == [Interval(0, 1, 8, 4.0), Interval(1, 3, 8, 4.0)]
+    assert M2R2().intervals(8) == [Interval(0, 1, 8), Interval(1, 2, 8), Interval(2, 4, 8)]
     info = pair("mixtral", 3).target.info
-    assert M2R2(mode="aot").unsupported(replace(info, layers=1)) == "gate 1 is not below the target's 1 layers"
+    assert M2R2Prefetch().unsupported(replace(info, layers=1)) == "gate 1 is not below the target's 1 layers"
 
 
 def gate_logits(models: Pair, text: Sequence[int]) -> Tensor:
@@ -80,11 +76,11 @@ def gate_logits(models: Pair, text: Sequence[int]) -> Tensor:
 def predicted_logits(models: Pair, text: Sequence[int]) -> Mapping[int, Tensor]:
     """By index of the layer predicted, [experts]: its norm and gate of the accelerated state that is asked for it."""
     module, layers, found = streams(models), models.model.model.layers, {}
-    for part in module.parts:
-        trail = accelerated_states(models.naive, module, list(text), part.first, part.gate)
-        for layer in range(part.first + 1, part.gate + 1):
-            for ahead in coming(part, layer):
-                normed = layers[ahead].post_attention_layernorm(trail[layer - part.first])
+    for interval in module.intervals:
+        trail = accelerated_states(models.naive, module, list(text), interval.first, interval.gate)
+        for layer in range(interval.first + 1, interval.gate + 1):
+            for ahead in coming(interval, layer):
+                normed = layers[ahead].post_attention_layernorm(trail[layer - interval.first])
                 found[ahead] = layers[ahead].mlp.gate.weight @ normed
     return found
 
@@ -94,11 +90,10 @@ def predicted_logits(models: Pair, text: Sequence[int]) -> Mapping[int, Tensor]:
 def test_the_experts_fetched_ahead_are_those_the_definition_names(spare: int) -> None:
     """Every visit of decoding, by full recomputation; the prompt's rows are not predicted for."""
     models, prompt = pair("mixtral", 3), prompt_of(9)
-    method = prepared(f"m2r2[{OPTIONS},capacity=8,spare={spare}]", models.target)
-    assert isinstance(method, M2R2)
-    got = decode(method, models.target, prompt, Limits(6), Sampling(), lambda: 0.0)
+    method = prepared(f"m2r2_prefetch[{OPTIONS},capacity=8,spare={spare}]", models.target)
+    with recorded_visits() as visits:
+        got = decode(method, models.target, DecodeRequest(prompt, 6))
     assert list(got.token_ids) == autoregressive(models.naive, prompt, 6)
-    visits = method.offload.visits
     layers = models.target.layers
     assert len(visits) == layers * 6 and not any(visit.predicted for visit in visits[:layers])
     for number, visit in enumerate(visits[layers:], layers):
@@ -107,17 +102,19 @@ def test_the_experts_fetched_ahead_are_those_the_definition_names(spare: int) ->
         assert set(visit.experts) == set(gate_logits(models, text)[visit.layer].topk(TOP_K).indices.tolist())
         for ahead, experts in visit.predicted.items():
             assert list(experts) == expected[ahead].topk(TOP_K + spare).indices.tolist()
-    ahead = {visit.layer: tuple(visit.predicted) for visit in visits[layers:]}
-    assert ahead == {0: (1,), 1: (2,), 2: (3,), 3: ()}
+    by_layer = {visit.layer: tuple(visit.predicted) for visit in visits[layers:]}
+    assert by_layer == {0: (1,), 1: (2,), 2: (3,), 3: ()}
 
 
-@pytest.mark.parametrize("label", ["m2r2[mode=aot]", f"m2r2[{OPTIONS},policy=lfu,capacity=2,spare=2,tier=file]"])
+@pytest.mark.parametrize(
+    "label", ["m2r2_prefetch", f"m2r2_prefetch[{OPTIONS},policy=lfu,capacity=2,spare=2,tier=file]"]
+)
 @pytest.mark.parametrize("family", ["mixtral", "olmoe"])
 def test_output_is_the_resident_model_s(label: str, family: str) -> None:
     models = pair(family, 3)
     for prompt_tokens in (1, 13):
         method = prepared(label, models.target)
-        got = decode(method, models.target, prompt_of(prompt_tokens, 3), Limits(NEW_TOKENS), Sampling(), lambda: 0.0)
+        got = decode(method, models.target, DecodeRequest(prompt_of(prompt_tokens, 3), NEW_TOKENS))
         assert list(got.token_ids) == answer(family, 3, prompt_tokens)
         assert got.counters["loads"] > 0 and 0 <= got.counters["predicted_needed"] <= got.counters["predicted"]
 
@@ -125,17 +122,15 @@ def test_output_is_the_resident_model_s(label: str, family: str) -> None:
 def test_no_prediction_survives_its_prompt() -> None:
     """Nor does a state that nobody was asked for, as after a failure: a prompt of one token begins without any."""
     models = pair("mixtral", 3)
-    method = prepared("m2r2[mode=aot]", models.target)
-    assert isinstance(method, M2R2)
+    method = prepared("m2r2_prefetch", models.target)
+    assert isinstance(method, M2R2Prefetch)
     found = []
     for prompt_tokens in (13, 1, 13, 1):
-        got = decode(method, models.target, prompt_of(prompt_tokens, 3), Limits(8), Sampling(), lambda: 0.0)
-        assert method.offload is not None
-        visits = [(visit.layer, visit.experts, visit.predicted) for visit in method.offload.visits]
+        with recorded_visits() as visits:
+            got = decode(method, models.target, DecodeRequest(prompt_of(prompt_tokens, 3), 8))
         found.append((got.token_ids, visits))
         assert not any(predicted for _, _, predicted in visits[: models.target.layers])
-        assert isinstance(method._decoding, AheadOfTime)
-        method._decoding._note(torch.zeros(1, models.target.info.hidden_size, dtype=torch.float64))
+        method._predictor.note(torch.zeros(1, models.target.info.hidden_size, dtype=torch.float64))
     assert found[:2] == found[2:]
 
 
@@ -148,12 +143,12 @@ def test_the_loss_is_the_divergence_of_choices_and_the_distance_to_the_trajector
         seen = text[: at + 1]
         true, predicted = gate_logits(models, seen), predicted_logits(models, seen)
         states = models.naive.last_states(seen)
-        for part in module.parts:
-            trail = accelerated_states(models.naive, module, seen, part.first, part.gate)
-            passed = range(part.first + 1, part.gate + 1)
-            asked = [ahead for layer in passed for ahead in coming(part, layer)]
+        for interval in module.intervals:
+            trail = accelerated_states(models.naive, module, seen, interval.first, interval.gate)
+            passed = range(interval.first + 1, interval.gate + 1)
+            asked = [ahead for layer in passed for ahead in coming(interval, layer)]
             found = [F.kl_div(predicted[a].log_softmax(0), true[a].softmax(0), reduction="sum") for a in asked]
-            wanted = [slow_state(list(states.double()), part.reaches(layer)) for layer in passed]
+            wanted = [slow_state(list(states.double()), interval.reaches(layer)) for layer in passed]
             cosines = [F.cosine_similarity(p, h.double(), dim=0) for p, h in zip(trail[1:], wanted, strict=True)]
             loss = torch.stack(found).mean() + COSINE_SHARE * (1 - torch.stack(cosines).mean())
             expected += weights[at + 1] * loss
@@ -202,28 +197,22 @@ def test_training_names_more_of_the_needed_experts_than_the_slow_state_does() ->
 
 
 def test_a_dense_target_and_too_small_a_tier_are_refused() -> None:
-    assert "the target is dense" in str(build("m2r2[mode=aot]").unsupported(pair("llama").target.info))
-    method = build("m2r2[mode=aot,capacity=1]")
+    assert "the target is dense" in str(build("m2r2_prefetch").unsupported(pair("llama").target.info))
+    method = build("m2r2_prefetch[capacity=1]")
     assert "capacity 1 is below the 2 experts" in str(method.unsupported(pair("mixtral", 3).target.info))
     info = replace(pair("llama").target.info)
     with pytest.raises(UserError, match="the target is dense"):
-        M2R2(mode="aot").build(info, torch.zeros(4, info.hidden_size))
+        M2R2Prefetch().build(info, torch.zeros(4, info.hidden_size))
     with pytest.raises(UserError, match="spare is -1"):
-        build("m2r2[mode=aot,spare=-1]")
+        build("m2r2_prefetch[spare=-1]")
 
 
 def test_its_usual_rate_of_two_stays_out_of_the_label() -> None:
-    text = "m2r2[mode=aot]"
+    text = "m2r2_prefetch"
     method = build(text)
-    assert isinstance(method, M2R2) and canonical_label(method, parse_label(text)) == text
+    assert isinstance(method, M2R2Prefetch) and canonical_label(method, parse_label(text)) == text
     info, head = pair("mixtral", 3).target.info, pair("mixtral", 3).target.lm_head.weight
-    streams, doubled = method.build(info, head), build("m2r2[mode=aot,rate=2]")
-    assert isinstance(doubled, M2R2) and isinstance(streams, TwoStreams)
-    assert {part.rate for part in streams.parts} == {2.0}
-    assert canonical_label(doubled, parse_label(text)) == "m2r2[mode=aot,rate=2.0]"
-
-
-def test_other_modes_have_no_tier() -> None:
-    method = prepared("m2r2", pair("llama").target)
-    assert isinstance(method, M2R2)
-    assert method.offload is None and method.counters() == {}
+    streams, doubled = method.build(info, head), build("m2r2_prefetch[rate=2]")
+    assert isinstance(doubled, M2R2Prefetch) and isinstance(streams, TwoStreams)
+    assert {interval.rate for interval in streams.intervals} == {2.0}
+    assert canonical_label(doubled, parse_label(text)) == "m2r2_prefetch[rate=2.0]"

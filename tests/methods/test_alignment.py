@@ -16,18 +16,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from two_streams import accelerated_states, exit_states
 from untrained import facts_of, untrained
 
-from benchctl.decoding.alignment import (
+from benchctl.decoding.loop import DecodeRequest, decode
+from benchctl.decoding.modules.exits import CE_SHARE
+from benchctl.decoding.modules.folder import save_modules
+from benchctl.methods.m2r2 import M2R2
+from benchctl.methods.m2r2.gates import Interval, intervals_between
+from benchctl.methods.m2r2.training import (
     COSINE_SHARE,
     Trajectories,
     TwoStreams,
     slow_state,
 )
-from benchctl.decoding.gates import Interval, intervals
-from benchctl.decoding.loop import Limits, decode
-from benchctl.decoding.modules.exits import CE_SHARE
-from benchctl.decoding.modules.folder import save_modules
-from benchctl.decoding.sampling import Sampling
-from benchctl.methods.m2r2 import M2R2
 from benchctl.registry import build
 
 KINDS = ("lora", "bottleneck", "hybrid")
@@ -47,17 +46,17 @@ def test_the_pass_over_whole_texts_gives_the_states_of_the_definition(family: st
     module, texts = streams_of(method, models), [prompt_of(9), prompt_of(4, 1)]
     trajectories = Trajectories(module, lesson_of(models.naive, texts))
     with torch.no_grad():
-        for part in module.parts:
-            trail = torch.stack(trajectories.along(part), 2)
+        for interval in module.intervals:
+            trail = torch.stack(trajectories.along(interval), 2)
             for row, text in enumerate(texts):
                 for at in range(len(text)):
-                    expected = accelerated_states(models.naive, module, text[: at + 1], part.first, part.gate)
+                    expected = accelerated_states(models.naive, module, text[: at + 1], interval.first, interval.gate)
                     torch.testing.assert_close(trail[row, at].double(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_trajectory_reaches_the_last_layer_at_each_gate() -> None:
     """R_k = (N - E_{k-1}) / (E_k - E_{k-1}); the example of the docstring, and a fixed rate, which ends there too."""
-    first, second = intervals((4, 8), 16)
+    first, second = intervals_between((4, 8), 16)
     assert (first, second) == (Interval(0, 4, 16), Interval(4, 8, 16))
     assert [first.reaches(layer) for layer in (1, 2, 3, 4)] == [4, 8, 12, 16]
     assert [second.reaches(layer) for layer in (5, 6, 7, 8)] == [7, 10, 13, 16]
@@ -83,18 +82,18 @@ def test_the_loss_is_the_sum_over_gates_of_divergence_cross_entropy_and_cosine()
     for at in (1, 2):
         seen, states = text[: at + 1], models.naive.last_states(text[: at + 1])
         final = _logits(models, states[-1]).log_softmax(-1)
-        for part in module.parts:
-            trail = accelerated_states(models.naive, module, seen, part.first, part.gate)
+        for interval in module.intervals:
+            trail = accelerated_states(models.naive, module, seen, interval.first, interval.gate)
             exits = (
                 _logits(models, trail[-1]),
-                models.model.lm_head(exit_states(models.naive, module, seen, part.gate)),
+                models.model.lm_head(exit_states(models.naive, module, seen, interval.gate)),
             )
             loss = torch.zeros((), dtype=torch.float64)
             for logits in exits:
                 said = logits.log_softmax(-1)
                 loss += (final.exp() * (final - said)).sum() - CE_SHARE * said[text[at + 1]]
-            passed = range(part.first + 1, part.gate + 1)
-            wanted = [slow_state(list(states.double()), part.reaches(layer)) for layer in passed]
+            passed = range(interval.first + 1, interval.gate + 1)
+            wanted = [slow_state(list(states.double()), interval.reaches(layer)) for layer in passed]
             cosines = [F.cosine_similarity(p, h.double(), dim=0) for p, h in zip(trail[1:], wanted, strict=True)]
             expected += weights[at + 1] * (loss + COSINE_SHARE * (1 - torch.stack(cosines).mean()))
     torch.testing.assert_close(method.loss(module, lesson).double(), expected, rtol=1e-4, atol=1e-4)
@@ -134,10 +133,10 @@ def test_an_exit_has_as_many_parameters_as_the_adapters_of_its_interval() -> Non
     for kind in KINDS:
         method = M2R2(gates="1+3", rank=8, adapters=kind)
         module = streams_of(method, pair("llama"))
-        for part in module.parts:
-            below = [module.adapter(layer) for layer in range(part.first + 1, part.gate + 1)]
+        for interval in module.intervals:
+            below = [module.adapter(layer) for layer in range(interval.first + 1, interval.gate + 1)]
             adapters = sum(weight.numel() for adapter in below for weight in adapter.parameters())
-            found = sum(weight.numel() for weight in module.exit(part.gate).parameters())
+            found = sum(weight.numel() for weight in module.exit(interval.gate).parameters())
             assert abs(found - adapters) <= pair("llama").target.info.hidden_size
 
 
@@ -148,22 +147,22 @@ def test_yardsticks_compare_streams_with_the_last_layer() -> None:
     found = method.yardsticks(module, lesson_of(models.naive, [text]))
     slow = models.naive.states(text)[:, :-1]
     final = _logits(models, slow[-1]).argmax(-1)
-    for part in module.parts:
+    for interval in module.intervals:
         prefixes = [text[: at + 1] for at in range(len(text) - 1)]
-        trails = [accelerated_states(models.naive, module, seen, part.first, part.gate) for seen in prefixes]
+        trails = [accelerated_states(models.naive, module, seen, interval.first, interval.gate) for seen in prefixes]
         trail = torch.stack(trails, 1)
-        exits = torch.stack([exit_states(models.naive, module, seen, part.gate) for seen in prefixes])
+        exits = torch.stack([exit_states(models.naive, module, seen, interval.gate) for seen in prefixes])
         agree = {
-            "slow": _logits(models, slow[part.gate]).argmax(-1) == final,
+            "slow": _logits(models, slow[interval.gate]).argmax(-1) == final,
             "accelerated": _logits(models, trail[-1]).argmax(-1) == final,
             "exit": models.model.lm_head(exits).argmax(-1) == final,
         }
         for name, right in agree.items():
-            assert found[f"gate_{part.gate}_{name}"].right == pytest.approx(float(right.sum()))
-            assert found[f"gate_{part.gate}_{name}"].of == len(text) - 1
-        for layer in range(part.first + 1, part.gate + 1):
-            state = trail[layer - part.first]
-            wanted = slow_state(list(slow), part.reaches(layer)).double()
+            assert found[f"gate_{interval.gate}_{name}"].right == pytest.approx(float(right.sum()))
+            assert found[f"gate_{interval.gate}_{name}"].of == len(text) - 1
+        for layer in range(interval.first + 1, interval.gate + 1):
+            state = trail[layer - interval.first]
+            wanted = slow_state(list(slow), interval.reaches(layer)).double()
             cosines = {
                 "slow": F.cosine_similarity(slow[layer], slow[-1], dim=-1),
                 "accelerated": F.cosine_similarity(state, slow[-1], dim=-1),
@@ -191,11 +190,8 @@ def test_training_lowers_the_loss_and_the_trained_stream_drafts_better_than_the_
     steps = {}
     for source in ("accelerated", "slow"):
         trained = build(f"m2r2[modules={tmp_path / 'trained'},gates=1+2,source={source}]")
-        trained.prepare(models.target, lambda name: models.target, "")
-        found = [
-            decode(trained, models.target, prompt_of(6, seed), Limits(NEW_TOKENS), Sampling(), lambda: 0.0)
-            for seed in range(4)
-        ]
+        trained.prepare(models.target)
+        found = [decode(trained, models.target, DecodeRequest(prompt_of(6, seed), NEW_TOKENS)) for seed in range(4)]
         assert [list(one.token_ids) for one in found] == [answer("llama", 0, 6)] + [
             list(o.token_ids) for o in found[1:]
         ]

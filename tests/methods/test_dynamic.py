@@ -1,4 +1,4 @@
-"""m2r2[mode=dynamic] against full recomputation: who leaves where, what it says, what later tokens see of it."""
+"""m2r2_dynamic against full recomputation: who leaves where, what it says, what later tokens see of it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from streams import assert_cached_as_if_fresh
 from torch import Tensor
 from untrained import facts_of, untrained
 
-from benchctl.decoding.alignment import TwoStreams
-from benchctl.decoding.gates import Interval
-from benchctl.decoding.kv.kv_fill import trajectory_shares
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Context
 from benchctl.decoding.modules.folder import save_modules
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.methods.m2r2 import M2R2
+from benchctl.methods.m2r2.gates import Interval
+from benchctl.methods.m2r2.training import TwoStreams
+from benchctl.methods.m2r2_dynamic import M2R2Dynamic, trajectory_shares
 from benchctl.registry import build
 
 MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
@@ -46,12 +46,12 @@ class Logged:
 
 def label_of(rule: GateRule, gates: str, more: str = "") -> str:
     options = f"router={rule.router},threshold={rule.threshold},kv_fill={rule.kv_fill}"
-    return f"m2r2[mode=dynamic,gates={gates},{options}{more}]"
+    return f"m2r2_dynamic[gates={gates},{options}{more}]"
 
 
 def streams_of(label: str, models: Pair) -> TwoStreams:
     method = build(label)
-    assert isinstance(method, M2R2)
+    assert isinstance(method, M2R2Dynamic)
     module = untrained(method, models.target).double()
     assert isinstance(module, TwoStreams)
     return module
@@ -178,10 +178,7 @@ def test_nothing_of_one_prompt_is_left_for_the_next() -> None:
     for fill in FILLS:
         label = label_of(GateRule("arla", 0.4, fill), "1+3")
         method = prepared(label, models.target)
-        again = [
-            decode(method, models.target, prompt_of(tokens), Limits(NEW_TOKENS), Sampling(), lambda: 0.0)
-            for tokens in (13, 2, 13)
-        ]
+        again = [decode(method, models.target, DecodeRequest(prompt_of(tokens), NEW_TOKENS)) for tokens in (13, 2, 13)]
         assert again[0] == again[2]
         assert again[1].token_ids == run(label, models.target, prompt_of(2), NEW_TOKENS).token_ids
 
@@ -208,9 +205,9 @@ def test_a_stand_in_is_where_the_trajectory_was_to_meet_the_skipped_state() -> N
         [0, 0, 0, 1],
     ]
     assert Interval(0, 4, 16).meets(6) == 1.5
-    for part in (Interval(0, 4, 16), Interval(4, 8, 16), Interval(2, 5, 12, 1.5)):
-        for layer in range(part.first, part.gate + 1):
-            assert part.meets(part.reaches(layer)) == pytest.approx(layer)
+    for interval in (Interval(0, 4, 16), Interval(4, 8, 16), Interval(2, 5, 12, 1.5)):
+        for layer in range(interval.first, interval.gate + 1):
+            assert interval.meets(interval.reaches(layer)) == pytest.approx(layer)
 
 
 @pytest.mark.parametrize("router", ["arla", "linear"])
@@ -218,26 +215,26 @@ def test_a_folder_without_a_router_serves_what_needs_none_and_says_how_to_get_on
     models, method = pair("llama"), M2R2(gates="1+3")
     folder = tmp_path / "adapters"
     save_modules(folder, untrained(method, models.target), facts_of("m2r2", method, models.target))
-    for options in ("", "mode=dynamic,router=softmax_gap,", "mode=dynamic,router=state_cosine,"):
-        served = build(f"m2r2[{options}gates=1+3,modules={folder}]")
-        served.prepare(models.target, lambda name: models.target, "")
-    asking = build(f"m2r2[mode=dynamic,router={router},gates=1+3,modules={folder}]")
+    for options in ("m2r2[", "m2r2_dynamic[router=softmax_gap,", "m2r2_dynamic[router=state_cosine,"):
+        served = build(f"{options}gates=1+3,modules={folder}]")
+        served.prepare(models.target)
+    asking = build(f"m2r2_dynamic[router={router},gates=1+3,modules={folder}]")
     with pytest.raises(UserError) as refusal:
-        asking.prepare(models.target, lambda name: models.target, "")
+        asking.prepare(models.target)
     said = str(refusal.value)
     assert f"{folder}: holds no router; train one" in said
-    assert f"benchctl train 'm2r2[mode=dynamic,router={router},modules={folder}]' --model MODEL --out NEW" in said
+    assert f"benchctl train 'm2r2_dynamic[router={router},modules={folder}]' --model MODEL --out NEW" in said
 
 
 def test_a_folder_with_a_router_serves_every_mode_but_another_router(tmp_path: Path) -> None:
-    models, method = pair("llama"), M2R2(mode="dynamic", gates="1+3")
-    save_modules(tmp_path / "both", untrained(method, models.target), facts_of("m2r2", method, models.target))
-    for options in ("", "mode=dynamic,", "mode=dynamic,router=softmax_max,"):
-        served = build(f"m2r2[{options}gates=1+3,modules={tmp_path / 'both'}]")
-        served.prepare(models.target, lambda name: models.target, "")
-    other = build(f"m2r2[mode=dynamic,router=linear,gates=1+3,modules={tmp_path / 'both'}]")
+    models, method = pair("llama"), M2R2Dynamic(gates="1+3")
+    save_modules(tmp_path / "both", untrained(method, models.target), facts_of("m2r2_dynamic", method, models.target))
+    for options in ("m2r2[", "m2r2_dynamic[", "m2r2_dynamic[router=softmax_max,"):
+        served = build(f"{options}gates=1+3,modules={tmp_path / 'both'}]")
+        served.prepare(models.target)
+    other = build(f"m2r2_dynamic[router=linear,gates=1+3,modules={tmp_path / 'both'}]")
     with pytest.raises(UserError, match="they were trained with router=arla"):
-        other.prepare(models.target, lambda name: models.target, "")
+        other.prepare(models.target)
 
 
 @pytest.mark.parametrize("option", ["rate=2.0", "alpha=9.0"])
@@ -247,7 +244,7 @@ def test_adapters_trained_for_another_rate_or_scale_are_refused(tmp_path: Path, 
     save_modules(tmp_path / "m", untrained(method, models.target), facts_of("m2r2", method, models.target))
     other = build(f"m2r2[gates=1+3,{option},modules={tmp_path / 'm'}]")
     with pytest.raises(UserError, match=f"trained with {option.partition('=')[0]}="):
-        other.prepare(models.target, lambda name: models.target, "")
+        other.prepare(models.target)
 
 
 @pytest.mark.parametrize(
@@ -256,19 +253,25 @@ def test_adapters_trained_for_another_rate_or_scale_are_refused(tmp_path: Path, 
         ("threshold=-0.1", "threshold is -0.1; it must not be negative"),
         ("router=oracle", "it takes arla or linear or softmax_gap"),
         ("kv_fill=copy", "it takes rate_map or copy_p or copy_h or deferred_exact or absent"),
-        ("mode=exit", "it takes speculative or dynamic"),
-        ("threshold=0.1", "threshold is an option of mode=dynamic, not of mode=speculative; leave it out"),
-        ("mode=dynamic,width=3", "width is an option of mode=speculative, not of mode=dynamic"),
-        ("mode=aot,exit=1", "exit is an option of mode=speculative, not of mode=aot"),
-        ("bandwidth_mb_s=5", "bandwidth_mb_s is an option of mode=aot"),
+        ("mode=exit", "no option 'mode'"),
+        ("width=3", "no option 'width'"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        build(f"m2r2[{options}]")
+        build(f"m2r2_dynamic[{options}]")
+
+
+@pytest.mark.parametrize(
+    ("label", "option"),
+    [("m2r2[threshold=0.1]", "threshold"), ("m2r2[mode=dynamic,width=3]", "width"), ("m2r2[mode=aot,exit=1]", "exit")],
+)
+def test_an_option_of_another_set_up_is_refused(label: str, option: str) -> None:
+    with pytest.raises(UserError, match=f"no option '{option}'"):
+        build(label)
 
 
 def test_each_mode_claims_what_it_keeps() -> None:
-    speculative, dynamic = build("m2r2[width=3]"), build("m2r2[mode=dynamic,threshold=0.1]")
+    speculative, dynamic = build("m2r2[width=3]"), build("m2r2_dynamic[threshold=0.1]")
     assert (speculative.exactness, speculative.reason) == ("exact", "")
     assert dynamic.exactness == "lossy" and "not verified" in dynamic.reason

@@ -6,9 +6,9 @@ import pytest
 from click.testing import CliRunner
 
 from benchctl import bundled as packs
-from benchctl.analysis.frame.comparison import compare, over
+from benchctl.analysis.comparison import compare, over
+from benchctl.analysis.metrics.drafting import ACCEPTANCE_DIFFERENCE, ACCEPTANCE_RATE
 from benchctl.analysis.metrics.experts import RECALL
-from benchctl.analysis.metrics.metric import ACCEPTANCE_DIFFERENCE, ACCEPTANCE_RATE
 from benchctl.cli import main
 from benchctl.decoding.modules.folder import check_modules
 from benchctl.records.writer import read
@@ -54,7 +54,7 @@ def test_the_accelerated_stream_drafts_better_than_its_exit_and_the_slow_state(t
 @pytest.mark.slow
 def test_a_sure_router_changes_less_than_a_bold_one(tmp_path: Path) -> None:
     """threshold=2 never leaves: the target's own tokens; 0 leaves at the first gate with every token."""
-    asked = [f"m2r2[mode=dynamic,threshold={threshold}]" for threshold in (0, 0.9, 2)]
+    asked = [f"m2r2_dynamic[threshold={threshold}]" for threshold in (0, 0.9, 2)]
     file = read(_run(tmp_path / "leaving.jsonl", *asked))
     labels = [method.label for method in file.run.methods[1:]]
     layers = [[count for row in file.rows if row.label == label for count in row.layers[1:]] for label in labels]
@@ -66,7 +66,7 @@ def test_a_sure_router_changes_less_than_a_bold_one(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_experts_are_foreseen_and_the_output_stays(tmp_path: Path) -> None:
     """Two of sixteen by chance would be an eighth."""
-    file = read(_run(tmp_path / "loading.jsonl", "m2r2[mode=aot]", model="ref-moe"))
-    assert {row.verdict for row in file.rows if row.label == "m2r2[mode=aot]"} == {"identical"}
+    file = read(_run(tmp_path / "loading.jsonl", "m2r2_prefetch", model="ref-moe"))
+    assert {row.verdict for row in file.rows if row.label == "m2r2_prefetch"} == {"identical"}
     (_, figures) = compare([file])[0].pooled.methods
     assert (figures.estimate(RECALL).value or 0) > 0.5

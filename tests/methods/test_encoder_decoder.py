@@ -12,10 +12,9 @@ from tiny import tiny_tokenizer
 from torch import Tensor
 
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.model.target import DTYPES, Target, TargetInfo
 from benchctl.decoding.model.tokenizer import TargetTokenizer
-from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.registry import build, method_names
 
@@ -31,8 +30,8 @@ def text_of(tokens: int, seed: int = 0) -> list[int]:
 
 def generate(label: str, target: Target, source: list[int] = SOURCE, limit: int = NEW_TOKENS) -> Generation:
     method = build(label)
-    method.prepare(target, lambda name: target, "")
-    return decode(method, target, source, Limits(limit), Sampling(), lambda: 0.0)
+    method.prepare(target)
+    return decode(method, target, DecodeRequest(source, limit))
 
 
 @torch.inference_mode()
@@ -126,7 +125,7 @@ def test_the_clock_of_the_first_token_holds_the_encoder() -> None:
         read(prompt_ids)
 
     target.encoder.read = reads  # type: ignore[method-assign, assignment]
-    generation = decode(build("autoregressive"), target, SOURCE, Limits(2), Sampling(), lambda: float(next(marks)))
+    generation = decode(build("autoregressive"), target, DecodeRequest(SOURCE, 2, clock=lambda: float(next(marks))))
     assert at == [1] and generation.ttft_s == 2.0
 
 
@@ -155,9 +154,9 @@ def test_the_two_ways_of_a_near_tie_are_logits_after_prompt_and_answer() -> None
 
 def test_methods_that_do_not_know_encoders_say_so() -> None:
     target = Target(tiny_t5(), None)
-    free = {name for name in method_names() if build(name).obstacle(target.info) is None}
+    free = {name for name in method_names() if build(name).unsupported(target.info) is None}
     assert {"autoregressive", "early_exit", "prompt_lookup"} <= free and not free & {"two_model", "m2r2", "medusa"}
-    assert "has an encoder" in str(build("m2r2").obstacle(target.info))
+    assert "has an encoder" in str(build("m2r2").unsupported(target.info))
 
 
 def test_every_weight_decides_the_hash() -> None:
@@ -202,7 +201,7 @@ def test_the_configuration_alone_tells_what_the_weights_are(kind: str) -> None:
     target = Target(tiny_t5(kind), None)
     told, attention = TargetInfo.of(target.config), target.blocks[0].attention
     assert (told.family, told.layers, told.mlp_size) == ("t5", LAYERS, 40)
-    assert told.encodes and told.experts_per_token == 0
+    assert told.is_encoder_decoder and told.experts_per_token == 0
     assert (told.vocabulary, told.hidden_size) == target.lm_head.weight.shape
     assert told.query_size == told.kv_size == attention.heads * attention.head_dim
 

@@ -165,7 +165,7 @@ def test_training_lowers_the_loss_and_teaches_where_to_leave(tmp_path: Path) -> 
     assert found["agreement"] > careless + 0.2 and found["depth"] < 1.0
     save_modules(tmp_path, module, facts_of("early_exit", method, models.target))
     trained = build(f"early_exit[confidence=classifier,min_exit=1,threshold=0.5,modules={tmp_path}]")
-    trained.prepare(models.target, lambda name: models.target, "")
+    trained.prepare(models.target)
 
 
 def test_the_loss_needs_no_value_of_its_tensors() -> None:

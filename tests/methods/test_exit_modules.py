@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from untrained import facts_of, untrained, untrained_folder
 
 from benchctl.decoding.adaptive import AdaptiveDepth
-from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.exit_policy import decayed
@@ -48,7 +48,7 @@ THRESHOLDS = {"softmax_gap": 0.2, "softmax_max": 0.4, "state_cosine": 0.7, "clas
 
 
 def _generate(method: Method, models: Pair, prompt: list[int], limit: int = NEW_TOKENS) -> Generation:
-    return decode(method, models.target, prompt, Limits(limit), Sampling(), lambda: 0.0)
+    return decode(method, models.target, DecodeRequest(prompt, limit))
 
 
 @pytest.mark.parametrize(("family", "seed"), MODELS)
@@ -315,7 +315,7 @@ def test_exits_are_chosen_among_those_trained(tmp_path: Path) -> None:
 
 def _prepared(label: str, models: Pair) -> Method:
     method = build(label)
-    method.prepare(models.target, lambda name: models.target, "")
+    method.prepare(models.target)
     return method
 
 
@@ -388,7 +388,7 @@ def test_a_min_exit_above_all_trained_exits_is_refused(options: str, exits: str)
     assert isinstance(method, EarlyExit)
     message = f"trained for exits {exits}, all of them below min_exit; give a lower min_exit"
     with pytest.raises(UserError, match=re.escape(message)):
-        method.prepare(target, lambda _: target, "")
+        method.prepare(target)
     if options:
         with pytest.raises(UserError, match=re.escape(message)):
             trained_options(method, "early_exit", str(folder))
@@ -404,4 +404,4 @@ def test_every_mode_decodes_in_the_precision_of_a_gpu(family: str, device: str) 
     for label in (*labels, "deed[threshold=0.3]", "deed[mode=draft,threshold=0.3]"):
         method = prepared(label, target)
         for sampling in (Sampling(), Sampling(temperature=0.8, top_p=0.9)):
-            assert len(decode(method, target, prompt_of(9), Limits(12), sampling, lambda: 0.0).token_ids) == 12
+            assert len(decode(method, target, DecodeRequest(prompt_of(9), 12, sampling)).token_ids) == 12

@@ -11,11 +11,10 @@ import torch
 from plain_t5 import ALPHA, LAYERS, START, PlainT5, Weights, spoken, tiny_t5
 from untrained import facts_of, untrained
 
-from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folder import load_modules, save_modules
 from benchctl.decoding.modules.trainable import Trainable
-from benchctl.decoding.sampling import Sampling
 from benchctl.registry import build
 
 SOURCES = ([7, 3, 19, 3, 11, 8, 2, 19, 1], [4])
@@ -47,8 +46,8 @@ def modules_of(label: str, target: Target, folder: Path, change: float = 0.3) ->
 def generate(label: str, target: Target, source: list[int], folder: Path) -> Generation:
     method = build(label)
     method.modules = str(folder)  # type: ignore[attr-defined]
-    method.prepare(target, lambda name: target, "")
-    return decode(method, target, source, Limits(NEW_TOKENS), Sampling(), lambda: 0.0)
+    method.prepare(target)
+    return decode(method, target, DecodeRequest(source, NEW_TOKENS))
 
 
 def plain_answer(

@@ -7,24 +7,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from fakes_measuring import Plain
 from fixtures_run import make_folder, make_settings, measured
-from offloading import HandTimer
+from offloading import HandTimer, Simulation, recorded_visits
 from tiny import tiny_folder, tiny_target
 from torch import Tensor
 
 from benchctl.decoding.experts.fast_tier import FastTier
 from benchctl.decoding.experts.offload import NextGate, Offload, OffloadSettings, Predictor, mixtures_of, rank_experts
-from benchctl.decoding.experts.policies import POLICIES, Key, Lru
+from benchctl.decoding.experts.policies import POLICIES, Key, Lru, PolicyName, policy_of
 from benchctl.decoding.experts.tiers import FileTier, Link, Loader, MemoryTier, Slots, SlowTier, Timer
-from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.layers import ExpertWeights
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.measuring.check import check
 from benchctl.measuring.clock import Timer as RealTimer
@@ -52,9 +52,9 @@ def no_thread_is_left() -> Iterator[None]:
 
 
 def _decode(method: Method, on: Target, prompt: Sequence[int] = PROMPT, timer: Timer | None = None) -> Generation:
-    method.prepare(on, lambda name: on, "")
+    method.prepare(on)
     timer = timer or RealTimer()
-    return decode(method, on, prompt, Limits(NEW_TOKENS), Sampling(), timer.now_s, timer=timer)
+    return decode(method, on, DecodeRequest(prompt, NEW_TOKENS, timer=timer, clock=timer.now_s))
 
 
 def _logits(on: Target) -> Tensor:
@@ -67,7 +67,7 @@ def _logits(on: Target) -> Tensor:
 def test_logits_are_the_resident_models_to_the_bit(policy: str, capacity: int, prefetch: str) -> None:
     on = target()
     method = build(f"expert_offload[policy={policy},capacity={capacity},prefetch={prefetch}]")
-    method.prepare(on, lambda name: on, "")
+    method.prepare(on)
     with method.serve(on, None) as view:
         assert torch.equal(_logits(view), _logits(on))
 
@@ -176,10 +176,11 @@ def test_guesses_are_made_for_one_row_at_layers_with_one_ahead_and_are_written_d
         return {layer + 1: [layer]} if layer + 1 < LAYERS else {}
 
     offload = Offload(target(), OffloadSettings(capacity=6))
-    _serve(offload, target(), predictor)
+    with recorded_visits() as visits:
+        _serve(offload, target(), predictor)
     assert asked == [(layer, 1) for _ in range(NEW_TOKENS - 1) for layer in range(LAYERS)]
-    assert [visit.layer for visit in offload.visits] == list(range(LAYERS)) * NEW_TOKENS
-    assert [visit.predicted for visit in offload.visits[-LAYERS:]] == [{1: (0,)}, {2: (1,)}, {}]
+    assert [visit.layer for visit in visits] == list(range(LAYERS)) * NEW_TOKENS
+    assert [visit.predicted for visit in visits[-LAYERS:]] == [{1: (0,)}, {2: (1,)}, {}]
 
 
 def test_the_next_gate_ranks_by_the_next_layers_own_norm_and_router() -> None:
@@ -250,7 +251,7 @@ class TestThrottled:
 
     def test_a_limited_bandwidth_needs_a_timer(self) -> None:
         method = ExpertOffload(bandwidth_mb_s=5.0)
-        method.prepare(target(), lambda name: target(), "")
+        method.prepare(target())
         with pytest.raises(ValueError, match="needs a timer"), method.serve(target(), None):
             pass
 
@@ -284,8 +285,8 @@ def test_the_thread_ends_where_the_method_fails(monkeypatch: pytest.MonkeyPatch)
 
 def test_without_a_timer_there_is_no_stall_rather_than_a_wrong_one() -> None:
     method = ExpertOffload()
-    method.prepare(target(), lambda name: target(), "")
-    counters = decode(method, target(), PROMPT, Limits(3), Sampling(), lambda: 0.0).counters
+    method.prepare(target())
+    counters = decode(method, target(), DecodeRequest(PROMPT, 3)).counters
     assert "stall_s" not in counters and counters["loads"] > 0
 
 
@@ -365,3 +366,20 @@ def test_on_a_gpu_copies_run_beside_the_computing_and_change_nothing(capacity: i
             assert _decode(method, on).token_ids == _decode(Autoregressive(), on).token_ids
             with method.serve(on, None) as view:
                 assert torch.equal(_logits(view), _logits(on))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("options", [{"blocking": True}, {}, {"prefetch": "next_gate"}])
+def test_the_loader_does_what_a_simulated_link_does(policy: PolicyName, options: dict[str, Any]) -> None:
+    """The real loader with its thread, under a clock that moves only while experts are waited for: equal in all."""
+    on, timer, tokens = target(), HandTimer(), 24
+    expert_bytes = 4 * 3 * 32 * 48
+    method = ExpertOffload(policy, capacity=7, bandwidth_mb_s=expert_bytes / 1e6 / 0.5, **options)
+    method.prepare(on)
+    with recorded_visits() as visits:
+        real = decode(method, on, DecodeRequest([5, 6, 7, 8], 1 + tokens, clock=timer.now_s, timer=timer))
+    tier = FastTier(7, policy_of(policy, LAYERS))
+    Simulation(tier, 0.5, together=7 if options.get("blocking") else 1).run(visits)
+    expected = tier.decode.as_numbers()
+    assert {name: real.counters[name] for name in expected} == pytest.approx(expected)
+    assert sum(real.step_s) == pytest.approx(expected["stall_s"])

@@ -14,13 +14,12 @@ from oracles import Drafter, ExitRule, caught_up, exit_drafter, lookup_drafter, 
 from plain_t5 import tiny_t5
 from runs import EXACT, LAYERS, LOSSY, NEW_TOKENS, OF_EXPERTS, VOCABULARY, pair, prepared, prompt_of, rounds_of
 
-from benchctl.decoding.batch import BatchPrompt, decode_batch
+from benchctl.decoding.batch import decode_batch
 from benchctl.decoding.draft import ROOT, Draft
-from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.replay import ForcedText
-from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.verify import Verdict
 from benchctl.registry import build
 
@@ -39,7 +38,7 @@ def forced_run(
 def say(method: Method, target: Target, text: Sequence[int] | None, limit: int = LIMIT) -> Generation:
     ticks = count()
     return decode(
-        method, target, PROMPT, Limits(limit), Sampling(), lambda: float(next(ticks)), forced=text and tuple(text)
+        method, target, DecodeRequest(PROMPT, limit, forced=text and tuple(text), clock=lambda: float(next(ticks)))
     )
 
 
@@ -143,15 +142,14 @@ def test_a_text_that_ends_with_a_stop_token_ends_there(label: str) -> None:
 
 def test_a_batch_says_the_text_of_each_of_its_prompts_as_each_would_alone() -> None:
     target, texts = pair("llama").target, [foreign_text(), foreign_text()[::-1], (3,) * LIMIT]
-    prompts = [BatchPrompt(prompt_of(tokens), forced=text) for tokens, text in zip((13, 2, 7), texts, strict=True)]
-    ticks = count()
-    together = decode_batch(Shallower(), target, prompts, Limits(LIMIT), Sampling(), lambda: float(next(ticks)))
-    for prompt, got, text in zip(prompts, together, texts, strict=True):
-        alone = decode(Shallower(), target, prompt.ids, Limits(LIMIT), Sampling(), lambda: 0.0, forced=text)
+    requests = [
+        DecodeRequest(prompt_of(tokens), LIMIT, forced=text) for tokens, text in zip((13, 2, 7), texts, strict=True)
+    ]
+    for request, got, text in zip(requests, decode_batch(Shallower(), target, requests), texts, strict=True):
+        alone = decode(Shallower(), target, request)
         assert got.token_ids == text
         assert (got.steps, got.layers, got.forced) == (alone.steps, alone.layers, alone.forced)
-    agreed = [got.forced.agreed for got in together if got.forced is not None]
-    assert len(agreed) == 3 and max(agreed) < LIMIT
+        assert got.forced is not None and got.forced.agreed < LIMIT
 
 
 def test_a_target_with_an_encoder_says_it_behind_its_start_token() -> None:
@@ -169,7 +167,7 @@ def test_a_target_with_an_encoder_says_it_behind_its_start_token() -> None:
 )
 def test_a_text_that_is_no_whole_answer_is_refused(text: tuple[int, ...], ends: str) -> None:
     with pytest.raises(ValueError, match=ends):
-        decode(build("autoregressive"), pair("llama").target, PROMPT, Limits(4), Sampling(), lambda: 0.0, forced=text)
+        decode(build("autoregressive"), pair("llama").target, DecodeRequest(PROMPT, 4, forced=text))
 
 
 def test_a_text_that_goes_on_behind_a_stop_token_is_refused() -> None:

@@ -31,7 +31,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.sampling import Sampling
 
@@ -69,7 +69,7 @@ def test_exchanging_a_frequent_token_with_id_nought_changes_no_step(family: str)
 
 
 def _decode(method: Method, models: Pair, prompt_tokens: int, sampling: Sampling) -> Generation:
-    return decode(method, models.target, prompt_of(prompt_tokens), Limits(20), sampling, lambda: 0.0, prompt_tokens)
+    return decode(method, models.target, DecodeRequest(prompt_of(prompt_tokens), 20, sampling, seed=prompt_tokens))
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
@@ -222,10 +222,10 @@ def test_every_commit_leaves_the_cache_as_if_rejected_rows_had_never_been(
 def test_audit_notices_a_draft_cache_that_keeps_rejected_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     models = pair("llama", 0, 512)
     method = ForgetfulTwoModel(draft_tokens=4)
-    method.prepare(models.target, lambda _name: models.draft, "draft")
+    method.use_draft_model(models.draft)
     Audit(models, monkeypatch)
     with pytest.raises(AssertionError):
-        decode(method, models.target, prompt_of(13), Limits(NEW_TOKENS), Sampling(), lambda: 0.0)
+        decode(method, models.target, DecodeRequest(prompt_of(13), NEW_TOKENS))
 
 
 def test_audit_notices_rows_left_in_the_wrong_slot(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from plain_lookahead import Round, Setting, replay_lookahead
 from runs import CONTEXT_TOKENS, NEW_TOKENS, answer, pair, prepared, prompt_of, run
 
 from benchctl.decoding.draft import ROOT
-from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.verify import verify_greedy
@@ -41,7 +41,7 @@ def _rounds(generation: Generation) -> list[Round]:
 
 
 def _generate(method: Method, prompt: Sequence[int], limit: int = NEW_TOKENS, seed: int = 0) -> Generation:
-    return decode(method, pair("llama").target, prompt, Limits(limit), Sampling(seed=seed), lambda: 0.0)
+    return decode(method, pair("llama").target, DecodeRequest(prompt, limit, Sampling(seed=seed)))
 
 
 @pytest.mark.parametrize(("family", "seed"), MODELS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -18,18 +17,17 @@ from torch import Tensor
 from two_streams import accelerated_states, beam_drafter, guess
 from untrained import facts_of, untrained
 
-from benchctl.decoding.accelerated import AcceleratedLayer, run_accelerated
-from benchctl.decoding.alignment import TwoStreams
-from benchctl.decoding.beam import draft_beam, draft_chain
-from benchctl.decoding.gates import Interval, default_gates
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Context, Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folder import save_modules
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.methods.m2r2 import M2R2
+from benchctl.methods.m2r2.drafting import draft_beam, draft_chain
+from benchctl.methods.m2r2.gates import Interval, default_gates
+from benchctl.methods.m2r2.training import TwoStreams
 from benchctl.registry import build
 
 MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4), ("llama_biases", 1))
@@ -42,13 +40,13 @@ def streams_of(method: M2R2, target: Target) -> TwoStreams:
     return module
 
 
-def accompanied(target: Target, module: TwoStreams, part: Interval, stream: Stream, rows: int) -> list[Tensor]:
-    layers = [AcceleratedLayer(target.blocks[i], module.adapter(i + 1)) for i in range(part.first, part.gate)]
-    return stream.accompany(part.first, part.gate, rows, partial(run_accelerated, layers, part.first))
+def accompanied(target: Target, module: TwoStreams, interval: Interval, stream: Stream, rows: int) -> list[Tensor]:
+    trail: list[Tensor] = module.run(interval, target.blocks)(stream, rows)
+    return trail
 
 
 def _generate(method: Method, models: Pair, prompt: list[int], limit: int = NEW_TOKENS) -> Generation:
-    return decode(method, models.target, prompt, Limits(limit), Sampling(), lambda: 0.0)
+    return decode(method, models.target, DecodeRequest(prompt, limit))
 
 
 @torch.inference_mode()
@@ -58,16 +56,16 @@ def test_accelerated_states_are_those_of_the_definition(family: str, seed: int, 
     """Of the last of several rows, of a row of its own, and of each end of a tree's branches."""
     models, method = pair(family, seed), M2R2(gates="1+3", adapters=kind, rank=5, alpha=7.0)
     module, text = streams_of(method, models.target), prompt_of(13)
-    for part in module.parts:
+    for interval in module.intervals:
         stream = Stream(models.target, 40)
         stream.push(text)
-        trail = torch.cat(accompanied(models.target, module, part, stream, 1))
-        expected = accelerated_states(models.naive, module, text, part.first, part.gate)
+        trail = torch.cat(accompanied(models.target, module, interval, stream, 1))
+        expected = accelerated_states(models.naive, module, text, interval.first, interval.gate)
         torch.testing.assert_close(trail, expected, rtol=1e-9, atol=1e-9)
         stream.push([5, 9], [12, 12])
-        trail_of_branches = torch.stack(accompanied(models.target, module, part, stream, 2), 1)
+        trail_of_branches = torch.stack(accompanied(models.target, module, interval, stream, 2), 1)
         for got, token in zip(trail_of_branches, (5, 9), strict=True):
-            expected = accelerated_states(models.naive, module, [*text, token], part.first, part.gate)
+            expected = accelerated_states(models.naive, module, [*text, token], interval.first, interval.gate)
             torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
 
 
@@ -82,8 +80,8 @@ def test_the_accelerated_stream_leaves_no_trace_in_the_slow_one(family: str) -> 
         alone.push(tokens)
         alone.advance(3)
         beside.push(tokens)
-        for part in module.parts:
-            accompanied(models.target, module, part, beside, 1)
+        for interval in module.intervals:
+            accompanied(models.target, module, interval, beside, 1)
     assert beside.cache.lengths == alone.cache.lengths == [15, 15, 15, 0]
     torch.testing.assert_close(beside.states, alone.states, rtol=1e-12, atol=1e-12)
     for one, other in zip(beside.cache.kv[:3], alone.cache.kv[:3], strict=True):
@@ -100,7 +98,7 @@ def test_fresh_lora_adapters_leave_the_accelerated_state_the_slow_one() -> None:
         assert isinstance(module, TwoStreams)
         stream = Stream(models.target, 40)
         stream.push(prompt_of(13))
-        trail = accompanied(models.target, module, module.parts[0], stream, 1)
+        trail = accompanied(models.target, module, module.intervals[0], stream, 1)
         slow = models.naive.states(prompt_of(13))
         if kind == "lora":
             torch.testing.assert_close(torch.cat(trail), slow[:4, -1], rtol=1e-9, atol=1e-9)
@@ -115,8 +113,8 @@ def test_rows_that_have_run_the_layers_cannot_be_accompanied() -> None:
     stream.push([5, 6])
     with torch.inference_mode():
         stream.advance(1)
-        with pytest.raises(ValueError, match="1 rows cannot be accompanied from layer 0 to 2"):
-            accompanied(models.target, module, module.parts[0], stream, 1)
+        with pytest.raises(ValueError, match="layers 0 to 2 do not lack exactly the rows from 2 to 2"):
+            accompanied(models.target, module, module.intervals[0], stream, 1)
 
 
 @torch.inference_mode()
@@ -125,18 +123,18 @@ def test_rows_that_wait_leave_their_keys_and_values_even_where_the_cache_grows(g
     """Room for 64 rows: the second drafted one makes the cache grow, and the third still sees the first."""
     models = pair("llama", 0, 128)
     module = streams_of(M2R2(gates=gates), models.target)
-    part, text, stream = module.parts[-1], prompt_of(62), Stream(models.target, 0)
+    interval, text, stream = module.intervals[-1], prompt_of(62), Stream(models.target, 0)
     stream.push(text)
     stream.advance()
     stream.keep(range(len(text)))
-    run = module.run(part, models.target.blocks, waits=True)
+    run = module.run(interval, models.target.blocks, defers_last=True)
     for token in (5, 9, 7, 4):
         text = [*text, token]
         stream.push([token])
-        state = stream.accompany(part.first, part.gate, 1, run, waits=True)[-1][0]
-        expected = accelerated_states(models.naive, module, text, part.first, part.gate)[-1]
+        state = run(stream, 1)[-1][0]
+        expected = accelerated_states(models.naive, module, text, interval.first, interval.gate)[-1]
         torch.testing.assert_close(state, expected, rtol=1e-9, atol=1e-9)
-        assert stream.cache.lengths[part.gate - 1] == 62
+        assert stream.cache.lengths[interval.gate - 1] == 62
     assert stream.cache.capacity > 66
     stream.advance()
     torch.testing.assert_close(stream.states, models.naive.states(text)[-1, 62:], rtol=1e-9, atol=1e-9)
@@ -166,8 +164,10 @@ def test_steps_equal_replay(options: dict[str, object], family: str, seed: int) 
         method = prepared(_label(options), models.target)
         assert isinstance(method, M2R2)
         module, text = streams_of(method, models.target), answer(family, seed, prompt_tokens)
-        part = next(part for part in module.parts if part.gate == (method.exit or module.parts[0].gate))
-        says = guess(models.naive, module, method.source, part.first, part.gate)
+        interval = next(
+            interval for interval in module.intervals if interval.gate == (method.exit or module.intervals[0].gate)
+        )
+        says = guess(models.naive, module, method.source, interval.first, interval.gate)
         draft = beam_drafter(says, method.draft_tokens, method.width, method.confidence)
         got = _generate(method, models, prompt_of(prompt_tokens, seed))
         assert list(got.token_ids) == text
@@ -194,7 +194,7 @@ def test_modules_of_other_gates_are_refused_and_the_error_names_those_they_have(
     save_modules(tmp_path / "m", untrained(method, models.target), facts_of("m2r2", method, models.target))
     other = build(f"m2r2[modules={tmp_path / 'm'},gates=2]")
     with pytest.raises(UserError, match=r"trained with gates=1\+3"):
-        other.prepare(models.target, lambda name: models.target, "")
+        other.prepare(models.target)
 
 
 @pytest.mark.parametrize(
@@ -253,10 +253,10 @@ def test_every_mode_decodes_in_the_precision_of_a_gpu(family: str, dtype: torch.
     """Gemma keeps gains in float32 and scales its embedding, OLMoE norms queries; both meet the modules' bfloat16."""
     target = Target(tiny_model(family, layers=LAYERS, dtype=dtype).to(device), None)
     labels = ["m2r2[width=3,confidence=0.1]", "m2r2[source=exit]", "m2r2[adapters=bottleneck]"]
-    labels += [f"m2r2[mode=dynamic,threshold=0.5,kv_fill={fill}]" for fill in ("rate_map", "absent")]
-    labels += ["m2r2[mode=dynamic,threshold=0.5,router=state_cosine,kv_fill=deferred_exact]"]
-    for label in [*labels, *(["m2r2[mode=aot]"] if family == "olmoe" else [])]:
+    labels += [f"m2r2_dynamic[threshold=0.5,kv_fill={fill}]" for fill in ("rate_map", "absent")]
+    labels += ["m2r2_dynamic[threshold=0.5,router=state_cosine,kv_fill=deferred_exact]"]
+    for label in [*labels, *(["m2r2_prefetch"] if family == "olmoe" else [])]:
         method = prepared(label, target)
         for sampling in (Sampling(), Sampling(temperature=0.8, top_p=0.9)):
-            got = decode(method, target, prompt_of(9), Limits(12), sampling, lambda: 0.0)
+            got = decode(method, target, DecodeRequest(prompt_of(9), 12, sampling))
             assert len(got.token_ids) == 12

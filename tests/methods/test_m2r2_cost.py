@@ -10,11 +10,10 @@ import torch
 from runs import LAYERS, NEW_TOKENS, pair, prepared, prompt_of
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchctl.decoding.arla import LATENT
-from benchctl.decoding.gates import Interval, intervals
-from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.model.target import TargetInfo
-from benchctl.decoding.sampling import Sampling
+from benchctl.methods.m2r2.gates import Interval, intervals_between
+from benchctl.methods.m2r2.routers import LATENT
 
 RANK = 5
 aten = torch.ops.aten
@@ -52,10 +51,10 @@ class Cost:
         """Both streams run up to the gate where the token leaves; above it only keys and values are made."""
         total, layers = 0.0, self.info.layers
         for depth in depths:
-            passed = [part for part in parts if part.gate <= depth]
+            passed = [interval for interval in parts if interval.gate <= depth]
             both = passed[-1].gate
             total += both * (2 * self.layer + self.adapter)
-            asked = [product(part.gate - part.first + 1, self.info.hidden_size, LATENT) for part in passed]
+            asked = [product(interval.gate - interval.first + 1, self.info.hidden_size, LATENT) for interval in passed]
             total += sum(asked) + self.head if arla else len(passed) * self.head
             if depth == layers:
                 total += (layers - both) * self.layer + (0 if arla else self.head)
@@ -75,7 +74,7 @@ def counted(label: str, prompt: list[int]) -> tuple[Generation, float]:
     target = pair("llama").target
     method = prepared(label, target)
     with FlopCounterMode(display=False, custom_mapping={aten.addmm_: _in_place}) as counter:
-        generation = decode(method, target, prompt, Limits(NEW_TOKENS), Sampling(), lambda: 0.0)
+        generation = decode(method, target, DecodeRequest(prompt, NEW_TOKENS))
     counts = counter.get_flop_counts()["Global"]
     return generation, float(sum(counts.get(op, 0) for op in (aten.mm, aten.addmm, aten.addmm_)))
 
@@ -97,8 +96,8 @@ def test_a_draft_costs_the_layers_below_the_gate_and_no_more(gate: int, draft_to
 def test_a_token_that_leaves_costs_both_streams_up_to_there(router: str, kv_fill: str, threshold: float) -> None:
     prompt = prompt_of(9)
     how = f"gates=1+3,router={router},kv_fill={kv_fill},threshold={threshold}"
-    generation, operations = counted(f"m2r2[mode=dynamic,rank={RANK},{how}]", prompt)
-    parts, depths = intervals((1, 3), LAYERS), generation.layers[1:]
+    generation, operations = counted(f"m2r2_dynamic[rank={RANK},{how}]", prompt)
+    parts, depths = intervals_between((1, 3), LAYERS), generation.layers[1:]
     assert (threshold == 0.5) == (len(set(depths)) > 1), "some leave, some stay"
     expected = cost().dynamic(depths, parts, router == "arla", kv_fill == "rate_map")
     assert operations == cost().prefill(len(prompt)) + expected

@@ -21,7 +21,7 @@ from untrained import facts_of, untrained, untrained_folder
 
 from benchctl.decoding.draft import ROOT, Draft
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Context, Method, Outcome
 from benchctl.decoding.modules.folder import save_modules
 from benchctl.decoding.modules.trainable import Tally
@@ -64,7 +64,7 @@ def _expected_rounds(family: str, seed: int, prompt_tokens: int, widths: Sequenc
 
 
 def _generate(method: Method, models: Pair, prompt: list[int]) -> Generation:
-    return decode(method, models.target, prompt, Limits(NEW_TOKENS), Sampling(), lambda: 0.0)
+    return decode(method, models.target, DecodeRequest(prompt, NEW_TOKENS))
 
 
 @pytest.mark.parametrize(("family", "seed"), MODELS)
@@ -102,7 +102,7 @@ def test_replay_exposes_heads_that_read_another_row_though_the_text_is_right() -
     models, widths = pair("llama"), (6, 4)
     method = LateMedusa(heads=2, tree="6x4")
     method.modules = str(untrained_folder(_label(widths), method, models.target))
-    method.prepare(models.target, lambda name: models.target, "")
+    method.prepare(models.target)
     got = _generate(method, models, prompt_of(13))
     assert list(got.token_ids) == answer("llama", 0, 13)
     assert rounds_of(got) != _expected_rounds("llama", 0, 13, widths)
@@ -138,7 +138,7 @@ def _watched(folder: Path, module: nn.Module, models: Pair, prompt: list[int]) -
 
     save_modules(folder, module, facts_of("medusa", Medusa(), models.target))
     method = Medusa(modules=str(folder))
-    method.prepare(models.target, lambda name: models.target, "")
+    method.prepare(models.target)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Medusa, "draft", watching)
         return _generate(method, models, prompt), drafts
@@ -151,7 +151,7 @@ def test_any_heads_and_any_target_give_the_target_s_own_tokens(seed: int) -> Non
         method = build(label)
         assert isinstance(method, Medusa)
         method.modules = str(untrained_folder(label, method, models.target, seed=10 * seed + number))
-        method.prepare(models.target, lambda name: models.target, "")
+        method.prepare(models.target)
         assert list(_generate(method, models, prompt_of(13, seed)).token_ids) == answer("llama", seed, 13)
 
 
@@ -239,7 +239,7 @@ def test_training_lowers_the_loss_and_the_trained_heads_draft_better(tmp_path: P
     findings = dict(method.findings(module, [lesson]))
     save_modules(tmp_path / "trained", module, facts_of("medusa", method, models.target, findings=findings))
     trained = build(f"medusa[modules={tmp_path / 'trained'}]")
-    trained.prepare(models.target, lambda name: models.target, "")
+    trained.prepare(models.target)
     assert list(_generate(trained, models, prompt_of(13)).token_ids) == answer("llama", 0, 13)
     fresh = prepared("medusa", models.target)
     steps = [
@@ -314,4 +314,4 @@ def test_typical_acceptance_lowers_the_bar_by_delta_where_the_target_is_unsure(
 
 def _sample(label: str, models: Pair, seed: int) -> Generation:
     method = prepared(label, models.target)
-    return decode(method, models.target, prompt_of(13), Limits(20), Sampling(1.0, seed=seed), lambda: 0.0)
+    return decode(method, models.target, DecodeRequest(prompt_of(13), 20, Sampling(1.0, seed=seed)))

@@ -17,18 +17,17 @@ from runs import Pair, answer, pair, prompt_of, rounds_of
 from safetensors.torch import save_file
 from torch import Tensor
 
-from benchctl.decoding.loop import Limits, decode
-from benchctl.decoding.medusa_heads import Heads
-from benchctl.decoding.medusa_published import read_published
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folder import modules_sha256
-from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.measuring.check import check
 from benchctl.measuring.choices import Models, choose_methods
 from benchctl.measuring.run import run
 from benchctl.measuring.settings import RepeatSettings
 from benchctl.methods.medusa import Medusa
+from benchctl.methods.medusa.heads import Heads
+from benchctl.methods.medusa.published import read_published
 from benchctl.records.writer import read
 
 Weights = dict[str, Tensor]
@@ -94,8 +93,8 @@ def test_published_heads_take_the_steps_of_a_plain_reimplementation(blocks: int,
     weights = made(models.target, 5, blocks)
     folder = published(tmp_path, weights, file, medusa_num_layers=blocks, medusa_num_heads=5)
     method = Medusa(modules=folder, heads=3, tree="3x2x2")
-    method.prepare(models.target, lambda name: models.target, "")
-    got = decode(method, models.target, prompt_of(13), Limits(40), Sampling(), lambda: 0.0)
+    method.prepare(models.target)
+    got = decode(method, models.target, DecodeRequest(prompt_of(13), 40))
     text = answer("llama", 0, 13)
     assert list(got.token_ids) == text
     expected = replay_tree(prompt_of(13), text, len(text), plain_drafter(models, weights, blocks))
@@ -118,7 +117,7 @@ def test_a_folder_may_hold_more_heads_than_its_configuration_tells(tmp_path: Pat
     folder = published(tmp_path, made(models.target, 5, 1), PICKLE)
     found = read_published(folder)
     assert found is not None and (found.heads, found.blocks) == (5, 1)
-    Medusa(modules=folder, heads=5).prepare(models.target, lambda name: models.target, "")
+    Medusa(modules=folder, heads=5).prepare(models.target)
 
 
 def test_other_folders_are_none_of_these(tmp_path: Path) -> None:
@@ -143,7 +142,7 @@ def test_heads_of_another_width_or_vocabulary_are_refused_and_both_are_named(tmp
         method = Medusa(modules=published(tmp_path / name, other))
         message = rf"vicuna-7b-v1.3, with LM heads of \[{shape}\] .*the target's is one of \[24, 32\]"
         with pytest.raises(UserError, match=message):
-            method.prepare(models.target, lambda name: models.target, "")
+            method.prepare(models.target)
 
 
 def _without(name: str) -> Callable[[Weights], Weights]:
@@ -169,7 +168,7 @@ def test_weights_that_are_no_heads_are_refused(
 ) -> None:
     method = Medusa(modules=published(tmp_path, change(made(pair("llama").target, 3, 1))))
     with pytest.raises(UserError, match=message):
-        method.prepare(pair("llama").target, lambda name: pair("llama").target, "")
+        method.prepare(pair("llama").target)
 
 
 def test_fewer_heads_or_blocks_than_told_are_refused(tmp_path: Path) -> None:

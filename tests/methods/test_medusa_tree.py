@@ -16,14 +16,13 @@ from test_sampled_methods import PROMPT, SAMPLING, TOKENS, model, truth
 from torch import nn
 from untrained import facts_of, untrained
 
-from benchctl.conformance.chances import distribution, total_variation
-from benchctl.decoding.loop import Limits, decode
-from benchctl.decoding.medusa_heads import path_shares, sparse_plan, told_tree
+from benchctl.conformance.enumeration import distribution, total_variation
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folder import FACTS, save_modules
-from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.methods.medusa import Medusa
+from benchctl.methods.medusa.heads import path_shares, sparse_plan, told_tree
 
 TOLD = {"0": 0.6, "0 1": 0.5, "0 1 0": 0.4, "1": 0.2, "1 2": 0.1}  # ends in second and third picks
 
@@ -93,8 +92,8 @@ def _saved(folder: Path, heads: nn.Module, target: Target, tree: Any) -> str:
 def test_the_tree_beside_the_heads_is_the_one_drafted(tmp_path: Path) -> None:
     models, heads = pair("llama"), untrained(Medusa(), pair("llama").target)
     method = Medusa(modules=_saved(tmp_path, heads, models.target, TOLD))
-    method.prepare(models.target, lambda name: models.target, "")
-    got = decode(method, models.target, prompt_of(13), Limits(40), Sampling(), lambda: 0.0)
+    method.prepare(models.target)
+    got = decode(method, models.target, DecodeRequest(prompt_of(13), 40))
     assert list(got.token_ids) == answer("llama", 0, 13)
     assert {(step.rows, step.drafted) for step in got.steps[:-3]} == {(6, 3)}
 
@@ -109,8 +108,8 @@ def test_fewer_heads_than_were_trained_are_the_first_ones(tmp_path: Path) -> Non
         _saved(tmp_path / "2", fewer, models.target, told),
     ):
         method = Medusa(modules=folder, heads=2)
-        method.prepare(models.target, lambda name: models.target, "")
-        steps.append(decode(method, models.target, prompt_of(13), Limits(40), Sampling(), lambda: 0.0).steps)
+        method.prepare(models.target)
+        steps.append(decode(method, models.target, DecodeRequest(prompt_of(13), 40)).steps)
     assert steps[0] == steps[1]
 
 
@@ -120,8 +119,10 @@ def test_sampled_answers_have_the_target_s_distribution_whatever_the_tree(
 ) -> None:
     """Siblings are tried in the order of their rows, below second and third picks too."""
     method = Medusa(modules=_saved(tmp_path, untrained(Medusa(), model(1)), model(1), told))
-    method.prepare(model(1), lambda name: model(1), "")
-    found = distribution(lambda chance: decode(method, model(1), PROMPT, Limits(TOKENS), SAMPLING, float).token_ids)
+    method.prepare(model(1))
+    found = distribution(
+        lambda chance: decode(method, model(1), DecodeRequest(PROMPT, TOKENS, SAMPLING, clock=float)).token_ids
+    )
     assert total_variation(found, truth()) < 1e-9
 
 
@@ -143,7 +144,7 @@ def test_a_tree_that_training_cannot_have_written_is_refused(tmp_path: Path, tre
     target = pair("llama").target
     method = Medusa(modules=_saved(tmp_path, untrained(Medusa(), target), target, tree))
     with pytest.raises(UserError, match=r"modules.json holds no tree .*train the heads anew"):
-        method.prepare(target, lambda name: target, "")
+        method.prepare(target)
 
 
 def test_more_heads_than_were_trained_are_refused_by_the_facts_alone(tmp_path: Path) -> None:
@@ -153,7 +154,7 @@ def test_more_heads_than_were_trained_are_refused_by_the_facts_alone(tmp_path: P
     with pytest.raises(UserError, match="holds 3 heads, and heads=4 asks for more; give fewer, or train as many"):
         Medusa(heads=4).refuse(folder, facts["options"])
     with pytest.raises(UserError, match="holds 3 heads, and heads=4 asks for more"):
-        Medusa(modules=folder, heads=4).prepare(target, lambda name: target, "")
+        Medusa(modules=folder, heads=4).prepare(target)
 
 
 def test_the_measured_tree_drafts_better_than_the_assumed_one(tmp_path: Path) -> None:
@@ -165,6 +166,6 @@ def test_the_measured_tree_drafts_better_than_the_assumed_one(tmp_path: Path) ->
     steps = []
     for name, tree in (("measured", told), ("assumed", {})):
         method = Medusa(modules=_saved(tmp_path / name, heads, models.target, tree), nodes=5)
-        method.prepare(models.target, lambda name: models.target, "")
-        steps.append(len(decode(method, models.target, prompt_of(13), Limits(40), Sampling(), lambda: 0.0).steps))
+        method.prepare(models.target)
+        steps.append(len(decode(method, models.target, DecodeRequest(prompt_of(13), 40)).steps))
     assert steps[0] < steps[1]

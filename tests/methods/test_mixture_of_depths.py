@@ -34,17 +34,17 @@ from untrained import facts_of, untrained, untrained_folder
 
 from benchctl.conformance.examine import examine
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Context
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.adapters import distil_losses
 from benchctl.decoding.modules.exits import CE_SHARE
 from benchctl.decoding.modules.folder import read_facts, save_modules
-from benchctl.decoding.routed import RoutedDepth, most_weighty, routed_blocks, routed_texts
-from benchctl.decoding.routed_run import bound_of
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.methods.mixture_of_depths import MixtureOfDepths
+from benchctl.methods.mixture_of_depths.routers import RoutedDepth, most_weighty, routed_blocks, routed_texts
+from benchctl.methods.mixture_of_depths.run import bound_of
 from benchctl.registry import build
 from benchctl.training.modules.teacher import LessonMaker, ModuleObjective
 from benchctl.training.trainer import Data, Trainer
@@ -178,7 +178,7 @@ def test_a_step_marks_a_token_that_passed_by_once_and_builds_no_mask(prompt_toke
         context = Context(view, Stream(view, 64), prompt, prompt_tokens, 24, Sampling(), _generator())
         context.tokens.append(method.start(context))
         for index in routed_blocks(LAYERS):  # what passed by in prefill is marked when a block is next asked for it
-            assert context.stream.cache.hiding(index, prompt_tokens) is not None
+            assert context.stream.cache.absent_bias(index, prompt_tokens) is not None
         before = sum(map(len, context.stream.cache.absent))
         with Made() as made:
             for _ in range(16):
@@ -201,10 +201,7 @@ def test_at_nought_every_token_passes_and_at_one_none_does() -> None:
 def test_nothing_of_one_prompt_is_left_for_the_next() -> None:
     models = pair("llama")
     method = prepared(NAME, models.target)
-    found = [
-        decode(method, models.target, prompt_of(tokens), Limits(NEW_TOKENS), Sampling(), lambda: 0.0)
-        for tokens in (13, 2, 13)
-    ]
+    found = [decode(method, models.target, DecodeRequest(prompt_of(tokens), NEW_TOKENS)) for tokens in (13, 2, 13)]
     assert found[0] == found[2]
     assert found[1].token_ids == run(NAME, models.target, prompt_of(2), NEW_TOKENS).token_ids
 
@@ -369,8 +366,8 @@ def test_training_lowers_the_loss_and_the_predictors_foresee_who_is_chosen(tmp_p
         assert 0.1 < shares[f"block_{number}_passed"] < 0.4
     save_modules(tmp_path, module, facts_of(NAME, method, models.target))
     trained = build(f"{NAME}[capacity=0.25,modules={tmp_path}]")
-    trained.prepare(models.target, lambda name: models.target, "")
-    found = decode(trained, models.target, prompt_of(6), Limits(NEW_TOKENS), Sampling(), lambda: 0.0)
+    trained.prepare(models.target)
+    found = decode(trained, models.target, DecodeRequest(prompt_of(6), NEW_TOKENS))
     assert 2 < sum(found.layers) / len(found.layers) < 3
 
 
@@ -409,10 +406,10 @@ def test_a_target_without_a_second_block_is_refused() -> None:
 def test_modules_of_another_capacity_are_refused_but_any_threshold_is_served() -> None:
     models = pair("llama")
     folder = untrained_folder(NAME, MixtureOfDepths(), models.target)
-    build(f"{NAME}[threshold=0.8,modules={folder}]").prepare(models.target, lambda _: models.target, "")
+    build(f"{NAME}[threshold=0.8,modules={folder}]").prepare(models.target)
     other = build(f"{NAME}[capacity=0.5,modules={folder}]")
     with pytest.raises(UserError, match=r"trained with capacity=0.125, not 0.5"):
-        other.prepare(models.target, lambda _: models.target, "")
+        other.prepare(models.target)
 
 
 # A predictor that has hardly learnt anything yet gives every token a chance of 0.7.
@@ -429,8 +426,8 @@ def test_the_command_line_trains_what_decoding_then_runs(tmp_path: Path, label: 
     assert f"--method '{name}[modules={tmp_path / 'made'}," in told
     target = Target.load(tmp_path / "target")
     method = build(f"{label[:-1]},modules={tmp_path / 'made'}]")
-    method.prepare(target, lambda _: target, "")
-    found = decode(method, target, prompt_of(9), Limits(12), Sampling(), lambda: 0.0)
+    method.prepare(target)
+    found = decode(method, target, DecodeRequest(prompt_of(9), 12))
     assert len(found.layers) == len(found.token_ids) and min(found.layers) < 4
     shares = read_facts(str(tmp_path / "made")).yardsticks
     assert 0 < shares["agreement"] <= 1 and 0.5 <= shares["depth"] < 1

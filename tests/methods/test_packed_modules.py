@@ -12,9 +12,8 @@ from safetensors.torch import load_file
 from tiny import tiny_folder
 
 from benchctl import bundled as packs
-from benchctl.decoding.experts.trace import read_trace
 from benchctl.records.writer import read
-from benchctl.training.pack import FILES
+from reference.pack import FILES
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,7 @@ def made_moe(made: Path) -> Path:
         if not (made / "tiny-moe" / file).exists():
             (made / "tiny-moe" / file).write_text("{}")
     words = ("--model", made / "tiny-moe", "--data", made / "data", "--out", made / "ahead", "--steps", 1)
-    assert "Wrote" in done("train", "m2r2[mode=aot,gates=1+2]", *words, *LESSONS, *COMMON)
+    assert "Wrote" in done("train", "m2r2_prefetch[gates=1+2]", *words, *LESSONS, *COMMON)
     return made
 
 
@@ -49,7 +48,7 @@ def made_moe(made: Path) -> Path:
 def pack(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A pack of that target alone."""
     model = ("--model", made / "tiny-target", "--role", "target", "--description", "A", "--data", "B")
-    done("train", "pack", *model, "--pack", tmp_path / "pack")
+    done("reference", "pack", *model, "--pack", tmp_path / "pack")
     monkeypatch.setattr(packs, "MODELS", tmp_path / "pack")
     packs.models.cache_clear()
     packs._checked.cache_clear()
@@ -60,10 +59,10 @@ def pack(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 @pytest.fixture
 def pack_moe(made_moe: Path, pack: Path) -> Path:
-    """The pack with the mixture of experts and its modules, which are for mode=aot alone."""
+    """The pack with the mixture of experts and its modules, which are for m2r2_prefetch alone."""
     model = ("--model", made_moe / "tiny-moe", "--role", "moe", "--description", "A", "--data", "B")
-    done("train", "pack", *model, "--pack", pack)
-    done("train", "pack", "--model", made_moe / "ahead", "--role", "modules", "--pack", pack)
+    done("reference", "pack", *model, "--pack", pack)
+    done("reference", "pack", "--model", made_moe / "ahead", "--role", "modules", "--pack", pack)
     packs.models.cache_clear()
     return pack
 
@@ -74,7 +73,7 @@ def _run(made: Path, out: Path, label: str) -> tuple[str, ...]:
 
 
 def test_packed_modules_serve_a_run_that_names_none(made: Path, pack: Path, tmp_path: Path) -> None:
-    done("train", "pack", "--model", made / "adapters", "--role", "modules", "--pack", pack)
+    done("reference", "pack", "--model", made / "adapters", "--role", "modules", "--pack", pack)
     packs.models.cache_clear()
     done(*_run(made, tmp_path / "run.jsonl", "m2r2[gates=1+2]"))
     found = read(tmp_path / "run.jsonl")
@@ -85,11 +84,11 @@ def test_packed_modules_serve_a_run_that_names_none(made: Path, pack: Path, tmp_
 
 
 def test_packed_modules_are_bfloat16_and_replaced_with_their_target(made: Path, pack: Path) -> None:
-    done("train", "pack", "--model", made / "adapters", "--role", "modules", "--pack", pack)
+    done("reference", "pack", "--model", made / "adapters", "--role", "modules", "--pack", pack)
     folder = pack / "tiny-target" / "modules" / "m2r2"
     assert {weight.dtype for weight in load_file(folder / "modules.safetensors").values()} == {torch.bfloat16}
     model = ("--model", made / "tiny-target", "--role", "target", "--description", "A", "--data", "B")
-    done("train", "pack", *model, "--pack", pack)
+    done("reference", "pack", *model, "--pack", pack)
     packs.models.cache_clear()
     assert not folder.exists() and packs.modules_for("tiny-target", "m2r2") is None
 
@@ -101,40 +100,23 @@ def test_a_target_without_packed_modules_says_how_to_train_them(made: Path, pack
 
 def test_modules_of_another_target_are_not_packed(made: Path, pack: Path, tmp_path: Path) -> None:
     words = ("--role", "modules", "--pack", pack)
-    assert "adapters.json" not in refused("train", "pack", "--model", made / "other", *words)
+    assert "adapters.json" not in refused("reference", "pack", "--model", made / "other", *words)
     (pack / "tiny-target" / "config.json").write_text("{}")
-    told = refused("train", "pack", "--model", made / "adapters", *words)
+    told = refused("reference", "pack", "--model", made / "adapters", *words)
     assert "made for tiny-target, which is not in" in told
-    assert "needs --description and --data" in refused("train", "pack", "--model", made, "--role", "draft", *words[2:])
+    assert "needs --description and --data" in refused(
+        "reference", "pack", "--model", made, "--role", "draft", *words[2:]
+    )
 
 
 def test_embedded_modules_for_other_options_leave_a_method_out_of_all(
     made_moe: Path, pack_moe: Path, tmp_path: Path
 ) -> None:
-    """`run --method all` on a mixture of experts failed: m2r2 found modules there, but those of mode=aot."""
+    """`run --method all` on a mixture of experts failed: m2r2 found modules there, but those of m2r2_prefetch."""
     model = ("--model", "tiny-moe", "--source", "embedded")
     done(*_run(made_moe, tmp_path / "all.jsonl", "all"), *model)
     found = {method.label: method.unsupported for method in read(tmp_path / "all.jsonl").run.methods}
-    assert found["m2r2"].startswith(
-        "embedded modules: these modules have other shapes than m2r2 needs; they were train"
-    )
-    assert "mode=aot" in found["m2r2"] and found["expert_offload"] == ""
+    assert found["m2r2"].startswith("embedded modules: ") and "gates=1+2" in found["m2r2"]
+    assert found["expert_offload"] == ""
     assert str(pack_moe) not in (tmp_path / "all.jsonl").read_text()
-    assert "they were trained with mode=aot" in refused(*_run(made_moe, tmp_path / "one.jsonl", "m2r2"), *model)
-
-
-def test_a_trace_is_recorded_with_embedded_modules_and_says_nothing_of_places(
-    made_moe: Path, pack_moe: Path, tmp_path: Path
-) -> None:
-    words = ("--bench", made_moe / "mine.jsonl", "--max-new-tokens", 4, "--model", "tiny-moe")
-    named = f"m2r2[modules={made_moe / 'ahead'},mode=aot,gates=1+2]"
-    for out, label in (("embedded", "m2r2[mode=aot,gates=1+2]"), ("named", named)):
-        done("simulate", "record", "--method", label, *words, "--out", tmp_path / out)
-    traces = {name: read_trace(tmp_path / name) for name in ("embedded", "named")}
-    assert traces["embedded"].source.startswith("m2r2[mode=aot,gates=1+2] on tiny-moe")
-    assert traces["named"].source.startswith("m2r2[mode=aot,modules=ahead,gates=1+2] on tiny-moe")
-    assert any(visit.predicted for visit in traces["embedded"].generations[0])
-    told = refused(
-        "simulate", "record", "--method", "m2r2[mode=aot]", *words[:-1], "tiny-target", "--out", tmp_path / "x"
-    )
-    assert "no trained modules; train some with" in told
+    assert "they were trained with gates=1+2" in refused(*_run(made_moe, tmp_path / "one.jsonl", "m2r2"), *model)

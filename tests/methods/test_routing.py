@@ -23,27 +23,27 @@ from two_streams import accelerated_states
 from untrained import untrained
 
 from benchctl.analysis.plots.alignment import read_alignment
-from benchctl.decoding.alignment import TwoStreams, gate_loss
-from benchctl.decoding.arla import LATENT, Router
-from benchctl.decoding.gates import Interval
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.exits import exit_yardsticks
 from benchctl.decoding.modules.folder import WEIGHTS, read_facts
 from benchctl.decoding.modules.trainable import Lesson
-from benchctl.decoding.routing import routed, router_loss
 from benchctl.methods.m2r2 import M2R2
+from benchctl.methods.m2r2.gates import Interval
+from benchctl.methods.m2r2.routers import LATENT, Router
+from benchctl.methods.m2r2.training import TwoStreams, gate_loss
+from benchctl.methods.m2r2_dynamic import M2R2Dynamic, router_loss, router_scores
 from benchctl.registry import build
 
 KINDS = ("arla", "linear")
 
 
-def method_of(kind: str) -> M2R2:
-    method = build(f"m2r2[mode=dynamic,router={kind},gates=1+3]")
-    assert isinstance(method, M2R2)
+def method_of(kind: str) -> M2R2Dynamic:
+    method = build(f"m2r2_dynamic[router={kind},gates=1+3]")
+    assert isinstance(method, M2R2Dynamic)
     return method
 
 
-def streams_of(method: M2R2, models: Pair) -> TwoStreams:
+def streams_of(method: M2R2Dynamic, models: Pair) -> TwoStreams:
     module = untrained(method, models.target)
     assert isinstance(module, TwoStreams)
     return module
@@ -56,17 +56,17 @@ def test_a_router_says_of_whole_texts_what_it_says_when_decoding(kind: str, fami
     """By the formula, from states of full recomputation, at every token of two texts; labels alike."""
     models, texts = pair(family), [prompt_of(9), prompt_of(4, 1)]
     module = streams_of(method_of(kind), models)
-    found = routed(module, lesson_of(models.naive, texts))
+    found = router_scores(module, lesson_of(models.naive, texts))
     for row, text in enumerate(texts):
         for at in range(len(text)):
             seen = text[: at + 1]
             last = models.naive.argmax(seen)
-            for part in module.parts:
-                trail = accelerated_states(models.naive, module, seen, part.first, part.gate)
-                said = float(found.scores[part.gate][row, at].sigmoid())
-                assert said == pytest.approx(sureness(models.naive, module, kind, part, trail), abs=1e-4)
+            for interval in module.intervals:
+                trail = accelerated_states(models.naive, module, seen, interval.first, interval.gate)
+                said = float(found.scores[interval.gate][row, at].sigmoid())
+                assert said == pytest.approx(sureness(models.naive, module, kind, interval, trail), abs=1e-4)
                 agrees = int(models.naive.logits(trail[-1]).argmax()) == last
-                assert bool(found.agrees[part.gate][row, at]) == agrees
+                assert bool(found.agrees[interval.gate][row, at]) == agrees
 
 
 def test_a_router_is_as_large_as_its_formula() -> None:
@@ -118,9 +118,9 @@ def test_the_loss_is_balanced_cross_entropy_by_hand() -> None:
     models, text, weights = pair("llama"), prompt_of(12), [1.0] * 6 + [0.5] * 6
     method = method_of("arla")
     module = streams_of(method, models)
-    found, expected = routed(module, lesson_of(models.naive, [text])), 0.0
-    for part in module.parts:
-        scores, agrees = found.scores[part.gate][0].tolist(), found.agrees[part.gate][0].tolist()
+    found, expected = router_scores(module, lesson_of(models.naive, [text])), 0.0
+    for interval in module.intervals:
+        scores, agrees = found.scores[interval.gate][0].tolist(), found.agrees[interval.gate][0].tolist()
         ahead = list(zip(scores, agrees, weights[1:], strict=False))
         share = sum(weight for _, right, weight in ahead if right) / sum(weights[1:])
         for score, right, weight in ahead:
@@ -190,7 +190,7 @@ def test_training_teaches_where_the_accelerated_state_agrees(kind: str) -> None:
     for gate in (1, 3):
         fresh, learnt = (found[f"exit_{gate}_found"] + found[f"exit_{gate}_held"] for found in (before, after))
         assert learnt > max(fresh, 1.0) + 0.15
-    found = routed(module, lesson)
+    found = router_scores(module, lesson)
     careless = {gate: torch.ones_like(scores) for gate, scores in found.scores.items()}
     assert after["agreement"] > exit_yardsticks(careless, lesson, found.agrees)["agreement"].share + 0.1
     assert after["depth"] < 1.0
@@ -201,13 +201,13 @@ def test_yardsticks_are_about_the_accelerated_state() -> None:
     """Where it agrees and the slow one does not, leaving is right."""
     models, method = pair("llama"), method_of("linear")
     module, lesson = streams_of(method, models), lesson_of(models.naive, [prompt_of(30)])
-    found, weights = routed(module, lesson), lesson.ahead(1).weights
+    found, weights = router_scores(module, lesson), lesson.ahead(1).weights
     told = method.yardsticks(module, lesson)
-    for part in module.parts:
-        agrees, leaves = found.agrees[part.gate], found.scores[part.gate] >= 0
-        assert told[f"exit_{part.gate}_found"].right == float((weights * agrees * leaves).sum())
-        assert told[f"exit_{part.gate}_found"].of == float((weights * agrees).sum())
-        assert told[f"exit_{part.gate}_held"].right == float((weights * ~agrees * ~leaves).sum())
+    for interval in module.intervals:
+        agrees, leaves = found.agrees[interval.gate], found.scores[interval.gate] >= 0
+        assert told[f"exit_{interval.gate}_found"].right == float((weights * agrees * leaves).sum())
+        assert told[f"exit_{interval.gate}_found"].of == float((weights * agrees).sum())
+        assert told[f"exit_{interval.gate}_held"].right == float((weights * ~agrees * ~leaves).sum())
     states = F.normalize(lesson.states[3], dim=-1)
     assert not torch.equal(lesson.head(lesson.norm(states)).argmax(-1), found.agrees[3])
 
@@ -220,9 +220,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_folder(folder / "target")
     words = ("--model", folder / "target", "--data", folder / "data", *LESSONS, *COMMON)
     done("train", "m2r2[gates=1+2]", *words, "--out", folder / "adapters", "--steps", 2)
-    label = f"m2r2[mode=dynamic,gates=1+2,modules={folder / 'adapters'}]"
+    label = f"m2r2_dynamic[gates=1+2,modules={folder / 'adapters'}]"
     told = done("train", label, *words, "--out", folder / "both", "--steps", 3)
-    assert f"--method 'm2r2[modules={folder / 'both'},mode=dynamic,gates=1+2]'" in told
+    assert f"--method 'm2r2_dynamic[modules={folder / 'both'},gates=1+2]'" in told
     assert "exit_2_found" in told
     return folder
 
@@ -240,11 +240,11 @@ def test_the_second_stage_leaves_the_adapters_as_they_were_bit_by_bit(trained: P
 
 def test_one_folder_then_serves_every_mode(trained: Path) -> None:
     target = Target.load(trained / "target")
-    for options in ("", "mode=dynamic,", "mode=dynamic,router=state_cosine,"):
-        method = build(f"m2r2[{options}gates=1+2,modules={trained / 'both'}]")
-        method.prepare(target, lambda name: target, "")
+    for options in ("m2r2[", "m2r2_dynamic[", "m2r2_dynamic[router=state_cosine,"):
+        method = build(f"{options}gates=1+2,modules={trained / 'both'}]")
+        method.prepare(target)
     facts = read_facts(str(trained / "both"))
-    assert (facts.options["mode"], facts.options["router"], "modules" in facts.options) == ("dynamic", "arla", False)
+    assert (facts.options["router"], "modules" in facts.options) == ("arla", False)
     assert set(facts.yardsticks) > {"exit_1_found", "exit_2_held", "agreement", "depth"}
 
 
@@ -259,12 +259,12 @@ def test_nothing_written_says_where_the_adapters_lay(trained: Path) -> None:
     for name in ("README.md", "training.json", "modules.json"):
         text = (trained / "both" / name).read_text()
         assert str(trained) not in text
-    assert "m2r2[mode=dynamic,gates=1+2,modules=adapters]" in (trained / "both" / "training.json").read_text()
+    assert "m2r2_dynamic[gates=1+2,modules=adapters]" in (trained / "both" / "training.json").read_text()
     assert "only the router learnt" in (trained / "both" / "README.md").read_text()
 
 
 def test_a_router_can_be_trained_anew_on_a_folder_that_has_one(trained: Path, tmp_path: Path) -> None:
-    label = f"m2r2[mode=dynamic,router=linear,gates=1+2,modules={trained / 'both'}]"
+    label = f"m2r2_dynamic[router=linear,gates=1+2,modules={trained / 'both'}]"
     done("train", label, *words_of(trained), "--out", tmp_path / "linear", "--steps", 1)
     weights = load_file(tmp_path / "linear" / WEIGHTS)
     assert {name for name in weights if name.startswith("router.1.")} == {
@@ -274,7 +274,7 @@ def test_a_router_can_be_trained_anew_on_a_folder_that_has_one(trained: Path, tm
 
 
 def test_the_second_stage_resumes_only_on_the_same_adapters(trained: Path, tmp_path: Path) -> None:
-    label = "m2r2[mode=dynamic,gates=1+2,modules={}]"
+    label = "m2r2_dynamic[gates=1+2,modules={}]"
     words = [*words_of(trained), "--out", trained / "both", "--steps", 3, "--resume"]
     assert "Wrote" in done("train", label.format(trained / "adapters"), *words)
     others = shutil.copytree(trained / "both", tmp_path / "others")  # the same adapters, and a router beside them
@@ -284,23 +284,23 @@ def test_the_second_stage_resumes_only_on_the_same_adapters(trained: Path, tmp_p
 
 def test_what_cannot_be_gone_on_from_is_refused_before_any_training(trained: Path, tmp_path: Path) -> None:
     words = [*words_of(trained), "--out", tmp_path / "out", "--steps", 1]
-    told = refused("train", "m2r2[mode=dynamic,gates=1+2]", *words)
+    told = refused("train", "m2r2_dynamic[gates=1+2]", *words)
     assert "train those first: benchctl train m2r2 --model MODEL --out FOLDER" in told
-    assert "benchctl train 'm2r2[mode=dynamic,gates=1+2,modules=FOLDER]' --model MODEL --out NEW" in told
+    assert "benchctl train 'm2r2_dynamic[gates=1+2,modules=FOLDER]' --model MODEL --out NEW" in told
     there = trained / "adapters"
     assert "leave out modules" in refused("train", f"m2r2[gates=1+2,modules={there}]", *words)
-    needless = f"m2r2[mode=dynamic,router=softmax_gap,gates=1+2,modules={there}]"
+    needless = f"m2r2_dynamic[router=softmax_gap,gates=1+2,modules={there}]"
     assert "leave out modules" in refused("train", needless, *words)
-    assert "gates=1+2" in refused("train", f"m2r2[mode=dynamic,gates=1,modules={there}]", *words)
-    assert "no such folder" in refused("train", "m2r2[mode=dynamic,modules=nowhere]", *words)
+    assert "gates=1+2" in refused("train", f"m2r2_dynamic[gates=1,modules={there}]", *words)
+    assert "no such folder" in refused("train", "m2r2_dynamic[modules=nowhere]", *words)
     tiny_folder(tmp_path / "other", seed=5)
     words[1] = tmp_path / "other"
-    told = refused("train", f"m2r2[mode=dynamic,gates=1+2,modules={there}]", *words)
+    told = refused("train", f"m2r2_dynamic[gates=1+2,modules={there}]", *words)
     assert "made for target" in told and "name modules trained for this target" in told
 
 
 def test_the_cost_of_the_second_stage_can_be_estimated_without_a_folder(trained: Path) -> None:
-    told = done("train", "m2r2[mode=dynamic,gates=1+2]", "--model", trained / "target", "--estimate")
+    told = done("train", "m2r2_dynamic[gates=1+2]", "--model", trained / "target", "--estimate")
     assert "moments of adamw" in told
 
 

@@ -10,8 +10,8 @@ import torch
 from runs import prepared
 from tiny import tiny_model, tiny_target
 
-from benchctl.conformance.chances import distribution, total_variation
-from benchctl.decoding.loop import Limits, decode
+from benchctl.conformance.enumeration import distribution, total_variation
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
 
@@ -39,7 +39,7 @@ LABELS = (
     "m2r2[draft_tokens=3,confidence=0.4]",
     "m2r2[draft_tokens=2,width=2]",
     "m2r2[draft_tokens=2,width=3,source=exit,confidence=0.2]",
-    "m2r2[mode=dynamic,threshold=2]",
+    "m2r2_dynamic[threshold=2]",
 )
 
 
@@ -52,7 +52,7 @@ def generate(label: str, target: Target | None = None, draft: Target | None = No
     """An answer of model 1, with model 2 as draft model, or of others."""
     target = target or model(1)
     method = prepared(label, target, draft or model(2))
-    generation = decode(method, target, PROMPT, Limits(TOKENS), SAMPLING, lambda: 0.0)
+    generation = decode(method, target, DecodeRequest(PROMPT, TOKENS, SAMPLING))
     return generation.token_ids
 
 
@@ -114,7 +114,7 @@ def test_heads_padded_to_different_widths_leave_the_distribution_alone(wider: st
         "early_exit[threshold=0,exits=1]",
         "early_exit[threshold=0.3]",
         "medusa[accept=typical]",
-        "m2r2[mode=dynamic,threshold=0]",
+        "m2r2_dynamic[threshold=0]",
     ],
 )
 def test_lossy_method_does_not(label: str) -> None:

@@ -29,7 +29,7 @@ from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Context, Method, Step
+from benchctl.decoding.method import Context, Method, Step, UsesDraftModel
 from benchctl.decoding.sampling import Sampling
 
 VOCABULARY = 8
@@ -79,7 +79,9 @@ def _joint() -> Joint:
 @torch.inference_mode()
 def _steps(method: Method, draws: int) -> Iterator[list[Step]]:
     """The steps of answers drawn one after another from the same text, to which the stream returns in between."""
-    method.prepare(models().target, lambda _name: models().draft, "draft")
+    if isinstance(method, UsesDraftModel):
+        method.use_draft_model(models().draft)
+    method.prepare(models().target)
     *text, root = PROMPT
     stream = Stream(models().target, 32)
     context = Context(models().target, stream, text, len(text), 1 + TOKENS, WARM, WARM.generator())

@@ -18,10 +18,9 @@ from two_streams import halves
 from untrained import facts_of, untrained, untrained_folder
 
 from benchctl.conformance.examine import examine
-from benchctl.decoding.batch import BatchPrompt, decode_batch
-from benchctl.decoding.depth_schedule import DepthSchedule, scheduled_states, text_depths
+from benchctl.decoding.batch import decode_batch
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Context
 from benchctl.decoding.modules.adapters import Adapters
 from benchctl.decoding.modules.exits import CE_SHARE
@@ -30,6 +29,7 @@ from benchctl.decoding.modules.trainable import Lesson, Tally
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.methods.skip_decode import SkipDecode
+from benchctl.methods.skip_decode.schedule import DepthSchedule, scheduled_states, text_depths
 from benchctl.registry import build
 
 MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
@@ -146,10 +146,7 @@ def test_each_layer_holds_the_keys_and_values_of_the_tokens_that_ran_it_and_of_n
 def test_nothing_of_one_prompt_is_left_for_the_next() -> None:
     models = pair("llama")
     method = prepared("skip_decode[fall_tokens=6]", models.target)
-    found = [
-        decode(method, models.target, prompt_of(tokens), Limits(NEW_TOKENS), Sampling(), lambda: 0.0)
-        for tokens in (13, 2, 13)
-    ]
+    found = [decode(method, models.target, DecodeRequest(prompt_of(tokens), NEW_TOKENS)) for tokens in (13, 2, 13)]
     assert found[0] == found[2]
     assert found[1].token_ids == run("skip_decode[fall_tokens=6]", models.target, prompt_of(2), NEW_TOKENS).token_ids
 
@@ -158,10 +155,10 @@ def test_nothing_of_one_prompt_is_left_for_the_next() -> None:
 def test_a_batch_says_what_each_of_its_sequences_says_alone(options: str) -> None:
     """Prompts of other lengths, one of which ends at the end of the context."""
     models, label = pair("llama"), f"skip_decode[{options}]"
-    prompts = [BatchPrompt(prompt_of(tokens, tokens)) for tokens in (13, 2, 50, 7)]
+    requests = [DecodeRequest(prompt_of(tokens, tokens), 20) for tokens in (13, 2, 50, 7)]
     method = prepared(label, models.target)
-    together = decode_batch(method, models.target, prompts, Limits(20), Sampling(), lambda: 0.0)
-    alone = [run(label, models.target, list(prompt.ids), 20) for prompt in prompts]
+    together = decode_batch(method, models.target, requests)
+    alone = [run(label, models.target, list(request.prompt_ids), 20) for request in requests]
     assert [one.token_ids for one in together] == [one.token_ids for one in alone]
     assert [one.layers for one in together] == [one.layers for one in alone]
     assert len(set(together[0].layers)) > 2
@@ -302,11 +299,8 @@ def test_training_lowers_the_loss_and_the_trained_layers_say_more_of_what_the_ta
     agree = {}
     for name, options in labels.items():
         trained = build(f"skip_decode[{options}]")
-        trained.prepare(models.target, lambda name: models.target, "")
-        found = [
-            decode(trained, models.target, text[:6], Limits(20), Sampling(), lambda: 0.0)
-            for text in _texts(models.naive)
-        ]
+        trained.prepare(models.target)
+        found = [decode(trained, models.target, DecodeRequest(text[:6], 20)) for text in _texts(models.naive)]
         agree[name] = sum(
             one == other
             for text, generation in zip(_texts(models.naive), found, strict=True)
@@ -388,12 +382,10 @@ def test_what_has_nothing_to_train_says_what_has() -> None:
 def test_adapters_serve_other_depths_but_no_other_warm_up() -> None:
     models = pair("llama")
     folder = untrained_folder("skip_decode", SkipDecode(), models.target)
-    build(f"skip_decode[min_layers=3,fall_tokens=9,modules={folder}]").prepare(
-        models.target, lambda _: models.target, ""
-    )
+    build(f"skip_decode[min_layers=3,fall_tokens=9,modules={folder}]").prepare(models.target)
     other = build(f"skip_decode[warmup_layers=3,modules={folder}]")
     with pytest.raises(UserError, match="trained with warmup_layers=1, not 3"):
-        other.prepare(models.target, lambda _: models.target, "")
+        other.prepare(models.target)
 
 
 @pytest.mark.parametrize("options", ["min_layers=1", "max_layers=1"])
@@ -405,6 +397,6 @@ def test_adapters_do_not_serve_lower_depths_than_they_were_trained_for(options: 
         folder = untrained_folder(f"skip_decode[{name}]", trained, target)
         method = build(f"skip_decode[{options},modules={folder}]")
         with pytest.raises(UserError, match="trained for depths of 2 layers and more, not for 1; give min_layers=2"):
-            method.prepare(target, lambda _: target, "")
+            method.prepare(target)
     lowest = untrained_folder("skip_decode[min_layers=1]", SkipDecode(min_layers=1), target)
-    build(f"skip_decode[{options},modules={lowest}]").prepare(target, lambda _: target, "")
+    build(f"skip_decode[{options},modules={lowest}]").prepare(target)

@@ -26,14 +26,13 @@ LAYERS: dict[str, set[str]] = {
     "benchctl.options": set(),
     "benchctl.bundled": set(),
     "benchctl.records": set(),
-    "benchctl.offload": {"decoding"},
     "benchctl.decoding": set(),
     "benchctl.methods": {"decoding"},
     "benchctl.judging": {"records"},
     "benchctl.judges": {"bundled", "decoding", "exact_match", "judging", "records", "registry"},
     "benchctl.registry": {"decoding", "judging", "options"},
     "benchctl.analysis": {"exact_match", "records"},
-    "benchctl.measuring": {"bundled", "decoding", "records", "registry"},
+    "benchctl.measuring": {"bundled", "decoding", "options", "records", "registry"},
     "benchctl.training": {"bundled", "decoding", "registry"},
     "benchctl.conformance": {"decoding", "registry"},
     "benchctl.importing": {"records"},
@@ -47,7 +46,7 @@ LAYERS: dict[str, set[str]] = {
 DOORS: dict[str, tuple[str, ...]] = {
     "click": ("benchctl/cli/",),
     "datasets": ("benchctl/training/data/hub_data.py",),
-    "http": ("benchctl/measuring/prompts/download.py",),
+    "http": ("benchctl/measuring/prompts/sources.py",),
     "huggingface_hub": (),
     "jinja2": ("benchctl/analysis/html",),
     "matplotlib": ("benchctl/analysis/plots/",),
@@ -55,23 +54,20 @@ DOORS: dict[str, tuple[str, ...]] = {
     "openai": ("judges/",),
     "pandas": ("benchctl/analysis/",),
     "pynvml": ("benchctl/measuring/machine/gpu.py",),
-    "pydantic": ("benchctl/records/",),
-    "rouge_score": ("benchctl/analysis/metrics/overlap.py",),
-    "sacrebleu": ("benchctl/analysis/metrics/overlap.py",),
     "rich": ("benchctl/cli/", "benchctl/analysis/tables/text.py"),
+    "scipy": ("benchctl/analysis/", "benchctl/conformance/"),
     "time": ("benchctl/measuring/clock.py", "benchctl/training/"),
     "torch": ("benchctl/conformance/", "benchctl/decoding/", "benchctl/measuring/", "benchctl/training/", "methods/"),
     "tokenizers": ("benchctl/decoding/model/", "benchctl/training/"),
     "transformers": (
         "benchctl/conformance/",
-        "benchctl/decoding/model/hub.py",
-        "benchctl/decoding/model/target.py",
         "benchctl/decoding/model/tokenizer.py",
+        "benchctl/decoding/model/target.py",
         "benchctl/training/",
     ),
-    "urllib": ("benchctl/measuring/prompts/download.py",),
+    "urllib": ("benchctl/measuring/prompts/sources.py",),
 }
-METHOD_LIBRARIES = {"torch"}
+METHOD_LIBRARIES = {"safetensors", "torch"}
 IMPORTED_AS = {"nvidia-ml-py": "pynvml"}
 PRINTERS = ("benchctl/cli/", "benchctl/analysis/tables/text.py")
 
@@ -81,6 +77,12 @@ def name_of(file: Path) -> str:
     parts = file.relative_to(ROOT).with_suffix("").parts
     dotted = ".".join(part for part in parts if part != "__init__")
     return dotted if dotted.startswith("benchctl") else f"benchctl.{dotted}"
+
+
+def package_of(file: Path, level: int) -> str:
+    """What a relative import of this level starts from: level 1 in methods/m2r2/base.py is benchctl.methods.m2r2."""
+    parts = name_of(file.parent / "__init__.py").split(".")
+    return ".".join(parts[: len(parts) - level + 1])
 
 
 def part_of(dotted: str) -> str:
@@ -102,7 +104,7 @@ def imports_of(file: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module == "benchctl":
             yield from ("benchctl" if alias.name == "__version__" else f"benchctl.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield "." * node.level + (node.module or "")
+            yield (f"{package_of(file, node.level)}." if node.level else "") + (node.module or "")
 
 
 def path_of(file: Path) -> str:
@@ -150,6 +152,28 @@ def test_a_method_imports_only_decoding_torch_and_the_standard_library() -> None
     files = sorted((ROOT / "methods").rglob("*.py"))
     libraries = {name.split(".")[0] for file in files for name in imports_of(file)} - {"benchctl"}
     assert libraries - METHOD_LIBRARIES - sys.stdlib_module_names == set()
+
+
+def test_a_method_imports_no_other_method() -> None:
+    """But for the modules of a package whose name its own begins with: m2r2_dynamic builds on the streams of m2r2."""
+    wrong = {
+        path_of(file): sorted(others)
+        for file in sorted((ROOT / "methods").rglob("*.py"))
+        if (others := {name for name in imports_of(file) if is_of_another_method(name, method_of(name_of(file)))})
+    }
+    assert wrong == {}
+
+
+def method_of(dotted: str) -> str:
+    """m2r2 for benchctl.methods.m2r2.gates."""
+    return ".".join(dotted.split(".")[2:3])
+
+
+def is_of_another_method(imported: str, importer: str) -> bool:
+    if part_of(imported) != "benchctl.methods":
+        return False
+    owner, is_submodule = method_of(imported), imported.count(".") > 2
+    return owner != importer and not (is_submodule and importer.startswith(f"{owner}_"))
 
 
 def test_every_library_imported_is_declared() -> None:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchctl import __version__, registry
-from benchctl import bundled as packs
+from benchctl import __version__, bundled, registry
 
 pytestmark = pytest.mark.slow
 
@@ -27,8 +26,8 @@ MADE = ("PKG-INFO", "setup.cfg", "benchctl.egg-info/")
 LOOK = """
 import json
 import benchctl
-from benchctl import packs, registry
-models = [(model.name, sorted(model.modules)) for model in packs.models()]
+from benchctl import bundled, registry
+models = [(model.name, sorted(model.modules)) for model in bundled.models()]
 print(json.dumps([benchctl.__file__, models, registry.builtin_names(), registry.judge_names()]))
 """
 
@@ -100,5 +99,5 @@ def test_models_methods_and_judges_are_found_in_the_wheel(wheel: Path, tmp_path:
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     place, models, methods, judges = json.loads(done.stdout)
     assert place == str(tmp_path / "site" / "benchctl" / "__init__.py")
-    assert models == [[model.name, sorted(model.modules)] for model in packs.models()]
+    assert models == [[model.name, sorted(model.modules)] for model in bundled.models()]
     assert (methods, judges) == ([*registry.builtin_names()], [*registry.judge_names()])

@@ -10,13 +10,12 @@ import pytest
 from fixtures_training import COMMON, LESSONS, done, refused, write_data
 from tiny import tiny_folder
 
-from benchctl.decoding.loop import Limits, decode
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.sampling import Sampling
 from benchctl.registry import build
 from benchctl.training.data.chat import ChatFormat
 from benchctl.training.data.corpus import Message
-from benchctl.training.modules.risk import THRESHOLDS, p_value
+from benchctl.training.modules.calibrate import THRESHOLDS, p_value
 
 PROMPTS = [f"What is {a} and {b}?" for a in ("red", "green", "blue") for b in ("dog", "cat", "bird", "fish")]
 TOKENS = 6
@@ -52,8 +51,8 @@ def _losses(folder: Path, label: str) -> list[float]:
     for head in heads:
         texts = []
         for method in (build("autoregressive"), build(label)):
-            method.prepare(target, lambda name: target, "")
-            texts.append(decode(method, target, head.tolist(), Limits(TOKENS), Sampling(), lambda: 0.0).token_ids)
+            method.prepare(target)
+            texts.append(decode(method, target, DecodeRequest(head.tolist(), TOKENS)).token_ids)
         agreed = 0
         while agreed < min(map(len, texts)) and texts[0][agreed] == texts[1][agreed]:
             agreed += 1

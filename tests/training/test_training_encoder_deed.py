@@ -10,12 +10,11 @@ import pytest
 from fixtures_training import COMMON, done
 from tiny_encoder import END, letters, reversing_folder, write_reversals
 
-from benchctl.conformance.untrained import facts_of
-from benchctl.decoding.loop import Generation, Limits, decode
+from benchctl.conformance.method_under_test import facts_of
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folder import save_modules
 from benchctl.decoding.modules.trainable import Trainable
-from benchctl.decoding.sampling import Sampling
 from benchctl.registry import build
 
 PROMPTS = [[*text, END] for text in letters(24, seed=3)]  # none of those that anything learnt from
@@ -48,8 +47,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 def answers(label: str, target: Target) -> list[Generation]:
     method = build(label)
-    method.prepare(target, lambda name: target, "")
-    return [decode(method, target, prompt, Limits(12), Sampling(), lambda: 0.0) for prompt in PROMPTS]
+    method.prepare(target)
+    return [decode(method, target, DecodeRequest(prompt, 12)) for prompt in PROMPTS]
 
 
 def test_the_target_turns_letters_round(made: Made) -> None:

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from xml.etree import ElementTree
 
-from benchctl.analysis.frame.comparison import Group, SuiteFigures
-from benchctl.analysis.metrics.faithfulness import TARGET_AGREEMENT
-from benchctl.analysis.metrics.metric import SPEEDUP, TOKEN_AGREEMENT, Metric
+from benchctl.analysis.comparison import Group, SuiteFigures
+from benchctl.analysis.metrics.faithfulness import TARGET_AGREEMENT, TOKEN_AGREEMENT
+from benchctl.analysis.metrics.metric import Metric
+from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.plots.axes import svg
 from benchctl.analysis.plots.fidelity_axis import FidelityAxis
 from benchctl.analysis.plots.pareto import draw_pareto

@@ -10,10 +10,9 @@ from typing import Final
 from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 
-from benchctl.analysis.frame.comparison import Group
-from benchctl.analysis.frame.selection import check_count, chosen
-from benchctl.analysis.metrics.acceptance import POSITIONS
-from benchctl.analysis.metrics.metric import ACCEPTANCE_RATE
+from benchctl.analysis.comparison import Group, check_count, chosen
+from benchctl.analysis.frame.row_figures import POSITIONS
+from benchctl.analysis.metrics.drafting import ACCEPTANCE_RATE
 from benchctl.analysis.plots.axes import dress, new_panels, reaches
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
 from benchctl.analysis.plots.style import Mark, Style

@@ -13,7 +13,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchctl.analysis.frame.comparison import Group
+from benchctl.analysis.comparison import Group
 from benchctl.analysis.plots.axes import dress, new_figure
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
 from benchctl.analysis.plots.style import Mark, Style
@@ -66,7 +66,9 @@ def read_alignment(folder: Path) -> Alignment:
         raise UserError(f"{file}: cannot be read ({error!r}); train the modules again.") from error
     cosines, agreements = _by_layer(_COSINE, yardsticks), _by_layer(_GATE, yardsticks)
     if not {"slow", "accelerated", "target"} <= set(cosines) or not set(SOURCES) <= set(agreements):
-        raise UserError(f"{folder}: modules of {method} have no figures of two streams; name m2r2's, not for mode=aot.")
+        raise UserError(
+            f"{folder}: modules of {method} have no figures of two streams; name those of m2r2 or m2r2_dynamic."
+        )
     return Alignment(folder, f"{method} on {name}", layers, cosines, agreements)
 
 

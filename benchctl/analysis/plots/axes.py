@@ -16,9 +16,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.text import Text
 
-from benchctl.analysis.frame.comparison import Estimate, Group
+from benchctl.analysis.comparison import Group
 from benchctl.analysis.plots.style import Style
 from benchctl.analysis.plots.words import line_inches, shared_headline, text_inches, title_lines, wrapped
+from benchctl.analysis.stats.estimates import Estimate
 from benchctl.errors import UserError
 from benchctl.records.writer import check_writable
 
@@ -49,8 +50,9 @@ def new_figure(style: Style, height: float) -> Figure:
     return figure
 
 
-def check_groups(groups: Sequence[Group], most: int) -> None:
-    """Raises UserError for more groups than `most`, and for a group without figures."""
+def check_groups(groups: Sequence[Group], style: Style, most: int | None = None) -> None:
+    """Raises UserError for more groups than `most` (default: as the size has room for), and for one without figures."""
+    most = most or _MOST_GROUPS[style.size]
     if len(groups) > most:
         raise UserError(
             f"{len(groups)} panels are too many for one picture of this size, which has room for {most}: name the "
@@ -66,7 +68,7 @@ def new_panels(groups: Sequence[Group], style: Style, heights: Sequence[float]) 
 
     Raises UserError as `check_groups` does.
     """
-    check_groups(groups, _MOST_GROUPS[style.size])
+    check_groups(groups, style)
     titles = list(_titles(groups, style))
     title_heights = [(title.count("\n") + 2) * line_inches(style, style.title) for title in titles]
     totals = [height + above for height, above in zip(heights, title_heights, strict=True)]

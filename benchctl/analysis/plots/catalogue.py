@@ -21,8 +21,8 @@ from benchctl.analysis import plots
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from benchctl.analysis.comparison import Group
     from benchctl.analysis.frame.answer_rows import Decoders
-    from benchctl.analysis.frame.comparison import Group
     from benchctl.analysis.plots.style import Style
 
 ENTRY_POINTS = "benchctl.plots"

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import Final
 
-from benchctl.analysis.frame.comparison import Estimate, Group, MethodFigures
+from benchctl.analysis.comparison import Group, MethodFigures
 from benchctl.analysis.judges.figures import SCORE_DIFFERENCE
 from benchctl.analysis.judges.judgements import Judge
-from benchctl.analysis.metrics.faithfulness import TARGET_AGREEMENT
-from benchctl.analysis.metrics.metric import EXACT_MATCH, TARGET_ANSWERS, TOKEN_AGREEMENT, Metric
+from benchctl.analysis.metrics.faithfulness import EXACT_MATCH, TARGET_AGREEMENT, TARGET_ANSWERS, TOKEN_AGREEMENT
+from benchctl.analysis.metrics.metric import Metric
+from benchctl.analysis.stats.estimates import Estimate
 from benchctl.errors import UserError
 
 DEFAULT: Final = "agreement"

@@ -13,14 +13,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullLocator
 
-from benchctl.analysis.frame.comparison import Group
-from benchctl.analysis.frame.selection import check_count, chosen
-from benchctl.analysis.metrics.latency import FEW, Latency, latencies
-from benchctl.analysis.metrics.metric import TPOT, TTFT
-from benchctl.analysis.plots.axes import add_legend, check_names, dress, legend_inches, new_panels
+from benchctl.analysis.comparison import Group, check_count, chosen
+from benchctl.analysis.metrics.speed import TPOT, TTFT
+from benchctl.analysis.plots.axes import add_legend, check_groups, check_names, dress, legend_inches, new_panels
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
 from benchctl.analysis.plots.style import Style
 from benchctl.analysis.plots.words import broken_label, line_inches, shown_labels, three_digits
+from benchctl.analysis.tables.latency import FEW, Latency, latencies
 from benchctl.errors import UserError
 
 _QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -50,6 +49,7 @@ def draw(groups: Sequence[Group], request: Request) -> Drawing:
     Raises UserError where no generation has times, and for more methods or groups than there is room for.
     """
     style = request.style
+    check_groups(groups, style)
     labels = chosen(groups, request.methods)
     check_count(labels, _MOST[style.size], "methods")
     by_group = [(group, [panel for panel in _panels(group, labels, style) if panel.latencies]) for group in groups]

@@ -21,9 +21,10 @@ from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
-from benchctl.analysis.frame.comparison import Estimate, Group, MethodFigures, label_lines
+from benchctl.analysis.comparison import Group, MethodFigures, label_lines
 from benchctl.analysis.frame.fidelity import claims_exact
-from benchctl.analysis.metrics.metric import SPEEDUP, TARGET_ANSWERS, TOKEN_AGREEMENT
+from benchctl.analysis.metrics.faithfulness import TARGET_ANSWERS, TOKEN_AGREEMENT
+from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.plots.axes import check_groups, dress, new_figure, settle
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
 from benchctl.analysis.plots.fidelity_axis import AGAINST_BASELINE, DEFAULT, METRICS, FidelityAxis, fidelity_axis
@@ -38,6 +39,7 @@ from benchctl.analysis.plots.words import (
     title_lines,
     wrapped,
 )
+from benchctl.analysis.stats.estimates import Estimate
 from benchctl.errors import UserError
 from benchctl.records.schema import MethodInfo
 
@@ -128,7 +130,7 @@ PLOT = Plot(draw, options=("suites", "by_suite", "y", "judge"), needs_greedy=_ne
 
 def draw_pareto(groups: Sequence[Group], axis: FidelityAxis, style: Style) -> Figure:
     """The picture with the fullest names that all fit. Raises UserError as `draw` does."""
-    check_groups(groups, _MOST_PANELS)
+    check_groups(groups, style, _MOST_PANELS)
     return draw_panels([panel_of(group, axis) for group in groups], axis, style)
 
 

@@ -12,9 +12,11 @@ from typing import Final
 from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 
-from benchctl.analysis.frame.comparison import Group, MethodFigures
-from benchctl.analysis.frame.selection import chosen
-from benchctl.analysis.metrics.metric import ACCEPTANCE_RATE, BLOCK_EFFICIENCY, SPEEDUP, TOKEN_AGREEMENT, Metric
+from benchctl.analysis.comparison import Group, MethodFigures, chosen
+from benchctl.analysis.metrics.drafting import ACCEPTANCE_RATE, BLOCK_EFFICIENCY
+from benchctl.analysis.metrics.faithfulness import TOKEN_AGREEMENT
+from benchctl.analysis.metrics.metric import Metric
+from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.plots.axes import add_legend, dress, legend_inches, new_panels, reaches
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
 from benchctl.analysis.plots.style import Mark, Style

@@ -11,8 +11,7 @@ from typing import Final, TypeGuard
 from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 
-from benchctl.analysis.frame.comparison import Group
-from benchctl.analysis.frame.selection import check_count, chosen
+from benchctl.analysis.comparison import Group, check_count, chosen
 from benchctl.analysis.plots.axes import dress, new_panels
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
 from benchctl.analysis.plots.style import Style

@@ -11,7 +11,7 @@ from typing import Final
 
 from matplotlib.font_manager import FontProperties, findfont, get_font
 
-from benchctl.analysis.frame.comparison import Group, label_lines
+from benchctl.analysis.comparison import Group, label_lines
 from benchctl.analysis.plots.style import Style
 
 LINE_SPACING: Final = 1.2  # height of a line, in font sizes: matplotlib's own
@@ -105,7 +105,7 @@ def prompts_line(group: Group) -> str:
 
 def title_lines(group: Group, *, with_headline: bool = True) -> list[str]:
     """The title of a panel; the headline may stand above all panels instead."""
-    differences = "; ".join(f"{difference.field} is {difference.other}" for difference in group.differs)
+    differences = "; ".join(f"{difference.field} is {difference.second}" for difference in group.differs)
     lines = [prompts_line(group)]
     if with_headline:
         lines = [headline(group), f"{lines[0]}, up to {group.run.max_new_tokens} new tokens"]

@@ -1,1 +1,1 @@
-"""Experts that are loaded when needed: policies, tiers of memory, and the trace of their use."""
+"""Experts that are loaded when needed: eviction policies, tiers of memory, the view that methods decode on."""

@@ -1,7 +1,6 @@
-"""The books of a fast tier: what it holds, what comes next, what is evicted, and what is counted.
+"""The state of a fast tier: what it holds, what is loaded next, what is evicted, and what is counted.
 
-Without tensors, threads and time. The real run drives it with a loader thread, the simulator with arithmetic, so that
-both make the same choices from the same events.
+No tensors, threads or time: the loader's thread (`tiers.Loader`) drives it, and tests can drive it by hand.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -14,7 +15,6 @@ from torch import Tensor
 from benchctl.decoding.experts.fast_tier import FastTier
 from benchctl.decoding.experts.policies import Key, PolicyName, policy_of
 from benchctl.decoding.experts.tiers import FileTier, Link, Loader, MemoryTier, Slots, Timer
-from benchctl.decoding.experts.trace import Visit
 from benchctl.decoding.model.layers import Experts, ExpertWeights, Layer
 from benchctl.decoding.model.target import Target, TargetInfo
 
@@ -76,6 +76,14 @@ def rank_experts(block: Layer, state: Tensor, count: int) -> list[int]:
     return ranked
 
 
+class OffloadsExperts(ABC):
+    """Mix-in of a method that decodes on an `Offload`: ``class Mine(Method, OffloadsExperts)``, with a `serve`."""
+
+    @abstractmethod
+    def counters(self) -> Mapping[str, float]:
+        """What the last generation counted, by name, see `Offload.counters`; read after `serve` has ended."""
+
+
 class Offload:
     """The experts of a target in two tiers. Built once per run; each generation begins with an empty fast tier.
 
@@ -93,7 +101,6 @@ class Offload:
         self._link = Link(slow, Slots(next(iter(mixtures.values())), self.capacity), rate)
         self._tier: FastTier | None = None
         self._fetcher: _Fetcher | None = None
-        self._visits: list[Visit] = []
         self._timed = False
         self.view = copy.copy(target)
         self.view.blocks = [_tiered(block, layer, self._fetch) for layer, block in enumerate(target.blocks)]
@@ -106,19 +113,14 @@ class Offload:
     def expert_bytes(self) -> int:
         return self._link.slots.expert_bytes
 
-    @property
-    def visits(self) -> tuple[Visit, ...]:
-        """The visits of the last generation, for the simulator."""
-        return tuple(self._visits)
-
     @contextmanager
     def serve(self, timer: Timer | None, predictor: Predictor | None = None) -> Iterator[Target]:
         """The view, for one generation. Raises ValueError for a limited bandwidth without a timer."""
         tier = FastTier(self.capacity, policy_of(self._settings.policy, self._target.layers))
-        self._tier, self._visits, self._timed = tier, [], timer is not None
+        self._tier, self._timed = tier, timer is not None
         with Loader(tier, self._link, timer) as loader:
             together = self.capacity if self._settings.blocking else 1
-            self._fetcher = _Fetcher(loader, predictor, self._visits, together)
+            self._fetcher = _Fetcher(loader, predictor, together)
             try:
                 yield self.view
             finally:
@@ -130,9 +132,9 @@ class Offload:
         return self._fetcher.fetch(layer, needed, residual)
 
     def counters(self) -> Mapping[str, float]:
-        """What the last generation counted, decoding and, as prefill_..., the prompt; see offload.fast_tier.Counts.
+        """What the last generation counted while decoding, see `fast_tier.Counts`; the prompt's as prefill_...
 
-        Also expert_bytes, and where the bandwidth is throttled bandwidth_mb_s. No stall_s where nobody gave a timer.
+        Also expert_bytes and, for a throttled link, bandwidth_mb_s. Without a timer there is no stall_s.
         """
         if self._tier is None:
             return {}
@@ -157,41 +159,26 @@ class _TieredExperts(Experts):
 
 
 class _Fetcher:
-    """Demands, predicts and hands out the experts of each visit, and writes the visit down.
+    """Demands, predicts and hands out the experts of each visit of a layer.
 
     The first ``together`` of a visit are waited for before any is computed.
     """
 
-    def __init__(self, loader: Loader, predictor: Predictor | None, visits: list[Visit], together: int) -> None:
-        self._loader, self._predictor, self._visits, self._together = loader, predictor, visits, together
-        self._left_s = loader.now_s()
+    def __init__(self, loader: Loader, predictor: Predictor | None, together: int) -> None:
+        self._loader, self._predictor, self._together = loader, predictor, together
 
     def fetch(self, layer: int, needed: Sequence[int], residual: Tensor) -> Iterator[ExpertWeights]:
         loader = self._loader
-        reached_s = loader.now_s()
         loader.need(layer, needed)
-        stalled_s, counts, demanded_s = loader.counts.stall_s, loader.counts, loader.now_s()
-        predicted = self._predict(layer, residual)
-        predicted_s = loader.now_s()
-        for number in needed[: self._together]:
-            loader.wait_for(Key(layer, number))
-        for number in needed:
-            yield loader.wait_for(Key(layer, number))
-            loader.done(Key(layer, number))
-        left_s = loader.now_s()
-        computed_s = demanded_s - reached_s + left_s - predicted_s - (counts.stall_s - stalled_s)
-        seconds = (reached_s - self._left_s, predicted_s - demanded_s, max(computed_s, 0.0))
-        self._visits.append(Visit(layer, tuple(needed), predicted, *seconds))
-        self._left_s = left_s
-
-    def _predict(self, layer: int, residual: Tensor) -> dict[int, tuple[int, ...]]:
-        """Fetch ahead; not for the rows of a prompt, which together need nearly every expert."""
-        if self._predictor is None or residual.shape[0] > 1:
-            return {}
-        ranked = {ahead: tuple(found) for ahead, found in self._predictor(layer, residual).items()}
-        for ahead, experts in ranked.items():
-            self._loader.want(ahead, experts)
-        return ranked
+        # Rows of a prompt together need nearly every expert: only single rows are predicted for.
+        if self._predictor is not None and residual.shape[0] == 1:
+            for ahead, experts in self._predictor(layer, residual).items():
+                loader.want(ahead, tuple(experts))
+        for expert in needed[: self._together]:
+            loader.wait_for(Key(layer, expert))
+        for expert in needed:
+            yield loader.wait_for(Key(layer, expert))
+            loader.done(Key(layer, expert))
 
 
 def _tiered(block: Layer, layer: int, fetch_from: _Fetch) -> Layer:

@@ -1,15 +1,13 @@
-"""Which expert leaves a full fast tier. Pure Python: the real run and the simulator decide by the same code."""
+"""Which expert leaves a full fast tier."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from bisect import bisect_right
-from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping
 from typing import ClassVar, Final, Literal, NamedTuple, get_args
 
-PolicyName = Literal["on_demand", "lru", "lfu", "least_stale"]  # what a real run can do; the simulator adds "oracle"
-ORACLE: Final = "oracle"
+PolicyName = Literal["on_demand", "lru", "lfu", "least_stale"]
 
 
 class Key(NamedTuple):
@@ -116,36 +114,6 @@ class LeastStale(_Recency):
     def _rank(self, key: Key) -> tuple[bool, int, int]:
         ahead = (key.layer - self._layer) % self._layers
         return self._touched[key] == self._pass, -ahead, self._last[key]
-
-
-class Oracle(Policy):
-    """Evicts the expert needed furthest in the future, or never again (Belady 1966: no policy loads less).
-
-    It has to know the visits to come, so it is for the simulator only. A real run cannot have them honestly: they are
-    known once the text is generated, methods see neither a clock to stop nor a pass that is not timed, and what an
-    earlier repeat of the prompt showed would be knowledge that no real use has.
-
-    visits  the experts needed at each visit of a layer, in order
-    """
-
-    def __init__(self, visits: Sequence[Collection[Key]]) -> None:
-        self._visit = -1
-        self._needed_at: defaultdict[Key, list[int]] = defaultdict(list)
-        for number, keys in enumerate(visits):
-            for key in keys:
-                self._needed_at[key].append(number)
-        self._never = len(visits)
-
-    def reach(self, layer: int) -> None:
-        self._visit += 1
-
-    def victim(self, candidates: Collection[Key]) -> Key:
-        return max(candidates, key=lambda key: (self._next_need(key), key))
-
-    def _next_need(self, key: Key) -> int:
-        visits = self._needed_at[key]
-        place = bisect_right(visits, self._visit)
-        return visits[place] if place < len(visits) else self._never
 
 
 def policy_of(name: PolicyName, layers: int) -> Policy:

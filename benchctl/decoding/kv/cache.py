@@ -18,8 +18,8 @@ class Cache:
     lengths[layer] counts the rows the layer is done with. It never grows with depth: a row runs layer l before l + 1.
     absent[layer] are those of its slots, ascending, that hold nothing: rows that passed it by. Nobody may look there.
     _finite[layer] counts the leading slots that hold numbers: what memory held before may be none, even where hidden.
-    _hiding[layer] is [capacity], -inf at the first _marked[layer] of its absent slots, else 0: the others are written
-    there when the layer is next asked for it, so that a slot that rows pass by costs one write at most.
+    _absent_bias[layer] is [capacity], -inf at the first _marked[layer] of its absent slots, else 0. The others are
+    written when the bias is next needed, so that a slot that rows pass by costs one write at most.
     """
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, capacity: int, like: Tensor) -> None:
@@ -31,7 +31,7 @@ class Cache:
         self.lengths = [0] * layers
         self.absent: list[list[int]] = [[] for _ in range(layers)]
         self._finite = [0] * layers
-        self._hiding: list[Tensor | None] = [None] * layers
+        self._absent_bias: list[Tensor | None] = [None] * layers
         self._marked = [0] * layers
 
     def _empty(self, capacity: int) -> Tensor:
@@ -47,7 +47,7 @@ class Cache:
         end = start + count
         if end > self.capacity:
             self._grow(end)
-        self._make_finite(layer, start)
+        self._make_finite(layer, start)  # slots before `start` are read from now on, those that rows passed by too
         kv = self.kv[layer]
         kv.narrow(1, start, count).copy_(rows)
         self._finite[layer] = max(self._finite[layer], end)
@@ -67,29 +67,23 @@ class Cache:
         """Of the rows just written these, ascending, are to hold nothing: they passed the layer by."""
         self.absent[layer] += slots
 
-    def hiding(self, layer: int, end: int, others: Sequence[int] = ()) -> Tensor | None:
-        """[end] what hides slots that hold nothing in the layer, and ``others``, from who looks at the first ``end``.
+    def absent_bias(self, layer: int, end: int) -> Tensor | None:
+        """[end] added to attention scores: -inf at slots that hold nothing in the layer, else 0; None without such.
 
-        It is -inf there and 0 elsewhere; None where nothing is to be hidden. Without ``others`` it is a view, which is
-        right until slots before ``end`` are forgotten, or moved.
+        It is a view, which is right until slots before ``end`` are forgotten, or moved.
         """
         if end > self.capacity:
             self._grow(end)
-        if not self.absent[layer] and not others:
-            return None
-        found = self._up_to_date(layer)[:end]
-        if not others:
-            return found
-        return found.index_fill(0, torch.tensor(others, device=found.device), -torch.inf)
+        return self._up_to_date(layer)[:end] if self.absent[layer] else None
 
     def _up_to_date(self, layer: int) -> Tensor:
-        """_hiding[layer] with all absent slots in it."""
-        row, absent = self._hiding[layer], self.absent[layer]
+        """_absent_bias[layer] with all absent slots in it."""
+        row, absent = self._absent_bias[layer], self.absent[layer]
         if row is None:
-            row = self._hiding[layer] = self._like.new_zeros(self.capacity)
+            row = self._absent_bias[layer] = self._like.new_zeros(self.capacity)
         if fresh := absent[self._marked[layer] :]:
             first, count = fresh[0], len(fresh)
-            if fresh[-1] - first < count:
+            if fresh[-1] - first < count:  # adjacent slots: one write
                 row.narrow(0, first, count).fill_(-torch.inf)
             else:
                 row.index_fill_(0, torch.tensor(fresh, device=row.device), -torch.inf)
@@ -108,7 +102,7 @@ class Cache:
         if not absent or absent[-1] < start:
             return
         del absent[bisect_left(absent, start) :]
-        row = self._hiding[layer]
+        row = self._absent_bias[layer]
         if row is not None and self._marked[layer] > len(absent):
             self._marked[layer] = len(absent)
             row[start:] = 0
@@ -119,12 +113,13 @@ class Cache:
             new = self._empty(self.capacity)
             new[:, : old.shape[1]].copy_(old)  # all of it: rows may have left keys and values where they still wait
             self.kv[layer] = new
-        self._hiding, self._marked = [None] * len(self.kv), [0] * len(self.kv)
+        self._absent_bias, self._marked = [None] * len(self.kv), [0] * len(self.kv)
 
     def keep(self, start: int, slots: Sequence[int]) -> None:
         """From slot ``start`` on, keep only ``slots`` (ascending), moved together; later rows are forgotten.
 
-        A layer that has not run some of the kept rows keeps those it has.
+        A layer that has not run some of the kept rows keeps those it has. Example: start 5, slots [5, 7] of a tree
+        whose rows are in slots 5 to 8: slot 7 moves to 6, and the layer's length becomes 7.
         """
         in_place = list(slots) == list(range(start, start + len(slots)))
         if in_place:
@@ -136,8 +131,8 @@ class Cache:
                 self._make_finite(layer, length)
                 kv = self.kv[layer]
                 index = torch.tensor(held, device=kv.device)
-                kv[:, start : start + len(held)] = kv[:, index]
-            moved = [start + place for place, slot in enumerate(held) if slot in self.absent[layer]]
+                kv[:, start : start + len(held)] = kv[:, index]  # indexing copies, so overlapping moves are safe
+            moved = [start + offset for offset, slot in enumerate(held) if slot in self.absent[layer]]
             self._forget_absent(layer, start)
             self.absent[layer] += moved
             self.lengths[layer] = min(length, start + len(held))
@@ -147,13 +142,3 @@ class Cache:
         self.lengths = [min(held, length) for held in self.lengths]
         for layer in range(len(self.absent)):
             self._forget_absent(layer, length)
-
-    def fork(self) -> Cache:
-        """An independent copy with the same rows."""
-        twin = Cache(len(self.kv), self.kv_heads, self._shape[1], self.capacity - _SLACK_ROWS, self._like)
-        for layer, length in enumerate(self.lengths):
-            twin.kv[layer][:, :length].copy_(self.kv[layer][:, :length])
-        twin.lengths = list(self.lengths)
-        twin.absent = [list(slots) for slots in self.absent]
-        twin._finite = [min(done, length) for done, length in zip(self._finite, self.lengths, strict=True)]
-        return twin

@@ -15,8 +15,11 @@ from benchctl.decoding.kv.cache import Cache
 from benchctl.decoding.kv.layout import Layout
 from benchctl.decoding.model.target import Target
 
-Accompanied = Callable[[Tensor, int, Cache, Layout], tuple[Tensor, list[Tensor]]]
-Chosen = Callable[[Tensor, Sequence[int], Cache, Layout], Tensor]
+RunRows = Callable[[Tensor, Cache, Layout], Tensor]
+"""A method's own pass: residuals [rows, width] before the first of its layers in, those behind the last one out.
+
+It writes keys and values of these rows into the cache, from slot ``layout.start`` on, in each of the layers.
+"""
 
 
 class Stream:
@@ -76,40 +79,34 @@ class Stream:
             first = group
 
     def _run(self, start: int, first: int, last: int) -> None:
-        skip = start - self.base
-        states = self.states
-        done = self.target.run(states[skip:] if skip else states, self.cache, first, last, self._layout(start, first))
-        self._states = torch.cat((states[:skip], done)) if skip else done
+        layout = self._layout(start, first)
+        self._replace_states(start, self.target.run(self._states_from(start), self.cache, first, last, layout))
 
-    def accompany(self, first: int, last: int, companions: int, run: Accompanied, waits: bool = False) -> list[Tensor]:
-        """Run the open rows through layers ``first`` .. ``last`` - 1, the last ``companions`` of them twice.
+    def run_rows(self, first: int, last: int, run: RunRows, rows: int | None = None) -> None:
+        """Run rows through layers ``first`` .. ``last`` - 1 in a method's own way; layers below run as in advance.
 
-        ``run(states, companions, cache, layout)`` gives the rows' states [rows, width] after those layers, and whatever
-        it has to tell of their companions: that is returned. Layers below ``first`` run as in advance.
+        These are all open rows that layer ``first`` lacks, or only the last ``rows`` of them.
 
-        With ``waits`` the rows stop before the last of these layers: they leave keys and values there, which companions
-        of later rows see too, and run it later, in a batch with other rows. Then all rows of the pass have companions.
-
-        Raises ValueError where not all open rows of that pass, or too few of them, lack exactly these layers, and where
-        rows before them are absent from some of these layers only.
+        Raises ValueError where the layers do not lack exactly these rows, and where earlier rows are absent from some
+        of the layers only: then one mask does not serve all of them.
         """
         self.advance(first)
         lengths, absent = self.cache.lengths, self.cache.absent
-        waiting = lengths[last - 1]
-        start = self.length - companions if waits else lengths[first]
-        lacked = lengths[first : last - 1] if waits else lengths[first:last]
-        if set(lacked) - {start} or waiting > start or not 0 < companions <= self.length - start:
-            raise ValueError(f"{companions} rows cannot be accompanied from layer {first} to {last}: they have run it")
+        start = lengths[first] if rows is None else self.length - rows
+        if set(lengths[first:last]) - {start} or not self.base <= start < self.length:
+            raise ValueError(f"layers {first} to {last} do not lack exactly the rows from {start} to {self.length}")
         if any(slots != absent[first] for slots in absent[first:last]):
             raise ValueError(f"rows are absent from some of layers {first} to {last} only; run these one by one")
-        skip = start - self.base
-        states = self.states
-        layout = self._layout(start, first, companions)
-        done, told = run(states[skip:] if skip else states, companions, self.cache, layout)
-        self._states = torch.cat((states[:skip], done)) if skip else done
-        if waits:
-            self.cache.lengths[last - 1] = waiting
-        return told
+        self._replace_states(start, run(self._states_from(start), self.cache, self._layout(start, first)))
+
+    def _states_from(self, start: int) -> Tensor:
+        """States of the open rows from slot ``start`` on."""
+        finished = start - self.base
+        return self.states[finished:] if finished else self.states
+
+    def _replace_states(self, start: int, states: Tensor) -> None:
+        finished = start - self.base
+        self._states = torch.cat((self.states[:finished], states)) if finished else states
 
     def fill(self, first: int, stand_ins: Tensor | None = None) -> None:
         """Give layers ``first`` .. keys and values for the last open row without running it through them.
@@ -132,25 +129,6 @@ class Stream:
         for layer in range(first, last):
             if self.cache.lengths[layer] < self.length:
                 self.cache.skip(layer, self.length - 1)
-
-    def choose(self, layer: int, rows: Sequence[int], run: Chosen) -> None:
-        """Run some of the open rows through one layer, by indices that ascend; the others pass it by.
-
-        ``run(states, rows, cache, layout)`` gives all states [open rows, width] after it, and writes keys and values of
-        all of them: nobody will see those of the others. ``layout`` is that of all open rows, with those hidden.
-
-        Raises ValueError where not all open rows of a chain stand before this layer.
-        """
-        if self.cache.lengths[layer] != self.base or not self._is_chain:
-            raise ValueError(f"rows can be chosen only where all wait for layer {layer}, each behind the one before")
-        if not rows:
-            self.pass_by(layer, layer + 1)
-            return
-        chosen = set(rows)
-        others = [self.base + row for row in range(self.rows) if row not in chosen]
-        layout = self._layout(self.base, layer, others=others)
-        self._states = run(self.states, rows, self.cache, layout)
-        self.cache.leave_out(layer, others)
 
     def _leave(self, first: int) -> int:
         """The slot of the last open row, which all others are to be ahead of in layers ``first`` .. ."""
@@ -205,23 +183,24 @@ class Stream:
         self.cache.truncate(length)
         self.base = min(self.base, length)
 
-    def fork(self) -> Stream:
-        """An independent copy of a stream without open rows."""
-        if self.rows:
-            raise ValueError("only a stream without open rows can be forked")
-        twin = Stream(self.target, 0, self.cache.fork())
-        twin.base = self.base
-        return twin
+    def _layout(self, start: int, layer: int) -> Layout:
+        """Of the open rows from slot ``start`` on in ``layer``, where its absent slots are hidden."""
+        positions: Sequence[int] = range(self.base, self.length)
+        ancestors = None
+        if not self._is_chain:
+            positions, ancestors = self._tree()
+        layout = self.target.layout(self.base, positions, ancestors, start - self.base)
+        layout.absent_bias = self.cache.absent_bias(layer, self.length)
+        return layout
 
-    def _layout(self, start: int, layer: int, companions: int = 0, others: Sequence[int] = ()) -> Layout:
-        """Of the open rows from slot ``start`` on in ``layer``, where its absent slots and ``others`` are not seen."""
-        skip, hiding = start - self.base, self.cache.hiding(layer, self.length, others)
-        if self._is_chain:
-            positions = range(self.base, self.length)
-            return self.target.layout(self.base, positions, skip=skip, companions=companions, hiding=hiding)
-        places: list[int] = []
-        seen: list[list[int]] = []
+    def _tree(self) -> tuple[list[int], list[list[int]]]:
+        """Position of each open row, and the open rows that it sees: those on its branch, itself included.
+
+        Example: rows with parents -1, 0, 0 behind 5 slots stand at 5, 6, 6 and see [0], [0, 1], [0, 2].
+        """
+        positions: list[int] = []
+        ancestors: list[list[int]] = []
         for row, parent in enumerate(self._parents):
-            places.append(self.base if parent < 0 else places[parent] + 1)
-            seen.append([*(seen[parent] if parent >= 0 else []), row])
-        return self.target.layout(self.base, places, seen, skip, companions, hiding)
+            positions.append(self.base if parent < 0 else positions[parent] + 1)
+            ancestors.append([*(ancestors[parent] if parent >= 0 else []), row])
+        return positions, ancestors

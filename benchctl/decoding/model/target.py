@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchctl.decoding.kv.cache import Cache
-from benchctl.decoding.kv.fill import Filler
+from benchctl.decoding.kv.kv_fill import Filler
 from benchctl.decoding.kv.layout import Layout
-from benchctl.decoding.model.encoder_decoder import RelativeLayout
 from benchctl.decoding.model.families import (
     ENCODER_DECODERS,
     check_family,
@@ -30,12 +29,11 @@ from benchctl.decoding.model.families import (
     query_size,
     read_parts,
 )
-from benchctl.decoding.model.hub import downloaded
 from benchctl.decoding.model.kernels import may_copy
 from benchctl.decoding.model.layers import Layer, run_layers
 from benchctl.decoding.model.probe import SPLIT, Probe
-from benchctl.decoding.model.t5 import read_t5
-from benchctl.decoding.model.tokenizer import TargetTokenizer, from_pretrained, load_tokenizer
+from benchctl.decoding.model.t5 import RelativeLayout, read_t5
+from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
 from benchctl.errors import UserError
 
 DTYPES = {
@@ -57,7 +55,7 @@ class TargetInfo:
     mlp_size           inner width of a layer's MLP; 0 for a mixture of experts
     kv_size            width of all key heads of a layer together; its values are as wide
     experts_per_token  that a token goes to in a layer; 0 for a dense target
-    encodes            whether an encoder reads the prompt
+    is_encoder_decoder whether an encoder reads the prompt
     """
 
     family: str
@@ -69,7 +67,7 @@ class TargetInfo:
     mlp_size: int
     kv_size: int
     experts_per_token: int
-    encodes: bool
+    is_encoder_decoder: bool
 
     @classmethod
     def of(cls, config: Any) -> TargetInfo:
@@ -84,7 +82,7 @@ class TargetInfo:
             mlp_size=mlp_size(config),
             kv_size=kv_size(config),
             experts_per_token=experts_per_token(config),
-            encodes=bool(config.is_encoder_decoder),
+            is_encoder_decoder=bool(config.is_encoder_decoder),
         )
 
 
@@ -161,7 +159,8 @@ class Target:
         # Reading a local folder takes no time worth a bar; a download keeps its own.
         with quiet() if local else nullcontext():
             options = {"dtype": DTYPES[dtype], "output_loading_info": True, "experts_implementation": "eager"}
-            kind = transformers.AutoModelForSeq2SeqLM if tokenizer.encodes else transformers.AutoModelForCausalLM
+            seq2seq, causal = transformers.AutoModelForSeq2SeqLM, transformers.AutoModelForCausalLM
+            kind = seq2seq if tokenizer.is_encoder_decoder else causal
             model, info = from_pretrained(kind, path, **options)
         check_complete(path, info)
         folder = Path(path) if local else downloaded(str(path))
@@ -258,11 +257,9 @@ class Target:
         positions: Sequence[int],
         ancestors: Sequence[Sequence[int]] | None = None,
         skip: int = 0,
-        companions: int = 0,
-        hiding: Tensor | None = None,
     ) -> Layout:
         """Where rows stand; see Layout."""
-        where = (base, positions, ancestors, self.rotary, skip, companions, hiding)
+        where = (base, positions, ancestors, self.rotary, skip)
         return Layout(*where) if self.encoder is None else RelativeLayout(self.encoder.biases, *where)
 
     def run(self, rows: Tensor, cache: Cache, first: int, last: int, layout: Layout) -> Tensor:

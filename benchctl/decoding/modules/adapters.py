@@ -12,12 +12,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from benchctl.decoding.accelerated import AdapterSettings, LowRank
 from benchctl.decoding.model.kernels import Linear, may_copy
 from benchctl.decoding.model.layers import Layer, Mlp
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.attention import TextAttention
 from benchctl.decoding.modules.exits import exit_losses, log_shares
+from benchctl.decoding.modules.low_rank import AdapterSettings, LowRank
 from benchctl.decoding.modules.trainable import Lesson
 
 

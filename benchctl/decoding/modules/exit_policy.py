@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchctl.decoding.adaptive import AdaptiveDepth, KvFill
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.method import Context, Exactness, Speculative, Step
+from benchctl.decoding.method import Context, Exactness, MonotoneThreshold, Speculative, Step
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import ExitHead, Exits
 from benchctl.decoding.modules.folder import load_modules, trained_options
@@ -39,7 +39,7 @@ def decayed(threshold: float, decay: float, at: int, of: int) -> float:
     return min(1.0, max(0.0, 0.9 * threshold + 0.1 * exp(-decay * at / of)))
 
 
-class ExitPolicy(AdaptiveDepth, Speculative):
+class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold):
     """Leaves at the first exit that is sure enough (lossy) or, mode=draft, lets the full model verify exits' proposals.
 
     A dataclass below has these options. Where ``modules`` are loaded, they have the exits that they were trained for;
@@ -51,7 +51,6 @@ class ExitPolicy(AdaptiveDepth, Speculative):
     exits: str
     draft_tokens: int
     modules: str
-    higher_is_safer = True
     _trained: tuple[int, ...] = ()
     _heads: Mapping[int, ExitHead] = MappingProxyType({})
 
@@ -87,6 +86,8 @@ class ExitPolicy(AdaptiveDepth, Speculative):
         return self.allowed(read_exits(self.exits) or self._trained or self.default_exits(target.layers))
 
     def unsupported(self, target: TargetInfo) -> str | None:
+        if problem := super().unsupported(target):
+            return problem
         exits = self.exit_layers(target)
         if not exits or exits[-1] >= target.layers:
             least = f"exit {exits[-1] if exits else 1} is not below the target's {target.layers} layers"

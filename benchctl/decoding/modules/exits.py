@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchctl.decoding.accelerated import Delta, LowRank
 from benchctl.decoding.model.kernels import Norm
 from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.low_rank import Delta, LowRank
 from benchctl.decoding.modules.trainable import Lesson, Tally, tally
 
 

@@ -91,7 +91,7 @@ def trained_options(method: Trainable, name: str, folder: str) -> Mapping[str, A
     if not folder:
         raise UserError(f"{name} cannot run: {no_modules(name)}")
     published = method.published(folder)
-    options = check_modules(name, folder).options if published is None else published
+    options = check_modules(method.modules_name(name), folder).options if published is None else published
     method.refuse(folder, options)
     return options
 
@@ -161,7 +161,7 @@ def load_modules(method: Trainable, name: str, target: Target, folder: str) -> n
     """
     if not folder:
         raise UserError(f"{name} cannot run: {no_modules(name)}")
-    facts = check_modules(name, folder)
+    facts = check_modules(method.modules_name(name), folder)
     _check_target(folder, facts, target.info, target.weights_sha256)
     with torch.random.fork_rng(devices=[]):
         module = method.build(target.info, target.lm_head.weight)
@@ -183,7 +183,7 @@ def go_on_from_modules(module: nn.Module, method: Trainable, name: str, info: Ta
     """
     folder, stage = method.modules, method.second_stage
     assert folder and stage is not None
-    facts = check_modules(name, folder)
+    facts = check_modules(method.modules_name(name), folder)
     _check_target(folder, facts, info, weights_sha256)
     weights = _without(_read_weights(folder), stage.part)
     wanted = _without(module.state_dict(), stage.part)
@@ -216,7 +216,8 @@ def _no_second_stage(name: str, folder: str, stage: SecondStage) -> str:
 
 def _check_fit(method: Trainable, name: str, folder: str, facts: ModuleFacts, shapes_fit: bool) -> None:
     if not shapes_fit:
-        raise UserError(f"{folder}: these modules have other shapes than {name} needs; {_other_options(facts, method)}")
+        reason = _other_options(name, facts, method)
+        raise UserError(f"{folder}: these modules have other shapes than {name} needs; {reason}")
     for option in method.trained_for:
         made, asked = facts.options.get(option), getattr(method, option)
         if option in facts.options and made != asked:
@@ -239,10 +240,10 @@ def _made_for_another(folder: str, made: MadeFor, theirs: str, ours: str) -> str
     return f"{folder}: made for {made.name} ({theirs}), but the target has {ours}; name modules trained for this target"
 
 
-def _other_options(facts: ModuleFacts, method: Trainable) -> str:
+def _other_options(name: str, facts: ModuleFacts, method: Trainable) -> str:
     """The options that differ from those of the training: one of them must be why the shapes do."""
     other = {key: value for key, value in facts.options.items() if getattr(method, key, value) != value}
     other.pop("modules", None)
     if not other:
-        return "train them anew"
+        return f"train others with: benchctl train {name}"
     return f"they were trained with {', '.join(f'{key}={value}' for key, value in other.items())}"

@@ -112,7 +112,12 @@ class Trainable(ABC):
 
     training: ClassVar[TrainingDefaults] = TrainingDefaults()
     trained_for: ClassVar[tuple[str, ...]] = ()  # options that modules are trained for though no shape tells
+    modules_of: ClassVar[str] = ""  # the method whose trained modules it uses; empty for its own
     modules: str
+
+    def modules_name(self, name: str) -> str:
+        """The method that folders of modules are marked with, for this method, called ``name``."""
+        return self.modules_of or name
 
     @property
     def needs_modules(self) -> bool:

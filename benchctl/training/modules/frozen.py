@@ -15,9 +15,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrained
 from benchctl import bundled as packs
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.families import context_tokens
-from benchctl.decoding.model.hub import downloaded
 from benchctl.decoding.model.target import DTYPES, Target, TargetInfo, check_complete, quiet
-from benchctl.decoding.model.tokenizer import TargetTokenizer, from_pretrained, load_tokenizer
+from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
 from benchctl.decoding.modules.folder import check_sizes
 from benchctl.decoding.modules.trainable import Trainable
 from benchctl.errors import UserError
@@ -73,7 +72,7 @@ def find_target(name_or_path: str, encoders: bool = False) -> TargetFiles:
     """
     path = packs.resolve(name_or_path)
     tokenizer = load_tokenizer(path)
-    if tokenizer.encodes and not encoders:
+    if tokenizer.is_encoder_decoder and not encoders:
         raise UserError(
             f"{name_or_path} has an encoder, and what you ask for is for models without one; name another model, or "
             f"train modules that know encoders: {', '.join(_know_encoders())}"
@@ -84,7 +83,7 @@ def find_target(name_or_path: str, encoders: bool = False) -> TargetFiles:
 def check_method(method: Method, label: Label, files: TargetFiles) -> None:
     """Raises UserError for a method that cannot run on this target, or whose modules are of one of other sizes."""
     info = TargetInfo.of(files.config)
-    if problem := method.obstacle(info):
+    if problem := method.unsupported(info):
         raise UserError(f"{label.text} cannot run on {files.name}: {problem}")
     if isinstance(method, Trainable):
         check_sizes(method, info)
@@ -92,7 +91,7 @@ def check_method(method: Method, label: Label, files: TargetFiles) -> None:
 
 def chat_of(files: TargetFiles) -> ChatFormat:
     """How chats are written for it. Raises UserError for a tokenizer with ids that the model has no embedding of."""
-    kind = EncoderChat if files.tokenizer.encodes else ChatFormat
+    kind = EncoderChat if files.tokenizer.is_encoder_decoder else ChatFormat
     chat, known = kind.load(files.path), int(files.config.vocab_size)
     if chat.vocabulary > known:
         raise UserError(
@@ -123,7 +122,7 @@ def load_target(files: TargetFiles, device: torch.device, dtype: str) -> FrozenT
     """
     options = {"dtype": DTYPES[dtype], "attn_implementation": "sdpa", "output_loading_info": True}
     with quiet() if isinstance(files.path, Path) else nullcontext():  # a download keeps its bar
-        kind = AutoModelForSeq2SeqLM if files.tokenizer.encodes else AutoModelForCausalLM
+        kind = AutoModelForSeq2SeqLM if files.tokenizer.is_encoder_decoder else AutoModelForCausalLM
         model, loading = from_pretrained(kind, files.path, **options)
     check_complete(files.path, loading)
     model = model.eval().requires_grad_(False)
@@ -138,7 +137,7 @@ def _identity(model: PreTrainedModel, files: TargetFiles) -> tuple[TargetInfo, s
 
 def _know_encoders() -> list[str]:
     kinds = {name: method_class(name) for name in method_names()}
-    return [name for name, kind in kinds.items() if kind.knows_encoders and issubclass(kind, Trainable)]
+    return [name for name, kind in kinds.items() if kind.supports_encoder_decoder and issubclass(kind, Trainable)]
 
 
 def _name(asked: str, path: Path | str) -> str:

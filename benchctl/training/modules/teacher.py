@@ -229,5 +229,5 @@ def _placed(states: Tensor, real: Tensor) -> Tensor:
 def _not_there(asked: object) -> NoReturn:
     raise UserError(
         "lessons of a target with an encoder hold states, norm and head, not its layers or rotations; a method that "
-        "learns from those is for targets without an encoder: leave knows_encoders False"
+        "learns from those is for targets without an encoder: leave supports_encoder_decoder False"
     )

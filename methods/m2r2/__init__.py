@@ -1,0 +1,92 @@
+"""Draft with an accelerated residual stream that reaches at a gate what the target's own stream reaches layers later.
+
+Bhendawade et al.: M2R2: Mixture of Multi-rate Residuals for Efficient Transformer Inference, 2025, arXiv 2502.02040.
+What the paper states and what is ours: docs/m2r2.md. The same trained modules serve m2r2_dynamic and m2r2_prefetch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+from torch import Tensor
+
+from benchctl.decoding.draft import Draft
+from benchctl.decoding.kv.stream import Stream
+from benchctl.decoding.method import Context, Speculative
+from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.modules.exits import ExitHead
+
+from .base import TwoStreamMethod
+from .drafting import draft_beam, draft_chain
+from .gates import read_gates
+from .streams import PairedRun
+
+Heads = Callable[[Tensor], Tensor]
+
+
+@dataclass
+class M2R2(TwoStreamMethod, Speculative):
+    """Draft with the accelerated stream at a gate, verify with the slow stream, which is the target itself.
+
+    modules       folder of the trained adapters
+    gates         layers where the accelerated stream starts again, joined by +; empty takes 1/8, 1/4, 1/2 of the depth
+    rate          slow layers that one of the accelerated stream is to be worth; 0 reaches the last layer at each gate
+    adapters      lora, bottleneck or hybrid; rank and alpha are theirs: what they add is scaled by alpha / rank
+    exit          the gate that drafts; 0 takes the first
+    draft_tokens  tokens drafted per verification
+    width         branches kept at each depth of the draft; 1 is a chain
+    confidence    draft no token with which the likeliest branch would have a lower probability; 0 never stops
+    source        what drafts at the gate: accelerated, or, to compare with, slow or exit (LITE-style, of the same size)
+    """
+
+    exit: int = 0
+    draft_tokens: int = 4
+    width: int = 1
+    confidence: float = 0.0
+    source: Literal["accelerated", "slow", "exit"] = "accelerated"
+    _gate: int = field(init=False, repr=False, compare=False)
+    _run: PairedRun | None = field(init=False, repr=False, compare=False)
+    _head: Heads = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        gates = read_gates(self.gates)
+        if self.exit < 0 or (gates and self.exit and self.exit not in gates):
+            raise ValueError(f"exit {self.exit} is not among the gates {self.gates or 'of any target'}")
+        for name in ("draft_tokens", "width"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
+        if not 0.0 <= self.confidence <= 1.0:
+            raise ValueError(f"confidence is {self.confidence}; it must lie between 0 and 1")
+
+    def unsupported(self, target: TargetInfo) -> str | None:
+        gates = [interval.gate for interval in self.intervals(target.layers)]
+        if (problem := super().unsupported(target)) or not self.exit or self.exit in gates:
+            return problem
+        return f"exit {self.exit} is not among the gates {'+'.join(map(str, gates))}"
+
+    def prepare(self, target: Target) -> None:
+        streams = self.load_streams("m2r2", target)
+        self._gate = self.exit or streams.intervals[0].gate
+        interval = next(interval for interval in streams.intervals if interval.gate == self._gate)
+        # Only the source that drafts is kept: what it is compared with is not part of its memory.
+        accelerated = self.source == "accelerated"
+        self._run = streams.run(interval, target.blocks, defers_last=True) if accelerated else None
+        self._head = ExitHead(streams.exit(self._gate), target) if self.source == "exit" else target.head
+
+    def draft(self, context: Context, budget: int) -> Draft:
+        propose = partial(self._propose, context.stream)
+        depth, width = min(self.draft_tokens, budget), min(self.width, context.target.vocabulary)
+        if width == 1:
+            return draft_chain(context, depth, propose, self.confidence)
+        return draft_beam(context, depth, propose, width, self.confidence)
+
+    def _propose(self, stream: Stream, rows: int) -> Tensor:
+        """Draft logits [rows, vocabulary] of the last ``rows`` open rows, which run up to the gate on the way."""
+        if self._run is not None:
+            return self._head(self._run(stream, rows)[-1])
+        stream.advance(self._gate)
+        return self._head(stream.states[-rows:])

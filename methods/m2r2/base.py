@@ -1,0 +1,82 @@
+"""What the methods with two streams share: options of the streams, their trained modules, and how these load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from benchctl.decoding.method import Method
+from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.modules.folder import load_modules
+from benchctl.decoding.modules.low_rank import AdapterKind, AdapterSettings
+from benchctl.decoding.modules.trainable import Lesson, SecondStage, Tally, Trainable, TrainingDefaults
+from benchctl.errors import UserError
+
+from .gates import Interval, default_gates, intervals_between, read_gates, unfit_gates
+from .training import TwoStreams, gate_loss, gate_yardsticks
+
+
+@dataclass
+class TwoStreamMethod(Method, Trainable):
+    """Base of the methods that run an accelerated stream; they may use each other's trained modules."""
+
+    modules: str = ""
+    gates: str = ""
+    rate: float = 0.0
+    adapters: AdapterKind = "lora"
+    rank: int = 64
+    alpha: float = 256.0
+    training = TrainingDefaults(rate=2e-3, schedule="linear", epochs=5.0)
+    trained_for = ("rate", "alpha")
+    modules_of = "m2r2"
+    default_rate: ClassVar[float] = 0.0
+    compared: ClassVar[bool] = True  # whether exits of equal size are trained too
+
+    def __post_init__(self) -> None:
+        AdapterSettings(self.adapters, self.rank, self.alpha)  # raises for a rank or alpha that is not positive
+        if not (self.rate == 0 or self.rate >= 1):
+            raise ValueError(f"rate is {self.rate}; it must be 0 or at least 1")
+        read_gates(self.gates)
+
+    @property
+    def second_stage(self) -> SecondStage:
+        """A router may lie in the folder too; only m2r2_dynamic needs one."""
+        return SecondStage("router", "router=arla", False, TrainingDefaults())
+
+    def default_gates(self, layers: int) -> tuple[int, ...]:
+        return default_gates(layers)
+
+    def intervals(self, layers: int) -> list[Interval]:
+        """The intervals of the accelerated stream in a target with ``layers``."""
+        gates = read_gates(self.gates) or self.default_gates(layers)
+        return intervals_between(gates, layers, self.rate or self.default_rate)
+
+    def unsupported(self, target: TargetInfo) -> str | None:
+        return super().unsupported(target) or unfit_gates(self.intervals(target.layers), target.layers)
+
+    def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
+        return self.build_streams(info, lm_head)
+
+    def build_streams(self, info: TargetInfo, lm_head: Tensor) -> TwoStreams:
+        """Fresh adapters of all intervals. Raises UserError for a target that has no such intervals."""
+        if problem := self.unsupported(info):
+            raise UserError(f"m2r2 cannot be trained for this target: {problem}")
+        settings = AdapterSettings(self.adapters, self.rank, self.alpha)
+        return TwoStreams(info, self.intervals(info.layers), settings, lm_head.device, self.compared)
+
+    def load_streams(self, name: str, target: Target) -> TwoStreams:
+        """The trained modules for the method ``name``. Raises UserError as load_modules does."""
+        streams = load_modules(self, name, target, self.modules)
+        assert isinstance(streams, TwoStreams)
+        return streams
+
+    def loss(self, module: nn.Module, lesson: Lesson) -> Tensor:
+        assert isinstance(module, TwoStreams)
+        return gate_loss(module, lesson)
+
+    def yardsticks(self, module: nn.Module, lesson: Lesson) -> Mapping[str, Tally]:
+        assert isinstance(module, TwoStreams)
+        return gate_yardsticks(module, lesson)

@@ -1,0 +1,195 @@
+"""Training the accelerated stream: its pass over whole texts, what it is to become, and how well it has.
+
+M2R2 (arXiv 2502.02040): all gates are trained in one pass, since each interval starts from the slow stream, which
+stands still. The loss is a reconstruction; an exit of equal size in the manner of LITE (arXiv 2310.18581) is trained
+beside it, to compare with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchctl.decoding.model.layers import Layer, Mlp
+from benchctl.decoding.model.target import TargetInfo
+from benchctl.decoding.modules.attention import TextAttention
+from benchctl.decoding.modules.exits import ExitModule, exit_losses, log_shares
+from benchctl.decoding.modules.low_rank import AdapterSettings
+from benchctl.decoding.modules.trainable import Lesson, Tally
+
+from .gates import Interval, between
+from .routers import Router
+from .streams import AcceleratedLayer, Adapter, OnState, PairedRun
+
+COSINE_SHARE = 0.1  # of the distance to the trajectory
+
+
+class TwoStreams(nn.Module):
+    """The trained modules: an adapter per layer of the accelerated stream, and an exit per gate where ``compared``.
+
+    A router may be added afterwards: m2r2_dynamic trains one on top of adapters that stand still.
+    """
+
+    def __init__(
+        self,
+        info: TargetInfo,
+        intervals: Sequence[Interval],
+        settings: AdapterSettings,
+        device: torch.device,
+        compared: bool = True,
+    ) -> None:
+        super().__init__()
+        self.intervals = intervals
+        self.router: Router | None = None
+        passed = range(1, intervals[-1].gate + 1)
+        self.adapters = nn.ModuleDict({str(layer): Adapter(info, settings, device) for layer in passed})
+        exits = {}
+        for interval in intervals if compared else ():
+            below = [self.adapter(layer) for layer in range(interval.first + 1, interval.gate + 1)]
+            parameters = sum(weight.numel() for adapter in below for weight in adapter.parameters())
+            exits[str(interval.gate)] = _lite_exit(info.hidden_size, parameters, device, settings.alpha / settings.rank)
+        self.exits = nn.ModuleDict(exits)
+
+    def adapter(self, layer: int) -> Adapter:
+        found = self.adapters[str(layer)]
+        assert isinstance(found, Adapter)
+        return found
+
+    def run(
+        self, interval: Interval, blocks: Sequence[Layer], on_state: OnState | None = None, defers_last: bool = False
+    ) -> PairedRun:
+        """What takes both streams through an interval of a target with these layers; ``on_state``: AcceleratedLayer."""
+        passed = range(interval.first, interval.gate)
+        layers = [AcceleratedLayer(blocks[index], self.adapter(index + 1), on_state) for index in passed]
+        return PairedRun(layers, interval.first, defers_last)
+
+    def exit(self, gate: int) -> ExitModule:
+        found = self.exits[str(gate)]
+        assert isinstance(found, ExitModule)
+        return found
+
+
+def _lite_exit(width: int, parameters: int, device: torch.device, scale: float) -> ExitModule:
+    """An exit of the slow stream with as many parameters as the adapters below it, and as loud."""
+    return ExitModule(width, max(1, (parameters - width) // (2 * width)), device, scale=scale)
+
+
+class Trajectories:
+    """The accelerated stream over the texts of a lesson, interval by interval."""
+
+    def __init__(self, module: TwoStreams, lesson: Lesson) -> None:
+        self._module, self._lesson = module, lesson
+        self._attention = TextAttention(lesson)
+
+    def along(self, interval: Interval) -> list[Tensor]:
+        """Accelerated states [rows, n, width] from the interval's start, where they are the slow ones, to its gate."""
+        state = self._lesson.states[interval.first].float()
+        trail = [state]
+        for layer in range(interval.first + 1, interval.gate + 1):
+            state = self._through(self._lesson.layer(layer - 1), self._module.adapter(layer), layer, state)
+            trail.append(state)
+        return trail
+
+    def _through(self, layer: Layer, adapter: Adapter, number: int, state: Tensor) -> Tensor:
+        mixed = self._mixed(layer, adapter, number, state)
+        if not adapter.own_attention:
+            state = state + layer.attention.out(mixed)
+        state = state + adapter.out(mixed)
+        normed = layer.mlp_norm(state)
+        if adapter.gate_up is None or not isinstance(layer.mlp, Mlp):
+            grown: Tensor = state + adapter.mlp(normed)
+            return grown
+        gate, up = (layer.mlp.gate_up(normed) + adapter.gate_up(normed)).chunk(2, -1)
+        inner = layer.mlp.act(gate) * up
+        grown = state + layer.mlp.down(inner) + adapter.mlp(inner)
+        return grown
+
+    def _mixed(self, layer: Layer, adapter: Adapter, number: int, state: Tensor) -> Tensor:
+        """[rows, n, queries] what the accelerated queries take from the slow stream's values."""
+        attention = layer.attention
+        normed = layer.attention_norm(state).flatten(0, 1)
+
+        def adapt(flat: Tensor) -> None:
+            wanted, base = adapter.query(normed), flat[:, : attention.heads * attention.head_dim]
+            base.copy_(wanted if adapter.own_attention else base + wanted)
+
+        held = self._slow(number - 1)[1]
+        return self._attention.mix(attention, self._attention.project(attention, normed, adapt)[0], held)
+
+    @torch.no_grad()
+    def attended(self, index: int) -> Tensor:
+        """[rows, n, width] the slow state behind the attention of layer ``index``: what its MLP's norm reads."""
+        layer = self._lesson.layer(index)
+        mixed = self._attention.mix(layer.attention, *self._slow(index))
+        attended: Tensor = self._lesson.states[index] + layer.attention.out(mixed)
+        return attended
+
+    @torch.no_grad()
+    def _slow(self, index: int) -> tuple[Tensor, Tensor]:
+        """Queries, and keys with values, of the slow stream in layer ``index``; see layers.project."""
+        layer = self._lesson.layer(index)
+        normed = layer.attention_norm(self._lesson.states[index]).flatten(0, 1)
+        return self._attention.project(layer.attention, normed)
+
+
+def gate_loss(module: TwoStreams, lesson: Lesson) -> Tensor:
+    """Weighted sum over tokens, gates and both kinds of exit.
+
+    Each is KL(target's final distribution || gate's) + CE_SHARE * cross-entropy with the text; the accelerated stream
+    adds COSINE_SHARE * the mean over its layers of 1 - cos(p^l, h^tau(l)).
+    """
+    labels, trajectories = lesson.ahead(1), Trajectories(module, lesson)
+    final = log_shares(lesson.head(lesson.final))
+    losses = torch.zeros_like(labels.weights, dtype=torch.float32)
+    for interval in module.intervals:
+        trail = trajectories.along(interval)
+        losses = losses + exit_losses(final, lesson.head(lesson.norm(trail[-1])), labels.tokens)
+        losses = losses + exit_losses(final, module.exit(interval.gate).logits(lesson, interval.gate), labels.tokens)
+        distances = [1 - cosine for cosine in trajectory_cosines(lesson, interval, trail)]
+        losses = losses + COSINE_SHARE * torch.stack(distances).mean(0)
+    return (losses * labels.weights).sum()
+
+
+def trajectory_cosines(lesson: Lesson, interval: Interval, trail: Sequence[Tensor]) -> Iterator[Tensor]:
+    """[rows, n] for each layer of the interval: cosine of the accelerated state and the slow one it is to become."""
+    for layer, state in enumerate(trail[1:], interval.first + 1):
+        yield F.cosine_similarity(state, slow_state(lesson.states, interval.reaches(layer)), dim=-1)
+
+
+def slow_state(states: Sequence[Tensor], depth: float) -> Tensor:
+    """The slow state at a depth, whole or between two layers."""
+    below = int(depth)
+    return between([state.float() for state in states[below : below + 2]], depth - below)
+
+
+@torch.no_grad()
+def gate_yardsticks(module: TwoStreams, lesson: Lesson) -> Mapping[str, Tally]:
+    """How early the streams align with the last layer; every token counts by the weight of the one it must predict.
+
+    gate_4_slow, gate_4_accelerated, gate_4_exit  share of tokens whose likeliest successor there is the last layer's:
+        by the slow state, by the accelerated one, by a LITE-style exit of the same size
+    cosine_3_slow, cosine_3_accelerated  mean cosine of the state after layer 3 with the last layer's
+    cosine_3_target                      mean cosine of the accelerated state with the slow one it is to equal
+    """
+    weights, trajectories = lesson.ahead(1).weights, Trajectories(module, lesson)
+    total, last = float(weights.sum()), lesson.states[-1].float()
+    final = lesson.head(lesson.final).argmax(-1)
+    found: dict[str, Tally] = {}
+
+    def note(name: str, values: Tensor) -> None:
+        found[name] = Tally(float((values.float() * weights).sum()), total)
+
+    trails = [trajectories.along(interval) for interval in module.intervals]
+    for interval, trail in zip(module.intervals, trails, strict=True):
+        note(f"gate_{interval.gate}_slow", lesson.head(lesson.norm(lesson.states[interval.gate])).argmax(-1) == final)
+        note(f"gate_{interval.gate}_accelerated", lesson.head(lesson.norm(trail[-1])).argmax(-1) == final)
+        note(f"gate_{interval.gate}_exit", module.exit(interval.gate).logits(lesson, interval.gate).argmax(-1) == final)
+    for interval, trail in zip(module.intervals, trails, strict=True):
+        for layer, target in enumerate(trajectory_cosines(lesson, interval, trail), interval.first + 1):
+            note(f"cosine_{layer}_slow", F.cosine_similarity(lesson.states[layer].float(), last, dim=-1))
+            note(f"cosine_{layer}_accelerated", F.cosine_similarity(trail[layer - interval.first], last, dim=-1))
+            note(f"cosine_{layer}_target", target)
+    return found

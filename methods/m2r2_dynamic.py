@@ -1,0 +1,185 @@
+"""Leave the target at the first gate where a router trusts M2R2's accelerated stream.
+
+Bhendawade et al.: M2R2, 2025, arXiv 2502.02040, dynamic computing. Lossy: what leaves early is not verified. The
+streams, the trained modules and what is ours: methods/m2r2 and docs/m2r2.md. Of ours here: rate_map, and the labels
+that routers learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from benchctl.decoding.adaptive import AdaptiveDepth, KvFill, View
+from benchctl.decoding.kv.kv_fill import absent, copy_h, copy_p, deferred_exact
+from benchctl.decoding.kv.stream import Stream
+from benchctl.decoding.method import Context, MonotoneThreshold, Step
+from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.modules.exits import balanced_loss, exit_yardsticks
+from benchctl.decoding.modules.trainable import Lesson, SecondStage, Tally, TrainingDefaults
+
+from .m2r2.base import TwoStreamMethod
+from .m2r2.gates import Interval, between
+from .m2r2.routers import Decider, Router
+from .m2r2.streams import PairedRun
+from .m2r2.training import Trajectories, TwoStreams, gate_loss, gate_yardsticks
+
+_TRAINED_ROUTERS = ("arla", "linear")
+_FILLS = {"copy_p": copy_p, "copy_h": copy_h, "deferred_exact": deferred_exact, "absent": absent}
+
+
+class GateView(View):
+    """A row at a gate. ``state`` is the accelerated one; ``trail`` are all [1, width] that led to it since the gate
+    below."""
+
+    def __init__(self, layer: int, trail: Sequence[Tensor], head: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(layer, trail[-1], trail[-2], head)
+        self.trail = trail
+
+
+@dataclass
+class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, MonotoneThreshold):
+    """Each token leaves at the first gate where the router is sure enough of the accelerated state.
+
+    In each interval the last row runs twice, as the slow stream and as the accelerated one, which starts from the slow
+    state at the gate below. A row that leaves nowhere runs the layers above the last gate by itself and gives the
+    target's own token.
+
+    modules    folder of the trained adapters and, for router=arla or linear, of the router trained on top of them
+    gates      layers where the accelerated stream starts again, joined by +; empty takes 1/8, 1/4, 1/2 of the depth
+    rate       slow layers that one of the accelerated stream is to be worth; 0 reaches the last layer at each gate
+    adapters   lora, bottleneck or hybrid; rank and alpha are theirs: what they add is scaled by alpha / rank
+    router     arla or linear (trained), softmax_gap, softmax_max or state_cosine
+    threshold  how sure it has to be; above 1 no token leaves, at 0 each does at the first gate
+    kv_fill    what layers above the exit hold of a token: rate_map, copy_p, copy_h, deferred_exact or absent
+    """
+
+    router: Literal["arla", "linear", "softmax_gap", "softmax_max", "state_cosine"] = "arla"
+    threshold: float = 0.9
+    kv_fill: Literal["rate_map", "copy_p", "copy_h", "deferred_exact", "absent"] = "rate_map"
+    exactness = "lossy"
+    reason = "tokens that leave early are not verified by the full target"
+    _runs: dict[int, PairedRun] = field(init=False, repr=False, compare=False)
+    _deciders: dict[int, Decider] = field(init=False, repr=False, compare=False)
+    _fill: KvFill = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.threshold >= 0.0:  # nan too
+            raise ValueError(f"threshold is {self.threshold}; it must not be negative")
+
+    @property
+    def second_stage(self) -> SecondStage:
+        training = TrainingDefaults(2e-3, "linear", epochs=5.0)
+        return SecondStage("router", f"router={self.router}", self.router in _TRAINED_ROUTERS, training)
+
+    def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
+        streams = self.build_streams(info, lm_head)
+        if self.second_stage.needed:
+            streams.requires_grad_(False)
+            attends = self.router == "arla"
+            streams.router = Router(streams.intervals, info.hidden_size, lm_head.device, attends)
+        return streams
+
+    def loss(self, module: nn.Module, lesson: Lesson) -> Tensor:
+        assert isinstance(module, TwoStreams)
+        return gate_loss(module, lesson) if module.router is None else router_loss(module, lesson)
+
+    def yardsticks(self, module: nn.Module, lesson: Lesson) -> Mapping[str, Tally]:
+        assert isinstance(module, TwoStreams)
+        return gate_yardsticks(module, lesson) if module.router is None else router_yardsticks(module, lesson)
+
+    def prepare(self, target: Target) -> None:
+        streams = self.load_streams("m2r2_dynamic", target)
+        self._runs = {interval.gate: streams.run(interval, target.blocks) for interval in streams.intervals}
+        router = streams.router
+        self._deciders = {} if router is None else {gate: router.decider(gate) for gate in self._runs}
+        rate_map = self.kv_fill == "rate_map"
+        self._fill = RateMap(streams.intervals, target.embedding) if rate_map else _FILLS[self.kv_fill]
+
+    def exit_layers(self, target: Target) -> tuple[int, ...]:
+        return tuple(self._runs)
+
+    def reach(self, stream: Stream, layer: int) -> View:
+        return GateView(layer, self._runs[layer](stream, 1), stream.target.head)
+
+    def decide(self, context: Context, view: View) -> bool:
+        return self._confidence(view) >= self.threshold
+
+    def _confidence(self, view: View) -> float:
+        if self.router == "arla" or self.router == "linear":
+            assert isinstance(view, GateView)
+            return self._deciders[view.layer](view.trail)
+        return view.confidence(self.router)
+
+    def step(self, context: Context) -> Step:
+        return self.exit_step(context, self._fill)
+
+
+class RateMap:
+    """Fills from the accelerated trajectory (ours): its state stands in for the skipped slow state it was to equal.
+
+    What arrives at the first layer above the exit is not skipped: that is the slow state at the exit itself.
+    """
+
+    def __init__(self, intervals: Sequence[Interval], like: Tensor) -> None:
+        self._shares = {interval.gate: trajectory_shares(interval).to(like) for interval in intervals}
+
+    def __call__(self, stream: Stream, view: View) -> None:
+        assert isinstance(view, GateView)
+        known = torch.cat((stream.states[-1:], *view.trail))
+        stream.fill(view.layer, torch.mm(self._shares[view.layer], known))
+
+
+def trajectory_shares(interval: Interval) -> Tensor:
+    """[layers above the gate, 1 + states of the trail]: of which known states each stand-in is made.
+
+    Known are the slow state at the gate, then the accelerated ones from the interval's start on. For Interval(0, 2, 6),
+    speed 3, what would arrive at layers 3, 4, 5, 6 are the slow states 2, 3, 4, 5: the first is known, then come the
+    accelerated ones after layers 1, 4/3 and 5/3.
+    """
+    states = 2 + interval.gate - interval.first
+    known = list(torch.eye(states, dtype=torch.float64))
+    skipped = range(interval.gate + 1, interval.layers)
+    stand_ins = (between(known[1:], interval.meets(depth) - interval.first) for depth in skipped)
+    return torch.stack([known[0], *stand_ins])
+
+
+@dataclass(frozen=True)
+class RouterScores:
+    """Of each gate [rows, n]: the router's scores, and whether its likeliest token is the last layer's."""
+
+    scores: Mapping[int, Tensor]
+    agrees: Mapping[int, Tensor]
+
+
+def router_scores(module: TwoStreams, lesson: Lesson) -> RouterScores:
+    """Scores and labels of the texts of a lesson; only the scores carry a gradient."""
+    assert isinstance(module.router, Router)
+    trajectories, last = Trajectories(module, lesson), lesson.head(lesson.final).argmax(-1)
+    scores: dict[int, Tensor] = {}
+    agrees: dict[int, Tensor] = {}
+    for interval in module.intervals:
+        with torch.no_grad():
+            trail = trajectories.along(interval)
+            agrees[interval.gate] = lesson.head(lesson.norm(trail[-1])).argmax(-1) == last
+        scores[interval.gate] = module.router.score(interval.gate, trail)
+    return RouterScores(scores, agrees)
+
+
+def router_loss(module: TwoStreams, lesson: Lesson) -> Tensor:
+    """Sum over gates of class-balanced binary cross-entropies; a token's weight is that of the one it must predict."""
+    at_gates, weights = router_scores(module, lesson), lesson.ahead(1).weights
+    losses = [balanced_loss(at_gates.scores[gate], at_gates.agrees[gate], weights) for gate in at_gates.scores]
+    return torch.stack(losses).sum()
+
+
+@torch.no_grad()
+def router_yardsticks(module: TwoStreams, lesson: Lesson) -> dict[str, Tally]:
+    """Those of exit_yardsticks, where the accelerated states are what leaves."""
+    at_gates = router_scores(module, lesson)
+    return exit_yardsticks(at_gates.scores, lesson, at_gates.agrees)

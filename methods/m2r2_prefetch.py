@@ -1,0 +1,206 @@
+"""Load experts ahead of time: the accelerated stream of M2R2 names those that layers to come will need.
+
+Bhendawade et al.: M2R2, 2025, arXiv 2502.02040, ahead-of-time expert loading; docs/m2r2.md. Ours, as the paper's
+equations were not at hand: after l layers the accelerated state stands for the slow one after R l, so the norms and
+gates of layers R (l - 1) + 1 .. R l are asked. Training lowers the divergence of the predicted choice from the true
+one, in addition to the distance to the trajectory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchctl.decoding.experts.offload import Offload, OffloadSettings, OffloadsExperts, Tier, rank_experts
+from benchctl.decoding.experts.policies import PolicyName
+from benchctl.decoding.experts.tiers import Timer
+from benchctl.decoding.kv.stream import Stream
+from benchctl.decoding.method import Context, Step, all_layers, one_token
+from benchctl.decoding.model.layers import Experts, Layer
+from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.modules.trainable import Lesson, Tally, tally
+
+from .m2r2.base import TwoStreamMethod
+from .m2r2.gates import Interval
+from .m2r2.streams import PairedRun
+from .m2r2.training import COSINE_SHARE, Trajectories, TwoStreams, trajectory_cosines
+
+
+@dataclass
+class M2R2Prefetch(TwoStreamMethod, OffloadsExperts):
+    """Decode a mixture of experts out of a fast tier, fetching ahead what the accelerated stream predicts.
+
+    modules   folder of the trained adapters
+    gates     layers where the accelerated stream starts again, joined by +; empty takes half of the depth
+    rate      slow layers that one of the accelerated stream is to be worth; 0 is 2
+    adapters  lora, bottleneck or hybrid; rank and alpha are theirs: what they add is scaled by alpha / rank
+    policy, capacity, bandwidth_mb_s, tier, spare: as for expert_offload
+    """
+
+    policy: PolicyName = "lru"
+    capacity: int = 0
+    bandwidth_mb_s: float = 0.0
+    tier: Tier = "memory"
+    spare: int = 0
+    no_batch_reason = "each sequence of a batch would need experts of its own"
+    default_rate = 2.0
+    compared = False
+    _offload: Offload = field(init=False, repr=False, compare=False)
+    _predictor: StreamPredictor = field(init=False, repr=False, compare=False)
+    _runs: list[PairedRun] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._settings()  # raises for what cannot be
+        if self.spare < 0:
+            raise ValueError(f"spare is {self.spare}; it must not be negative")
+
+    def _settings(self) -> OffloadSettings:
+        return OffloadSettings(self.policy, self.capacity, self.bandwidth_mb_s, self.tier)
+
+    def default_gates(self, layers: int) -> tuple[int, ...]:
+        """One interval up to half of the depth: at rate 2 the state there stands for the last layer's."""
+        return (layers // 2,) if layers > 1 else ()
+
+    def unsupported(self, target: TargetInfo) -> str | None:
+        return super().unsupported(target) or self._settings().unsupported(target)
+
+    def loss(self, module: nn.Module, lesson: Lesson) -> Tensor:
+        assert isinstance(module, TwoStreams)
+        return forecast_loss(module, lesson)
+
+    def yardsticks(self, module: nn.Module, lesson: Lesson) -> Mapping[str, Tally]:
+        assert isinstance(module, TwoStreams)
+        return forecast_yardsticks(module, lesson)
+
+    def prepare(self, target: Target) -> None:
+        streams = self.load_streams("m2r2_prefetch", target)
+        self._offload = Offload(target, self._settings())
+        blocks = self._offload.view.blocks
+        self._predictor = StreamPredictor(blocks, streams.intervals, self._offload.top_k + self.spare)
+        self._runs = [streams.run(interval, blocks, self._predictor.note) for interval in streams.intervals]
+
+    def serve(self, target: Target, timer: Timer | None) -> AbstractContextManager[Target]:
+        self._predictor.forget()  # the state of a generation that failed
+        return self._offload.serve(timer, self._predictor)
+
+    def counters(self) -> Mapping[str, float]:
+        return self._offload.counters()
+
+    def step(self, context: Context) -> Step:
+        return one_token(context, self._run)
+
+    def _run(self, stream: Stream) -> int:
+        for run in self._runs:
+            run(stream, 1)
+        return all_layers(stream)
+
+
+class StreamPredictor:
+    """Names, for each layer that both streams pass, the experts of layers to come (a Predictor of offload)."""
+
+    def __init__(self, blocks: Sequence[Layer], intervals: Sequence[Interval], experts: int) -> None:
+        self._blocks, self._experts = blocks, experts
+        self._state: Tensor | None = None
+        passed = [(interval, layer) for interval in intervals for layer in range(interval.first + 1, interval.gate + 1)]
+        self._coming = {layer - 1: coming(interval, layer) for interval, layer in passed}
+
+    def note(self, state: Tensor) -> None:
+        """The accelerated state [1, width] of the layer whose experts are about to run."""
+        self._state = state
+
+    def forget(self) -> None:
+        self._state = None
+
+    def __call__(self, layer: int, residual: Tensor) -> Mapping[int, Sequence[int]]:
+        state, self._state = self._state, None  # a state is asked once; where no accelerated row ran there is none
+        if state is None:
+            return {}
+        return {ahead: rank_experts(self._blocks[ahead], state, self._experts) for ahead in self._coming[layer]}
+
+
+def coming(interval: Interval, layer: int) -> range:
+    """Indices, from 0, of the layers whose gates the accelerated state after ``layer`` layers is asked: those that it
+    has newly come to stand for, and that the slow stream has not reached.
+
+    Interval(0, 4, 8) with rate 2 gives layer 1 (index 1), then 2 and 3, 4 and 5, 6 and 7.
+    """
+    first, last = interval.reaches(layer - 1), interval.reaches(layer)
+    return range(max(int(first), layer), int(last))
+
+
+def forecast_loss(module: TwoStreams, lesson: Lesson) -> Tensor:
+    """Weighted sum over tokens, of KL(true choice of experts || predicted one), meaned over the layers predicted, plus
+    COSINE_SHARE * the mean over layers of 1 - cos(p^l, h^tau(l))."""
+    weights, trajectories = lesson.ahead(1).weights, Trajectories(module, lesson)
+    losses = torch.zeros_like(weights, dtype=torch.float32)
+    for interval in module.intervals:
+        trail = trajectories.along(interval)
+        found = [_divergence(*pair) for _, *pair in _choices(lesson, trajectories, interval, trail)]
+        if found:
+            losses = losses + torch.stack(found).mean(0)
+        distances = [1 - cosine for cosine in trajectory_cosines(lesson, interval, trail)]
+        losses = losses + COSINE_SHARE * torch.stack(distances).mean(0)
+    return (losses * weights).sum()
+
+
+def _divergence(true: Tensor, predicted: Tensor) -> Tensor:
+    """[rows, n] for gate logits [rows, n, experts]."""
+    wanted, said = true.float().log_softmax(-1), predicted.float().log_softmax(-1)
+    return (wanted.exp() * (wanted - said)).sum(-1)
+
+
+def _choices(
+    lesson: Lesson, trajectories: Trajectories, interval: Interval, trail: Sequence[Tensor]
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """For each coming layer its number, its true gate logits [rows, n, experts] and the predicted ones."""
+    for layer, state in enumerate(trail[1:], interval.first + 1):
+        for ahead in coming(interval, layer):
+            block = lesson.layer(ahead)
+            if isinstance(block.mlp, Experts):
+                with torch.no_grad():
+                    true = _gate(block, trajectories.attended(ahead))
+                yield ahead + 1, true, _gate(block, state)
+
+
+def _gate(block: Layer, state: Tensor) -> Tensor:
+    assert isinstance(block.mlp, Experts)
+    return F.linear(block.mlp_norm(state), block.mlp.router)
+
+
+@torch.no_grad()
+def forecast_yardsticks(module: TwoStreams, lesson: Lesson) -> Mapping[str, Tally]:
+    """Of the experts that a token needs, the share that is among as many predicted ones.
+
+    recall_6         of layer 6, by the last accelerated state that is asked before it
+    recall_6_slow    by the slow state at the same moment, with the same norm and gate: next_gate, looking further ahead
+    recall           all predicted layers together, and recall_slow
+    """
+    weights, trajectories = lesson.ahead(1).weights, Trajectories(module, lesson)
+    found: dict[str, Tally] = {}
+    for interval in module.intervals:
+        trail = trajectories.along(interval)
+        slow = [
+            lesson.states[interval.first],
+            *(trajectories.attended(index) for index in range(interval.first, interval.gate)),
+        ]
+        for kind, states in (("", trail), ("_slow", slow)):
+            for number, true, predicted in _choices(lesson, trajectories, interval, states):
+                mlp = lesson.layer(number - 1).mlp
+                assert isinstance(mlp, Experts)
+                found[f"recall_{number}{kind}"] = _recall(true, predicted, mlp.top_k, weights)
+    for kind in ("", "_slow"):
+        of_kind = [tally for name, tally in found.items() if name.endswith("_slow") == bool(kind)]
+        found[f"recall{kind}"] = sum(of_kind, Tally(0.0, 0.0))
+    return found
+
+
+def _recall(true: Tensor, predicted: Tensor, count: int, weights: Tensor) -> Tally:
+    needed, named = true.topk(count).indices, predicted.topk(count).indices
+    hits = (needed.unsqueeze(-1) == named.unsqueeze(-2)).any(-1).float().mean(-1)
+    return tally(hits, weights)

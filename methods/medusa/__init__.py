@@ -1,0 +1,134 @@
+"""Draft with extra heads on the target's last state, each for a token further ahead, and verify a tree of their picks.
+
+Cai et al.: Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads, 2024, arXiv 2401.10774:
+heads, static tree, typical acceptance, training with the target frozen (Medusa-1). The heads read the state of the last
+accepted row, so a draft costs no pass of its own. Ours: 15 nodes; the target's distributions as labels, see
+heads.py; paths measured as a whole where training chooses the tree (the paper multiplies the heads' own shares);
+and what is assumed of heads that nobody measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from benchctl.decoding.draft import Draft
+from benchctl.decoding.method import Context, Exactness, Outcome, Speculative
+from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.modules.folder import FACTS, load_modules, read_facts, trained_options
+from benchctl.decoding.modules.trainable import Lesson, Tally, Trainable
+from benchctl.decoding.verify import Verdict, verify_typical
+from benchctl.errors import UserError
+
+from .heads import KEPT_NODES, Heads, fresh_heads, heads_loss, path_shares, sparse_plan, told_tree, top_shares
+from .published import read_published
+from .trees import Path, pick, read_widths, wide_tree
+
+
+@dataclass
+class Medusa(Speculative, Trainable):
+    """Draft a tree of what ``heads`` heads expect of the next tokens; one pass of the target verifies it.
+
+    modules  folder of the trained heads, or of heads in the format in which the authors publish theirs
+    heads    heads, and depth of the tree; 3, as the authors' code trains: each costs as much as the LM head
+    tree     sparse (the ``nodes`` likeliest, as measured in training) or widths: 4x2x1; 1x1x1 is a chain
+    nodes    rows of a sparse tree; 63 in the paper, for GPUs: here 15, as 16 rows are cheap on a CPU too
+    accept   exact (argmax, rejection when sampling) or typical (lossy: p above min(epsilon, delta exp(-H)))
+    """
+
+    modules: str = ""
+    heads: int = 3
+    tree: str = "sparse"
+    nodes: int = 15
+    accept: Literal["exact", "typical"] = "exact"
+    epsilon: float = 0.09
+    delta: float = 0.3
+    _heads: Heads = field(init=False, repr=False, compare=False)
+    _paths: tuple[Path, ...] = field(default=(), init=False, repr=False, compare=False)
+    _state: Tensor = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("heads", "nodes", "epsilon", "delta"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
+        for name in ("epsilon", "delta"):
+            if getattr(self, name) > 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at most 1")
+        if self.nodes > KEPT_NODES:
+            raise ValueError(f"nodes is {self.nodes}; a sparse tree may have {KEPT_NODES}")
+        if self.tree != "sparse":
+            read_widths(self.tree, self.heads)
+
+    @property
+    def exactness(self) -> Exactness:  # type: ignore[override]
+        return "exact" if self.accept == "exact" else "lossy"
+
+    @property
+    def reason(self) -> str:  # type: ignore[override]
+        return "" if self.accept == "exact" else "typical acceptance keeps tokens more often than the target says them"
+
+    def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
+        return fresh_heads(lm_head, self.heads)
+
+    def loss(self, module: nn.Module, lesson: Lesson) -> Tensor:
+        return heads_loss(module, lesson)
+
+    def yardsticks(self, module: nn.Module, lesson: Lesson) -> Mapping[str, Tally]:
+        return top_shares(module, lesson)
+
+    def findings(self, module: nn.Module, lessons: Iterable[Lesson]) -> Mapping[str, Any]:
+        return {"tree": told_tree(path_shares(module, lessons))}
+
+    def published(self, folder: str) -> Mapping[str, Any] | None:
+        found = read_published(folder)
+        return None if found is None else {"heads": found.heads}
+
+    def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
+        if not isinstance(trained.get("heads"), int) or self.heads > trained["heads"]:
+            raise UserError(
+                f"{folder}: holds {trained.get('heads')} heads, and heads={self.heads} asks for more; give fewer, "
+                f"or train as many: benchctl train 'medusa[heads={self.heads}]' --model MODEL --out FOLDER"
+            )
+
+    def prepare(self, target: Target) -> None:
+        trained = trained_options(self, "medusa", self.modules)
+        if (published := read_published(self.modules)) is not None:
+            self._heads = Heads(published.fit(target, self.heads), self.heads)
+            self._paths = self._plan({}, target.vocabulary)
+            return
+        module = load_modules(replace(self, heads=trained["heads"]), "medusa", target, self.modules)
+        self._heads = Heads(module.state_dict(), self.heads)
+        self._paths = self._plan(read_facts(self.modules).findings, target.vocabulary)
+
+    def _plan(self, findings: Mapping[str, Any], vocabulary: int) -> tuple[Path, ...]:
+        """The tree's nodes; a head has no more picks than there are tokens."""
+        if self.tree != "sparse":
+            return wide_tree([min(width, vocabulary) for width in read_widths(self.tree, self.heads)])
+        try:
+            return sparse_plan(findings.get("tree", {}), self.heads, self.nodes, vocabulary)
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{self.modules}: {FACTS} holds no tree ({error}); train the heads anew") from error
+
+    def start(self, context: Context) -> int:
+        self._state = self.prefill(context)
+        return context.pick(context.target.head(self._state))
+
+    def draft(self, context: Context, budget: int) -> Draft:
+        depth = min(budget, len(self._paths[-1]))
+        if depth < 1:
+            return Draft()
+        draft_logits = self._heads(context.target.final_norm(self._state), depth)
+        return pick(self._paths, draft_logits.topk(1 + max(map(max, self._paths))).indices.tolist())
+
+    def observe(self, context: Context, outcome: Outcome) -> None:
+        row = 1 + outcome.verdict.path[-1] if outcome.verdict.path else 0
+        self._state = outcome.states[row : row + 1]
+
+    def verify(self, context: Context, draft: Draft, target_logits: Tensor) -> Verdict:
+        if self.accept == "exact":
+            return super().verify(context, draft, target_logits)
+        rows = context.sampling.rows(target_logits)
+        return verify_typical(draft, rows, context.generator, self.epsilon, self.delta)

@@ -1,0 +1,174 @@
+"""Medusa's heads: how they are made, how all of them run in a few products, and which paths of their picks come true.
+
+Cai et al.: Medusa, 2024, arXiv 2401.10774, section 2.1.1. Weights are named as the authors publish theirs:
+``{head}.{block}.linear.weight`` and ``.bias`` of residual blocks x + SiLU(W x + b), then ``{head}.{blocks}.weight`` of
+the head's own LM head. The paper's formula has one block and no bias; the authors' code has the bias, and so have we.
+
+The paper's labels are the text's tokens (section 2.2.1). Ours are the target's own distributions at their places, as it
+has them for the target itself where that learns from its own answers (section 2.3.2): they say more than one token.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchctl.decoding.modules.trainable import Lesson, Tally, tally
+
+from .trees import Path, likeliest, sparse_tree
+
+KEPT_NODES = 256  # more rows than any verification is worth
+_RANKS = 10  # picks of a head that are measured, as the authors measure them
+_TOPS = (1, 2, 4, 8)
+_FADE = 0.8  # what a head counts in the loss, as a share of the head before
+_ASSUMED = (0.5, 0.1, 0.05, 0.05, 0.025, 0.025, 0.025, 0.025)  # shares of the first head's picks
+_FADING = 0.8  # and those of each further head, as shares of the head before
+
+
+class Block(nn.Module):
+    """x + SiLU(W x + b) for x [.., width]; W and b start as zero, so a fresh block changes nothing."""
+
+    def __init__(self, width: int, device: torch.device) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width, device=device)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.to(self.linear.weight.dtype)
+        grown: Tensor = F.silu(self.linear(x))
+        return x + grown
+
+
+def fresh_heads(lm_head: Tensor, heads: int) -> nn.ModuleList:
+    """Heads of one block, each with an LM head of its own that starts as ``lm_head`` [vocabulary, width].
+
+    Each gives draft logits [.., vocabulary] for normed states [.., width]; a fresh one says the next token.
+    """
+    return nn.ModuleList(_fresh_head(lm_head) for _ in range(heads))
+
+
+def _fresh_head(lm_head: Tensor) -> nn.Module:
+    vocabulary, width = lm_head.shape
+    own = nn.Linear(width, vocabulary, bias=False, device=lm_head.device)
+    with torch.no_grad():
+        own.weight.copy_(lm_head)
+    return nn.Sequential(Block(width, lm_head.device), own)
+
+
+class Heads:
+    """The first ``heads`` of the heads that have these weights, each layer of all of them as one product."""
+
+    def __init__(self, weights: Mapping[str, Tensor], heads: int) -> None:
+        def together(name: str) -> Tensor:
+            return torch.stack([weights[f"{head}.{name}"].detach() for head in range(heads)])
+
+        blocks = sum(name.startswith("0.") and name.endswith(".linear.weight") for name in weights)
+        self._blocks = [
+            (_turned(together(f"{block}.linear.weight")), together(f"{block}.linear.bias").unsqueeze(1))
+            for block in range(blocks)
+        ]
+        self._own = _turned(together(f"{blocks}.weight"))
+
+    def __call__(self, final: Tensor, count: int) -> Tensor:
+        """Draft logits [count, vocabulary] of the first ``count`` heads for one normed state [1, width]."""
+        inner = final.expand(count, 1, -1)
+        for weight, bias in self._blocks:
+            inner = inner + F.silu(torch.baddbmm(bias[:count], inner, weight[:count]))
+        return torch.bmm(inner, self._own[:count]).squeeze(1)
+
+
+def _turned(weight: Tensor) -> Tensor:
+    """[heads, inputs, outputs] of [heads, outputs, inputs], laid out as the product of one row reads it fastest."""
+    turned = weight.mT
+    return turned.contiguous() if weight.device.type == "cpu" and weight.dtype == torch.float32 else turned
+
+
+def heads_loss(heads: nn.Module, lesson: Lesson) -> Tensor:
+    """Sum over heads i = 1, 2, .. of KL(target's distribution of the token i + 1 ahead || the head's), each weighted
+    _FADE ** i and by that token's weight."""
+    with torch.no_grad():
+        said = lesson.head(lesson.final).float().log_softmax(-1)
+    total = lesson.final.new_zeros((), dtype=torch.float32)
+    for number, head in enumerate(heads.children(), 1):
+        wanted = said.roll(-number, 1)  # what comes round to the end of a row has no weight
+        says = head(lesson.final).float().log_softmax(-1)
+        divergence = F.kl_div(says, wanted, reduction="none", log_target=True).sum(-1)
+        total = total + _FADE**number * (divergence * lesson.ahead(number + 1).weights).sum()
+    return total
+
+
+def _ranks(heads: nn.Module, lesson: Lesson) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each head: how many of its picks come before the token it is for, _RANKS where that is not among them.
+
+    With the weight of each token; both [rows, n].
+    """
+    for number, head in enumerate(heads.children(), 1):
+        tokens, weights = lesson.ahead(number + 1)
+        draft_logits = head(lesson.final)
+        hits = draft_logits.topk(min(_RANKS, draft_logits.shape[-1])).indices == tokens.unsqueeze(-1)
+        yield torch.where(hits.any(-1), hits.int().argmax(-1), _RANKS), weights
+
+
+def top_shares(heads: nn.Module, lesson: Lesson) -> dict[str, Tally]:
+    """How often the token is among the first picks of each head, such as ``head_1_top4``."""
+    found: dict[str, Tally] = {}
+    for number, (ranks, weights) in enumerate(_ranks(heads, lesson), 1):
+        for top in _TOPS:
+            found[f"head_{number}_top{top}"] = tally(ranks < top, weights)
+    return found
+
+
+def path_shares(heads: nn.Module, lessons: Iterable[Lesson]) -> dict[Path, float]:
+    """How often each path of picks is right as a whole; those that never are, are left out.
+
+    Measured together, unlike in the paper, which multiplies the heads' own shares: where one head is right the next is
+    more often right than elsewhere. Counted where every head has a token to predict, so that no path has a larger share
+    than its parent.
+    """
+    right: Counter[Path] = Counter()
+    everywhere = 0.0
+    for lesson in lessons:
+        of_heads, weights_of_heads = zip(*_ranks(heads, lesson), strict=True)
+        ranks, weights = (torch.stack(each, -1).flatten(0, 1) for each in (of_heads, weights_of_heads))
+        weights = weights.amin(-1)
+        everywhere += float(weights.sum())
+        counted = weights > 0
+        for path, weight in zip(ranks[counted].tolist(), weights[counted].tolist(), strict=True):
+            for depth in range(1, 1 + (path.index(_RANKS) if _RANKS in path else len(path))):
+                right[tuple(path[:depth])] += weight
+    return {path: share / everywhere for path, share in right.items()}
+
+
+def told_tree(shares: Mapping[Path, float]) -> dict[str, float]:
+    """The likeliest paths with their shares, likeliest first, as modules.json keeps them: ``{"0": 0.5, "0 1": 0.1}``.
+
+    The first n of them are the tree of n nodes, and the sum of their shares is how many tokens it gets accepted.
+    """
+    kept = sorted(likeliest(shares, KEPT_NODES), key=lambda path: (-shares[path], len(path), path))
+    return {" ".join(map(str, path)): round(shares[path], 6) for path in kept}
+
+
+def sparse_plan(told: Any, heads: int, nodes: int, vocabulary: int) -> tuple[Path, ...]:
+    """The tree of at most ``nodes`` nodes and ``heads`` levels by what told_tree told; by assumption where that is {}.
+
+    Raises ValueError or TypeError for anything that told_tree does not tell, such as a path without its parent.
+    """
+    shares = {tuple(map(int, text.split())): float(share) for text, share in dict(told).items()}
+    for path, share in shares.items():
+        _check_path(path, share, shares)
+    if shares:
+        return likeliest({path: share for path, share in shares.items() if len(path) <= heads}, nodes)
+    return sparse_tree([[_FADING**depth * share for share in _ASSUMED[:vocabulary]] for depth in range(heads)], nodes)
+
+
+def _check_path(path: Path, share: float, shares: Mapping[Path, float]) -> None:
+    if not path or not all(0 <= rank < _RANKS for rank in path) or (path[:-1] and path[:-1] not in shares):
+        raise ValueError(f"{path} is no path from the root")
+    if not 0 <= share <= shares.get(path[:-1], 1.0):
+        raise ValueError(f"{path} has a share of {share}, more than its parent's")

@@ -1,0 +1,123 @@
+"""Medusa heads in the format in which the authors and others publish them, such as those for Vicuna-7B.
+
+Cai et al.: Medusa, 2024, arXiv 2401.10774; the layout is that of the authors' code. A folder has config.json, with
+``medusa_num_heads``, ``medusa_num_layers`` (residual blocks of each head) and ``base_model_name_or_path``, and the
+weights as medusa_lm_head.safetensors or .pt, under the names that heads.py explains. Nothing in it tells which
+weights the target must have: a width and a vocabulary can be compared, the rest is the user's word.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from benchctl.decoding.model.target import Target
+from benchctl.errors import UserError
+
+CONFIG = "config.json"
+_WEIGHTS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")  # the first that is there is read
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a folder holds: ``weights`` by name, lying in the file until they are used."""
+
+    folder: str
+    base_model: str
+    heads: int
+    blocks: int
+    weights: Mapping[str, Tensor]
+
+    def fit(self, target: Target, heads: int) -> dict[str, Tensor]:
+        """Those of the first ``heads`` where and as the target is.
+
+        Raises UserError for weights of another width or vocabulary.
+        """
+        width, vocabulary = target.info.hidden_size, target.vocabulary
+        lm_head = list(self.weights[f"0.{self.blocks}.weight"].shape)
+        if lm_head != [vocabulary, width]:
+            raise UserError(
+                f"{self.folder}: made for {self.base_model}, with LM heads of {lm_head} (vocabulary and width), but "
+                f"the target's is one of {[vocabulary, width]}; name heads made for it"
+            )
+        for name, weight in self.weights.items():
+            wanted = _shape(name, self.blocks, width, vocabulary)
+            if list(weight.shape) != wanted:
+                raise UserError(f"{self.folder}: {name} has shape {list(weight.shape)}, not {wanted}; get it anew")
+        wanted_heads = {str(head) for head in range(heads)}
+        asked = {name: weight for name, weight in self.weights.items() if name.partition(".")[0] in wanted_heads}
+        return {name: weight.to(target.device, target.dtype) for name, weight in asked.items()}
+
+
+def read_published(folder: str) -> Published | None:
+    """What ``folder`` holds in this format; None where it holds nothing of it.
+
+    Raises UserError where it cannot be read or lacks weights, and where it holds others than config.json tells of. More
+    heads than told are taken: config.json of the heads for Vicuna-7B tells of two, and there are five.
+    """
+    place = Path(folder)
+    file = next((place / name for name in _WEIGHTS if (place / name).is_file()), None)
+    if file is None:
+        return None
+    told = _config(place / CONFIG)
+    weights = _read(file)
+    heads = len({name.partition(".")[0] for name in weights})
+    blocks, least = told["medusa_num_layers"], told["medusa_num_heads"]
+    _check_names(file, weights, max(heads, least), blocks)
+    return Published(folder, str(told.get("base_model_name_or_path", "an unnamed model")), heads, blocks, weights)
+
+
+def _config(file: Path) -> Mapping[str, Any]:
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+        counts = [told[name] for name in ("medusa_num_heads", "medusa_num_layers")]
+        if not all(isinstance(count, int) and count > 0 for count in counts):
+            raise ValueError("medusa_num_heads and medusa_num_layers must be positive")
+        return dict(told)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file}: cannot be read as that of Medusa heads ({error!r}); get the folder anew") from error
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    """Of a .pt nothing but tensors is unpickled, so a file of strangers can run nothing.
+
+    torch's own words on that advise to unpickle the rest, so they are not passed on.
+    """
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        if not all(isinstance(weight, Tensor) for weight in found.values()):
+            raise ValueError("there is more in it than tensors")
+        return dict(found)
+    except pickle.UnpicklingError as error:
+        raise UserError(
+            f"{file}: holds more than tensors, or is torn, and was not read; get one that holds no more"
+        ) from error
+    except (OSError, ValueError, RuntimeError, AttributeError, SafetensorError) as error:
+        raise UserError(f"{file}: cannot be read ({error}); get it anew") from error
+
+
+def _check_names(file: Path, weights: Mapping[str, Tensor], heads: int, blocks: int) -> None:
+    parts = [f"{block}.linear.{kind}" for block in range(blocks) for kind in ("weight", "bias")]
+    wanted = {f"{head}.{part}" for head in range(heads) for part in (*parts, f"{blocks}.weight")}
+    told = f"{CONFIG} tells of medusa_num_layers={blocks}, and there seem to be {heads} heads"
+    if missing := sorted(wanted - weights.keys()):
+        raise UserError(f"{file}: lacks {missing[0]} ({told}); name heads that have LM heads of their own")
+    if unknown := sorted(weights.keys() - wanted):
+        raise UserError(f"{file}: holds {unknown[0]}, which is none of such heads ({told})")
+
+
+def _shape(name: str, blocks: int, width: int, vocabulary: int) -> list[int]:
+    if name.endswith(".bias"):
+        return [width]
+    return [vocabulary, width] if name.endswith(f".{blocks}.weight") else [width, width]

@@ -1,0 +1,144 @@
+"""Run fewer layers the longer the answer gets: a depth for each position, fixed in advance, never growing.
+
+Del Corro et al.: SkipDecode: Autoregressive Skip Decoding with Batching and Caching for Efficient LLM Inference, 2023,
+arXiv 2307.02628. A few layers at the bottom always run, then the top ones; no key or value is ever missing, and all
+sequences of a batch run the same layers. Ours: the defaults, which the paper does not give, and low-rank adapters in
+place of tuning all weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor, nn
+
+from benchctl.decoding.batch import Batched
+from benchctl.decoding.experts.tiers import Timer
+from benchctl.decoding.kv.stream import Stream
+from benchctl.decoding.method import Context, Method, Step, one_token
+from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.modules.adapters import Adapters
+from benchctl.decoding.modules.folder import load_modules, trained_options
+from benchctl.decoding.modules.low_rank import AdapterSettings
+from benchctl.decoding.modules.trainable import Lesson, Tally, Trainable, TrainingDefaults
+from benchctl.errors import UserError
+
+from .schedule import DepthSchedule, FixedDepths, schedule_loss, schedule_yardsticks
+
+
+@dataclass
+class SkipDecode(Method, Batched, FixedDepths, Trainable):
+    """Fall from ``max_layers`` to ``min_layers`` over the first tokens of an answer, by leaving out middle layers.
+
+    modules        folder of the trained adapters
+    min_layers     depth at the end of the fall and after it; 0 takes half of the target's layers
+    max_layers     depth of the prompt and of the first new token; 0 takes all layers
+    warmup_layers  layers at the bottom that always run
+    fall_tokens    new tokens over which the depth falls, in a line
+    adapters       lora (trained under the schedule, the target frozen) or none: the target's layers as they are
+    rank, alpha    of the adapters: what they add is scaled by alpha / rank
+    """
+
+    modules: str = ""
+    min_layers: int = 0
+    max_layers: int = 0
+    warmup_layers: int = 1
+    fall_tokens: int = 64
+    adapters: Literal["lora", "none"] = "lora"
+    rank: int = 32
+    alpha: float = 32.0
+    exactness = "lossy"
+    training = TrainingDefaults(rate=5e-4, schedule="linear", epochs=5.0)
+    trained_for = ("warmup_layers", "alpha")
+    _view: Target | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        AdapterSettings("lora", self.rank, self.alpha)  # refuses what cannot be
+        for name in ("min_layers", "max_layers", "warmup_layers"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
+        if self.fall_tokens < 1:
+            raise ValueError(f"fall_tokens is {self.fall_tokens}; it must be at least 1")
+        if self.max_layers and self.min_layers > self.max_layers:
+            raise ValueError(f"min_layers {self.min_layers} is above max_layers {self.max_layers}: depth never grows")
+        least = self.min_layers or self.max_layers
+        if least and self.warmup_layers > least:
+            raise ValueError(f"warmup_layers {self.warmup_layers} always run, but a token may have {least} layers only")
+        if self.modules and not self.needs_modules:
+            raise ValueError("adapters=none has no modules; they are for adapters=lora")
+
+    @property
+    def reason(self) -> str:  # type: ignore[override]
+        trained = "" if self.needs_modules else ", and no layer was trained for it"
+        return f"later tokens leave out layers and are not verified by the full target{trained}"
+
+    @property
+    def needs_modules(self) -> bool:
+        return self.adapters == "lora"
+
+    def unsupported(self, target: TargetInfo) -> str | None:
+        return super().unsupported(target) or self.beyond(target.layers)
+
+    def beyond(self, layers: int) -> str | None:
+        for name in ("max_layers", "min_layers", "warmup_layers"):
+            if getattr(self, name) > layers:
+                return f"{name} {getattr(self, name)} is more than the target's {layers} layers"
+        return None
+
+    def schedule(self, layers: int) -> DepthSchedule:
+        most = self.max_layers or layers
+        least = self.min_layers or min(most, max(self.warmup_layers, layers // 2, 1))
+        return DepthSchedule(layers, most, least, self.warmup_layers, self.fall_tokens)
+
+    def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
+        if not self.needs_modules:
+            raise UserError("adapters=none has nothing to train; skip_decode[adapters=lora] has")
+        if problem := self.unsupported(info):
+            raise UserError(f"skip_decode cannot be trained for this target: {problem}")
+        return Adapters(info, AdapterSettings("lora", self.rank, self.alpha), lm_head.device)
+
+    def loss(self, module: nn.Module, lesson: Lesson) -> Tensor:
+        assert isinstance(module, Adapters)
+        return schedule_loss(self.schedule(module.info.layers), module, lesson)
+
+    def yardsticks(self, module: nn.Module, lesson: Lesson) -> Mapping[str, Tally]:
+        assert isinstance(module, Adapters)
+        return schedule_yardsticks(self.schedule(module.info.layers), module, lesson)
+
+    def prepare(self, target: Target) -> None:
+        if self.needs_modules:
+            trained_options(self, "skip_decode", self.modules)  # refuses lower depths than were trained
+            module = load_modules(self, "skip_decode", target, self.modules)
+            assert isinstance(module, Adapters)
+            self._view = module.merge(target)
+
+    def serve(self, target: Target, timer: Timer | None) -> AbstractContextManager[Target]:
+        return nullcontext(self._view or target)
+
+    def layers_at(self, target: Target, new_tokens: int) -> Sequence[int]:
+        schedule = self.schedule(target.layers)
+        bottom, top = schedule.running(schedule.depth(new_tokens - 1))
+        return [*bottom, *top]
+
+    def prefill(self, context: Context) -> Tensor:
+        context.stream.push(context.tokens)
+        self._run(context.stream, self.schedule(context.target.layers), 0)
+        last = context.stream.states[-1:]
+        context.stream.keep(range(context.stream.rows))
+        return last
+
+    def step(self, context: Context) -> Step:
+        schedule = self.schedule(context.target.layers)
+        return one_token(context, lambda stream: self._run(stream, schedule, context.new_tokens - 1))
+
+    def _run(self, stream: Stream, schedule: DepthSchedule, new_token: int) -> int:
+        """Take the open rows through the layers of that new token; their number."""
+        depth = schedule.depth(new_token)
+        bottom, top = schedule.running(depth)
+        stream.advance(bottom.stop)
+        stream.pass_by(bottom.stop, top.start)
+        stream.advance()
+        return depth

@@ -1,0 +1,65 @@
+"""benchctl works with the lowest version of every dependency that pyproject.toml allows.
+
+Torch stays out: its lowest version is a download of gigabytes, and neither the help nor reading results needs it.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchctl.cli import VERBS
+
+TOO_LARGE = {"torch"}
+RESULTS = "results/reference/default.jsonl"
+Benchctl = Callable[..., subprocess.CompletedProcess[str]]
+
+pytestmark = pytest.mark.slow
+
+
+def lowest(requirement: str) -> str:
+    """`click>=8.4.2,<9` as `click==8.4.2`."""
+    name, bound = re.fullmatch(r"([\w-]+)>=([\w.]+),<[\w.]+", requirement).groups()  # type: ignore[union-attr]
+    return f"{name}=={bound}"
+
+
+@pytest.fixture(scope="module")
+def benchctl(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Benchctl:
+    """Runs `benchctl` in an environment with the lowest versions."""
+    folder = tmp_path_factory.mktemp("lowest")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    python = folder / "bin" / "python"
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    versions = [lowest(line) for line in project["dependencies"] if re.split(r"\W", line)[0] not in TOO_LARGE]
+    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *versions]
+    done = subprocess.run(install, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": str(root)}
+        command = [python, "-m", "benchctl", *arguments]
+        return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+
+    return run
+
+
+def test_the_help_of_every_verb_is_printed(benchctl: Benchctl) -> None:
+    assert {verb: benchctl(verb, "--help").returncode for verb in VERBS} == dict.fromkeys(VERBS, 0)
+    assert benchctl("--help").returncode == 0
+
+
+def test_results_are_compared_drawn_and_reported(benchctl: Benchctl, tmp_path: Path) -> None:
+    done = benchctl("compare", RESULTS, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)
+    for arguments in (["plot", "--pareto", RESULTS, "--out"], ["report", RESULTS, "-o"]):
+        out = tmp_path / f"{arguments[0]}.{'png' if arguments[0] == 'plot' else 'html'}"
+        done = benchctl(*arguments, str(out))
+        assert done.returncode == 0, done.stderr
+        assert out.stat().st_size > 10_000
