@@ -14,6 +14,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 
 from benchctl.analysis.comparison import Group
@@ -183,6 +184,7 @@ def svg(figure: Figure) -> str:
 
 
 def _write(figure: Figure, target: Path | IO[str], ending: str) -> None:
-    settle(figure)
+    if isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine):
+        settle(figure)
     with matplotlib.rc_context({"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": "benchctl"}):
         figure.savefig(target, format=ending[1:], metadata=_METADATA[ending])
