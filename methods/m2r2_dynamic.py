@@ -61,6 +61,7 @@ class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, Trainable, MonotoneThreshold):
     router: Literal["arla", "linear", "softmax_gap", "softmax_max", "state_cosine"] = "arla"
     threshold: float = 0.9
     kv_fill: Literal["rate_map", "copy_p", "copy_h", "deferred_exact", "absent"] = "rate_map"
+    demo = ("threshold=0.8",)
     exactness = "lossy"
     reason = "tokens that leave early are not verified by the full target"
     _runs: dict[int, PairedRun] = field(init=False, repr=False, compare=False)

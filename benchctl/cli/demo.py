@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,28 +21,14 @@ from benchctl.errors import UserError
 if TYPE_CHECKING:
     from benchctl.measuring.settings import RunSettings
 
-# The best of twelve settings each, found on other prompts: docs/head-to-head.md. Of a method that can both draft and
-# leave layers out, the one that gained more.
-METHODS = (
-    "two_model[draft_tokens=6,confidence=0.5]",
-    "prompt_lookup[draft_tokens=5,max_ngram=3,match=last]",
-    "lookahead[ngram=4,window=1,guesses=2,prompt_pool=true]",
-    "medusa[heads=2,nodes=4]",
-    "m2r2[exit=2,draft_tokens=6,confidence=0.2]",
-    "deed[mode=draft,threshold=0.3,exits=4,draft_tokens=2]",
-    "early_exit[head=trained,confidence=classifier,threshold=0.6,exits=8+12]",
-    "skip_decode[min_layers=10,fall_tokens=32]",
-    "mixture_of_depths[threshold=0.02]",
-)
-# It takes a mixture of experts, so it is measured on another target, against that one's baseline.
-OF_EXPERTS = ("expert_offload[prefetch=next_gate]",)
+TARGETS = ("ref-dense", "ref-moe")  # of a method that takes a mixture of experts, the second
 BENCHES = ("koala", "self-instruct", "wizardlm", "tasks")  # mt-bench has two turns: the minute is for more prompts
 PROMPTS = 2  # of each bench
 _BRIEF = ("--source", "embedded", "--max-new-tokens", "24", "--repeats", "1", "--warm-up", "1")
 
 _ABOUT_EXPERTS = (
-    "expert_offload takes a mixture of experts. Its baseline has all experts in fast memory, it a quarter of them: it "
-    "gains memory, and its speed-up says what that costs."
+    "Methods that load experts take a mixture of experts. Their baseline has all experts in fast memory, they have a "
+    "quarter of them: they save memory, and the speed-up shows what that costs."
 )
 _HONEST = "Few prompts, each timed once: intervals are wide, and hold for this machine and these small models."
 
@@ -72,18 +58,50 @@ def demo(context: click.Context, out: Path | None) -> None:
     started_s = clock()
     folder = out or Path("results") / f"demo-{utc_now():%Y%m%dT%H%M%S}"
     _check(folder)
+    dense, experts = demo_labels()
     files = (folder / "methods.jsonl", folder / "experts.jsonl")
     with _told_when_interrupted(files):
         _say("Measuring every method on a few prompts of each suite. Ctrl-C stops, and keeps what is measured.")
-        _measure(context, _words(METHODS, BENCHES, files[0]))
+        _measure(context, _words(dense, BENCHES, files[0]))
         _say(_ABOUT_EXPERTS)
-        _measure(context, _words(OF_EXPERTS, BENCHES[:1], files[1], "--model", "ref-moe", "--no-watch"))
+        _measure(context, _words(experts, BENCHES[:1], files[1], "--model", TARGETS[1], "--no-watch"))
         with _beside("report", *map(str, files), "--out", str(folder / "report.html")):
             for file in files:
                 _verb(context, "compare", str(file), "--format", "brief")
             with redirect_stderr(io.StringIO()):  # what it says of the figures is said below the table
                 _verb(context, "plot", "--pareto", str(files[0]), "--out", str(folder / "pareto.png"))
     _tell_what_next(files, clock() - started_s)
+
+
+def demo_labels() -> list[tuple[str, ...]]:
+    """For each of TARGETS the labels to measure there: those that methods name for the demo (`Method.demo`).
+
+    A label is measured on the first target that it can run on, and on none where it lacks a draft model or modules.
+    """
+    from benchctl import bundled
+    from benchctl.decoding.model.target import TargetInfo
+    from benchctl.decoding.model.tokenizer import load_tokenizer
+    from benchctl.measuring.choices import choose_method, choose_models
+    from benchctl.measuring.settings import ModelSettings
+    from benchctl.registry import BASELINE, builtin_names, method_class
+
+    names = [name for name in builtin_names() if name != BASELINE]
+    labels = [f"{name}[{options}]" for name in names for options in method_class(name).demo]
+    labels = [label.removesuffix("[]") for label in labels]
+    of_targets: list[tuple[str, ...]] = []
+    for target in TARGETS:
+        models, info = (
+            choose_models(ModelSettings(target)),
+            TargetInfo.of(load_tokenizer(bundled.resolve(target)).config),
+        )
+        fitting = []
+        for label in labels:
+            with suppress(UserError):
+                choose_method(label, models).fit(info)
+                fitting.append(label)
+        of_targets.append(tuple(fitting))
+        labels = [label for label in labels if label not in fitting]
+    return of_targets
 
 
 def _check(folder: Path) -> None:

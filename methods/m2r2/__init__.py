@@ -48,6 +48,7 @@ class M2R2(TwoStreamMethod, Speculative, Trainable):
     width: int = 1
     confidence: float = 0.0
     source: Literal["accelerated", "slow", "exit"] = "accelerated"
+    demo = ("exit=2,draft_tokens=6,confidence=0.2",)
     _gate: int = field(init=False, repr=False, compare=False)
     _run: PairedRun | None = field(init=False, repr=False, compare=False)
     _head: Heads = field(init=False, repr=False, compare=False)
