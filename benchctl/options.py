@@ -1,8 +1,8 @@
-"""Options of a method: the fields of its dataclass, read from and written to the text of a label."""
+"""Options as fields of a dataclass: those of a method in the text of a label, those of a verb on the command line."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -14,20 +14,45 @@ _TRUTH = {"true": True, "false": False}
 
 @dataclass(frozen=True)
 class Option:
-    """One option: its name, its kind in words ("a whole number") and its default as a label would write it."""
+    """An option of a method: its name, its kind in words ("a whole number") and its default as a label writes it."""
 
     name: str
     kind: str
     default: str
 
 
+@dataclass(frozen=True)
+class CommandLineOption:
+    """How a settings field looks as an option of a verb; its type and default are those of the field.
+
+    flags       `("--method", "-m")`; empty: the field's name, with `--no-` before it for a flag that is on by default
+    choices     of a text; a Literal needs none
+    least, most bounds of a number, both allowed; `above` is a lower bound that is not allowed itself
+    completion  the function of cli/completion.py that a shell asks for names
+    """
+
+    help: str
+    flags: tuple[str, ...] = ()
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    completion: str = ""
+
+
+def setting(default: Any, help: str, **details: Any) -> Any:
+    """A dataclass field that is an option of a verb; `details` are fields of CommandLineOption."""
+    return field(default=default, metadata={CommandLineOption: CommandLineOption(help, **details)})
+
+
 def options_of(owner: type[Any]) -> tuple[Option, ...]:
     """The options of a dataclass, in the order declared; a field that `__init__` does not take is not an option."""
     hints = get_type_hints(owner)
     return tuple(
-        Option(field.name, _kind(hints[field.name]), "" if field.default is MISSING else write_value(field.default))
-        for field in fields(owner)
-        if field.init
+        Option(each.name, _kind(hints[each.name]), "" if each.default is MISSING else write_value(each.default))
+        for each in fields(owner)
+        if each.init
     )
 
 
@@ -52,9 +77,9 @@ def convert_options(name: str, owner: type[Any], texts: Sequence[tuple[str, str]
 def changed_options(instance: Any) -> tuple[tuple[str, str], ...]:
     """The options of a dataclass instance that differ from their defaults, as text, in the order declared."""
     return tuple(
-        (field.name, write_value(getattr(instance, field.name)))
-        for field in fields(instance)
-        if field.init and getattr(instance, field.name) != field.default
+        (each.name, write_value(getattr(instance, each.name)))
+        for each in fields(instance)
+        if each.init and getattr(instance, each.name) != each.default
     )
 
 

@@ -1,38 +1,45 @@
 """Measures benchctl itself on the embedded models: `python -m benchmarks`, or `make bench`.
 
-The figures go to a JSON file, with the machine and the commit they were taken on and what was asked for. The runs of
-the sections exact and default stay beside it as results files; costs and loading keep the seconds of each prompt.
+`library` compares our loop with transformers' generate; `costs` compares steps with the passes that their rows explain.
+Reading of large files has its own command: `python -m benchmarks.reading`.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
 
 from benchctl.errors import UserError
 from benchctl.measuring.choices import choose_models
 from benchctl.measuring.settings import ModelSettings
 from benchmarks.costs import choose
 from benchmarks.origin import circumstances, without_places
-from benchmarks.sections import SECTIONS, Asked
-from benchmarks.show import show
+
+SECTIONS = ("library", "costs")
+Figures = Mapping[str, Any]
 
 
 @click.command()
-@click.option("--only", multiple=True, type=click.Choice(list(SECTIONS)), help="Sections to measure; all by default.")
+@click.option("--only", multiple=True, type=click.Choice(SECTIONS), help="Sections to measure; all by default.")
 @click.option(
     "--threads",
     multiple=True,
     type=click.IntRange(1),
     default=(1, 2),
     show_default=True,
-    help="For library and exact each; costs takes the least, trainer the most, default and loading always one.",
+    help="CPU threads: library runs with each number, costs with the lowest.",
 )
-@click.option("--prompts", type=click.IntRange(2), help="Prompts of each suite, instead of what each section takes.")
-@click.option("--max-new-tokens", type=click.IntRange(2), help="Likewise.")
+@click.option("--prompts", type=click.IntRange(2), help="Prompts of each suite.  [default: library 6, costs 2]")
+@click.option("--max-new-tokens", type=click.IntRange(2), help="Longest answer.  [default: library 96, costs 64]")
 @click.option("--label", "labels", multiple=True, help="Another method for costs: 'medusa[modules=FOLDER]'.")
 @click.option("--out", default="results/bench", show_default=True, type=click.Path(path_type=Path), help="Folder.")
 def main(
@@ -43,9 +50,7 @@ def main(
     labels: tuple[str, ...],
     out: Path,
 ) -> None:
-    """Our loop against transformers' generate (library), exact methods against our own baseline (exact), what the
-    harness costs (default), the trainer against a bare loop (trainer), and steps against what their rows explain
-    (costs).
+    """Measure the speed of our loop against transformers' generate (library) and the cost of steps (costs).
 
     \b
     Examples:
@@ -53,43 +58,73 @@ def main(
       python -m benchmarks --only costs --label 'medusa[modules=runs/medusa]'
     """
     sections = tuple(name for name in SECTIONS if name in only or not only)
-    _check(labels, sections)
+    _check_labels(labels, sections)
     out.mkdir(parents=True, exist_ok=True)
-    asked = Asked(out, threads, prompts, max_new_tokens, labels)
-    found = _circumstances(asked, sections)
-    for section in sections:
-        found |= SECTIONS[section](asked)
-    # What all sections say stays when one of them is measured again: it may be of another day or machine.
-    figures = out / ("figures.json" if not only else f"figures-{'-'.join(sections)}.json")
-    figures.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    show(sections, found)
-    print(f"Figures: {figures}")
-
-
-def _circumstances(asked: Asked, sections: tuple[str, ...]) -> dict[str, Any]:
-    """The code, the machine and the command line, without the places where things lie.
-
-    A size that was not given is null: each section tells what it took.
-    """
-    return circumstances() | {
-        "asked": {
-            "sections": sections,
-            "threads": asked.threads,
-            "prompts": asked.prompts,
-            "max_new_tokens": asked.max_new_tokens,
-            "labels": [without_places(label) for label in asked.labels],
-        },
+    asked = {
+        "sections": sections,
+        "threads": threads,
+        "prompts": prompts,
+        "max_new_tokens": max_new_tokens,
+        "labels": [without_places(label) for label in labels],
     }
+    figures: dict[str, Any] = {**circumstances(), "asked": asked}
+    console = Console(width=120)
+    if "library" in sections:
+        sizes = {"prompts": prompts or 6, "max_new_tokens": max_new_tokens or 96}
+        figures["library"] = [row for count in threads for row in measure_apart("speed", threads=count, **sizes)]
+        console.print(_library_table(figures["library"]))
+    if "costs" in sections:
+        sizes = {"prompts": prompts or 2, "max_new_tokens": max_new_tokens or 64}
+        figures["costs"] = measure_apart("costs", labels=labels, threads=min(threads), **sizes)
+        _print_costs(console, figures["costs"])
+    # Measuring one section keeps the file of all sections: it may come from another day or machine.
+    path = out / ("figures.json" if not only else f"figures-{'-'.join(sections)}.json")
+    path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    print(f"Figures: {path}")
 
 
-def _check(labels: tuple[str, ...], sections: tuple[str, ...]) -> None:
-    """Refuse labels that nobody would measure, or that cannot run, before anything is."""
+def measure_apart(module: str, **arguments: Any) -> Any:
+    """What a module of benchmarks prints, run in its own process: thread counts and memory peaks do not mix."""
+    command = [sys.executable, "-m", f"benchmarks.{module}", json.dumps(arguments)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _check_labels(labels: tuple[str, ...], sections: tuple[str, ...]) -> None:
+    """Raises click.UsageError for labels that are not measured or cannot run."""
     if labels and "costs" not in sections:
         raise click.UsageError("--label names a method for the section costs; add --only costs")
     try:
         choose(labels, choose_models(ModelSettings()))
     except UserError as problem:
         raise click.UsageError(str(problem)) from problem
+
+
+def _library_table(rows: list[Figures]) -> Table:
+    table = Table("ours", "theirs", "threads", "ratio [95%]", "tokens/s", "theirs", "same text", title="transformers")
+    for row in rows:
+        speeds = (f"{row['our_tokens_per_s']:.0f}", f"{row['their_tokens_per_s']:.0f}")
+        same = f"{row['same_tokens']}/{row['prompts']}"
+        table.add_row(escape(row["ours"]), row["theirs"], str(row["threads"]), _ratio(row), *speeds, same)
+    return table
+
+
+def _print_costs(console: Console, costs: Figures) -> None:
+    threads = f"{costs['threads']} thread{'s' * (costs['threads'] > 1)}"
+    columns = ("timed", "rows", "measured", "predicted", "measured / predicted [95%]", "goal")
+    table = Table(Column("method", overflow="fold"), *columns, title=f"measured vs. predicted step time on {threads}")
+    for row in costs["methods"]:
+        times = (f"{row['measured_ms']:.2f} ms", f"{row['predicted_ms']:.2f} ms")
+        goal = row["goal"].partition(",")[0]
+        table.add_row(escape(row["label"]), row["timed"], f"{row['rows']:.1f}", *times, _ratio(row), goal)
+    console.print(table)
+    print(f"verifications within {costs['within']:.0%} by the whole interval: {costs['share_within']:.0%}")
+    for label, reason in costs["left_out"].items():
+        print(f"left out: {label}: {reason}")
+
+
+def _ratio(row: Figures) -> str:
+    return f"{row['ratio']:.2f}x [{row['low']:.2f}, {row['high']:.2f}]"
 
 
 if __name__ == "__main__":

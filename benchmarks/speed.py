@@ -17,7 +17,7 @@ from benchctl.analysis.stats.bootstrap import Interval, Levels, bootstrap
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import UsesDraftModel
 from benchctl.decoding.model.target import Target
-from benchctl.measuring.prompts.prompt import load_suite
+from benchctl.measuring.prompts.suites import load_suite
 from benchctl.registry import build
 from benchmarks.library import Answer, Library
 
@@ -122,7 +122,7 @@ def _ours(label: str, target: Target, draft: Target) -> Decoder:
 def embedded_prompts(target: Target, count: int) -> list[list[int]]:
     """``count`` prompts of each embedded suite, first turns, as the run would encode them."""
     suites = [
-        load_suite(name, data_dir=None, source="embedded", limit=count, notify=lambda text: None)
+        load_suite(name, source="embedded", limit=count, notify=lambda text: None)
         for name in ("koala", "self-instruct", "wizardlm", "mt-bench")
     ]
     turns = [prompt.turns[0] for suite in suites for prompt in suite.prompts]

@@ -1,33 +1,52 @@
 """Judge by a model behind OpenAI's interface: OpenAI's own, or any server that speaks it, named by --base-url.
 
 Pairwise, or MT-Bench's grading of single answers (Zheng et al. 2023, arXiv 2306.05685, section 3.1), with prompts of
-our own that ask for nothing but scores on one line. Tries are the panel's: the client itself never sends anything
-twice. The key comes from the environment and stays in the client.
+our own that ask for nothing but scores on one line. OpenAI's client retries what fails for a while (429, 5xx, timeouts,
+cut connections), after waits that double, or as long as Retry-After asks up to a minute. The key comes from the
+environment and stays in the client.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, TypeVar
+from weakref import finalize
 
 from benchctl.errors import UserError
-from benchctl.judging.judge import BatchedJudge, BatchedReply, Message, Place, Reply, Request, TryAgain
-from benchctl.judging.prices import price_table
-
-if TYPE_CHECKING:
-    from openai import OpenAI
+from benchctl.judging.budget import price_table
+from benchctl.judging.judge import AskedJudge, Message, Place, Reply
 
 _CONNECT_S = 5.0  # OpenAI's client waits so long for a connection, too
+_RETRIES = 5  # of a question; of the first look at the server fewer, since a wrong address stays wrong:
+_FIRST_RETRIES = 2
 ADDRESS = "https://api.openai.com/v1"
 _ADDRESS = re.compile(r"https?://[^/?#\s]", re.IGNORECASE)
-_Found = TypeVar("_Found")
+_Response = TypeVar("_Response")
+
+
+class _Sends(threading.local):
+    """How many requests of this thread's question may be billed by now, retries included."""
+
+    doubtful = 0
+
+    def count(self, request: object) -> None:
+        """A request is sent: until it fails for certain, the server may answer and bill it."""
+        self.doubtful += 1
+
+    def discount(self, response: Any) -> None:
+        """The server refused a request. A gateway that gave up waiting refused nothing."""
+        from benchctl.judges._openai import GAVE_UP
+
+        if response.status_code >= 400 and response.status_code not in GAVE_UP:
+            self.doubtful -= 1
 
 
 @dataclass
-class Gpt(BatchedJudge):
+class Gpt(AskedJudge):
     """Ask a model behind OpenAI's interface, at OpenAI or at any server that speaks it.
 
     model        the judge's name at its server
@@ -44,10 +63,12 @@ class Gpt(BatchedJudge):
     timeout_s: float = 120.0
     paid: ClassVar[bool] = True
     parallel: ClassVar[bool] = True
+    most_sends: ClassVar[int] = 1 + _RETRIES
     unsaid: ClassVar[frozenset[str]] = frozenset({"timeout_s"})
     _place: Place = field(default=Place("", "", ()), init=False, repr=False, compare=False)
     _client: Any = field(default=None, init=False, repr=False, compare=False)
     _key: str = field(default="", init=False, repr=False, compare=False)
+    _sends: _Sends = field(default_factory=_Sends, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.reply_limit < 1 or self.timeout_s <= 0:
@@ -73,54 +94,39 @@ class Gpt(BatchedJudge):
 
     def reach(self) -> None:
         """Raises UserError without a key, and where the server says for free that the key or the model is wrong."""
-        from openai import OpenAI, Timeout
+        from openai import DefaultHttpxClient, OpenAI, Timeout
 
-        from benchctl.judges._openai import NoModel, WrongKey
+        from benchctl.judges._openai import NoModel, Unreached, WrongKey
 
         self._key = self._found_key()
-        key, base_url = self._key or "none", self._place.base_url  # the client wants a key, not every server does
-        timeout = Timeout(self.timeout_s, connect=min(self.timeout_s, _CONNECT_S))
-        self._client = OpenAI(api_key=key, base_url=base_url or ADDRESS, max_retries=0, timeout=timeout)
+        base_url = self._place.base_url
+        hooks: dict[str, list[Callable[..., Any]]] = {"request": [self._sends.count], "response": [self._sends.discount]}
+        http_client = DefaultHttpxClient(event_hooks=hooks)
+        finalize(self, http_client.close)
+        self._client = OpenAI(
+            api_key=self._key or "none",  # the client wants a key, not every server does
+            base_url=base_url or ADDRESS,
+            max_retries=_RETRIES,
+            timeout=Timeout(self.timeout_s, connect=min(self.timeout_s, _CONNECT_S)),
+            http_client=http_client,
+        )
         try:
-            self._sent(lambda client: client.models.with_raw_response.retrieve(self.model))
-        except (TryAgain, UserError) as error:
-            # Other servers may not tell of models, some keys may not ask, an outage may pass: the first question shows.
-            lasting = isinstance(error, WrongKey) or (isinstance(error, NoModel) and not base_url)
-            if lasting or (isinstance(error, TryAgain) and error.unreached):
+            first = self._client.with_options(max_retries=_FIRST_RETRIES)
+            self._sent(lambda: first.models.with_raw_response.retrieve(self.model))
+        except UserError as error:
+            # Another server may not list models, a key may lack the right to ask: then the first question shows.
+            if isinstance(error, (WrongKey, Unreached)) or (isinstance(error, NoModel) and not base_url):
                 raise
 
     def ask(self, messages: Sequence[Message], sample: int) -> Reply:
         from benchctl.judges._openai import read_completion
 
-        body = self._body(messages)
-        raw = self._sent(lambda client: client.chat.completions.with_raw_response.create(**body))
+        assert self._client is not None, "reach comes first"
+        self._sends.doubtful = 0
+        create, body = self._client.chat.completions.with_raw_response.create, self._body(messages)
+        raw = self._sent(lambda: create(**body))
         reply: Reply = read_completion(raw.http_response.text, self._key)
-        return reply
-
-    def fitting(self, requests: Sequence[Request]) -> int:
-        from benchctl.judges._batches import fitting
-
-        count: int = fitting((request.key, self._body(request.messages)) for request in requests)
-        return count
-
-    def start_batch(self, requests: Sequence[Request], mark: str) -> str:
-        from benchctl.judges._batches import start
-
-        bodies = {request.key: self._body(request.messages) for request in requests}
-        batch: str = self._sent(lambda client: start(client, bodies, mark, self._key))
-        return batch
-
-    def find_batch(self, mark: str) -> str | None:
-        from benchctl.judges._batches import find
-
-        batch: str | None = self._sent(lambda client: find(client, mark))
-        return batch
-
-    def collect_batch(self, batch: str) -> tuple[BatchedReply, ...] | None:
-        from benchctl.judges._batches import collect
-
-        replies: tuple[BatchedReply, ...] | None = self._sent(lambda client: collect(client, batch, self._key))
-        return replies
+        return replace(reply, lost_sends=max(0, self._sends.doubtful - 1))
 
     def _body(self, messages: Sequence[Message]) -> dict[str, Any]:
         chat = [{"role": message.role, "content": message.content} for message in messages]
@@ -141,10 +147,8 @@ class Gpt(BatchedJudge):
             raise UserError(f"what {name} holds is no key: it has characters that no key has. Set the right one.")
         return key
 
-    def _sent(self, send: Callable[[OpenAI], _Found]) -> _Found:
+    def _sent(self, send: Callable[[], _Response]) -> _Response:
         from benchctl.judges._openai import sent
 
-        client: OpenAI = self._client
-        assert client is not None, "reach comes first"
-        found: _Found = sent(lambda: send(client), model=self.model, key=self._key, key_env=self._place.key_env)
-        return found
+        response: _Response = sent(send, model=self.model, key=self._key, key_env=self._place.key_env)
+        return response

@@ -112,7 +112,7 @@ def _prompt_ids(tokenizer: TargetTokenizer, row: Row, question: Question) -> lis
     if len(ids) != row.prompt_tokens:
         raise UserError(
             f"Prompt {row.prompt_id} of {row.suite} has {len(ids)} tokens, but {row.label} answered one of "
-            f"{row.prompt_tokens}: the prompts at hand are not those of the run. Name them with --data-dir, or measure "
+            f"{row.prompt_tokens}: the prompts at hand are not those of the run. Set BENCHCTL_DATA, or measure "
             "again."
         )
     return ids

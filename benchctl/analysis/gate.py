@@ -1,18 +1,18 @@
-"""What a comparison can be held to by a program: answers that are the target's, or as good, and speed-ups that last."""
+"""Conditions for programs: answers that are the target's, or as good, and speed-ups that did not fall."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import exp, hypot, log
 from typing import Final, Literal
 
 import pandas as pd
 
-from benchctl.analysis.frame.comparison import Estimate, Group, MethodFigures
+from benchctl.analysis.comparison import Group, MethodFigures
 from benchctl.analysis.frame.groups import differences
 from benchctl.analysis.judges.figures import FEWEST_PROMPTS, SCORE_DIFFERENCE
-from benchctl.analysis.metrics.metric import SPEEDUP
+from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.bootstrap import Interval
-from benchctl.analysis.tables.cells import spread
+from benchctl.analysis.stats.estimates import Estimate
 from benchctl.errors import UserError
 
 Requirement = Literal["identical", "tie", "numeric", "lossless"]
@@ -22,93 +22,108 @@ _VERDICTS: Final[Mapping[str, tuple[str, ...]]] = {
     "tie": ("identical", "tie"),
     "numeric": ("identical", "tie", "numeric"),
 }
+_COUNTED = ("identical", "tie", "numeric", "lossy", "sampled", "failed", "unjudged")
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A method's speed-up as a part of an earlier one: `value` is 1 where nothing changed, None where there is none."""
+class Regression:
+    """A method's speed-up `now`, `then` in an earlier run, and the ratio of both: 1 where nothing changed.
+
+    `now` and `ratio` are None where the method has no speed-up now.
+    """
 
     label: str
     now: float | None
     then: float
-    value: float | None
+    ratio: float | None
     interval: Interval | None
 
-    def slower(self, least: float, floor: float = 0.0) -> bool:
-        """Whether it became slower beyond chance, and the estimate of what is left is below `least`.
+    def slower(self, least: float) -> bool:
+        """Whether the method became significantly slower, and the ratio is below `least`.
 
-        Beyond chance: the interval does not reach 1 (it may reach `least`), and what is lost is more than `floor`, the
-        share below which a machine's noise hides any difference. Without an interval the value decides.
+        Significantly: the interval lies below 1 (it may reach `least`). Without an interval the ratio decides.
         """
-        if self.value is None:
+        if self.ratio is None:
             return True
-        return self.value < min(least, 1 - floor) and (self.interval is None or self.interval.high < 1)
+        return self.ratio < min(least, 1.0) and (self.interval is None or self.interval.high < 1)
 
-    def untold(self, least: float, floor: float = 0.0) -> bool:
-        """Whether the estimate of what is left is below `least`, but perhaps it did not become slower at all."""
-        return self.value is not None and self.value < least and not self.slower(least, floor)
+    def undecided(self, least: float) -> bool:
+        """Whether the ratio is below `least`, but not significantly below 1."""
+        return self.ratio is not None and self.ratio < least and not self.slower(least)
 
 
 @dataclass(frozen=True)
 class Gates:
-    """What a comparison was held to, and what came of it.
+    """The conditions of a comparison and their result.
 
-    `unmet` breaks what was `required`, or is worse than by `quality` points; of `unsupported` nothing was. `kept` are
-    the speed-ups beside those of an earlier run, none of which may have become slower, to `least` or less.
+    `failed` has what breaks `required`, or is worse by more than `quality` points; nothing is required of
+    `unsupported` methods. `regressions` compare speed-ups with an earlier run: none may be slower, to `least` or less.
     """
 
     required: Requirement | None
     least: float | None
-    floor: float
-    unmet: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
     unsupported: tuple[str, ...] = ()
-    kept: tuple[Kept, ...] = ()
+    regressions: tuple[Regression, ...] = ()
     quality: float | None = None
 
     @property
     def slower(self) -> tuple[str, ...]:
-        """The methods that became it."""
-        return tuple(one.label for one in self.kept if self.least is not None and one.slower(self.least, self.floor))
+        """The methods that became slower."""
+        return tuple(each.label for each in self.regressions if self.least is not None and each.slower(self.least))
 
     @property
     def passed(self) -> bool:
-        return not (self.unmet or self.slower)
+        return not (self.failed or self.slower)
+
+    def document(self) -> dict[str, object]:
+        """The result as JSON."""
+        kept = [
+            {"label": each.label, "now": each.now, "then": each.then, "value": each.ratio}
+            | {"interval": asdict(each.interval) if each.interval else None, "slower": each.label in self.slower}
+            for each in self.regressions
+        ]
+        return {
+            "passed": self.passed,
+            "require": self.required,
+            "require_quality": self.quality,
+            "unmet": list(self.failed),
+            "unsupported": list(self.unsupported),
+            "fail_below": self.least,
+            "kept": kept,
+        }
 
 
-def hold(
+def check_gates(
     group: Group,
     required: Requirement | None,
     earlier: Group | None,
     least: float | None,
-    floor: float = 0.0,
     quality: float | None = None,
 ) -> Gates:
-    """Hold a comparison to what is required, and to an earlier one; see `unmet`, `worse` and `kept`, and what they
-    raise."""
-    broken = (*(unmet(group, required) if required else ()), *(() if quality is None else worse(group, quality)))
+    """The result of all conditions; see `unmet`, `worse` and `regressions`, and what they raise."""
+    failed = (*(unmet(group, required) if required else ()), *(() if quality is None else worse(group, quality)))
     return Gates(
         required,
         least,
-        floor,
-        unmet=tuple(dict.fromkeys(broken)),
+        failed=tuple(dict.fromkeys(failed)),
         unsupported=tuple(unsupported(group)) if required or quality is not None else (),
-        kept=kept(group, earlier) if earlier else (),
+        regressions=regressions(group, earlier) if earlier else (),
         quality=quality,
     )
 
 
 def unmet(group: Group, required: Requirement) -> Iterator[str]:
-    """What breaks the requirement, in sentences. An answer that failed, was sampled, or whose control failed, meets
-    none.
+    """What breaks the requirement, in sentences.
 
-    Nor does what was to be measured and was not: a method without answers, or with answers to some of the prompts. A
-    method that could not run here is no part of what is required; see unsupported.
-    `identical`, `tie` and `numeric` allow answers this verdict and the stricter ones; `lossless` asks in addition that
-    the method claims to be, and that this dtype can explain what is numeric (see fidelity.is_lossless).
+    `identical`, `tie` and `numeric` allow this verdict and stricter ones. `lossless` also requires that the method
+    claims to be, and that the dtype can explain numeric differences (see fidelity.is_lossless). Answers that failed,
+    were sampled, or whose control failed, break it, as do answers that are missing from the run. Methods that could not
+    run here are no part of it, see `unsupported`.
     """
     methods = [method for method in group.pooled.methods if not method.is_baseline]
     if not methods:
-        yield f"nothing but {group.run.baseline} was measured, so nothing can be {required}."
+        yield f"only {group.run.baseline} was measured, so no method is {required}."
     yield from _unmeasured(group)
     for method in methods:
         if not _meets(method, required):
@@ -117,12 +132,14 @@ def unmet(group: Group, required: Requirement) -> Iterator[str]:
 
 
 def worse(group: Group, margin: float) -> Iterator[str]:
-    """Which methods no judge, or not every judge that gives points, shows to be as good as the baseline but for so many
-    of them, in sentences: the interval of the mean difference reaches further down, or not all turns of prompts were
-    judged, or pairs in one order alone. Nor does what was to be measured and was not."""
+    """The methods that a judge does not show to be worse by at most `margin` points, in sentences.
+
+    Every judge that gives points must show it: the interval of the mean difference lies above -margin, on at least
+    FEWEST_PROMPTS prompts, with all turns judged, and pairs in both orders.
+    """
     methods = [method for method in group.pooled.methods if not method.is_baseline]
     if not methods:
-        yield f"nothing but {group.run.baseline} was measured, so nothing can be as good."
+        yield f"only {group.run.baseline} was measured, so no method is as good."
     yield from _unmeasured(group)
     for method in methods:
         judged = [figures for figures in method.judged if figures.judge.in_points]
@@ -137,67 +154,69 @@ def worse(group: Group, margin: float) -> Iterator[str]:
                 )
             elif group.judging and figures.judge in group.judging.one_order:
                 yield (
-                    f"{name} saw the answers of {method.label} in one order, so its liking for a place is in the "
+                    f"{name} saw the answers of {method.label} in one order, so its position bias is in the "
                     "difference: judge with --orders both."
                 )
             elif count < FEWEST_PROMPTS:
-                yield f"{name} judged {method.label} on {count} prompts: fewer than {FEWEST_PROMPTS} show nothing."
+                yield f"{name} judged {method.label} on {count} prompts: at least {FEWEST_PROMPTS} are needed."
             elif not figures.worse_by_at_most(margin):
-                difference = spread(figures.estimate(SCORE_DIFFERENCE), "+.2f")
+                estimate = figures.estimate(SCORE_DIFFERENCE)
+                ends = f"{estimate.interval.low:+.2f}, {estimate.interval.high:+.2f}" if estimate.interval else "n/a"
                 yield (
-                    f"{method.label} is not shown to be as good as {group.run.baseline} but for {margin:g} points: "
-                    f"{name} says {difference} on {count} prompts."
+                    f"{method.label} is not shown to be as good as {group.run.baseline} up to {margin:g} points: the "
+                    f"mean difference by {name} is {estimate.value or 0:+.2f} [{ends}] on {count} prompts."
                 )
 
 
 def unsupported(group: Group) -> Iterator[str]:
-    """Of which methods a requirement says nothing, as they could not run here."""
+    """The methods that could not run here, so that nothing is required of them."""
     for method in group.methods:
         if method.unsupported:
             yield f"{method.label} was not measured ({method.unsupported}): nothing is required of it."
 
 
-def kept(group: Group, earlier: Group) -> tuple[Kept, ...]:
-    """The speed-ups of `group` beside those of `earlier`, for every method that was measured then.
+def regressions(group: Group, earlier: Group) -> tuple[Regression, ...]:
+    """The speed-ups of `group` relative to those of `earlier`, for every method that was measured then.
 
-    Each is set against the baseline of its own run, so that a machine that became slower does not count. The interval
-    joins those of both speed-ups on the logarithms (Zou, Donner: Construction of confidence limits about effect
-    measures, 2008, Statistics in Medicine 27), as if the prompts were not the same: so it is rather too wide.
-    Raises UserError, naming the setting, where the runs may not be compared, or nothing of then has a speed-up.
+    Each speed-up is over the baseline of its own run, so a machine that became slower does not count. The interval
+    combines those of both speed-ups on the logarithms (Zou, Donner: Construction of confidence limits about effect
+    measures, 2008, Statistics in Medicine 27), as if the prompts were different ones: so it is rather too wide.
+    Raises UserError, naming the setting, where the runs may not be compared, or the earlier run has no speed-up.
     """
-    if found := differences(earlier.run, group.run):
-        settings = "; ".join(f"{one.field} is {one.other}, there {one.one}" for one in found)
+    if differing := differences(earlier.run, group.run):
+        settings = "; ".join(f"{each.field} is {each.second}, there {each.first}" for each in differing)
         raise UserError(f"not comparable with {earlier.files[0].path}: {settings}.")
     now = {method.label: method.estimate(SPEEDUP) for method in group.pooled.methods}
     then = [(method.label, method.estimate(SPEEDUP)) for method in earlier.pooled.methods if not method.is_baseline]
-    measured = tuple(_kept(label, now.get(label), was) for label, was in then if was.value)
+    measured = tuple(_regression(label, now.get(label), before) for label, before in then if before.value)
     if not measured:
         raise UserError(f"{earlier.files[0].path}: measured no speed-up to compare with.")
     return measured
 
 
 def quotient(now: Estimate, then: Estimate) -> Interval | None:
-    """The interval of `now / then`, for independent estimates whose own intervals lie about evenly on a log scale."""
-    mine, theirs = now.interval, then.interval
-    if mine is None or theirs is None or now.value is None or then.value is None or min(mine.low, theirs.low) <= 0:
+    """The interval of `now / then`, for independent estimates with intervals about symmetric on a log scale."""
+    if now.interval is None or then.interval is None or now.value is None or then.value is None:
+        return None
+    if min(now.interval.low, then.interval.low) <= 0:
         return None
     value = now.value / then.value
-    down = hypot(log(now.value / mine.low), log(theirs.high / then.value))
-    up = hypot(log(mine.high / now.value), log(then.value / theirs.low))
+    down = hypot(log(now.value / now.interval.low), log(then.interval.high / then.value))
+    up = hypot(log(now.interval.high / now.value), log(then.value / then.interval.low))
     return Interval(value * exp(-down), value * exp(up))
 
 
-def told(found: Sequence[Kept], least: float, floor: float = 0.0) -> Iterator[str]:
-    """What became of each speed-up, in a line."""
-    for one in found:
-        if one.value is None or one.now is None:
-            yield f"{one.label}: no speed-up now, {one.then:.2f}x before: FAIL"
+def regression_lines(measured: Sequence[Regression], least: float) -> Iterator[str]:
+    """Each regression in a line."""
+    for each in measured:
+        if each.ratio is None or each.now is None:
+            yield f"{each.label}: no speed-up now, {each.then:.2f}x before: FAIL"
             continue
-        spread = f" [{one.interval.low:.3f}, {one.interval.high:.3f}]" if one.interval else " [n/a]"
-        end = f"FAIL, slower beyond chance, its estimate below {least:g}" if one.slower(least, floor) else "ok"
-        if one.untold(least, floor):
-            end = f"below {least:g}, but perhaps by chance: measure more prompts or sessions"
-        yield f"{one.label}: {one.now:.2f}x now, {one.then:.2f}x before, {one.value:.3f}{spread} of it: {end}"
+        spread = f" [{each.interval.low:.3f}, {each.interval.high:.3f}]" if each.interval else " [n/a]"
+        result = f"FAIL, significantly slower, and below {least:g}" if each.slower(least) else "ok"
+        if each.undecided(least):
+            result = f"below {least:g}, but not significantly slower: measure more prompts or sessions"
+        yield f"{each.label}: {each.now:.2f}x now, {each.then:.2f}x before, ratio {each.ratio:.3f}{spread}: {result}"
 
 
 def _unmeasured(group: Group) -> Iterator[str]:
@@ -235,18 +254,17 @@ def _meets(method: MethodFigures, required: Requirement) -> bool:
 
 
 def _counts(method: MethodFigures) -> dict[str, int]:
-    found = method.fidelity
-    names = ("identical", "tie", "numeric", "lossy", "sampled", "failed", "unjudged")
-    return {name: getattr(found, name) for name in names}
+    return {name: getattr(method.fidelity, name) for name in _COUNTED}
 
 
 def _counted(method: MethodFigures) -> str:
     """`18 identical, 2 lossy`."""
-    return ", ".join(f"{count} {name}" for name, count in _counts(method).items() if count) or "none has a verdict"
+    counts = _counts(method)
+    return ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "none has a verdict"
 
 
-def _kept(label: str, now: Estimate | None, then: Estimate) -> Kept:
+def _regression(label: str, now: Estimate | None, then: Estimate) -> Regression:
     assert then.value is not None
     if now is None or now.value is None:
-        return Kept(label, None, then.value, None, None)
-    return Kept(label, now.value, then.value, now.value / then.value, quotient(now, then))
+        return Regression(label, None, then.value, None, None)
+    return Regression(label, now.value, then.value, now.value / then.value, quotient(now, then))

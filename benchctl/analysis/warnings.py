@@ -1,336 +1,415 @@
-"""What a reader should know before believing a group's figures, each with what to do about it."""
+"""Warnings about a group's figures, the gravest first: what happened, why it matters, what to do.
+
+To add one, write a function that yields `Warning`s and name it in _CONDITIONS.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import pandas as pd
 
-from benchctl.analysis.frame.comparison import Group
-from benchctl.analysis.frame.fidelity import broken, claims_exact, last_tries
-from benchctl.analysis.frame.rounds import Round, stands_for
+from benchctl.analysis.comparison import Group, MethodFigures
+from benchctl.analysis.frame.build import measured_apart, pair
+from benchctl.analysis.frame.fidelity import Round, broken, claims_exact, last_tries, planned_repeat
 from benchctl.analysis.frame.rows import CONDITION, FIDELITY
-from benchctl.analysis.frame.sessions import measured_apart_once
-from benchctl.analysis.metrics.experts import THROTTLE
-from benchctl.analysis.metrics.metric import EXACT_MATCH, EXACT_MATCH_DIFFERENCE
+from benchctl.analysis.judges.figures import FIRST_WINS, LONGER_WINS, JudgedFigures
+from benchctl.analysis.judges.judgements import Judge
+from benchctl.analysis.metrics.faithfulness import EXACT_MATCH, EXACT_MATCH_DIFFERENCE
+from benchctl.analysis.metrics.metric import Metric
+from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.bootstrap import Interval
-from benchctl.analysis.stats.sweeps import best_of_sweeps
-from benchctl.analysis.tables.judges import judge_cautions
-from benchctl.analysis.tables.modes import mode_cautions
+from benchctl.analysis.winner import best_labels
 from benchctl.records.schema import UNKNOWN_TARGET, Run
 
-UNJUDGED = 8  # rounds of a session that pass until what is usual is known: measuring.validity.ENOUGH
-_UNSTEADY = 0.1  # by which the slowest twentieth of equal pieces of work may take longer than the median
-_MOST_WAITED = 0.05  # of the time ready to run, but without a core: from here on figures are partly others' doing
+_FEW_PROMPTS = 10
+_OTHER_LENGTH = 0.1  # share of the baseline's tokens by which a method's answers may be shorter or longer
+_LOW_EXACT_MATCH = 0.2  # of a baseline: a method can hardly fall below it
+_UNREADABLE = 0.02  # share of judgements that may be unreadable without a warning
+_UNBIASED = 0.5  # share that the first, or the longer, answer wins of a judge without that bias
+_SPARE_CORES = 0.5  # by which load and threads may exceed the cores
+_MOST_WAITED = 0.05  # of the time ready to run, but without a core
+_UNSTEADY = 0.1  # by which the slowest twentieth of reference-kernel timings may exceed the median
 
-_JUDGED = (CONDITION + "waited_share", CONDITION + "foreign_cores")  # what rounds are judged by
+
+@dataclass(frozen=True)
+class Warning:
+    """`template` is the sentence to print, `values` the names and numbers in it; tests check `id` and `values`."""
+
+    id: str
+    template: str
+    values: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        return self.template.format(**self.values)
+
+    def __str__(self) -> str:
+        return self.text
 
 
-def left_out(group: Group) -> Iterator[str]:
-    """Rounds measured out of bounds, and how many of them another measurement stands in for; of that which spoke
-    against one, what the free rows tell."""
-    doubted = group.frame[group.frame["round_invalid"]]
-    if doubted.empty:
+def warnings(group: Group) -> tuple[Warning, ...]:
+    """Everything a reader should know before using the group's figures."""
+    return tuple(warning for condition in _CONDITIONS for warning in condition(group))
+
+
+def _imported(group: Group) -> Iterator[Warning]:
+    if group.run.imported:
+        unknown = group.run.target.name.startswith(UNKNOWN_TARGET)
+        yield Warning(
+            "imported",
+            "The figures come from files of {program}, which have no token ids. So there are no verdicts, and machine, "
+            "warm-up and order{target} are unknown. To publish a figure, measure it with `benchctl run`.",
+            {"program": group.run.imported, "target": ", and even the target (see --target)," if unknown else ""},
+        )
+
+
+def _no_shared_session(group: Group) -> Iterator[Warning]:
+    """One session measured the method and another one the baseline, and each was measured in one session only."""
+    labels = [
+        method.label
+        for method in group.pooled.methods
+        if method.estimate(SPEEDUP).value is not None
+        and method.estimate(SPEEDUP).interval is None
+        and measured_apart(pair(group.frame, method.label, group.run.baseline))
+    ]
+    if labels:
+        yield Warning(
+            "no_shared_session",
+            "{labels} and {baseline} were measured in one session each, and not in the same one. The speed-up includes "
+            "the difference between the sessions, so it has no interval. Measure both with one `benchctl run`.",
+            {"labels": ", ".join(labels), "baseline": group.run.baseline},
+        )
+
+
+def _claim_broken(group: Group) -> Iterator[Warning]:
+    for method in group.pooled.methods:
+        answers = broken(method.fidelity, group.run.dtype)
+        if answers and claims_exact(method.exactness, group.run.temperature):
+            yield Warning(
+                "claim_broken",
+                "{label} claims to be exact, but {answers} of its answers differ from the baseline's by more than "
+                "rounding. The method has a bug: do not use its figures.",
+                {"label": method.label, "answers": answers},
+            )
+
+
+def _output_length_differs(group: Group) -> Iterator[Warning]:
+    for method in group.pooled.methods:
+        if abs(method.tokens - method.baseline_tokens) > _OTHER_LENGTH * method.baseline_tokens:
+            yield Warning(
+                "output_length_differs",
+                "{label} wrote {tokens} tokens, the baseline {baseline_tokens}. Part of its speed-up comes from the "
+                "different length: compare tokens/s and TPOT instead.",
+                {"label": method.label, "tokens": method.tokens, "baseline_tokens": method.baseline_tokens},
+            )
+
+
+def _baseline_rarely_right(group: Group) -> Iterator[Warning]:
+    for method in group.pooled.methods:
+        share = method.estimate(EXACT_MATCH).value
+        if method.is_baseline and share is not None and share < _LOW_EXACT_MATCH:
+            yield Warning(
+                "baseline_rarely_right",
+                "The baseline itself is right on {share:.0%} of the prompts with an exact answer, so exact match can "
+                "hardly show a loss. Use a --model that solves these prompts, or a larger --max-new-tokens.",
+                {"share": share},
+            )
+
+
+def _no_loss_observed(group: Group) -> Iterator[Warning]:
+    """Resamples of answers that all agree never lose one, so the interval has no width. The rule of three applies."""
+    for method in group.pooled.methods:
+        agree = method.estimate(EXACT_MATCH_DIFFERENCE).interval == Interval(0.0, 0.0)
+        if agree and not method.is_baseline and not claims_exact(method.exactness, group.run.temperature):
+            yield Warning(
+                "no_loss_observed",
+                "{label} lost none of {prompts} answers that can be checked. A loss of up to {possible:.0%} remains "
+                "possible (95% confidence): check more prompts to narrow it.",
+                {
+                    "label": method.label,
+                    "prompts": method.checked_prompts,
+                    "possible": min(3 / method.checked_prompts, 1.0),
+                },
+            )
+
+
+def _generations_failed(group: Group) -> Iterator[Warning]:
+    """Of each mode, since replay and profile figures leave failures out too."""
+    for mode, frame in {"free": group.frame, **group.others}.items():
+        tries = last_tries(frame, group.repeats)
+        for label, rows in tries[tries["error"].notna()].groupby("label", sort=False):
+            first = rows.iloc[0]
+            yield Warning(
+                "generations_failed",
+                "{label} failed on {generations} generations in {mode} mode, first on {prompt}: {error}. They and "
+                "their counterparts are left out. Fix the cause and run again.",
+                {
+                    "label": str(label),
+                    "generations": len(rows),
+                    "mode": mode,
+                    "prompt": f"{first['suite']}/{first['prompt_id']}",
+                    "error": first["error"],
+                },
+            )
+
+
+def _verdict_unknown(group: Group) -> Iterator[Warning]:
+    """A control pass failed, for example for lack of memory; the times still count."""
+    name = FIDELITY + "failed_controls"
+    if name not in group.frame:
         return
-    told = doubted[doubted["invalid"] != ""]
-    first = (doubted if told.empty else told).iloc[0]
-    why = f"{first['suite']}/{first['prompt_id']}: {first['invalid'] or 'see its rows of other modes'}"
+    for label, rows in last_tries(group.frame, group.repeats).groupby("label", sort=False):
+        answers = int((rows[name].astype(float) > 0).sum())
+        if answers:
+            yield Warning(
+                "verdict_unknown",
+                "{label}: for {answers} of {generations} answers the check against the target failed. Their times "
+                "count, but no claim rests on them. Measure again with more free memory, or a smaller "
+                "--max-new-tokens.",
+                {"label": str(label), "answers": answers, "generations": len(rows)},
+            )
+
+
+def _rounds_disturbed(group: Group) -> Iterator[Warning]:
+    invalid = group.frame[group.frame["round_invalid"]]
+    if invalid.empty:
+        return
+    with_reason = invalid[invalid["invalid"] != ""]
+    first = (invalid if with_reason.empty else with_reason).iloc[0]
     planned = planned_rounds(group)
-    count, good = int(planned["doubted"].sum()), int((planned["doubted"] & planned["good"]).sum())
-    left = "was" if count == 1 else "were"
-    again = f" {good} of them {'was' if good == 1 else 'were'} measured again, within bounds." if good else ""
-    mend = "" if good == count else " Free the machine, and run again or go on with --resume."
-    yield (
-        f"{count} of {len(planned)} rounds {left} left out of all figures but the counts of verdicts, for all methods "
-        f"alike, measured out of bounds, the first on {why}.{again}{mend}"
+    disturbed, repeated = int(planned["disturbed"].sum()), int((planned["disturbed"] & planned["good"]).sum())
+    again = " Free the machine, then run again or continue with --resume." if repeated < disturbed else ""
+    yield Warning(
+        "rounds_disturbed",
+        "{disturbed} of {rounds} rounds were disturbed, first {prompt} ({reason}). Their times are left out for all "
+        "methods. {repeated} of them were measured again." + again,
+        {
+            "disturbed": disturbed,
+            "rounds": len(planned),
+            "repeated": repeated,
+            "prompt": f"{first['suite']}/{first['prompt_id']}",
+            "reason": first["invalid"] or "see its rows of other modes",
+        },
     )
 
 
 def planned_rounds(group: Group) -> pd.DataFrame:
-    """The rounds that were to be measured: whether any try of one was `doubted`, and any `good`: in bounds, with as
-    many answers as any try of it has. So one that a kill cut short, or in which more failed, makes up for nothing."""
-    places = list(Round._fields)
-    answers = group.frame[[*places, "round_invalid"]].assign(answered=group.frame["error"].isna())
-    tried = answers.groupby(places, as_index=False)
-    tries = tried.agg(doubted=("round_invalid", "any"), answered=("answered", "sum"))
-    tries["repeat"] = stands_for(tries["repeat"], tries["file"].map(group.repeats))
-    most = tries.groupby(places)["answered"].transform("max")
-    return tries.assign(good=~tries["doubted"] & (tries["answered"] == most)).groupby(places)[["doubted", "good"]].any()
+    """For each planned round, whether any try of it was `disturbed`, and whether any was `good`.
+
+    A good try is undisturbed and has as many answers as any try of the round. So a try that a kill cut short does not
+    replace a disturbed one.
+    """
+    keys = list(Round._fields)
+    answers = group.frame[[*keys, "round_invalid"]].assign(answered=group.frame["error"].isna())
+    tried = answers.groupby(keys, as_index=False)
+    tries = tried.agg(disturbed=("round_invalid", "any"), answered=("answered", "sum"))
+    tries["repeat"] = planned_repeat(tries["repeat"], tries["file"].map(group.repeats))
+    most = tries.groupby(keys)["answered"].transform("max")
+    good = ~tries["disturbed"] & (tries["answered"] == most)
+    return tries.assign(good=good).groupby(keys)[["disturbed", "good"]].any()
 
 
-def disturbed(group: Group) -> Iterator[str]:
-    """A load that lasted all the time is usual to its session, and marks nothing."""
+def _machine_busy(group: Group) -> Iterator[Warning]:
+    """A load that lasts for the whole session marks no single round."""
     column = CONDITION + "waited_share"
-    if column not in group.frame:
-        return
     for number, file in enumerate(group.files):
-        waited = group.frame.loc[group.frame["file"] == number, column].median()
+        load, cores = _first(file.run.machine.get("load_average")), file.run.machine.get("cores")
+        if load is not None and isinstance(cores, int) and load + file.run.threads > cores + _SPARE_CORES:
+            yield Warning(
+                "machine_busy",
+                "{file}: the machine was busy at the start (load {load:.1f} on {cores} cores, {threads} needed), so "
+                "times include waiting. Stop other work and measure again.",
+                {"file": str(file.path), "load": load, "cores": cores, "threads": file.run.threads},
+            )
+        waited = group.frame.loc[group.frame["file"] == number, column].median() if column in group.frame else 0.0
         if waited > _MOST_WAITED:
-            yield (
-                f"{file.path}: half of its generations waited {waited:.0%} of the time or more for a core that others "
-                "used: their times are partly those of the waiting. Stop other work and measure again."
+            yield Warning(
+                "waited_for_cores",
+                "{file}: half of its generations waited at least {waited:.0%} of their time for a core that other "
+                "processes used. Stop other work and measure again.",
+                {"file": str(file.path), "waited": float(waited)},
             )
 
 
-def unsteady(group: Group) -> Iterator[str]:
-    """The sentinel is the same work every time; it marks nothing, see measuring.validity."""
+def _machine_unsteady(group: Group) -> Iterator[Warning]:
+    """The reference kernel does the same work every time, see measuring/validity.py."""
     column = CONDITION + "sentinel_s"
     if column not in group.frame:
         return
-    longer: dict[str, float] = {}
     for number, file in enumerate(group.files):
-        told_s = group.frame.loc[group.frame["file"] == number, column].dropna()
-        if len(told_s) and (more := float(told_s.quantile(0.95) / told_s.median()) - 1) > _UNSTEADY:
-            longer[str(file.path)] = more
-    if longer:
-        low, high = (f"{end:.0%}" for end in (min(longer.values()), max(longer.values())))
-        yield (
-            f"{', '.join(longer)}: the machine was unsteady: beside every twentieth generation equal work took "
-            f"{low if low == high else f'{low} to {high}'} longer than usual, or more. `benchctl doctor` says what to "
-            "mend; more --repeats help."
-        )
-
-
-def hardly_judged(group: Group) -> Iterator[str]:
-    """Rounds that are told of, but too few to be held against each other."""
-    told = group.frame[[name for name in group.frame if name in _JUDGED]].notna().any(axis=1)
-    for number, file in enumerate(group.files):
-        of_file = group.frame[told & (group.frame["file"] == number)]
-        sessions = of_file[list(Round._fields)].drop_duplicates().groupby("session").size()
-        if len(sessions) and sessions.max() <= UNJUDGED:
-            yield (
-                f"{file.path}: the first {UNJUDGED} rounds of a session, warm-up included, only tell what is usual, so "
-                f"of its {sessions.max()} hardly any could be judged: use more prompts or --repeats."
+        times_s = group.frame.loc[group.frame["file"] == number, column].dropna()
+        if len(times_s) and (excess := float(times_s.quantile(0.95) / times_s.median()) - 1) > _UNSTEADY:
+            yield Warning(
+                "machine_unsteady",
+                "{file}: the slowest 5% of reference-kernel timings were at least {excess:.0%} above the median, so "
+                "the machine's speed varied. See `benchctl doctor` for the cause, or use more --repeats.",
+                {"file": str(file.path), "excess": excess},
             )
 
 
-def failed_controls(group: Group) -> Iterator[str]:
-    """Answers behind which a control failed, as for lack of memory; what was timed of them stands."""
-    for label, rows in last_tries(group.frame, group.repeats).groupby("label", sort=False):
-        count = int((_told(rows, "failed_controls") > 0).sum())
-        if count:
-            yield (
-                f"{label}: of {count} of {len(rows)} answers the verdict, or how near they are to the target, could "
-                "not be found out, and the run said why. Their times count, but no claim rests on them: measure again "
-                "with more memory to spare, or a smaller --max-new-tokens."
-            )
-
-
-def divergence_left_out(group: Group) -> Iterator[str]:
-    """Answers that the mean KL leaves out, of those whose rounds are in figures at all."""
-    for label, rows in group.frame[~group.frame["round_invalid"]].groupby("label", sort=False):
-        kinds = ("kl_tokens", "kl_infinite_tokens", "kl_unrepeated_tokens")
-        told, infinite, unrepeated = (int(_told(rows, name).notna().sum()) for name in kinds)
-        if infinite or unrepeated:
-            yield (
-                f"{label}: its KL is of {told} of {told + infinite + unrepeated} answers. It is infinite for "
-                f"{infinite}, and {unrepeated} were not given a second time: the others may be the better ones."
-            )
-
-
-def _told(rows: pd.DataFrame, name: str) -> pd.Series:
-    found = rows.get(FIDELITY + name)
-    return pd.Series(float("nan"), index=rows.index) if found is None else found.astype(float)
-
-
-if TYPE_CHECKING:
-    from benchctl.analysis.frame.comparison import Group
-
-
-def imported(group: Group) -> Iterator[str]:
-    """The cautions that stand beside imported figures."""
-    if group.run.imported:
-        yield (
-            f"imported from files of {group.run.imported}, which hold no token ids: tokens and steps are as those "
-            "programs counted them, perhaps past the stop token, there are no verdicts, and machine, warm-up and order "
-            "are unknown. To publish a figure, measure it with `benchctl run`."
-        )
-        if group.run.target.name.startswith(UNKNOWN_TARGET):
-            yield (
-                "the target is unknown, so nothing tells whether these answers are of one and the same: name it with "
-                "`benchctl import --target`, one import for each target."
-            )
-
-
-_FEW_PROMPTS = 10
-_OTHER_LENGTH = 0.1  # share of the baseline's tokens by which a method's answers may be shorter or longer
-_LITTLE_TO_LOSE = 0.2  # exact match of a baseline that a method could hardly fall below
-_SPARE_CORES = 0.5  # how far the load may pass the cores before somebody has to wait
-
-
-def cautions(group: Group, floor: float = 0.0) -> tuple[str, ...]:
-    """Warnings about the figures of `group`, the gravest first. No difference in speed below `floor` is called one."""
-    found = (
-        imported,
-        measured_apart_once,
-        _broken_claims,
-        _throttled,
-        _other_lengths,
-        _little_to_lose,
-        _nothing_lost,
-        _failures,
-        failed_controls,
-        left_out,
-        mode_cautions,
-        judge_cautions,
-        _unsupported,
-        _unfinished,
-        partial(best_of_sweeps, floor=floor),
-        _few_prompts,
-        _batched,
-        _few_batches,
-        _one_repeat,
-        _embedded,
-        _loaded,
-        disturbed,
-        unsteady,
-        hardly_judged,
-        divergence_left_out,
-        _mixed,
-    )
-    return tuple(caution for find in found for caution in find(group))
-
-
-def _broken_claims(group: Group) -> Iterator[str]:
-    for method in group.pooled.methods:
-        wrong = broken(method.fidelity, group.run.dtype)
-        if wrong and claims_exact(method.exactness, group.run.temperature):
-            yield (
-                f"{method.label} claims to be exact, but {_count(wrong, 'answer')} left the baseline's by more than "
-                "rounding: a bug in the method. Do not use its figures; see its lossy or numeric rows."
-            )
-
-
-def _throttled(group: Group) -> Iterator[str]:
-    for method in group.pooled.methods:
-        if (limit := method.estimate(THROTTLE).value) is not None:
-            yield (
-                f"{method.label}: loading was throttled to {limit:g} MB/s. Its times are those of such a link, not of "
-                "this machine; without bandwidth_mb_s the machine's own are measured."
-            )
-
-
-def _other_lengths(group: Group) -> Iterator[str]:
-    for method in group.pooled.methods:
-        tokens, usual = method.tokens, method.baseline_tokens
-        if abs(tokens - usual) > _OTHER_LENGTH * usual:
-            yield (
-                f"{method.label} wrote {tokens} tokens where the baseline wrote {usual}: its speed-up is "
-                "partly that of another length of text; compare tokens/s and TPOT instead."
-            )
-
-
-def _little_to_lose(group: Group) -> Iterator[str]:
-    for method in group.pooled.methods:
-        right = method.estimate(EXACT_MATCH).value
-        if method.is_baseline and right is not None and right < _LITTLE_TO_LOSE:
-            yield (
-                f"the baseline itself is right on {right:.0%} of what can be checked, so exact match can show "
-                "little loss: use a --model that masters these prompts, or a larger --max-new-tokens where answers "
-                "are cut off."
-            )
-
-
-def _nothing_lost(group: Group) -> Iterator[str]:
-    """No resample of answers that all agree loses one, so their interval says nothing: the rule of three does."""
-    for method in group.pooled.methods:
-        agree = method.estimate(EXACT_MATCH_DIFFERENCE).interval == Interval(0.0, 0.0)
-        if agree and not method.is_baseline and not claims_exact(method.exactness, group.run.temperature):
-            checked = method.checked_prompts
-            yield (
-                f"{method.label} lost no answer of {checked} that can be checked, which leaves room for a loss of up "
-                f"to {min(3 / checked, 1):.0%} (95%): check more prompts to narrow it."
-            )
-
-
-def _failures(group: Group) -> Iterator[str]:
-    tries = last_tries(group.frame, group.repeats)
-    failed = tries[tries["error"].notna()]
-    for label, rows in failed.groupby("label", sort=False):
-        first = rows.iloc[0]
-        yield (
-            f"{label} failed on {_count(len(rows), 'generation')}, first on {first['suite']}/{first['prompt_id']}: "
-            f"{first['error']}. They and their counterparts are left out; mend the cause and run again."
-        )
-
-
-def _unsupported(group: Group) -> Iterator[str]:
+def _not_measured(group: Group) -> Iterator[Warning]:
     for method in group.methods:
         if method.unsupported:
-            yield f"{method.label} was not measured: {method.unsupported}."
+            yield Warning(
+                "not_measured",
+                "{label} was not measured: {reason}.",
+                {"label": method.label, "reason": method.unsupported},
+            )
 
 
-def _unfinished(group: Group) -> Iterator[str]:
+def _run_unfinished(group: Group) -> Iterator[Warning]:
     for number, file in enumerate(group.files):
-        asked = sum(suite.prompts for suite in file.run.suites)
+        prompts = sum(suite.prompts for suite in file.run.suites)
         finished = _finished(group.frame[group.frame["file"] == number], file.run)
-        if finished < asked:
-            yield f"{file.path} has {finished} of {_count(asked, 'prompt')} in full: continue its run with --resume."
+        if finished < prompts:
+            yield Warning(
+                "run_unfinished",
+                "{file} has {finished} of {prompts} prompts complete. Continue its run with --resume.",
+                {"file": str(file.path), "finished": finished, "prompts": prompts},
+            )
 
 
 def _finished(frame: pd.DataFrame, run: Run) -> int:
-    """Prompts that every method answered in every repeat, as far as the turns of a prompt can be told from its rows."""
+    """Prompts that every method answered in every planned repeat; the turns of a prompt are known from its rows."""
     labels = sum(not method.unsupported for method in run.methods)
-    planned = frame[frame["repeat"] < run.repeats]  # what was measured again makes up for nothing that is missing
+    planned = frame[frame["repeat"] < run.repeats]
     prompts = planned.groupby(["suite", "prompt_id"])["turn"].agg(["size", "nunique"])
     return int((prompts["size"] >= prompts["nunique"] * labels * run.repeats).sum())
 
 
-def _few_prompts(group: Group) -> Iterator[str]:
-    fewest = min(method.prompts for method in group.pooled.methods)
-    if fewest < _FEW_PROMPTS:
-        yield f"{_count(fewest, 'prompt')} cannot stand for a suite: raise --limit to {_FEW_PROMPTS} or more."
-
-
-def _batched(group: Group) -> Iterator[str]:
-    """A table of batches reads like any other, and half of its columns mean something else."""
-    if group.run.batch_size > 1:
-        yield (
-            "prompts were decoded in batches, whose time counts once: speed-up and tokens/s are of whole batches, TPOT "
-            "and TTFT (until all of a batch is prefilled) what an answer in a batch takes. For answers one by one use "
-            "--batch-size 1."
+def _best_of_many_labels(group: Group) -> Iterator[Warning]:
+    for found in best_labels(group):
+        estimate = found.best.estimate(SPEEDUP)
+        assert estimate.interval is not None
+        yield Warning(
+            "best_of_many_labels",
+            "The best of {labels} labels of {name} by the lower end of its interval is {label}: {speedup:.2f}x "
+            "[{low:.2f}, {high:.2f}]; {slower} of the others are significantly slower. It was chosen on these prompts, "
+            "which overestimates it: measure it again on others.",
+            {
+                "labels": found.labels,
+                "name": found.name,
+                "label": found.best.label,
+                "speedup": estimate.value or 0.0,
+                "low": estimate.interval.low,
+                "high": estimate.interval.high,
+                "slower": found.slower,
+            },
         )
 
 
-def _few_batches(group: Group) -> Iterator[str]:
-    batches = len(group.frame.groupby(["suite", "batch"]))
-    if group.run.batch_size > 1 and batches < _FEW_PROMPTS:
-        yield (
-            f"intervals rest on {_count(batches, 'batch')}, whose prompts are no measurements of their own: raise "
-            f"--limit to {_FEW_PROMPTS * group.run.batch_size} or more."
+def _few_prompts(group: Group) -> Iterator[Warning]:
+    """Prompts of a batch share one time, so of a batched run the batches count."""
+    batched = group.run.batch_size > 1
+    batches = len(group.frame.groupby(["suite", "batch"])) if batched else 0
+    count = batches if batched else min(method.prompts for method in group.pooled.methods)
+    if count < _FEW_PROMPTS:
+        yield Warning(
+            "few_prompts",
+            "The figures rest on {count} {unit}, too few to represent a suite. Raise --limit to {limit} or more.",
+            {
+                "count": count,
+                "unit": "batches" if batched else "prompts",
+                "limit": _FEW_PROMPTS * group.run.batch_size,
+            },
         )
 
 
-def _one_repeat(group: Group) -> Iterator[str]:
-    if len(planned_rounds(group).groupby(["file", "session", "repeat"])) == 1:
-        yield "each generation was timed once, so noise cannot be told from speed: use --repeats 2 or more."
-
-
-def _embedded(group: Group) -> Iterator[str]:
+def _embedded_sample(group: Group) -> Iterator[Warning]:
     names = [suite.name for suite in group.run.suites if suite.is_sample]
     if names:
-        yield (
-            f"{', '.join(names)}: embedded samples in the manner of the published prompts, not to be quoted as those. "
-            "For the published ones use --data-dir or --source published."
+        yield Warning(
+            "embedded_sample",
+            "{suites}: the prompts are embedded samples in the style of the published ones. Do not quote the figures "
+            "as theirs; use --source published for that.",
+            {"suites": ", ".join(names)},
         )
 
 
-def _loaded(group: Group) -> Iterator[str]:
-    for file in group.files:
-        load, cores = _first(file.run.machine.get("load_average")), file.run.machine.get("cores")
-        if load is not None and isinstance(cores, int) and load + file.run.threads > cores + _SPARE_CORES:
-            yield (
-                f"{file.path}: the machine was busy at the start (load {load:.1f} on {_count(cores, 'core')}, of which "
-                f"the run needs {file.run.threads}): stop other work and measure again."
+def _scores_left_out(group: Group) -> Iterator[Warning]:
+    if not group.judging:
+        return
+    for notice in group.judging.notices:
+        yield Warning("scores_notice", "{notice}", {"notice": notice})
+    left = group.judging.judged.left_out
+    if left.changed or left.gone or left.elsewhere:
+        yield Warning(
+            "scores_left_out",
+            "Scores are left out: {changed} of texts that differ from the answers here, {gone} of answers that are not "
+            "here, {elsewhere} of other methods or baselines. Judge these answers with `benchctl judge`.",
+            {"changed": left.changed, "gone": left.gone, "elsewhere": left.elsewhere},
+        )
+
+
+def _judge_incomplete(group: Group) -> Iterator[Warning]:
+    for judge, figures in _by_judge(group):
+        unreadable, asked = (sum(getattr(each, name) for _, each in figures) for name in ("unreadable", "asked"))
+        missing = [method.label for method, each in figures if each.asked_prompts < method.prompts]
+        if unreadable > _UNREADABLE * asked or missing:
+            yield Warning(
+                "judge_incomplete",
+                "{judge}: {unreadable} of {asked} replies could not be read, so {pairs} pairs have no verdict, and "
+                "prompts of {missing} were never judged. If these are hard ones, the rest is flattering. Judge the "
+                "rest, with more --tries where replies could not be read.",
+                {
+                    "judge": judge.name,
+                    "unreadable": unreadable,
+                    "asked": asked,
+                    "pairs": sum(each.incomplete for _, each in figures),
+                    "missing": ", ".join(missing) or "no method",
+                },
             )
 
 
-def _mixed(group: Group) -> Iterator[str]:
-    for field in ("versions", "commit"):
-        if any(getattr(file.run, field) != getattr(group.run, field) for file in group.files):
-            yield f"the runs differ in {field}, which may be why their figures differ: measure all with one version."
+def _judge_prompts_mixed(group: Group) -> Iterator[Warning]:
+    judged = group.judging.judged if group.judging else None
+    changed = {judge for (judge, _), hashes in judged.templates.items() if len(hashes) > 1} if judged else set()
+    for name in sorted(changed | (judged.mixed if judged else frozenset())):
+        yield Warning(
+            "judge_prompts_mixed",
+            "{judge} judged answers with different versions of its prompt, so its scores are not comparable. Judge all "
+            "answers with one of them, or keep the lines of one `template` in the scores file.",
+            {"judge": name},
+        )
+
+
+def _judge_biased(group: Group) -> Iterator[Warning]:
+    for judge in group.judging.one_order if group.judging else ():
+        yield Warning(
+            "judge_one_order",
+            "{judge} saw each pair in one order, so its position bias is in its figures. Judge with --orders both.",
+            {"judge": judge.name},
+        )
+    for judge, figures in _by_judge(group):
+        for id, metric, names, advice in (
+            ("judge_position_bias", FIRST_WINS, ("first", "second"), "Both orders cancel this in the mean only."),
+            ("judge_length_bias", LONGER_WINS, ("longer", "shorter"), "Compare with a judge of another kind."),
+        ):
+            for favoured, labels in zip(names, _favoured(metric, figures), strict=True):
+                if labels:
+                    yield Warning(
+                        id,
+                        "{judge} prefers the {favoured} answer (significant for {labels}). " + advice,
+                        {"judge": judge.name, "favoured": favoured, "labels": ", ".join(labels)},
+                    )
+
+
+def _by_judge(group: Group) -> Iterator[tuple[Judge, list[tuple[MethodFigures, JudgedFigures]]]]:
+    for judge in group.judging.judges if group.judging else ():
+        methods = group.pooled.methods
+        yield judge, [(method, each) for method in methods for each in method.judged if each.judge == judge]
+
+
+def _favoured(metric: Metric, figures: Sequence[tuple[MethodFigures, JudgedFigures]]) -> tuple[list[str], list[str]]:
+    """The methods for which a judge significantly favours what the metric counts, and the opposite."""
+    above, below = list[str](), list[str]()
+    for method, judged in figures:
+        interval = None if method.is_baseline else judged.estimate(metric).interval
+        if interval and not interval.low <= _UNBIASED <= interval.high:
+            (above if interval.low > _UNBIASED else below).append(method.label)
+    return above, below
 
 
 def _first(value: object) -> float | None:
@@ -338,6 +417,25 @@ def _first(value: object) -> float | None:
     return float(numbers[0]) if numbers else None
 
 
-def _count(number: int, noun: str) -> str:
-    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
-    return f"{number} {noun if number == 1 else plural}"
+_CONDITIONS: tuple[Callable[[Group], Iterator[Warning]], ...] = (
+    _imported,
+    _no_shared_session,
+    _claim_broken,
+    _output_length_differs,
+    _baseline_rarely_right,
+    _no_loss_observed,
+    _generations_failed,
+    _verdict_unknown,
+    _rounds_disturbed,
+    _scores_left_out,
+    _judge_incomplete,
+    _judge_prompts_mixed,
+    _judge_biased,
+    _not_measured,
+    _run_unfinished,
+    _best_of_many_labels,
+    _few_prompts,
+    _embedded_sample,
+    _machine_busy,
+    _machine_unsteady,
+)

@@ -1,4 +1,4 @@
-"""The command line: one file per verb, imported when the verb is called, so that `benchctl --help` stays fast."""
+"""The command line: one file per verb, imported when the verb is called."""
 
 from importlib import import_module
 from keyword import iskeyword
@@ -8,11 +8,24 @@ import click
 from benchctl import __version__
 from benchctl.errors import InvalidData, UserError
 
-VERBS = (
-    *("demo", "run", "watch", "judge", "compare", "plot", "report", "predict", "validate"),
-    *("import", "train", "doctor", "verify", "list", "completion"),
-)
-# Python's own names would be hidden by a verb of that name: such a verb carries an underscore in its file.
+# One line for each verb, which begins its docstring: `benchctl --help` imports no verb.
+VERBS = {
+    "demo": "Measure every method on embedded models and prompts",
+    "run": "Measure methods against the baseline",
+    "judge": "Let a judge score the answers in results files",
+    "compare": "Compare the methods in results files",
+    "plot": "Draw one picture of results files",
+    "report": "Write one HTML page about results files",
+    "predict": "Say what speed-up a method ought to have",
+    "validate": "Check every line of results files",
+    "import": "Read answers published by Spec-Bench, EAGLE, Medusa",
+    "train": "Train a model, or the modules of a method",
+    "doctor": "Examine this machine",
+    "verify": "Hold methods to what they claim",
+    "list": "List the methods, the judges, the benches",
+    "completion": "Print the script that teaches a shell to complete",
+}
+# A verb named like a Python builtin has an underscore behind the name of its file and function.
 _SHADOWED = frozenset({"list"})
 WRONG_USAGE = 2
 INVALID_DATA = 3
@@ -20,22 +33,26 @@ INTERRUPTED = 130
 
 
 class _Refusal(click.ClickException):
-    """A UserError on its way to the terminal: "Error: message" and the exit code of wrong usage."""
+    """Prints a UserError as "Error: message" and exits with the code of wrong usage."""
 
     exit_code = WRONG_USAGE
 
 
 class _Invalid(_Refusal):
-    """The same for data that cannot be true."""
+    """The same for invalid data."""
 
     exit_code = INVALID_DATA
 
 
 class _Verbs(click.Group):
-    """Finds a verb in the file of its name, and turns what a user can cause into one message."""
+    """Imports a verb when it is called, and prints an error that a user can fix as one message."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb, f"{line}.") for verb, line in VERBS.items()])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
@@ -53,29 +70,30 @@ class _Verbs(click.Group):
         except UserError as error:
             raise _Refusal(str(error)) from error
         except KeyboardInterrupt:
-            click.echo("\nInterrupted. What was written so far is kept; --resume goes on from there.", err=True)
+            click.echo("\nInterrupted. Everything written so far is kept. Continue with --resume.", err=True)
             ctx.exit(INTERRUPTED)
 
 
 _MORE = """\b
 Exit codes:
-  0    done
-  1    done, but not as wanted: all generations failed, a gate broke, a check
-       did not pass, --max-usd ended the judging
-  2    wrong usage, or something else that you can mend: the message says how
-  3    a file holds what cannot be true
-  130  interrupted; what was written is kept
+  0    success
+  1    finished, with a negative result: all generations failed, a gate or a
+       check failed, or --max-usd ended the judging
+  2    wrong usage, or another error that you can fix: the message says how
+  3    invalid data file
+  130  interrupted; everything written is kept
 
 \b
 Environment:
   OPENAI_API_KEY   the key of `judge`; --key-env names another variable
-  HF_HOME          where models of the hub are kept; HF_TOKEN opens gated
-                   ones, HF_HUB_OFFLINE=1 takes only what is kept
-  BENCHCTL_CACHE   where fetched prompts are kept; else benchctl/ in
-                   XDG_CACHE_HOME, else in ~/.cache
-  HTTPS_PROXY      or ALL_PROXY: the way to the hub, where it needs one
-  NO_COLOR         no colours; away from a terminal there are none anyway
-  COLUMNS          the width of tables; else the terminal's
+  HF_HOME          folder of models from the hub; HF_TOKEN opens gated models,
+                   HF_HUB_OFFLINE=1 uses only models that are on this machine
+  BENCHCTL_DATA    folder with the published files of the prompt suites
+  BENCHCTL_CACHE   folder of fetched prompts; default: benchctl/ in
+                   XDG_CACHE_HOME or in ~/.cache
+  HTTPS_PROXY      or ALL_PROXY: proxy for the hub
+  NO_COLOR         turns colours off; they are off outside a terminal anyway
+  COLUMNS          width of tables; default: that of the terminal
   RANK, WORLD_SIZE, LOCAL_RANK
                    set by torchrun, for training in several processes
   OMP_WAIT_POLICY  PASSIVE while training, unless it is set
@@ -83,8 +101,8 @@ Environment:
 \b
 Files:
   results/*.jsonl         results: the settings, then a line per generation
-  results/*.scores.jsonl  what judges said of the results of the same name
-  results/judge-cache/    replies of judges, so that nothing is paid for twice
+  results/*.scores.jsonl  judges' scores for the results of the same name
+  results/judge-cache/    judges' replies, so that no reply is paid for twice
 
 \b
 See also:

@@ -1,6 +1,6 @@
-"""What a shell is offered for the words of a command line: names that this installation knows, else files.
+"""Completion of names and files in a shell.
 
-Asked at every press of a key, so nothing heavy is imported: names come from lists of files, never from the methods.
+The shell asks at every press of a key, so nothing heavy is imported: names come from lists of files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Items: TypeAlias = "list[CompletionItem[str]]"  # click 8.4 has no generic Compl
 
 
 def labels(context: click.Context, option: click.Parameter, incomplete: str) -> Items:
-    """Methods, those of other distributions too."""
+    """Methods, including those of other distributions."""
     from benchctl.registry import method_names
 
     return _starting(incomplete, method_names())
@@ -47,7 +47,7 @@ def _starting(incomplete: str, names: Sequence[str]) -> Items:
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
-VARIABLE = "_BENCHCTL_COMPLETE"  # what click asks for by a command of this name
+VARIABLE = "_BENCHCTL_COMPLETE"  # read by click
 
 
 @click.command(no_args_is_help=True)
@@ -56,8 +56,8 @@ VARIABLE = "_BENCHCTL_COMPLETE"  # what click asks for by a command of this name
 def completion(context: click.Context, shell: Literal["bash", "zsh", "fish"]) -> None:
     """Print the script that teaches a shell to complete benchctl's verbs, options and names.
 
-    In bash and zsh a line of ~/.bashrc or ~/.zshrc runs it: eval "$(benchctl completion bash)". Fish finds it in a
-    file of its own.
+    For bash and zsh add a line to ~/.bashrc or ~/.zshrc: eval "$(benchctl completion bash)". Fish reads it from a
+    file.
 
     \b
     Examples:

@@ -10,27 +10,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from benchctl.cli import INTERRUPTED
-from benchctl.cli.run.options import asks_for_a_run
+from benchctl.cli.options import options_from
 from benchctl.errors import UserError
+from benchctl.measuring.settings import RunSettings
 
-if TYPE_CHECKING:
-    from benchctl.measuring.settings import RunSettings
-
-TARGETS = ("ref-dense", "ref-moe")  # of a method that takes a mixture of experts, the second
-BENCHES = ("koala", "self-instruct", "wizardlm", "tasks")  # mt-bench has two turns: the minute is for more prompts
+TARGETS = ("ref-dense", "ref-moe")  # methods that load experts need the second
+BENCHES = ("koala", "self-instruct", "wizardlm", "tasks")  # without mt-bench, whose second turns cost time
 PROMPTS = 2  # of each bench
 _BRIEF = ("--source", "embedded", "--max-new-tokens", "24", "--repeats", "1", "--warm-up", "1")
 
 _ABOUT_EXPERTS = (
-    "Methods that load experts take a mixture of experts. Their baseline has all experts in fast memory, they have a "
-    "quarter of them: they save memory, and the speed-up shows what that costs."
+    "Some methods need a mixture of experts. They keep a quarter of the experts in fast memory; their baseline keeps "
+    "all. These methods save memory, and their speed-up is the price."
 )
-_HONEST = "Few prompts, each timed once: intervals are wide, and hold for this machine and these small models."
+_HONEST = "Few prompts, each timed once: intervals are wide. They hold for this machine and these small models."
 
 
 @click.command()
@@ -38,14 +35,14 @@ _HONEST = "Few prompts, each timed once: intervals are wide, and hold for this m
     "--out",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="A new folder, for all that is written.  [default: results/demo-<time>]",
+    help="A new folder for all files.  [default: results/demo-<time>]",
 )
 @click.pass_context
 def demo(context: click.Context, out: Path | None) -> None:
     """Measure every method on embedded models and prompts; show table, plot and report. No network, no GPU.
 
-    It takes about a minute on two cores, and does nothing that `run`, `compare`, `plot` and `report` do not: each
-    command is in the results files, and can be repeated with more prompts. Ctrl-C keeps what is measured.
+    It takes about a minute on two cores. It uses `run`, `compare`, `plot` and `report`: the results files contain each
+    command, to be repeated with more prompts. Ctrl-C keeps what is measured.
 
     \b
     Examples:
@@ -60,17 +57,17 @@ def demo(context: click.Context, out: Path | None) -> None:
     _check(folder)
     dense, experts = demo_labels()
     files = (folder / "methods.jsonl", folder / "experts.jsonl")
-    with _told_when_interrupted(files):
+    with _interruptible(files):
         _say("Measuring every method on a few prompts of each suite. Ctrl-C stops, and keeps what is measured.")
-        _measure(context, _words(dense, BENCHES, files[0]))
+        _measure(context, _arguments(dense, BENCHES, files[0]))
         _say(_ABOUT_EXPERTS)
-        _measure(context, _words(experts, BENCHES[:1], files[1], "--model", TARGETS[1], "--no-watch"))
-        with _beside("report", *map(str, files), "--out", str(folder / "report.html")):
+        _measure(context, _arguments(experts, BENCHES[:1], files[1], "--model", TARGETS[1], "--no-watch"))
+        with _in_background("report", *map(str, files), "--out", str(folder / "report.html")):
             for file in files:
                 _verb(context, "compare", str(file), "--format", "brief")
-            with redirect_stderr(io.StringIO()):  # what it says of the figures is said below the table
+            with redirect_stderr(io.StringIO()):  # the table shows the same warnings
                 _verb(context, "plot", "--pareto", str(files[0]), "--out", str(folder / "pareto.png"))
-    _tell_what_next(files, clock() - started_s)
+    _print_next_steps(files, clock() - started_s)
 
 
 def demo_labels() -> list[tuple[str, ...]]:
@@ -90,10 +87,8 @@ def demo_labels() -> list[tuple[str, ...]]:
     labels = [label.removesuffix("[]") for label in labels]
     of_targets: list[tuple[str, ...]] = []
     for target in TARGETS:
-        models, info = (
-            choose_models(ModelSettings(target)),
-            TargetInfo.of(load_tokenizer(bundled.resolve(target)).config),
-        )
+        models = choose_models(ModelSettings(target))
+        info = TargetInfo.of(load_tokenizer(bundled.resolve(target)).config)
         fitting = []
         for label in labels:
             with suppress(UserError):
@@ -105,12 +100,12 @@ def demo_labels() -> list[tuple[str, ...]]:
 
 
 def _check(folder: Path) -> None:
-    """Raises UserError for a folder that has something in it, so that nothing is overwritten."""
+    """Raises UserError for a folder that is not empty, so that nothing is overwritten."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: is not an empty folder. Give another --out; a demo overwrites nothing.")
 
 
-def _words(methods: tuple[str, ...], benches: tuple[str, ...], out: Path, *more: str) -> tuple[str, ...]:
+def _arguments(methods: tuple[str, ...], benches: tuple[str, ...], out: Path, *more: str) -> tuple[str, ...]:
     """The arguments of `benchctl run`."""
     labels = (word for label in methods for word in ("--method", label))
     names = (word for bench in benches for word in ("--bench", bench))
@@ -118,9 +113,9 @@ def _words(methods: tuple[str, ...], benches: tuple[str, ...], out: Path, *more:
 
 
 @click.command("run")
-@asks_for_a_run
-def _run(settings: RunSettings, sessions: int) -> None:
-    """What `benchctl run` does with its arguments, but for the table at its end."""
+@options_from(RunSettings, "settings")
+def _run(settings: RunSettings) -> None:
+    """`benchctl run` without its final table."""
     from benchctl.cli.run import measure
 
     words = click.get_current_context().obj
@@ -133,7 +128,7 @@ def _measure(context: click.Context, words: tuple[str, ...]) -> None:
 
 
 def _verb(context: click.Context, name: str, *words: str) -> None:
-    """What `benchctl NAME WORDS` does."""
+    """Runs `benchctl NAME WORDS`."""
     group = context.find_root().command
     assert isinstance(group, click.Group)
     command = group.get_command(context, name)
@@ -147,8 +142,8 @@ def _verb(context: click.Context, name: str, *words: str) -> None:
 
 
 @contextmanager
-def _beside(*words: str) -> Iterator[None]:
-    """What `benchctl WORDS` does, on another core; it prints when it is done. Nothing is measured meanwhile."""
+def _in_background(*words: str) -> Iterator[None]:
+    """Runs `benchctl WORDS` in another process and prints its output at the end. Nothing is measured meanwhile."""
     command = (sys.executable, "-P", "-m", "benchctl", *words)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -156,27 +151,27 @@ def _beside(*words: str) -> Iterator[None]:
         except BaseException:
             process.kill()
             raise
-        said, complaints = process.communicate()
+        output, errors = process.communicate()
     if process.returncode:
-        raise UserError(complaints.partition("Error: ")[2].strip() or complaints)
-    click.echo(said, nl=False)
+        raise UserError(errors.partition("Error: ")[2].strip() or errors)
+    click.echo(output, nl=False)
 
 
 @contextmanager
-def _told_when_interrupted(files: tuple[Path, ...]) -> Iterator[None]:
+def _interruptible(files: tuple[Path, ...]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
         kept = [str(file) for file in files if file.exists()]
         _say("\nInterrupted.")
         if kept:
-            _say(f"What was measured is kept. See it with:  benchctl compare {shlex.join(kept)}")
+            _say(f"Everything measured is kept. See it with:  benchctl compare {shlex.join(kept)}")
         raise click.exceptions.Exit(INTERRUPTED) from None
 
 
-def _tell_what_next(files: tuple[Path, ...], took_s: float) -> None:
+def _print_next_steps(files: tuple[Path, ...], took_s: float) -> None:
     click.echo(f"Results: {shlex.join(map(str, files))}")
-    click.echo(f"Done in {took_s:.0f} s. {_HONEST}\n\nNext, beside opening the report in a browser:")
+    click.echo(f"Done in {took_s:.0f} s. {_HONEST}\n\nNext, after opening the report in a browser:")
     for command, what in (
         (f"benchctl compare {shlex.quote(str(files[0]))}", "every figure, suite by suite"),
         ("benchctl run --bench tasks --limit 40 --sessions 3", "more prompts, narrower intervals"),

@@ -12,8 +12,7 @@ import click
 from benchctl.errors import UserError
 
 if TYPE_CHECKING:
-    from benchctl.analysis.frame.comparison import Group
-    from benchctl.analysis.stats.aa import Floor
+    from benchctl.analysis.comparison import Group
     from benchctl.records.scores import Score
     from benchctl.records.writer import RunFile
 
@@ -59,26 +58,13 @@ def _check_copies(files: Sequence[RunFile]) -> None:
                 raise UserError(f"{file.path}: holds the same run as {earlier.path}. Name only one of the two.")
 
 
-def tell_cautions(groups: Sequence[Group], floor: float = 0.0) -> None:
-    """What to know about the figures, on stderr: for outputs that have no place for it. No difference in speed below
-    `floor` is called one."""
-    from benchctl.analysis.warnings import cautions
+def print_warnings(groups: Sequence[Group]) -> None:
+    """Print the warnings about the figures on stderr, for outputs without room for them."""
+    from benchctl.analysis.warnings import warnings
 
     for group in groups:
-        for caution in cautions(group, floor):
-            click.echo(f"Note: {caution}", err=True)
-
-
-def tell_floor(groups: Sequence[Group], floor: Floor) -> None:
-    """On stderr, what a floor was found under that a group was not measured under: its noise may be another."""
-    for number, group in enumerate(groups, 1):
-        if others := floor.differs_from(group.run):
-            which = f"of group {number} " if len(groups) > 1 else ""
-            click.echo(
-                f"Note: {floor.path}: the runs {which}differ in {', '.join(others)} from what it was measured on, so "
-                "it may not be their floor: use `benchctl doctor --aa` on one of these files.",
-                err=True,
-            )
+        for warning in warnings(group):
+            click.echo(f"Warning: {warning.text}", err=True)
 
 
 def paths_of(names: Sequence[str]) -> list[Path]:

@@ -105,7 +105,7 @@ def _judges() -> Sequence[_JudgeLine]:
 
 
 def _benches() -> Sequence[_BenchLine]:
-    from benchctl.measuring.prompts.prompt import describe
+    from benchctl.measuring.prompts.suites import SUITES
 
     return [
         _BenchLine(
@@ -116,7 +116,7 @@ def _benches() -> Sequence[_BenchLine]:
             suite.licence,
             suite.address,
         )
-        for suite in describe()
+        for suite in SUITES
     ]
 
 

@@ -12,7 +12,7 @@ import click
 from benchctl.cli import completion as completing
 
 if TYPE_CHECKING:
-    from benchctl.analysis.frame.comparison import Group
+    from benchctl.analysis.comparison import Group
     from benchctl.analysis.plots.style import Style
     from benchctl.records.writer import RunFile
 
@@ -53,19 +53,14 @@ class Picture:
 
 
 def _pareto(wishes: Wishes) -> Notes:
-    from benchctl.analysis.frame.comparison import compare
-    from benchctl.analysis.judges.figures import with_judgements
-    from benchctl.analysis.metrics.faithfulness import OVERLAP_METRICS
-    from benchctl.analysis.metrics.text_overlap import with_overlap
+    from benchctl.analysis.comparison import compare
     from benchctl.analysis.plots.heights import HEIGHTS, OF_BASELINE_TEXT, height
     from benchctl.analysis.plots.pareto import pareto
 
-    metric = HEIGHTS[wishes.y or _DEFAULT_Y]
-    files, overlap = _read(wishes), metric in OVERLAP_METRICS
-    groups = compare(_greedy(files) if metric in OF_BASELINE_TEXT else files, texts=overlap)
-    groups = with_overlap(groups) if overlap else with_judgements(groups)
+    metric, files = HEIGHTS[wishes.y or _DEFAULT_Y], _read(wishes)
+    groups = compare(_greedy(files) if metric in OF_BASELINE_TEXT else files, ())
     pareto(_panels(groups, wishes), wishes.out, height(wishes.y or _DEFAULT_Y, groups, wishes.judge), wishes.style)
-    return _with_cautions(groups)
+    return _with_warnings(groups)
 
 
 def _acceptance(wishes: Wishes) -> Notes:
@@ -73,7 +68,7 @@ def _acceptance(wishes: Wishes) -> Notes:
 
     groups = _groups(wishes)
     notes = plot_acceptance(_panels(groups, wishes), wishes.out, wishes.style, methods=wishes.methods)
-    return _with_cautions(groups, notes)
+    return _with_warnings(groups, notes)
 
 
 def _latency(wishes: Wishes) -> Notes:
@@ -81,7 +76,7 @@ def _latency(wishes: Wishes) -> Notes:
 
     groups = _groups(wishes)
     notes = plot_latency(_panels(groups, wishes), wishes.out, wishes.style, methods=wishes.methods)
-    return _with_cautions(groups, notes)
+    return _with_warnings(groups, notes)
 
 
 def _waterfall(wishes: Wishes) -> Notes:
@@ -89,7 +84,7 @@ def _waterfall(wishes: Wishes) -> Notes:
 
     groups = _groups(wishes)
     notes = plot_waterfall(_panels(groups, wishes), wishes.out, wishes.style, methods=wishes.methods)
-    return _with_cautions(groups, notes)
+    return _with_warnings(groups, notes)
 
 
 def _sweep(wishes: Wishes) -> Notes:
@@ -97,7 +92,7 @@ def _sweep(wishes: Wishes) -> Notes:
 
     groups = _groups(wishes)
     notes = plot_sweep(_panels(groups, wishes), wishes.out, wishes.style, methods=wishes.methods, option=wishes.by)
-    return _with_cautions(groups, notes)
+    return _with_warnings(groups, notes)
 
 
 def _depths(wishes: Wishes) -> Notes:
@@ -107,7 +102,7 @@ def _depths(wishes: Wishes) -> Notes:
     groups = _groups(wishes)
     methods, prompt = wishes.methods, wishes.prompt
     notes = plot_depths(groups, wishes.out, wishes.style, decoders=decoder, methods=methods, prompt=prompt)
-    return _with_cautions(groups, notes)
+    return _with_warnings(groups, notes)
 
 
 def _alignment(wishes: Wishes) -> Notes:
@@ -140,7 +135,7 @@ PICTURES: Final[Mapping[str, Picture]] = {
 
 
 def _read(wishes: Wishes) -> list[RunFile]:
-    from benchctl.analysis.frame.selection import only_suites
+    from benchctl.analysis.comparison import only_suites
     from benchctl.cli.inputs import read_files
 
     files = read_files(wishes.files or ("results/*.jsonl",))
@@ -148,21 +143,21 @@ def _read(wishes: Wishes) -> list[RunFile]:
 
 
 def _groups(wishes: Wishes) -> tuple[Group, ...]:
-    from benchctl.analysis.frame.comparison import compare
+    from benchctl.analysis.comparison import compare
 
     return compare(_read(wishes))
 
 
 def _panels(groups: tuple[Group, ...], wishes: Wishes) -> tuple[Group, ...]:
-    from benchctl.analysis.frame.selection import by_suite
+    from benchctl.analysis.comparison import by_suite
 
     return by_suite(groups) if wishes.by_suite else groups
 
 
-def _with_cautions(groups: Sequence[Group], notes: Notes = ()) -> Notes:
-    from benchctl.cli.inputs import tell_cautions
+def _with_warnings(groups: Sequence[Group], notes: Notes = ()) -> Notes:
+    from benchctl.cli.inputs import print_warnings
 
-    tell_cautions(groups)
+    print_warnings(groups)
     return notes
 
 

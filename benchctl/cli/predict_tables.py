@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchctl.analysis.frame.comparison import label_lines
+from benchctl.analysis.comparison import label_lines
 from benchctl.analysis.predict.speedup import Accounts, Figure, Prediction, Unpredicted
 from benchctl.records.writer import RunFile
 

@@ -35,13 +35,7 @@ if TYPE_CHECKING:
     shell_complete=completing.files,
     help="Scores of these answers beside those in the file next to each of FILES. May be repeated.",
 )
-@click.option(
-    "--floor",
-    metavar="FILE",
-    shell_complete=completing.files,
-    help="What `benchctl doctor --aa --out` wrote: no difference in speed is called one below its least detectable.",
-)
-def report(files: tuple[str, ...], out: Path, scores: tuple[str, ...], floor: str | None) -> None:
+def report(files: tuple[str, ...], out: Path, scores: tuple[str, ...]) -> None:
     """Write one HTML page about results files (by default results/*.jsonl), which needs no network to be read.
 
     It has what `benchctl compare` says of them, in words and in tables that sort, the Pareto plot, acceptance, latency,
@@ -54,24 +48,19 @@ def report(files: tuple[str, ...], out: Path, scores: tuple[str, ...], floor: st
     Examples:
       benchctl report
       benchctl report results/first.jsonl -o first.html
-      benchctl report 'results/three-*.jsonl' -o three.html --floor aa.json
+      benchctl report 'results/three-*.jsonl' -o three.html
     """
-    from benchctl.analysis.frame.comparison import compare
+    from benchctl.analysis.comparison import compare
     from benchctl.analysis.html.report import report as page_of
-    from benchctl.analysis.judges.figures import with_judgements
-    from benchctl.analysis.stats.aa import read_floor
-    from benchctl.cli.inputs import read_files, read_scores, tell_floor
+    from benchctl.cli.inputs import read_files, read_scores
     from benchctl.measuring.clock import utc_now
 
     _check_page(out)
-    least = read_floor(floor) if floor else None
     found = read_files(files or ("results/*.jsonl",))
-    groups = with_judgements(compare(found), read_scores(scores))
+    groups = compare(found, read_scores(scores))
     named = f"{len(found)} file{'s' if len(found) > 1 else ''}"
     made = f"Of {named}, made by benchctl {__version__} on {utc_now():%Y-%m-%d at %H:%M} UTC."
-    page = page_of(groups, decoder, made=made, floor=least.effect if least else 0.0)
-    if least:
-        tell_floor(groups, least)
+    page = page_of(groups, decoder, made=made)
     _write(out, page.html)
     size = out.stat().st_size / 1e6
     click.echo(f"Report: {out} ({size:.1f} MB, {page.shown_answers} of {page.answers} answers)")

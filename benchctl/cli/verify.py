@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from benchctl.cli import completion as completing
-from benchctl.cli.doctor.findings import tell_findings
+from benchctl.cli.doctor.methods import print_findings
 
 if TYPE_CHECKING:
     from benchctl.conformance.findings import Finding
-    from benchctl.measuring.own_model import OwnModel
+    from benchctl.measuring.run import OwnModel
 
 
 @click.command()
@@ -56,12 +56,6 @@ if TYPE_CHECKING:
     "--limit", type=click.IntRange(min=1), default=3, show_default=True, metavar="N", help="The first N of each bench."
 )
 @click.option(
-    "--data-dir",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    metavar="FOLDER",
-    help="Folder with the published files of the suites.  [default: those fetched before, or fetched now]",
-)
-@click.option(
     "--max-new-tokens",
     type=click.IntRange(min=1),
     default=48,
@@ -72,12 +66,11 @@ if TYPE_CHECKING:
 @click.option(
     "--draws",
     type=click.IntRange(min=0),
-    default=10_000,
+    default=500,
     show_default=True,
     metavar="N",
-    help="Short answers to draw for the test of frequencies, of which 500, or one in 20, are decoded and the others "
-    "follow from the numbers drawn; all of 500 for a method that draws numbers of its own too. More find smaller "
-    "deviations: the line says which. 0 leaves it out.",
+    help="Short answers to draw for the test of frequencies. More find smaller deviations: the line says which. 0 "
+    "leaves the test out.",
 )
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to run."
@@ -90,43 +83,42 @@ def verify(
     draft_model: str,
     benches: tuple[str, ...],
     limit: int,
-    data_dir: Path | None,
     max_new_tokens: int,
     draws: int,
     device: str,
     threads: int,
     as_json: bool,
 ) -> None:
-    """Hold methods to what they claim on your own model, in float64.
+    """Check what methods claim on your own model, in float64.
 
-    Greedy answers must be those of autoregressive, token by token; steps those that the method's drafts dictate,
-    drafted anew by full recomputation, where that can be done; short sampled answers must have the target's
-    distribution, by every way that draws can go, and in frequencies really drawn. The weights take eight bytes a
-    parameter. `benchctl doctor --method` asks more, on tiny random targets.
+    Greedy answers must be those of autoregressive, token by token. Each step must be the one that the method takes when
+    it starts afresh on the text before it. Short sampled answers must have the target's distribution: exactly, over
+    every way that draws can go, and in the frequencies of real draws. The weights take eight bytes a parameter.
+    `benchctl doctor --method` checks more, on tiny random targets.
 
     Exit code: 0, 1 where a check fails, 2 where it cannot be done.
 
     \b
     Examples:
       benchctl verify --method two_model
-      benchctl verify --method prompt_lookup --method 'm2r2[exit=2]' --limit 5 --draws 100000
+      benchctl verify --method prompt_lookup --method 'm2r2[exit=2]' --limit 5 --draws 5000
       benchctl verify --method two_model --model my_models/target --draft-model my_models/draft --json
     """
     from benchctl.conformance.own_model import WHAT
-    from benchctl.measuring.own_model import prepare
+    from benchctl.measuring.run import prepare_own_model
     from benchctl.measuring.settings import ModelSettings, PromptSettings
 
-    own = prepare(
+    own = prepare_own_model(
         methods,
-        PromptSettings(benches, limit, data_dir),
+        PromptSettings(benches, limit),
         ModelSettings(model, draft_model, "float64", device, threads),
         lambda notice: click.echo(f"Note: {notice}", err=True),
     )
-    tell_findings(_findings(own, max_new_tokens, draws), WHAT, as_json)
+    print_findings(_findings(own, max_new_tokens, draws), WHAT, as_json)
 
 
 def _findings(own: OwnModel, new_tokens: int, draws: int) -> Iterator[tuple[str, Iterator[Finding]]]:
-    """The findings on each method; a method that `all` brought in and that cannot run here is told of and left out."""
+    """The findings on each method, except those that `all` brought in and that cannot run here."""
     from benchctl.conformance.own_model import Case
     from benchctl.conformance.own_model import verify as verify_case
 
@@ -134,6 +126,5 @@ def _findings(own: OwnModel, new_tokens: int, draws: int) -> Iterator[tuple[str,
         if choice.unsupported:
             click.echo(f"Note: {choice.label} cannot run here: {choice.unsupported}.", err=True)
             continue
-        draft = own.drafts(choice)
-        case = Case(choice.label, choice.method, own.target, draft, own.prompts, new_tokens, draws)
+        case = Case(choice.label, choice.method, own.target, own.prompts, new_tokens, draws)
         yield choice.label, verify_case(case, Path(own.name).name)

@@ -7,28 +7,28 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from benchctl.conformance import claims, conduct
+from benchctl.conformance import checks
 from benchctl.conformance.findings import Deviation, Finding, Result, Skipped, finding
-from benchctl.conformance.grounds import KINDS, Ground, ground
-from benchctl.conformance.subject import Subject
+from benchctl.conformance.method_under_test import MethodUnderTest
+from benchctl.conformance.random_models import KINDS, RandomModels, random_models
 
-OF_THE_METHOD: dict[str, Callable[[Subject], Result]] = {
-    "options": claims.options,
-    "claim": claims.claim,
-    "unsupported": claims.unsupported,
+OF_THE_METHOD: dict[str, Callable[[MethodUnderTest], Result]] = {
+    "options": checks.options,
+    "claim": checks.claim,
+    "unsupported": checks.unsupported,
 }
-ON_A_TARGET: dict[str, Callable[[Subject, Ground], Result]] = {
-    "engaged": conduct.engaged,
-    "greedy": claims.greedy,
-    "sampled": claims.sampled,
-    "counting": conduct.counting,
-    "limits": conduct.limits,
-    "stops": conduct.stops,
-    "isolation": conduct.isolation,
-    "determinism": conduct.determinism,
-    "batches": conduct.batches,
-    "replay": conduct.replayed,
-    "cache": conduct.cache_audit,
+ON_A_TARGET: dict[str, Callable[[MethodUnderTest, RandomModels], Result]] = {
+    "engaged": checks.engaged,
+    "greedy": checks.greedy,
+    "sampled": checks.sampled,
+    "counting": checks.counting,
+    "limits": checks.limits,
+    "stops": checks.stops,
+    "isolation": checks.isolation,
+    "determinism": checks.determinism,
+    "batches": checks.batches,
+    "replay": checks.replayed,
+    "cache": checks.cache_audit,
 }
 WHAT: dict[str, str] = {
     "options": "options are read and written as labels",
@@ -54,20 +54,20 @@ def examine(label: str) -> Iterator[Finding]:
     Nothing is read or written but untrained modules in a temporary folder, where the method needs some.
     """
     with tempfile.TemporaryDirectory(prefix="benchctl-doctor-") as folder:
-        subject = Subject(label, Path(folder))
+        subject = MethodUnderTest(label, Path(folder))
         name = subject.canonical
         for check, look in OF_THE_METHOD.items():
             yield finding(name, check, "", guarded(partial(look, subject)))
         for kind in KINDS:
-            place = ground(kind)
-            barred = guarded(partial(_barred, subject, place))
+            models = random_models(kind)
+            barred = guarded(partial(_barred, subject, models))
             for check, test in ON_A_TARGET.items():
-                result = barred or guarded(partial(test, subject, place))
+                result = barred or guarded(partial(test, subject, models))
                 yield finding(name, check, kind, result)
 
 
-def _barred(subject: Subject, place: Ground) -> Result:
-    reason = subject.fresh().unsupported(place.target.info)
+def _barred(subject: MethodUnderTest, models: RandomModels) -> Result:
+    reason = subject.fresh().unsupported(models.target.info)
     return Skipped(reason) if reason else None
 
 
@@ -75,9 +75,8 @@ def guarded(look: Callable[[], Result]) -> Result:
     """What a check finds; an error of the method is a finding too."""
     try:
         return look()
-    except Exception as error:  # whatever a method of somebody else's raises
-        place = _innermost(error)
-        return Deviation("no error", f"{type(error).__name__}: {error}", f"mend what raises it: {place}")
+    except Exception as error:  # whatever the method raises
+        return Deviation("no error", f"{type(error).__name__}: {error}", f"fix what raises it: {_innermost(error)}")
 
 
 def _innermost(error: Exception) -> str:

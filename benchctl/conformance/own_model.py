@@ -1,47 +1,48 @@
-"""A method held to its claim on a user's own target: float64 equality, replayed steps, the distribution it draws from.
+"""`benchctl verify`: a method checked on a user's own target, in float64.
 
-`examine` asks the same and more on random targets; here nothing is made small, so each question is asked of a few
-prompts. In float64 rounding decides nothing that is not a tie to the fifteenth digit.
+`examine` asks the same and more on random targets. Nothing is small here, so each question is asked of a few prompts.
+In float64 rounding decides nothing that is not a tie to the fifteenth digit.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
+from scipy import special, stats
 
-from benchctl.conformance.chances import distribution, total_variation
-from benchctl.conformance.drawing import Drawing
+from benchctl.conformance.enumeration import distribution, total_variation
 from benchctl.conformance.examine import guarded
 from benchctl.conformance.findings import Deviation, Finding, Held, Result, Skipped, finding, shown
-from benchctl.conformance.frequencies import POWER, Text, g_test
-from benchctl.conformance.replay import replay
-from benchctl.conformance.replayed import drafter_of
-from benchctl.decoding.loop import DecodeRequest, Generation, decode
-from benchctl.decoding.method import Method
+from benchctl.decoding.loop import DecodeRequest, Generation, decode, open_context
+from benchctl.decoding.method import Method, Speculative
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
-from benchctl.registry import BASELINE, build, parse_label
+from benchctl.registry import BASELINE, build
+
+Text = tuple[int, ...]
 
 WHAT: dict[str, str] = {
     "greedy": "greedy answers are autoregressive's",
-    "steps": "steps are those that its drafts and the text dictate",
+    "steps": "steps are those of a fresh start on the same text",
     "sampled": "all ways to draw a short answer have the target's chances",
     "draws": "answers really drawn have the target's frequencies",
 }
 _WARM = Sampling(temperature=1.5, top_k=2)
 _SHORT = 4  # tokens of a drawn answer: sixteen answers, and room for drafts two tokens deep
-_ROUNDING = 1e-6  # see claims.py
-_DECODED = 500  # answers drawn, if so many are asked for; of many more, one in ..
-_DRAWS_PER_DECODING = 20
+_ROUNDING = 1e-6  # see checks.py
+SIGNIFICANCE = 1e-4  # probability that a method without a fault fails the G-test
+POWER = 0.99  # probability that a deviation as large as `GTest.detectable` fails it
+_FEWEST_EXPECTED = 5.0  # answers in a cell of the test
 
 
 @dataclass(frozen=True)
 class Case:
-    """A prepared method on a float64 target, with the draft model it has, if any, and the ids of some prompts.
+    """A prepared method on a float64 target, and the ids of some prompts.
 
     new_tokens  of each greedy answer, at most
     draws       short answers that are drawn, see `draws`
@@ -50,13 +51,12 @@ class Case:
     label: str
     method: Method
     target: Target
-    draft: Target | None
     prompts: tuple[Sequence[int], ...]
     new_tokens: int
     draws: int
 
     def answer(self, prompt: Sequence[int]) -> Generation:
-        """What the method says, greedily."""
+        """The method's greedy answer."""
         return decode(self.method, self.target, DecodeRequest(prompt, self.new_tokens))
 
     def drawn(self, seed: int = 0) -> Text:
@@ -93,34 +93,44 @@ def greedy(case: Case) -> Result:
 
 
 def steps(case: Case) -> Result:
-    """Drafted and accepted, step by step, as drafting by full recomputation gives them: see replay.py."""
-    if case.target.encoder is not None:
-        return Skipped("replayed steps are for targets without an encoder")
-    drafter = drafter_of(parse_label(case.label).name, case.method, case.target, case.draft)
-    if isinstance(drafter, str):
-        return Skipped(drafter)
-    count = 0
+    """Each step drafts and accepts what the method does when it starts afresh on the text before that step.
+
+    A fresh start computes everything from the text, so what a step took from a stale cache shows as another draft.
+    """
+    if not isinstance(case.method, Speculative) or not case.method.drafts_from_text:
+        return Skipped("what it drafts does not follow from the text alone, so its steps cannot be taken again")
+    count = drafted = 0
     for number, prompt in enumerate(case.prompts, 1):
-        got = case.answer(prompt)
-        limit = min(case.new_tokens, case.target.context_tokens - len(prompt))
-        rounds = [(step.drafted, step.accepted) for step in got.steps]
-        dictated = replay(prompt, got.token_ids, limit, drafter)
-        if rounds != dictated:
-            pairs = enumerate(zip(rounds, dictated, strict=False))
-            at = next((at for at, (one, other) in pairs if one != other), min(len(rounds), len(dictated)))
-            action = "look at masks, positions and what the drafter's cache keeps of rejected tokens"
-            return Deviation(f"{_round(dictated, at)} in step {at + 1} of prompt {number}", _round(rounds, at), action)
-        count += len(rounds)
+        got, text = case.answer(prompt), 1
+        for at, step in enumerate(got.steps, 1):
+            fresh = _fresh_step(case, prompt, got.token_ids[:text], len(step.tokens))
+            if fresh != (step.drafted, step.accepted):
+                expected = f"{fresh[1]} accepted of {fresh[0]} drafted"
+                seen = f"{step.accepted} accepted of {step.drafted} drafted"
+                action = "look at masks, positions and what the drafter's cache keeps of rejected tokens"
+                return Deviation(f"{expected} in step {at} of prompt {number}", seen, action)
+            text, drafted = text + len(step.tokens), drafted + step.drafted
+        count += len(got.steps)
+    if not drafted:
+        return Skipped("nothing was drafted")
     return Held(_counted(count, "step", case))
+
+
+@torch.inference_mode()
+def _fresh_step(case: Case, prompt: Sequence[int], said: Sequence[int], committed: int) -> tuple[int, int]:
+    """Drafted and accepted tokens of the step after the answer ``said``, of which ``committed`` tokens count."""
+    with case.method.serve(case.target, None) as served:
+        context = open_context(served, DecodeRequest(prompt, case.new_tokens))
+        context.tokens += [*served.read(prompt), *said[:-1]]
+        case.method.start(context)
+        context.tokens.append(said[-1])
+        step = case.method.step(context)
+    return step.drafted, min(step.accepted, committed)
 
 
 def _counted(number: int, noun: str, case: Case) -> str:
     asked = len(case.prompts)
     return f"{number} {noun}{'s' * (number != 1)} of {asked} prompt{'s' * (asked != 1)}"
-
-
-def _round(rounds: Sequence[tuple[int, int]], at: int) -> str:
-    return f"{rounds[at][1]} accepted of {rounds[at][0]} drafted" if at < len(rounds) else "no step"
 
 
 def sampled(case: Case) -> Result:
@@ -136,40 +146,64 @@ def sampled(case: Case) -> Result:
 
 
 def draws(case: Case) -> Result:
-    """A G-test of answers drawn with seeds of their own: what enumeration replaces, the numbers drawn, is in play.
-
-    Some are decoded; the others follow from their numbers, where the method lets them: see drawing.py.
-    """
+    """A G-test of answers drawn with seeds of their own: enumeration does not see how numbers are drawn."""
     if reason := _not_sampled(case.method):
         return reason
     if not case.draws:
         return Skipped("no draws were asked for")
-    drawing = Drawing(case.drawn, _WARM.generator)
-    decoded = max(min(case.draws, _DECODED), case.draws // _DRAWS_PER_DECODING)
-    answers = [drawing.decode(seed) for seed in range(decoded)]
-    more = [drawing.draw(seed) for seed in range(decoded, case.draws) if drawing.follows]
-    if drawing.follows:
-        return _frequencies(case, [*answers, *more], decoded, drawing.checked)
-    return _frequencies(case, answers, 0, 0)
-
-
-def _frequencies(case: Case, answers: Sequence[Text], followed: int, checked: int) -> Result:
-    """Of all answers, which follow from their numbers as so many decoded ones do (0 if not all of these do), of which
-    `checked` could have shown otherwise: see Drawing."""
-    expected, counts, number = chances(case), Counter(answers), f"{len(answers):,} draws"
+    expected, counts = chances(case), Counter(case.drawn(seed) for seed in range(case.draws))
     action = "draw from context.generator alone, once for each decision, and never from a number drawn before"
     if impossible := [text for text in counts if expected.get(text, 0.0) == 0.0]:
         return Deviation("only answers that the target can give", shown(impossible[0]), action)
     test = g_test(counts, expected)
     if test is None:
-        return Skipped(f"{number} are too few, or all chances lie on one answer; ask for more")
-    if test.fails:
-        return Deviation("the target's frequencies", f"others, p = {test.p:.1g} in {number}", action)
-    # Answers that do not follow from their numbers would be seen among those decoded, wrong frequencies by the test.
-    unseen = 1 - (1 - POWER) ** (1 / max(checked, 1)) if 0 < followed < len(answers) else 0.0
-    how = f"{followed:,} decoded" if followed else "all decoded, as not only its draws decide"
-    finds = f"a total variation of {min(unseen + test.finds, 1.0):.2g} would have shown with {POWER:.0%}"
-    return Held(f"p = {test.p:.2g} in {number}, {how}; {finds}")
+        return Skipped(f"{case.draws:,} draws are too few, or all chances lie on one answer; ask for more")
+    if test.p < SIGNIFICANCE:
+        return Deviation("the target's frequencies", f"others, p = {test.p:.1g} in {case.draws:,} draws", action)
+    detectable = f"a total variation of {min(test.detectable, 1.0):.2g} would have shown with {POWER:.0%}"
+    return Held(f"p = {test.p:.2g} in {case.draws:,} draws; {detectable}")
+
+
+@dataclass(frozen=True)
+class GTest:
+    """The p-value of ``draws`` answers in ``cells`` cells."""
+
+    p: float
+    cells: int
+    draws: int
+
+    @property
+    def detectable(self) -> float:
+        """The least total variation over the cells, whatever its direction, that fails with probability POWER.
+
+        A deviation d of the chances c adds n * sum(d**2 / c) to the noncentrality of chi-squared after n draws; its
+        total variation is v = sum(|d|) / 2. By Cauchy-Schwarz sum(d**2 / c) >= 4 v**2.
+        """
+        freedom = self.cells - 1
+        noncentrality = special.chndtrinc(stats.chi2.isf(SIGNIFICANCE, freedom), freedom, 1 - POWER)
+        return math.sqrt(noncentrality / (4 * self.draws))
+
+
+def g_test(counts: Counter[Text], expected: dict[Text, float]) -> GTest | None:
+    """The G-test (Sokal and Rohlf, Biometry) that ``counts`` were drawn from the probabilities ``expected``.
+
+    Cells are merged, the rarest first, until each is expected five times: chi-squared does not hold for smaller ones.
+    None where that leaves one cell.
+    """
+    total = counts.total()
+    cells: list[tuple[float, float]] = []
+    seen, due = 0.0, 0.0
+    for text, chance in sorted(expected.items(), key=lambda item: item[1]):
+        seen, due = seen + counts[text], due + chance * total
+        if due >= _FEWEST_EXPECTED:
+            cells.append((seen, due))
+            seen, due = 0.0, 0.0
+    if due and cells:  # what rounding leaves of the last and largest
+        cells[-1] = (cells[-1][0] + seen, cells[-1][1] + due)
+    if len(cells) < 2:
+        return None
+    g = 2 * sum(seen * math.log(seen / due) for seen, due in cells if seen)
+    return GTest(float(stats.chi2.sf(max(g, 0.0), len(cells) - 1)), len(cells), total)
 
 
 def _not_sampled(method: Method) -> Skipped | None:

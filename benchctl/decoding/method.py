@@ -224,8 +224,12 @@ class Outcome:
 
 
 class Speculative(Method):
-    """Draft, verify, keep, observe. A drafter may push and part-run rows itself; verification runs what they lack."""
+    """Draft, verify, keep, observe. A drafter may push and part-run rows itself; verification runs what they lack.
 
+    drafts_from_text  whether a draft follows from the text alone; not where the drafter remembers more of its steps
+    """
+
+    drafts_from_text: ClassVar[bool] = True
     no_batch_reason = "each sequence of a batch would accept a number of tokens of its own"
 
     @abstractmethod

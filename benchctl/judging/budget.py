@@ -1,13 +1,75 @@
-"""A bound on what judging may cost: no request is sent that, at its dearest, could pass it."""
+"""What judging costs: prices of a shipped, dated table or given by hand, and a bound that no request may pass."""
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 
 from benchctl.errors import UserError
 from benchctl.judging.judge import AskedJudge, Judge, Usage
-from benchctl.judging.prices import Price
+
+_MILLION = 1_000_000
+_DATED = re.compile(r"-\d{4}-\d{2}-\d{2}$")  # gpt-4o-2024-08-06 costs what gpt-4o does
+
+
+@dataclass(frozen=True)
+class Price:
+    """USD per million tokens of prompts and of replies."""
+
+    in_usd: float
+    out_usd: float
+
+    def cost_usd(self, usage: Usage) -> float:
+        """What a reply costs."""
+        return (usage.prompt_tokens * self.in_usd + usage.reply_tokens * self.out_usd) / _MILLION
+
+
+@dataclass(frozen=True)
+class PriceTable:
+    """The shipped prices, and when and where they are from. `context_tokens` is by model, as are prices."""
+
+    date: str
+    source: str
+    prices: dict[str, Price]
+    contexts: dict[str, int]
+
+    def price(self, model: str) -> Price | None:
+        return self.prices.get(model) or self.prices.get(_DATED.sub("", model))
+
+    def context_tokens(self, model: str) -> int | None:
+        """The most tokens that a prompt and its reply may have together; None for a model that is not in the table."""
+        return self.contexts.get(model) or self.contexts.get(_DATED.sub("", model))
+
+
+@cache
+def price_table() -> PriceTable:
+    """The table in assets/prices.json."""
+    table = json.loads(files("benchctl").joinpath("assets/prices.json").read_text("utf-8"))
+    prices = {name: Price(model["in_usd"], model["out_usd"]) for name, model in table["models"].items()}
+    contexts = {name: model["context_tokens"] for name, model in table["models"].items()}
+    return PriceTable(table["date"], table["source"], prices, contexts)
+
+
+def price_of(model: str, in_usd: float | None, out_usd: float | None, *, at_usual_address: bool) -> Price | None:
+    """The price by hand where both parts are given, else that of the table; None where nobody knows it.
+
+    The table is of the usual address: elsewhere a model of the same name may cost anything. Raises UserError where one
+    part is given and the other is not known.
+    """
+    known = price_table().price(model) if at_usual_address else None
+    if in_usd is None and out_usd is None:
+        return known
+    if known is None and (in_usd is None or out_usd is None):
+        raise UserError("--price-in and --price-out need each other: the table has no price of this model.")
+    known = known or Price(0.0, 0.0)
+    return Price(known.in_usd if in_usd is None else in_usd, known.out_usd if out_usd is None else out_usd)
+
+
+NOTHING = Usage(0, 0)
 
 
 class OutOfBudget(Exception):
@@ -45,52 +107,37 @@ class Budget:
     def cost_usd(self, usage: Usage) -> float | None:
         return None if self.price is None else self.price.cost_usd(usage)
 
-    def reserve(self, most: Usage, *, wait: bool = True) -> None:
-        """Set aside what a request costs at most; waits, if it may, while those in flight may turn out cheaper.
+    def reserve(self, most: Usage) -> None:
+        """Set aside what a question costs at most; waits while those in flight may turn out cheaper.
 
         Raises OutOfBudget where there is not enough left and nothing to wait for.
         """
         cost = self.cost_usd(most) or 0.0
         with self._changed:
             while self._max_usd is not None and (self._spent.usd or 0.0) + self._reserved_usd + cost > self._max_usd:
-                if not (wait and self._in_flight):
+                if not self._in_flight:
                     raise OutOfBudget
                 self._changed.wait()
-            self._take(cost)
+            self._reserved_usd += cost
+            self._in_flight += 1
 
-    def adopt(self, most: Usage) -> None:
-        """Count a request as in flight that was sent earlier, whatever is left."""
-        with self._changed:
-            self._take(self.cost_usd(most) or 0.0)
-
-    def settle(self, most: Usage, usage: Usage | None) -> None:
-        """A reserved request came back, billed for `usage`; None: counted at its dearest, for nobody told."""
-        cost, billed = self.cost_usd(most), usage or most
-        usd = self.cost_usd(billed)
+    def settle(self, reserved: Usage, billed: Usage, doubtful: Usage = NOTHING) -> None:
+        """Replace a reservation by what was billed, and by what may have been: the latter counts in full."""
+        total = Usage(billed.prompt_tokens + doubtful.prompt_tokens, billed.reply_tokens + doubtful.reply_tokens)
+        usd = self.cost_usd(total)
         with self._changed:
             spent = self._spent
             self._spent = Spent(
-                spent.prompt_tokens + billed.prompt_tokens,
-                spent.reply_tokens + billed.reply_tokens,
+                spent.prompt_tokens + total.prompt_tokens,
+                spent.reply_tokens + total.reply_tokens,
                 None if spent.usd is None or usd is None else spent.usd + usd,
-                spent.doubtful_usd + (0.0 if usage else cost or 0.0),
+                spent.doubtful_usd + (self.cost_usd(doubtful) or 0.0),
             )
-            self._free(cost)
-
-    def release(self, most: Usage) -> None:
-        """A reserved request failed and costs nothing."""
-        with self._changed:
-            self._free(self.cost_usd(most))
-
-    def _take(self, cost: float) -> None:
-        self._reserved_usd += cost
-        self._in_flight += 1
-
-    def _free(self, cost: float | None) -> None:
-        self._in_flight -= 1
-        # Sums of floats drift; with nothing in flight nothing is reserved.
-        self._reserved_usd = self._reserved_usd - (cost or 0.0) if self._in_flight else 0.0
-        self._changed.notify_all()
+            self._in_flight -= 1
+            # Sums of floats drift; with nothing in flight nothing is reserved.
+            left_usd = self._reserved_usd - (self.cost_usd(reserved) or 0.0)
+            self._reserved_usd = left_usd if self._in_flight else 0.0
+            self._changed.notify_all()
 
 
 def is_paid(judge: Judge) -> bool:

@@ -1,7 +1,7 @@
 """Every reply of a judge, kept by content before anything else is done with it, so that nothing is paid for twice.
 
 A cache is a folder with a JSONL file for each judge. Its lines hold hashes and replies, and neither questions nor
-answers: it can be shipped, and whoever has the prompts and the results can replay the judging offline.
+answers. It can be published: a user with the prompts and the results replays the judging offline.
 """
 
 import hashlib
@@ -15,9 +15,9 @@ from types import TracebackType
 
 from benchctl.errors import InvalidData, UserError
 from benchctl.judging.judge import Message, Reply, Usage
-from benchctl.records.linefile import LineFile
+from benchctl.records.schema import Count, from_line
+from benchctl.records.writer import LineFile
 
-_FIELDS = {"key", "sample", "model", "template", "text", "problem", "prompt_tokens", "reply_tokens", "answered_at"}
 _NAME_LENGTH = 60
 
 
@@ -31,8 +31,8 @@ class Kept:
     template: str
     text: str
     problem: str
-    prompt_tokens: int | None
-    reply_tokens: int | None
+    prompt_tokens: Count | None
+    reply_tokens: Count | None
     answered_at: str
 
     @property
@@ -122,14 +122,6 @@ def _read(path: Path) -> tuple[dict[str, list[Kept]], int, str]:
 
 def _parse(line: bytes) -> Kept | None:
     try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError):
+        return from_line(Kept, line)
+    except ValueError:
         return None
-    if not isinstance(fields, dict) or set(fields) != _FIELDS:
-        return None
-    counts = (fields["prompt_tokens"], fields["reply_tokens"])
-    texts = (fields[name] for name in _FIELDS - {"sample", "prompt_tokens", "reply_tokens"})
-    sound = type(fields["sample"]) is int and all(
-        count is None or type(count) is int and count >= 0 for count in counts
-    )
-    return Kept(**fields) if sound and all(isinstance(text, str) for text in texts) else None

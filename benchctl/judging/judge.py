@@ -11,29 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from benchctl.errors import UserError
-from benchctl.judging.reading import read_scores
-from benchctl.judging.templates import Template, load_template
-from benchctl.judging.tokens import count_prompt, most_tokens
+from benchctl.judging.chat import Template, count_prompt, load_template, most_tokens, read_scores
 from benchctl.records.schema import Row, Run
 from benchctl.records.scores import Protocol
 
 __all__ = [
     "AskedJudge",
-    "BatchLost",
-    "BatchRefused",
-    "BatchedJudge",
-    "BatchedReply",
     "GradingJudge",
     "Judge",
     "Message",
     "Place",
     "Question",
     "Reply",
-    "Request",
     "Row",
     "Run",
-    "TryAgain",
     "Usage",
 ]
 
@@ -69,56 +60,20 @@ class Usage:
     prompt_tokens: int
     reply_tokens: int
 
+    def times(self, count: int) -> Usage:
+        return Usage(count * self.prompt_tokens, count * self.reply_tokens)
+
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back for one request that was answered. `problem` says why it cannot be read, where that is known
-    without reading it (a refusal, nothing in it, cut off). `usage` is None where it was not told."""
+    """What came back for one question. `problem` says why it cannot be read, where that is known without reading it
+    (a refusal, nothing in it, cut off). `usage` is None where the server did not report it. `lost_sends` counts earlier
+    requests with this question that broke off, though the server may have answered, and billed, them."""
 
     text: str
     usage: Usage | None
     problem: str = ""
-
-
-@dataclass(frozen=True)
-class Request:
-    """A chat to be answered as one of many; `key` tells which reply is whose."""
-
-    key: str
-    messages: tuple[Message, ...]
-    sample: int
-
-
-@dataclass(frozen=True)
-class BatchedReply:
-    """What a batch brought for the request of this key; `reply` is None where it failed, unpaid."""
-
-    key: str
-    reply: Reply | None
-
-
-class BatchRefused(UserError):
-    """A batch that the server did not take: nothing in it was answered or billed, so it is over."""
-
-
-class BatchLost(UserError):
-    """A batch some replies of which, or all, cannot be had now, though they may be billed; `replies` are the others."""
-
-    def __init__(self, problem: str, replies: tuple[BatchedReply, ...] = ()) -> None:
-        super().__init__(problem)
-        self.replies = replies
-
-
-class TryAgain(Exception):
-    """A request that failed and may be sent again. `retry_after_s` is how long the server asks to wait, where it does;
-    `maybe_paid` says that it broke off where the server may have answered, and bill, all the same, `unreached` that it
-    came to no server at all."""
-
-    def __init__(
-        self, reason: str, *, retry_after_s: float | None = None, maybe_paid: bool = False, unreached: bool = False
-    ) -> None:
-        super().__init__(reason)
-        self.reason, self.retry_after_s, self.maybe_paid, self.unreached = reason, retry_after_s, maybe_paid, unreached
+    lost_sends: int = 0
 
 
 @dataclass(frozen=True)
@@ -158,13 +113,14 @@ class AskedJudge(Judge, ABC):
     """A model that is asked. A subclass has `model` and `protocol` (pairwise or single) among its
     options and writes `ask`.
 
-    `paid` says that it costs money, so that budgets and prices are about it; `parallel` that several requests may be
-    sent at a time; `reply_limit` is the most tokens of a reply, `context_tokens` of prompt and reply together (None
-    where nobody knows).
+    `paid` says that it costs money, so that budgets and prices apply to it; `parallel` that several requests may be
+    sent at a time; `most_sends` is how often `ask` sends a question at most, retries included; `reply_limit` is the
+    most tokens of a reply, `context_tokens` of prompt and reply together (None if unknown).
     """
 
     paid: ClassVar[bool] = False
     parallel: ClassVar[bool] = False
+    most_sends: ClassVar[int] = 1
     reply_limit: int = 64
 
     @property
@@ -172,26 +128,25 @@ class AskedJudge(Judge, ABC):
         return None
 
     def prompt_tokens(self, messages: Sequence[Message]) -> int:
-        """About how many tokens the messages are."""
+        """An estimate of the tokens of the messages."""
         return count_prompt([message.content for message in messages])
 
     def most_prompt_tokens(self, messages: Sequence[Message]) -> int:
-        """What the messages are never billed above."""
+        """The most tokens that the messages can be billed for."""
         return most_tokens([message.content for message in messages])
 
     def reach(self) -> None:
         """Called before the first question, where one is to be asked: find, for free, whether it can be.
 
-        Raises UserError for what a user can put right: no key, a wrong one, a model that is not there; and TryAgain
-        where no server could be reached.
+        Raises UserError for what a user can put right: no key, a wrong one, a model or a server that is not there.
         """
 
     @abstractmethod
     def ask(self, messages: Sequence[Message], sample: int) -> Reply:
-        """Send the messages once and give what comes back; `sample` tells repeated judgements apart, as a seed does.
+        """Send the messages and return the reply; `sample` numbers repeated judgements, as a seed does.
 
-        May be called from several threads at once where `parallel`. Raises TryAgain where another try may help (the
-        panel waits and tries), and UserError where none will.
+        May be called from several threads at once where `parallel`. Raises UserError where no reply came; retries
+        after failures that pass are the judge's own.
         """
 
     def template(self, question: Question) -> Template:
@@ -207,32 +162,6 @@ class AskedJudge(Judge, ABC):
     def read(self, reply: str) -> tuple[float, ...] | None:
         """The scores in a reply, one for each answer shown, in their order; None where it cannot be read."""
         return read_scores(reply, 2 if self.protocol == "pairwise" else 1)
-
-
-class BatchedJudge(AskedJudge):
-    """An AskedJudge that can also be handed many requests at once, to be answered within a day, for less."""
-
-    def fitting(self, requests: Sequence[Request]) -> int:
-        """How many of the first requests one batch may hold; at least 1."""
-        return len(requests)
-
-    @abstractmethod
-    def start_batch(self, requests: Sequence[Request], mark: str) -> str:
-        """Hand in requests and give the id of their batch. `mark` is kept with it, so that `find_batch` finds it.
-
-        Raises TryAgain and UserError as `ask` does; so do the two below.
-        """
-
-    @abstractmethod
-    def find_batch(self, mark: str) -> str | None:
-        """The id of a batch that was handed in with this mark; None where there is none."""
-
-    @abstractmethod
-    def collect_batch(self, batch: str) -> tuple[BatchedReply, ...] | None:
-        """What a batch brought; None while it is not done.
-
-        Raises BatchRefused where it will bring nothing, and BatchLost where the server does not give what it brought.
-        """
 
 
 class GradingJudge(Judge, ABC):

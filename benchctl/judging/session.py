@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from benchctl.errors import UserError
-from benchctl.judging.asking import Asker
-from benchctl.judging.batches import Batches, handed_in, refuse_open_batches
-from benchctl.judging.budget import Budget, check_budget, is_paid
+from benchctl.judging.asking import Answered, Asker, Task, ask_all, only, tasks_of
+from benchctl.judging.budget import Budget, Price, check_budget, is_paid
 from benchctl.judging.cache import Cache
-from benchctl.judging.estimate import estimate
-from benchctl.judging.grading import Grades
-from benchctl.judging.items import Item, as_tie, items_of, with_outcome
-from benchctl.judging.judge import AskedJudge, BatchedJudge, GradingJudge
-from benchctl.judging.pairs import FilePairs, Prompts, check_same_prompts, pairs_of
-from benchctl.judging.panel import Answered, Panel
-from benchctl.judging.patience import Patience
-from benchctl.judging.prices import Price
-from benchctl.judging.questions import Task, fits, only, refuse_too_long, tasks_of
+from benchctl.judging.items import (
+    FilePairs,
+    Grades,
+    Item,
+    Prompts,
+    as_tie,
+    check_same_prompts,
+    items_of,
+    pairs_of,
+    with_outcome,
+)
+from benchctl.judging.judge import AskedJudge, GradingJudge, Usage
 from benchctl.judging.settings import Forecast, JudgeSettings, Progress, Summary, World
 from benchctl.records.scores import Score, ScoreWriter, read_scores, score_key, scores_path
 from benchctl.records.writer import RunFile
+
+# Tokens of a reply that holds the scores asked for, and nothing else: "8 7", and what ends it.
+_REPLY_TOKENS = {"pairwise": 4, "single": 2}
+_TOO_LONG = "room in the judge's context"
 
 
 class Judging:
@@ -35,7 +40,7 @@ class Judging:
 
     def __init__(self, files: Sequence[RunFile], prompts: Prompts, settings: JudgeSettings, world: World) -> None:
         self._settings, self._world, self._judge = settings, world, settings.judge.judge
-        _check_settings(settings)
+        check_budget(self._judge, settings.price, settings.max_usd)
         check_same_prompts(files)
         alone = self._judge.protocol == "single"
         self._files = [pairs_of(file, prompts, settings.baseline or file.run.baseline, alone=alone) for file in files]
@@ -44,29 +49,29 @@ class Judging:
         for file in self._files:
             self._left_out.update(file.left_out)
         self._counts = Counter[str]()
-        self._budget = Budget(_price(settings), settings.max_usd)
+        self._budget = Budget(settings.price if is_paid(self._judge) else Price(0.0, 0.0), settings.max_usd)
 
     def forecast(self) -> Forecast:
         """What would be done and what it would cost; nothing is asked, held or written."""
         todo = self._todo({file.path: _stored(file.path) for file in self._files})
-        ties = sum(map(_is_tie, todo))
+        ties = sum(item.pair.identical for item in todo)
         common = (len(self._items), len(self._items) - len(todo), ties)
         if not isinstance(self._judge, AskedJudge):
             return Forecast(*common, left_out=dict(self._left_out))
-        asker, tasks = self._seen(self._judge, todo)
-        fresh = [task for task in tasks if asker.outcome(task.asked) is None]
-        asked = [task for task in fresh if fits(self._judge, task)]
-        costs = estimate(asker, tasks, asked)
-        recalled = sum(len(task.items) for task in tasks) - len(fresh)
+        asker, tasks = self._cached(self._judge, todo)
+        fresh = [task for task in tasks if asker.outcome(task) is None]
+        asked = [task for task in fresh if task.fits(self._judge)]
+        usage, most = _estimate(asker, tasks, asked), Usage(0, 0)
+        for task in asked:
+            most = Usage(most.prompt_tokens + task.most.prompt_tokens, most.reply_tokens + task.most.reply_tokens)
         return Forecast(
             *common,
-            recalled=recalled,
+            recalled=sum(len(task.items) for task in tasks) - len(fresh),
             questions=len(asked),
             too_long=len(fresh) - len(asked),
-            handed_in=handed_in(asker.cache.path),
-            usage=costs.usage,
-            usd=costs.usd,
-            most_usd=costs.most_usd,
+            usage=usage,
+            usd=self._budget.cost_usd(usage),
+            most_usd=self._budget.cost_usd(most),
             left_out=dict(self._left_out),
         )
 
@@ -95,21 +100,18 @@ class Judging:
         }
         return [item for item in self._items if score_key(item.blank) not in settled[item.pair.file]]
 
-    def _seen(self, judge: AskedJudge, items: Iterable[Item]) -> tuple[Asker, tuple[Task, ...]]:
-        """The questions of items, and the replies to them as they are, without holding the cache."""
+    def _cached(self, judge: AskedJudge, items: Iterable[Item]) -> tuple[Asker, tuple[Task, ...]]:
+        """The questions of items, and the replies to them that are in the cache, without holding its file."""
         cache = self._cache()
         cache.look()
-        return self._asker(judge, cache), tasks_of(judge, (item for item in items if not _is_tie(item)))
+        return self._asker(judge, cache), tasks_of(judge, (item for item in items if not item.pair.identical))
 
     def _reach(self, judge: AskedJudge) -> tuple[Task, ...]:
-        """The questions, and the judge reached if one of them is to be asked: before any file is made, as without a key
-        none should be left behind."""
-        asker, tasks = self._seen(judge, self._todo({file.path: _stored(file.path) for file in self._files}))
-        waiting = [task for task in tasks if asker.outcome(task.asked) is None]
-        if not self._settings.skip_long:
-            refuse_too_long(judge, [task for task in waiting if not fits(judge, task)])
-        if any(fits(judge, task) for task in waiting):
-            asker.patience.insist(judge.reach)
+        """The questions; the judge is reached if one of them is to be asked. This comes before any file is made: a
+        judging without a key leaves none behind."""
+        asker, tasks = self._cached(judge, self._todo({file.path: _stored(file.path) for file in self._files}))
+        if any(task.fits(judge) and asker.outcome(task) is None for task in tasks):
+            judge.reach()
         return tasks
 
     def _grade(self, grades: Grades, items: Iterable[Item]) -> None:
@@ -122,34 +124,28 @@ class Judging:
 
     def _ask(self, judge: AskedJudge, cache: Cache, items: Iterable[Item], tasks: Iterable[Task]) -> None:
         asker = self._asker(judge, cache)
-        outcomes = [(task, asker.outcome(task.asked)) for task in tasks]
-        waiting = self._without_long(judge, [task for task, outcome in outcomes if outcome is None])
-        for item in filter(_is_tie, items):
+        outcomes = [(task, asker.outcome(task)) for task in tasks]
+        for item in (item for item in items if item.pair.identical):
             self._write(item, as_tie(item, self._world.now()))
             self._counts.update(ties=1)
+        waiting = []
         for task, outcome in outcomes:
             if outcome is not None:
                 self._answered(Answered(task, outcome))
-        if not waiting:
-            return
+            elif task.fits(judge):
+                waiting.append(task)
+            else:
+                self._left_out.update({_TOO_LONG: len(task.items)})
         # Closed on the way out, whatever happens: what is not in flight then is never sent.
-        with closing(self._answers(asker, judge, waiting)) as answers:
+        with closing(ask_all(asker, waiting, self._settings.concurrency if judge.parallel else 1)) as answers:
             for answered in answers:
                 self._answered(answered)
         self._counts["unasked"] = sum(len(task.items) for task in waiting) - self._counts["asked"]
 
-    def _answers(self, asker: Asker, judge: AskedJudge, tasks: Sequence[Task]) -> Generator[Answered]:
-        if self._settings.batch and isinstance(judge, BatchedJudge):
-            with Batches(asker, judge, self._world.notify, forget=self._settings.forget_batches) as batches:
-                yield from batches.ask(tasks)
-            return
-        refuse_open_batches(asker.cache.path)
-        yield from Panel(asker, self._settings.concurrency if judge.parallel else 1).ask(tasks)
-
     def _answered(self, answered: Answered) -> None:
         task, outcome = answered
         fresh = outcome.fresh
-        bills = [self._budget.cost_usd(usage) for usage in (kept.reply.usage or task.asked.most for kept in fresh)]
+        bills = [self._budget.cost_usd(usage) for usage in (kept.reply.usage or task.most for kept in fresh)]
         known = [bill for bill in bills if bill is not None]
         cost_usd = sum(known) if len(known) == len(bills) else None
         for number, item in enumerate(task.items):
@@ -159,12 +155,6 @@ class Judging:
                 asked=int(bool(fresh)), recalled=int(score.cached), unreadable=int(bool(score.unreadable))
             )
             self._write(item, score)
-
-    def _without_long(self, judge: AskedJudge, tasks: Sequence[Task]) -> list[Task]:
-        """Those that fit the judge; the others, which may be skipped by now, are counted."""
-        for task in (task for task in tasks if not fits(judge, task)):
-            self._left_out.update({"room in the judge's context": len(task.items)})
-        return [task for task in tasks if fits(judge, task)]
 
     def _write(self, item: Item, score: Score) -> None:
         self._writers[item.pair.file].append(score)
@@ -178,15 +168,13 @@ class Judging:
             template, samples = "", 1
             if isinstance(judge, AskedJudge):
                 template, samples = judge.template(pair.question(pair.rows, pair.others)).id, settings.samples
-            yield from items_of(settings.judge, pair, settings.orders, samples, template)
+            yield from items_of(settings.judge, pair, samples, template)
 
     def _cache(self) -> Cache:
         return Cache(self._settings.cache, self._settings.judge.label, notify=self._world.notify)
 
     def _asker(self, judge: AskedJudge, cache: Cache) -> Asker:
-        world, settings = self._world, self._settings
-        patience = Patience(world.timer, world.chance, settings.back_off)
-        return Asker(judge, cache, self._budget, patience, most_tries=settings.tries, now=world.now)
+        return Asker(judge, cache, self._budget, most_tries=self._settings.tries, now=self._world.now)
 
     def _summary(self) -> Summary:
         counts = self._counts
@@ -203,22 +191,13 @@ class Judging:
         )
 
 
-def _check_settings(settings: JudgeSettings) -> None:
-    judge = settings.judge.judge
-    check_budget(judge, settings.price, settings.max_usd)
-    if settings.batch and not isinstance(judge, BatchedJudge):
-        raise UserError(f"{settings.judge.label} takes no batches: leave --batch out.")
-
-
-def _price(settings: JudgeSettings) -> Price | None:
-    """What a token costs; those of a judge that is not paid cost nothing."""
-    if not is_paid(settings.judge.judge):
-        return Price(0.0, 0.0)
-    return settings.price.in_batches() if settings.price and settings.batch else settings.price
-
-
-def _is_tie(item: Item) -> bool:
-    return item.pair.identical
+def _estimate(asker: Asker, tasks: Sequence[Task], asked: Sequence[Task]) -> Usage:
+    """What one reply to each of `asked` takes, corrected by the bills of the `tasks` that have replies."""
+    bills = [(kept.prompt_tokens, task.prompt_tokens) for task in tasks for kept in asker.cache.tries(task.key)]
+    known = [(billed, estimated) for billed, estimated in bills if billed is not None]
+    factor = sum(billed for billed, _ in known) / (sum(estimated for _, estimated in known) or 1) if known else 1.0
+    reply_tokens = min(_REPLY_TOKENS.get(asker.judge.protocol, 0), asker.judge.reply_limit)
+    return Usage(round(factor * sum(task.prompt_tokens for task in asked)), reply_tokens * len(asked))
 
 
 def _stored(results: Path) -> Sequence[Score]:

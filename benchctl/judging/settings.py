@@ -1,4 +1,4 @@
-"""What judging is asked to do, and what it tells while it does it."""
+"""The settings of a judging, and its reports."""
 
 from __future__ import annotations
 
@@ -6,33 +6,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchctl.judging.budget import Spent
-from benchctl.judging.items import BOTH_ORDERS, JudgeName
+from benchctl.judging.budget import Price, Spent
+from benchctl.judging.items import JudgeName
 from benchctl.judging.judge import Usage
-from benchctl.judging.patience import BackOff, Timer
-from benchctl.judging.prices import Price
-from benchctl.records.scores import Order
 
 
 @dataclass(frozen=True)
 class JudgeSettings:
     """`judge` is prepared; `baseline` is "" for each run's own; `samples` is how often each judgement is made, `tries`
-    how often an unreadable reply is asked for again, the first included. `price` is None where nobody knows it.
-    `forget_batches` gives up batches that the server does not give any more."""
+    how often a question is asked at most until its reply can be read. `price` is None where it is unknown."""
 
     judge: JudgeName
     cache: Path
     baseline: str = ""
-    orders: tuple[Order, ...] = BOTH_ORDERS
     samples: int = 1
     price: Price | None = None
     max_usd: float | None = None
     concurrency: int = 4
-    batch: bool = False
-    forget_batches: bool = False
-    skip_long: bool = False
     tries: int = 3
-    back_off: BackOff = BackOff()
 
 
 @dataclass(frozen=True)
@@ -46,10 +37,8 @@ class Progress:
 
 @dataclass(frozen=True)
 class World:
-    """What judging needs beside its files: the time, chance, and whom to tell."""
+    """What judging needs in addition to its files: the time in UTC, and who is notified."""
 
-    timer: Timer
-    chance: Callable[[], float]
     now: Callable[[], str]
     notify: Callable[[str], None]
     progress: Callable[[Progress], None]
@@ -57,8 +46,8 @@ class World:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a judging would do. `left_out` counts answers by what they lack; `handed_in` are questions of batches that
-    were not collected yet. `usd` and, at their dearest, `most_usd` are None where nobody knows the price."""
+    """What a judging would do. `left_out` counts answers by what they lack. `usd` is an estimate, `most_usd` a bound of
+    one reply to each question; both are None where the price is unknown."""
 
     judgements: int
     stored: int
@@ -66,7 +55,6 @@ class Forecast:
     recalled: int = 0
     questions: int = 0
     too_long: int = 0
-    handed_in: int = 0
     usage: Usage = Usage(0, 0)
     usd: float | None = 0.0
     most_usd: float | None = 0.0
@@ -76,7 +64,7 @@ class Forecast:
 @dataclass(frozen=True)
 class Summary:
     """What a judging did: `written` scores, of which `ties` were never asked about, `recalled` were paid for earlier
-    or share a reply, and `unreadable` have no scores. `unasked` were left for the budget's sake."""
+    or share a reply, and `unreadable` have no scores. `unasked` did not fit into the budget."""
 
     judgements: int
     stored: int

@@ -1,17 +1,17 @@
-"""The clock that every measurement reads, and the only door to time."""
+"""The clock of every measurement; the only module that imports time."""
 
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-_OVERSHOOT_S = 1e-4  # what a short sleep may take longer than asked, as seen on Linux
+_OVERSHOOT_S = 1e-4  # of a short sleep, measured on Linux
 
 
 class Clock:
-    """Seconds that never run backwards, with the device's queued work waited for.
+    """Monotonic seconds; before each reading it waits for the work queued on the device.
 
-    A step ends when its tokens have reached the host, but work queued behind them (a cache being written) would still
-    run on a GPU and be charged to the next step; waiting before each reading charges it where it belongs.
+    A step ends when its tokens are on the host, but a GPU may still run work queued after them, such as writing the
+    cache. Without waiting, that work would count for the next step.
     """
 
     def __init__(self, device: str = "cpu") -> None:
@@ -24,20 +24,20 @@ class Clock:
 
 
 class Timer:
-    """Lets a transfer of limited bandwidth take its time (see decoding.tiers.Timer). It waits for no device's work."""
+    """Times transfers of limited bandwidth (see decoding.experts.tiers.Timer), without waiting for a device."""
 
     def now_s(self) -> float:
         """Seconds since an arbitrary moment, of the same clock as Clock's."""
         return time.perf_counter()
 
     def wait_until(self, moment_s: float) -> None:
-        """Return at this moment: asleep for most of the time, then looking again and again, as sleep overshoots."""
+        """Return at this moment: sleep, then poll, because sleep overshoots."""
         while (left_s := moment_s - time.perf_counter()) > 0:
             time.sleep(max(left_s - _OVERSHOOT_S, 0.0))
 
 
 def utc_now() -> datetime:
-    """The present moment, in UTC, for names and headers; never for measuring."""
+    """The current time in UTC, for names and headers, never for measuring."""
     return datetime.now(UTC)
 
 

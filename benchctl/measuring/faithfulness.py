@@ -1,21 +1,20 @@
-"""How an answer looks to the target: sums that need no judge and no key, taken after the clock has stopped.
+"""Fidelity of an answer to the target, as sums that need no judge, computed after the clock has stopped.
 
-All of it is teacher forcing: the target reads the prompt and the answer as they are, and is asked at every token of the
-answer what it would have said. Probabilities are of the target's logits as they are, at temperature 1 and uncut.
-What a row keeps of it in `fidelity`, as sums over the tokens of the answer, its stop token included:
+All sums are teacher forcing: the target reads prompt and answer, and its choice at every token of the answer is
+compared. Probabilities are those of the target's logits at temperature 1, uncut. A row keeps in `fidelity`, as sums
+over the tokens of the answer, the stop token included:
 
 scored_tokens           tokens of the answer
-target_agreed_tokens    those that are the target's likeliest token after the text before them
+target_agreed_tokens    tokens that are the target's most likely one after the text before them
 target_logprob          sum of ln p(token), in nats
 baseline_scored_tokens, baseline_target_logprob
-                        the same of the baseline's answer to the same prompt ids
-kl_tokens, kl_nats      tokens at which the method's own distribution q was at hand, and the sum of KL(p || q) there
-kl_infinite_tokens      tokens of an answer whose KL is infinite, as q finds impossible what the target may say
-kl_unrepeated_tokens    tokens of an answer that the method did not give a second time, so that its q was not heard
+                        the same for the baseline's answer to the same prompt ids
+kl_tokens, kl_nats      tokens with a distribution q of the method's own, and the sum of KL(p || q) over them
+kl_infinite_tokens      tokens of an answer with infinite KL: q excludes a token that the target may choose
+kl_unrepeated_tokens    tokens of an answer that the method did not give again, so that its q is unknown
 
-The first five are only taken of greedy answers that are not the baseline's: one that is agrees everywhere and has its
-likelihood. KL is taken of every answer, sampled ones too, of a method that claims no exactness, for q may differ where
-the token does not.
+The first five are computed for greedy answers that differ from the baseline's. KL is computed for every answer, sampled
+ones too, of a method that does not claim exactness, as q may differ where the token does not.
 """
 
 from __future__ import annotations
@@ -23,77 +22,65 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from benchctl.decoding.experts.tiers import Timer
-from benchctl.decoding.loop import DecodeRequest, decode
+from benchctl.decoding.loop import DecodeRequest, decode, untimed
 from benchctl.decoding.method import Context, Method, Step
 from benchctl.decoding.model.likelihood import Likelihood, likelihood, logprobs
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.sampling import Sampling
-
-
-@dataclass(frozen=True)
-class Given:
-    """What an answer was given under: a method's depth may depend on its limits, and its tokens on the seed."""
-
-    max_new_tokens: int
-    sampling: Sampling = field(default_factory=Sampling)
-    seed: int = 0
+from benchctl.measuring.baseline_answers import BaselineAnswers
 
 
 class Faithfulness:
-    """The sums of answers to the prompts at hand; what was computed once is kept until `forget`."""
+    """Computes the sums of answers, and caches them until `forget`."""
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
+    def __init__(self, target: Target, baseline_answers: BaselineAnswers) -> None:
+        self._target, self._baseline_answers = target, baseline_answers
         self._likelihoods: dict[tuple[tuple[int, ...], tuple[int, ...]], Likelihood] = {}
         self._divergences: dict[tuple[int, tuple[int, ...], tuple[int, ...]], Mapping[str, float]] = {}
 
     def forget(self) -> None:
-        """Drop what was kept."""
+        """Drop the cache."""
         self._likelihoods.clear()
         self._divergences.clear()
 
-    def sums(self, prompt_ids: Sequence[int], answer: Sequence[int], baseline: Sequence[int]) -> dict[str, float]:
-        """What the target thinks of `answer` and of the baseline's to the same prompt; empty where they are equal."""
-        if tuple(answer) == tuple(baseline):
+    def sums(self, prompt_ids: Sequence[int], answer: Sequence[int]) -> dict[str, float]:
+        """The target's scores of `answer` and of the baseline's answer to the same prompt; empty if they are equal."""
+        baseline_answer = self._baseline_answers.answer(prompt_ids)
+        if tuple(answer) == tuple(baseline_answer):
             return {}
-        own, other = self._likelihood(prompt_ids, answer), self._likelihood(prompt_ids, baseline)
+        own, baseline = self._likelihood(prompt_ids, answer), self._likelihood(prompt_ids, baseline_answer)
         return {
             "scored_tokens": own.tokens,
             "target_agreed_tokens": own.agreed,
             "target_logprob": own.logprob,
-            "baseline_scored_tokens": other.tokens,
-            "baseline_target_logprob": other.logprob,
+            "baseline_scored_tokens": baseline.tokens,
+            "baseline_target_logprob": baseline.logprob,
         }
 
-    def divergence(
-        self, method: Method, prompt_ids: Sequence[int], answer: Sequence[int], given: Given
-    ) -> Mapping[str, float]:
-        """KL of a method's own distributions, heard while it gives the same answer again, untimed.
+    def divergence(self, method: Method, request: DecodeRequest, answer: Sequence[int]) -> Mapping[str, float]:
+        """KL of a method's own distributions, recorded while it gives the same answer again, untimed.
 
-        Empty where it has none of its own for each token: what drafts has the target's. An answer whose KL cannot be
-        told counts as such, for the mean over the others speaks of the better ones.
+        Empty for a method without a distribution of its own for each token: one that drafts has the target's. Answers
+        with unknown KL are counted, since a mean over the others would be too favourable.
         """
-        key = id(method), tuple(prompt_ids), tuple(answer)
+        key = id(method), tuple(request.prompt_ids), tuple(answer)
         if key not in self._divergences:
-            self._divergences[key] = self._diverges(method, prompt_ids, answer, given)
+            self._divergences[key] = self._divergence(method, request, answer)
         return self._divergences[key]
 
-    def _diverges(
-        self, method: Method, prompt_ids: Sequence[int], answer: Sequence[int], given: Given
-    ) -> Mapping[str, float]:
+    def _divergence(self, method: Method, request: DecodeRequest, answer: Sequence[int]) -> Mapping[str, float]:
         try:
-            own = own_logits(method, self._target, prompt_ids, answer, given)
+            own = own_logits(method, self._target, request, answer)
         except NotItsOwn:
             return {}
         if own is None:
             return {"kl_unrepeated_tokens": len(answer)}
-        nats = kl_nats(self._target, prompt_ids, answer, own)
+        nats = kl_nats(self._target, request.prompt_ids, answer, own)
         if not math.isfinite(nats):
             return {"kl_infinite_tokens": len(answer)}
         return {"kl_tokens": len(answer), "kl_nats": nats}
@@ -111,27 +98,24 @@ def kl_nats(target: Target, prompt_ids: Sequence[int], answer: Sequence[int], ow
     total, done = 0.0, 0
     for p in logprobs(target, prompt_ids, answer):
         q = torch.cat(list(own[done : done + len(p)])).to(p.device).double().log_softmax(-1)
-        # A token that the target cannot say adds nothing, however unlikely the method finds it.
+        # A token that the target excludes (p = 0) adds nothing, as p ln p goes to 0.
         total += float(torch.where(p > -torch.inf, p.exp() * (p - q), 0.0).sum())
         done += len(p)
     return total
 
 
-def own_logits(
-    method: Method, target: Target, prompt_ids: Sequence[int], answer: Sequence[int], given: Given
-) -> list[Tensor] | None:
-    """The logits [1, vocabulary] that each token of `answer` was chosen from, in a decoding done for this.
+def own_logits(method: Method, target: Target, request: DecodeRequest, answer: Sequence[int]) -> list[Tensor] | None:
+    """The logits [1, vocabulary] from which the method chooses each token of `answer`, decoded again for this.
 
-    None where the method gives another answer. Raises NotItsOwn where it does not choose every token from logits of its
-    own.
+    None if the method gives another answer. Raises NotItsOwn if it does not choose every token from its own logits.
     """
-    listener = _Listener(method)
-    decode(listener, target, DecodeRequest(prompt_ids, given.max_new_tokens, given.sampling, seed=given.seed))
-    return [choice.logits for choice in listener.heard] if _said(listener.heard) == tuple(answer) else None
+    recorder = _Recorder(method)
+    decode(recorder, target, replace(request, clock=untimed, timer=None, profile=False))
+    return [choice.logits for choice in recorder.choices] if _tokens(recorder.choices) == tuple(answer) else None
 
 
 class NotItsOwn(Exception):
-    """A token came without a choice of the method's own."""
+    """The method committed a token that it did not choose from its own logits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,46 +124,46 @@ class _Choice:
     token: int
 
 
-def _said(choices: Sequence[_Choice]) -> tuple[int, ...]:
+def _tokens(choices: Sequence[_Choice]) -> tuple[int, ...]:
     return tuple(choice.token for choice in choices)
 
 
 @dataclass
-class _Listening(Context):
-    """A generation whose choices are listened to."""
+class _Recording(Context):
+    """A generation whose choices are recorded."""
 
-    heard: list[_Choice] = field(default_factory=list)
+    choices: list[_Choice] = field(default_factory=list)
 
     def pick(self, logits: Tensor) -> int:
         token = super().pick(logits)
-        self.heard.append(_Choice(logits.detach().cpu(), token))
+        self.choices.append(_Choice(logits.detach().cpu(), token))
         return token
 
 
-class _Listener(Method):
-    """A prepared method that keeps what each of its tokens was chosen from."""
+class _Recorder(Method):
+    """A prepared method that records the logits of each choice."""
 
     def __init__(self, method: Method) -> None:
         self._method = method
-        self.heard: list[_Choice] = []
+        self.choices: list[_Choice] = []
 
     def serve(self, target: Target, timer: Timer | None) -> AbstractContextManager[Target]:
         return self._method.serve(target, timer)
 
     def start(self, context: Context) -> int:
-        first = self._method.start(self._listening(context))
+        first = self._method.start(self._recording(context))
         self._check(1)
         return first
 
     def step(self, context: Context) -> Step:
-        step = self._method.step(self._listening(context))
+        step = self._method.step(self._recording(context))
         self._check(len(context.tokens) - context.prompt_tokens + len(step.tokens))
         return step
 
-    def _listening(self, context: Context) -> _Listening:
+    def _recording(self, context: Context) -> _Recording:
         """The same generation: stream and text are shared, not copied."""
-        return _Listening(**vars(context), heard=self.heard)
+        return _Recording(**vars(context), choices=self.choices)
 
     def _check(self, tokens: int) -> None:
-        if len(self.heard) != tokens:
+        if len(self.choices) != tokens:
             raise NotItsOwn

@@ -11,19 +11,20 @@ from benchctl.decoding.modules.folder import modules_sha256
 from benchctl.measuring.check import CheckedRun
 from benchctl.measuring.choices import Choice
 from benchctl.measuring.clock import utc_now
-from benchctl.measuring.machine.apart import bandwidth_mb_s
 from benchctl.measuring.machine.facts import Traffic, commit, machine_facts, versions
-from benchctl.measuring.prompts.prompt import Suite
+from benchctl.measuring.machine.speed import bandwidth_mb_s
+from benchctl.measuring.plan import ORDER
+from benchctl.measuring.prompts.suites import Suite
 from benchctl.records.schema import MethodInfo, ModelInfo, Run, SuiteInfo
 
 EXECUTOR = "static"  # a preallocated cache, no compilation
-ATTENTION = "bmm+sdpa"  # what decoding/layers.py mixes few and many rows with
+ATTENTION = "bmm+sdpa"  # see decoding/model/kernels.py
 
 
 def run_record(
     checked: CheckedRun, choices: Sequence[Choice], target: ModelInfo, draft: ModelInfo | None, traffic: Traffic
 ) -> Run:
-    """The header. `choices` are the checked run's, with what turned out unsupported marked."""
+    """The header. `choices` are those of the checked run, with methods marked that turned out unsupported."""
     settings = checked.settings
     answers = settings.answers
     return Run(
@@ -49,7 +50,7 @@ def run_record(
         batch_size=settings.batch_size,
         modes=settings.repeat.modes,
         context_fill=settings.prompts.context_fill,
-        order=settings.repeat.order,
+        order=ORDER,
         step_bytes=traffic.step_bytes,
         cache_token_bytes=traffic.cache_token_bytes,
         machine={**machine_facts(checked.device), **_measured(checked)},
@@ -59,15 +60,15 @@ def run_record(
 
 
 def _measured(checked: CheckedRun) -> dict[str, float]:
-    """What only a measurement tells of the machine, in a second or two."""
+    """Facts that take a second or two to measure."""
     if not checked.settings.watch:
         return {}
-    found = bandwidth_mb_s(checked.device, checked.settings.models.threads)
-    return {} if found is None else {"memory_bandwidth_mb_s": round(found, 1)}
+    bandwidth = bandwidth_mb_s(checked.device, checked.settings.models.threads)
+    return {} if bandwidth is None else {"memory_bandwidth_mb_s": round(bandwidth, 1)}
 
 
 def model_info(name: str, target: Target) -> ModelInfo:
-    """A loaded model's facts and hashes. A folder is recorded by its own name: where it lies is nobody's business."""
+    """A loaded model's facts and hashes. Of a folder only its name is recorded, not its path."""
     return ModelInfo(
         name=Path(name).resolve().name if Path(name).is_dir() else name,
         **{name: value for name, value in asdict(target.info).items() if name in ModelInfo.__dataclass_fields__},

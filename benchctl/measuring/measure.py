@@ -1,4 +1,4 @@
-"""Measures a planned job: decode under the clock, then, outside it, text, memory and verdict into rows."""
+"""Measures a planned job: decode under the clock; then, outside it, text, memory and verdict into rows."""
 
 from __future__ import annotations
 
@@ -7,38 +7,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from benchctl.decoding.batch import decode_batch
 from benchctl.decoding.experts.tiers import Timer
-from benchctl.decoding.loop import DecodeRequest, Generation, decode
+from benchctl.decoding.loop import DecodeRequest, Generation
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.sampling import Sampling
-from benchctl.measuring.faithfulness import Faithfulness, Given
+from benchctl.decoding.model.tokenizer import Message
+from benchctl.measuring.baseline_answers import BaselineAnswers
+from benchctl.measuring.decoder import Decoder, DecodingConfig
+from benchctl.measuring.faithfulness import Faithfulness
 from benchctl.measuring.machine.meter import Meter, Reading
 from benchctl.measuring.plan import SESSION, Job, Task
-from benchctl.measuring.prompts.conversation import Histories
-from benchctl.measuring.prompts.fit import Filler, cut_prompt, fits
-from benchctl.measuring.prompts.prompt import Prompt
+from benchctl.measuring.prompts.files import Prompt
+from benchctl.measuring.prompts.fit import cut_prompt, fits, messages
 from benchctl.measuring.verdict import AnswerControl, Judgement, Referee, pass_sizes
-from benchctl.records.schema import Row
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What every generation of a run is decoded under, whatever its method. With `cut` a prompt that does not fit into
-    the context keeps its last tokens; without, it is a failed generation. A `batch_size` above 1 means batches. The
-    `filler` stands before every prompt."""
-
-    max_new_tokens: int
-    sampling: Sampling
-    cut: bool = False
-    batch_size: int = 1
-    filler: Filler = Filler()
+from benchctl.records.schema import Mode, Row
 
 
 @dataclass
-class Spent:
-    """Seconds that went into generations (prefill and steps) and into controls; the rest of a run is the harness."""
+class Timings:
+    """Seconds spent in generations (prefill and steps) and in controls. The rest of a run is the harness."""
 
     generations_s: float = 0.0
     controls_s: float = 0.0
@@ -46,175 +33,184 @@ class Spent:
 
 @dataclass
 class Measurer:
-    """Turns jobs into rows, batch by batch: `begin`, then `measure` or `recall` what is to be done with it in order."""
+    """Turns jobs into rows: `begin` a batch, then `measure` or `recall` its jobs in order."""
 
     target: Target
     methods: Mapping[str, Method]
     baseline: str
-    terms: Terms
+    config: DecodingConfig
     clock: Callable[[], float]
     notify: Callable[[str], None] = lambda notice: None
     timer: Timer | None = None
-    spent: Spent = field(default_factory=Spent)
+    timings: Timings = field(default_factory=Timings)
     meter: Meter = field(default_factory=Meter)
 
     def __post_init__(self) -> None:
-        self._referee = Referee(self.target, self._ask_baseline, partial(AnswerControl, self.target))
-        self._faithfulness = Faithfulness(self.target)
-        self._told_of: set[tuple[str, str]] = set()
+        self._decoder = Decoder(self.target, self.methods, self.config, self.clock, self.timer)
+        self._answers = BaselineAnswers(self._decode_baseline)
+        self._referee = Referee(self.target, self._answers, partial(AnswerControl, self.target))
+        self._faithfulness = Faithfulness(self.target, self._answers)
+        self._reported: set[tuple[str, str]] = set()
 
     def begin(self, prompts: Sequence[Prompt]) -> None:
         """Start on the prompts of a batch with empty histories and no known answers."""
         self._histories = {prompt: Histories(prompt) for prompt in prompts}
+        self._answers.forget()
         self._referee.forget()
         self._faithfulness.forget()
 
     def measure(self, job: Job) -> tuple[Row, ...]:
-        """Decode and judge: a row for each task. Whatever goes wrong in a method becomes rows with `error` and no
-        numbers, for the whole batch: what was left of it would be another batch than the baseline's."""
+        """Decode and judge: a row for each task. Any exception of a method becomes rows with `error` and no numbers,
+        for the whole batch: the rest of the batch would be another batch than the baseline's."""
         started_s = self.clock()
         try:
             return self._measure(job)
         except Exception as problem:
-            self.spent.generations_s += self.clock() - started_s
-            return tuple(_failed_row(task, self._batch(job), problem) for task in job)
+            self.timings.generations_s += self.clock() - started_s
+            return tuple(_failed_row(task, self._batch_ids(job), problem) for task in job)
 
     def recall(self, task: Task, row: Row) -> None:
-        """Take up a row that is already in the file: later turns and verdicts build on it."""
+        """Take a row that is in the file already: later turns and verdicts build on it."""
         if row.error is None:
             self._histories[task.prompt].remember(task, row.text)
             if task.label == self.baseline:
-                self._referee.remember(self._prompt_ids(task), row.token_ids)
+                self._answers.remember(self._prompt_ids(task), row.token_ids)
 
     def _measure(self, job: Job) -> tuple[Row, ...]:
-        prompts = [self._request(self._prompt_ids(task), answer_seed(task)) for task in job]
-        if self.terms.sampling.greedy and (job[0].label != self.baseline or job[0].mode == "replay"):
-            self._ask_together(prompts)
-        if job[0].mode == "replay":
-            prompts = [replace(prompt, forced=self._referee.answer(list(prompt.prompt_ids))) for prompt in prompts]
-        prompts = [replace(prompt, profile=job[0].mode == "profile") for prompt in prompts]
+        requests = self._requests(job)
         self.meter.start()
-        generations = self._decode(job[0].label, prompts)
+        generations = self._decoder.decode(job[0].label, requests)
         reading = self.meter.stop()
-        self.spent.generations_s += max(generation.ttft_s + sum(generation.step_s) for generation in generations)
+        self.timings.generations_s += max(generation.ttft_s + sum(generation.step_s) for generation in generations)
         return tuple(
-            self._finish(task, self._batch(job), prompt, generation, reading)
-            for task, prompt, generation in zip(job, prompts, generations, strict=True)
+            self._row(task, self._batch_ids(job), request, generation, reading)
+            for task, request, generation in zip(job, requests, generations, strict=True)
         )
 
-    def _finish(
-        self, task: Task, batch: tuple[str, ...], prompt: DecodeRequest, generation: Generation, reading: Reading
-    ) -> Row:
-        text = self.target.tokenizer.decode_text(generation.token_ids)
-        started_s = self.clock()
-        judgement, fidelity = self._control(task, prompt, generation, max(len(batch), 1))
-        self.spent.controls_s += self.clock() - started_s
-        self._histories[task.prompt].remember(task, text)
-        return _row(task, batch, len(prompt.prompt_ids), generation, text, reading, judgement, fidelity)
-
-    def _control(
-        self, task: Task, prompt: DecodeRequest, generation: Generation, together: int
-    ) -> tuple[Judgement, dict[str, float]]:
-        """What is found out about an answer once the clock has stopped. Where that fails, as for lack of memory, the
-        generation is as good as it was: its row counts the `failed_controls`, and has what the others found."""
-        judgement, failed = Judgement(), 0
-        fidelity: dict[str, float] = {}
-        try:
-            judgement = self._judge(task, list(prompt.prompt_ids), generation, together)
-        except Exception as problem:
-            failed += self._tell(task, "its verdict", problem)
-        try:
-            fidelity = self._fidelity(task, prompt, generation)
-        except Exception as problem:
-            failed += self._tell(task, "how near it is to the target", problem)
-        return judgement, judgement.evidence | fidelity | ({"failed_controls": float(failed)} if failed else {})
-
-    def _tell(self, task: Task, what: str, problem: Exception) -> int:
-        """Once for each label; 1, the failure that it was."""
-        if (task.label, what) not in self._told_of:
-            self._told_of.add((task.label, what))
-            self.notify(
-                f"{task.label} answered {task.prompt.suite} {task.prompt.id}, but {what} could not be found out: "
-                f"{_in_words(problem)}. Its times are kept; of further failures like this compare has the number."
+    def _requests(self, job: Job) -> list[DecodeRequest]:
+        """What is to be decoded. The baseline's answers that verdicts and forced texts need are decoded first."""
+        prompts, mode = [self._prompt_ids(task) for task in job], job[0].mode
+        if self.config.sampling.greedy and (job[0].label != self.baseline or mode == "replay"):
+            started_s = self.clock()
+            self._answers.decode_together(prompts)
+            self.timings.controls_s += self.clock() - started_s
+        return [
+            replace(
+                self._decoder.request(prompt_ids, answer_seed(task)),
+                forced=self._answers.answer(prompt_ids) if mode == "replay" else None,
+                profile=mode == "profile",
             )
-        return 1
+            for task, prompt_ids in zip(job, prompts, strict=True)
+        ]
 
-    def _batch(self, job: Job) -> tuple[str, ...]:
-        return tuple(task.prompt.id for task in job) if self.terms.batch_size > 1 else ()
+    def _decode_baseline(self, prompts: Sequence[Sequence[int]]) -> Sequence[Generation]:
+        return self._decoder.decode(self.baseline, list(map(self._decoder.request, prompts)))
 
     def _prompt_ids(self, task: Task) -> list[int]:
-        chat = self._histories[task.prompt].messages(task)
-        prompt_ids = self.target.tokenizer.encode_chat(chat)
-        room = self.target.context_tokens - len(self.terms.filler.ids)
-        if self.terms.cut:
-            prompt_ids = cut_prompt(prompt_ids, room, self.terms.max_new_tokens)
+        prompt_ids = self.target.tokenizer.encode_chat(self._histories[task.prompt].messages(task))
+        room = self.target.context_tokens - len(self.config.filler.ids)
+        if self.config.cut:
+            prompt_ids = cut_prompt(prompt_ids, room, self.config.max_new_tokens)
         if not fits(len(prompt_ids), room):
             size = f"{task.prompt.id} has {len(prompt_ids)} tokens, which"
             raise ValueError(f"prompt {size} do not fit into the context of {room}")
-        return self.terms.filler.before(prompt_ids)
+        return self.config.filler.before(prompt_ids)
 
-    def _decode(self, label: str, prompts: Sequence[DecodeRequest]) -> tuple[Generation, ...]:
-        method = self.methods[label]
-        if self.terms.batch_size > 1:
-            return decode_batch(method, self.target, prompts)
-        (prompt,) = prompts
-        return (decode(method, self.target, prompt),)
+    def _batch_ids(self, job: Job) -> tuple[str, ...]:
+        return tuple(task.prompt.id for task in job) if self.config.batch_size > 1 else ()
 
-    def _request(self, prompt_ids: Sequence[int], seed: int = 0) -> DecodeRequest:
-        terms = self.terms
-        return DecodeRequest(prompt_ids, terms.max_new_tokens, terms.sampling, self.clock, seed, timer=self.timer)
+    def _row(
+        self, task: Task, batch: tuple[str, ...], request: DecodeRequest, generation: Generation, reading: Reading
+    ) -> Row:
+        text = self.target.tokenizer.decode_text(generation.token_ids)
+        started_s = self.clock()
+        judgement, fidelity = self._control(task, request, generation, max(len(batch), 1))
+        self.timings.controls_s += self.clock() - started_s
+        self._histories[task.prompt].remember(task, text)
+        return _row(task, batch, len(request.prompt_ids), generation, text, reading, judgement, fidelity)
 
-    def _judge(self, task: Task, prompt_ids: list[int], generation: Generation, together: int) -> Judgement:
+    def _control(
+        self, task: Task, request: DecodeRequest, generation: Generation, together: int
+    ) -> tuple[Judgement, dict[str, float]]:
+        """Verdict and fidelity of an answer. Where one fails, as for lack of memory, the times stay valid: the row
+        counts `failed_controls` and keeps the results of the others."""
+        judgement, failed = Judgement(), 0
+        fidelity: dict[str, float] = {}
+        try:
+            judgement = self._judge(task, request, generation, together)
+        except Exception as problem:
+            failed += self._report_failed_control(task, "verdict", problem)
+        try:
+            fidelity = self._fidelity(task, request, generation)
+        except Exception as problem:
+            failed += self._report_failed_control(task, "fidelity", problem)
+        return judgement, judgement.evidence | fidelity | ({"failed_controls": float(failed)} if failed else {})
+
+    def _report_failed_control(self, task: Task, what: str, problem: Exception) -> int:
+        """Notify once per label; returns the 1 failure."""
+        if (task.label, what) not in self._reported:
+            self._reported.add((task.label, what))
+            self.notify(
+                f"{task.label} answered {task.prompt.suite} {task.prompt.id}, but its {what} could not be computed: "
+                f"{_in_words(problem)}. Its times are kept. `compare` counts further failures of this kind."
+            )
+        return 1
+
+    def _judge(self, task: Task, request: DecodeRequest, generation: Generation, together: int) -> Judgement:
         if task.mode == "replay":
-            return Judgement()  # its text is none of its own
-        if not self.terms.sampling.greedy:
+            return Judgement()  # the text was forced
+        if not self.config.sampling.greedy:
             return Judgement(None if task.label == self.baseline else "sampled")
         if task.label != self.baseline:
             sizes = pass_sizes([step.rows for step in generation.steps], together)
-            return self._referee.judge(prompt_ids, generation.token_ids, sizes)
-        if not self._referee.remember(prompt_ids, generation.token_ids):
+            return self._referee.judge(request.prompt_ids, generation.token_ids, sizes)
+        if not self._answers.remember(request.prompt_ids, generation.token_ids):
             self.notify(
                 f"{self.baseline} did not repeat its own answer to {task.prompt.suite} {task.prompt.id}; "
                 "verdicts compare with its first one."
             )
         return Judgement()
 
-    def _fidelity(self, task: Task, prompt: DecodeRequest, generation: Generation) -> dict[str, float]:
-        """What the target thinks of an answer that a method gave freely, and of its distributions; of a text that was
-        forced upon it how often it would have said the same."""
+    def _fidelity(self, task: Task, request: DecodeRequest, generation: Generation) -> dict[str, float]:
+        """How the target scores a free answer, and the method's distributions; for a forced text, how often the method
+        would have chosen the same token."""
         if generation.forced is not None:
             judged, agreed = generation.forced.judged, generation.forced.agreed
             return {"replay_judged_tokens": float(judged), "replay_agreed_tokens": float(agreed)}
         if task.label == self.baseline or task.mode != "free" or task.repeat < 0:
             return {}
-        answer, method, found = generation.token_ids, self.methods[task.label], dict[str, float]()
-        if self.terms.sampling.greedy:
-            found |= self._faithfulness.sums(prompt.prompt_ids, answer, self._referee.answer(list(prompt.prompt_ids)))
+        method, sums = self.methods[task.label], dict[str, float]()
+        if self.config.sampling.greedy:
+            sums |= self._faithfulness.sums(request.prompt_ids, generation.token_ids)
         if method.exactness == "lossy":
-            given = Given(self.terms.max_new_tokens, self.terms.sampling, prompt.seed)
-            found |= self._faithfulness.divergence(method, prompt.prompt_ids, answer, given)
-        return found
+            sums |= self._faithfulness.divergence(method, request, generation.token_ids)
+        return sums
 
-    def _ask_together(self, prompts: Sequence[DecodeRequest]) -> None:
-        """Let the baseline answer a batch that it was not asked yet, untimed: as a batch, for alone its numbers may
-        round differently."""
-        if all(self._referee.knows(prompt.prompt_ids) for prompt in prompts):
-            return
-        started_s = self.clock()
-        for prompt, generation in zip(prompts, self._decode(self.baseline, prompts), strict=True):
-            self._referee.remember(prompt.prompt_ids, generation.token_ids)
-        self.spent.controls_s += self.clock() - started_s
 
-    def _ask_baseline(self, prompt_ids: list[int]) -> tuple[int, ...]:
-        (generation,) = self._decode(self.baseline, [self._request(prompt_ids)])
-        return tuple(generation.token_ids)
+class Histories:
+    """The answers to the earlier turns of one prompt, by label, repeat and mode. A forced text counts as an answer."""
+
+    def __init__(self, prompt: Prompt) -> None:
+        self._prompt = prompt
+        self._answers: dict[tuple[str, int, Mode], dict[int, str]] = {}
+
+    def remember(self, task: Task, answer: str) -> None:
+        self._answers.setdefault((task.label, task.repeat, task.mode), {})[task.turn] = answer
+
+    def messages(self, task: Task) -> list[Message]:
+        """The chat to send for a task's turn. Raises ValueError when there is no answer to a turn before it."""
+        answers = self._answers.get((task.label, task.repeat, task.mode), {})
+        missing = [before for before in range(task.turn) if before not in answers]
+        if missing:
+            raise ValueError(f"turn {missing[0]} of this prompt failed, so turn {task.turn} has no history")
+        return messages(self._prompt, [answers[before] for before in range(task.turn)])
 
 
 def answer_seed(task: Task) -> int:
-    """The seed of one answer: another one for each prompt, turn and repeat, the same for every label and process.
+    """The seed of one answer: different for each prompt, turn and repeat, the same for every label and process.
 
-    A repeat that is measured again draws the same answer again: by another one, texts that take long would be replaced
-    by others more often, as more befalls them.
+    A retry has the seed of the planned repeat. A new seed would bias the sample: long texts are disturbed, and so
+    drawn again, more often.
     """
     repeat = task.repeat if task.instead_of is None else task.instead_of
     name = f"{task.prompt.suite}\n{task.prompt.id}\n{task.turn}\n{repeat}"

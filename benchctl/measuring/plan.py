@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from itertools import count, groupby, product
-from typing import Literal
 
-from benchctl.measuring.prompts.prompt import Prompt
+from benchctl.measuring.prompts.files import Prompt
 from benchctl.records.reader import RowKey
 from benchctl.records.schema import Mode
 
-Order = Literal["abba", "shuffle"]
+ORDER = "abba"  # the name of the order of a run in its header; files of version 0.1 may also have "shuffle"
 SESSION = 0  # of rows: each session writes a file of its own
 
 
 @dataclass(frozen=True)
 class Task:
-    """One generation: a label's answer to one turn of a prompt. `repeat` is negative for warm-up; `order` counts the
-    planned generations of a run from 0, and those of its warm-up apart; `mode` is that of its row. `instead_of` is the
-    planned repeat that a further one measures again."""
+    """One generation: a label's answer to one turn of a prompt.
+
+    repeat      negative for warm-up
+    order       number of the generation in the run, from 0; warm-up is counted separately
+    instead_of  the planned repeat that a retry measures again
+    """
 
     prompt: Prompt
     turn: int
@@ -38,8 +39,7 @@ class Task:
 
 
 Job = tuple[Task, ...]
-"""What is decoded together: the tasks of a batch, alike in turn, label, repeat and mode; a single one without
-batches."""
+"""What is decoded together: the tasks of a batch, with the same turn, label, repeat and mode; without batches one."""
 
 Round = tuple[Job, ...]
 """One repeat of a batch in order: all its turns, by every label in every mode."""
@@ -47,7 +47,7 @@ Round = tuple[Job, ...]
 
 @dataclass(frozen=True)
 class Arm:
-    """What takes turns: a label in a mode."""
+    """A label in a mode."""
 
     label: str
     mode: Mode
@@ -57,11 +57,9 @@ class Arm:
 class Plan:
     """Every prompt `repeats` times by every label in every mode; `labels` starts with the baseline, `modes` with free.
 
-    Arms take turns within each turn of a prompt, in one of two orders. "abba": every other repeat runs them backwards.
-    With A B in repeat 0 and B A in repeat 1 both have the same mean place in time, so a drift of the machine falls on
-    both alike. The baseline runs first in repeat 0, so that its answer is known when the others are judged. "shuffle":
-    each turn of each repeat has an order of its own, by hashes of `seed`, the run's `name`, prompt, turn and repeat. So
-    no arm always follows the same other one, sessions differ, and a resumed run keeps the order it had.
+    Arms take turns within each turn of a prompt, and every other repeat runs them backwards (ABBA). With A B in repeat
+    0 and B A in repeat 1, both have the same mean place in time, so a drift of the machine affects both equally. The
+    baseline runs first in repeat 0, so that its answer is known when the others are judged.
 
     With a `batch_size` above 1 a batch of prompts takes the place of the prompt. A batch has prompts of one suite that
     follow each other and have as many turns: so it stays together turn by turn, and is the same for every arm.
@@ -72,16 +70,13 @@ class Plan:
     repeats: int
     batch_size: int = 1
     modes: tuple[Mode, ...] = ("free",)
-    order: Order = "abba"
-    seed: int = 0
-    name: str = ""
 
     def __len__(self) -> int:
         return sum(len(prompt.turns) for prompt in self.prompts) * len(self.arms) * self.repeats
 
     @property
     def arms(self) -> tuple[Arm, ...]:
-        """The baseline's first; the modes of a label follow each other, so that they are compared at one moment."""
+        """The baseline's first; the modes of a label follow each other, so that they are measured close in time."""
         return tuple(Arm(label, mode) for label, mode in product(self.labels, self.modes))
 
     @property
@@ -102,8 +97,8 @@ class Plan:
     def again(self, planned: Round, number: int) -> Round:
         """A planned round for the `number`-th time after the first: a further repeat, in the same order.
 
-        Of 2 repeats, repeat 1 is measured again as repeat 3, and then as 5: the number tells what it stands for. Its
-        generations are counted behind all that are planned.
+        Of 2 repeats, repeat 1 is measured again as repeat 3, and then as 5. The generations are numbered after all
+        planned ones.
         """
         repeats, orders = number * self.repeats, number * len(self)
         return tuple(
@@ -120,20 +115,12 @@ class Plan:
         return _number(jobs, (round_number - 1) * sum(map(len, jobs)))
 
     def _round(self, batch: Sequence[Prompt], repeat: int) -> list[Job]:
+        arms = self.arms[::-1] if repeat > 0 and repeat % 2 else self.arms  # warm-up repeats are negative
         return [
             tuple(Task(prompt, turn, arm.label, repeat, 0, arm.mode) for prompt in batch)
             for turn in range(len(batch[0].turns))
-            for arm in self._turn(batch[0], turn, repeat)
+            for arm in arms
         ]
-
-    def _turn(self, first: Prompt, turn: int, repeat: int) -> Sequence[Arm]:
-        """The arms in the order of one turn; warm-up, which is no measurement, has them as they are."""
-        if repeat < 0:
-            return self.arms
-        if self.order == "abba":
-            return self.arms[::-1] if repeat % 2 else self.arms
-        place = f"{self.seed}\n{self.name}\n{first.suite}\n{first.id}\n{turn}\n{repeat}"
-        return sorted(self.arms, key=lambda arm: sha256(f"{place}\n{arm.label}\n{arm.mode}".encode()).digest())
 
 
 def rounds(jobs: Sequence[Job]) -> Iterator[Round]:

@@ -10,18 +10,22 @@ from dataclasses import dataclass
 import torch
 
 from benchctl import bundled as packs
-from benchctl.decoding.model.target import Target
+from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.sampling import Sampling
-from benchctl.measuring.check import CheckedRun
-from benchctl.measuring.choices import Choice
+from benchctl.errors import UserError
+from benchctl.measuring.check import CheckedRun, choose_device, load_suites
+from benchctl.measuring.choices import Choice, check_tokenizers, choose_methods, choose_models
 from benchctl.measuring.clock import Clock, Timer
+from benchctl.measuring.decoder import DecodingConfig
 from benchctl.measuring.header import model_info, run_record
 from benchctl.measuring.machine.facts import traffic_of
 from benchctl.measuring.machine.host import usable_cores
 from benchctl.measuring.machine.meter import make_meter
-from benchctl.measuring.measure import Measurer, Spent, Terms
+from benchctl.measuring.measure import Measurer, Timings
 from benchctl.measuring.plan import Plan
+from benchctl.measuring.prompts.fit import fit_suite, messages
 from benchctl.measuring.session import Notice, Report, Session
+from benchctl.measuring.settings import ModelSettings, PromptSettings
 from benchctl.measuring.validity import Bounds, Watch
 from benchctl.records.schema import Run
 from benchctl.records.writer import Writer
@@ -29,8 +33,10 @@ from benchctl.records.writer import Writer
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a run did. `recalled` generations were in the file before; `failed` are of the `measured` ones. `marked`
-    counts the rounds out of bounds, see validity.py; `lost` are those that were not made good by measuring again."""
+    """What a run did. `recalled` generations were in the file before; `failed` are some of the `measured` ones.
+
+    `marked` rounds were disturbed (validity.py); no retry recovered the `lost` ones.
+    """
 
     run: Run
     measured: int
@@ -38,19 +44,19 @@ class RunSummary:
     failed: int
     warm_up_rounds: int
     wall_s: float
-    spent: Spent
+    timings: Timings
     marked: int = 0
     lost: int = 0
 
     @property
     def harness_share(self) -> float:
-        """Measuring time that was neither a generation nor a control behind a verdict, as a share; loading left out."""
-        harness_s = self.wall_s - self.spent.generations_s - self.spent.controls_s
+        """The share of the measuring time, loading left out, that was neither a generation nor a control."""
+        harness_s = self.wall_s - self.timings.generations_s - self.timings.controls_s
         return harness_s / self.wall_s if self.wall_s else 0.0
 
 
 class ModelStore:
-    """Loads each model of a run once, whoever asks for it, by the names that packs knows."""
+    """Loads each model of a run once, by embedded name, folder or hub id."""
 
     def __init__(self, dtype: str, device: str) -> None:
         self._dtype, self._device = dtype, device
@@ -63,10 +69,10 @@ class ModelStore:
 
 
 def run(checked: CheckedRun, report: Report) -> RunSummary:
-    """Measure a checked run. A method of `all` that cannot run on this target is left out, its reason recorded.
+    """Measure a checked run. A method of `all` that cannot run on this target is left out, and its reason recorded.
 
-    Raises UserError for models that do not load, for a method asked for by name whose modules do not serve this target,
-    and for a results file that another run holds or that has other settings.
+    Raises UserError for models that do not load, for a method asked for by name whose modules do not fit this target,
+    and for a results file that another run is writing or that has other settings.
     """
     torch.set_num_threads(checked.settings.models.threads)
     models = ModelStore(checked.dtype, checked.device)
@@ -93,20 +99,26 @@ def _header(checked: CheckedRun, choices: Sequence[Choice], models: ModelStore) 
 def _measure(
     checked: CheckedRun, choices: Sequence[Choice], target: Target, writer: Writer, report: Report
 ) -> RunSummary:
+    def notify(text: str) -> None:
+        report(Notice(text))
+
     clock = Clock(checked.device)
     methods = {choice.label: choice.method for choice in choices if not choice.unsupported}
-    plan = _plan(checked, tuple(methods), writer.stored.run.name)
+    prompts = tuple(prompt for suite in checked.suites for prompt in suite.prompts)
+    repeat = checked.settings.repeat
+    plan = Plan(prompts, tuple(methods), repeat.repeats, checked.settings.batch_size, repeat.modes)
     measurer = Measurer(
         target,
         methods,
         choices[0].label,
-        _terms(checked),
+        _decoding_config(checked),
         clock,
-        lambda text: report(Notice(text)),
+        notify,
         Timer(),
         meter=make_meter(checked.device, watch=checked.settings.watch),
     )
-    watch = _watch(checked, lambda text: report(Notice(text))) if checked.settings.watch else None
+    bounds = Bounds(len(usable_cores()) - checked.settings.models.threads)
+    watch = Watch(bounds, notify) if checked.settings.watch else None
     session = Session(plan, measurer, writer, report, watch)
     with _garbage_frozen():
         started_s = clock()
@@ -119,37 +131,71 @@ def _measure(
         failed=session.failed,
         warm_up_rounds=session.warm_up_rounds,
         wall_s=wall_s,
-        spent=measurer.spent,
+        timings=measurer.timings,
         marked=watch.marked if watch else 0,
         lost=session.lost,
     )
 
 
-def _watch(checked: CheckedRun, notify: Callable[[str], None]) -> Watch:
-    return Watch(Bounds(len(usable_cores()) - checked.settings.models.threads), notify)
-
-
-def _plan(checked: CheckedRun, labels: tuple[str, ...], name: str) -> Plan:
-    """`name` is that of the run's first line: a file that was renamed since goes on in its order."""
-    prompts = tuple(prompt for suite in checked.suites for prompt in suite.prompts)
-    settings, repeat = checked.settings, checked.settings.repeat
-    order = repeat.order, settings.answers.seed, name
-    return Plan(prompts, labels, repeat.repeats, settings.batch_size, repeat.modes, *order)
-
-
-def _terms(checked: CheckedRun) -> Terms:
+def _decoding_config(checked: CheckedRun) -> DecodingConfig:
     answers = checked.settings.answers
     sampling = Sampling(answers.temperature, answers.top_p, answers.top_k, answers.seed)
     cut = checked.settings.prompts.long_prompts == "cut"
-    return Terms(answers.max_new_tokens, sampling, cut, checked.settings.batch_size, checked.filler)
+    return DecodingConfig(answers.max_new_tokens, sampling, cut, checked.settings.batch_size, checked.filler)
 
 
 @contextmanager
 def _garbage_frozen() -> Iterator[None]:
-    """Keep what is loaded out of garbage collection: a full pass over it takes as long as many steps, and hits any."""
+    """Exclude all loaded objects from garbage collection: a full pass takes as long as many steps, at any time."""
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
         gc.unfreeze()
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """A user's own target for `benchctl verify`: its name, the methods, prepared or unsupported, and prompt ids."""
+
+    name: str
+    target: Target
+    choices: tuple[Choice, ...]
+    drafts: Callable[[Choice], Target | None]
+    prompts: tuple[list[int], ...]
+
+
+def prepare_own_model(
+    methods: Sequence[str], asked: PromptSettings, models: ModelSettings, notify: Callable[[str], None]
+) -> OwnModel:
+    """Check everything, then load the models in float64, whatever they are stored in.
+
+    Prompts that leave no room for an answer are left out; of several turns only the first is asked. Raises UserError
+    for wrong labels, models or prompts, and for a method that cannot run on this target.
+    """
+    names = choose_models(models)
+    _, *choices = choose_methods(methods, names)
+    if not choices:
+        raise UserError("autoregressive is the reference of every check: name another --method.")
+    device, _ = choose_device(models)
+    tokenizer = check_tokenizers(names, choices)
+    info = TargetInfo.of(tokenizer.config)
+    choices = [choice.fit(info) for choice in choices]
+    suites = load_suites(asked, notify)  # may be downloaded, so last
+    suites = tuple(fit_suite(suite, tokenizer, "skip", notify) for suite in suites)
+    torch.set_num_threads(models.threads)
+    store = ModelStore("float64", device)
+    target = store(names.target)
+
+    def draft_of(choice: Choice) -> Target | None:
+        draft = choice.draft_model(names.draft)
+        return store(draft) if draft else None
+
+    return OwnModel(
+        name=names.target,
+        target=target,
+        choices=tuple(choice.prepare(target, store, names.draft) for choice in choices),
+        drafts=draft_of,
+        prompts=tuple(tokenizer.encode_chat(messages(prompt, [])) for suite in suites for prompt in suite.prompts),
+    )

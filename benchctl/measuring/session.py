@@ -1,17 +1,22 @@
-"""One process's share of a run: warm up, then every planned generation that is not in the file yet, written at once."""
+"""One process's share of a run: warm up, then measure, write and report every generation that the file lacks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
+from typing import TYPE_CHECKING
 
-from benchctl.measuring.measure import Measurer
 from benchctl.measuring.plan import Job, Plan, Round, rounds
-from benchctl.measuring.validity import MARGIN, MOST_TRIES, Watch
-from benchctl.records.reader import row_key
+from benchctl.measuring.retries import Retries, rows_of
+from benchctl.measuring.validity import MARGIN, Watch, decoding_s
+from benchctl.records.reader import RowKey, row_key
 from benchctl.records.schema import Row
 from benchctl.records.writer import Writer
+
+if TYPE_CHECKING:
+    from benchctl.measuring.measure import Measurer
 
 
 @dataclass(frozen=True)
@@ -23,29 +28,57 @@ class Notice:
 
 @dataclass(frozen=True)
 class Progress:
-    """`done` of `total` generations are in the file; `label` was the last one. In warm-up `done` does not move."""
+    """`done` of `total` generations are in the file; `label` was the last one. In warm-up `done` does not move.
+
+    `speedups` are those of the undisturbed rounds so far, by label, without intervals."""
 
     done: int
     total: int
     label: str = ""
     warm_up: bool = False
+    speedups: Mapping[str, float] = field(default_factory=dict)
 
 
 Report = Callable[[Notice | Progress], None]
 
 
-_FAILED_AGAIN = "its round: a generation failed, so it is measured once more"
-_Tried = list[tuple[Row, ...]]  # the rows of a round, job by job
+class SpeedupsSoFar:
+    """Ratios of the baseline's seconds to those of each label, over the rounds that both answered undisturbed."""
+
+    def __init__(self, baseline: str) -> None:
+        self._baseline = baseline
+        self._seconds: dict[str, tuple[float, float]] = {}  # the baseline's and the label's
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Take the rows of a whole round."""
+        if any(row.invalid for row in rows):
+            return
+        by_label: dict[str, list[Row]] = {}
+        for row in rows:
+            if row.mode == "free":
+                by_label.setdefault(row.label, []).append(row)
+        seconds = {
+            label: sum(map(decoding_s, own)) for label, own in by_label.items() if not any(row.error for row in own)
+        }
+        for label in seconds.keys() - {self._baseline}:
+            if self._baseline in seconds:
+                baseline_s, own_s = self._seconds.get(label, (0.0, 0.0))
+                self._seconds[label] = baseline_s + seconds[self._baseline], own_s + seconds[label]
+
+    def ratios(self) -> dict[str, float]:
+        """By label, in no order; empty before the first whole round."""
+        return {label: baseline_s / own_s for label, (baseline_s, own_s) in self._seconds.items() if own_s > 0}
 
 
 @dataclass
 class Session:
-    """Measures what is missing, once, and what `watch` doubts again: a whole round, as a further repeat, at most
-    MOST_TRIES times (validity.py). What is in the file decides, so a resumed run goes on where it was, and without
-    `watch` only tries that have begun are finished.
+    """Measures what the file lacks, and disturbed rounds again (retries.py). The file decides, so a resumed run
+    continues where it stopped. Without `watch` only retries that have begun are finished.
 
-    `done` generations of `total` are in the file, tries of earlier processes left out of both; `measured` and `failed`
-    are of this process and leave warm-up out; `lost` rounds of the file were not made good, whoever measured them."""
+    done            of `total` generations are in the file, retries of earlier processes left out of both
+    measured        by this process, warm-up left out; `failed` of these failed
+    lost            disturbed rounds of the file that no retry recovered
+    """
 
     plan: Plan
     measurer: Measurer
@@ -60,125 +93,86 @@ class Session:
 
     def __post_init__(self) -> None:
         self._stored = {row_key(row): row for row in self.writer.stored.rows}
+        self._retries = Retries(self.plan)
+        self._speedups = SpeedupsSoFar(self.plan.labels[0])
         self.total = len(self.plan)
 
     def measure(self, most_warm_up_rounds: int) -> None:
-        """Everything that is missing; a machine that has nothing to do is not warmed up."""
+        """Measure everything that is missing. Warm up only where something is missing."""
         self.done = sum(task.key in self._stored for jobs in self.plan.by_batch() for job in jobs for task in job)
-        if any(map(self._is_due, self.plan.by_batch())):
-            self._learn()
+        if any(self._is_due(jobs, self._stored) for jobs in self.plan.by_batch()):
+            self._teach_watch()
             self._warm_up(most_warm_up_rounds)
         for jobs in self.plan.by_batch():
-            if self._is_due(jobs):
-                self._measure_batch(jobs)
+            rows = ChainMap({}, self._stored)  # new rows are kept only as long as their batch
+            if self._is_due(jobs, rows):
+                self._measure_batch(jobs, rows)
             else:
-                self.lost += sum(not _is_made_good(list(self._tries(planned))) for planned in rounds(jobs))
+                for attempt in self._stored_attempts(jobs):
+                    self._speedups.add(rows_of(attempt, rows))
+            self.lost += sum(not self._retries.is_recovered(planned, rows) for planned in rounds(jobs))
 
-    def _is_due(self, jobs: Sequence[Job]) -> bool:
-        """Whether anything of a batch is to be measured."""
-        return any(self._is_open(planned) for planned in rounds(jobs))
+    def _is_due(self, jobs: Sequence[Job], rows: Mapping[RowKey, Row]) -> bool:
+        return any(self._next_attempt(planned, rows) is not None for planned in rounds(jobs))
 
-    def _is_open(self, planned: Round) -> bool:
-        """Whether a round is not in the file, or as one out of bounds that is to be measured again."""
-        tries = list(self._tries(planned))
-        if not tries:
-            return True
-        over = self._is_good(tries[-1]) or len(tries) > MOST_TRIES
-        return not over and self._is_to_be_tried(self.plan.again(planned, len(tries)))
+    def _next_attempt(self, planned: Round, rows: Mapping[RowKey, Row]) -> Round | None:
+        return self._retries.next_attempt(planned, rows, self.watch is not None and not self.watch.lasts)
 
-    def _tries(self, planned: Round) -> Iterator[_Tried]:
-        """What the file has as a whole: a round, and then as often as it was measured again."""
-        again = planned
-        for number in range(1, MOST_TRIES + 2):
-            if not all(map(self._is_stored, again)):
-                return
-            yield (found := [self._rows(job) for job in again])
-            if self._is_good(found):
-                return
-            again = self.plan.again(planned, number)
+    def _stored_attempts(self, jobs: Sequence[Job]) -> Iterator[Round]:
+        return chain.from_iterable(self._retries.attempts(planned, self._stored) for planned in rounds(jobs))
 
-    def _is_to_be_tried(self, again: Round) -> bool:
-        return any(map(self._is_stored, again)) or (self.watch is not None and not self.watch.lasts)
+    def _teach_watch(self) -> None:
+        """Show the watch the undisturbed rounds of the file, as if this process had measured them.
 
-    def _is_stored(self, job: Job) -> bool:
-        """A batch is in a file as a whole, or not at all."""
-        return job[0].key in self._stored
-
-    def _rows(self, job: Job) -> tuple[Row, ...]:
-        return tuple(self._stored[task.key] for task in job)
-
-    def _learn(self) -> None:
-        """What was usual to the rounds of the file, those out of bounds left out, as if this process had measured them.
-
-        A process that knew nothing of them would take a load that still lasts for the usual one, and what it measures
-        again for good.
+        A process that knew nothing of them would take a load that still lasts for the usual one.
         """
         if self.watch is None:
             return
         warm_up = map(self.plan.warm_up, range(1, self._warm_ups_stored() + 1))
-        for planned in chain(warm_up, chain.from_iterable(map(rounds, self.plan.by_batch()))):
-            for tried in self._tries(planned):
-                if not any(row.invalid for row in _rows_of(tried)):
-                    for place, rows in enumerate(tried, 1):
-                        self.watch.observe(rows, ends_round=place == len(tried))
+        stored_warm_up = (each for each in warm_up if all(job[0].key in self._stored for job in each))
+        for attempt in chain(stored_warm_up, chain.from_iterable(map(self._stored_attempts, self.plan.by_batch()))):
+            if not any(row.invalid for row in rows_of(attempt, self._stored)):
+                for job in attempt:
+                    self.watch.observe(rows_of((job,), self._stored), ends_round=job is attempt[-1])
 
-    def _measure_batch(self, jobs: Sequence[Job]) -> None:
-        """Its rounds as planned, then those again that were out of bounds: by then a passing load may have passed."""
+    def _measure_batch(self, jobs: Sequence[Job], rows: MutableMapping[RowKey, Row]) -> None:
+        """Its rounds as planned, then the disturbed ones again: by then a passing load may be over."""
         self.measurer.begin([task.prompt for task in jobs[0]])
-        begun = [(planned, [self._take(planned)]) for planned in rounds(jobs)]
-        for planned, tries in begun:
-            self._settle(planned, tries)
-            self.lost += not _is_made_good(tries)
+        for planned in rounds(jobs):
+            self._measure_round(planned, rows)
+        for planned in rounds(jobs):
+            while (retry := self._next_attempt(planned, rows)) is not None:
+                self.total += sum(len(job) for job in retry if job[0].key not in rows)
+                self._measure_round(retry, rows)
 
-    def _settle(self, planned: Round, tries: list[_Tried]) -> None:
-        """Measure a round again until nothing speaks against it, or it is to be tried no more."""
-        while not self._is_good(tries[-1]) and len(tries) <= MOST_TRIES:
-            again = self.plan.again(planned, len(tries))
-            if not self._is_to_be_tried(again):
-                return
-            self.total += sum(len(job) for job in again if not self._is_stored(job))
-            tries.append(self._take(again))
-
-    def _take(self, jobs: Round) -> _Tried:
-        """Measure a round, or what the file lacks of it."""
-        whole = all(map(self._is_stored, jobs))  # of which `_learn` has learned
-        found: _Tried = []
-        for job in jobs:
-            last = job is jobs[-1]
-            if not self._is_stored(job):
-                found.append(self._measure(job, last, found))
+    def _measure_round(self, attempt: Round, rows: MutableMapping[RowKey, Row]) -> None:
+        """Measure what the file lacks of an attempt, and recall the rest of it."""
+        is_whole = all(job[0].key in rows for job in attempt)  # then `_teach_watch` has shown it
+        for job in attempt:
+            ends_round = job is attempt[-1]
+            if job[0].key not in rows:
+                before = [rows[task.key] for done in attempt for task in done if task.key in rows]
+                rows.update({row_key(row): row for row in self._measure(job, ends_round, before)})
                 continue
-            found.append(self._recall(job))
-            if self.watch is not None and not whole:
-                self.watch.observe(found[-1], ends_round=last)
-        return found
+            for task in job:
+                self.measurer.recall(task, rows[task.key])
+            if self.watch is not None and not is_whole:
+                self.watch.observe(rows_of((job,), rows), ends_round=ends_round)
+        self._speedups.add(rows_of(attempt, rows))
 
-    def _is_good(self, tried: _Tried) -> bool:
-        """Whether nothing speaks against a round. One measured again must have no failures either: what disturbed it
-        before may have taken its memory by now."""
-        return not any(row.invalid or (row.error and row.repeat >= self.plan.repeats) for row in _rows_of(tried))
-
-    def _measure(self, job: Job, ends_round: bool, before: _Tried) -> tuple[Row, ...]:
-        """Measure a job of a round, of which there are the rows `before`."""
+    def _measure(self, job: Job, ends_round: bool, before: list[Row]) -> tuple[Row, ...]:
+        """Measure, write and report a job of a round that has the rows `before`."""
         rows = self.measurer.measure(job)
         if self.watch is not None:
             rows = self.watch.mark(rows, ends_round=ends_round)
         if ends_round:
-            rows = self._mark_failed_again([*before, rows], rows)
+            rows = self._retries.mark_failed([*before, *rows], rows)
         self.writer.append(*rows)
         self.done += len(rows)
         self.measured += len(rows)
         self.failed += sum(row.error is not None for row in rows)
-        self.report(Progress(self.done, self.total, job[0].label))
+        self.report(Progress(self.done, self.total, job[0].label, speedups=self._speedups.ratios()))
         return rows
-
-    def _mark_failed_again(self, tried: _Tried, rows: tuple[Row, ...]) -> tuple[Row, ...]:
-        """The last rows of a round, marked where it was measured again, has a failure and is to be tried once more:
-        else the labels that did not fail would be in figures with both."""
-        again = rows[0].repeat // self.plan.repeats
-        if not 0 < again < MOST_TRIES or not any(row.error for row in _rows_of(tried)):
-            return rows
-        return tuple(replace(row, invalid="; ".join(filter(None, (row.invalid, _FAILED_AGAIN)))) for row in rows)
 
     def _warm_up(self, most_rounds: int) -> None:
         """Rounds of the measured loop until two in a row take the same time, or `most_rounds` are done."""
@@ -202,28 +196,9 @@ class Session:
             self.writer.append(*rows)
             if self.watch is not None:
                 self.watch.observe(rows, ends_round=job is jobs[-1])
-            spent_s[job[0].label] += max((row.ttft_s or 0.0) + sum(row.step_s) for row in rows)
+            spent_s[job[0].label] += max(map(decoding_s, rows))
             self.report(Progress(self.done, self.total, job[0].label, warm_up=True))
         return spent_s
-
-    def _recall(self, job: Job) -> tuple[Row, ...]:
-        rows = self._rows(job)
-        for task, row in zip(job, rows, strict=True):
-            self.measurer.recall(task, row)
-        return rows
-
-
-def _rows_of(tried: _Tried) -> Iterator[Row]:
-    return chain.from_iterable(tried)
-
-
-def _is_made_good(tries: Sequence[_Tried]) -> bool:
-    """Whether a try of a round is in bounds, with as many answers as any of them has (see analysis.doubts)."""
-    answered = [sum(row.error is None for row in _rows_of(tried)) for tried in tries]
-    return any(
-        count == max(answered) and not any(row.invalid for row in _rows_of(tried))
-        for count, tried in zip(answered, tries, strict=True)
-    )
 
 
 def is_stable(previous_s: Mapping[str, float], latest_s: Mapping[str, float]) -> bool:

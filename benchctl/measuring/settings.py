@@ -1,75 +1,134 @@
-"""What a run was asked for, in groups; the defaults are those of `benchctl run`."""
+"""What a run is asked for, in groups. The fields with `setting` are the options of `benchctl run`."""
+
+from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from benchctl.measuring.plan import Order
-from benchctl.records.schema import Mode
+from benchctl.options import setting
 
+if TYPE_CHECKING:
+    from benchctl.records.schema import Mode
+
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+DEVICES = ("auto", "cpu", "cuda")
+SOURCES = ("auto", "published", "embedded")
 LongPrompts = Literal["error", "skip", "cut"]
+
+BENCHES_HELP = "Suite (see `benchctl list benches`), or a .jsonl file of `prompt` or `turns` records. May be repeated."
+TARGET_HELP = "Target model: embedded name, folder or hub id.  [default: the embedded target]"
+DRAFT_HELP = "Draft model with the target's tokenizer.  [default: the one embedded with the target]"
+_MODEL = "NAME|FOLDER|ID"
 
 
 @dataclass(frozen=True)
 class PromptSettings:
-    """Which prompts: suites or files, the first `limit` of each (None: all), and what becomes of those that do not fit
-    into the target's context; `context_fill` tokens are put before each."""
+    """Which prompts, how many of each suite, and what happens to those that do not fit into the target's context."""
 
-    benches: tuple[str, ...] = ("koala",)
-    limit: int | None = None
-    data_dir: Path | None = None
-    source: str = "auto"
-    long_prompts: LongPrompts = "error"
-    context_fill: int = 0
+    benches: tuple[str, ...] = setting(
+        ("koala",), BENCHES_HELP, flags=("--bench", "-b"), metavar="NAME|FILE", completion="benches"
+    )
+    limit: int | None = setting(None, "Only the first N prompts of each suite.  [default: all]", least=1, metavar="N")
+    source: str = setting(
+        "auto",
+        "published: only the published prompts. embedded: only the embedded sample. auto: the sample as fallback.",
+        choices=SOURCES,
+    )
+    long_prompts: LongPrompts = setting(
+        "error", "Prompts longer than the target's context: refuse the run, skip them, or keep their last tokens."
+    )
+    context_fill: int = setting(
+        0, "Put this many tokens of filler text before each prompt.", flags=("--context",), least=0, metavar="TOKENS"
+    )
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Which models, and how they are executed. An empty name means the embedded one, "auto" what suits the machine."""
+    """Which models, and how they are executed. An empty name means the embedded one."""
 
-    target: str = ""
-    draft: str = ""
-    dtype: str = "auto"
-    device: str = "auto"
-    threads: int = 1
+    target: str = setting("", TARGET_HELP, flags=("--model",), metavar=_MODEL, completion="models")
+    draft: str = setting("", DRAFT_HELP, flags=("--draft-model",), metavar=_MODEL, completion="models")
+    dtype: str = setting("auto", "Number format; auto: float32 on a CPU, bfloat16 on a GPU.", choices=DTYPES)
+    device: str = setting("auto", "Where to run; auto: a GPU if there is one.", choices=DEVICES)
+    threads: int = setting(1, "CPU threads of torch. 1 gives the least noise.", least=1)
 
 
 @dataclass(frozen=True)
 class AnswerSettings:
     """How long answers may be and how their tokens are chosen."""
 
-    max_new_tokens: int = 128
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 0
+    max_new_tokens: int = setting(128, "Longest answer, in tokens.", least=1, metavar="N")
+    temperature: float = setting(0.0, "Sampling temperature. 0 is greedy; only greedy runs have verdicts.", least=0)
+    top_p: float = setting(1.0, "Sample from the smallest set of tokens with this probability.", above=0, most=1)
+    top_k: int = setting(0, "Sample from the K most likely tokens; 0: from all.", least=0)
+    seed: int = setting(0, "Seed of all sampling.")
 
 
 @dataclass(frozen=True)
 class RepeatSettings:
-    """How often each prompt is measured, in which order and modes (the first is free); `warm_up` is the most rounds
-    before, 0 for none."""
+    """How often each prompt is measured, and in which modes."""
 
-    repeats: int = 2
-    warm_up: int = 3
-    order: Order = "abba"
-    modes: tuple[Mode, ...] = ("free",)
+    repeats: int = setting(2, "How often each prompt is measured. Even numbers balance drift of the machine.", least=1)
+    warm_up: int = setting(
+        3, "Most warm-up rounds. Warm-up ends when two rounds in a row agree within 5%.", least=0, metavar="ROUNDS"
+    )
+    replay: bool = setting(
+        False, "Also measure each method on the baseline's text, so that all decode the same tokens."
+    )
+    profile: bool = setting(
+        False, "Also measure with steps split into phases. Headline numbers come from unprofiled runs."
+    )
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """The modes of the run; the first is "free"."""
+        modes: list[Mode] = ["free"]
+        modes += ["replay"] if self.replay else []
+        modes += ["profile"] if self.profile else []
+        return tuple(modes)
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """All of a run. `batch_size` prompts are decoded together, 1 meaning no batches. With `watch` the machine's
-    conditions are read, and rounds that they disturbed marked. `out` None means a new file in `folder`,
-    named after suite, label and time."""
+    """All settings of a run. `out` None means a new file in `folder`, named after suite, label and time."""
 
-    methods: tuple[str, ...] = ("all",)
+    methods: tuple[str, ...] = setting(
+        (),
+        "Method, with or without options: two_model[draft_tokens=5]. May be repeated. `all`: every built-in method "
+        "that can run here. The baseline is always measured.  [default: all, or only the sweeps]",
+        flags=("--method", "-m"),
+        metavar="LABEL",
+        completion="labels",
+    )
+    sweeps: tuple[str, ...] = setting(
+        (),
+        "Every combination of a label's alternatives: two_model[draft_tokens=2|3|4,confidence=0:0.6:0.2]. May be "
+        "repeated.",
+        flags=("--sweep",),
+        metavar="LABEL",
+        completion="labels",
+    )
     prompts: PromptSettings = field(default_factory=PromptSettings)
     models: ModelSettings = field(default_factory=ModelSettings)
+    batch_size: int = setting(
+        1, "Decode N prompts together. All figures then compare batches with batches.", least=1, most=16, metavar="N"
+    )
     answers: AnswerSettings = field(default_factory=AnswerSettings)
     repeat: RepeatSettings = field(default_factory=RepeatSettings)
-    batch_size: int = 1
-    watch: bool = True
-    out: Path | None = None
-    resume: bool = False
+    watch: bool = setting(True, "Watch the machine's load, and exclude and repeat rounds that other load disturbed.")
+    out: Path | None = setting(None, "Results file.  [default: results/<suite>-<label>-<time>.jsonl]", metavar="FILE")
+    resume: bool = setting(False, "Continue --out: measure only what it lacks.")
     command: tuple[str, ...] = ()
     folder: Path = Path("results")
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels asked for, those of sweeps last; without methods and sweeps ("all",).
+
+        Raises UserError for a sweep that cannot be expanded.
+        """
+        from benchctl.registry import expand_sweep
+
+        swept = tuple(label for sweep in self.sweeps for label in expand_sweep(sweep))
+        return (*self.methods, *swept) or ("all",)

@@ -1,17 +1,13 @@
-"""Whether times can be trusted: what a round met against what is usual in its session, and the alarms of the GPU.
+"""Whether a round's times can be trusted: its conditions against the usual ones of the session, and GPU alarms.
 
-A round is one repeat of a prompt, or batch, by every label in every mode. What outside load took of a round is judged
-over the whole round, time-weighted. One out of bounds is marked, figures leave it out as a whole, for all alike
-(analysis.rounds), and the session measures it again as a whole, as a further repeat (session.py). A generation is never
-judged, or measured again, by itself: a short one is hit by a passing load wholly or not at all, while a long one meets
-its average, so to leave out the worst generations, or the rounds of those, makes the shorter method fast. In the
-simulation of the tests that was 2 to 3%. For the same reason readings of single moments (the sentinel, the clock) judge
-nothing, and are only told of: the moments around a short generation say more of it than those around a long one, which
-came to 1 to 5%. The alarms are the exception, as no GPU should show them at all.
+A round is one repeat of a prompt, or batch, by every label in every mode. Outside load is judged over the whole round,
+time-weighted. A disturbed round is marked, figures leave it out for all labels, and it is measured again (retries.py).
+Readings at single moments (the reference kernel, the clock) are recorded but exclude nothing: they describe a short
+generation better than a long one, so exclusion by them shifted speed-ups by 1 to 5% in the simulation of the tests.
+GPU alarms do exclude, since no GPU should show them at all.
 
-Bounds are the session's own: a machine that is always busy is so for the baseline too, and is told of as a whole
-(analysis.doubts); what makes a comparison wrong is a disturbance that only some met. A run that goes on is held against
-what was usual to its file (session.py), which is one session in all figures.
+Bounds are those of the session: constant load affects the baseline too and triggers a warning, not an exclusion
+(analysis.warnings). A resumed run uses what was usual in its file.
 """
 
 from __future__ import annotations
@@ -24,60 +20,58 @@ from statistics import median
 from benchctl.measuring.machine.gpu import BRAKES
 from benchctl.records.schema import Row
 
-PATIENCE = 3  # rounds in a row out of bounds until it is told of, and nothing is measured again
-MOST_TRIES = 2  # to measure a round again
-ENOUGH = 8  # rounds before a session knows what is usual
-MARGIN = 0.05  # what warm-up, too, takes for the same time
+PATIENCE = 3  # disturbed rounds in a row until the user gets a notice and retries stop
+ENOUGH = 8  # rounds before the usual level is known
+MARGIN = 0.05  # relative difference that counts as none, in warm-up too
 _SPREADS = 5.0  # chance alone puts one reading in a million beyond five standard deviations
-_NORMAL = 1.4826  # standard deviations in a median deviation, of a normal distribution
-_REMEMBERED = 60  # rounds: another level that lasts is the usual one after half of them
-_JUDGED = ("waited_share", "foreign_cores")  # what covers the time of a generation evenly
+_NORMAL = 1.4826  # standard deviations per median absolute deviation, for a normal distribution
+_REMEMBERED = 60  # rounds: a new level that lasts becomes the usual one after half of them
+_JUDGED = ("waited_share", "foreign_cores")  # conditions that cover the whole time of a generation
 
 
 class Usual:
-    """The readings of one condition in this session, and how far from their median the next may lie."""
+    """The latest readings of one condition in this session."""
 
     def __init__(self) -> None:
         self._readings: list[float] = []
 
     def add(self, reading: float) -> None:
-        """Take a reading; the oldest of many is forgotten."""
         self._readings = [*self._readings[-_REMEMBERED + 1 :], reading]
 
     @property
     def known(self) -> bool:
-        """Whether there are enough of them."""
+        """Whether there are enough readings."""
         return len(self._readings) >= ENOUGH
 
     @property
     def middle(self) -> float:
+        """Their median."""
         return median(self._readings)
 
     def reach(self, least: float) -> float:
-        """How far from the middle a reading may lie: `least`, or five standard deviations where that is more, as told
-        by the median deviation, which a few outliers do not widen.
+        """How far from the median a reading may lie: five robust standard deviations, but not less than `least`.
 
-        Readings 1.0 1.0 1.1 1.1 1.1 1.2 1.2 9.0 have the median 1.1 and the median deviation 0.1: 5 * 1.4826 * 0.1.
+        The robust standard deviation is 1.4826 median absolute deviations. Readings 1.0 1.0 1.1 1.1 1.1 1.2 1.2 9.0
+        have the median 1.1 and the median absolute deviation 0.1, hence the reach 5 * 1.4826 * 0.1.
         """
         middle = self.middle
         return max(least, _SPREADS * _NORMAL * median(abs(reading - middle) for reading in self._readings))
 
 
 class Bounds:
-    """Judges rounds and remembers them. `spare_cores` are those of the usable ones that the run does not need."""
+    """Judges rounds by their conditions and remembers them. `spare_cores` are usable cores that the run leaves idle."""
 
     def __init__(self, spare_cores: float) -> None:
         self._spare_cores = spare_cores
         self._usual: defaultdict[str, Usual] = defaultdict(Usual)
 
-    def doubts(self, conditions: Mapping[str, float]) -> tuple[str, ...]:
-        """What speaks against times taken under these conditions; empty where nothing does. A condition that is missing
-        says nothing."""
-        found = self._waiting(conditions.get("waited_share")), self._crowded(conditions.get("foreign_cores"))
+    def problems(self, conditions: Mapping[str, float]) -> tuple[str, ...]:
+        """Why times under these conditions are not valid; empty where they are. Missing conditions are ignored."""
+        problems = self._waiting(conditions.get("waited_share")), self._crowded(conditions.get("foreign_cores"))
         for name in _JUDGED:
             if name in conditions:
                 self._usual[name].add(conditions[name])
-        return tuple(doubt for doubt in found if doubt)
+        return tuple(problem for problem in problems if problem)
 
     def _waiting(self, waited_share: float | None) -> str:
         usual = self._usual["waited_share"]
@@ -86,7 +80,7 @@ class Bounds:
         return f"it waited for a core {waited_share:.0%} of the time (usually {usual.middle:.0%})"
 
     def _crowded(self, foreign_cores: float | None) -> str:
-        """Nobody has to wait as long as others fit onto the cores to spare."""
+        """Other processes disturb nothing as long as they fit onto the spare cores."""
         usual = self._usual["foreign_cores"]
         if foreign_cores is None or not usual.known:
             return ""
@@ -96,79 +90,80 @@ class Bounds:
 
 
 class Watch:
-    """Marks what was measured out of bounds. `marked` counts the rounds, each measurement of one by itself."""
+    """Marks disturbed rounds. `marked` counts them, retries included."""
 
     def __init__(self, bounds: Bounds, notify: Callable[[str], None]) -> None:
         self._bounds, self._notify = bounds, notify
         self._round: list[Row] = []
-        self._doubts: list[str] = []
-        self._bad_in_a_row = 0
+        self._problems: list[str] = []
+        self._disturbed_in_a_row = 0
         self.marked = 0
 
     @property
     def lasts(self) -> bool:
-        """Whether what disturbs has come to stay, so that measuring again would meet it again."""
-        return self._bad_in_a_row >= PATIENCE
+        """Whether the disturbance lasts, so that a retry would meet it again."""
+        return self._disturbed_in_a_row >= PATIENCE
 
     def observe(self, rows: Sequence[Row], *, ends_round: bool) -> tuple[str, ...]:
-        """Take a job's rows into their round, which these end or not; what speaks against the round, once it ends.
+        """Take a job's rows into their round; the round's problems once it ends.
 
-        By itself it is for what is not to be marked: warm-up, and what the file has already.
+        Called alone for rounds that are not to be marked: warm-up, and those that the file has already.
         """
-        self._round.append(max(rows, key=_took_s))  # rows of a batch share its conditions, and its time is the longest
+        self._round.append(max(rows, key=decoding_s))  # rows of a batch share conditions; the longest has its time
         if not ends_round:
             return ()
         whole, self._round = over_round(self._round), []
-        return self._bounds.doubts(whole)
+        return self._bounds.problems(whole)
 
     def mark(self, rows: tuple[Row, ...], *, ends_round: bool) -> tuple[Row, ...]:
-        """The job's rows, with `invalid` naming the GPU's alarms, and in a round's last ones what the round met."""
-        doubts = [*_alarms(rows[0].conditions)]
-        doubts += [f"its round: {doubt}" for doubt in self.observe(rows, ends_round=ends_round)]
-        self._doubts += doubts
+        """The job's rows, `invalid` naming GPU alarms, and in the last rows of a round the round's problems."""
+        problems = [*_alarms(rows[0].conditions)]
+        problems += [f"its round: {problem}" for problem in self.observe(rows, ends_round=ends_round)]
+        self._problems += problems
         if ends_round:
-            self._end()
-        return tuple(replace(row, invalid="; ".join(doubts)) for row in rows) if doubts else rows
+            self._end_round()
+        return tuple(replace(row, invalid="; ".join(problems)) for row in rows) if problems else rows
 
-    def _end(self) -> None:
-        doubts, self._doubts = self._doubts, []
-        if not doubts:
-            self._bad_in_a_row = 0
+    def _end_round(self) -> None:
+        problems, self._problems = self._problems, []
+        if not problems:
+            self._disturbed_in_a_row = 0
             return
         self.marked += 1
-        self._bad_in_a_row += 1
-        if self._bad_in_a_row == PATIENCE:
+        self._disturbed_in_a_row += 1
+        if self._disturbed_in_a_row == PATIENCE:
             self._notify(
-                f"{PATIENCE} rounds in a row were measured out of bounds ({doubts[0]}): they are marked, figures will "
-                "leave them out, and none is measured again until one is in bounds. Stop what disturbs: --resume will "
-                "measure them again. Or use --no-watch to measure regardless."
+                f"{PATIENCE} rounds in a row were disturbed ({problems[0]}). Figures leave them out, and no round is "
+                "repeated until one is undisturbed. Stop the other work: --resume measures them again. Or use "
+                "--no-watch to measure regardless."
             )
 
 
 def over_round(rows: Sequence[Row]) -> dict[str, float]:
-    """What others took of a whole round: the mean of its generations, each weighing as much as it lasted.
+    """The conditions of a whole round: the mean over its generations, weighted by their seconds.
 
-    Of 3 s that waited for 10% and 1 s that waited for 50% the round waited for 20%. A failed one has no time.
+    3 s with a waited share of 10% and 1 s with 50% give 20%. A failed generation has no time.
     """
-    found = {}
+    conditions = {}
     for name in _JUDGED:
-        told = [(row.conditions[name], _took_s(row)) for row in rows if name in row.conditions]
-        if (whole_s := sum(took_s for _, took_s in told)) > 0:
-            found[name] = sum(reading * took_s for reading, took_s in told) / whole_s
-    return found
+        readings = [(row.conditions[name], decoding_s(row)) for row in rows if name in row.conditions]
+        if (whole_s := sum(seconds for _, seconds in readings)) > 0:
+            conditions[name] = sum(reading * seconds for reading, seconds in readings) / whole_s
+    return conditions
 
 
-def _took_s(row: Row) -> float:
+def decoding_s(row: Row) -> float:
+    """Seconds of prefill and steps; 0 for a failed generation."""
     return (row.ttft_s or 0.0) + sum(row.step_s)
 
 
 def _alarms(conditions: Mapping[str, float]) -> tuple[str, ...]:
-    """What no GPU should show, whatever is usual."""
+    """GPU states that invalidate times whatever is usual."""
     reasons, others = int(conditions.get("throttle_reasons", 0)), int(conditions.get("foreign_processes", 0))
-    found = [f"the GPU slowed down: {why}" for bit, why in BRAKES.items() if reasons & bit]
+    alarms = [f"the GPU slowed down: {why}" for bit, why in BRAKES.items() if reasons & bit]
     if others:
-        found.append(f"{others} other process{'es' if others > 1 else ''} computed on the GPU")
+        alarms.append(f"{others} other process{'es' if others > 1 else ''} computed on the GPU")
     temperature_c, slowdown_c = conditions.get("temperature_c"), conditions.get("slowdown_c")
     if temperature_c is not None and slowdown_c is not None and temperature_c >= slowdown_c:
-        found.append(f"the GPU was at {temperature_c:.0f} °C, where it slows down")
-    return tuple(found)
+        alarms.append(f"the GPU was at {temperature_c:.0f} °C, where it slows down")
+    return tuple(alarms)

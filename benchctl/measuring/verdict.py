@@ -1,14 +1,14 @@
 """Is a method's answer the target's? Token by token, and where it is not, whether rounding alone can explain it.
 
-Two ways of computing the same logits (one row on a cache, many rows at once) round differently, so even an exact method
-may leave the baseline's text where the target's two best tokens lie closer together than that noise. The control reads
-the method's answer once more, in passes of one row and of as many as the method's had (control.py), which shows the
-noise at the very position, and over the whole answer: nothing is excused by a fixed tolerance, nor by noise that the
-method did not meet. From where it leaves the baseline's text each token is held against what the target would say
-there: else one that rounding explains would hide all errors behind it.
+Two ways of computing the same logits (one row on a cache, many rows at once) round differently. So even an exact
+method may leave the baseline's text where the target's two best logits are closer than that noise. The control reads
+the method's answer again, in passes of one row and of as many rows as the method used. It measures the noise at the
+very position and over the whole answer: no fixed tolerance excuses a token, nor does noise that the method did not
+meet. After the first divergence each token is compared with the target's choice on the method's own text; otherwise
+one divergence by rounding would hide all later errors.
 
-A wrong token that passes for rounding lies within what this control shows rounding to do; the simulation of
-tests/test_verdict_power.py says how surely a method that errs more often than that is found out.
+A wrong token can only pass within the noise that the control measures. The simulation of tests/test_verdict_power.py
+shows how reliably more frequent errors are detected.
 """
 
 from __future__ import annotations
@@ -27,21 +27,26 @@ from benchctl.decoding.model.target import Target
 
 Verdict = Literal["identical", "tie", "numeric", "lossy", "sampled"]
 
-# Roundings of the largest logit beyond which no control is asked: rounding has not been seen to come near.
+# A gap beyond this many rounding units of the largest logit needs no control: rounding never came near it.
 _MOST_ROUNDINGS = 256
 
 
 class Logits(Protocol):
-    """What a verdict needs from the target: logits [V] after a prompt and an answer, the last token read by itself."""
+    """The target: logits [V] after a prompt and an answer, the last token read as a row of its own."""
 
     def next_logits(self, prompt_ids: Sequence[int], answer: Sequence[int], *, one_by_one: bool) -> Tensor: ...
 
 
-class Control(Protocol):
-    """What plain decoding would choose each token of an answer from, how far below the best each one lies in that, and
-    how far passes of other sizes move it."""
+class Answers(Protocol):
+    """The baseline's answers, see BaselineAnswers."""
 
-    def logits(self, place: int) -> Tensor: ...
+    def answer(self, prompt_ids: Sequence[int]) -> Sequence[int]: ...
+
+
+class Control(Protocol):
+    """Plain decoding of an answer, see AnswerControl."""
+
+    def logits(self, index: int) -> Tensor: ...
 
     def gaps(self) -> Sequence[float]: ...
 
@@ -50,14 +55,15 @@ class Control(Protocol):
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict with its evidence, of the `place` that decides: the first divergence, or where a later token is harder
-    to explain. All but the first two are None where nothing diverged, or one answer only ended earlier.
+    """A verdict with its evidence at the token that decides: the first divergence, or a later token that is harder to
+    explain. All but the first two are None where nothing diverged, or one answer only ended earlier.
 
-    margin         the target's best logit less its second, there
-    gap            how far the worse of the two tokens said there lies below the best; further on, the method's token
-    noise          the largest difference of a logit there, between one row in a pass and as many as the method had
-    control_noise  the largest of these at any place of the answer behind its first, which prefill gives; this and noise
-                   are None where the gap is beyond what rounding comes to, so that no control was asked
+    margin         the target's best logit minus its second best
+    gap            how far the worse of the two tokens chosen there lies below the best; later, the method's token
+    noise          the largest difference of a logit there, between passes of one row and those of the method
+    control_noise  the largest such difference at any token after the first, which prefill gives; both noises are None
+                   where the gap is so large that no control was needed
+    decided_at     index of the token that decides
     """
 
     verdict: Verdict | None = None
@@ -66,90 +72,70 @@ class Judgement:
     noise: float | None = None
     gap: float | None = None
     control_noise: float | None = None
-    place: int | None = None
+    decided_at: int | None = None
 
     @property
     def evidence(self) -> dict[str, float]:
-        """What stands in a row beside margin and noise, by name."""
-        told = {"gap": self.gap, "control_noise": self.control_noise, "decided_at": self.place}
-        return {name: float(value) for name, value in told.items() if value is not None}
+        """What a row keeps in `fidelity`, by name."""
+        values = {"gap": self.gap, "control_noise": self.control_noise, "decided_at": self.decided_at}
+        return {name: float(value) for name, value in values.items() if value is not None}
 
 
 class Referee:
-    """Judges greedy answers to one prompt against the baseline's answer to the same token ids.
+    """Judges greedy answers against the baseline's answers to the same token ids. Verdicts are cached until `forget`.
 
-    The baseline's timed answer serves where there is one. A second turn whose history differs (the method's own first
-    answer was another) is a prompt that the baseline was never asked: `ask_baseline` then decodes it, untimed. So every
-    answer is judged on its own prompt, and a divergence in the first turn is not counted again in the second.
-    `read` gives the control of an answer: see control.AnswerControl. Answers and verdicts are kept by token ids;
-    `forget` drops them when the prompt is done.
+    `read_control` gives the control of an answer, see AnswerControl.
     """
 
     def __init__(
         self,
         target: Logits,
-        ask_baseline: Callable[[list[int]], Sequence[int]],
-        read: Callable[[Sequence[int], Sequence[int]], Control],
+        baseline_answers: Answers,
+        read_control: Callable[[Sequence[int], Sequence[int]], Control],
     ) -> None:
         self._target = target
-        self._ask_baseline = ask_baseline
-        self._read = read
-        self._answers: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._baseline_answers = baseline_answers
+        self._read_control = read_control
         self._judged: dict[tuple[tuple[int, ...], ...], Judgement] = {}
 
-    def remember(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> bool:
-        """Take the baseline's answer; False when it once gave another to the same prompt (the first one stays)."""
-        return self._answers.setdefault(tuple(prompt_ids), tuple(token_ids)) == tuple(token_ids)
-
     def forget(self) -> None:
-        """Drop what was kept for the prompt."""
-        self._answers.clear()
+        """Drop the cached verdicts."""
         self._judged.clear()
 
-    def knows(self, prompt_ids: Sequence[int]) -> bool:
-        """Whether the baseline has answered these ids."""
-        return tuple(prompt_ids) in self._answers
-
-    def answer(self, prompt_ids: list[int]) -> tuple[int, ...]:
-        """The baseline's answer to exactly these ids."""
-        if tuple(prompt_ids) not in self._answers:
-            self.remember(prompt_ids, self._ask_baseline(prompt_ids))
-        return self._answers[tuple(prompt_ids)]
-
-    def judge(self, prompt_ids: list[int], token_ids: Sequence[int], sizes: Sequence[int]) -> Judgement:
-        """The verdict on a method's greedy answer `token_ids` to `prompt_ids`, given in passes of one row and of these
-        `sizes`: see control.pass_sizes."""
-        baseline_ids = self.answer(prompt_ids)
-        place = first_divergence(baseline_ids, token_ids)
-        if place is None:
+    def judge(self, prompt_ids: Sequence[int], token_ids: Sequence[int], sizes: Sequence[int]) -> Judgement:
+        """The verdict on a method's greedy answer `token_ids`, given in passes of one row and of these `sizes` (see
+        pass_sizes)."""
+        baseline_ids = self._baseline_answers.answer(prompt_ids)
+        divergence = first_divergence(baseline_ids, token_ids)
+        if divergence is None:
             return Judgement("identical")
-        if place == min(len(baseline_ids), len(token_ids)):
-            return Judgement("lossy", place)
+        if divergence == min(len(baseline_ids), len(token_ids)):
+            return Judgement("lossy", divergence)
         key = tuple(prompt_ids), tuple(token_ids), tuple(sizes)
         if key not in self._judged:
-            self._judged[key] = self._explain(prompt_ids, baseline_ids, token_ids, place, sizes)
+            self._judged[key] = self._explain(prompt_ids, baseline_ids, token_ids, divergence, sizes)
         return self._judged[key]
 
     def _explain(
         self,
-        prompt_ids: list[int],
+        prompt_ids: Sequence[int],
         baseline_ids: Sequence[int],
         token_ids: Sequence[int],
-        place: int,
+        divergence: int,
         sizes: Sequence[int],
     ) -> Judgement:
-        """What an answer that leaves the baseline's at `place` is."""
-        said = baseline_ids[place], token_ids[place]
-        near = self._target.next_logits(prompt_ids, baseline_ids[:place], one_by_one=True)
-        gap = _gap(near, said)
+        """The verdict on an answer that leaves the baseline's at the token `divergence`."""
+        chosen = baseline_ids[divergence], token_ids[divergence]
+        near = self._target.next_logits(prompt_ids, baseline_ids[:divergence], one_by_one=True)
+        gap = _gap(near, chosen)
         if gap > _MOST_ROUNDINGS * torch.finfo(near.dtype).eps * near.double().abs().max().item():
-            return Judgement("lossy", place, _margin(near), gap=gap, place=place)
-        control = self._read(prompt_ids, token_ids)
+            return Judgement("lossy", divergence, _margin(near), gap=gap, decided_at=divergence)
+        control = self._read_control(prompt_ids, token_ids)
         gaps, noises = list(control.gaps()), control.noises(sizes)
-        gaps[place] = _gap(control.logits(place), said)
-        verdict, at = _worst(gaps, noises, place)
+        gaps[divergence] = _gap(control.logits(divergence), chosen)
+        verdict, at = _worst(gaps, noises, divergence)
         margin, most = _margin(control.logits(at)), max(noises[1:], default=0.0)
-        return Judgement(verdict, place, margin, noises[at], gaps[at], most, at)
+        return Judgement(verdict, divergence, margin, noises[at], gaps[at], most, at)
 
 
 def first_divergence(first: Sequence[int], second: Sequence[int]) -> int | None:
@@ -160,8 +146,8 @@ def first_divergence(first: Sequence[int], second: Sequence[int]) -> int | None:
     """
     pairs = enumerate(zip(first, second, strict=False))
     shorter = min(len(first), len(second))
-    place = next((index for index, (left, right) in pairs if left != right), shorter)
-    return None if place == len(first) == len(second) else place
+    divergence = next((index for index, (left, right) in pairs if left != right), shorter)
+    return None if divergence == len(first) == len(second) else divergence
 
 
 def _margin(target_logits: Tensor) -> float:
@@ -169,41 +155,41 @@ def _margin(target_logits: Tensor) -> float:
     return float(best - second)
 
 
-def _gap(target_logits: Tensor, said: Sequence[int]) -> float:
+def _gap(target_logits: Tensor, tokens: Sequence[int]) -> float:
     """How far the worst of these tokens lies below the best one."""
     best = target_logits.max().item()
-    return float(max(best - target_logits[token].item() for token in said))
+    return float(max(best - target_logits[token].item() for token in tokens))
 
 
 def _worst(gaps: Sequence[float], noises: Sequence[float], first: int) -> tuple[Verdict, int]:
-    """The gravest verdict on any token from `first` on, and the first place it is of.
+    """The worst verdict on any token from `first` on, and the first token that has it.
 
-    A tie where a token lies within the noise of the best there: each of two logits may be off by it, hence twice. The
-    noise at one place is one draw: numeric where the gap lies within twice what the whole answer shows, but for its
-    first token, which comes of prefill, where no method reads other rows than the baseline.
+    tie      the token lies within twice the noise at its own position: each of two logits may be off by the noise
+    numeric  within twice the largest noise of the answer, as the noise at one position is one draw; not allowed for
+             the first token, which prefill gives, where every method reads the same rows as the baseline
+    lossy    otherwise
     """
-    found: tuple[Verdict, int] = "tie", first
+    worst: tuple[Verdict, int] = "tie", first
     most = max(noises[1:], default=0.0)
-    for place in range(first, len(gaps)):
-        if gaps[place] <= 2 * noises[place]:
+    for index in range(first, len(gaps)):
+        if gaps[index] <= 2 * noises[index]:
             continue
-        if place == 0 or gaps[place] > 2 * most:
-            return "lossy", place
-        if found[0] == "tie":
-            found = "numeric", place
-    return found
+        if index == 0 or gaps[index] > 2 * most:
+            return "lossy", index
+        if worst[0] == "tie":
+            worst = "numeric", index
+    return worst
 
 
 MOST_SIZES = 4
 
 
 def pass_sizes(rows: Sequence[int], together: int = 1) -> tuple[int, ...]:
-    """How many rows stood in a pass of the target, other than one, for a method whose steps read `rows`.
+    """How many rows the passes of the target had, other than one, for a method whose steps read `rows`.
 
-    A step of no row left the target early. Where answers are decoded `together`, their rows go through its kernels
-    together, the baseline's single ones too. Of more than MOST_SIZES numbers the least, the greatest and the most
-    frequent stand for all. Empty where every pass had one row, as the baseline's have: then there is nothing that would
-    round otherwise.
+    A step of 0 rows left the target early. In a batch the rows of all answers go through the kernels `together`. Of
+    more than MOST_SIZES sizes the smallest, the largest and the most frequent are used. Empty where every pass had one
+    row, like the baseline's: then nothing rounds differently.
     """
     used = Counter(count * together for count in (1, *rows) if count)
     del used[1]
@@ -213,39 +199,39 @@ def pass_sizes(rows: Sequence[int], together: int = 1) -> tuple[int, ...]:
 
 
 class AnswerControl:
-    """An `answer` to `prompt_ids`, read by the target as plain decoding does, a row in a pass, and several at a time.
+    """An `answer` to `prompt_ids`, read by the target with one row per pass, as plain decoding does, and with several.
 
-    Each way fills a cache of its own, so that rounding adds up as it does in decoding. Nothing is drafted and every
-    token is the same: what differs is rounding. (MEASUREMENT 2.1.) Both ways begin with the same prefill; for what was
-    chosen there the other way is to read the prompt's last token as a row of its own.
+    Each reading fills a cache of its own, so that rounding adds up as it does in decoding. All tokens are the same:
+    only rounding differs. All readings begin with the same prefill; for the first token, the comparison reads the last
+    token of the prompt as a row of its own.
 
-    The result depends on nothing but its arguments, so a resumed run finds the same. To read n rows in a pass takes 1/n
-    of the baseline's passes: four sizes come to about the time of the answer once more, and plain reading, which is
-    done once for all sizes, to as much. Kept meanwhile: logits [tokens, vocabulary] in the target's dtype on the host.
+    The result depends only on the arguments, so a resumed run gets the same. Reading n rows per pass takes 1/n of the
+    baseline's passes: four sizes take about the time of the answer, and plain reading, done once, as much again.
+    Memory: logits [tokens, vocabulary] in the target's dtype on the host.
     """
 
     def __init__(self, target: Target, prompt_ids: Sequence[int], answer: Sequence[int]) -> None:
         self._target = target
         self._prompt_ids = prompt_ids
         self._answer = list(answer)
-        self._rows = self._answer[:-1]  # its last token is chosen, but never read
+        self._rows = self._answer[:-1]  # the last token is chosen, but never read
         self._differences: dict[int, Tensor] = {}
 
-    def logits(self, place: int) -> Tensor:
-        """What plain decoding would choose token `place` of the answer from, [vocabulary], on the host."""
-        return self._alone[place]
+    def logits(self, index: int) -> Tensor:
+        """The logits [vocabulary], on the host, from which plain decoding chooses token `index` of the answer."""
+        return self._alone[index]
 
     def gaps(self) -> list[float]:
-        """How far each token of the answer lies below the one that plain decoding would say after the text before it;
-        0 where it is that."""
-        said = self._alone.gather(1, torch.tensor(self._answer)[:, None])[:, 0]
-        return (self._alone.amax(-1).double() - said.double()).tolist()
+        """How far each token of the answer lies below the choice of plain decoding after the same text; 0 where it is
+        that choice."""
+        chosen = self._alone.gather(1, torch.tensor(self._answer)[:, None])[:, 0]
+        return (self._alone.amax(-1).double() - chosen.double()).tolist()
 
     def noises(self, sizes: Sequence[int]) -> tuple[float, ...]:
-        """For each token of the answer the largest difference of any logit it is chosen from, between passes of one row
-        and those of any of these `sizes`."""
-        found = torch.stack([self._prefill_difference, *(self._difference(size) for size in sizes)])
-        return tuple(found.amax(0).tolist())
+        """For each token of the answer, the largest difference of any of its logits between passes of one row and
+        passes of these `sizes`."""
+        differences = torch.stack([self._prefill_difference, *(self._difference(size) for size in sizes)])
+        return tuple(differences.amax(0).tolist())
 
     @cached_property
     @torch.inference_mode()
@@ -254,34 +240,34 @@ class AnswerControl:
         first = self._target.next_logits(self._prompt_ids).cpu()
         logits = first.new_empty(1 + len(self._rows), len(first))
         logits[0] = first
-        for place, row in enumerate(self._read(1), 1):
-            logits[place] = row.cpu()[0]
+        for index, row in enumerate(self._read(1), 1):
+            logits[index] = row.cpu()[0]
         return logits
 
     @cached_property
     def _prefill_difference(self) -> Tensor:
-        """[tokens], 0 but for the first."""
+        """[tokens], 0 for all but the first."""
         split = self._target.next_logits(self._prompt_ids, one_by_one=True).cpu()
-        found = torch.zeros(len(self._alone), dtype=torch.float64)
-        found[0] = (self._alone[0].double() - split.double()).abs().max()
-        return found
+        difference = torch.zeros(len(self._alone), dtype=torch.float64)
+        difference[0] = (self._alone[0].double() - split.double()).abs().max()
+        return difference
 
     @torch.inference_mode()
     def _difference(self, size: int) -> Tensor:
-        """[tokens], 0 for the first, which is prefill's."""
+        """[tokens], 0 for the first, which is that of prefill."""
         if size not in self._differences:
-            found, done = torch.zeros(len(self._alone), dtype=torch.float64), 1
+            difference, done = torch.zeros(len(self._alone), dtype=torch.float64), 1
             for logits in self._read(size):
                 alone = self._alone[done : done + len(logits)]
-                found[done : done + len(logits)] = (alone.double() - logits.cpu().double()).abs().amax(-1)
+                difference[done : done + len(logits)] = (alone.double() - logits.cpu().double()).abs().amax(-1)
                 done += len(logits)
-            self._differences[size] = found
+            self._differences[size] = difference
         return self._differences[size]
 
     def _read(self, size: int) -> Iterator[Tensor]:
-        """Logits [at most `size`, vocabulary] of the rows behind the prompt, so many in a pass.
+        """Logits [at most `size`, vocabulary] of the rows after the prompt, `size` rows per pass.
 
-        A way is read to its end before the next one begins: one cache at a time is what decoding itself needs.
+        One reading ends before the next begins, so there is one cache at a time, as in decoding.
         """
         text = self._target.read(self._prompt_ids)
         stream = Stream(self._target, len(text) + len(self._rows))

@@ -1,32 +1,36 @@
 """What a run writes and analysis reads: a JSONL file per run, with a Run in its first line, then a Row per generation.
 
-The types here are checked wherever they are made, so a number that cannot be true never reaches a file or a table.
-Reading, appending and resuming are in recordfile.py.
+A record is checked twice. Its counts are checked where it is made; the type and the bounds of each field are checked
+where it is written (`to_line`) and where it is read (`from_line`). reader.py and writer.py handle whole files.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
+from functools import cache
+from inspect import cleandoc
 from itertools import compress, count
+from math import isfinite
 from operator import le, lt, sub
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_type_hints
 
-from pydantic import ConfigDict, Field, TypeAdapter, model_validator
-from pydantic.dataclasses import dataclass
+import msgspec
+from msgspec import Meta
 
-# 1 lacked the exact answers of suites, 2 the counters of rows, 3 batches, 4 modes, doubts, energy, fidelity and
-# imported totals: all are read as ever, answers as one by one and running freely.
+# Version 1 lacks exact answers, 2 the counters of rows, 3 batches, 4 modes, `invalid`, energy, fidelity and totals.
+# Older files are read as they are: their answers were decoded one by one and freely.
 SCHEMA_VERSION: Final = 5
 
-_PARTS = (("target_agreed_tokens", "scored_tokens"), ("replay_agreed_tokens", "replay_judged_tokens"))  # of fidelity
-_CHECKED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-_LISTS = Field(strict=False)  # only for the list itself (JSON has no tuples); what is in it stays strict
-UNKNOWN_TARGET: Final = "unknown, of answers by "  # how an imported target is named that nobody told the name of
+UNKNOWN_TARGET: Final = "unknown, of answers by "  # the name of an imported target begins with it if none was given
+_AGREED_OF_ALL = (("target_agreed_tokens", "scored_tokens"), ("replay_agreed_tokens", "replay_judged_tokens"))
 
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(gt=0)]
-Seconds = Annotated[float, Field(ge=0)]
-Amount = Annotated[float, Field(ge=0)]
-Counts = Annotated[tuple[Count, ...], _LISTS]
-Texts = Annotated[tuple[str, ...], _LISTS]
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(gt=0)]
+Amount = Annotated[float, Meta(ge=0)]
+Seconds = Amount
+Counts = tuple[Count, ...]
+Texts = tuple[str, ...]
 Scalar = str | bool | int | float | None
 Fact = Scalar | Sequence[Scalar]
 Exactness = Literal["exact", "exact_greedy", "lossy"]
@@ -34,7 +38,7 @@ Verdict = Literal["identical", "tie", "numeric", "lossy", "sampled"]
 Mode = Literal["free", "replay", "profile"]
 
 
-@dataclass(frozen=True, kw_only=True, config=_CHECKED)
+@dataclass(frozen=True, kw_only=True)
 class ModelInfo:
     """A model, and the hashes that tell whether another run used the same one. Numbers are 0 in imported files."""
 
@@ -50,7 +54,7 @@ class ModelInfo:
     chat_template_sha256: str
 
 
-@dataclass(frozen=True, kw_only=True, config=_CHECKED)
+@dataclass(frozen=True, kw_only=True)
 class SuiteInfo:
     """A suite as it was used: where it came from, the hash of its prompts and how many there were.
 
@@ -64,7 +68,7 @@ class SuiteInfo:
     sha256: str
     prompts: Count
     own: bool = False
-    exact_answers: Mapping[str, Texts] = Field(default_factory=dict)
+    exact_answers: Mapping[str, Texts] = field(default_factory=dict)
 
     @property
     def is_sample(self) -> bool:
@@ -77,7 +81,7 @@ class SuiteInfo:
         return answers[turn] if turn < len(answers) else ""
 
 
-@dataclass(frozen=True, kw_only=True, config=_CHECKED)
+@dataclass(frozen=True, kw_only=True)
 class MethodInfo:
     """A method of a run: its label, all its options, its claim, why it could not run here (or ""), and the hash of its
     trained modules ("" where it has none, and in files written before methods had any)."""
@@ -91,7 +95,7 @@ class MethodInfo:
     modules_sha256: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, config=_CHECKED)
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """Everything that was fixed before the first generation of a run.
 
@@ -110,21 +114,21 @@ class Run:
     baseline: str
     target: ModelInfo
     draft: ModelInfo | None
-    suites: Annotated[tuple[SuiteInfo, ...], _LISTS]
-    methods: Annotated[tuple[MethodInfo, ...], _LISTS]
+    suites: tuple[SuiteInfo, ...]
+    methods: tuple[MethodInfo, ...]
     dtype: str
     device: str
     executor: str
     attention: str
     threads: Count
     temperature: Seconds
-    top_p: Annotated[float, Field(gt=0, le=1)]
+    top_p: Annotated[float, Meta(gt=0, le=1)]
     top_k: Count
     seed: int
     max_new_tokens: Count
     repeats: Positive
     batch_size: Positive = 1
-    modes: Annotated[tuple[Mode, ...], _LISTS] = ("free",)
+    modes: tuple[Mode, ...] = ("free",)
     context_fill: Count = 0
     step_bytes: Count = 0
     cache_token_bytes: Count = 0
@@ -134,17 +138,15 @@ class Run:
     versions: Mapping[str, str]
     commit: str
 
-    @model_validator(mode="after")
-    def _is_whole(self) -> "Run":
+    def __post_init__(self) -> None:
         if self.baseline not in {method.label for method in self.methods}:
             raise ValueError(f"the baseline '{self.baseline}' is not among the run's methods")
         numbers = [self.threads, self.max_new_tokens, self.target.layers, self.target.vocabulary]
         if not (self.imported or all(numbers)):
             raise ValueError("threads, max_new_tokens, layers and vocabulary may be 0 in imported files alone")
-        return self
 
 
-@dataclass(frozen=True, kw_only=True, config=_CHECKED)
+@dataclass(frozen=True, kw_only=True)
 class Totals:
     """What an imported file tells of a generation, of which it keeps no lists. None is what it does not tell."""
 
@@ -153,7 +155,7 @@ class Totals:
     wall_s: Seconds | None = None
 
 
-@dataclass(frozen=True, kw_only=True, config=_CHECKED)
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One generation. Prefill yields its first token, each step the `committed` next ones.
 
@@ -194,21 +196,21 @@ class Row:
     text: str = ""
     stop_reason: Literal["stop", "length", "context"] | None = None
     ttft_s: Seconds | None = None
-    step_s: Annotated[tuple[Seconds, ...], _LISTS] = ()
-    committed: Annotated[tuple[Positive, ...], _LISTS] = ()
+    step_s: tuple[Seconds, ...] = ()
+    committed: tuple[Positive, ...] = ()
     drafted: Counts = ()
     accepted: Counts = ()
     rows: Counts = ()
     layers: Counts = ()
-    counters: Mapping[str, Amount] = Field(default_factory=dict)
+    counters: Mapping[str, Amount] = field(default_factory=dict)
     mode: Mode = "free"
-    phases: Mapping[str, Annotated[tuple[Seconds, ...], _LISTS]] = Field(default_factory=dict)
+    phases: Mapping[str, tuple[Seconds, ...]] = field(default_factory=dict)
     peak_memory_bytes: Count | None = None
     reserved_memory_bytes: Count | None = None
     energy_j: Amount | None = None
-    conditions: Mapping[str, float] = Field(default_factory=dict)
+    conditions: Mapping[str, float] = field(default_factory=dict)
     invalid: str = ""
-    fidelity: Mapping[str, float] = Field(default_factory=dict)
+    fidelity: Mapping[str, float] = field(default_factory=dict)
     totals: Totals | None = None
     verdict: Verdict | None = None
     first_divergence: Count | None = None
@@ -216,24 +218,21 @@ class Row:
     noise: Seconds | None = None
     error: str | None = None
 
-    @model_validator(mode="after")
-    def _adds_up(self) -> "Row":
-        if problem := row_problem(self):
+    def __post_init__(self) -> None:
+        if problem := _failure_problem(self) if self.error is not None else _problem(self):
             raise ValueError(problem)
-        return self
 
 
-def row_problem(row: Row) -> str:
-    """What cannot be true of a row whose fields are what they may be each by itself, or ""."""
-    problem = _failure_problem(row) if row.error is not None else _ledger_problem(row) or _verdict_problem(row)
-    return problem or _batch_problem(row)
+def _problem(row: Row) -> str:
+    finite = not_finite((row.ttft_s, row.energy_j, row.margin, row.noise))
+    return finite or _ledger_problem(row) or _verdict_problem(row) or _batch_problem(row)
 
 
 def _failure_problem(row: Row) -> str:
     numbers = (row.token_ids, row.step_s, row.committed, row.drafted, row.accepted, row.rows, row.layers, row.counters)
     if any(numbers) or row.totals or row.ttft_s is not None or row.stop_reason is not None or row.verdict is not None:
         return "a failed generation has an error and no tokens, times or verdict"
-    return "" if row.error else "an error needs a message"
+    return _batch_problem(row) if row.error else "an error needs a message"
 
 
 def _ledger_problem(row: Row) -> str:
@@ -276,8 +275,9 @@ def _verdict_problem(row: Row) -> str:
         return f"{row.verdict}, but without a first divergence"
     if row.totals is None and (row.first_divergence or 0) > len(row.token_ids):
         return f"a first divergence at {row.first_divergence} in an answer of {len(row.token_ids)} token_ids"
-    more = (part for part, whole in _PARTS if not 0 <= row.fidelity.get(part, 0) <= row.fidelity.get(whole, 0))
-    return next((f"fidelity: there cannot be that many {part}" for part in more), "") if row.fidelity else ""
+    sums = row.fidelity
+    wrong = (agreed for agreed, of_all in _AGREED_OF_ALL if not 0 <= sums.get(agreed, 0) <= sums.get(of_all, 0))
+    return next((f"fidelity: there cannot be that many {agreed}" for agreed in wrong), "") if sums else ""
 
 
 def _batch_problem(row: Row) -> str:
@@ -286,15 +286,92 @@ def _batch_problem(row: Row) -> str:
     return "a batch has a prompt twice" if len(set(row.batch)) < len(row.batch) else ""
 
 
-RUN = TypeAdapter(Run)
-ROW = TypeAdapter(Row)
+def not_finite(numbers: Iterable[float | None]) -> str:
+    """What is wrong with numbers of which one is infinite or NaN, or "". In JSON such a number would become null."""
+    return "" if all(number is None or isfinite(number) for number in numbers) else "a number is not finite"
 
 
-def to_line(record: Run | Row) -> bytes:
-    """A record as a line of its file, newline included."""
-    return (RUN.dump_json(record) if isinstance(record, Run) else ROW.dump_json(record)) + b"\n"
+_Record = TypeVar("_Record")
 
 
-def json_schema() -> dict[str, Any]:
-    """JSON schema of a line of a results file."""
-    return TypeAdapter(Run | Row).json_schema()
+def to_line(record: object) -> bytes:
+    """A record as a line of its file, newline included. Raises ValueError for a field that is not as its type says."""
+    # What is read back has floats where the type says float, also where the record was made with an int.
+    return msgspec.json.encode(from_line(type(record), msgspec.json.encode(record))) + b"\n"
+
+
+def from_line(kind: type[_Record], line: bytes) -> _Record:
+    """The record in a line. Raises ValueError, naming the field, for what is no such record or cannot be true."""
+    try:
+        record: _Record = _decoder(kind).decode(line)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    except msgspec.ValidationError as error:
+        raise ValueError(_field_first(str(error))) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(_malformed(kind, line) or f"Invalid JSON: {error}") from error
+    if unknown := _unknown_field(kind, line):
+        raise ValueError(f"{unknown}: unknown field")
+    return record
+
+
+_decoder: Final[Callable[[Any], msgspec.json.Decoder[Any]]] = cache(msgspec.json.Decoder)
+
+
+def _field_first(message: str) -> str:
+    """`Expected x - at `$.step_s[0]`` as `step_s[0]: expected x`."""
+    if missing := re.fullmatch(r"Object missing required field `(\w+)`(?: - at `\$\.?(.*)`)?", message):
+        return f"{'.'.join(filter(None, (missing[2], missing[1])))}: missing"
+    text, _, path = message.partition(" - at `$")
+    return f"{path.strip('.`')}: {text[0].lower()}{text[1:]}" if path else text
+
+
+def _malformed(kind: type, line: bytes) -> str:
+    """What is wrong with a line in which NaN or Infinity stands, which Python reads and JSON has not; or ""."""
+    try:
+        msgspec.convert(json.loads(line, parse_constant=str), kind)
+    except msgspec.ValidationError as error:
+        return _field_first(str(error))
+    except (ValueError, RecursionError):
+        pass
+    return ""
+
+
+_fields_of: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def _unknown_field(kind: type, record: bytes | msgspec.Raw) -> str:
+    """The path of the first field of a decoded record that its type lacks, or ""."""
+    record_types = _record_types(kind)
+    for name, value in _fields_of(record).items():
+        if name not in record_types:
+            return name
+        if inner := record_types[name]:
+            text = bytes(value)
+            records = msgspec.json.decode(text, type=list[msgspec.Raw]) if text.startswith(b"[") else [value]
+            for each in records if text != b"null" else ():
+                if unknown := _unknown_field(inner, each):
+                    return f"{name}.{unknown}"
+    return ""
+
+
+@cache
+def _record_types(kind: type) -> dict[str, type | None]:
+    """For each field the type of the records within it, or None if it has none."""
+
+    def record_type(hint: Any) -> type | None:
+        if isinstance(hint, type) and is_dataclass(hint):
+            return hint
+        return next(filter(None, map(record_type, get_args(hint))), None)
+
+    return {name: record_type(hint) for name, hint in get_type_hints(kind).items()}
+
+
+def json_schema(*kinds: type) -> dict[str, Any]:
+    """JSON schema of a line that holds a record of one of `kinds`; without any, of a line of a results file."""
+    kinds = kinds or (Run, Row)
+    references, definitions = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
+    for definition in definitions.values():
+        definition |= {"description": cleandoc(definition["description"]), "additionalProperties": False}
+    schema: dict[str, Any] = msgspec.json.decode(msgspec.json.encode({"anyOf": references, "$defs": definitions}))
+    return schema

@@ -6,25 +6,24 @@ Each line says all that it rests on, so that it can be read alone; a file may ho
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass as plain_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
-from pydantic import ConfigDict, Field, TypeAdapter, model_validator
-from pydantic.dataclasses import dataclass
+from msgspec import Meta
 
 from benchctl.errors import InvalidData, UserError
-from benchctl.records.linefile import LineFile
 from benchctl.records.reader import is_json, valid
-from benchctl.records.schema import Amount, Count
+from benchctl.records.schema import Amount, Count, not_finite, to_line
+from benchctl.records.writer import LineFile
 
 SCORES_VERSION: Final = 1
 SUFFIX: Final = ".scores.jsonl"
 
 Protocol = Literal["pairwise", "preference", "single", "likelihood", "exact"]
 Order = Literal["baseline_first", "baseline_second", ""]
-Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Sha256 = Annotated[str, Meta(pattern="^([0-9a-f]{64})?(?!\n)$")]  # or ""; in Python "$" also matches before a newline
 
 _SINGLE = "single"
 _SCALE = (1.0, 10.0)  # of scores that a judge was asked for
@@ -32,7 +31,7 @@ _PAIRED = ("pairwise", "preference")  # in both orders
 _UNSCALED = ("preference", "likelihood", "exact")
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
+@dataclass(frozen=True, kw_only=True)
 class Score:
     """One judgement of an answer: what of, by whom, how, and how it turned out. Higher scores are better.
 
@@ -79,20 +78,18 @@ class Score:
     unreadable: str = ""
     tries: Count = 0
     reply: str = ""
-    answer_sha256: Sha256 | Literal[""]
-    baseline_sha256: Sha256 | Literal[""]
+    answer_sha256: Sha256
+    baseline_sha256: Sha256
     prompt_tokens: Count = 0
     reply_tokens: Count = 0
     cost_usd: Amount | None = None
     cached: bool = False
     judged_at: str
 
-    @model_validator(mode="after")
-    def _holds_together(self) -> "Score":
-        problem = _context_problem(self) or _scores_problem(self)
-        if problem:
+    def __post_init__(self) -> None:
+        numbers = (self.score, self.baseline_score, self.cost_usd)
+        if problem := not_finite(numbers) or _context_problem(self) or _scores_problem(self):
             raise ValueError(problem)
-        return self
 
 
 def _context_problem(score: Score) -> str:
@@ -122,9 +119,6 @@ def _scores_problem(score: Score) -> str:
     if score.protocol == "preference" and known not in ([1.0, 0.0], [0.5, 0.5], [0.0, 1.0]):
         return "a preference is 1.0 and 0.0, or 0.5 each"
     return "exact is 1.0 or 0.0" if score.protocol == "exact" and not set(known) <= {0.0, 1.0} else ""
-
-
-SCORE = TypeAdapter(Score)
 
 
 class ScoreKey(NamedTuple):
@@ -159,15 +153,15 @@ def text_sha256(text: str) -> str:
 
 def once(scores: Iterable[Score]) -> tuple[Score, ...]:
     """Each judgement once, though several files hold it: the last that could be read, or the last."""
-    found: dict[ScoreKey, Score] = {}
+    by_key: dict[ScoreKey, Score] = {}
     for score in scores:
         key = score_key(score)
-        if key not in found or found[key].unreadable or not score.unreadable:
-            found[key] = score
-    return tuple(found.values())
+        if key not in by_key or by_key[key].unreadable or not score.unreadable:
+            by_key[key] = score
+    return tuple(by_key.values())
 
 
-@plain_dataclass(frozen=True)
+@dataclass(frozen=True)
 class ScoreFile:
     """A scores file as read. `whole_bytes` is its length up to the last whole line; `notices` are for the user."""
 
@@ -204,15 +198,17 @@ def read_scores(path: Path | str) -> ScoreFile:
     if lines and not lines[-1].endswith(b"\n") and not is_json(lines[-1]):
         notices = (f"{path}:{len(lines)}: the last line is torn (its judging was killed, or goes on) and is left out.",)
         lines.pop()
-    found: dict[ScoreKey, Score] = {}
-    at: dict[ScoreKey, int] = {}
+    by_key: dict[ScoreKey, Score] = {}
+    lines_of: dict[ScoreKey, int] = {}
     for number, line in enumerate(lines, 1):
-        score = valid(SCORE, path, number, _checked_version(path, number, line))
+        score = valid(Score, path, number, _checked_version(path, number, line))
         key = score_key(score)
-        if (earlier := found.pop(key, None)) and not earlier.unreadable:
-            raise InvalidData(f"{path}:{number}: the same judgement as line {at[key]}. Remove one of the two lines.")
-        found[key], at[key] = score, number
-    return ScoreFile(path, tuple(found.values()), notices, sum(map(len, lines)))
+        if (earlier := by_key.pop(key, None)) and not earlier.unreadable:
+            raise InvalidData(
+                f"{path}:{number}: the same judgement as line {lines_of[key]}. Remove one of the two lines."
+            )
+        by_key[key], lines_of[key] = score, number
+    return ScoreFile(path, tuple(by_key.values()), notices, sum(map(len, lines)))
 
 
 class ScoreWriter:
@@ -250,16 +246,6 @@ class ScoreWriter:
     def append(self, *scores: Score) -> None:
         """Hand scores to the system at once. Raises UserError, the file left as it was, if the disk refuses them."""
         self._file.append(b"".join(map(to_line, scores)))
-
-
-def to_line(score: Score) -> bytes:
-    """A score as a line of its file, newline included."""
-    return SCORE.dump_json(score) + b"\n"
-
-
-def json_schema() -> dict[str, Any]:
-    """JSON schema of a line of a scores file."""
-    return SCORE.json_schema()
 
 
 def _checked_version(path: Path, number: int, line: bytes) -> bytes:

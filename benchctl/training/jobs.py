@@ -15,21 +15,28 @@ from torch import nn
 
 from benchctl.bundled import MODULES, WEIGHTS
 from benchctl.errors import UserError
-from benchctl.training.checkpoint import Notify, check_fingerprint, checkpoints, locked, newest_fingerprint, writing
+from benchctl.training.checkpoint import (
+    Notify,
+    check_fingerprint,
+    checkpoints,
+    load_checkpoint,
+    load_weights,
+    locked,
+    newest_fingerprint,
+    replacing,
+    writing,
+)
 from benchctl.training.data.chat import ChatFormat
 from benchctl.training.data.packing import PackedCorpus
+from benchctl.training.data.reading import Corpus, read_corpus
 from benchctl.training.distributed import World
-from benchctl.training.models import TOKENIZER_FILES
+from benchctl.training.models import TOKENIZER_FILES, copy_tokenizer, empty_model, save_model
 from benchctl.training.modules.objective import HeldOut, Objective
 from benchctl.training.modules.own_text import Answered
-from benchctl.training.optim import OptimizerSettings, optimizer_name
+from benchctl.training.optim import Budget, OptimizerSettings, Stage, optimizer_name
 from benchctl.training.options import Provenance, TrainOptions
-from benchctl.training.precision import bf16_helps
 from benchctl.training.progress import Progress
-from benchctl.training.recipe import Corpus, read_corpus, reference_corpus
-from benchctl.training.schedule import Budget, Stage
-from benchctl.training.settings import Data, TrainSettings
-from benchctl.training.trainer import Trainer, check_shares
+from benchctl.training.trainer import Data, Trainer, TrainSettings, bf16_helps, check_shares
 
 CHECKPOINTS = "checkpoints"
 RECORD = "training.json"
@@ -60,6 +67,7 @@ class Surroundings:
     notify: Notify = lambda notice: None
     world: World = field(default_factory=World.single)
     held: ExitStack = field(default_factory=ExitStack)
+    read_corpus: Callable[[Sequence[str]], Corpus] = read_corpus
 
 
 @dataclass(frozen=True)
@@ -117,11 +125,6 @@ def target_dtype(options: TrainOptions) -> str:
     if options.dtype != "auto":
         return options.dtype
     return "bfloat16" if options.device.startswith("cuda") and bf16_helps(options.device) else "float32"
-
-
-def corpus_of(options: TrainOptions) -> Corpus:
-    """The data asked for. Raises UserError where it is missing or broken."""
-    return reference_corpus(options.data) if options.reference_mix else read_corpus(options.data)
 
 
 def settings_of(options: TrainOptions, stages: tuple[Stage, ...], steps: int | None) -> TrainSettings:
@@ -205,9 +208,9 @@ def wait_for_first(world: World, device: torch.device) -> None:
     world.sum(torch.zeros((), device=device))
 
 
-def data_facts(corpus: Corpus, chat: ChatFormat, options: TrainOptions) -> dict[str, str]:
+def data_facts(corpus: Corpus, chat: ChatFormat) -> dict[str, str]:
     """The data, and how they become ids, as facts of a run."""
-    mix = {} if options.reference_mix else {"reference mix": "left out"}
+    mix = {} if corpus.recipe else {"reference mix": "left out"}  # the name is part of saved checkpoints
     files = {f"data {name}": digest[:16] for name, digest in corpus.hashes.items()}
     return {**files, **mix, "tokenizer": chat.sha256[:16]}
 
@@ -275,3 +278,23 @@ def _check_empty(options: TrainOptions) -> None:
 
 def _refuse_busy(out: Path) -> None:
     raise UserError(f"{out}: another run is training into it; wait for it, or name another folder with --out")
+
+
+def export_checkpoint(run: Path, out: Path, notify: Notify) -> None:
+    """Writes the newest checkpoint of the run of a model into the fresh folder `out`.
+
+    `notify` is told of damaged checkpoints, which are passed over. Raises UserError where none can be read, where the
+    run is one of modules, where `out` holds something, and when the disk is full: nothing of `out` is then left.
+    """
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise UserError(f"{out}: is a file, or holds something already; name a fresh folder with --out")
+    found = load_checkpoint(run / CHECKPOINTS, notify)
+    if found is None:
+        raise UserError(f"{run}: no checkpoint in its folder '{CHECKPOINTS}' yet")
+    if not (run / "config.json").is_file():
+        raise UserError(f"{run}: trains modules of a method, not a model; finish it with --resume instead")
+    model = empty_model(run)
+    load_weights(model, found.weights)
+    with writing(out, "the model"), replacing(out.resolve()) as partial:
+        save_model(model, partial)
+        copy_tokenizer(run, partial)

@@ -1,4 +1,4 @@
-"""Builds models to train, whole or from the layers of a target, and writes them as folders that transformers reads."""
+"""Builds models to train, fresh or from layers of a target, and writes them as folders that transformers reads."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from tokenizers import Tokenizer
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, OlmoeConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from benchctl.training.shapes import ModelShape
-from benchctl.training.tokenizer import BOS, END, PAD, token_id
+from benchctl.training.options import ModelShape
 
 TOKENIZER_FILES = (
     "added_tokens.json",
@@ -32,13 +30,6 @@ TOKENIZER_FILES = (
 )
 
 
-SHARED = (  # what a layer of a mixture of experts has in common with a dense one
-    "input_layernorm",
-    "post_attention_layernorm",
-    *(f"self_attn.{letter}_proj" for letter in "qkvo"),
-)
-
-
 @dataclass(frozen=True)
 class TokenIds:
     """What a model must know of its tokenizer: the number of ids and the special ones, None where it has none."""
@@ -49,24 +40,19 @@ class TokenIds:
     pad: int | None
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> TokenIds:
-        """Those of a tokenizer that `benchctl train target` made."""
-        return cls(tokenizer.get_vocab_size(), *(token_id(tokenizer, token) for token in (BOS, END, PAD)))
-
-    @classmethod
     def of_config(cls, config: Any) -> TokenIds:
         """Those of another model."""
         return cls(config.vocab_size, config.bos_token_id, config.eos_token_id, config.pad_token_id)
 
 
-def build_model(shape: ModelShape, ids: TokenIds, seed: int) -> PreTrainedModel:
-    """A freshly initialised model; what writes to the residual stream starts smaller the deeper the model is."""
+def build_model(config: Any, seed: int) -> PreTrainedModel:
+    """A model with fresh weights. What writes to the residual starts smaller the deeper the model is."""
     torch.manual_seed(seed)
-    model = _from_config(_olmoe(shape, ids) if shape.experts else _llama(shape, ids))
+    model = _from_config(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.removesuffix(".weight").endswith(("o_proj", "down_proj")):
-                parameter.mul_(1 / math.sqrt(2 * shape.layers))
+                parameter.mul_(1 / math.sqrt(2 * config.num_hidden_layers))
     return model
 
 
@@ -81,40 +67,10 @@ def build_from_target(target: PreTrainedModel, layers: Sequence[int]) -> PreTrai
     own: Any = model
     own.base_model.embed_tokens.load_state_dict(source.base_model.embed_tokens.state_dict())
     own.base_model.norm.load_state_dict(source.base_model.norm.state_dict())
-    for place, layer in enumerate(layers):
-        own.base_model.layers[place].load_state_dict(source.base_model.layers[layer].state_dict())
+    for index, layer in enumerate(layers):
+        own.base_model.layers[index].load_state_dict(source.base_model.layers[layer].state_dict())
     own.get_output_embeddings().load_state_dict(source.get_output_embeddings().state_dict())
     return model
-
-
-def can_take_over(shape: ModelShape, config: Any) -> bool:
-    """Whether a model of this shape can begin with the embedding and the attention of one of this configuration."""
-    own = (shape.hidden, shape.heads, shape.kv_heads, shape.hidden // shape.heads)
-    heads = config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    same = own == (config.hidden_size, heads, getattr(config, "num_key_value_heads", heads), width)
-    return bool(same and shape.layers <= config.num_hidden_layers and config.model_type == "llama")
-
-
-def take_over(model: PreTrainedModel, dense: PreTrainedModel) -> None:
-    """Copies all that a mixture of experts has in common with a dense model: embedding, norms and attention.
-
-    Its layers take those of layers spread evenly over the dense one. Sparse upcycling (Komatsuzaki et al., 2022,
-    arXiv:2212.05055) also makes every expert a copy of the MLP; experts here are narrower and begin at random.
-    """
-    own: Any = model.base_model
-    source: Any = dense.base_model
-    own.embed_tokens.load_state_dict(source.embed_tokens.state_dict())
-    own.norm.load_state_dict(source.norm.state_dict())
-    for place, layer in enumerate(spread(len(own.layers), len(source.layers))):
-        for name in SHARED:
-            part = own.layers[place].get_submodule(name)
-            part.load_state_dict(source.layers[layer].get_submodule(name).state_dict())
-
-
-def spread(count: int, of: int) -> list[int]:
-    """`count` of the numbers below `of`, evenly spread, both ends among them: spread(3, 9) is [0, 4, 8]."""
-    return [round(place * (of - 1) / max(count - 1, 1)) for place in range(count)]
 
 
 def empty_model(folder: Path) -> PreTrainedModel:
@@ -154,11 +110,7 @@ def parameter_count(module: nn.Module) -> int:
 
 
 def _from_config(config: Any) -> PreTrainedModel:
-    """In float32 whatever the configuration says its weights were stored in: trained weights are kept wide.
-
-    Experts are left to transformers, whose first choice is `grouped_mm`: measured here on a CPU, forward and backward,
-    a tenth faster than `eager` and thirty times faster than `batched_mm`.
-    """
+    """In float32 whatever the configuration says its weights were stored in: trained weights are kept wide."""
     model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
         config, dtype=torch.float32, attn_implementation="sdpa"
     )
@@ -166,27 +118,15 @@ def _from_config(config: Any) -> PreTrainedModel:
     return model
 
 
-def _llama(shape: ModelShape, ids: TokenIds) -> LlamaConfig:
-    return LlamaConfig(intermediate_size=shape.mlp, **_common(shape, ids))
+def llama_config(shape: ModelShape, ids: TokenIds) -> LlamaConfig:
+    """Llama's layout with tied embeddings."""
+    return LlamaConfig(**common_settings(shape, ids))
 
 
-def _olmoe(shape: ModelShape, ids: TokenIds) -> OlmoeConfig:
-    """As OLMoE-1B-7B (Muennighoff et al., 2024, arXiv:2409.02060) but for the sizes and the tied embeddings.
-
-    `norm_topk_prob` stays False as there: the weights of the chosen experts are not rescaled to add up to 1, so the
-    router also learns how much all of them together are to say.
-    """
-    return OlmoeConfig(
-        intermediate_size=shape.mlp,
-        num_experts=shape.experts,
-        num_experts_per_tok=shape.experts_per_token,
-        norm_topk_prob=False,
-        **_common(shape, ids),
-    )
-
-
-def _common(shape: ModelShape, ids: TokenIds) -> dict[str, Any]:
+def common_settings(shape: ModelShape, ids: TokenIds) -> dict[str, Any]:
+    """What a configuration of any layout takes from a shape and a tokenizer."""
     return {
+        "intermediate_size": shape.mlp,
         "vocab_size": ids.vocabulary,
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.layers,

@@ -1,20 +1,31 @@
-"""What a training job is told, in plain values: the command line makes it without importing torch."""
+"""The settings of a training job as plain values: the command line makes them without importing torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, Self
 
 from benchctl.errors import UserError
-from benchctl.training.schedule import ScheduleName
+from benchctl.options import setting
+
+ScheduleName = Literal["cosine", "linear"]
+OptimizerName = Literal["muon", "adamw"]
+OWN = "[default: the part's own]"
+LAYERS_HELP = "Decoder layers."
+HIDDEN_HELP = "Width of the residual."
+HEADS_HELP = "Attention heads."
+KV_HEADS_HELP = "Heads of keys and values."
+MLP_HELP = "Inner width of the MLP."
+SELF_DISTIL_HELP = "Learn from the target's own answers to N prompts of the data; 0: from the data as they are."
 
 
 @dataclass(frozen=True)
 class Learning:
     """How a part is trained: rates are peaks, `warmup` is a share of the run, `epochs` its length if none is given."""
 
-    optimizer: str
+    optimizer: OptimizerName
     rate: float
     matrix_rate: float
     schedule: ScheduleName
@@ -29,43 +40,35 @@ DRAFT_LEARNING = Learning("adamw", 1e-3, 0.01, "cosine", 0.05, 4096)
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """What the user asked for; None is the part's own default.
-
-    One of `minutes`, `steps` and `epochs` is the length of the run. `self_distil` prompts are answered by the target
-    itself, with `answer_tokens` tokens at most, and are what is learned from. `cache` keeps the answers, below `out` if
-    it is None. `reference_mix` adds the tasks and story requests of the reference recipe to the data.
-    """
+    """Options of every training; None is the part's own default. The length is one of `minutes`, `steps`, `epochs`."""
 
     data: tuple[str, ...]
     out: Path
-    model: str = ""
-    minutes: float | None = None
-    steps: int | None = None
-    epochs: float | None = None
-    optimizer: str | None = None
-    rate: float | None = None
-    matrix_rate: float | None = None
-    schedule: ScheduleName | None = None
-    warmup: float | None = None
-    batch_tokens: int | None = None
-    clip: float = 1.0
-    row_tokens: int = 512
-    micro_rows: int = 4
-    answers_only: bool = False
-    reference_mix: bool = True
-    self_distil: int = 0
-    self_distil_temperature: float = 0.0
-    answer_tokens: int = 160
-    cache: Path | None = None
-    held_out_every: int = 100
-    device: str = "cpu"
-    dtype: str = "auto"
-    compiled: bool = False
-    resume: bool = False
-    seed: int = 0
+    minutes: float | None = setting(None, "Length of the training by the clock,", least=0.01)
+    steps: int | None = setting(None, "or in optimiser steps,", least=1)
+    epochs: float | None = setting(None, f"or in passes through the data.  {OWN}", least=0.01)
+    resume: bool = setting(False, "Continue from the newest checkpoint in --out.")
+    seed: int = setting(0, "Seed of fresh weights and of the order of the data.", least=0)
+    held_out_every: int = setting(100, "Measure on held-out text after so many steps.", least=1, metavar="STEPS")
+    answers_only: bool = setting(False, "Prompts have no weight in the loss; otherwise 30 %.")
+    optimizer: OptimizerName | None = setting(None, f"Muon trains the matrices only.  {OWN}")
+    rate: float | None = setting(None, f"Peak learning rate of AdamW.  {OWN}", least=0)
+    matrix_rate: float | None = setting(None, f"Peak learning rate of Muon.  {OWN}", least=0)
+    schedule: ScheduleName | None = setting(None, f"How the rate falls to zero.  {OWN}")
+    warmup: float | None = setting(None, f"Share of the run in which the rate rises.  {OWN}", least=0, most=1)
+    clip: float = setting(1.0, "Largest gradient norm.", above=0)
+    batch_tokens: int | None = setting(None, f"Tokens per optimiser step.  {OWN}", least=1)
+    device: str = setting("cpu", "Where to train.", metavar="cpu|cuda[:N]")
+    dtype: Literal["auto", "float32", "bfloat16"] = setting(
+        "auto",
+        "auto: bfloat16 products where the processor has them. A frozen target is kept in float32 on a CPU, in "
+        "bfloat16 on a GPU that has it.",
+    )
+    threads: int | None = setting(None, "CPU threads.  [default: torch's choice]", least=1)
+    compiled: bool = setting(False, "Compile the loss with torch.compile.", flags=("--compile/--no-compile",))
 
-    def with_defaults(self, learning: Learning) -> TrainOptions:
-        """These options, what was left open filled in. Raises UserError unless the length is given in one way."""
+    def with_defaults(self, learning: Learning) -> Self:
+        """These options with every None filled in. Raises UserError unless the length is given in one way."""
         given = [length for length in (self.minutes, self.steps, self.epochs) if length is not None]
         if len(given) > 1 or (not given and learning.epochs is None):
             raise UserError("Give the length of the training with one of --minutes, --steps and --epochs.")
@@ -82,9 +85,79 @@ class TrainOptions:
 
 
 @dataclass(frozen=True)
+class TeacherOptions(TrainOptions):
+    """Options of a training that learns from a frozen target."""
+
+    model: str = ""
+    self_distil: int = setting(0, SELF_DISTIL_HELP, least=0, metavar="N")
+    self_distil_temperature: float = setting(0.0, "Temperature of these answers; 0 is greedy.", least=0)
+    answer_tokens: int = setting(160, "Longest of these answers, in tokens.", least=1)
+    cache: Path | None = setting(None, "Folder of these answers.  [default: own_text in --out]")
+    row_tokens: int = setting(512, "Tokens in a row.", least=8)
+    micro_rows: int = setting(4, "Rows computed at once.", least=1)
+
+
+@dataclass(frozen=True)
+class DraftOptions(TeacherOptions):
+    """Options of the training of a draft model."""
+
+    self_distil: int = setting(12_000, SELF_DISTIL_HELP, least=0, metavar="N")
+
+
+@dataclass(frozen=True)
 class Provenance:
     """What makes the result again: the command line (names of folders instead of paths), the code and its libraries."""
 
     command: str
     commit: str
     versions: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a model with tied embeddings in Llama's layout."""
+
+    layers: int = setting(16, LAYERS_HELP, least=1)
+    hidden: int = setting(192, HIDDEN_HELP, least=1)
+    heads: int = setting(6, HEADS_HELP, least=1)
+    kv_heads: int = setting(3, KV_HEADS_HELP, least=1)
+    mlp: int = setting(640, MLP_HELP, least=1)
+    positions: int = setting(1024, "Longest text, in tokens.", least=1)
+
+
+def check_shape(shape: ModelShape) -> None:
+    """Raises UserError for sizes that no model can have."""
+    for flag, size, divisor_flag, divisor in (
+        ("--hidden", shape.hidden, "--heads", shape.heads),
+        ("--heads", shape.heads, "--kv-heads", shape.kv_heads),
+    ):
+        if size % divisor:
+            raise UserError(f"{flag} {size} is no multiple of {divisor_flag} {divisor}; give a multiple")
+    if shape.hidden // shape.heads % 2:
+        raise UserError(f"heads of {shape.hidden // shape.heads} are odd, and positions turn pairs; give other --heads")
+
+
+@dataclass(frozen=True)
+class DraftStart:
+    """What a draft model is before training.
+
+    `init_from` is FROM_TARGET (its embedding, first and last layers, norm and head), FROM_SCRATCH, or the name, folder
+    or hub id of a model; empty: FROM_TARGET where the sizes given allow that, else FROM_SCRATCH. Sizes that are None
+    are those of the target, but for the layers: DRAFT_LAYERS.
+    """
+
+    init_from: str = setting(
+        "",
+        "Begin with layers of the target, with random weights, or as a model with the same tokenizer.  "
+        "[default: target, or scratch with other sizes]",
+        metavar="target|scratch|MODEL",
+    )
+    layers: int | None = setting(None, f"{LAYERS_HELP}  [default: 2]", least=1)
+    hidden: int | None = setting(None, f"{HIDDEN_HELP}  [default: the target's]", least=1)
+    heads: int | None = setting(None, f"{HEADS_HELP}  [default: the target's]", least=1)
+    kv_heads: int | None = setting(None, f"{KV_HEADS_HELP}  [default: the target's]", least=1)
+    mlp: int | None = setting(None, f"{MLP_HELP}  [default: the target's]", least=1)
+
+
+FROM_TARGET, FROM_SCRATCH = "target", "scratch"
+DRAFT_LAYERS = 2

@@ -14,13 +14,12 @@ from transformers import PreTrainedModel
 from benchctl.decoding.model.families import experts_per_token
 from benchctl.training.checkpoint import writing
 from benchctl.training.data.chat import ChatFormat
-from benchctl.training.data.corpus import Message, Record
+from benchctl.training.data.corpus import Message
+from benchctl.training.data.reading import Corpus
 from benchctl.training.jobs import CHECKPOINTS, RECORD, Finished
-from benchctl.training.modules.generate import Answering, answer
 from benchctl.training.modules.objective import HeldOut
+from benchctl.training.modules.own_text import Answering, answer
 from benchctl.training.options import Provenance
-from benchctl.training.recipe import Corpus
-from benchctl.training.sources import rule_for
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,7 @@ class Sample:
 class Card:
     """Everything a card says. `shape`, `purpose` and `recipe` are sentences; `command` makes the result again.
 
-    `use` is the command line that runs it. `records` are what was read, or whose prompts were answered; `weighed`:
-    each source as often as sources.py says.
+    `use` is the command line that runs it. `corpus` holds the records that were read, or whose prompts were answered.
     """
 
     name: str
@@ -48,9 +46,7 @@ class Card:
     command: str
     held_out: Mapping[str, HeldOut]
     samples: Sequence[Sample]
-    records: Sequence[Record]
-    data_sha256: Mapping[str, str]
-    weighed: bool
+    corpus: Corpus
 
 
 def render_card(card: Card) -> str:
@@ -71,9 +67,9 @@ def render_card(card: Card) -> str:
         parts += ["## Greedy samples", "\n\n".join(f"**{s.prompt}**\n\n{_quoted(s.answer)}" for s in card.samples)]
     parts += [
         "## What it has read",
-        *_read(card),
+        *_sources(card.corpus),
         "Training data, sha256:",
-        _table(("file", "sha256"), sorted(card.data_sha256.items())),
+        _table(("file", "sha256"), sorted(card.corpus.hashes.items())),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -83,20 +79,15 @@ def _measures(held: HeldOut) -> str:
     return _table(("measure", "value", "out of"), rows)
 
 
-def _read(card: Card) -> list[str]:
-    """The table of sources; what the weights are, where there are any."""
-    counts = Counter(record.source for record in card.records)
-    rules = {source: rule_for(source) for source in sorted(counts)}
-    if not card.weighed:
-        rows = [(source, f"{counts[source]:,}", rule.licence) for source, rule in rules.items()]
-        return [_table(("source", "documents", "licence"), rows)]
-    weighed = [
-        (source, f"{counts[source]:,}", f"{rule.main:g} / {rule.late:g}", rule.licence)
-        for source, rule in rules.items()
-    ]
+def _sources(corpus: Corpus) -> list[str]:
+    """The table of sources; with a recipe also their weights and licences."""
+    counts = sorted(Counter(record.source for record in corpus.train).items())
+    if corpus.recipe is None:
+        return [_table(("source", "documents"), [(source, f"{count:,}") for source, count in counts])]
+    rows = [(source, f"{count:,}", *corpus.recipe.card_columns(source)) for source, count in counts]
     return [
         "Weight: how often the reference recipe reads a document in one pass of the main and of the late stage.",
-        _table(("source", "documents", "weights", "licence"), weighed),
+        _table(("source", "documents", "weights", "licence"), rows),
     ]
 
 
@@ -176,9 +167,7 @@ def write_result(
         command=provenance.command,
         held_out=result.held_out,
         samples=result.samples,
-        records=corpus.train,
-        data_sha256=corpus.hashes,
-        weighed=corpus.weighed,
+        corpus=corpus,
     )
     with writing(folder / CHECKPOINTS, "the record"):
         (folder / RECORD).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,12 +32,78 @@ from benchctl.training.checkpoint import (
 from benchctl.training.data.packing import Batch
 from benchctl.training.distributed import World
 from benchctl.training.modules.objective import Objective, Paced, loss_weights, measure_held_out
-from benchctl.training.optim import Optimizers
+from benchctl.training.optim import Budget, Optimizers, OptimizerSettings, Stage, learning_rate, stage_index
+from benchctl.training.options import ScheduleName
 from benchctl.training.progress import Progress, TrainingLog
-from benchctl.training.schedule import Stage, learning_rate, stage_index
-from benchctl.training.settings import Data, TrainSettings
 
-__all__ = ["Data", "Progress", "TrainSettings", "Trainer", "check_shares", "use_threads"]
+X86 = ("x86_64", "amd64")  # platform.machine() of processors with x86 instructions
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Everything that decides the result of a run besides the module, the objective and the data.
+
+    `warmup` is a share of the run, `clip` the largest norm of the gradient, `device` cpu or cuda. bf16 is autocast: the
+    weights keep their own precision, and a float64 module is trained in float64.
+    """
+
+    budget: Budget
+    stages: tuple[Stage, ...]
+    batch_tokens: int = 8192
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    schedule: ScheduleName = "cosine"
+    warmup: float = 0.02
+    clip: float = 1.0
+    seed: int = 0
+    device: str = "cpu"
+    bf16: bool = True
+    compiled: bool = False
+    checkpoint_s: float = 240.0
+    held_out_steps: int = 100
+    log_steps: int = 10
+
+    def fingerprint(self) -> dict[str, str]:
+        """What a resumed run must have in common with the one it continues.
+
+        Not the rates, which may be lowered after a loss that was not finite, and nothing that leaves the result alone.
+        """
+        entries = {
+            "budget_steps": self.budget.steps,
+            "budget_s": self.budget.seconds,
+            "batch_tokens": self.batch_tokens,
+            "optimizer": self.optimizer.name,
+            "decay": self.optimizer.decay,
+            "matrix_decay": self.optimizer.matrix_decay,
+            "schedule": self.schedule,
+            "warmup": self.warmup,
+            "clip": self.clip,
+            "seed": self.seed,
+            "bf16": self.bf16,
+            "compiled": self.compiled,
+            **{f"stage {number}": stage for number, stage in enumerate(self.stages, start=1)},
+        }
+        return {name: str(value) for name, value in entries.items()}
+
+
+class Rows(Protocol):
+    """Training rows by their number since the beginning of a stage; PackedCorpus is one."""
+
+    def rows(self, start: int, count: int) -> Batch: ...
+
+
+@dataclass(frozen=True)
+class Data:
+    """Training rows per stage, held-out batches per name, and the bytes of every token [vocabulary].
+
+    `long_held_out` counts the held-out chats that are not measured because they are longer than a row. `longest_row` is
+    how many tokens a row may have, None where the model is not there yet.
+    """
+
+    stages: Sequence[Rows]
+    held_out: Mapping[str, Sequence[Batch]]
+    token_bytes: Tensor
+    long_held_out: int = 0
+    longest_row: int | None = None
 
 
 def use_threads(count: int | None) -> None:
@@ -281,3 +349,19 @@ def _shapes(module: nn.Module) -> dict[str, str]:
         f"{PARAMETER}{name}": f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
         for name, parameter in trained_parameters(module).items()
     }
+
+
+def bf16_helps(device: str) -> bool:
+    """Whether the processor that `device` (cpu, cuda, cuda:1) names has instructions of its own for them."""
+    if not device.startswith("cuda"):
+        return _cpu_has_bf16()
+    with torch.cuda.device(torch.device(device)):
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+
+
+def _cpu_has_bf16() -> bool:
+    """AVX512_BF16 or AMX on x86, the bf16 extension on ARM; of an x86 without them torch says that it emulates well."""
+    if platform.machine().lower() in X86:
+        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    mkldnn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return bool(mkldnn and torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -10,11 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
-from fixtures_records import BASELINE, RUN, baseline_row, failed, usual_rows, write
+from fixtures_records import BASELINE, RUN, baseline_row, failed
 
-from benchctl.analysis.stats.aa import SelfComparison, compare_with_itself, read_floor, to_text
-from benchctl.cli import main
+from benchctl.analysis.stats.aa import SelfComparison, compare_with_itself, to_text
 from benchctl.errors import UserError
 from benchctl.records.schema import Row
 from benchctl.records.writer import RunFile
@@ -122,43 +120,7 @@ def test_files_that_cannot_tell_are_refused(file: RunFile, said: str) -> None:
         compare_with_itself([file])
 
 
-FOUND = SelfComparison(BASELINE, 0.04, 0.0125, 10, 8, 1)
-
-
-def test_the_floor_comes_back_from_its_file_and_knows_other_settings(tmp_path: Path) -> None:
-    path = tmp_path / "aa.json"
-    path.write_text(to_text(FOUND, RUN))
-    floor = read_floor(path)
-    assert floor.effect == 0.0125
-    assert floor.differs_from(RUN) == ()
-    assert floor.differs_from(replace(RUN, threads=2, machine={"cpu": "B", "gpu": ""})) == ("threads", "cpu")
-
-
-def test_compare_says_where_a_floor_is_anothers(tmp_path: Path) -> None:
-    results, mine, other = write(tmp_path / "a.jsonl", usual_rows()), tmp_path / "aa.json", tmp_path / "other.json"
-    mine.write_text(to_text(FOUND, RUN))
-    other.write_text(to_text(FOUND, replace(RUN, threads=4)))
-    told = CliRunner().invoke(main, ["compare", str(results), "--floor", str(mine)])
-    assert (told.exit_code, "differ in" in told.stderr) == (0, False)
-    told = CliRunner().invoke(main, ["compare", str(results), "--floor", str(other)])
-    assert "the runs differ in threads from what it was measured on" in told.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "is no A/A file"),
-        ("[1]", "is no A/A file"),
-        ('{"kind": "run"}', "is no A/A file"),
-        (json.dumps({**json.loads(to_text(FOUND, RUN)), "schema_version": 2}), "of this version"),
-        (json.dumps({**json.loads(to_text(FOUND, RUN)), "minimum_detectable_effect": -1}), "minimum_detectable_effect"),
-        (to_text(FOUND, RUN).replace("0.0125", "NaN"), "minimum_detectable_effect"),
-    ],
-)
-def test_other_files_are_refused(text: str, said: str, tmp_path: Path) -> None:
-    path = tmp_path / "aa.json"
-    path.write_text(text)
-    with pytest.raises(UserError, match=said):
-        read_floor(path)
-    with pytest.raises(UserError, match="cannot be read"):
-        read_floor(tmp_path / "none.json")
+def test_the_result_is_kept_with_the_settings_that_its_noise_depends_on() -> None:
+    document = json.loads(to_text(SelfComparison(BASELINE, 0.04, 0.0125, 10, 8, 1), RUN))
+    assert (document["kind"], document["false_positive_rate"]) == ("aa", 0.04)
+    assert (document["minimum_detectable_effect"], document["threads"], document["dtype"]) == (0.0125, 1, "float32")

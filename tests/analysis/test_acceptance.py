@@ -13,10 +13,17 @@ import pytest
 from click.testing import CliRunner
 from fixtures_records import BASELINE, DRAFTED, EXITING, KOALA, MT_BENCH, RUN, baseline_row, method, usual_rows, write
 
+from benchctl.analysis.comparison import compare
 from benchctl.analysis.frame.build import load, pair
-from benchctl.analysis.frame.comparison import compare, estimates
-from benchctl.analysis.metrics.acceptance import POSITIONS, by_position, step_counts
-from benchctl.analysis.metrics.metric import ACCEPTANCE_RATE, BLOCK_EFFICIENCY, MEAN_ACCEPTED, ROW_ACCEPTANCE
+from benchctl.analysis.frame.row_figures import POSITIONS, step_counts
+from benchctl.analysis.metrics.drafting import (
+    ACCEPTANCE_RATE,
+    BLOCK_EFFICIENCY,
+    MEAN_ACCEPTED,
+    ROW_ACCEPTANCE,
+    by_position,
+)
+from benchctl.analysis.stats.estimates import estimates
 from benchctl.analysis.tables.acceptance import render_acceptance
 from benchctl.cli import main
 from benchctl.errors import UserError

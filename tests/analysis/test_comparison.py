@@ -1,6 +1,5 @@
 """Runs are compared where everything but the method is the same, suite by suite and over all suites."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,16 @@ from fixtures_records import (
     TARGET,
     baseline_row,
     drafted_row,
-    exiting_row,
     failed,
     method,
     usual_rows,
     write,
 )
 
-from benchctl.analysis.frame.comparison import POOLED, Group, compare
+from benchctl.analysis.comparison import POOLED, Group, compare
 from benchctl.analysis.frame.groups import Difference, differences
-from benchctl.analysis.metrics.metric import SPEEDUP
+from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.bootstrap import Interval
-from benchctl.analysis.warnings import cautions
 from benchctl.errors import UserError
 from benchctl.records.schema import Row, Run
 from benchctl.records.writer import read
@@ -138,92 +135,3 @@ def test_files_without_generations_are_refused(tmp_path: Path) -> None:
     warm_up = write(tmp_path / "run.jsonl", [replace(baseline_row(), repeat=-1)])
     with pytest.raises(UserError, match=f"no generations in {warm_up}.*--resume"):
         compare([read(warm_up)])
-
-
-def test_a_sound_run_has_no_cautions(tmp_path: Path) -> None:
-    rows = usual_rows()
-    assert cautions(_group(tmp_path, rows + [replace(row, repeat=1) for row in rows])) == ()
-
-
-@pytest.mark.parametrize(
-    ("changes", "caution"),
-    [
-        ({"suites": (replace(KOALA, source="embedded"),)}, "koala: embedded samples .*--source published"),
-        ({"suites": (replace(KOALA, prompts=30),)}, "run.jsonl has 20 of 30 prompts in full: .*--resume"),
-        ({"machine": {"cores": 2, "load_average": [1.9, 0.0, 0.0]}}, r"busy at the start \(load 1.9 on 2 cores"),
-        ({"methods": (*RUN.methods, method("medusa", unsupported="no heads"))}, "medusa was not measured: no heads"),
-    ],
-)
-def test_what_a_run_says_of_itself_leads_to_a_caution(tmp_path: Path, changes: dict[str, Any], caution: str) -> None:
-    rows = usual_rows()
-    group = _group(tmp_path, rows + [replace(row, repeat=1) for row in rows], replace(RUN, **changes))
-    (found,) = cautions(group)
-    assert re.search(caution, found)
-
-
-def test_a_prompt_whose_last_repeat_was_cut_off_is_not_finished(tmp_path: Path) -> None:
-    rows = usual_rows()
-    (found,) = cautions(_group(tmp_path, (rows + [replace(row, repeat=1) for row in rows])[:-1]))
-    assert "run.jsonl has 19 of 20 prompts in full" in found
-
-
-def test_a_lossy_method_that_writes_less_is_not_praised_for_its_speed_up(tmp_path: Path) -> None:
-    """Half the text in half the time is no speed-up, though the ratio of times says so."""
-    rows = [baseline_row(tokens=21), drafted_row(steps=10), exiting_row(tokens=11)]
-    found = cautions(_group(tmp_path, rows))[0]
-    assert found.startswith(f"{EXITING} wrote 11 tokens where the baseline wrote 21")
-    assert not any(DRAFTED in caution for caution in cautions(_group(tmp_path, rows)))
-
-
-@pytest.mark.parametrize(("right", "told"), [(0, True), (3, True), (4, False), (20, False)])
-def test_a_baseline_that_is_hardly_ever_right_cannot_show_a_loss(tmp_path: Path, right: int, told: bool) -> None:
-    suite = replace(KOALA, exact_answers={f"p{n}": ("text" if n < right else "other",) for n in range(20)})
-    found = cautions(_group(tmp_path, usual_rows(), replace(RUN, suites=(suite,))))
-    assert any(f"the baseline itself is right on {right / 20:.0%}" in caution for caution in found) == told
-
-
-@pytest.mark.parametrize(("lost", "told"), [(0, True), (1, False), (20, False)])
-def test_an_interval_of_no_width_is_no_proof_that_a_lossy_method_loses_nothing(
-    tmp_path: Path, lost: int, told: bool
-) -> None:
-    """Where no answer of 20 was lost no resample loses one, but nor would it often where one in ten is lost."""
-    rows = [
-        replace(row, text="other") if row.label == EXITING and int(row.prompt_id[1:]) < lost else row
-        for row in usual_rows()
-    ]
-    suite = replace(KOALA, exact_answers={f"p{n}": ("text",) for n in range(20)})
-    found = [
-        caution for caution in cautions(_group(tmp_path, rows, replace(RUN, suites=(suite,)))) if "lost" in caution
-    ]
-    assert [caution.startswith(f"{EXITING} lost no answer of 20") for caution in found] == [True] * told
-    assert all("up to 15%" in caution for caution in found)
-
-
-def test_a_suite_of_benchctls_own_is_no_sample_of_another(tmp_path: Path) -> None:
-    rows = usual_rows()
-    run = replace(RUN, suites=(replace(KOALA, source="embedded", own=True),))
-    group = _group(tmp_path, rows + [replace(row, repeat=1) for row in rows], run)
-    assert (cautions(group), group.title(group.pooled)) == ((), "koala")
-
-
-def test_an_exact_method_with_a_lossy_answer_is_called_a_bug(tmp_path: Path) -> None:
-    broken = replace(drafted_row(), verdict="lossy", first_divergence=3)
-    group = _group(tmp_path, [baseline_row(), broken, exiting_row()])
-    assert f"{DRAFTED} claims to be exact, but 1 answer left" in cautions(group)[0]
-    assert not any(EXITING in caution for caution in cautions(group))
-
-
-def test_failures_few_prompts_and_one_repeat_are_told(tmp_path: Path) -> None:
-    rows = [baseline_row("p0"), drafted_row("p0"), baseline_row("p1"), failed(drafted_row("p1"), "out of memory")]
-    run = replace(RUN, suites=(replace(KOALA, prompts=2),), methods=RUN.methods[:2], repeats=1)
-    failures, few, once = cautions(_group(tmp_path, rows, run))
-    assert f"{DRAFTED} failed on 1 generation, first on koala/p1: out of memory" in failures
-    assert few == "1 prompt cannot stand for a suite: raise --limit to 10 or more."
-    assert "--repeats 2" in once
-
-
-def test_runs_of_different_versions_are_compared_with_a_caution(tmp_path: Path) -> None:
-    one = write(tmp_path / "1.jsonl", usual_rows())
-    two = write(tmp_path / "2.jsonl", usual_rows(), replace(RUN, versions={"torch": "3"}))
-    (group,) = compare([read(one), read(two)])
-    assert any("the runs differ in versions" in caution for caution in cautions(group))

@@ -8,10 +8,9 @@ from click import unstyle
 from click.testing import CliRunner
 from fixtures_records import BASELINE, DRAFTED, EXITING, baseline_row, drafted_row, exiting_row, write
 
-from benchctl.analysis.frame.comparison import Group, compare
+from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.metrics.faithfulness import KL, LOG_LIKELIHOOD_DIFFERENCE, TARGET_AGREEMENT
 from benchctl.analysis.metrics.metric import Metric
-from benchctl.analysis.metrics.text_overlap import with_overlap
 from benchctl.analysis.tables.text import render
 from benchctl.cli import main
 from benchctl.records.schema import Row
@@ -19,7 +18,7 @@ from benchctl.records.writer import read
 
 
 def _compared(tmp_path: Path, *rows: Row) -> Group:
-    (group,) = compare([read(write(tmp_path / "run.jsonl", rows))], texts=True)
+    (group,) = compare([read(write(tmp_path / "run.jsonl", rows))])
     return group
 
 
@@ -84,7 +83,7 @@ def test_where_no_answer_differs_all_is_the_targets_and_no_table_says_so(tmp_pat
     group = _compared(tmp_path, baseline_row(), drafted_row())
     assert _values(group, TARGET_AGREEMENT)[DRAFTED] == 1.0
     assert _values(group, LOG_LIKELIHOOD_DIFFERENCE)[DRAFTED] == 0.0
-    assert "Fidelity, otherwise" not in render([group])
+    assert "Fidelity (no judge)" not in render([group])
 
 
 def test_a_table_has_the_figures_that_there_are(tmp_path: Path) -> None:
@@ -93,30 +92,25 @@ def test_a_table_has_the_figures_that_there_are(tmp_path: Path) -> None:
     rows += [baseline_row("p1"), replace(exiting_row("p1"), verdict="identical", first_divergence=None)]
     group = _compared(tmp_path, *rows)
     text = unstyle(render([group]))
-    table = text[text.index("Fidelity, otherwise") :].splitlines()
+    table = text[text.index("Fidelity (no judge)") :].splitlines()
     assert next(line.split() for line in table if line.startswith("early_exit")) == [
-        *("early_exit", "0.833", "-0.500", "2", "0.000")
+        *("early_exit", "0.833", "-0.500", "2")
     ]
-    whole = unstyle(render(with_overlap([group]), width=80))
-    assert max(map(len, whole.splitlines())) <= 80
-    line = next(line for line in whole[whole.index("Fidelity, otherwise") :].splitlines() if line.startswith("early"))
-    assert line.split()[1:] == ["0.833", "-0.500", "2", "1.000", "1.000", "0.000"]
 
 
 def test_a_method_that_degenerates_has_the_table_too(tmp_path: Path) -> None:
     looping = replace(drafted_row(steps=10), token_ids=(3,) * 21)
     text = unstyle(render([_compared(tmp_path, baseline_row(tokens=21), looping)]))
-    line = next(line for line in text[text.index("Fidelity, otherwise") :].splitlines() if line.startswith("two_model"))
-    assert line.split() == ["two_model", "draft_tokens=3", "1.000", "+0.000", "1.000"]
+    line = next(line for line in text[text.index("Fidelity (no judge)") :].splitlines() if line.startswith("two_model"))
+    assert line.split() == ["two_model", "draft_tokens=3", "1.000"]
 
 
-@pytest.mark.parametrize("name", ["target-agreement", "rouge-l", "chrf"])
-def test_the_pareto_plot_works_with_these_alone(tmp_path: Path, name: str) -> None:
+def test_the_pareto_plot_works_with_the_targets_agreement(tmp_path: Path) -> None:
     """MEASUREMENT 2.3."""
     rows = [baseline_row("p0"), _scored(exiting_row("p0"), 6, -18.0), baseline_row("p1"), drafted_row("p1")]
     rows += [drafted_row("p0"), replace(exiting_row("p1"), verdict="identical", first_divergence=None)]
     path, out = write(tmp_path / "run.jsonl", rows), tmp_path / "out.svg"
-    result = CliRunner().invoke(main, ["plot", "--pareto", "--y", name, str(path), "--out", str(out)])
+    result = CliRunner().invoke(main, ["plot", "--pareto", "--y", "target-agreement", str(path), "--out", str(out)])
     assert result.exit_code == 0, result.output
     assert out.stat().st_size > 1000
 
@@ -134,5 +128,5 @@ def test_sampled_answers_have_their_divergence_alone(tmp_path: Path) -> None:
     figures = TARGET_AGREEMENT, LOG_LIKELIHOOD_DIFFERENCE, KL
     assert [_values(group, metric)[EXITING] for metric in figures] == [None, None, 0.25]
     text = unstyle(render([group]))
-    line = next(line for line in text[text.index("Fidelity, otherwise") :].splitlines() if line.startswith(EXITING))
-    assert line.split() == [EXITING, "0.25", "0.000"]
+    line = next(line for line in text[text.index("Fidelity (no judge)") :].splitlines() if line.startswith(EXITING))
+    assert line.split() == [EXITING, "0.25"]

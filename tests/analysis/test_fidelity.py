@@ -8,9 +8,10 @@ from statistics import median
 
 import pytest
 from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, drafted_row, failed, write
+from warned import warned
 
+from benchctl.analysis.comparison import compare
 from benchctl.analysis.frame.build import load, pair
-from benchctl.analysis.frame.comparison import compare
 from benchctl.analysis.frame.fidelity import (
     Fidelity,
     agreed_tokens,
@@ -20,7 +21,6 @@ from benchctl.analysis.frame.fidelity import (
     fidelity,
     is_lossless,
 )
-from benchctl.analysis.warnings import cautions
 from benchctl.records.schema import Exactness, Row
 from benchctl.records.writer import read
 
@@ -189,5 +189,5 @@ def test_a_numeric_answer_of_an_exact_method_is_called_a_bug_in_float32_alone(
 ) -> None:
     rows = [baseline_row(), replace(drafted_row(), verdict="numeric", first_divergence=4)]
     (group,) = compare([read(write(tmp_path / "run.jsonl", rows, replace(RUN, dtype=dtype)))])
-    assert any("claims to be exact, but 1 answer left" in caution for caution in cautions(group)) == told
+    assert warned(group, "claim_broken") == [{"label": DRAFTED, "answers": 1}] * told
     assert group.pooled.methods[1].lossless != told

@@ -24,7 +24,7 @@ from pages import (
     usual_page,
 )
 
-from benchctl.analysis.frame.comparison import compare
+from benchctl.analysis.comparison import compare
 from benchctl.analysis.html import report as html
 from benchctl.analysis.html.report import report
 from benchctl.analysis.tables.text import render

@@ -11,11 +11,10 @@ from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, baseline_row, draf
 from fixtures_scores import own, score, write_both
 from pages import TWO_SUITES, groups_of, two_suites, usual_groups
 
+from benchctl.analysis.comparison import compare
 from benchctl.analysis.frame.answer_rows import Decode
-from benchctl.analysis.frame.comparison import compare
 from benchctl.analysis.html import answers as html_answers
 from benchctl.analysis.html.answers import Beside, answered, answers
-from benchctl.analysis.judges.figures import with_judgements
 from benchctl.bundled import default_target
 from benchctl.decoding.model.tokenizer import token_text
 from benchctl.records.schema import Row
@@ -187,7 +186,7 @@ def test_what_judges_said_stands_by_the_answer_it_was_said_of(tmp_path: Path) ->
         score("p2", 5, 5, answer_sha256="0" * 64),
     ]
     path = write_both(tmp_path / "run.jsonl", rows, scores, RUN)
-    (group,) = with_judgements(compare([read(path)]))
+    (group,) = compare([read(path)], ())
     found = {each.place.prompt_id: each.judgements for each in answers(1, group, lambda run: None)
              if each.place.label == EXITING}  # fmt: skip
     (said,) = found["p0"]

@@ -8,14 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from browser import PROGRAM, Page, browser
 from fixtures_records import DRAFTED, EXITING, RUN, usual_rows
 from fixtures_scores import score, sha256, write_both
 from pages import HOSTILE, TWO_SUITES, hostile_file, page_of, two_suites
 
-from benchctl.analysis.frame.comparison import compare
-from benchctl.analysis.judges.figures import with_judgements
+from benchctl.analysis.comparison import compare
 from benchctl.records.writer import read
-from benchmarks.browser import PROGRAM, Page, browser
 
 pytestmark = [
     pytest.mark.browser,
@@ -37,7 +36,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
     rows = [replace(row, text="mine, differing") if row.label == EXITING else row for row in two_suites()]
     said = score("p0", 3, 8, answer_sha256=sha256("mine, differing"), reply="3 8 <b>bold</b>")
-    (group,) = with_judgements(compare([read(write_both(folder / "run.jsonl", rows, [said], TWO_SUITES))]))
+    (group,) = compare([read(write_both(folder / "run.jsonl", rows, [said], TWO_SUITES))], ())
     page = folder / "page.html"
     page.write_text(page_of([group]), encoding="utf-8")
     return page

@@ -9,10 +9,11 @@ import pytest
 from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, baseline_row, drafted_row, failed, usual_rows
 from pages import TWO_SUITES, groups_of, two_suites, usual_groups
 
-from benchctl.analysis.frame.comparison import POOLED
+from benchctl.analysis.comparison import POOLED
 from benchctl.analysis.html.plot import BOTTOM, HEIGHT, LEFT, WIDTH, plot, short_labels
 from benchctl.analysis.html.views import accepted, spreads
-from benchctl.analysis.metrics.metric import SPEEDUP, TOKEN_AGREEMENT
+from benchctl.analysis.metrics.faithfulness import TOKEN_AGREEMENT
+from benchctl.analysis.metrics.speed import SPEEDUP
 
 
 def test_places_are_in_proportion_to_the_figures() -> None:

@@ -1,5 +1,7 @@
 """Every metric, worked out by hand on two prompts of different length."""
 
+import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +20,17 @@ from fixtures_records import (
     write,
 )
 
+import benchctl.analysis.metrics as metrics_folder
+from benchctl.analysis.comparison import compare
 from benchctl.analysis.frame.build import load, pair
-from benchctl.analysis.frame.comparison import estimates
-from benchctl.analysis.metrics import metric as metrics
-from benchctl.analysis.metrics.metric import METRICS, Metric
+from benchctl.analysis.metrics import drafting, faithfulness, speed
+from benchctl.analysis.metrics.metric import Metric, all_metrics
+from benchctl.analysis.stats.estimates import estimates
+from benchctl.analysis.tables.columns import metric_blocks
+from benchctl.analysis.tables.text import render
+from benchctl.records.writer import read
+
+FREE = [metric for metric in all_metrics() if metric.mode == "free" and metric.needs is None]
 
 
 def _value(metric: Metric, pairs: pd.DataFrame) -> float | None:
@@ -39,29 +48,29 @@ def frame(tmp_path: Path) -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("metric", "label", "value"),
     [
-        (metrics.SPEEDUP, BASELINE, 1.0),
-        (metrics.SPEEDUP, DRAFTED, (10 + 34) / (6 + 10)),
-        (metrics.DECODE_SPEEDUP, DRAFTED, (8 + 32) / (4 + 8)),
-        (metrics.TOKENS_PER_S, DRAFTED, (9 + 17) / (6 + 10)),
-        (metrics.TPOT, BASELINE, (8 + 32) / (8 + 16)),
-        (metrics.TPOT, DRAFTED, (4 + 8) / (8 + 16)),
-        (metrics.TTFT, DRAFTED, 2.0),
-        (metrics.BLOCK_EFFICIENCY, BASELINE, 1.0),
-        (metrics.BLOCK_EFFICIENCY, DRAFTED, 2.0),
-        (metrics.MEAN_ACCEPTED, BASELINE, 0.0),
-        (metrics.MEAN_ACCEPTED, DRAFTED, 1.0),
-        (metrics.ACCEPTANCE_RATE, BASELINE, None),
-        (metrics.ACCEPTANCE_RATE, DRAFTED, 1 / 3),
-        (metrics.MEAN_SPEEDUP, BASELINE, 1.0),
-        (metrics.MEAN_SPEEDUP, DRAFTED, (10 / 6 + 34 / 10) / 2),
-        (metrics.SOUND_SPEEDUP, DRAFTED, (10 + 34) / (6 + 10)),
-        (metrics.ROW_ACCEPTANCE, BASELINE, None),
-        (metrics.ROW_ACCEPTANCE, DRAFTED, 1 / 3),
-        (metrics.DEPTH_FRACTION, DRAFTED, 1.0),
-        (metrics.DEPTH_FRACTION, EXITING, (2 * 12 + (8 + 16) * 6) / (26 * 12)),
-        (metrics.TOKEN_AGREEMENT, BASELINE, None),
-        (metrics.TOKEN_AGREEMENT, DRAFTED, 1.0),
-        (metrics.TOKEN_AGREEMENT, EXITING, (2 + 2) / (9 + 17)),
+        (speed.SPEEDUP, BASELINE, 1.0),
+        (speed.SPEEDUP, DRAFTED, (10 + 34) / (6 + 10)),
+        (speed.DECODE_SPEEDUP, DRAFTED, (8 + 32) / (4 + 8)),
+        (speed.TOKENS_PER_S, DRAFTED, (9 + 17) / (6 + 10)),
+        (speed.TPOT, BASELINE, (8 + 32) / (8 + 16)),
+        (speed.TPOT, DRAFTED, (4 + 8) / (8 + 16)),
+        (speed.TTFT, DRAFTED, 2.0),
+        (drafting.BLOCK_EFFICIENCY, BASELINE, 1.0),
+        (drafting.BLOCK_EFFICIENCY, DRAFTED, 2.0),
+        (drafting.MEAN_ACCEPTED, BASELINE, 0.0),
+        (drafting.MEAN_ACCEPTED, DRAFTED, 1.0),
+        (drafting.ACCEPTANCE_RATE, BASELINE, None),
+        (drafting.ACCEPTANCE_RATE, DRAFTED, 1 / 3),
+        (speed.MEAN_SPEEDUP, BASELINE, 1.0),
+        (speed.MEAN_SPEEDUP, DRAFTED, (10 / 6 + 34 / 10) / 2),
+        (speed.SOUND_SPEEDUP, DRAFTED, (10 + 34) / (6 + 10)),
+        (drafting.ROW_ACCEPTANCE, BASELINE, None),
+        (drafting.ROW_ACCEPTANCE, DRAFTED, 1 / 3),
+        (drafting.DEPTH_FRACTION, DRAFTED, 1.0),
+        (drafting.DEPTH_FRACTION, EXITING, (2 * 12 + (8 + 16) * 6) / (26 * 12)),
+        (faithfulness.TOKEN_AGREEMENT, BASELINE, None),
+        (faithfulness.TOKEN_AGREEMENT, DRAFTED, 1.0),
+        (faithfulness.TOKEN_AGREEMENT, EXITING, (2 + 2) / (9 + 17)),
     ],
 )
 def test_metric_is_the_ratio_of_sums(frame: pd.DataFrame, metric: Metric, label: str, value: float | None) -> None:
@@ -75,14 +84,14 @@ def test_acceptance_is_set_against_that_of_another_method_that_drafts(tmp_path: 
     rows = [drafted_row("p0"), drafted_row("p1", steps=8), replace(drafted_row("p0"), label="other"), other]
     methods = (*RUN.methods, replace(RUN.methods[1], label="other"))
     frame = load([write(tmp_path / "two.jsonl", rows, replace(RUN, methods=methods))])
-    difference = metrics.ACCEPTANCE_DIFFERENCE
+    difference = drafting.ACCEPTANCE_DIFFERENCE
     assert _value(difference, pair(frame, DRAFTED, "other")) == pytest.approx(1 / 3 - (4 + 16) / (12 + 24))
     assert _value(difference, pair(frame, "other", "other")) == 0
 
 
 def test_acceptance_has_no_difference_to_a_baseline_that_drafts_nothing(frame: pd.DataFrame) -> None:
-    assert _value(metrics.ACCEPTANCE_DIFFERENCE, pair(frame, DRAFTED, BASELINE)) is None
-    assert _value(metrics.ACCEPTANCE_DIFFERENCE, pair(frame, EXITING, DRAFTED)) is None
+    assert _value(drafting.ACCEPTANCE_DIFFERENCE, pair(frame, DRAFTED, BASELINE)) is None
+    assert _value(drafting.ACCEPTANCE_DIFFERENCE, pair(frame, EXITING, DRAFTED)) is None
 
 
 def checked_frame(tmp_path: Path) -> pd.DataFrame:
@@ -103,8 +112,8 @@ def checked_frame(tmp_path: Path) -> pd.DataFrame:
 
 def test_exact_match_is_the_share_of_right_answers_among_those_that_can_be_checked(tmp_path: Path) -> None:
     frame = checked_frame(tmp_path)
-    assert _value(metrics.EXACT_MATCH, pair(frame, BASELINE, BASELINE)) == pytest.approx(2 / 3)
-    assert _value(metrics.EXACT_MATCH_DIFFERENCE, pair(frame, BASELINE, BASELINE)) == 0.0
+    assert _value(faithfulness.EXACT_MATCH, pair(frame, BASELINE, BASELINE)) == pytest.approx(2 / 3)
+    assert _value(faithfulness.EXACT_MATCH_DIFFERENCE, pair(frame, BASELINE, BASELINE)) == 0.0
 
 
 def test_a_failed_generation_is_neither_right_nor_wrong_and_leaves_its_pair_out(tmp_path: Path) -> None:
@@ -113,19 +122,19 @@ def test_a_failed_generation_is_neither_right_nor_wrong_and_leaves_its_pair_out(
     (lost,) = frame[frame["error"].notna()].itertuples()
     assert (lost.checked_answers, lost.right_answers) == (0, 0)
     pairs = pair(frame, EXITING, BASELINE)
-    assert _value(metrics.EXACT_MATCH, pairs) == 1 / 2
-    assert _value(metrics.EXACT_MATCH_DIFFERENCE, pairs) == -1 / 2
+    assert _value(faithfulness.EXACT_MATCH, pairs) == 1 / 2
+    assert _value(faithfulness.EXACT_MATCH_DIFFERENCE, pairs) == -1 / 2
 
 
 def test_answers_that_cannot_be_checked_have_no_score_rather_than_0(frame: pd.DataFrame) -> None:
     pairs = pair(frame, DRAFTED, BASELINE)
-    assert (_value(metrics.EXACT_MATCH, pairs), _value(metrics.EXACT_MATCH_DIFFERENCE, pairs)) == (None, None)
+    assert (_value(faithfulness.EXACT_MATCH, pairs), _value(faithfulness.EXACT_MATCH_DIFFERENCE, pairs)) == (None, None)
 
 
 def test_speedup_is_not_the_mean_of_ratios(frame: pd.DataFrame) -> None:
     """The long prompt gains 3.4x and the short one 1.67x: a mean of ratios says 2.53."""
-    assert _value(metrics.SPEEDUP, pair(frame, DRAFTED, BASELINE)) == pytest.approx(2.75)
-    assert _value(metrics.MEAN_SPEEDUP, pair(frame, DRAFTED, BASELINE)) == pytest.approx(2.5333, abs=1e-4)
+    assert _value(speed.SPEEDUP, pair(frame, DRAFTED, BASELINE)) == pytest.approx(2.75)
+    assert _value(speed.MEAN_SPEEDUP, pair(frame, DRAFTED, BASELINE)) == pytest.approx(2.5333, abs=1e-4)
 
 
 def test_the_mean_of_ratios_weighs_prompts_alike_whatever_they_have_of_turns_and_repeats(tmp_path: Path) -> None:
@@ -140,7 +149,7 @@ def test_the_mean_of_ratios_weighs_prompts_alike_whatever_they_have_of_turns_and
     ]
     rows += [baseline_row("p1", tokens=17, step_s=2.0), drafted_row("p1", steps=8)]
     pairs = pair(load([write(tmp_path / "run.jsonl", rows)]), DRAFTED, BASELINE)
-    assert _value(metrics.MEAN_SPEEDUP, pairs) == pytest.approx((40 / 25 + 34 / 10) / 2)
+    assert _value(speed.MEAN_SPEEDUP, pairs) == pytest.approx((40 / 25 + 34 / 10) / 2)
 
 
 def test_sessions_enter_the_mean_of_ratios_one_by_one(tmp_path: Path) -> None:
@@ -154,8 +163,8 @@ def test_sessions_enter_the_mean_of_ratios_one_by_one(tmp_path: Path) -> None:
         DRAFTED,
         BASELINE,
     )
-    assert _value(metrics.MEAN_SPEEDUP, pairs) == pytest.approx((20 / 12 + 12 / 6) / 2)
-    assert _value(metrics.SPEEDUP, pairs) == pytest.approx((20 + 12) / (12 + 6))
+    assert _value(speed.MEAN_SPEEDUP, pairs) == pytest.approx((20 / 12 + 12 / 6) / 2)
+    assert _value(speed.SPEEDUP, pairs) == pytest.approx((20 + 12) / (12 + 6))
 
 
 @pytest.mark.parametrize("whose", [BASELINE, DRAFTED])
@@ -165,14 +174,14 @@ def test_speed_is_also_given_without_what_loops(tmp_path: Path, whose: str) -> N
     for row in (baseline_row("p1", tokens=41), drafted_row("p1", steps=20, step_s=0.25)):
         rows.append(replace(row, token_ids=(7,) * 41) if row.label == whose else row)
     pairs = pair(load([write(tmp_path / "run.jsonl", rows)]), DRAFTED, BASELINE)
-    assert _value(metrics.SPEEDUP, pairs) == pytest.approx((10 + 42) / (6 + 7))
-    assert _value(metrics.SOUND_SPEEDUP, pairs) == pytest.approx(10 / 6)
+    assert _value(speed.SPEEDUP, pairs) == pytest.approx((10 + 42) / (6 + 7))
+    assert _value(speed.SOUND_SPEEDUP, pairs) == pytest.approx(10 / 6)
 
 
 def test_where_everything_loops_there_is_no_speed_without_it(tmp_path: Path) -> None:
     rows = [replace(row, token_ids=(7,) * 41) for row in (baseline_row(tokens=41), drafted_row(steps=20))]
     pairs = pair(load([write(tmp_path / "run.jsonl", rows)]), DRAFTED, BASELINE)
-    assert _value(metrics.SOUND_SPEEDUP, pairs) is None
+    assert _value(speed.SOUND_SPEEDUP, pairs) is None
 
 
 def test_a_tree_is_as_good_as_its_depth_and_as_wasteful_as_its_rows(tmp_path: Path) -> None:
@@ -180,11 +189,11 @@ def test_a_tree_is_as_good_as_its_depth_and_as_wasteful_as_its_rows(tmp_path: Pa
     tree = replace(drafted_row(steps=4), rows=(11, 11, 11, 1), drafted=(3, 3, 3, 0), accepted=(1, 1, 1, 0),
                    committed=(2, 2, 2, 1), token_ids=tuple(range(8)), layers=(12,) * 8)  # fmt: skip
     pairs = pair(load([write(tmp_path / "run.jsonl", [baseline_row(), tree])]), DRAFTED, BASELINE)
-    assert _value(metrics.ACCEPTANCE_RATE, pairs) == pytest.approx(3 / 9)
-    assert _value(metrics.ROW_ACCEPTANCE, pairs) == pytest.approx(3 / 30)
+    assert _value(drafting.ACCEPTANCE_RATE, pairs) == pytest.approx(3 / 9)
+    assert _value(drafting.ROW_ACCEPTANCE, pairs) == pytest.approx(3 / 30)
 
 
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+@pytest.mark.parametrize("metric", FREE, ids=lambda metric: metric.name)
 def test_a_metric_that_the_baseline_s_measurements_are_part_of_says_so(frame: pd.DataFrame, metric: Metric) -> None:
     """Or an interval would leave out how the baseline's sessions differ from the method's."""
     pairs = pair(frame, DRAFTED, BASELINE).assign(
@@ -196,14 +205,47 @@ def test_a_metric_that_the_baseline_s_measurements_are_part_of_says_so(frame: pd
     )
     measured = ("whole_s", "whole_decode_s", "ttft_s", "decode_s", "accepted_tokens", "right_answers", "steps")
     other = pairs.assign(**{f"{name}_baseline": pairs[f"{name}_baseline"] * 2 + 1 for name in measured})
-    assert metric.both == (_value(metric, other) != _value(metric, pairs))
+    assert metric.uses_baseline == (_value(metric, other) != _value(metric, pairs))
 
 
 def test_names_are_those_of_the_files_and_unique() -> None:
-    assert len({metric.name for metric in METRICS}) == len(METRICS)
-    assert all(metric.name.isidentifier() for metric in METRICS)
+    names = [metric.name for metric in all_metrics()]
+    assert len(set(names)) == len(names) and all(name.isidentifier() for name in names)
 
 
 def test_nothing_measured_has_no_value(frame: pd.DataFrame) -> None:
     nothing = pair(frame, "missing", BASELINE)
-    assert [_value(metric, nothing) for metric in METRICS] == [None] * len(METRICS)
+    assert [_value(metric, nothing) for metric in FREE] == [None] * len(FREE)
+
+
+NEW_METRIC = '''
+"""Tokens of the longest answers."""
+
+from benchctl.analysis.metrics.metric import Metric, column, ones
+
+PROMPT_TOKENS = Metric(
+    "prompt_tokens", "tokens per prompt", "tokens", "lower", column("prompt_tokens"), ones,
+    table="Prompts", title="prompt tokens", cell="{:.1f}",
+)
+'''
+
+
+def test_a_new_column_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file in the folder of metrics is enough for JSON, CSV and the tables."""
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "metrics" / "prompt_length.py").write_text(NEW_METRIC)
+    monkeypatch.setattr(metrics_folder, "__path__", [*metrics_folder.__path__, str(tmp_path / "metrics")])
+    all_metrics.cache_clear()
+    rows = [replace(row, prompt_tokens=7) for row in (baseline_row(), drafted_row())]
+    try:
+        groups = compare([read(write(tmp_path / "run.jsonl", rows))])
+        figures = json.loads(render(groups, "json"))["groups"][0]["suites"][0]["methods"][1]["metrics"]
+        assert figures["prompt_tokens"]["value"] == 7.0
+        assert "prompt_tokens" in render(groups, "csv").splitlines()[0]
+        (table,) = (block for block in metric_blocks(groups[0]) if block.title == "Prompts")
+        assert [column.title for column in table.columns] == ["prompt tokens"]
+        assert [table.columns[0].cell(method) for method in groups[0].pooled.methods] == ["7.0", "7.0"]
+        assert "prompt tokens" in render(groups, "md")
+    finally:
+        all_metrics.cache_clear()
+        sys.modules.pop("benchctl.analysis.metrics.prompt_length", None)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, drafted_row, failed, write
+from warned import warned
 
-from benchctl.analysis.frame.comparison import Group, MethodFigures, compare, over
-from benchctl.analysis.metrics.metric import DECODE_SPEEDUP, SPEEDUP, Metric
+from benchctl.analysis.comparison import Group, MethodFigures, compare, over
+from benchctl.analysis.metrics.metric import Metric
 from benchctl.analysis.metrics.modes import (
     PROFILE_OVERHEAD,
     REPLAY_AGREEMENT,
@@ -24,7 +25,8 @@ from benchctl.analysis.metrics.modes import (
     STEP_UNSPLIT,
     STEP_VERIFY,
 )
-from benchctl.analysis.tables.modes import mode_blocks, mode_cautions
+from benchctl.analysis.metrics.speed import DECODE_SPEEDUP, SPEEDUP
+from benchctl.analysis.tables.columns import metric_blocks
 from benchctl.records.schema import Row
 from benchctl.records.writer import read
 
@@ -134,42 +136,27 @@ def test_another_method_can_take_the_baseline_s_place_in_replay_too(tmp_path: Pa
     assert value(group, REPLAY_SPEEDUP, "early_exit") == pytest.approx(4 / 18)
 
 
-def test_tables_stand_only_where_there_are_such_rows(tmp_path: Path) -> None:
-    group = group_of(tmp_path, [*free_rows(), *replay_rows(), *profile_rows()])
-    assert [block.title for block in mode_blocks(group)] == ["Replay", "A step, ms"]
+def titles(group: Group) -> dict[str, list[str]]:
+    return {block.title: [column.title for column in block.columns] for block in metric_blocks(group)}
+
+
+def test_tables_are_shown_only_where_there_are_such_rows(tmp_path: Path) -> None:
+    tables = titles(group_of(tmp_path, [*free_rows(), *replay_rows(), *profile_rows()]))
+    assert {"Replay", "A step, ms"} <= tables.keys() and "not split" not in tables["A step, ms"]
+    assert "on own text" in tables["Replay"]
     (plain,) = compare([read(write(tmp_path / "free.jsonl", free_rows()))])
-    assert list(mode_blocks(plain)) == [] and list(mode_cautions(plain)) == []
+    assert {"Replay", "A step, ms"}.isdisjoint(titles(plain))
 
 
-def cautions_of(tmp_path: Path, rows: Sequence[Row]) -> str:
-    return "\n".join(mode_cautions(group_of(tmp_path, [*free_rows(), *rows])))
-
-
-@pytest.mark.parametrize(("verify", "told"), [(0.81, False), (0.79, False), (0.83, True), (0.77, True)])
-def test_phases_that_miss_a_step_by_more_than_two_percent_are_told(tmp_path: Path, verify: float, told: bool) -> None:
-    rows = [profiled(drafted_row(name), 1.0, draft=0.1, verify=verify, commit=0.05, host=0.05) for name in PROMPTS]
-    found = cautions_of(tmp_path, rows)
-    assert (f"come to {0.2 + verify:.1%} of their time" in found) == told == bool(found)
-
-
-def test_a_method_that_tells_of_no_phases_has_a_column_for_that_and_a_caution(tmp_path: Path) -> None:
+def test_a_method_without_phases_has_a_column_for_that_time(tmp_path: Path) -> None:
     rows = [profiled(drafted_row(name), 1.0, **dict.fromkeys(SPLIT, 0.0), unsplit=1.0) for name in PROMPTS]
-    assert "two_model[draft_tokens=3] has a step of its own that tells of no phases" in cautions_of(tmp_path, rows)
     group = group_of(tmp_path, [*free_rows(), *rows])
-    titles = [column.title for block in mode_blocks(group) for column in block.columns]
-    assert "not split" in titles and value(group, STEP_UNSPLIT) == pytest.approx(1.0)
+    assert "not split" in titles(group)["A step, ms"] and value(group, STEP_UNSPLIT) == pytest.approx(1.0)
 
 
-def test_a_profile_that_slows_its_steps_is_told(tmp_path: Path) -> None:
-    slow = [profiled(drafted_row(name), 1.2) for name in PROMPTS]
-    assert "profiling made decoding at least 20% slower" in cautions_of(tmp_path, slow)
-    assert cautions_of(tmp_path, [profiled(drafted_row(name), 1.05) for name in PROMPTS]) == ""
-
-
-def test_what_failed_or_was_disturbed_in_a_mode_is_counted(tmp_path: Path) -> None:
+def test_failures_in_a_mode_are_counted(tmp_path: Path) -> None:
     rows = replay_rows()
     rows[1] = replace(failed(rows[1], "ValueError: no"), mode="replay")
-    rows[3] = replace(rows[3], invalid="the GPU throttled")
-    found = cautions_of(tmp_path, rows)
-    assert f"{DRAFTED}: 2 of 2 generations in replay mode failed or were disturbed" in found
-    assert "first koala/p0: ValueError: no." in found
+    (values,) = warned(group_of(tmp_path, [*free_rows(), *rows]), "generations_failed")
+    assert (values["label"], values["mode"], values["generations"]) == (DRAFTED, "replay", 1)
+    assert values["prompt"] == "koala/p0"

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from fixtures_records import EXITING, KOALA, MT_BENCH, RUN, usual_rows, write
 
-from benchctl.analysis.frame.comparison import compare
-from benchctl.analysis.frame.selection import by_suite, only_suites
-from benchctl.analysis.metrics.metric import SPEEDUP
+from benchctl.analysis.comparison import by_suite, compare, only_suites
+from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.errors import UserError
 from benchctl.records.schema import Row
 from benchctl.records.writer import RunFile, read

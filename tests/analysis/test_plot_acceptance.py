@@ -12,7 +12,7 @@ from fixtures_records import DRAFTED, EXITING, KOALA, MT_BENCH, RUN, baseline_ro
 from matplotlib.container import ErrorbarContainer
 from pictures import LOOKS, assert_readable, figure_of, texts
 
-from benchctl.analysis.frame.comparison import Group, compare
+from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.plots import acceptance as module
 from benchctl.analysis.plots.acceptance import accepted, drafting, plot_acceptance
 from benchctl.analysis.plots.style import Style

@@ -11,7 +11,7 @@ import pytest
 from fixtures_records import BASELINE, DRAFTED, EXITING, LAYERS, RUN, baseline_row, drafted_row, exiting_row, write
 from pictures import LOOKS, assert_readable, figure_of, texts
 
-from benchctl.analysis.frame.comparison import Group, compare
+from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.plots import depths as module
 from benchctl.analysis.plots.depths import cells, depths, numbers_of, plot_depths
 from benchctl.analysis.plots.style import Style

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fixtures_records import RUN, usual_rows, write
 
-from benchctl.analysis.frame.comparison import compare
+from benchctl.analysis.comparison import compare
 from benchctl.analysis.plots.axes import text_inches
 from benchctl.analysis.plots.panels import broken, check_groups, legend_columns, names, three_digits
 from benchctl.analysis.plots.style import Style

@@ -10,12 +10,12 @@ import pytest
 from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, baseline_row, failed, method, usual_rows, write
 from pictures import LOOKS, assert_readable, figure_of, texts
 
-from benchctl.analysis.frame.comparison import Group, compare
-from benchctl.analysis.metrics.latency import latencies
-from benchctl.analysis.metrics.metric import TPOT, TTFT
+from benchctl.analysis.comparison import Group, compare
+from benchctl.analysis.metrics.speed import TPOT, TTFT
 from benchctl.analysis.plots import latency as module
 from benchctl.analysis.plots.latency import plot_latency
 from benchctl.analysis.plots.style import Style
+from benchctl.analysis.tables.latency import latencies
 from benchctl.errors import UserError
 from benchctl.records.schema import Row, Run, Totals
 from benchctl.records.writer import read

@@ -28,9 +28,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from benchctl.analysis.frame.comparison import Group, compare
-from benchctl.analysis.frame.selection import by_suite
-from benchctl.analysis.metrics.metric import SPEEDUP, TOKEN_AGREEMENT
+from benchctl.analysis.comparison import Group, by_suite, compare
+from benchctl.analysis.metrics.faithfulness import TOKEN_AGREEMENT
+from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.plots.curves import Curve
 from benchctl.analysis.plots.frontier import Point
 from benchctl.analysis.plots.heights import Height

@@ -11,8 +11,10 @@ import pytest
 from fixtures_records import RUN, baseline_row, drafted_row, exiting_row, write
 from pictures import LOOKS, assert_readable, figure_of, texts
 
-from benchctl.analysis.frame.comparison import Group, compare
-from benchctl.analysis.metrics.metric import BLOCK_EFFICIENCY, SPEEDUP, TOKEN_AGREEMENT
+from benchctl.analysis.comparison import Group, compare
+from benchctl.analysis.metrics.drafting import BLOCK_EFFICIENCY
+from benchctl.analysis.metrics.faithfulness import TOKEN_AGREEMENT
+from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.plots import sweep as module
 from benchctl.analysis.plots.style import Style
 from benchctl.analysis.plots.sweep import plot_sweep, sweeps

@@ -12,8 +12,7 @@ from fixtures_predict import DRAFTING, PLAIN, TOKENS, Step, both, file_of, usual
 from fixtures_records import BASELINE, DRAFTED, EXITING, KOALA, LAYERS, MT_BENCH, RUN
 from pictures import LOOKS, assert_readable, figure_of, texts
 
-from benchctl.analysis.frame.comparison import Group, compare
-from benchctl.analysis.frame.selection import by_suite
+from benchctl.analysis.comparison import Group, by_suite, compare
 from benchctl.analysis.plots import waterfall as module
 from benchctl.analysis.plots.style import Style
 from benchctl.analysis.plots.waterfall import Waterfall, bars, plot_waterfall, waterfalls

@@ -8,8 +8,8 @@ import pytest
 from fixtures_pictures import texts as texts_of
 from fixtures_records import DRAFTED, EXITING, KOALA, RUN, baseline_row, drafted_row, failed, method, usual_rows, write
 
-from benchctl.analysis.frame.comparison import Group, compare
-from benchctl.analysis.metrics.metric import EXACT_MATCH
+from benchctl.analysis.comparison import Group, compare
+from benchctl.analysis.metrics.faithfulness import EXACT_MATCH
 from benchctl.analysis.plots.axes import check_image
 from benchctl.analysis.plots.heights import Height
 from benchctl.analysis.plots.pareto import pareto

@@ -175,14 +175,13 @@ def test_in_brief_there_is_one_table_of_all_suites_together(tmp_path: Path) -> N
     assert lines[EXITING] == [*spread, f"{tokens['value']:.1f}", f"{agreed['value']:.3f}", "–", "no"]
     assert lines["two_model"][-3:] == ["1.000", "–", "yes"]
     assert text.count("\ntwo_model ") == text.count("\nearly_exit ") == 1
-    assert "6 prompts cannot stand for a suite" in text
 
 
 @pytest.mark.parametrize("format", ["table", "brief", "md"])
-def test_cautions_stand_below_the_table(tmp_path: Path, format: Format) -> None:
+def test_warnings_stand_below_the_table(tmp_path: Path, format: Format) -> None:
     broken = [_broken(row) for row in usual_rows()]
     text = " ".join(_text(tmp_path, format, broken).split())
-    assert "claims to be exact, but 20 answers left the baseline's by more than rounding" in text
+    assert f"{DRAFTED} claims to be exact" in text
     assert text.index("claims to be exact") > text.index("lossless")
 
 
@@ -197,7 +196,7 @@ def test_sampled_answers_have_a_column_of_their_own_and_no_agreement(tmp_path: P
     text = _text(tmp_path, rows=rows, run=replace(RUN, temperature=0.7, top_p=0.9, top_k=50))
     assert "temperature 0.7, top-p 0.9, top-k 50" in " ".join(text.split())
     line = _cells(text, "two_model")[3]
-    assert line == ["two_model", "–", "20", "0", "exact", "–"]
+    assert line == ["two_model", "20", "0", "exact", "–"]
 
 
 @pytest.mark.parametrize("format", FORMATS)

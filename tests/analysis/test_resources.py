@@ -1,4 +1,4 @@
-"""Energy, memory and the bandwidth bound from rows whose numbers were chosen; cautions about their conditions."""
+"""Energy, memory and the bandwidth bound from rows whose numbers were chosen."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, batch, drafted_row, failed, usual_rows, write
 
-from benchctl.analysis.frame.bandwidth import least_read_s
-from benchctl.analysis.frame.comparison import Group, compare
+from benchctl.analysis.comparison import Group, compare
+from benchctl.analysis.frame.row_figures import least_read_s
 from benchctl.analysis.metrics.resources import BANDWIDTH_SHARE, ENERGY, PEAK_MEMORY, RESERVED_MEMORY
-from benchctl.analysis.tables.columns import resource_blocks
+from benchctl.analysis.tables.columns import metric_blocks
 from benchctl.analysis.tables.text import summary
-from benchctl.analysis.warnings import cautions
 from benchctl.records.schema import Row, Run
 from benchctl.records.writer import RunFile
 
@@ -90,7 +89,7 @@ def test_a_group_whose_rows_tell_nothing_has_none_of_these_figures() -> None:
 def test_the_table_has_the_columns_that_this_machine_can_tell() -> None:
     def titles(rows: list[Row], run: Run) -> list[str]:
         group = group_of(rows, run)
-        return [column.title for block in resource_blocks(group) for column in block.columns]
+        return [column.title for block in metric_blocks(group) if block.title == "Machine" for column in block.columns]
 
     rows = [replace(row, peak_memory_bytes=9) for row in (baseline_row("p0"), baseline_row("p1"))]
     assert titles(rows, RUN) == []
@@ -104,37 +103,11 @@ def test_the_table_has_the_columns_that_this_machine_can_tell() -> None:
     ]
 
 
-def test_rounds_out_of_bounds_are_left_out_for_all_labels_and_counted_with_their_reason() -> None:
-    rows = [
-        replace(row, invalid="the GPU slowed down: power brake", ttft_s=500.0)
-        if (row.label, row.prompt_id) in {(DRAFTED, "p3"), (DRAFTED, "p4"), (BASELINE, "p5")}
-        else row
-        for row in usual_rows(20)
-    ]
-    group = group_of(rows)
-    told = [caution for caution in cautions(group) if "out of bounds" in caution]
-    assert len(told) == 1
-    assert told[0].startswith("3 of 20 rounds were left out of all figures but the counts of verdicts, for all methods")
-    assert "the first on koala/p3: the GPU slowed down: power brake" in told[0]
-    assert {method.prompts for method in group.pooled.methods} == {17}
-
-
 def test_a_run_that_was_disturbed_throughout_has_no_speeds_but_says_why(tmp_path: Path) -> None:
     rows = [replace(row, invalid="the GPU slowed down: power brake") for row in usual_rows(12)]
     path = write(tmp_path / "a.jsonl", rows)
     found = json.loads(summary([path], "json"))
-    text = " ".join(summary([path], "md").split())
-    assert "x [" not in text and "12 of 12 rounds were left out of all figures" in text
-    assert all(summary([path], format) for format in ("table", "csv")) and found
-
-
-@pytest.mark.parametrize(("waited_share", "told"), [(0.04, False), (0.3, True)])
-def test_a_load_that_lasted_is_told_of_the_file_as_a_whole(waited_share: float, told: bool) -> None:
-    rows = [replace(row, conditions={"waited_share": waited_share}) for row in usual_rows(20)]
-    found = [caution for caution in cautions(group_of(rows)) if "waited 30% of the time or more" in caution]
-    assert bool(found) == told
-
-
-def test_a_few_generations_that_waited_long_are_no_lasting_load() -> None:
-    rows = [replace(row, conditions={"waited_share": 0.9 * (index < 20)}) for index, row in enumerate(usual_rows(20))]
-    assert not any("waited" in caution for caution in cautions(group_of(rows)))
+    (warning,) = (each for each in found["groups"][0]["warnings"] if each["id"] == "rounds_disturbed")
+    assert (warning["values"]["disturbed"], warning["values"]["rounds"]) == (12, 12)
+    assert "x [" not in summary([path], "md")
+    assert all(summary([path], format) for format in ("table", "csv"))

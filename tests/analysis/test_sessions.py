@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, drafted_row, usual_rows, write
+from warned import warned
 
-from benchctl.analysis.frame.comparison import Group, MethodFigures, compare
-from benchctl.analysis.frame.sessions import note
-from benchctl.analysis.metrics.metric import ACCEPTANCE_RATE, MEAN_SPEEDUP, SPEEDUP, TOKENS_PER_S
-from benchctl.analysis.warnings import cautions
+from benchctl.analysis.comparison import Group, MethodFigures, compare
+from benchctl.analysis.metrics.drafting import ACCEPTANCE_RATE
+from benchctl.analysis.metrics.speed import MEAN_SPEEDUP, SPEEDUP, TOKENS_PER_S
+from benchctl.analysis.tables.text import note
 from benchctl.records.schema import Row
 from benchctl.records.writer import read
 
@@ -45,7 +46,7 @@ def test_arms_of_one_session_each_have_a_speed_up_without_an_interval_and_it_is_
     assert speedup.value == pytest.approx(10 / 6)
     assert speedup.interval is None
     assert found.estimate(MEAN_SPEEDUP).interval is None
-    assert f"{DRAFTED} and {BASELINE} were measured in one session each" in " ".join(cautions(group))
+    assert warned(group, "no_shared_session") == [{"labels": DRAFTED, "baseline": BASELINE}]
 
 
 def test_figures_of_one_arm_alone_keep_theirs(tmp_path: Path) -> None:
@@ -62,7 +63,7 @@ def test_more_sessions_of_either_arm_give_an_interval_as_wide_as_these_differ(tm
     interval = found.estimate(SPEEDUP).interval
     assert interval is not None
     assert interval.high / interval.low > 1.3
-    assert not any("in one session each" in caution for caution in cautions(group))
+    assert warned(group, "no_shared_session") == []
 
 
 def test_arms_measured_in_turns_need_no_second_session(tmp_path: Path) -> None:
@@ -74,12 +75,12 @@ def test_arms_measured_in_turns_need_no_second_session(tmp_path: Path) -> None:
     for found in (once, twice):
         interval = found.estimate(SPEEDUP).interval
         assert interval is not None and interval.high / interval.low < 1.001
-    assert not any("in one session each" in caution for caution in cautions(group))
+    assert warned(group, "no_shared_session") == []
 
 
 def test_the_note_says_how_many_sessions_there_are(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{number}.jsonl", usual_rows()) for number in range(3)]
     (one,) = compare([read(paths[0])])
     (three,) = compare([read(path) for path in paths])
-    assert note(one).endswith("[95% interval, paired bootstrap over prompts and repeats of one session].")
-    assert note(three).endswith("[95% interval, paired bootstrap over prompts, repeats and 3 sessions].")
+    assert (one.sessions, three.sessions) == (1, 3)
+    assert "one session" in note(one) and "3 sessions" in note(three)

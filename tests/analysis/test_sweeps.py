@@ -1,18 +1,15 @@
 """The best of many labels is the one with the highest lower bound that none beats, and it says that it was chosen."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click import unstyle
 from fixtures_records import BASELINE, RUN, baseline_row, drafted_row, method, write
+from warned import warned
 
-from benchctl.analysis.frame.comparison import Group, compare
-from benchctl.analysis.metrics.metric import SPEEDUP
-from benchctl.analysis.stats.sweeps import best_of_sweeps
-from benchctl.analysis.stats.winner import fastest
-from benchctl.analysis.tables.text import render
+from benchctl.analysis.comparison import Group, compare
+from benchctl.analysis.metrics.speed import SPEEDUP
+from benchctl.analysis.winner import best_labels
 from benchctl.records.schema import Exactness, Row
 from benchctl.records.writer import read
 
@@ -38,29 +35,12 @@ def _group(tmp_path: Path, factors: dict[str, list[float]], exactness: Exactness
 def test_a_steady_label_beats_one_that_is_faster_now_and_then(tmp_path: Path) -> None:
     """Mean times of 0.50, 0.51 and 0.9: the first swings between 0.1 and 0.9, so its lower bound is the lower one."""
     factors = dict(zip(LABELS, ([0.1, 0.9], [0.51], [0.9]), strict=True))
-    (found,) = best_of_sweeps(_group(tmp_path, factors))
-    assert found.startswith(f"of 3 labels of two_model the best by the lower end of its interval is {LABELS[1]}: 1.96x")
-    assert found.endswith(
-        "[1.96, 1.96]. Of the 2 others 1 is slower beyond doubt. It was chosen on these prompts, which flatters it: "
-        "measure it again on others."
-    )
-
-
-@pytest.mark.parametrize(("floor", "slower"), [(0.0, 2), (0.03, 1), (0.09, 0)])
-def test_it_tells_no_label_from_another_where_the_table_beside_it_cannot(
-    tmp_path: Path, floor: float, slower: int
-) -> None:
-    """Times of 0.50, 0.51 and 0.54: the best was named by its own rule, which knew no floor and no other label."""
-    group = _group(tmp_path, dict(zip(LABELS, ([0.50], [0.51], [0.54]), strict=True)))
-    winner = fastest(group, floor)
-    assert winner is not None and winner.label == LABELS[0]
-    assert len(winner.slower) == slower + 1, "of the labels, and the baseline"
-    (found,) = best_of_sweeps(group, floor)
-    assert f"{LABELS[0]}: 2.00x" in found
-    assert f"Of the 2 others {slower} {'is' if slower == 1 else 'are'} slower beyond doubt." in found
-    for format in ("table", "md"):
-        assert found in " ".join(unstyle(render([group], format, floor=floor)).split())
-    assert found in json.loads(render([group], "json", floor=floor))["groups"][0]["cautions"]
+    group = _group(tmp_path, factors)
+    (found,) = best_labels(group)
+    assert (found.name, found.labels, found.best.label, found.slower) == ("two_model", 3, LABELS[1], 1)
+    (values,) = warned(group, "best_of_many_labels")
+    assert values["label"] == LABELS[1] and values["speedup"] == pytest.approx(1.96, abs=0.005)
+    assert values["low"] == pytest.approx(values["high"])
 
 
 def test_a_label_that_another_one_beats_is_not_the_best_however_high_its_lower_bound(tmp_path: Path) -> None:
@@ -77,8 +57,8 @@ def test_a_label_that_another_one_beats_is_not_the_best_however_high_its_lower_b
     lows = {method.label: method.estimate(SPEEDUP).interval for method in group.pooled.methods}
     first, second = lows[LABELS[0]], lows[LABELS[1]]
     assert first is not None and second is not None and second.low > first.low
-    (found,) = best_of_sweeps(group)
-    assert f"is {LABELS[0]}: 2.00x" in found
+    (found,) = best_labels(group)
+    assert found.best.label == LABELS[0]
 
 
 @pytest.mark.parametrize("broken", ["lossy", "unjudged"])
@@ -95,15 +75,15 @@ def test_a_label_whose_answers_are_not_the_target_s_is_no_best(tmp_path: Path, b
 
     rows = list(map(change, group.files[0].rows))
     (group,) = compare([read(write(tmp_path / "broken.jsonl", rows, group.run))])
-    (found,) = best_of_sweeps(group)
-    assert found.startswith("of 3 labels of two_model the best") and "is two_model[draft_tokens=2]: 1.67x" in found
+    (found,) = best_labels(group)
+    assert (found.labels, found.best.label) == (3, "two_model[draft_tokens=2]")
 
 
 def test_two_labels_are_no_search(tmp_path: Path) -> None:
-    assert list(best_of_sweeps(_group(tmp_path, {label: [0.5] for label in LABELS[:2]}))) == []
+    assert list(best_labels(_group(tmp_path, {label: [0.5] for label in LABELS[:2]}))) == []
 
 
 def test_the_fastest_of_lossy_labels_is_not_called_the_best(tmp_path: Path) -> None:
     factors = {label: [0.5] for label in LABELS}
-    assert list(best_of_sweeps(_group(tmp_path, factors, "lossy"))) == []
-    assert len(list(best_of_sweeps(_group(tmp_path, factors)))) == 1
+    assert list(best_labels(_group(tmp_path, factors, "lossy"))) == []
+    assert len(list(best_labels(_group(tmp_path, factors)))) == 1

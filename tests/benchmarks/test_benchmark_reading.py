@@ -10,9 +10,8 @@ from click.testing import CliRunner
 from benchctl.records.schema import Row
 from benchctl.records.writer import read as read_records
 from benchmarks import reading
-from benchmarks.figures import Figure, Took, took
 from benchmarks.made_up import BASELINE, DRAFTING, EXITING, MadeUp
-from benchmarks.reading import MODES, main
+from benchmarks.reading import MODES, Figure, Took, main, took
 
 
 def test_the_file_has_as_many_generations_as_asked_for_and_all_can_be_true(tmp_path: Path) -> None:
@@ -44,18 +43,6 @@ def test_what_it_took_is_that_of_the_process_that_compared(tmp_path: Path) -> No
         took(["compare", str(tmp_path / "run.jsonl")])
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="this system does not tell")
-def test_memory_of_processes_that_it_started_counts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two that hold 60 and 90 MB at the same time take more than either, which is all that the system tells at the
-    end."""
-    child = "import time; held = b'1' * 90_000_000; time.sleep(0.6)"
-    (tmp_path / "benchctl.py").write_text(
-        f"import subprocess, sys\nheld = b'1' * 60_000_000\nsubprocess.run([sys.executable, '-c', {child!r}])\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    assert 1.5e8 < took([]).peak_bytes < 3e8
-
-
 def test_time_is_the_median_and_memory_the_most_of_all_runs() -> None:
     """Memory was that of the fastest run, so that one run beyond the limit did not count."""
     runs = tuple(Took(wall_s, peak_bytes=peak) for wall_s, peak in ((9.0, 1), (30.0, 1_010_000_000), (9.5, 1)))
@@ -69,16 +56,15 @@ def test_time_is_the_median_and_memory_the_most_of_all_runs() -> None:
     ("slow", "missed"),
     [
         ({}, []),
-        ({"compare": Took(10.1)}, ["compare"]),
+        ({"compare": Took(20.1)}, ["compare"]),
         ({"compare": Took(1.0, peak_bytes=1_010_000_000)}, ["compare"]),
         ({"report": Took(20.1), "plot": Took(5.1), "--help": Took(0.31)}, ["report", "plot", "--help"]),
-        ({"open": Took(2.1)}, ["open"]),
     ],
 )
 def test_whatever_takes_more_than_it_may_fails_and_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: dict[str, Took], missed: list[str]
 ) -> None:
-    fast = {"compare": Took(9.9, 1.0, 0.5, 990_000_000), "report": Took(19.9), "plot": Took(4.9), "--help": Took(0.29)}
+    fast = {"compare": Took(19.9, 1.0, 0.5, 990_000_000), "report": Took(19.9), "plot": Took(4.9), "--help": Took(0.29)}
 
     def taken(arguments: tuple[str, ...]) -> Took:
         if "--out" in arguments:
@@ -86,23 +72,16 @@ def test_whatever_takes_more_than_it_may_fails_and_is_told(
         return (fast | slow)[arguments[0]]
 
     monkeypatch.setattr(reading, "took", taken)
-    monkeypatch.setattr(reading, "PROGRAM", "chromium")
-    monkeypatch.setattr(reading, "opened", lambda page, times: (slow.get("open", Took(1.9)),) * times)
     monkeypatch.setattr(reading, "circumstances", lambda: {"commit": "c0ffee"})
     out = tmp_path / "figures.json"
     result = CliRunner().invoke(main, ["--generations", "10", "--shown", "10", "--times", "2", "--out", str(out)])
     assert result.exit_code == bool(missed), result.output
     told = json.loads(out.read_text())
-    assert [one["command"].split()[0 if "open" in one["command"] else 1] for one in told["figures"]] == [
-        "compare", "report", "open", "plot", "--help",
+    assert [one["command"].split()[1] for one in told["figures"]] == [
+        "compare", "report", "plot", "--help",
     ]  # fmt: skip
     assert [one["command"] for one in told["figures"] if not one["is_met"]] == [
         one["command"] for one in told["figures"] if any(name in one["command"].split() for name in missed)
     ]
     assert told["commit"] == "c0ffee" and all(len(one["took"]) == 2 for one in told["figures"])
     assert result.output.count("MISSED") == len(missed)
-    if not slow:
-        assert (
-            "benchctl compare large.jsonl (10 generations, 0 MB): 9.90, 9.90 s, of 10 s at most; 990 MB"
-            in result.output
-        )

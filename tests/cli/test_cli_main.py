@@ -43,6 +43,12 @@ print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))
     assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_line_of_a_verb_begins_its_own_help(verb: str) -> None:
+    command = main.get_command(click.Context(main), verb)
+    assert command is not None and (command.help or "").startswith(VERBS[verb])
+
+
 def test_help_lists_every_verb_in_reading_order() -> None:
     listed = CliRunner().invoke(main, ["--help"]).output.partition("Commands:\n")[2].partition("\n\n")[0]
     assert [line.split()[0] for line in listed.splitlines()] == list(VERBS)
@@ -93,7 +99,7 @@ def test_an_interruption_says_that_results_are_kept(monkeypatch: pytest.MonkeyPa
     verb_that_raises(monkeypatch, KeyboardInterrupt())
     result = CliRunner().invoke(main, ["list"])
     assert result.exit_code == 130
-    assert "What was written so far is kept" in result.stderr
+    assert "--resume" in result.stderr
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

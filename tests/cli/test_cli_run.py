@@ -227,7 +227,6 @@ class TestRefusals:
             ("--top-p 1.5", "Invalid value for '--top-p'"),
             ("--top-k -1", "Invalid value for '--top-k'"),
             ("--dtype float8", "Invalid value for '--dtype'"),
-            ("--data-dir nowhere", "nowhere"),
             ("--fast", "No such option"),
         ],
     )
@@ -290,7 +289,7 @@ class TestRefusals:
 
     def test_resume_without_a_file(self) -> None:
         usual = "run --model target --bench three.jsonl --method prompt_lookup --resume"
-        assert "--resume needs the file to go on with" in refused(CliRunner().invoke(main, usual.split()))
+        assert "--out FILE" in refused(CliRunner().invoke(main, usual.split()))
 
     @pytest.mark.parametrize(
         ("content", "message"),
@@ -327,7 +326,7 @@ def test_a_finished_run_resumed_prints_its_table_again(here: Path) -> None:
     second = invoke("--method", "prompt_lookup", "--resume")
     assert second.exit_code == 0
     assert second.stdout == first.stdout
-    assert "0 generations measured in 0 s; 16 were there before." in second.stderr
+    assert "0 generations measured in 0 s; 16 " in second.stderr
 
 
 def test_failed_generations_are_counted_and_when_all_fail_so_does_the_command(
@@ -336,7 +335,7 @@ def test_failed_generations_are_counted_and_when_all_fail_so_does_the_command(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr("benchctl.measuring.measure.decode", fail)
+    monkeypatch.setattr("benchctl.measuring.decoder.decode", fail)
     result = invoke("--method", "prompt_lookup")
     assert result.exit_code == 1
     assert "16 FAILED: see `error` in their rows" in result.stderr
@@ -353,7 +352,7 @@ def test_an_interrupted_run_keeps_what_was_measured(here: Path, monkeypatch: pyt
             raise KeyboardInterrupt
         return decode(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("benchctl.measuring.measure.decode", interrupt)
+    monkeypatch.setattr("benchctl.measuring.decoder.decode", interrupt)
     result = invoke("--method", "prompt_lookup")
     assert result.exit_code == 130
     assert "--resume" in result.stderr

@@ -12,8 +12,7 @@ from fixtures_training import benchctl, done, refused, write_data
 from tiny import tiny_folder
 
 from benchctl.cli.train import train
-from benchctl.cli.train.progress import describe, describe_held_out
-from benchctl.cli.train.session import command_line
+from benchctl.cli.train.session import command_line, describe, describe_held_out
 from benchctl.decoding.modules.trainable import Tally
 from benchctl.training.jobs import check_device
 from benchctl.training.modules.job import trainable_names
@@ -30,7 +29,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
 def test_help_lists_every_part_and_every_method_with_modules() -> None:
     told = done("train", "--help")
     assert [line.split()[0] for line in told.splitlines() if line.startswith("  ")].count("medusa") == 1
-    for part in ("target", "draft", "moe", "export", "pack", *trainable_names()):
+    for part in ("draft", "export", *trainable_names()):
         assert f"\n  {part} " in told
 
 
@@ -41,7 +40,7 @@ def test_a_method_has_a_help_of_its_own_by_its_label() -> None:
 
 @pytest.mark.parametrize("part", ["fly", "prompt_lookup", "autoregressive"])
 def test_what_has_nothing_to_train_is_refused_with_what_has(part: str) -> None:
-    assert "what can be trained: target, draft, moe, deed, early_exit, m2r2, medusa" in refused("train", part, "--help")
+    assert "what can be trained: draft, deed, early_exit, m2r2, medusa" in refused("train", part, "--help")
 
 
 @pytest.mark.parametrize(
@@ -71,12 +70,13 @@ def test_wrong_input_is_refused_before_anything_is_trained(
     words: list[object], tmp_path: Path, arguments: tuple[str, ...], complaint: str
 ) -> None:
     given = words if arguments[0] != "target" else words[2:]
-    assert complaint in refused("train", arguments[0], *given, "--out", tmp_path / "out", *arguments[1:])
+    program = "reference" if arguments[0] in ("target", "moe") else "train"
+    assert complaint in refused(program, arguments[0], *given, "--out", tmp_path / "out", *arguments[1:])
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    told = refused("train", "target", "--data", "x", "--out", tmp_path / "out", "--steps", 1, "--device", "cuda")
+    told = refused("reference", "target", "--data", "x", "--out", tmp_path / "out", "--steps", 1, "--device", "cuda")
     assert "no usable GPU here; train with --device cpu" in told
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     check_device("cuda:1")

@@ -37,7 +37,7 @@ NAMES = [
     ("list be", ["benches"]),
     ("completion z", ["zsh"]),
 ]
-FILES = ["compare", "judge", "plot", "predict", "report", "validate", "import", "watch", "doctor --aa"]
+FILES = ["compare", "judge", "plot", "predict", "report", "validate", "import", "doctor --aa"]
 FILES += ["compare results.jsonl --floor", "compare results.jsonl --scores", "report --floor", "run --bench"]
 
 

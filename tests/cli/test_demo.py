@@ -16,7 +16,7 @@ from fixtures_records import usual_rows, write
 
 from benchctl import registry
 from benchctl.cli import INTERRUPTED, main
-from benchctl.cli.run.options import asks_for_a_run
+from benchctl.cli.options import options_from
 from benchctl.decoding.model.target import Target
 from benchctl.measuring.settings import RunSettings
 from benchctl.records.writer import read
@@ -65,9 +65,9 @@ def test_it_measures_compares_draws_and_reports(tmp_path: Path, monkeypatch: pyt
 
 
 @click.command()
-@asks_for_a_run
-def _asked(settings: RunSettings, sessions: int) -> None:
-    assert (settings.prompts.source, settings.models.target, sessions) == ("embedded", "", 1)
+@options_from(RunSettings, "settings")
+def _asked(settings: RunSettings) -> None:
+    assert (settings.prompts.source, settings.models.target) == ("embedded", "")
     assert settings.methods == SHOWN.demo_labels()[0]
 
 
@@ -75,7 +75,7 @@ def test_the_command_it_records_is_one_that_can_be_repeated(tmp_path: Path, monk
     asked: list[RunSettings] = []
     monkeypatch.setattr(import_module("benchctl.cli.run"), "measure", asked.append)
     monkeypatch.setattr(SHOWN, "_verb", lambda *_: None)
-    monkeypatch.setattr(SHOWN, "_beside", lambda *_: nullcontext())
+    monkeypatch.setattr(SHOWN, "_in_background", lambda *_: nullcontext())
     result = CliRunner().invoke(main, ["demo", "--out", str(tmp_path / "new")], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     first, second = asked

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import threading
 
+import pytest
 from fakes_measuring import FakeClock
 from rich.console import Console
 
@@ -25,6 +26,15 @@ class Screen:
         self.text.truncate(0)
         self.text.seek(0)
         return text
+
+
+class Seconds:
+    """A clock that is set by hand."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 class SlowClock(FakeClock):
@@ -63,11 +73,23 @@ def test_nothing_is_drawn_between_two_events() -> None:
         assert threading.active_count() == before
 
 
-def test_a_resumed_run_does_not_take_credit_for_what_was_there() -> None:
+def test_the_time_left_is_estimated_from_what_this_process_measured() -> None:
+    """90 of 100 generations were in the file; 4 more take 10 s each, so 6 more take a minute."""
+    screen, clock = Screen(), Seconds()
+    with RunDisplay(screen.console, clock) as display:
+        display(Progress(90, 100, "two_model"))
+        assert "left" not in screen.drawn()
+        for done in range(91, 95):
+            clock.now_s += 10
+            display(Progress(done, 100, "two_model"))
+        assert "about 1 min left" in screen.drawn()
+
+
+def test_the_bar_shows_the_speed_up_so_far() -> None:
     screen = Screen()
     with RunDisplay(screen.console, FakeClock()) as display:
-        display(Progress(90, 100, "two_model"))
-        assert "-:--:--" in screen.drawn()
+        display(Progress(1, 2, "two_model", speedups={"slow": 0.9, "two_model": 1.305}))
+        assert "two_model 1.30x, slow 0.90x" in screen.drawn()
 
 
 def test_a_notice_stands_above_the_bar_with_its_brackets() -> None:
@@ -77,10 +99,24 @@ def test_a_notice_stands_above_the_bar_with_its_brackets() -> None:
     assert "early_exit[exits=4+8] cannot run here: [no].\n" in screen.drawn()
 
 
-def test_away_from_a_terminal_only_notices_are_printed_each_on_one_line() -> None:
+def test_away_from_a_terminal_notices_are_lines_of_their_own() -> None:
     screen = Screen(terminal=False)
     with RunDisplay(screen.console, FakeClock()) as display:
         display(Progress(1, 2, "two_model", warm_up=True))
         display(Progress(1, 2, "two_model"))
         display(Notice("word " * 40))
     assert screen.drawn() == "word " * 40 + "\n"
+
+
+@pytest.mark.parametrize(("step_s", "at"), [(5.0, [6, 12, 18]), (100.0, [5, 10, 15, 20])])
+def test_away_from_a_terminal_a_line_comes_at_most_every_30_s_and_every_5_percent(step_s: float, at: list[int]) -> None:
+    """The first generation is 0 of 100. At 5 s each, 6 take 30 s; at 100 s each, 5 are 5%."""
+    screen, clock, shown = Screen(terminal=False), Seconds(), []
+    with RunDisplay(screen.console, clock) as display:
+        for done in range(22):
+            display(Progress(done, 100, "two_model", speedups={"two_model": 1.5}))
+            if line := screen.drawn():
+                shown.append(done)
+                assert f"({done} of 100 generations)" in line and "left" in line and "two_model 1.50x" in line
+            clock.now_s += step_s
+    assert shown[: len(at)] == at

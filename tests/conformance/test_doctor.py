@@ -13,11 +13,11 @@ from doctor_mutants import MUTANTS, ChoosesItself, Plain, Raises, RaisingReason,
 
 from benchctl import registry
 from benchctl.cli import main
-from benchctl.conformance.conduct import _roles
+from benchctl.conformance.checks import _roles
 from benchctl.conformance.examine import OF_THE_METHOD, ON_A_TARGET, WHAT, examine
 from benchctl.conformance.findings import Deviation, Skipped
-from benchctl.conformance.grounds import KINDS, NEW_TOKENS, ground, prompt_of
-from benchctl.conformance.subject import Subject, answer
+from benchctl.conformance.method_under_test import MethodUnderTest, answer
+from benchctl.conformance.random_models import KINDS, NEW_TOKENS, prompt_of, random_models
 from benchctl.decoding.batch import why_not_batched
 from benchctl.decoding.method import Method
 
@@ -49,8 +49,8 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _checked(check: str, label: str, folder: Path) -> object:
-    subject = Subject(label, folder)
-    return CHECKS[check](subject, ground("llama")) if check in ON_A_TARGET else CHECKS[check](subject)
+    subject = MethodUnderTest(label, folder)
+    return CHECKS[check](subject, random_models("llama")) if check in ON_A_TARGET else CHECKS[check](subject)
 
 
 def test_every_check_is_shown_to_fail() -> None:
@@ -60,7 +60,10 @@ def test_every_check_is_shown_to_fail() -> None:
 
 @pytest.mark.parametrize("label", ["two_model", "prompt_lookup", "medusa", "lookahead", "m2r2", *MODES])
 def test_what_a_method_is_for_is_seen(label: str, tmp_path: Path) -> None:
-    assert [ON_A_TARGET["engaged"](Subject(label, tmp_path), ground(kind)) for kind in KINDS] == [None, None]
+    assert [ON_A_TARGET["engaged"](MethodUnderTest(label, tmp_path), random_models(kind)) for kind in KINDS] == [
+        None,
+        None,
+    ]
 
 
 def test_a_method_that_does_not_act_here_is_told_so(tmp_path: Path) -> None:
@@ -117,8 +120,8 @@ def test_every_built_in_method_passes(label: str) -> None:
 def test_answers_hold_stop_tokens_in_every_role(tmp_path: Path) -> None:
     """Or the check of stop tokens would prove little."""
     for kind in KINDS:
-        method = Subject("two_model", tmp_path).prepared(ground(kind))
-        full = answer(method, ground(kind), prompt_of(13), NEW_TOKENS)
+        method = MethodUnderTest("two_model", tmp_path).prepared(random_models(kind))
+        full = answer(method, random_models(kind), prompt_of(13), NEW_TOKENS)
         assert set(_roles(full)) == {"first", "inner", "last accepted", "bonus"}
 
 

@@ -120,16 +120,6 @@ def test_rows_written_after_truncation_follow_what_is_left() -> None:
     assert seen.flatten().tolist() == [0, 1, 8]
 
 
-def test_a_fork_and_its_original_do_not_share_rows() -> None:
-    cache = filled(3, 2)
-    twin = cache.fork()
-    twin.write(0, 1, kv(7))
-    cache.write(1, 2, kv(9))
-    assert [keys(cache, layer) for layer in range(2)] == [[0, 1, 2], [0, 1, 9]]
-    assert [keys(twin, layer) for layer in range(2)] == [[0, 7], [0, 1]]
-    assert twin.capacity == cache.capacity
-
-
 def test_a_row_that_passes_a_layer_by_is_done_with_and_holds_nothing_there() -> None:
     """Nothing is zero: what memory happened to hold, infinities among it, must not come through a mask."""
     cache = filled(3, 3)
@@ -145,11 +135,10 @@ def test_absent_rows_are_forgotten_with_the_others() -> None:
     cache = filled(3, 3)
     for slot in (3, 4):
         cache.skip(1, slot)
-    twin = cache.fork()
     cache.write(1, 4, kv(4))
-    assert (cache.absent, twin.absent) == ([[], [3]], [[], [3, 4]])
-    twin.truncate(4)
-    assert twin.absent == [[], [3]]
+    assert cache.absent == [[], [3]]
+    cache.truncate(3)
+    assert cache.absent == [[], []]
 
 
 def test_absent_rows_move_with_the_rows_that_are_kept() -> None:
@@ -191,18 +180,16 @@ def test_what_hides_absent_rows_follows_them() -> None:
     assert hidden(cache, 1, 9) == [3]
 
 
-def test_what_hides_absent_rows_is_forked_moves_and_grows_with_them() -> None:
+def test_what_hides_absent_rows_moves_and_grows_with_them() -> None:
     cache = filled(7, 2)
     cache.skip(1, 5)
     cache.write(1, 6, kv(6))
     assert hidden(cache, 1, 7) == [2, 3, 4, 5]
-    twin = cache.fork()
     cache.keep(3, [4, 6])
-    assert (hidden(cache, 1, 5), hidden(twin, 1, 7)) == ([2, 3], [2, 3, 4, 5])
+    assert hidden(cache, 1, 5) == [2, 3]
     room = cache.capacity
     cache.skip(1, room + 3)
     assert hidden(cache, 1, room + 4) == [2, 3, *range(5, room + 4)]
-    assert hidden(twin, 1, twin.capacity + 1) == [2, 3, 4, 5]
 
 
 def test_the_cache_has_the_dtype_of_the_model() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchctl.decoding.model.hub import hub_reachable
+from benchctl.decoding.model.tokenizer import hub_reachable
 
 
 @pytest.fixture(autouse=True)

@@ -126,22 +126,11 @@ def test_truncation_to_more_than_there_is_changes_nothing() -> None:
     assert_cached_as_if_fresh(stream, TEXT[:6])
 
 
-def test_a_fork_goes_its_own_way(target: Target) -> None:
-    stream = after(target, TEXT[:9])
-    twin = stream.fork()
-    commit(twin, TEXT[10:13])
-    commit(stream, TEXT[15:16])
-    assert_cached_as_if_fresh(twin, TEXT[:9] + TEXT[10:13])
-    assert_cached_as_if_fresh(stream, TEXT[:9] + TEXT[15:16])
-
-
-def test_open_rows_forbid_truncation_and_forks() -> None:
+def test_open_rows_forbid_truncation() -> None:
     stream = after(target_of("llama"), TEXT[:6])
     stream.push([1])
     with pytest.raises(ValueError, match="without open rows can be truncated"):
         stream.truncate(3)
-    with pytest.raises(ValueError, match="without open rows can be forked"):
-        stream.fork()
 
 
 def test_text_longer_than_the_capacity_given_makes_the_cache_grow() -> None:

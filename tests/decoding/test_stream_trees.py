@@ -166,12 +166,11 @@ def test_float32_kernels_run_a_tree_as_its_branches_alone(rows: int) -> None:
     generator = torch.Generator().manual_seed(rows)
     parents = [-1, *(int(torch.randint(0, row, (), generator=generator)) for row in range(1, rows))]
     tokens = torch.randint(0, VOCABULARY, (rows,), generator=generator).tolist()
-    before = after(target, TEXT[:9])
-    stream = before.fork()
+    stream = after(target, TEXT[:9])
     stream.push(tokens, parents)
     stream.advance()
     for row in range(rows):
-        alone = before.fork()
+        alone = after(target, TEXT[:9])
         for other in path_to(row, parents):
             last = commit(alone, [tokens[other]])[-1]
         torch.testing.assert_close(stream.logits()[row], last, rtol=0.0, atol=1e-4)

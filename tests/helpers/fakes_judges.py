@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal
 
 from fixtures_records import baseline_row, drafted_row, exiting_row, write
 
+from benchctl.judging.budget import Price
 from benchctl.judging.items import JudgeName
-from benchctl.judging.judge import AskedJudge, BatchedJudge, BatchedReply, BatchLost, Message, Reply, Request, Usage
-from benchctl.judging.prices import Price
+from benchctl.judging.judge import AskedJudge, Message, Reply, Usage
 from benchctl.judging.session import Judging
 from benchctl.judging.settings import JudgeSettings, Progress, World
 from benchctl.records.schema import Row
@@ -61,65 +61,6 @@ class Scripted(AskedJudge):
         return MOST_TOKENS
 
 
-@dataclass
-class Batching(Scripted, BatchedJudge):
-    """The same, in batches of up to `room` requests that are done once they were asked about `delay` times. `broken`
-    fails once, by name; of the batches in `lost` only so many replies can be had."""
-
-    delay: int = 1
-    room: int = 1_000_000
-    lost: dict[str, int] = field(default_factory=dict)
-    batches: dict[str, tuple[str, tuple[Request, ...]]] = field(default_factory=dict)
-    polls: dict[str, int] = field(default_factory=dict)
-    broken: dict[str, Exception] = field(default_factory=dict)
-
-    def fitting(self, requests: Sequence[Request]) -> int:
-        return min(self.room, len(requests))
-
-    def start_batch(self, requests: Sequence[Request], mark: str) -> str:
-        assert 0 < len(requests) <= self.room
-        name = f"batch_{len(self.batches)}"
-        if error := self.broken.pop("before", None):
-            raise error
-        self.batches[name] = (mark, tuple(requests))
-        if error := self.broken.pop("after", None):
-            raise error
-        return name
-
-    def find_batch(self, mark: str) -> str | None:
-        return next((name for name, (known, _) in self.batches.items() if known == mark), None)
-
-    def collect_batch(self, batch: str) -> tuple[BatchedReply, ...] | None:
-        self.polls[batch] = self.polls.get(batch, 0) + 1
-        if self.polls[batch] <= self.delay:
-            return None
-        replies = tuple(BatchedReply(each.key, self._once(each)) for each in self.batches[batch][1])
-        if batch in self.lost:
-            raise BatchLost(f"nobody gives {batch}.", replies[: self.lost[batch]])
-        return replies
-
-    def _once(self, request: Request) -> Reply:
-        """The reply to a request, the same however often the batch is fetched."""
-        asked = {each.key for _, requests in self.batches.values() for each in requests}
-        assert request.key in asked
-        return self.say(request.messages, 0)
-
-
-@dataclass
-class StillTimer:
-    """A clock that moves on only for those who wait, and remembers how long they did."""
-
-    moment_s: float = 0.0
-    _lock: Any = field(default_factory=threading.Lock, repr=False)
-
-    def now_s(self) -> float:
-        return self.moment_s
-
-    def wait_until(self, moment_s: float) -> None:
-        with self._lock:
-            self.moment_s = max(self.moment_s, moment_s)
-
-
 @dataclass(frozen=True)
 class Asked:
     """What judging asks of a prompt."""
@@ -146,7 +87,6 @@ class Bench:
     folder: Path
     rows: Sequence[Row]
     prompts: dict[tuple[str, str], Asked] = field(default_factory=dict)
-    timer: StillTimer = field(default_factory=StillTimer)
     notices: list[str] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
     on_progress: Callable[[Progress], None] = lambda progress: None
@@ -158,7 +98,7 @@ class Bench:
 
     def judging(self, judge: Any, **settings: Any) -> Judging:
         chosen = {"cache": self.folder / "cache", "concurrency": 1, "price": PRICE, **settings}
-        world = World(self.timer, lambda: 0.5, lambda: "2026-01-01T00:00:00+00:00", self.notices.append, self._moved)
+        world = World(lambda: "2026-01-01T00:00:00+00:00", self.notices.append, self._moved)
         return Judging(
             [read(self.results)], self.prompts, JudgeSettings(judge=JudgeName("scripted", judge), **chosen), world
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from benchctl.decoding.method import Context, Method, Step
 from benchctl.measuring.measure import Measurer
 from benchctl.measuring.plan import Task
-from benchctl.measuring.prompts.prompt import Prompt
+from benchctl.measuring.prompts.files import Prompt
 from benchctl.records.schema import Row
 
 

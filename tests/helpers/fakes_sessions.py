@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, failed
 
-from benchctl.measuring.measure import Measurer
 from benchctl.measuring.plan import Job, Plan, Task
-from benchctl.measuring.prompts.prompt import Prompt
+from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.session import Progress, Report, Session
 from benchctl.measuring.validity import Watch
 from benchctl.records.schema import Row, Run
 from benchctl.records.writer import Writer
+
+if TYPE_CHECKING:
+    from benchctl.measuring.measure import Measurer
 
 LABELS = (BASELINE, DRAFTED)
 
@@ -68,16 +70,22 @@ def row_of(task: Task, met: Met, batch: tuple[str, ...] = ()) -> Row:
 
 def run_of(plan: Plan) -> Run:
     """The first line of such a file."""
-    return replace(RUN, repeats=plan.repeats, modes=plan.modes, batch_size=plan.batch_size, order=plan.order)
+    return replace(RUN, repeats=plan.repeats, modes=plan.modes, batch_size=plan.batch_size)
 
 
 def measure(
-    path: Path, plan: Plan, meet: Callable[[Task], Met], watch: Watch | None, report: Report = lambda event: None
+    path: Path,
+    plan: Plan,
+    meet: Callable[[Task], Met],
+    watch: Watch | None,
+    report: Report = lambda event: None,
+    *,
+    resume: bool = True,
 ) -> tuple[Session, list[Task]]:
     """Begin a file, or go on with it; the session when it is done, and the tasks that were measured in it."""
     measurer = FakeMeasurer(meet, batched=plan.batch_size > 1)
-    with Writer(path, run_of(plan), resume=True) as writer:
-        session = Session(plan, cast(Measurer, measurer), writer, report, watch)
+    with Writer(path, run_of(plan), resume=resume) as writer:
+        session = Session(plan, cast("Measurer", measurer), writer, report, watch)
         session.measure(0)
     return session, measurer.measured
 

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from fixtures_records import BASELINE, EXITING, write
 
-from benchctl.records.schema import Row, Run
-from benchctl.records.scores import Order, Score, scores_path, to_line
+from benchctl.records.schema import Row, Run, to_line
+from benchctl.records.scores import Order, Score, scores_path
 
 Both = tuple[float, float]
 

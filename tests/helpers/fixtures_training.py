@@ -8,6 +8,7 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from benchctl.cli import main
+from reference.__main__ import main as reference
 
 COLORS = ("red", "green", "blue", "white", "black")
 ANIMALS = ("dog", "cat", "bird", "fish", "horse", "cow")
@@ -18,7 +19,7 @@ CHATS = [
 ]
 TEXTS = [{"text": f"Once the {a} met the {b}. The {b} and the {a} went home."} for a in ANIMALS for b in ANIMALS]
 SHAPE = ["--layers", "3", "--hidden", "32", "--heads", "2", "--kv-heads", "1", "--positions", "128"]
-COMMON = ["--no-reference-mix", "--dtype", "float32", "--threads", "1"]
+COMMON = ["--dtype", "float32", "--threads", "1"]
 LESSONS = ["--row-tokens", "64", "--micro-rows", "2", "--batch-tokens", "256"]
 
 
@@ -32,8 +33,11 @@ def write_data(folder: Path) -> Path:
 
 
 def benchctl(*words: object) -> Result:
-    """`benchctl words...` in this process."""
-    return CliRunner().invoke(main, [str(word) for word in words])
+    """`benchctl words...` in this process; `python -m reference --no-mix ...` where the first word is reference."""
+    first, *rest = map(str, words)
+    if first == "reference":
+        return CliRunner().invoke(reference, ["--no-mix", *rest])
+    return CliRunner().invoke(main, [first, *rest])
 
 
 def done(*words: object) -> str:
@@ -53,5 +57,5 @@ def refused(*words: object) -> str:
 def train_tiny_target(data: Path, out: Path) -> Path:
     """A target of three narrow layers with a tokenizer of 300 entries, trained for three steps."""
     sizes = (*SHAPE, "--mlp", 64, "--vocabulary", 300, "--batch-tokens", 2048)
-    done("train", "target", "--data", data, "--out", out, "--steps", 3, *sizes, *COMMON)
+    done("reference", "target", "--data", data, "--out", out, "--steps", 3, *sizes, *COMMON)
     return out

@@ -1,17 +1,18 @@
-"""Real runs in processes of their own that start in milliseconds: a server that has imported everything forks them.
+"""Runs without a model in processes of their own: the process is real, and so are file, lock and signals.
 
-Only so can a test kill a hundred of them. The server is `serve` in a process of its own; it takes requests on stdin.
+A server that imports no torch forks them, so that each starts in milliseconds. It is `serve` in a process of its own;
+it takes requests on stdin.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
 import resource
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,24 +21,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from benchctl.measuring.check import check
-from benchctl.measuring.run import run
-from benchctl.measuring.session import Notice, Progress
-from benchctl.measuring.settings import RunSettings
+from fakes_sessions import Met, measure
 
-TIMEOUT_S = 120
+from benchctl.measuring.plan import Plan, Task
+from benchctl.measuring.session import Notice, Progress
+
+TIMEOUT_S = 60
+_GENERATION_S = 0.002  # so that kills fall between and in generations
 
 
 @dataclass(frozen=True)
 class Request:
-    """A run to start: forked, or in the server itself, which then has imported all that its forks need. `told` gets a
-    line for each generation that the run said is in its file, and then its error, if it ended in one. `most_file_bytes`
-    is a limit of the system, for a disk that is full."""
+    """A run to fork. The run appends a line to `log` for each generation that is in its file, and then its error, if
+    there is one. `most_file_bytes` is a limit of the system, for a disk that is full."""
 
-    settings: RunSettings
-    told: Path
+    plan: Plan
+    out: Path
+    log: Path
+    resume: bool = True
     most_file_bytes: int = 0
-    forked: bool = True
 
 
 @dataclass
@@ -45,7 +47,7 @@ class ForkedRun:
     """A run that was started; `ended` is its exit status as of os.waitpid, once it has one."""
 
     pid: int
-    told: Path
+    log: Path
     _ask: Callable[[object], Any]
     ended: int | None = field(default=None, init=False)
 
@@ -79,7 +81,7 @@ class ForkedRun:
 
     @property
     def done(self) -> int:
-        """Generations of the plan that are in its file, by its own word."""
+        """Generations of the plan that are in its file, according to its log."""
         lines = [line for line in self._lines() if line.isdigit()]
         return int(lines[-1]) if lines else 0
 
@@ -89,7 +91,7 @@ class ForkedRun:
         return "".join(line for line in self._lines() if not line.isdigit())
 
     def _lines(self) -> list[str]:
-        return self.told.read_text().splitlines() if self.told.exists() else []
+        return self.log.read_text().splitlines() if self.log.exists() else []
 
 
 class RunServer:
@@ -110,13 +112,9 @@ class RunServer:
                 started.kill()
         self._server.communicate(timeout=TIMEOUT_S)
 
-    def measure(self, settings: RunSettings, told: Path) -> None:
-        """A run from its start to its end, in the server itself."""
-        assert self._ask(Request(settings, told, forked=False)) == 0, told.read_text()
-
-    def start(self, settings: RunSettings, told: Path, most_file_bytes: int = 0) -> ForkedRun:
-        told.unlink(missing_ok=True)
-        self._started.append(ForkedRun(self._ask(Request(settings, told, most_file_bytes)), told, self._ask))
+    def start(self, request: Request) -> ForkedRun:
+        request.log.unlink(missing_ok=True)
+        self._started.append(ForkedRun(self._ask(request), request.log, self._ask))
         return self._started[-1]
 
     def _ask(self, request: object) -> Any:
@@ -140,10 +138,7 @@ def serve() -> None:
 
 
 def _start(request: Request) -> int:
-    """The process that a run became; the exit code of one that is not forked."""
-    if not request.forked:
-        return _run(request)
-    gc.freeze()  # else each run would go through all that was ever imported, and take half a second for it
+    """The id of the process that a run became."""
     process = os.fork()
     if process == 0:
         os._exit(_run(request))
@@ -157,19 +152,23 @@ def _status(process: int, until_it_ends: bool) -> int | None:
 
 
 def _run(request: Request) -> int:
-    told = os.open(request.told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def tell(event: Notice | Progress) -> None:
-        if isinstance(event, Progress) and not event.warm_up:
-            os.write(told, b"%d\n" % event.done)
+    def write(event: Notice | Progress) -> None:
+        if isinstance(event, Progress):
+            os.write(log, b"%d\n" % event.done)
 
     try:
-        checked = check(request.settings, lambda notice: None)
         if request.most_file_bytes:
             resource.setrlimit(resource.RLIMIT_FSIZE, (request.most_file_bytes, resource.RLIM_INFINITY))
-        run(checked, tell)
+        measure(request.out, request.plan, _take_time, None, write, resume=request.resume)
     except Exception as error:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        os.write(told, traceback.format_exception_only(error)[-1].encode())
+        os.write(log, traceback.format_exception_only(error)[-1].encode())
         return 1
     return 0
+
+
+def _take_time(task: Task) -> Met:
+    time.sleep(_GENERATION_S)
+    return Met({})

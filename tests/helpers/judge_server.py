@@ -21,8 +21,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
-from judge_batches import Batches
-
 MODEL = "judge-1"  # the one model it has
 KEY = "sk-test-0123456789abcdef"
 _PER_MESSAGE, _PER_REPLY = 3, 3  # tokens that OpenAI bills beside the text
@@ -120,7 +118,6 @@ class JudgeServer:
         self.ended = threading.Event()
         self._at_once = 0
         self._lock = threading.Lock()
-        self.batches = Batches(self._answer_in_batch)
         self._server = _Server(self)
 
     @property
@@ -169,16 +166,6 @@ class JudgeServer:
         time.sleep(self._delay_s)
         return self._plan(asked) if asked.body.get("model") == MODEL else Fails(404, code="model_not_found")
 
-    def _answer_in_batch(self, body: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]:
-        """What a request comes to that was handed in with others: as planned, by Says and Fails."""
-        asked = self.take(body, {})
-        self.done()
-        deed = self.plan(asked)
-        if isinstance(deed, Says):
-            return 200, _reply(asked, deed, self.bill(asked, deed.text, True))
-        assert isinstance(deed, Fails), "no connection of its own could hang or be cut"
-        return deed.status, _error(deed)
-
     def bill(self, asked: Asked, text: str, arrived: bool) -> dict[str, int]:
         """Charge for a reply; gives its `usage`."""
         messages = asked.body["messages"]
@@ -211,7 +198,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._knows_key():
             return
         if self.path != "/v1/chat/completions":
-            self._send(*owner.batches.post(self.path, headers, body))
+            self._send(404, _error(Fails(404, code="not_found")))
             return
         asked = owner.take(json.loads(body), headers)
         try:
@@ -222,13 +209,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if not self._knows_key():
             return
-        path = self.path.partition("?")[0]
-        if path.startswith("/v1/models/"):
-            found = path == f"/v1/models/{MODEL}"
-            told = {"id": MODEL, "object": "model", "created": 1, "owned_by": "nobody"}
-            self._send(*((200, told) if found else (404, _error(Fails(404, code="model_not_found")))))
-        else:
-            self._send(*self.server.owner.batches.get(path))
+        known = self.path == f"/v1/models/{MODEL}"
+        model = {"id": MODEL, "object": "model", "created": 1, "owned_by": "nobody"}
+        self._send(*((200, model) if known else (404, _error(Fails(404, code="model_not_found")))))
 
     def _knows_key(self) -> bool:
         known = self.headers.get("Authorization") == f"Bearer {KEY}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,13 +11,14 @@ from fixtures_records import RUN, baseline_row, drafted_row, exiting_row, write
 from judge_server import MODEL, Asked
 
 from benchctl.judges.gpt import Gpt
+from benchctl.judging.budget import Price
 from benchctl.judging.items import JudgeName
 from benchctl.judging.judge import Place
-from benchctl.judging.prices import Price
 from benchctl.judging.session import Judging
 from benchctl.judging.settings import JudgeSettings, Summary, World
 from benchctl.measuring.header import suite_info
-from benchctl.measuring.prompts.prompt import Prompt, load_suite
+from benchctl.measuring.prompts.files import Prompt
+from benchctl.measuring.prompts.suites import load_suite
 from benchctl.records.schema import Row
 from benchctl.records.scores import Score, read_scores, scores_path
 from benchctl.records.writer import read
@@ -34,24 +34,6 @@ class MadeUpPrompt:
     turns: tuple[str, ...]
     reference: tuple[str, ...] = ()
     category: str = ""
-
-
-@dataclass
-class FakeTimer:
-    """A clock that stands still but for those who wait, and remembers how long they did."""
-
-    moment_s: float = 100.0
-    waits_s: list[float] = field(default_factory=list)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def now_s(self) -> float:
-        return self.moment_s
-
-    def wait_until(self, moment_s: float) -> None:
-        with self._lock:
-            if moment_s > self.moment_s:
-                self.waits_s.append(moment_s - self.moment_s)
-                self.moment_s = moment_s
 
 
 def good_and_bad(prompts: int) -> list[Row]:
@@ -86,7 +68,7 @@ def measured_file(
     Gives the prompts as judging wants them.
     """
     loaded = [
-        load_suite(name, data_dir=None, source="embedded", limit=prompts, notify=lambda notice: None)
+        load_suite(name, source="embedded", limit=prompts, notify=lambda notice: None)
         for name, prompts in suites.items()
     ]
     rows = [
@@ -106,7 +88,6 @@ class Court:
 
     folder: Path
     rows: Sequence[Row]
-    timer: FakeTimer = field(default_factory=FakeTimer)
     notices: list[str] = field(default_factory=list)
 
     @property
@@ -131,8 +112,6 @@ class Court:
         judge.prepare(Place(base_url=url, key_env=KEY_ENV, runs=(RUN,)))
         chosen = {"cache": self.folder / "cache", "concurrency": 1, "price": PRICE, **settings}
         world = World(
-            timer=self.timer,
-            chance=lambda: 0.5,
             now=lambda: "2025-01-01T00:00:00+00:00",
             notify=self.notices.append,
             progress=lambda progress: None,

@@ -1,43 +1,149 @@
-"""What the tests compare with, beside the plain decoding and the replayed steps of benchctl.conformance: what early
-exit without verification must say.
+"""What the tests compare with: the steps and answers that full recomputation dictates.
 
-Nothing here uses a cache, a mask or a position: each question runs transformers' own model over the whole text. That is
-slow, and shares no mistake with the code under test.
+Verification repairs the text whatever the draft was, so a wrong mask, a wrong position or a stale draft cache shows
+only in the steps. Nothing here uses a cache, a mask or a position: each question runs transformers' own model over the
+whole text. That is slow, and shares no mistake with the code under test.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from benchctl.conformance.plain import Naive, autoregressive, in_float64, noisy_copy
-from benchctl.conformance.replay import (
-    Drafter,
-    ExitRule,
-    Rounds,
-    TreeDrafter,
-    exit_drafter,
-    lookup_drafter,
-    model_drafter,
-    replay,
-    replay_tree,
-)
+import torch.nn.functional as F
+from torch import Tensor
 
-__all__ = [
-    "Drafter",
-    "ExitRule",
-    "Naive",
-    "Rounds",
-    "TreeDrafter",
-    "autoregressive",
-    "exit_drafter",
-    "in_float64",
-    "lookup_drafter",
-    "model_drafter",
-    "noisy_copy",
-    "replay",
-    "replay_tree",
-]
+from benchctl.conformance.reference import Naive, autoregressive, in_float64, noisy_copy
+
+__all__ = ["Naive", "autoregressive", "in_float64", "noisy_copy"]
+
+Rounds = list[tuple[int, int]]  # drafted and accepted, round by round
+Drafter = Callable[[list[int], int], list[int]]  # text so far and budget in, proposal out
+TreeDrafter = Callable[[list[int], int], list[list[int]]]  # the same, several proposals: the branches of a tree
+
+
+def replay(
+    prompt: Sequence[int], answer: Sequence[int], limit: int, draft: Drafter, drafts_before_prefill: bool = False
+) -> Rounds:
+    """The rounds a greedy draft-and-verify method must take, given the answer it must give.
+
+    ``limit`` is the number of new tokens allowed; a proposal never reaches the last of them, which is the bonus token.
+    ``drafts_before_prefill``: transformers' habit of letting the prefill verify a draft; otherwise it gives one token.
+    """
+    return replay_tree(prompt, answer, limit, lambda text, budget: [draft(text, budget)], drafts_before_prefill)
+
+
+def replay_tree(
+    prompt: Sequence[int], answer: Sequence[int], limit: int, draft: TreeDrafter, drafts_before_prefill: bool = False
+) -> Rounds:
+    """The same for drafts of several branches: the one that agrees longest is accepted as far as it does."""
+    text = [*prompt, *answer]
+    at = len(prompt) + (0 if drafts_before_prefill else 1)
+    rounds: Rounds = []
+    while at < len(text):
+        branches = draft(text[:at], len(prompt) + limit - at - 1)
+        accepted = max(_agreement(branch, text[at:]) for branch in branches)
+        rounds.append((max(map(len, branches)), accepted))
+        at += accepted + 1
+    return rounds
+
+
+def _agreement(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens that two texts have in common from the start."""
+    pairs = zip(one, other, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def model_drafter(naive: Naive, draft_tokens: int, confidence: float = 0.0, context_tokens: int = 1 << 30) -> Drafter:
+    """Greedy guesses of another model; stops after one it gave less than ``confidence`` and where its context ends."""
+
+    def draft(text: list[int], budget: int) -> list[int]:
+        proposal: list[int] = []
+        for _ in range(min(draft_tokens, budget, context_tokens + 1 - len(text))):
+            probs = naive.logits(naive.last_states([*text, *proposal])[-1]).softmax(-1)
+            proposal.append(int(probs.argmax()))
+            if float(probs.max()) < confidence:
+                break
+        return proposal
+
+    return draft
+
+
+def lookup_drafter(draft_tokens: int, max_ngram: int, match: str = "first", allow_short: bool = True) -> Drafter:
+    """What followed the earlier place whose context agrees with the text's end in the most tokens, up to max_ngram."""
+
+    def agreement(text: list[int], end: int) -> int:
+        size = 0
+        while size < min(max_ngram, end) and text[end - 1 - size] == text[-1 - size]:
+            size += 1
+        return size
+
+    def draft(text: list[int], budget: int) -> list[int]:
+        last_end = len(text) - 1 if allow_short else len(text) - draft_tokens
+        ends = [end for end in range(1, last_end + 1) if agreement(text, end) > 0]
+        longest = max((agreement(text, end) for end in ends), default=0)
+        best = [end for end in ends if agreement(text, end) == longest]
+        if not best:
+            return []
+        end = best[0] if match == "first" else best[-1]
+        return text[end : end + min(draft_tokens, budget)] if budget > 0 else []
+
+    return draft
+
+
+@dataclass(frozen=True)
+class ExitRule:
+    """Leave at the first of ``layers`` whose confidence reaches ``threshold``.
+
+    classifier  layer and its state in, confidence out
+    speak       what an exit says where that is not for the target's own head: layer and state in, logits out
+    lowered     the threshold for a text of so many tokens, where it is not the same for all
+    """
+
+    layers: tuple[int, ...]
+    confidence: str = "softmax_gap"
+    threshold: float = 0.9
+    classifier: Callable[[int, Tensor], float] | None = None
+    speak: Callable[[int, Tensor], Tensor] | None = None
+    lowered: Callable[[int], float] | None = None
+
+    def choose(self, naive: Naive, text: Sequence[int], depths: Sequence[int] | None = None) -> tuple[int, int]:
+        """Next token and the layers its row runs; ``depths`` of the rows before it, frozen above, if not all full."""
+        states = naive.last_states(text, None if depths is None else [*depths, naive.layers])
+        threshold = self.lowered(len(text)) if self.lowered else self.threshold
+        for layer in self.layers:
+            if self._confidence(naive, states, layer) >= threshold:
+                return int(self._logits(naive, states, layer).argmax()), layer
+        return int(naive.logits(states[-1]).argmax()), naive.layers
+
+    def _logits(self, naive: Naive, states: Tensor, layer: int) -> Tensor:
+        return self.speak(layer, states[layer]) if self.speak else naive.logits(states[layer])
+
+    def _confidence(self, naive: Naive, states: Tensor, layer: int) -> float:
+        if self.classifier is not None:
+            return self.classifier(layer, states[layer])
+        if self.confidence == "state_cosine":
+            return float(F.cosine_similarity(states[layer - 1], states[layer], dim=0))
+        ordered = self._logits(naive, states, layer).softmax(-1).sort(descending=True).values
+        return float(ordered[0] - ordered[1] if self.confidence == "softmax_gap" else ordered[0])
+
+
+def exit_drafter(naive: Naive, rule: ExitRule, draft_tokens: int) -> Drafter:
+    """Guesses of the exits, up to the first row that reaches the last layer: its token is the target's own.
+
+    A guess never changes what the next one sees of the layers below its exit.
+    """
+
+    def draft(text: list[int], budget: int) -> list[int]:
+        proposal: list[int] = []
+        for _ in range(min(draft_tokens, budget)):
+            token, layer = rule.choose(naive, [*text, *proposal])
+            if layer == naive.layers:
+                break
+            proposal.append(token)
+        return proposal
+
+    return draft
 
 
 @dataclass(frozen=True)

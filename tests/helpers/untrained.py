@@ -8,7 +8,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from benchctl.conformance.untrained import facts_of, untrained
+from benchctl.conformance.method_under_test import facts_of, untrained
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folder import save_modules

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from warned import warned
 
-from benchctl.analysis.frame.comparison import Group, MethodFigures, compare
+from benchctl.analysis.comparison import Group, MethodFigures, compare
 from benchctl.analysis.frame.groups import differences
 from benchctl.analysis.judges.figures import (
     CONSISTENCY,
@@ -18,21 +19,11 @@ from benchctl.analysis.judges.figures import (
     TIE,
     WIN,
     JudgedFigures,
-    with_judgements,
 )
-from benchctl.analysis.metrics.faithfulness import DEGENERATION
-from benchctl.analysis.metrics.metric import (
-    BLOCK_EFFICIENCY,
-    DECODE_SPEEDUP,
-    SOUND_SPEEDUP,
-    SPEEDUP,
-    TOKEN_AGREEMENT,
-    TOKENS_PER_S,
-    TPOT,
-    TTFT,
-)
+from benchctl.analysis.metrics.drafting import BLOCK_EFFICIENCY
+from benchctl.analysis.metrics.faithfulness import DEGENERATION, TOKEN_AGREEMENT
+from benchctl.analysis.metrics.speed import DECODE_SPEEDUP, SOUND_SPEEDUP, SPEEDUP, TOKENS_PER_S, TPOT, TTFT
 from benchctl.analysis.tables.text import render
-from benchctl.analysis.warnings import cautions
 from benchctl.cli import main
 from benchctl.errors import InvalidData, UserError
 from benchctl.importing.gather import Imported, Source, Terms, gather
@@ -91,7 +82,7 @@ def test_rest_and_its_baseline_give_their_speeds_and_the_ratio_of_them(published
 
 def _judged(out: Path) -> tuple[Group, dict[str, JudgedFigures]]:
     """The figures of the scores beside an imported file, of methods that have any."""
-    (group,) = with_judgements(compare([read(out)]))
+    (group,) = compare([read(out)], ())
     return group, {method.label: method.judged[0] for method in group.pooled.methods if method.judged}
 
 
@@ -211,7 +202,7 @@ def test_what_an_imported_file_does_not_tell_has_no_figure_and_is_flagged(tmp_pa
     assert [other.estimate(metric).value for metric in unknown] == [None] * len(unknown)
     assert (other.estimate(SPEEDUP).value, other.lossless) == (1.0, False)
     assert other.estimate(SPEEDUP).interval is None  # two processes, each measured once
-    assert cautions(group)[0].startswith("imported from files of medusa, which hold no token ids")
+    assert warned(group, "imported")[0]["program"] == "medusa"
     (told,) = (words for line in render([group], "brief").splitlines() if (words := line.split())[:1] == ["medusa-b"])
     assert told[1:] == ["1.00x", "[n/a]", "4.0", "–", "–", "–"], "its answers were said not to be lossless"
 
@@ -257,7 +248,7 @@ def test_two_imports_whose_target_nobody_told_are_not_of_one_target(tmp_path: Pa
         outs.append(tmp_path / f"{name}.out.jsonl")
         assert _import(f"m={answers}", "--out", outs[-1]).exit_code == 0
     one, other, same = (read(out).run for out in outs)
-    assert [(found.field, found.one.strip(), found.other.strip()) for found in differences(one, other)] == [
+    assert [(found.field, found.first.strip(), found.second.strip()) for found in differences(one, other)] == [
         ("target", "unknown, of answers by medusa-7b", "unknown, of answers by medusa-13b")
     ]
     assert differences(one, same) == ()
@@ -268,7 +259,8 @@ def test_two_imports_whose_target_nobody_told_are_not_of_one_target(tmp_path: Pa
 def test_an_unknown_target_is_said_to_be_unknown(tmp_path: Path, target: str, told: bool) -> None:
     paths = [_write(tmp_path / f"{name}.jsonl", _answer(1, f"medusa-{name}")) for name in ("7b", "13b")]
     group, _ = _figures(_gather(*paths, terms=Terms(target=target)), tmp_path / "out.jsonl")
-    assert any("the target is unknown" in caution for caution in cautions(group)) != told
+    (values,) = warned(group, "imported")
+    assert (values["target"] == "") == told
 
 
 def test_answers_of_two_temperatures_are_no_one_run(tmp_path: Path) -> None:

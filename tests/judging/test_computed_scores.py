@@ -16,7 +16,7 @@ from parrot import parrot_folder
 
 from benchctl.cli import main
 from benchctl.measuring.check import check
-from benchctl.measuring.prompts.prompt import Prompt
+from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.run import run
 from benchctl.records.scores import Score, read_scores, scores_path
 from benchctl.records.writer import RunFile, read

@@ -11,11 +11,12 @@ from fixtures_records import BASELINE
 from judge_server import KEY, JudgeServer, Says
 from judged import KEY_ENV, PRICE, Court, measured_file
 
-from benchctl.measuring.prompts.prompt import Prompt, load_suite
+from benchctl.measuring.prompts.files import Prompt
+from benchctl.measuring.prompts.suites import load_suite
 from benchctl.records.writer import read
 
 SUITES = {"koala": 8, "self-instruct": 8, "wizardlm": 8, "mt-bench": 6}
-ACCURACY = 0.15
+ACCURACY = 0.25
 WHY = "no tokenizer of OpenAI's models here to count by: pip install -e '.[dev]'"
 
 
@@ -26,14 +27,14 @@ def counter(vocabulary: str) -> Callable[[str], int]:
 
 def english() -> list[str]:
     """Texts of many kinds, to stand for answers."""
-    suites = (load_suite(name, data_dir=None, source="embedded", limit=None, notify=lambda _: None) for name in SUITES)
+    suites = (load_suite(name, source="embedded", limit=None, notify=lambda _: None) for name in SUITES)
     return [turn for suite in suites for prompt in suite.prompts for turn in prompt.turns]
 
 
 @pytest.mark.parametrize(
     ("vocabulary", "protocol"), [("cl100k_base", "pairwise"), ("o200k_base", "pairwise"), ("o200k_base", "single")]
 )
-def test_an_estimate_is_within_15_percent_of_the_bill(
+def test_an_estimate_is_within_a_quarter_of_the_bill(
     vocabulary: str, protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count, texts = counter(vocabulary), iter(english() * 4)

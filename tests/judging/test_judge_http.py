@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,17 +28,25 @@ from judge_server import (
     Says,
     marks,
 )
-from judged import KEY_ENV, PRICE, Court, FakeTimer, answers_shown, fair, good_and_bad
+from judged import KEY_ENV, PRICE, Court, answers_shown, fair, good_and_bad
 
 from benchctl.errors import UserError
-from benchctl.judges import _batches
 from benchctl.judges._openai import strike_out
-from benchctl.judging.patience import Patience
+from benchctl.judges.gpt import Gpt
 from benchctl.records.scores import Score, scores_path
 
 PROMPTS = 2
 QUESTIONS = 2 * PROMPTS  # of the bad answers, in both orders; the drafted ones are the baseline's own
 ALL = QUESTIONS + PROMPTS  # scores, those of equal answers among them
+
+
+@pytest.fixture(autouse=True)
+def waits_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long OpenAI's client would have waited before each retry: it does not wait here."""
+    waits: list[float] = []
+    still = SimpleNamespace(**{**vars(time), "sleep": waits.append})
+    monkeypatch.setattr("openai._base_client.time", still)
+    return waits
 
 
 @pytest.fixture(autouse=True)
@@ -82,8 +92,8 @@ def test_a_judge_that_likes_what_stands_first_gives_each_answer_both_places(cour
     }
 
 
-def in_ten_minutes() -> str:
-    return format_datetime(datetime.now(UTC) + timedelta(minutes=10), usegmt=True)
+def in_a_minute() -> str:
+    return format_datetime(datetime.now(UTC) + timedelta(minutes=1), usegmt=True)
 
 
 @pytest.mark.parametrize(
@@ -158,25 +168,25 @@ def test_what_stays_unreadable_is_counted_and_never_scored(court: Court, reply: 
     assert all(score.unreadable for score in judged)
 
 
-@pytest.mark.parametrize(("asked", "least_s", "most_s"), [("7", 7.0, 8.0), ("date", 500.0, 601.0)])
+@pytest.mark.parametrize(("asked", "least_s", "most_s"), [("7", 7.0, 7.0), ("date", 50.0, 61.0)])
 def test_no_request_is_sent_before_the_server_wants_one(
-    court: Court, asked: str, least_s: float, most_s: float
+    court: Court, waits_s: list[float], asked: str, least_s: float, most_s: float
 ) -> None:
     def plan(request: Asked) -> Deed:
-        when = in_ten_minutes() if asked == "date" else asked
+        when = in_a_minute() if asked == "date" else asked
         return Fails(429, {"Retry-After": when}) if request.number == 0 else Says(fair(request))
 
     with JudgeServer(plan) as server:
         court.judge(server.url)
-    assert least_s <= sum(court.timer.waits_s) <= most_s and len(server.asked) == QUESTIONS + 1
+    assert least_s <= sum(waits_s) <= most_s and len(server.asked) == QUESTIONS + 1
 
 
-def test_waits_grow_from_failure_to_failure_and_end_in_an_error_that_keeps_what_is_judged(court: Court) -> None:
-    refused = pytest.raises(UserError, match="no reply in 8 tries: status 500 .*What is judged is kept")
+def test_retries_end_in_an_error_that_keeps_what_is_judged(court: Court, waits_s: list[float]) -> None:
+    refused = pytest.raises(UserError, match="status 500")
     with JudgeServer(lambda asked: Says(fair(asked)) if asked.number < 3 else Fails(500)) as server, refused:
         court.judge(server.url)
+    assert len(server.asked) == 3 + Gpt.most_sends and waits_s == sorted(waits_s)
     assert len(court.scores()) == PROMPTS + 3
-    assert court.timer.moment_s - FakeTimer().moment_s > 60  # 0.75 * (1 + 2 + 4 + ... + 60)
     with JudgeServer(lambda asked: Says(fair(asked))) as server:
         court.judge(server.url)
     assert outcomes(court.scores()) == RIGHT
@@ -209,34 +219,30 @@ def test_a_wrong_key_and_an_unknown_model_are_found_before_anything_is_billed(
     assert server.bills == [] and all(score.identical for score in court.scores())
 
 
-@pytest.mark.parametrize("batch", [False, True])
 @pytest.mark.parametrize("count", [marks, len], ids=["words", "characters"])
-def test_the_budget_is_never_passed_whatever_replies_cost(
-    tmp_path: Path, batch: bool, count: Callable[[str], int]
-) -> None:
-    """Every reply is as long as it may be, and prompts are of as many tokens as characters, which nobody could foresee:
-    what was handed in as a batch once cost a multiple of the budget then."""
+def test_the_budget_is_never_passed_whatever_replies_cost(tmp_path: Path, count: Callable[[str], int]) -> None:
+    """Every reply is as long as it may be, and prompts are of as many tokens as characters, more than estimated."""
     court = Court(tmp_path, good_and_bad(8))
     with JudgeServer(lambda asked: Says("word " * 60), count) as server:
-        asked: dict[str, Any] = {"options": {"reply_limit": 300}, "tries": 2, "batch": batch}
+        asked: dict[str, Any] = {"options": {"reply_limit": 300}, "tries": 2}
         whole = court.judging(server.url, **asked).forecast()
         assert whole.usd is not None and whole.most_usd is not None
         limit = 0.7 * whole.most_usd
         summary = court.judge(server.url, max_usd=limit, concurrency=3, **asked)
     prompt_tokens, reply_tokens = server.tokens()
     billed = (prompt_tokens * PRICE.in_usd + reply_tokens * PRICE.out_usd) / 1e6
-    assert 0.4 * limit < billed <= limit
+    assert 0.2 * limit < billed <= limit
     assert summary.spent.usd == pytest.approx(billed)
     assert summary.unasked > 0 or count is marks
 
 
-def test_nothing_is_waited_for_long_where_there_is_no_server(court: Court) -> None:
+def test_nothing_is_waited_for_long_where_there_is_no_server(court: Court, waits_s: list[float]) -> None:
     """A wrong port was once tried eight times, for more than a minute; and empty files stayed."""
     with JudgeServer(lambda asked: Says(fair(asked))) as server:
         url = server.url
-    with pytest.raises(UserError, match=r"no server of the judge can be reached: the connection failed .*--base-url"):
+    with pytest.raises(UserError, match="no server of the judge can be reached.*--base-url"):
         court.judge(url)
-    assert sum(court.timer.waits_s) < 5 and not scores_path(court.results).exists()
+    assert len(waits_s) == 2 and not scores_path(court.results).exists()
 
 
 def test_what_scores_say_they_cost_is_what_the_server_bills(court: Court) -> None:
@@ -273,107 +279,6 @@ def test_a_cache_replays_everything_where_there_is_no_server_and_no_key(
     assert all(score.cached and score.cost_usd == 0.0 for score in other.scores() if not score.identical)
 
 
-def test_a_batch_judges_everything_and_what_failed_in_it_is_judged_in_the_next(court: Court) -> None:
-    def plan(asked: Asked) -> Deed:
-        return Fails(500) if asked.tries == 0 and asked.number % 3 == 0 else Says(fair(asked))
-
-    with JudgeServer(plan) as server:
-        court.judge(server.url, batch=True)
-        for _ in range(3):
-            court.judge(server.url, batch=True)
-    assert outcomes(court.scores()) == RIGHT
-    assert server.paid_twice == [] and len(server.batches.batches) <= 4
-    assert {score.tries for score in court.scores() if not score.identical} == {1}  # what fails gave no reply
-
-
-def test_a_batch_that_the_server_does_not_take_is_over_and_the_next_judging_judges(court: Court) -> None:
-    """It stayed open once: judged again with --batch it failed again, and without --batch was told to add it."""
-    with JudgeServer(lambda asked: Says(fair(asked))) as server:
-        server.batches.refusing = True
-        with pytest.raises(UserError, match="would not take the batch batch-0: as planned. Nothing of it was billed"):
-            court.judge(server.url, batch=True)
-        server.batches.refusing = False
-        court.judge(server.url)
-    assert outcomes(court.scores()) == RIGHT
-    assert len(server.bills) == QUESTIONS and server.paid_twice == []
-
-
-def test_a_batch_that_was_deleted_says_what_to_do_and_can_be_forgotten(court: Court) -> None:
-    with JudgeServer(lambda asked: Says(fair(asked))) as server:
-        server.batches.looks = 1_000_000
-        with pytest.raises(UserError), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Patience, "pause", lambda self, seconds: server.batches.batches.clear())
-            court.judge(server.url, batch=True)
-        with pytest.raises(
-            UserError, match=r"does not give the batch batch-0: status 404 \(No batch .*--forget-batches"
-        ):
-            court.judge(server.url, batch=True)
-        server.batches.looks = 1
-        court.judge(server.url, batch=True, forget_batches=True)
-    assert outcomes(court.scores()) == RIGHT and server.paid_twice == []
-
-
-def test_a_server_without_batches_is_told_so_and_asked_without_them(court: Court) -> None:
-    """It was said to have no such model, and the batch that never was stayed open: "add --batch", it was then said."""
-    with JudgeServer(lambda asked: Says(fair(asked))) as server:
-        server.batches.absent = True
-        with pytest.raises(UserError, match=r"takes no batches \(status 404, Not Found\): leave --batch out"):
-            court.judge(server.url, batch=True)
-        court.judge(server.url)
-    assert outcomes(court.scores()) == RIGHT and server.paid_twice == []
-
-
-def test_a_line_of_a_batch_that_is_no_json_loses_nothing_and_pays_for_nothing_twice(court: Court) -> None:
-    """It once ended in a traceback, each time. A download that was cut short may be whole the next time."""
-    with JudgeServer(lambda asked: Says(fair(asked))) as server:
-        server.batches.torn = 3
-        with pytest.raises(UserError, match=r"line 1 of what the batch batch-0 brought is no reply \(3 such lines\)"):
-            court.judge(server.url, batch=True)
-        (kept,) = (court.folder / "cache").glob("*.jsonl")
-        assert kept.read_bytes().count(b"\n") == QUESTIONS - 3
-        server.batches.torn = 0
-        court.judge(server.url, batch=True)
-    assert outcomes(court.scores()) == RIGHT
-    assert len(server.bills) == QUESTIONS and server.paid_twice == []
-
-
-@pytest.mark.parametrize(
-    "page", [b"<html>Welcome</html>", b'{"id": "batch', b"[]", b"{}", b'{"status": "lost"}', b'{"data": 1}']
-)
-@pytest.mark.parametrize("moment", ["handed in", "waited for"])
-def test_what_is_no_word_of_batches_ends_in_no_traceback_and_pays_for_nothing_twice(
-    court: Court, page: bytes, moment: str
-) -> None:
-    """A proxy's page, or half a JSON text, ended in a traceback; an object that is no batch was waited for for ever."""
-    with JudgeServer(lambda asked: Says(fair(asked))) as server:
-        if moment == "handed in":
-            server.batches.page = page
-        else:
-            server.batches.looks = 1_000_000
-        with pytest.raises(UserError, match="8 tries: what came back is no"), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Patience, "pause", lambda self, seconds: setattr(server.batches, "page", page))
-            court.judge(server.url, batch=True)
-        server.batches.page, server.batches.looks = None, 1
-        court.judge(server.url, batch=True)
-    assert outcomes(court.scores()) == RIGHT
-    assert (len(server.batches.batches), len(server.bills), server.paid_twice) == (1, QUESTIONS, [])
-
-
-@pytest.mark.parametrize(("limit", "most"), [("_MOST_REQUESTS", 3), ("_MOST_BYTES", 4000)])
-def test_a_batch_is_never_larger_than_the_server_takes(
-    court: Court, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
-) -> None:
-    """More than 50,000 requests, or 200 MB of them, were once handed in as one batch, which OpenAI refuses."""
-    assert (_batches._MOST_REQUESTS, _batches._MOST_BYTES) == (50_000, 200_000_000)
-    monkeypatch.setattr(_batches, limit, most)
-    with JudgeServer(lambda asked: Says(fair(asked))) as server:
-        court.judge(server.url, batch=True)
-    handed = [server.batches.files[batch.input_file] for batch in server.batches.batches.values()]
-    assert len(handed) > 1 and sum(content.count(b"\n") for content in handed) == QUESTIONS
-    assert all((content.count(b"\n") if limit == "_MOST_REQUESTS" else len(content)) <= most for content in handed)
-    assert outcomes(court.scores()) == RIGHT and server.paid_twice == []
-
-
 def test_a_word_that_is_no_secret_is_not_struck_out_of_replies(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the key "9" for a server of one's own every reply of "9 3" could not be read, for ever."""
     monkeypatch.setenv(KEY_ENV, "9")
@@ -382,10 +287,3 @@ def test_a_word_that_is_no_secret_is_not_struck_out_of_replies(court: Court, mon
         court.judge(server.url)
     assert outcomes(court.scores()) == RIGHT
     assert strike_out("Bearer 9", "9") == "Bearer 9" and strike_out(f"Bearer {KEY}!", KEY) == "Bearer [key]!"
-
-
-def test_a_reply_in_a_batch_may_hold_what_other_texts_take_for_the_end_of_a_line(court: Court) -> None:
-    """U+2028 may stand in a JSON text as it is; its lines were once torn there, and the batch never collected."""
-    with JudgeServer(lambda asked: Says(f"{fair(asked)}\n\nBoth\u2028are\x85short.")) as server:
-        court.judge(server.url, batch=True)
-    assert outcomes(court.scores()) == RIGHT

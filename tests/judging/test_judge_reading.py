@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchctl.judging.reading import read_scores
+from benchctl.judging.chat import read_scores
 
 
 @pytest.mark.parametrize(

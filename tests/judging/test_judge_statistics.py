@@ -10,11 +10,10 @@ import pandas as pd
 import pytest
 from scipy.stats import spearmanr
 
-from benchctl.analysis.frame.comparison import estimates
-from benchctl.analysis.judges.agreement import kappa
+from benchctl.analysis.judges.agreement import deviation, kappa, margin, prompts_needed
 from benchctl.analysis.judges.figures import FIRST_WINS, SCORE_DIFFERENCE, by_prompt, length_correlation
-from benchctl.analysis.judges.power import margin, prompts_needed, spread
 from benchctl.analysis.stats.bootstrap import Floats, bootstrap_of
+from benchctl.analysis.stats.estimates import estimates
 
 DATA_SETS = 600
 FEWER_SETS = 300
@@ -204,7 +203,7 @@ def test_the_spread_of_prompts_with_more_turns_is_that_of_what_they_add_to_the_m
     twice = np.concatenate([np.arange(200), np.arange(100)])
     frame = _frame(difference[twice][:, None]).assign(prompt_id=twice.astype(str))
     (found,) = estimates(by_prompt(frame), (SCORE_DIFFERENCE,))
-    varies = spread(frame)
+    varies = deviation(frame)
     assert found.interval is not None and varies is not None
     assert margin(varies, 200) == pytest.approx((found.interval.high - found.interval.low) / 2, rel=0.05)
-    assert spread(frame[frame["prompt_id"] == "0"]) is None
+    assert deviation(frame[frame["prompt_id"] == "0"]) is None

@@ -10,7 +10,7 @@ from fixtures_records import BASELINE, EXITING, RUN, baseline_row, exiting_row, 
 from fixtures_scores import both_orders, own, same, score, sha256, write_both
 from scipy.stats import spearmanr
 
-from benchctl.analysis.frame.comparison import Estimate, Group, compare
+from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.judges.figures import (
     CONSISTENCY,
     FIRST_WINS,
@@ -22,9 +22,9 @@ from benchctl.analysis.judges.figures import (
     TIE,
     WIN,
     JudgedFigures,
-    with_judgements,
 )
 from benchctl.analysis.stats.bootstrap import Interval
+from benchctl.analysis.stats.estimates import Estimate
 from benchctl.records.schema import Row
 from benchctl.records.scores import Score
 from benchctl.records.writer import read
@@ -39,7 +39,7 @@ def rows(prompts: Sequence[str] = PROMPTS, mine: str = "mine") -> list[Row]:
 def group_of(tmp_path: Path, scores: Sequence[Score], answers: Sequence[Row] = (), **changes: Any) -> Group:
     run = replace(RUN, **changes)
     path = write_both(tmp_path / "run.jsonl", answers or rows(), scores, run)
-    (group,) = with_judgements(compare([read(path)]))
+    (group,) = compare([read(path)], ())
     return group
 
 
@@ -199,7 +199,7 @@ def test_a_score_is_of_no_other_text_and_of_no_other_baseline(tmp_path: Path) ->
     found = figures_of(group)
     assert (found.pairs, value(found, SCORE_DIFFERENCE)) == (1, -1)
     assert group.judging is not None
-    assert group.judging.left_out.__dict__ == {"gone": 2, "changed": 4, "elsewhere": 1}
+    assert group.judging.judged.left_out.__dict__ == {"gone": 2, "changed": 4, "elsewhere": 1}
 
 
 def test_the_longer_answer_wins_and_differences_go_with_length(tmp_path: Path) -> None:
@@ -236,26 +236,26 @@ def test_judges_of_one_file_have_figures_of_their_own(tmp_path: Path) -> None:
 def test_the_margin_is_kept_where_the_whole_interval_lies_within(tmp_path: Path) -> None:
     """Two prompts that tied had an interval without width, and so lay within any margin: of them nothing is said."""
 
-    def found(low: float, high: float, margin: float, prompts: int = 10) -> bool | None:
+    def found(low: float, high: float, prompts: int = 10) -> bool | None:
         judged = figures(tmp_path, both_orders("p0", (5, 5), (5, 5)) + both_orders("p1", (5, 5), (5, 5)))
         estimate = Estimate(SCORE_DIFFERENCE, (low + high) / 2, Interval(low, high))
-        return replace(judged, margin=margin, prompts=prompts, estimates=(estimate,)).within
+        return replace(judged, prompts=prompts, estimates=(estimate,)).within
 
-    assert [found(*ends) for ends in ((-0.1, 0.1, 0.1), (-0.2, 0.05, 0.1), (-0.3, -0.2, 0.1))] == [True, None, False]
-    assert found(0.0, 0.0, 0.1, prompts=9) is None
+    assert [found(*ends) for ends in ((-0.1, 0.1), (-0.2, 0.05), (-0.3, -0.2))] == [True, None, False]
+    assert found(0.0, 0.0, prompts=9) is None
 
 
 def test_without_scores_a_comparison_stays_as_it_was(tmp_path: Path) -> None:
     path = write_both(tmp_path / "run.jsonl", rows(), [], RUN)
-    groups = compare([read(path)])
-    assert with_judgements(groups) == groups
+    (plain,), (judged,) = compare([read(path)]), compare([read(path)], ())
+    assert (judged.suites, judged.judging) == (plain.suites, None)
     (tmp_path / "run.scores.jsonl").unlink()
-    assert with_judgements(groups) == groups
+    assert compare([read(path)], ())[0].suites == plain.suites
 
 
 def test_scores_in_two_files_count_once(tmp_path: Path) -> None:
     scores = [*both_orders("p0", (6, 5), (6, 5)), *both_orders("p1", (6, 6), (6, 6))]
     path = write_both(tmp_path / "run.jsonl", rows(), scores, RUN)
-    (group,) = with_judgements(compare([read(path)]), [*scores, *both_orders("p2", (4, 5), (4, 5))])
+    (group,) = compare([read(path)], [*scores, *both_orders("p2", (4, 5), (4, 5))])
     found = figures_of(group)
     assert (found.asked, found.pairs, value(found, SCORE_DIFFERENCE)) == (6, 3, 0)

@@ -13,8 +13,8 @@ from fakes_judges import COST_USD, Asked, Bench, Scripted, rows_of, says
 from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, failed, write
 
 from benchctl.errors import UserError
-from benchctl.judging.judge import Message, Reply, TryAgain, Usage
-from benchctl.judging.pairs import check_same_prompts
+from benchctl.judging.items import check_same_prompts
+from benchctl.judging.judge import Message, Reply, Usage
 from benchctl.records.scores import scores_path
 from benchctl.records.writer import read
 
@@ -218,52 +218,6 @@ def test_a_judging_that_is_stopped_anywhere_goes_on_and_pays_nothing_twice(tmp_p
     assert len(bench.scores()) == 18
 
 
-def test_an_outage_is_waited_for_and_what_is_judged_by_then_is_kept(bench: Bench) -> None:
-    """After the question that was given up, its thread once took the next ones, each with eight tries of its own."""
-    calls = []
-
-    def down_after_two(messages: object, tries: int) -> Reply:
-        calls.append(tries)
-        if len(calls) > 2:
-            raise TryAgain("status 503")
-        return fair(messages, tries)
-
-    with pytest.raises(UserError, match="no reply in 8 tries: status 503. What is judged is kept"):
-        bench.judging(Scripted(down_after_two)).run()
-    assert len(calls) == 10
-    # 1, 2, 4, ... up to 60 s, each three quarters of it by this chance
-    assert bench.timer.moment_s == pytest.approx(0.75 * (1 + 2 + 4 + 8 + 16 + 32 + 60))
-    assert sum(score.score is not None for score in bench.scores()) == 2
-    judge = Scripted(fair)
-    bench.judging(judge).run()
-    assert len(judge.asked) == 4
-
-
-@pytest.mark.parametrize(
-    ("answered", "calls", "problem"), [(0, 0, "no server of the judge"), (1, 9, "in 8 tries: gone")]
-)
-def test_a_server_that_answered_once_is_waited_for_and_one_that_never_did_is_not(
-    bench: Bench, answered: int, calls: int, problem: str
-) -> None:
-    asked: list[int] = []
-
-    def gone(messages: object, tries: int) -> Reply:
-        asked.append(tries)
-        if len(asked) > answered:
-            raise TryAgain("gone", unreached=True)
-        return fair(messages, tries)
-
-    class Far(Scripted):
-        def reach(self) -> None:
-            if not answered:
-                raise TryAgain("gone", unreached=True)
-
-    judge = Far(gone)
-    with pytest.raises(UserError, match=problem):
-        bench.judging(judge).run()
-    assert len(asked) == calls
-
-
 def test_an_error_that_no_try_mends_stops_the_judging_and_keeps_what_is_in_flight(tmp_path: Path) -> None:
     """Three questions are in flight when the fourth is refused; their replies are paid for, so they are kept."""
     bench = Bench(tmp_path, rows_of(8))
@@ -327,9 +281,7 @@ def test_with_many_in_flight_the_budget_waits_for_what_they_turn_out_to_cost(tmp
 
 def test_requests_that_may_have_been_billed_count_at_their_dearest(bench: Bench) -> None:
     def cut_once(messages: list[Message], tries: int) -> Reply:
-        if tries == 0:
-            raise TryAgain("the connection was cut", maybe_paid=True)
-        return fair(messages, tries)
+        return replace(fair(messages, tries), lost_sends=1)
 
     summary = bench.judging(Scripted(cut_once)).run()  # type: ignore[arg-type]
     assert summary.spent.doubtful_usd == pytest.approx(6 * 0.0013)
@@ -367,18 +319,16 @@ def test_a_forecast_counts_tokens_as_earlier_bills_did(bench: Bench) -> None:
     assert forecast.usage.prompt_tokens == 500 * forecast.questions
 
 
-def test_questions_longer_than_the_judge_takes_are_refused_by_name_or_skipped(bench: Bench) -> None:
+def test_questions_longer_than_the_judge_takes_are_left_out_and_counted(bench: Bench) -> None:
     class Small(Scripted):
         @property
         def context_tokens(self) -> int:
             return 1000
 
     judge = Small(fair)
-    with pytest.raises(UserError, match=r"6 questions are too long .* prompt p0 of koala, early_exit, has about 1000"):
-        bench.judging(judge).run()
-    assert (judge.reached, bench.scores()) == (0, [])
-    summary = bench.judging(judge, skip_long=True).run()
-    assert (judge.asked, summary.left_out) == ([], {"room in the judge's context": 6})
+    assert bench.judging(judge).forecast().too_long == 6
+    summary = bench.judging(judge).run()
+    assert (judge.reached, judge.asked, summary.left_out) == (0, [], {"room in the judge's context": 6})
 
 
 def test_answers_alone_are_graded_with_the_baselines_own_and_shared_where_equal(bench: Bench) -> None:
@@ -401,7 +351,7 @@ def test_a_second_turn_is_judged_with_the_first_as_context(tmp_path: Path) -> No
     prompts = {("koala", "p0"): Asked(("First?", "Second?"))}
     bench = Bench(tmp_path, two_turns("p0"), prompts)
     judge = Scripted(fair)
-    bench.judging(judge, orders=("baseline_first",)).run()
+    bench.judging(judge).run()
     first, second = judge.asked
     assert "Second?" not in first
     for part in ("First?", "base 0\n", "Second?", "base 0 again", "other 0\n", "other 0 again"):

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from fakes_machine import FakeNvml, healthy, lay
 
-from benchctl.measuring.machine.advice import Seen, Setup, advise, read_setup
+from benchctl.measuring.machine.advice import LoadSample, advise
 from benchctl.measuring.machine.gpu import Gpu
+from benchctl.measuring.machine.host import Setup, read_setup
 
 STEADY = Setup(cores=8, physical_cores=8, quota_cores=None, governors=("performance",), on_battery=False)
-QUIET = Seen(foreign_cores=0.1, waited_share=0.0, sentinel_spread=0.02)
+QUIET = LoadSample(foreign_cores=0.1, waited_share=0.0, sentinel_spread=0.02)
 CARD = Gpu(FakeNvml(healthy()), "handle").moment()
 
 
@@ -33,7 +34,7 @@ def test_the_setup_is_read_of_the_cores_that_may_be_used(tmp_path: Path) -> None
 def test_a_machine_that_tells_nothing_has_nothing_wrong(tmp_path: Path) -> None:
     found = read_setup((0, 1), tmp_path)
     assert found == Setup(2, None, None, (), on_battery=False)
-    assert advise(found, Seen(None, None, 0.0), threads=1) == ()
+    assert advise(found, LoadSample(None, None, 0.0), threads=1) == ()
 
 
 def test_a_machine_at_the_mains_is_not_on_battery(tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ def test_a_steady_and_quiet_machine_needs_no_advice() -> None:
     ],
 )
 def test_each_thing_that_is_wrong_is_said_once_with_what_to_do(
-    setup: Setup, seen: Seen, threads: int, words: str
+    setup: Setup, seen: LoadSample, threads: int, words: str
 ) -> None:
     (advice,) = advise(setup, seen, threads)
     assert words in advice

@@ -22,9 +22,10 @@ from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
 from benchctl.measuring import settings as ask
 from benchctl.measuring.check import check
-from benchctl.measuring.measure import Measurer, Terms
+from benchctl.measuring.decoder import DecodingConfig
+from benchctl.measuring.measure import Measurer
 from benchctl.measuring.plan import Plan
-from benchctl.measuring.prompts.prompt import Prompt
+from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.run import RunSummary, run
 from benchctl.measuring.session import Notice, Progress
 from benchctl.methods.autoregressive import Autoregressive
@@ -59,7 +60,7 @@ def rows_of(
     prompts: Sequence[Prompt] = TALKS,
 ) -> list[Row]:
     """Everything that a plan of the baseline and this method comes to, one repeat."""
-    terms = Terms(5, sampling, batch_size=batch_size)
+    terms = DecodingConfig(5, sampling, batch_size=batch_size)
     run = Measurer(target, {"plain": Autoregressive(), "other": method}, "plain", terms, FakeClock())
     rows: list[Row] = []
     for jobs in Plan(tuple(prompts), ("plain", "other"), 1, batch_size).by_batch():

@@ -204,7 +204,7 @@ def test_two_files_of_one_name_are_refused(settings: ask.RunSettings, folder: Pa
     copy = tmp_path / "three.jsonl"
     copy.write_bytes((folder / "three.jsonl").read_bytes())
     both = (str(folder / "three.jsonl"), str(copy))
-    with pytest.raises(UserError, match="Two benches are called 'three'"):
+    with pytest.raises(UserError, match="'three'"):
         quiet_check(replace(settings, prompts=ask.PromptSettings(benches=both)))
 
 

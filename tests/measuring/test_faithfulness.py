@@ -19,13 +19,15 @@ from benchctl.decoding.method import Context, Method, Step
 from benchctl.decoding.model.likelihood import Likelihood, likelihood
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
-from benchctl.measuring.faithfulness import Faithfulness, Given, NotItsOwn, kl_nats, own_logits
-from benchctl.measuring.measure import Measurer, Terms
-from benchctl.measuring.prompts.prompt import Prompt
+from benchctl.measuring.baseline_answers import BaselineAnswers
+from benchctl.measuring.decoder import DecodingConfig
+from benchctl.measuring.faithfulness import Faithfulness, NotItsOwn, kl_nats, own_logits
+from benchctl.measuring.measure import Measurer
+from benchctl.measuring.prompts.files import Prompt
 
 NEW_TOKENS = 12
-GIVEN = Given(NEW_TOKENS)
 PROMPT = prompt_of(9)
+REQUEST = DecodeRequest(PROMPT, NEW_TOKENS)
 
 
 def truth(prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
@@ -86,10 +88,19 @@ def test_the_target_agrees_with_its_own_greedy_answer_at_every_token() -> None:
     assert found.logprob == pytest.approx(float(truth(PROMPT, answer).amax(-1).sum()))
 
 
+def answers(tokens: Sequence[int] = ()) -> BaselineAnswers:
+    """The baseline's answer to PROMPT, if it is given; nothing else is ever decoded."""
+    known = BaselineAnswers(lambda prompts: pytest.fail("the baseline was decoded"))
+    if tokens:
+        known.remember(PROMPT, tokens)
+    return known
+
+
 def test_an_equal_answer_costs_nothing_and_another_is_set_beside_the_baselines() -> None:
-    found, baseline, other = Faithfulness(pair("llama").target), said_by(Plain()), said_by(Lying())
-    assert found.sums(PROMPT, baseline, baseline) == {}
-    sums = found.sums(PROMPT, other, baseline)
+    baseline, other = said_by(Plain()), said_by(Lying())
+    found = Faithfulness(pair("llama").target, answers(baseline))
+    assert found.sums(PROMPT, baseline) == {}
+    sums = found.sums(PROMPT, other)
     mine, theirs = truth(PROMPT, other), truth(PROMPT, baseline)
     assert sums["scored_tokens"] == sums["baseline_scored_tokens"] == 12
     assert sums["target_agreed_tokens"] == int((mine.argmax(-1) == torch.tensor(other)).sum()) < 12
@@ -106,7 +117,9 @@ def test_the_divergence_of_a_sampled_answer_is_on_the_text_that_was_drawn() -> N
     theirs = own(logprobs, 1.0).log_softmax(-1)
     expected = float((logprobs.exp() * (logprobs - theirs))[1:].sum())
     found = [
-        Faithfulness(models.target).divergence(method, PROMPT, answer, Given(NEW_TOKENS, sampling, seed))
+        Faithfulness(models.target, answers()).divergence(
+            method, DecodeRequest(PROMPT, NEW_TOKENS, sampling, seed=seed), answer
+        )
         for seed in (3, 4)
     ]
     assert found == [{"kl_tokens": 12, "kl_nats": pytest.approx(expected)}, {"kl_unrepeated_tokens": 12}]
@@ -121,7 +134,7 @@ def test_the_divergence_is_that_of_the_target_from_the_methods_own_distribution(
     method = Own(favour)
     answer = said_by(method)
     assert (answer == said_by(Plain())) == (favour == 0.0)
-    found = Faithfulness(pair("llama").target).divergence(method, PROMPT, answer, GIVEN)
+    found = Faithfulness(pair("llama").target, answers()).divergence(method, REQUEST, answer)
     logprobs = truth(PROMPT, answer)
     theirs = own(logprobs, favour).log_softmax(-1)
     expected = float((logprobs.exp() * (logprobs - theirs))[1:].sum())
@@ -146,7 +159,8 @@ def test_an_answer_whose_divergence_is_not_finite_is_counted_as_such(monkeypatch
     certain[0, answer[0]] = 0.0
     assert kl_nats(models.target, PROMPT, answer, [certain] * len(answer)) == math.inf
     monkeypatch.setattr("benchctl.measuring.faithfulness.own_logits", lambda *_: [certain] * len(answer))
-    assert Faithfulness(models.target).divergence(method, PROMPT, answer, GIVEN) == {"kl_infinite_tokens": 12}
+    found = Faithfulness(models.target, answers()).divergence(method, REQUEST, answer)
+    assert found == {"kl_infinite_tokens": 12}
 
 
 @pytest.mark.parametrize("label", ["two_model", "prompt_lookup", "medusa[accept=typical]"])
@@ -155,8 +169,8 @@ def test_a_method_that_takes_its_tokens_from_the_target_has_no_distribution_of_i
     method = prepared(label, models.target, models.draft)
     answer = said_by(method)
     with pytest.raises(NotItsOwn):
-        own_logits(method, models.target, PROMPT, answer, GIVEN)
-    assert Faithfulness(models.target).divergence(method, PROMPT, answer, GIVEN) == {}
+        own_logits(method, models.target, REQUEST, answer)
+    assert Faithfulness(models.target, answers()).divergence(method, REQUEST, answer) == {}
 
 
 @pytest.mark.parametrize("label", ["early_exit[threshold=0.3]", "skip_decode"])
@@ -164,9 +178,9 @@ def test_methods_that_leave_layers_out_have_a_distribution_for_each_token(label:
     models = pair("llama")
     method = prepared(label, models.target, models.draft)
     answer = said_by(method)
-    heard = own_logits(method, models.target, PROMPT, answer, GIVEN)
+    heard = own_logits(method, models.target, REQUEST, answer)
     assert heard is not None and [int(logits.argmax()) for logits in heard] == answer
-    assert Faithfulness(models.target).divergence(method, PROMPT, answer, GIVEN)["kl_nats"] > 0
+    assert Faithfulness(models.target, answers()).divergence(method, REQUEST, answer)["kl_nats"] > 0
 
 
 def test_the_answer_is_given_again_under_the_limit_it_was_given_under() -> None:
@@ -176,13 +190,15 @@ def test_the_answer_is_given_again_under_the_limit_it_was_given_under() -> None:
     text = decode(method, models.target, DecodeRequest(PROMPT, 40)).token_ids
     target = models.with_stops(text[4])
     answer = decode(method, target, DecodeRequest(PROMPT, 40)).token_ids
-    assert len(answer) < 40 and own_logits(method, target, PROMPT, answer, Given(len(answer))) is None
-    assert Faithfulness(target).divergence(method, PROMPT, answer, Given(40))["kl_tokens"] == len(answer)
+    assert len(answer) < 40 and own_logits(method, target, DecodeRequest(PROMPT, len(answer)), answer) is None
+    assert Faithfulness(target, answers()).divergence(method, DecodeRequest(PROMPT, 40), answer)["kl_tokens"] == len(
+        answer
+    )
 
 
 def test_an_answer_that_is_not_repeated_has_no_distributions() -> None:
-    assert own_logits(Lying(), pair("llama").target, PROMPT, said_by(Lying()), GIVEN) is None
-    assert own_logits(Plain(), pair("llama").target, PROMPT, [*said_by(Plain())[:-1], 3], GIVEN) is None
+    assert own_logits(Lying(), pair("llama").target, REQUEST, said_by(Lying())) is None
+    assert own_logits(Plain(), pair("llama").target, REQUEST, [*said_by(Plain())[:-1], 3]) is None
 
 
 def test_what_was_computed_once_is_kept_until_it_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,12 +209,12 @@ def test_what_was_computed_once_is_kept_until_it_is_forgotten(monkeypatch: pytes
         return Likelihood(1, 1, 0.0)
 
     monkeypatch.setattr("benchctl.measuring.faithfulness.likelihood", counted)
-    found = Faithfulness(pair("llama").target)
+    found = Faithfulness(pair("llama").target, answers([4]))
     for _ in range(3):
-        found.sums([1], [2, 3], [4])
+        found.sums(PROMPT, [2, 3])
     assert asked == [2, 1]
     found.forget()
-    found.sums([1], [2, 3], [4])
+    found.sums(PROMPT, [2, 3])
     assert asked == [2, 1, 2, 1]
 
 
@@ -215,7 +231,7 @@ def test_a_row_has_the_sums_where_they_tell_something(target: Target, tmp_path: 
     """A lossy method's answer has both kinds, one that claims to be exact no divergence, an equal answer nothing; the
     baseline, warm-up and answers that were forced or profiled have none."""
     methods = {"plain": Plain(), "same": Plain(), "lying": Lying(), "own": Own(0.0)}
-    run = Measurer(target, methods, "plain", Terms(4, Sampling()), FakeClock())
+    run = Measurer(target, methods, "plain", DecodingConfig(4, Sampling()), FakeClock())
     run.begin([TALK])
     rows = {label: one(run, task(label)) for label in methods}
     assert rows["plain"].fidelity == rows["same"].fidelity == {}
@@ -230,7 +246,7 @@ def test_a_row_has_the_sums_where_they_tell_something(target: Target, tmp_path: 
 def test_sampled_answers_are_not_scored_but_diverge(target: Target) -> None:
     """Drawn anew with the same seed they are the same, and each repeat has an answer of its own."""
     methods = {"plain": Plain(), "lying": Lying(), "own": Own(3.0)}
-    run = Measurer(target, methods, "plain", Terms(4, Sampling(1.0)), FakeClock())
+    run = Measurer(target, methods, "plain", DecodingConfig(4, Sampling(1.0)), FakeClock())
     run.begin([TALK])
     one(run, task("plain"))
     assert one(run, task("lying")).fidelity == {}

@@ -14,11 +14,12 @@ from tiny import tiny_folder
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
-from benchctl.measuring.measure import Measurer, Terms, answer_seed
-from benchctl.measuring.prompts.prompt import Prompt
+from benchctl.measuring.decoder import DecodingConfig
+from benchctl.measuring.measure import Measurer, answer_seed
+from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.verdict import Judgement, Referee
 
-GREEDY = Terms(max_new_tokens=4, sampling=Sampling())
+GREEDY = DecodingConfig(max_new_tokens=4, sampling=Sampling())
 PROMPT = Prompt("p", "koala", ("Say something.",))
 TALK = Prompt("t", "mt-bench", ("Say something.", "And now?"))
 
@@ -30,8 +31,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
 
 @pytest.fixture
 def measurer(target: Target) -> Callable[..., Measurer]:
-    def make(prompt: Prompt = PROMPT, terms: Terms = GREEDY, **methods: Method) -> Measurer:
-        made = Measurer(target, {"plain": Plain(), **methods}, "plain", terms, FakeClock())
+    def make(prompt: Prompt = PROMPT, config: DecodingConfig = GREEDY, **methods: Method) -> Measurer:
+        made = Measurer(target, {"plain": Plain(), **methods}, "plain", config, FakeClock())
         made.begin([prompt])
         return made
 
@@ -152,11 +153,11 @@ def test_a_recalled_failure_leaves_no_history(measurer: Make) -> None:
 
 
 def test_sampled_answers_get_no_comparison_and_repeat_by_seed(measurer: Make) -> None:
-    sampled = Terms(4, Sampling(temperature=1.0))
-    rows = [one(measurer(terms=sampled, other=Plain()), task("other", repeat=repeat)) for repeat in (0, 0, 1)]
+    sampled = DecodingConfig(4, Sampling(temperature=1.0))
+    rows = [one(measurer(config=sampled, other=Plain()), task("other", repeat=repeat)) for repeat in (0, 0, 1)]
     assert [row.verdict for row in rows] == ["sampled"] * 3
     assert rows[0].token_ids == rows[1].token_ids != rows[2].token_ids
-    assert one(measurer(terms=sampled), task("plain")).verdict is None
+    assert one(measurer(config=sampled), task("plain")).verdict is None
 
 
 def test_the_seed_of_an_answer_depends_on_prompt_turn_and_repeat_but_not_on_the_label() -> None:
@@ -190,9 +191,9 @@ def test_time_is_split_into_generations_and_controls(measurer: Make) -> None:
     """Four tokens take four seconds; the control behind a verdict has its own account."""
     run = measurer(lying=Lying())
     one(run, task("plain"))
-    assert (run.spent.generations_s, run.spent.controls_s) == (4.0, 1.0)
+    assert (run.timings.generations_s, run.timings.controls_s) == (4.0, 1.0)
     one(run, task("lying"))
-    assert (run.spent.generations_s, run.spent.controls_s) == (8.0, 2.0)
+    assert (run.timings.generations_s, run.timings.controls_s) == (8.0, 3.0)
 
 
 @dataclass

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 from fakes_sessions import LABELS, Met, ended, measure
 from fixtures_records import BASELINE, DRAFTED, EXITING
+from warned import warned
 
+from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.frame.build import load, pair, to_frame
-from benchctl.analysis.frame.comparison import Group, compare
-from benchctl.analysis.frame.rounds import round_of
-from benchctl.analysis.warnings import left_out, planned_rounds
+from benchctl.analysis.frame.fidelity import round_of
+from benchctl.analysis.warnings import planned_rounds
 from benchctl.measuring.measure import answer_seed
 from benchctl.measuring.plan import Plan, Task
-from benchctl.measuring.prompts.prompt import Prompt
+from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.validity import ENOUGH, PATIENCE, Bounds, Watch
 from benchctl.records.reader import row_key
 from benchctl.records.schema import Row
@@ -29,7 +30,6 @@ PROMPTS = (Prompt("p0", "koala", ("Hi",)), Prompt("p1", "koala", ("Hi", "And?"))
 PLAN = Plan(PROMPTS, LABELS, repeats=2)
 PLANS = {
     "plain": PLAN,
-    "shuffled": Plan(PROMPTS, LABELS, repeats=2, order="shuffle", name="x"),
     "once": Plan(PROMPTS, LABELS, repeats=1),
     "batched": Plan((*PROMPTS, Prompt("p3", "koala", ("Hi",))), LABELS, repeats=2, batch_size=2),
     "modes": Plan(PROMPTS, LABELS, repeats=2, modes=("free", "replay", "profile")),
@@ -40,7 +40,7 @@ def watch() -> Watch:
     """One that knows what is usual."""
     bounds = Bounds(1.0)
     for _ in range(ENOUGH):
-        bounds.doubts(QUIET)
+        bounds.problems(QUIET)
     return Watch(bounds, lambda notice: None)
 
 
@@ -85,9 +85,8 @@ def test_figures_rest_on_what_was_measured_again_and_on_as_many_pairs_as_were_as
     assert Counter(zip(pairs["prompt_id"], pairs["repeat"], strict=True)) == Counter(
         [("p0", 0), ("p0", 1), *[("p1", 0), ("p1", 3)] * 2, ("p2", 1), ("p2", 4)]
     )
-    (told,) = left_out(group_of(path))
-    assert told.startswith("2 of 6 rounds were left out of all figures")
-    assert told.endswith("2 of them were measured again, within bounds.")
+    (values,) = warned(group_of(path), "rounds_disturbed")
+    assert (values["disturbed"], values["rounds"], values["repeated"]) == (2, 6, 2)
 
 
 def group_of(path: Path) -> Group:
@@ -111,8 +110,8 @@ def test_what_stays_disturbed_is_given_up_after_two_more_tries(kind: str, tmp_pa
         session, measured = measure(path, plan, meet, watch())
         assert (session.lost, measured) == (1, []), "a process that has nothing to do told of none"
     assert path.read_bytes() == whole
-    (told,) = left_out(group_of(path))
-    assert told.endswith("Free the machine, and run again or go on with --resume.") and "measured again" not in told
+    (values,) = warned(group_of(path), "rounds_disturbed")
+    assert (values["disturbed"], values["repeated"]) == (1, 0)
 
 
 @pytest.mark.parametrize("kind", PLANS)
@@ -219,7 +218,7 @@ def lost_in(path: Path) -> int:
     """The rounds that compare counts as left out, and not made good."""
     file = read(path)
     planned = planned_rounds(Group((file,), to_frame([file]), (), ()))
-    return int((planned["doubted"] & ~planned["good"]).sum())
+    return int((planned["disturbed"] & ~planned["good"]).sum())
 
 
 def test_a_run_and_compare_count_the_same_rounds_as_lost_however_often_it_was_resumed(tmp_path: Path) -> None:
@@ -259,7 +258,7 @@ def unwarmed() -> Watch:
     return Watch(Bounds(1.0), lambda notice: None)
 
 
-@pytest.mark.parametrize("kind", ["plain", "shuffled", "modes"])
+@pytest.mark.parametrize("kind", ["plain", "modes"])
 def test_a_run_that_goes_on_learns_once_from_each_generation_of_its_file(kind: str, tmp_path: Path) -> None:
     """Counted twice, the rounds of a batch that is gone on with would make bounds known too early."""
     seen: list[object] = []

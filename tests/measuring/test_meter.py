@@ -15,7 +15,7 @@ from benchctl.measuring.machine import meter as meters
 from benchctl.measuring.machine.gpu import Gpu
 from benchctl.measuring.machine.host import Host
 from benchctl.measuring.machine.meter import GpuWatch, HostWatch, Meter, SentinelWatch, make_meter
-from benchctl.measuring.machine.sentinel import Sentinel, flop_rate, memory_bandwidth_mb_s
+from benchctl.measuring.machine.speed import Sentinel, flop_rate, memory_bandwidth_mb_s
 
 
 class Told:

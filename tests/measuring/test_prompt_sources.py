@@ -1,4 +1,4 @@
-"""The order of sources: --data-dir, cache, public address, embedded sample; no test here meets a network."""
+"""The order of sources: BENCHCTL_DATA, cache, public address, embedded sample; no test here meets a network."""
 
 import io
 import socket
@@ -13,11 +13,17 @@ from urllib.request import Request
 import pytest
 
 from benchctl.errors import UserError
-from benchctl.measuring.prompts import prompt as prompts
 from benchctl.measuring.prompts import sources, suites
-from benchctl.measuring.prompts.download import SIZE_LIMIT_BYTES, Downloader, HttpsOnly, UnreachableError, open_https
-from benchctl.measuring.prompts.prompt import Suite, load_suite
-from benchctl.measuring.prompts.sources import cache_folder, sha256
+from benchctl.measuring.prompts.sources import (
+    SIZE_LIMIT_BYTES,
+    Downloader,
+    HttpsOnly,
+    UnreachableError,
+    cache_folder,
+    open_https,
+    sha256,
+)
+from benchctl.measuring.prompts.suites import Suite, load_suite
 
 CONTENT = b'{"id": "koala_0", "prompt": "Hello?"}\n'
 WIZARD = b'{"idx": 1, "Skill": "Math", "Difficulty": 1, "Instruction": "2 + 2?"}\r\n'
@@ -45,8 +51,8 @@ def small_suites(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """koala and wizardlm pinned to the one-line files above, and a cache of the test's own."""
     monkeypatch.setenv("BENCHCTL_CACHE", str(tmp_path / "cache"))
     pins = {"koala": sha256(CONTENT), "wizardlm": sha256(WIZARD)}
-    pinned = tuple(suites.SuiteSpec(**{**vars(spec), "sha256": pins.get(spec.name, "")}) for spec in suites.SUITES)
-    monkeypatch.setattr(prompts, "SUITES", pinned)
+    pinned = tuple(sources.SuiteSpec(**{**vars(spec), "sha256": pins.get(spec.name, "")}) for spec in suites.SUITES)
+    monkeypatch.setattr(suites, "SUITES", pinned)
 
 
 def load(
@@ -58,7 +64,10 @@ def load(
 ) -> Suite:
     downloader = Downloader(network) if isinstance(network, Network) else network
     told = [] if told is None else told
-    return load_suite(name, data_dir=data_dir, source=source, limit=None, notify=told.append, downloader=downloader)
+    with pytest.MonkeyPatch.context() as patch:
+        if data_dir is not None:
+            patch.setenv("BENCHCTL_DATA", str(data_dir))
+        return load_suite(name, source=source, limit=None, notify=told.append, downloader=downloader)
 
 
 def kept() -> Path:
@@ -114,7 +123,7 @@ def test_without_network_the_embedded_sample_steps_in_and_says_so() -> None:
 
 
 def test_published_refuses_the_embedded_sample() -> None:
-    with pytest.raises(UserError, match="--data-dir FOLDER, or allow the sample with --source embedded"):
+    with pytest.raises(UserError, match="set BENCHCTL_DATA, or allow the sample with --source embedded"):
         load(Network(OFFLINE), source="published")
 
 
@@ -137,9 +146,9 @@ def test_machine_without_network_is_asked_once_for_all_suites() -> None:
 def test_callers_that_share_nothing_still_share_the_process_downloader(monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network(OFFLINE)
     downloader = Downloader(network)
-    monkeypatch.setattr(prompts, "_process_downloader", lambda: downloader)
+    monkeypatch.setattr(suites, "_process_downloader", lambda: downloader)
     for name in ("koala", "wizardlm"):
-        load_suite(name, data_dir=None, source="auto", limit=None, notify=lambda text: None)
+        load_suite(name, source="auto", limit=None, notify=lambda text: None)
     assert len(network.addresses) == 1
 
 
@@ -226,9 +235,8 @@ def test_changed_file_in_data_dir_runs_as_a_file_but_never_as_published(tmp_path
         load(Network(OFFLINE), source="published", data_dir=tmp_path)
 
 
-def test_embedded_together_with_a_data_dir_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="leave one of the two out"):
-        load(Network(OFFLINE), source="embedded", data_dir=tmp_path)
+def test_embedded_reads_no_folder(tmp_path: Path) -> None:
+    assert load(Network(OFFLINE), source="embedded", data_dir=tmp_path).source == "embedded"
 
 
 def test_non_commercial_licence_is_announced_for_published_prompts_only() -> None:

@@ -9,26 +9,33 @@ from pathlib import Path
 import pytest
 
 from benchctl.errors import UserError
-from benchctl.measuring.prompts.prompt import Suite, describe, load_suite, suite_names
-from benchctl.measuring.prompts.suites import SuiteSpec
+from benchctl.measuring.prompts.sources import SuiteSpec
+from benchctl.measuring.prompts.suites import SUITES, Suite, load_suite, suite_names
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 needs_published = pytest.mark.skipif(not SHARED.is_dir(), reason="the published files are not beside the repository")
 
 
-PUBLISHED = [spec for spec in describe() if not spec.own]
+PUBLISHED = [spec for spec in SUITES if not spec.own]
 
 
 def embedded(name: str, limit: int | None = None) -> Suite:
-    return load_suite(name, data_dir=None, source="embedded", limit=limit, notify=lambda text: None)
+    return load_suite(name, source="embedded", limit=limit, notify=lambda text: None)
 
 
 def published(name: str) -> Suite:
-    return load_suite(name, data_dir=SHARED, source="published", limit=None, notify=lambda text: None)
+    return from_folder(name, SHARED, "published")
+
+
+def from_folder(name: str, folder: Path, source: str = "auto") -> Suite:
+    """A known suite from a folder of BENCHCTL_DATA."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BENCHCTL_DATA", str(folder))
+        return load_suite(name, source=source, limit=None, notify=lambda text: None)
 
 
 def own(path: Path, limit: int | None = None) -> Suite:
-    return load_suite(str(path), data_dir=None, source="auto", limit=limit, notify=lambda text: None)
+    return load_suite(str(path), source="auto", limit=limit, notify=lambda text: None)
 
 
 def written(folder: Path, content: str | bytes, name: str = "mine.jsonl") -> Path:
@@ -39,13 +46,13 @@ def written(folder: Path, content: str | bytes, name: str = "mine.jsonl") -> Pat
 
 def test_the_known_suites_are_described_with_size_turns_licence_and_address() -> None:
     assert suite_names() == ("koala", "self-instruct", "wizardlm", "mt-bench", "tasks")
-    assert [(spec.prompts, spec.turns) for spec in describe()] == [(180, 1), (252, 1), (218, 1), (80, 2), (280, 1)]
+    assert [(spec.prompts, spec.turns) for spec in SUITES] == [(180, 1), (252, 1), (218, 1), (80, 2), (280, 1)]
     assert [spec.licence for spec in PUBLISHED] == ["Apache-2.0", "Apache-2.0", "CC BY-NC 4.0", "Apache-2.0"]
     assert all(spec.address.startswith("https://") and len(spec.sha256) == 64 for spec in PUBLISHED)
-    assert [spec.name for spec in describe() if spec.own] == ["tasks"]
+    assert [spec.name for spec in SUITES if spec.own] == ["tasks"]
 
 
-@pytest.mark.parametrize("spec", describe(), ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", SUITES, ids=lambda spec: spec.name)
 def test_the_readme_beside_the_files_counts_their_prompts(spec: SuiteSpec, root: Path) -> None:
     table = (root / "benchctl/assets/prompts/README.md").read_text(encoding="utf-8")
     assert f"| {spec.name}.jsonl | {spec.embedded_prompts} |" in table
@@ -134,7 +141,7 @@ def self_instruct_line(given: str) -> str:
 @pytest.mark.parametrize(("given", "text"), [("2 and 2", "Add.\n\n2 and 2"), ("", "Add."), (" \n", "Add.")])
 def test_self_instruct_input_follows_the_instruction_after_a_blank_line(tmp_path: Path, given: str, text: str) -> None:
     path = written(tmp_path, self_instruct_line(given), "user_oriented_instructions.jsonl")
-    suite = load_suite("self-instruct", data_dir=path.parent, source="auto", limit=None, notify=lambda text: None)
+    suite = from_folder("self-instruct", path.parent)
     (prompt,) = suite.prompts
     assert (prompt.turns, prompt.reference, prompt.category) == ((text,), ("4",), "maths")
 
@@ -237,10 +244,10 @@ def test_broken_file_is_refused_with_file_and_line(tmp_path: Path, content: str 
 def test_known_suite_with_a_broken_line_is_refused_with_file_and_line(
     tmp_path: Path, name: str, fields: dict[str, object], says: str
 ) -> None:
-    spec = next(spec for spec in describe() if spec.name == name)
+    spec = next(spec for spec in SUITES if spec.name == name)
     path = written(tmp_path, json.dumps(fields), Path(spec.file).name)
     with pytest.raises(UserError) as told:
-        load_suite(name, data_dir=tmp_path, source="auto", limit=None, notify=lambda text: None)
+        from_folder(name, tmp_path)
     assert str(told.value).startswith(f"{path}:1: ") and says in str(told.value)
 
 
@@ -274,11 +281,11 @@ def test_limit_below_one_is_refused(limit: int) -> None:
 
 def test_unknown_source_is_refused() -> None:
     with pytest.raises(UserError, match="auto, published, embedded"):
-        load_suite("koala", data_dir=None, source="hub", limit=None, notify=lambda text: None)
+        load_suite("koala", source="hub", limit=None, notify=lambda text: None)
 
 
 def test_prompts_are_read_without_loading_a_model_library() -> None:
     heavy = "{'torch', 'transformers', 'datasets', 'pandas', 'numpy'}"
-    code = f"import sys, benchctl.measuring.prompts.prompt; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, benchctl.measuring.prompts.suites; print(sorted({heavy} & set(sys.modules)))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"

@@ -17,7 +17,7 @@ from benchctl.decoding.modules.folder import modules_sha256, save_modules
 from benchctl.errors import UserError
 from benchctl.measuring import settings as ask
 from benchctl.measuring.check import check
-from benchctl.measuring.measure import Spent
+from benchctl.measuring.measure import Timings
 from benchctl.measuring.run import RunSummary, run
 from benchctl.measuring.session import Notice, Progress, is_stable
 from benchctl.methods.medusa import Medusa
@@ -219,6 +219,6 @@ def test_warm_up_ends_when_two_rounds_take_the_same_time() -> None:
 
 
 def test_the_share_of_the_harness_is_what_neither_generations_nor_controls_took(whole: RunFile) -> None:
-    spent = Spent(generations_s=8.0, controls_s=1.5)
-    summary = RunSummary(whole.run, 24, 0, 0, warm_up_rounds=1, wall_s=10.0, spent=spent)
+    spent = Timings(generations_s=8.0, controls_s=1.5)
+    summary = RunSummary(whole.run, 24, 0, 0, warm_up_rounds=1, wall_s=10.0, timings=spent)
     assert summary.harness_share == pytest.approx(0.05)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from benchctl.measuring.plan import Job, Plan, Task
-from benchctl.measuring.prompts.prompt import Prompt
+from benchctl.measuring.prompts.files import Prompt
 
 ONE = Prompt("1", "koala", ("Hi",))
 TWO = Prompt("2", "mt-bench", ("Hi", "And?"))
@@ -66,47 +66,6 @@ def test_modes_of_a_label_follow_each_other_and_turn_round_with_the_labels() -> 
         ("b", "replay"), ("b", "free"), ("base", "replay"), ("base", "free"),
     ]  # fmt: skip
     assert len({task.key for task in tasks}) == len(Plan((ONE,), ("base", "b"), 2, modes=("free", "replay"))) == 8
-
-
-def shuffled(seed: int = 0, name: str = "run", prompts: int = 40, labels: str = "abcd") -> Plan:
-    many = tuple(Prompt(str(number), "koala", ("Hi", "And?")) for number in range(prompts))
-    return Plan(many, tuple(labels), repeats=3, order="shuffle", seed=seed, name=name)
-
-
-def turns(plan: Plan) -> list[str]:
-    """The labels of each turn, in their order."""
-    labels = [task.label for jobs in plan.by_batch() for task in single(jobs)]
-    size = len(plan.labels)
-    return ["".join(labels[start : start + size]) for start in range(0, len(labels), size)]
-
-
-def test_a_shuffled_turn_has_every_label_once_in_an_order_of_its_own() -> None:
-    """Of 240 turns each of the 24 orders comes up: 10 times on average."""
-    found = turns(shuffled())
-    assert {"".join(sorted(turn)) for turn in found} == {"abcd"}
-    assert len(found) == 240 and len(set(found)) == 24
-
-
-def test_no_label_of_a_shuffled_run_has_its_place() -> None:
-    """Each is first in a quarter of the turns: 60 of 240, give or take four standard deviations of 6.7."""
-    first = [turn[0] for turn in turns(shuffled())]
-    assert all(33 < first.count(label) < 87 for label in "abcd")
-
-
-def test_a_shuffled_order_depends_on_seed_and_name_alone() -> None:
-    assert turns(shuffled()) == turns(shuffled())
-    assert turns(shuffled()) != turns(shuffled(seed=1))
-    assert turns(shuffled()) != turns(shuffled(name="run-2"))
-    assert turns(shuffled(prompts=3)) == turns(shuffled())[:18]
-
-
-def test_the_shuffled_order_is_the_same_in_every_process_and_version() -> None:
-    """A resumed run would otherwise go on in another order than the one that its first line promises."""
-    assert turns(shuffled(prompts=1)) == ["cabd", "dcab", "dcba", "dbca", "bdca", "abcd"]
-
-
-def test_the_warm_up_of_a_shuffled_run_begins_with_the_baseline() -> None:
-    assert [task.label for task in single(shuffled().warm_up(1))] == [*"abcd", *"abcd"]
 
 
 PROMPTS = (

@@ -11,28 +11,28 @@ import pytest
 from click.testing import CliRunner
 from fixtures_run import LABELS, make_folder, make_settings, measured, write_prompts
 
-from benchctl.analysis.frame.comparison import compare
-from benchctl.analysis.metrics.metric import EXACT_MATCH, EXACT_MATCH_DIFFERENCE
+from benchctl.analysis.comparison import compare
+from benchctl.analysis.metrics.faithfulness import EXACT_MATCH, EXACT_MATCH_DIFFERENCE
 from benchctl.analysis.tables.text import summary
 from benchctl.cli import main
 from benchctl.exact_match import is_right
 from benchctl.measuring import settings as ask
 from benchctl.measuring.check import check
-from benchctl.measuring.prompts.prompt import Suite, load_suite
+from benchctl.measuring.prompts.suites import Suite, load_suite
 from benchctl.measuring.run import run
 from benchctl.records.writer import RunFile, read
-from benchctl.training import tasks
+from reference import tasks
 
 FILE = "benchctl/assets/prompts/tasks.jsonl"
 
 
-def load(source: str = "auto", data_dir: Path | None = None, told: list[str] | None = None) -> Suite:
+def load(source: str = "auto", told: list[str] | None = None) -> Suite:
     told = [] if told is None else told
-    return load_suite("tasks", data_dir=data_dir, source=source, limit=None, notify=told.append)
+    return load_suite("tasks", source=source, limit=None, notify=told.append)
 
 
 def test_the_file_is_byte_for_byte_what_the_program_prints(root: Path) -> None:
-    program = [sys.executable, "-m", "benchctl.training.tasks"]
+    program = [sys.executable, "-m", "reference.tasks"]
     assert (root / FILE).read_bytes() == subprocess.run(program, cwd=root, capture_output=True, check=True).stdout
 
 
@@ -60,8 +60,10 @@ def test_it_has_one_source_and_stands_in_for_nothing(source: str) -> None:
     assert (suite.source, suite.origin, suite.own, told) == ("embedded", FILE, True, [])
 
 
-def test_a_data_dir_for_the_published_suites_does_not_concern_it(tmp_path: Path) -> None:
-    assert load("published", data_dir=tmp_path) == load()
+def test_a_folder_of_published_suites_does_not_replace_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = load()
+    monkeypatch.setenv("BENCHCTL_DATA", str(tmp_path))
+    assert load("published") == expected
 
 
 def test_the_list_of_benches_says_that_nothing_of_it_is_published() -> None:

@@ -13,7 +13,7 @@ from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, batch, failed
 from benchctl.analysis.frame.build import pair, to_frame
 from benchctl.measuring import validity
 from benchctl.measuring.plan import Plan, Task
-from benchctl.measuring.prompts.prompt import Prompt
+from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.validity import ENOUGH, PATIENCE, Bounds, Usual, Watch, over_round
 from benchctl.records.schema import Row
 from benchctl.records.writer import RunFile, read
@@ -27,7 +27,7 @@ def settled(spare_cores: float = 1.0, **usual: float) -> Bounds:
     """Bounds that have seen enough quiet rounds."""
     bounds = Bounds(spare_cores)
     for _ in range(ENOUGH):
-        assert bounds.doubts({**QUIET, **usual}) == ()
+        assert bounds.problems({**QUIET, **usual}) == ()
     return bounds
 
 
@@ -50,13 +50,13 @@ def test_of_many_readings_the_oldest_are_forgotten() -> None:
 def test_a_session_that_knows_little_doubts_nothing() -> None:
     bounds = Bounds(1.0)
     for _ in range(ENOUGH - 1):
-        bounds.doubts(QUIET)
-    assert bounds.doubts(LOUD) == ()
+        bounds.problems(QUIET)
+    assert bounds.problems(LOUD) == ()
 
 
 def test_another_level_that_lasts_becomes_the_usual_one() -> None:
     bounds = settled()
-    found = [bool(bounds.doubts({**QUIET, "foreign_cores": 1.9})) for _ in range(60)]
+    found = [bool(bounds.problems({**QUIET, "foreign_cores": 1.9})) for _ in range(60)]
     assert found[0] and not any(found[40:])
 
 
@@ -70,32 +70,32 @@ def test_another_level_that_lasts_becomes_the_usual_one() -> None:
 def test_what_is_beyond_the_sessions_usual_is_doubted_and_what_is_near_is_not(
     name: str, inside: float, outside: float, words: str
 ) -> None:
-    assert settled().doubts({**QUIET, name: inside}) == ()
-    assert settled().doubts({**QUIET, name: outside}) == (words,)
+    assert settled().problems({**QUIET, name: inside}) == ()
+    assert settled().problems({**QUIET, name: outside}) == (words,)
 
 
 def test_better_than_usual_is_no_doubt() -> None:
     better = {"sentinel_s": 1e-4, "waited_share": 0.0, "foreign_cores": 0.0, "sm_clock_mhz": 2500.0}
-    assert settled(waited_share=0.3, foreign_cores=3.0).doubts(better) == ()
+    assert settled(waited_share=0.3, foreign_cores=3.0).problems(better) == ()
 
 
 def test_a_machine_that_is_always_busy_is_usual_to_its_session() -> None:
     """Such a session would have no figures at all; that it was busy is said of it as a whole."""
     busy = {"waited_share": 0.4, "foreign_cores": 1.5}
     bounds = settled(waited_share=0.4, foreign_cores=1.5)
-    assert bounds.doubts({**QUIET, **busy}) == ()
-    assert bounds.doubts({**QUIET, "waited_share": 0.6, "foreign_cores": 1.5}) != ()
+    assert bounds.problems({**QUIET, **busy}) == ()
+    assert bounds.problems({**QUIET, "waited_share": 0.6, "foreign_cores": 1.5}) != ()
 
 
 def test_others_that_fit_onto_the_cores_to_spare_disturb_nobody() -> None:
-    assert settled(7.0).doubts({**QUIET, "foreign_cores": 7.0}) == ()
-    assert settled(0.0).doubts({**QUIET, "foreign_cores": 0.5}) != ()
+    assert settled(7.0).problems({**QUIET, "foreign_cores": 7.0}) == ()
+    assert settled(0.0).problems({**QUIET, "foreign_cores": 0.5}) != ()
 
 
 @pytest.mark.parametrize("reading", [{"sentinel_s": 9.0}, {"sm_clock_mhz": 300.0}])
 def test_readings_of_single_moments_judge_nothing(reading: dict[str, float]) -> None:
     """They say more of a short generation than of a long one."""
-    assert settled().doubts({**QUIET, **reading}) == ()
+    assert settled().problems({**QUIET, **reading}) == ()
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_idling_set_clocks_and_the_power_limit_are_no_alarms(reasons: int) -> No
 
 
 def test_without_conditions_there_is_no_doubt() -> None:
-    assert settled().doubts({}) == ()
+    assert settled().problems({}) == ()
 
 
 def test_noise_of_a_quiet_machine_is_hardly_ever_doubted() -> None:
@@ -134,7 +134,7 @@ def test_noise_of_a_quiet_machine_is_hardly_ever_doubted() -> None:
     for _ in range(10_000):
         outlier = draw.random() < 0.05
         reading = draw.uniform(1.5, 3.0) if outlier else draw.gauss(1.0, 0.03)
-        found = bool(bounds.doubts({"foreign_cores": reading}))
+        found = bool(bounds.problems({"foreign_cores": reading}))
         doubted += found and not outlier
         strange += found and outlier
     assert doubted < 10
@@ -217,7 +217,7 @@ def test_a_disturbance_that_lasts_is_told_once_until_it_is_over() -> None:
     kept = watch(notices)
     for _ in range(PATIENCE + 2):
         kept.mark(told(THROTTLED), ends_round=True)
-    assert len(notices) == 1 and "out of bounds (the GPU slowed down: too hot (hardware))" in notices[0]
+    assert len(notices) == 1 and "the GPU slowed down: too hot (hardware)" in notices[0]
     kept.mark(told(QUIET), ends_round=True)
     for _ in range(PATIENCE):
         kept.mark(told(THROTTLED), ends_round=True)
@@ -266,7 +266,7 @@ def disturbed_run(works_s: dict[str, float], machine: Neighbour, prompts: int, f
 def by_generation(rows: list[Row]) -> list[Row]:
     """The same rows, with each generation judged by itself."""
     bounds = Bounds(0.0)
-    return [replace(row, invalid="; ".join(bounds.doubts(row.conditions))) for row in rows]
+    return [replace(row, invalid="; ".join(bounds.problems(row.conditions))) for row in rows]
 
 
 def ratio_and_left_out(runs: list[list[Row]]) -> tuple[float, float]:

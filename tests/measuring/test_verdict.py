@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -59,6 +60,16 @@ def no_control(prompt_ids: Sequence[int], answer: Sequence[int]) -> Control:
     pytest.fail("nothing was to be explained")
 
 
+@dataclass
+class Answers:
+    """The baseline's answer to every prompt."""
+
+    tokens: Sequence[int]
+
+    def answer(self, prompt_ids: Sequence[int]) -> Sequence[int]:
+        return self.tokens
+
+
 def referee(
     logits: Sequence[float],
     noises: Sequence[float] = (),
@@ -69,8 +80,7 @@ def referee(
     behind the first divergence."""
     target = Logits(logits, dtype)
     control = Chosen(target, noises, gaps)
-    judge = Referee(target, no_baseline, control if noises else no_control)
-    judge.remember(PROMPT, (0, 1, 2))
+    judge = Referee(target, Answers((0, 1, 2)), control if noises else no_control)
     return judge, target, control
 
 
@@ -150,7 +160,7 @@ def test_behind_a_tie_every_token_is_held_against_what_the_target_would_say_ther
     injected ones was found. What stands before the first divergence is the baseline's."""
     judge, *_ = referee(NEAR, (0.0, 2 * TINY, TINY), gaps=gaps)
     found = judge.judge(PROMPT, (0, 3, 0), SIZES)
-    assert (found.verdict, found.first_divergence, found.place) == (verdict, 1, at)
+    assert (found.verdict, found.first_divergence, found.decided_at) == (verdict, 1, at)
     assert (found.gap, found.noise, found.control_noise) == (
         max(gaps[at], 4 * TINY * (at == 1)),
         (2 - (at == 2)) * TINY,
@@ -173,7 +183,6 @@ def test_an_answer_is_explained_once_for_each_kind_of_passes_until_the_prompt_is
         judge.judge(PROMPT, (0, 3, 0), sizes)
     assert control.read == [((1, 2), (0, 3, 0))] * 2 and control.sizes == [SIZES, (2,)]
     judge.forget()
-    judge.remember(PROMPT, (0, 1, 2))
     judge.judge(PROMPT, (0, 3, 0), SIZES)
     assert len(control.read) == 3
 
@@ -191,35 +200,6 @@ def test_the_coarser_the_numbers_the_wider_a_gap_the_control_is_asked_about() ->
     """A gap of 0.5 at a logit of 2: in bfloat16, with steps of 1/64 there, rounding may come to it."""
     judge, *_ = referee([0.0, 2.0, 0.0, 1.5], (0.0, 0.0, 0.25), torch.bfloat16)
     assert judge.judge(PROMPT, (0, 3, 0), SIZES).verdict == "numeric"
-
-
-def test_a_prompt_the_baseline_was_never_asked_is_asked_once() -> None:
-    """A second turn after another first answer is another prompt; comparing with the baseline's turn would be wrong."""
-    asked: list[list[int]] = []
-
-    def ask(prompt_ids: list[int]) -> Sequence[int]:
-        asked.append(prompt_ids)
-        return (9, 9)
-
-    judge = Referee(Logits([]), ask, no_control)
-    judge.remember(PROMPT, BASELINE)
-    assert judge.judge([1, 2, 3], (9, 9), SIZES) == Judgement("identical")
-    assert judge.judge([1, 2, 3], (9, 9), SIZES) == Judgement("identical")
-    assert asked == [[1, 2, 3]]
-
-
-def test_a_baseline_that_does_not_repeat_itself_is_noticed_and_its_first_answer_stays() -> None:
-    judge, *_ = referee([])
-    assert judge.remember(PROMPT, (0, 1, 2))
-    assert not judge.remember(PROMPT, (0, 1, 3))
-    assert judge.judge(PROMPT, (0, 1, 2), SIZES) == Judgement("identical")
-
-
-def test_nothing_is_known_after_forgetting() -> None:
-    judge = Referee(Logits([]), lambda prompt_ids: (4,), no_control)
-    judge.remember(PROMPT, BASELINE)
-    judge.forget()
-    assert judge.judge(PROMPT, (4,), SIZES) == Judgement("identical")
 
 
 @pytest.mark.parametrize(

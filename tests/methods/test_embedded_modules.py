@@ -6,9 +6,9 @@ import pytest
 from click.testing import CliRunner
 
 from benchctl import bundled as packs
-from benchctl.analysis.frame.comparison import compare, over
+from benchctl.analysis.comparison import compare, over
+from benchctl.analysis.metrics.drafting import ACCEPTANCE_DIFFERENCE, ACCEPTANCE_RATE
 from benchctl.analysis.metrics.experts import RECALL
-from benchctl.analysis.metrics.metric import ACCEPTANCE_DIFFERENCE, ACCEPTANCE_RATE
 from benchctl.cli import main
 from benchctl.decoding.modules.folder import check_modules
 from benchctl.records.writer import read

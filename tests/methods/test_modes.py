@@ -1,4 +1,4 @@
-"""Runs in several modes: free, replay and profile rows side by side, in either order, through resume, and in tables."""
+"""Runs in several modes: free, replay and profile rows side by side, through resume, and in tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from fakes_batches import Shallower
 from fakes_measuring import Broken, FakeClock, Lying, Plain
 from fixtures_run import LABELS, make_folder, make_settings, measured, timeless
 from tiny import tiny_folder
@@ -20,11 +19,11 @@ from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
 from benchctl.measuring import settings as ask
 from benchctl.measuring.check import check
-from benchctl.measuring.measure import Measurer, Terms
-from benchctl.measuring.plan import Order, Plan
-from benchctl.measuring.prompts.prompt import Prompt
+from benchctl.measuring.decoder import DecodingConfig
+from benchctl.measuring.measure import Measurer
+from benchctl.measuring.plan import Plan
+from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.run import run
-from benchctl.methods.autoregressive import Autoregressive
 from benchctl.records.schema import Mode, Row, to_line
 from benchctl.records.writer import RunFile, read
 
@@ -43,9 +42,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
     return Target.load(tiny_folder(tmp_path_factory.mktemp("target")), dtype="float64")
 
 
-def settings_of(folder: Path, out: Path, order: Order = "abba") -> ask.RunSettings:
+def settings_of(folder: Path, out: Path) -> ask.RunSettings:
     settings = make_settings(folder, out)
-    return replace(settings, repeat=replace(settings.repeat, warm_up=0, modes=ALL, order=order))
+    return replace(settings, repeat=replace(settings.repeat, warm_up=0, replay=True, profile=True))
 
 
 def measure(settings: ask.RunSettings) -> RunFile:
@@ -54,10 +53,10 @@ def measure(settings: ask.RunSettings) -> RunFile:
     return read(settings.out)
 
 
-@pytest.fixture(scope="module", params=["abba", "shuffle"])
-def whole(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFile:
-    """A run that was not interrupted, in either order."""
-    return measure(settings_of(folder, tmp_path_factory.mktemp(request.param) / "out.jsonl", request.param))
+@pytest.fixture(scope="module")
+def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFile:
+    """A run that was not interrupted."""
+    return measure(settings_of(folder, tmp_path_factory.mktemp("whole") / "out.jsonl"))
 
 
 def by_mode(rows: Sequence[Row], mode: Mode) -> dict[tuple[str, str, int, int], Row]:
@@ -114,53 +113,24 @@ def test_profile_rows_say_what_the_free_ones_say_and_their_phases_add_up_to_thei
 def test_a_resumed_run_of_several_modes_is_the_run_it_resumes(
     whole: RunFile, folder: Path, tmp_path: Path, kept: int
 ) -> None:
-    """In a file that was renamed, too: the order goes by the name that the run began with."""
+    """In a file that was renamed, too."""
     lines = whole.path.read_bytes().splitlines(keepends=True)
     assert len(lines) == 1 + GENERATIONS
     renamed = tmp_path / "renamed.jsonl"
     renamed.write_bytes(b"".join(lines[: 1 + kept]))
-    order: Order = "shuffle" if whole.run.order == "shuffle" else "abba"
-    again = measure(replace(settings_of(folder, renamed, order), resume=True))
+    again = measure(replace(settings_of(folder, renamed), resume=True))
     assert timeless(again.rows) == timeless(whole.rows)
 
 
 def rows_of(target: Target, methods: dict[str, Method], plan: Plan) -> list[Row]:
     """Everything that a plan comes to; the first method is the baseline."""
-    terms = Terms(5, Sampling(), batch_size=plan.batch_size)
+    terms = DecodingConfig(5, Sampling(), batch_size=plan.batch_size)
     measurer = Measurer(target, methods, plan.labels[0], terms, FakeClock())
     rows: list[Row] = []
     for jobs in plan.by_batch():
         measurer.begin([task.prompt for task in jobs[0]])
         rows += [row for job in jobs for row in measurer.measure(job)]
     return rows
-
-
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_a_shuffled_replay_waits_for_no_baseline(target: Target, batch_size: int) -> None:
-    """Whoever comes first, the baseline is asked for the text; in a batch all prompts together."""
-    methods: dict[str, Method] = {"plain": Autoregressive(), "other": Shallower()}
-    plan = Plan(TALKS, ("plain", "other"), 2, batch_size, ALL, "shuffle", name="x7")
-    first = next(iter(plan.by_batch()))[0][0]
-    assert (first.label, first.mode) == ("other", "replay")
-    rows = rows_of(target, methods, plan)
-    assert len(rows) == 6 * 2 * 2 * 3 and not any(row.error for row in rows)
-    free = by_mode(rows, "free")
-    for (_, *turn), row in by_mode(rows, "replay").items():
-        assert row.token_ids == free["plain", *turn].token_ids  # type: ignore[index]
-
-
-def test_a_batch_that_was_not_asked_yet_is_asked_as_a_batch(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alone its numbers would round differently, and the baseline would not repeat itself in its own turn."""
-    asked: list[int] = []
-    decode = Measurer._decode
-
-    def noting(measurer: Measurer, label: str, prompts: Sequence[object], **options: bool) -> object:
-        asked.append(len(prompts))
-        return decode(measurer, label, prompts, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Measurer, "_decode", noting)
-    rows_of(target, {"plain": Autoregressive(), "other": Shallower()}, Plan(TALKS, ("plain", "other"), 1, 3, ALL))
-    assert set(asked) == {3}
 
 
 def test_a_method_that_does_not_say_the_forced_text_fails_in_replay_alone(target: Target) -> None:
@@ -190,13 +160,12 @@ def invoke(*arguments: str) -> Result:
 
 
 def test_the_modes_have_tables_of_their_own_and_the_headline_is_of_free_rows(here: Path) -> None:
-    result = invoke("--replay", "--profile", "--order", "shuffle")
+    result = invoke("--replay", "--profile")
     assert result.exit_code == 0, result.output
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert "\nReplay " in result.stdout and "\nA step, ms " in result.stdout
-    assert "Beside running freely: replay, profile." in result.stderr
     file = read(here / "out.jsonl")
-    assert (file.run.modes, file.run.order) == (ALL, "shuffle")
+    assert (file.run.modes, file.run.order) == (ALL, "abba")
     alone = replace(file.run, modes=("free",))
     free = here / "free.jsonl"
     free.write_bytes(to_line(alone) + b"".join(to_line(row) for row in file.rows if row.mode == "free"))
@@ -222,7 +191,6 @@ def figures(path: str) -> dict[tuple[str, str], object]:
         ("--context 127", "--context 127 leaves no room for a prompt: the target takes 128 tokens in all."),
         ("--context 100", "the target's context of 128 tokens, of which --context leaves 28; ids"),
         ("--context -1", "Invalid value for '--context'"),
-        ("--order random", "Invalid value for '--order'"),
         ("--sessions 0", "Invalid value for '--sessions'"),
     ],
 )
@@ -236,8 +204,8 @@ def test_what_cannot_be_measured_so_is_refused_before_weights_are_read(
     assert message in " ".join(result.stderr.partition("Error: ")[2].split())
 
 
-def test_a_run_goes_on_only_in_the_modes_and_the_order_it_began_with(here: Path) -> None:
+def test_a_run_goes_on_only_in_the_modes_it_began_with(here: Path) -> None:
     assert invoke().exit_code == 0
-    for arguments in (("--replay",), ("--order", "shuffle"), ("--context", "9")):
+    for arguments in (("--replay",), ("--context", "9")):
         result = invoke(*arguments, "--resume")
         assert result.exit_code == 2 and "cannot be resumed" in result.stderr

@@ -13,7 +13,7 @@ from tiny import tiny_folder
 
 from benchctl import bundled as packs
 from benchctl.records.writer import read
-from benchctl.training.pack import FILES
+from reference.pack import FILES
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def made_moe(made: Path) -> Path:
 def pack(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A pack of that target alone."""
     model = ("--model", made / "tiny-target", "--role", "target", "--description", "A", "--data", "B")
-    done("train", "pack", *model, "--pack", tmp_path / "pack")
+    done("reference", "pack", *model, "--pack", tmp_path / "pack")
     monkeypatch.setattr(packs, "MODELS", tmp_path / "pack")
     packs.models.cache_clear()
     packs._checked.cache_clear()
@@ -61,8 +61,8 @@ def pack(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 def pack_moe(made_moe: Path, pack: Path) -> Path:
     """The pack with the mixture of experts and its modules, which are for m2r2_prefetch alone."""
     model = ("--model", made_moe / "tiny-moe", "--role", "moe", "--description", "A", "--data", "B")
-    done("train", "pack", *model, "--pack", pack)
-    done("train", "pack", "--model", made_moe / "ahead", "--role", "modules", "--pack", pack)
+    done("reference", "pack", *model, "--pack", pack)
+    done("reference", "pack", "--model", made_moe / "ahead", "--role", "modules", "--pack", pack)
     packs.models.cache_clear()
     return pack
 
@@ -73,7 +73,7 @@ def _run(made: Path, out: Path, label: str) -> tuple[str, ...]:
 
 
 def test_packed_modules_serve_a_run_that_names_none(made: Path, pack: Path, tmp_path: Path) -> None:
-    done("train", "pack", "--model", made / "adapters", "--role", "modules", "--pack", pack)
+    done("reference", "pack", "--model", made / "adapters", "--role", "modules", "--pack", pack)
     packs.models.cache_clear()
     done(*_run(made, tmp_path / "run.jsonl", "m2r2[gates=1+2]"))
     found = read(tmp_path / "run.jsonl")
@@ -84,11 +84,11 @@ def test_packed_modules_serve_a_run_that_names_none(made: Path, pack: Path, tmp_
 
 
 def test_packed_modules_are_bfloat16_and_replaced_with_their_target(made: Path, pack: Path) -> None:
-    done("train", "pack", "--model", made / "adapters", "--role", "modules", "--pack", pack)
+    done("reference", "pack", "--model", made / "adapters", "--role", "modules", "--pack", pack)
     folder = pack / "tiny-target" / "modules" / "m2r2"
     assert {weight.dtype for weight in load_file(folder / "modules.safetensors").values()} == {torch.bfloat16}
     model = ("--model", made / "tiny-target", "--role", "target", "--description", "A", "--data", "B")
-    done("train", "pack", *model, "--pack", pack)
+    done("reference", "pack", *model, "--pack", pack)
     packs.models.cache_clear()
     assert not folder.exists() and packs.modules_for("tiny-target", "m2r2") is None
 
@@ -100,11 +100,13 @@ def test_a_target_without_packed_modules_says_how_to_train_them(made: Path, pack
 
 def test_modules_of_another_target_are_not_packed(made: Path, pack: Path, tmp_path: Path) -> None:
     words = ("--role", "modules", "--pack", pack)
-    assert "adapters.json" not in refused("train", "pack", "--model", made / "other", *words)
+    assert "adapters.json" not in refused("reference", "pack", "--model", made / "other", *words)
     (pack / "tiny-target" / "config.json").write_text("{}")
-    told = refused("train", "pack", "--model", made / "adapters", *words)
+    told = refused("reference", "pack", "--model", made / "adapters", *words)
     assert "made for tiny-target, which is not in" in told
-    assert "needs --description and --data" in refused("train", "pack", "--model", made, "--role", "draft", *words[2:])
+    assert "needs --description and --data" in refused(
+        "reference", "pack", "--model", made, "--role", "draft", *words[2:]
+    )
 
 
 def test_embedded_modules_for_other_options_leave_a_method_out_of_all(

@@ -14,16 +14,15 @@ from click.testing import CliRunner
 
 from benchctl.cli import main
 from benchctl.errors import InvalidData, UserError
+from benchctl.records.schema import json_schema, to_line
 from benchctl.records.scores import (
     Score,
     ScoreWriter,
     is_scores,
-    json_schema,
     once,
     read_scores,
     scores_path,
     text_sha256,
-    to_line,
 )
 
 PAIR = Score(
@@ -81,7 +80,7 @@ TIE = replace(PAIR, order="", score=None, baseline_score=None, identical=True, b
 )
 def test_a_score_that_cannot_be_true_is_refused(score: Score, changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
-        replace(score, **changes)
+        to_line(replace(score, **changes))
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -115,7 +114,7 @@ def test_a_torn_last_line_is_left_out_when_read_and_cut_off_when_gone_on_with(tm
     ("line", "problem"),
     [
         (to_line(PAIR), "the same judgement as line 1"),
-        (b"{}\n", "Field required|is missing|kind"),
+        (b"{}\n", "missing"),
         (b"\n", "the line is empty"),
         (b"not json\n", "Invalid JSON"),
         (to_line(SINGLE).replace(b'"schema_version":1', b'"schema_version":2'), "newer benchctl, schema 2"),
@@ -178,5 +177,5 @@ def test_validate_counts_scores_and_judges(tmp_path: Path) -> None:
 
 def test_the_shipped_schema_is_that_of_the_records() -> None:
     shipped = json.loads(resources("benchctl").joinpath("assets/schema/scores.schema.json").read_text("utf-8"))
-    assert shipped == json_schema()
+    assert shipped == json_schema(Score)
     assert json.loads(CliRunner().invoke(main, ["validate", "--schema", "scores"]).stdout) == shipped

@@ -32,7 +32,7 @@ LAYERS: dict[str, set[str]] = {
     "benchctl.judges": {"bundled", "decoding", "exact_match", "judging", "records", "registry"},
     "benchctl.registry": {"decoding", "judging", "options"},
     "benchctl.analysis": {"exact_match", "records"},
-    "benchctl.measuring": {"bundled", "decoding", "records", "registry"},
+    "benchctl.measuring": {"bundled", "decoding", "options", "records", "registry"},
     "benchctl.training": {"bundled", "decoding", "registry"},
     "benchctl.conformance": {"decoding", "registry"},
     "benchctl.importing": {"records"},
@@ -46,7 +46,7 @@ LAYERS: dict[str, set[str]] = {
 DOORS: dict[str, tuple[str, ...]] = {
     "click": ("benchctl/cli/",),
     "datasets": ("benchctl/training/data/hub_data.py",),
-    "http": ("benchctl/measuring/prompts/download.py",),
+    "http": ("benchctl/measuring/prompts/sources.py",),
     "huggingface_hub": (),
     "jinja2": ("benchctl/analysis/html",),
     "matplotlib": ("benchctl/analysis/plots/",),
@@ -54,21 +54,18 @@ DOORS: dict[str, tuple[str, ...]] = {
     "openai": ("judges/",),
     "pandas": ("benchctl/analysis/",),
     "pynvml": ("benchctl/measuring/machine/gpu.py",),
-    "pydantic": ("benchctl/records/",),
-    "rouge_score": ("benchctl/analysis/metrics/overlap.py",),
-    "sacrebleu": ("benchctl/analysis/metrics/overlap.py",),
     "rich": ("benchctl/cli/", "benchctl/analysis/tables/text.py"),
+    "scipy": ("benchctl/analysis/", "benchctl/conformance/"),
     "time": ("benchctl/measuring/clock.py", "benchctl/training/"),
     "torch": ("benchctl/conformance/", "benchctl/decoding/", "benchctl/measuring/", "benchctl/training/", "methods/"),
     "tokenizers": ("benchctl/decoding/model/", "benchctl/training/"),
     "transformers": (
         "benchctl/conformance/",
-        "benchctl/decoding/model/hub.py",
-        "benchctl/decoding/model/target.py",
         "benchctl/decoding/model/tokenizer.py",
+        "benchctl/decoding/model/target.py",
         "benchctl/training/",
     ),
-    "urllib": ("benchctl/measuring/prompts/download.py",),
+    "urllib": ("benchctl/measuring/prompts/sources.py",),
 }
 METHOD_LIBRARIES = {"safetensors", "torch"}
 IMPORTED_AS = {"nvidia-ml-py": "pynvml"}

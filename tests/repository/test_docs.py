@@ -1,4 +1,4 @@
-"""What README and the pages in docs/ show is true: commands parse, methods run, the table is what is computed.
+"""What README and the pages in docs/ show is true: commands parse, methods run.
 
 Links and headings: test_docs_pages.py; the page of the files: test_docs_files.py; help texts: test_help.py.
 """
@@ -25,10 +25,9 @@ from benchctl.conformance.examine import WHAT, examine
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.records.writer import read
-from benchctl.training.estimate import GPUS, estimate
 from benchctl.training.jobs import Surroundings
 from benchctl.training.modules.job import train_modules
-from benchctl.training.options import Provenance, TrainOptions
+from benchctl.training.options import Provenance, TeacherOptions
 
 
 @pytest.fixture
@@ -73,6 +72,7 @@ def test_every_command_on_a_page_parses(words: list[str]) -> None:
     check_parses(words)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("follow")
 def test_the_distribution_of_the_page_is_a_method_like_any_other(tmp_path: Path) -> None:
     """Found by its entry point, passed by doctor but for batches, and measured: its answers are the baseline's."""
@@ -93,6 +93,7 @@ def test_the_distribution_of_the_page_is_a_method_like_any_other(tmp_path: Path)
     assert sum(sum(row.drafted) for row in rows) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("follow")
 def test_doctor_finds_the_mistake_that_the_page_tells_to_make(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(registry.method_class("follow"), "start")
@@ -111,7 +112,7 @@ def test_the_method_it_shows_can_be_trained_and_gives_the_targets_tokens(tmp_pat
     for name in ("chats.jsonl", "chats_val.jsonl"):
         (tmp_path / name).write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     data = tuple(str(tmp_path / name) for name in ("chats.jsonl", "chats_val.jsonl"))
-    options = TrainOptions(data, heads, str(folder), steps=8, row_tokens=64, batch_tokens=256, reference_mix=False)
+    options = TeacherOptions(data, heads, model=str(folder), steps=8, row_tokens=64, batch_tokens=256)
     ticks = count()
     around = Surroundings(lambda: float(next(ticks)), Provenance("", "", {}))
     with around.held:
@@ -128,16 +129,3 @@ def _tokens(label: str, target: Target) -> tuple[int, ...]:
     method.prepare(target)
     ids = target.tokenizer.encode_chat([{"role": "user", "content": "Count to 3."}])
     return tuple(decode(method, target, DecodeRequest(ids, 16)).token_ids)
-
-
-@pytest.mark.slow
-def test_the_table_of_time_and_memory_is_what_the_estimate_says() -> None:
-    model = "TinyLlama/TinyLlama-1.1B-Chat-v1.0"
-    page = (DOCS / "training.md").read_text(encoding="utf-8")
-    (row,) = re.findall(rf"^\| {model} \|.*$", page, re.MULTILINE)
-    found = estimate(TrainOptions((), Path(), model, micro_rows=4), "medusa")
-    numbers = (found.cost.target_parameters / 1e9, found.cost.module_parameters / 1e9)
-    _, target, heads, peak, _, *minutes = (cell.strip() for cell in row.strip("|").split("|"))
-    assert [target, heads] == [f"{number:.2f} billion" for number in numbers]
-    assert peak == f"{found.cost.peak_bytes / 1e9:.1f} GB"
-    assert minutes == [f"{found.seconds(gpu) / 60:.1f} min" for gpu in GPUS]

@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 from documents import DOCS, blocks
 
-from benchctl.analysis.frame.comparison import compare
-from benchctl.analysis.metrics.metric import SPEEDUP
+from benchctl.analysis.comparison import compare
+from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.cli import VERBS, main
 from benchctl.decoding.experts.fast_tier import Counts
 from benchctl.decoding.phases import PHASES, UNSPLIT

@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 import pytest
 from scipy.stats import binom
 
-from benchctl.training.modules.risk import (
+from benchctl.training.modules.calibrate import (
     THRESHOLDS,
     Calibration,
     Risk,
-    binomial_cdf,
     disagreement,
     learn_then_test,
     p_value,
@@ -101,11 +100,6 @@ def test_p_values_are_bounds_of_the_true_chance() -> None:
             chance = sum(binom.pmf(hits, count, delta) for hits in range(count + 1) if found[hits] <= level)
             assert chance <= level
     assert p_value([0.0] * 29, 0.1) == pytest.approx(0.9**29)
-
-
-def test_the_binomial_is_that_of_scipy() -> None:
-    for hits, count, chance in ((0, 5, 0.1), (3, 40, 0.1), (40, 40, 0.3), (250, 1000, 0.25)):
-        assert binomial_cdf(hits, count, chance) == pytest.approx(binom.cdf(hits, count, chance), rel=1e-9)
 
 
 def test_a_prompt_counts_up_to_its_first_difference() -> None:

@@ -15,7 +15,7 @@ from benchctl.decoding.model.target import Target
 from benchctl.registry import build
 from benchctl.training.data.chat import ChatFormat
 from benchctl.training.data.corpus import Message
-from benchctl.training.modules.risk import THRESHOLDS, p_value
+from benchctl.training.modules.calibrate import THRESHOLDS, p_value
 
 PROMPTS = [f"What is {a} and {b}?" for a in ("red", "green", "blue") for b in ("dog", "cat", "bird", "fish")]
 TOKENS = 6

@@ -15,7 +15,7 @@ from benchctl.training.data import chat as chat_module
 from benchctl.training.data.chat import ChatFormat
 from benchctl.training.data.corpus import Message, Record
 from benchctl.training.data.packing import Document
-from benchctl.training.tokenizer import save_tokenizer, train_tokenizer
+from reference.bpe import chat_format, joints_of, save_tokenizer, train_tokenizer
 
 SYSTEM, HI, HELLO, BYE, GONE = (
     Message("system", "Be kind."),
@@ -35,7 +35,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def chat(tokenizer: Tokenizer) -> ChatFormat:
-    return ChatFormat.of(tokenizer)
+    return chat_format(tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def stories(shared: Path) -> Path:
 
 def format_of(tokenizer: Tokenizer, each: str, after: str = "") -> ChatFormat:
     """A format whose template writes `each` for a message and `after` at the end."""
-    return ChatFormat.of(tokenizer, "{% for message in messages %}" + each + "{% endfor %}" + OPEN_TURN + after)
+    return chat_format(tokenizer, "{% for message in messages %}" + each + "{% endfor %}" + OPEN_TURN + after)
 
 
 def texts(chat: Document, tokenizer: Tokenizer) -> list[tuple[str, str]]:
@@ -81,9 +81,9 @@ def test_plain_text_stands_between_the_first_and_the_last_token(chat: ChatFormat
 
 
 def test_the_turns_of_the_reference_template_meet_at_these_ids(chat: ChatFormat) -> None:
-    joints = chat.joints("Hi")
+    joints = joints_of(chat, "Hi")
     assert joints.opening.tolist() == [0]  # <|bos|>
-    assert joints.told.tolist() == [0, 4, 204, 45, 78, 5, 204]  # <|bos|><|system|>\nHi<|end|>\n
+    assert joints.opening_with_system.tolist() == [0, 4, 204, 45, 78, 5, 204]  # <|bos|><|system|>\nHi<|end|>\n
     assert joints.after.tolist() == [204]  # the line break after <|end|>
 
 
@@ -187,15 +187,15 @@ def test_a_template_that_forgets_what_was_thought_before_serves_chats_of_one_ans
 
 
 def test_a_template_that_refuses_a_chat_is_an_error_that_names_it(tokenizer: Tokenizer) -> None:
-    chat = ChatFormat.of(tokenizer, "{{ raise_exception('System role not supported') }}")
+    chat = chat_format(tokenizer, "{{ raise_exception('System role not supported') }}")
     with pytest.raises(UserError, match="System role not supported. Change or leave out .* begins with user: 'Hi'"):
         chat.tokenize([Record.chat("s", "Hi", "you")])
 
 
 def test_a_template_whose_turns_do_not_join_cannot_have_the_reference_recipe(tokenizer: Tokenizer) -> None:
-    chat = ChatFormat.of(tokenizer, "{{ messages | length }}{{ messages[-1]['content'] }}")
+    chat = chat_format(tokenizer, "{{ messages | length }}{{ messages[-1]['content'] }}")
     with pytest.raises(UserError, match="do not stand one after the other"):
-        chat.joints("Hi")
+        joints_of(chat, "Hi")
 
 
 def test_records_encoded_in_blocks_stay_in_order(chat: ChatFormat, monkeypatch: pytest.MonkeyPatch) -> None:

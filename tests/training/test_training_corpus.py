@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from benchctl.errors import UserError
-from benchctl.training.data import hub_data
+from benchctl.training.data import reading
 from benchctl.training.data.corpus import CorpusError, Message, Record, is_held_out
-from benchctl.training.data.reading import is_held_out_name, read_parts, read_records, sections
-from benchctl.training.recipe import read_corpus
-from benchctl.training.sources import LATE, MAIN, shorten, weight
+from benchctl.training.data.reading import is_held_out_name, read_corpus, read_parts, read_records, sections
+from reference.sources import LATE, MAIN, shorten, weight
 
 ROWS = [{"instruction": "Hi", "output": "Hello"}, {"text": "Once"}]
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
@@ -235,7 +234,7 @@ class FakeLibrary:
 
 def use(monkeypatch: pytest.MonkeyPatch, library: FakeLibrary, reachable: bool = True) -> FakeLibrary:
     monkeypatch.setitem(sys.modules, "datasets", library)
-    monkeypatch.setattr(hub_data, "hub_reachable", lambda: reachable)
+    monkeypatch.setattr(reading, "hub_reachable", lambda: reachable)
     return library
 
 

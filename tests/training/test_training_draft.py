@@ -17,10 +17,9 @@ from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.trainable import Tally
 from benchctl.training.data.chat import ChatFormat
 from benchctl.training.data.packing import Document, Tokens, Turn
-from benchctl.training.draft.agreement import accepted, drafting
-from benchctl.training.draft.job import kept_layers
+from benchctl.training.data.reading import read_corpus
+from benchctl.training.draft import accepted, drafting, kept_layers
 from benchctl.training.models import build_from_target
-from benchctl.training.recipe import read_corpus
 
 
 @pytest.mark.parametrize("family", VARIANTS)

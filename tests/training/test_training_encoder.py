@@ -20,15 +20,14 @@ from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folder import save_modules
 from benchctl.decoding.modules.trainable import Trainable
 from benchctl.errors import UserError
-from benchctl.measuring.prompts.conversation import messages
 from benchctl.measuring.prompts.files import Prompt
+from benchctl.measuring.prompts.fit import messages
 from benchctl.registry import build
 from benchctl.training.data.corpus import Message, Record
 from benchctl.training.data.packing import FULL, Batch, Document, Turn, batch_of, cut_pieces, fill_rows
 from benchctl.training.modules import teacher as encoder_lessons
 from benchctl.training.modules.frozen import chat_of, find_target
-from benchctl.training.modules.generate import Answering, answer
-from benchctl.training.modules.own_text import prompt_room
+from benchctl.training.modules.own_text import Answering, answer, prompt_room
 from benchctl.training.modules.teacher import lesson_maker
 
 CPU = torch.device("cpu")
@@ -182,7 +181,9 @@ def weightless(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("part", ["m2r2", "medusa", "skip_decode", "mixture_of_depths", "draft", "moe"])
 def test_what_knows_no_encoders_is_refused_before_weights_are_read(part: str, weightless: Path, tmp_path: Path) -> None:
     words = ("--model", weightless / "t5", "--data", weightless / "data", "--out", tmp_path / "out", "--steps", 1)
-    told = refused("train", part, *words, *([] if part == "moe" else LESSONS), *COMMON)
+    told = refused(
+        "reference" if part == "moe" else "train", part, *words, *([] if part == "moe" else LESSONS), *COMMON
+    )
     assert "t5 has an encoder, and what you ask for is for models without one" in told
     assert "train modules that know encoders: deed, early_exit" in told
 
@@ -218,13 +219,7 @@ def test_a_second_stage_on_modules_of_a_smaller_target_is_refused_before_weights
 
 def test_a_model_with_an_encoder_is_no_beginning_of_a_target(weightless: Path, tmp_path: Path) -> None:
     words = ("--init-from", weightless / "t5", "--data", weightless / "data", "--out", tmp_path / "out", "--steps", 1)
-    assert "t5 has an encoder" in refused("train", "target", *words, *COMMON)
-
-
-def test_an_estimate_says_that_it_is_for_targets_without_an_encoder(weightless: Path) -> None:
-    assert "estimates are for targets without one" in refused(
-        "train", "deed", "--model", weightless / "t5", "--estimate"
-    )
+    assert "t5 has an encoder" in refused("reference", "target", *words, *COMMON)
 
 
 def test_plain_texts_have_no_prompt_that_an_encoder_could_read(weightless: Path, tmp_path: Path) -> None:

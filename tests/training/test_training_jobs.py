@@ -17,16 +17,17 @@ from transformers import AutoModelForCausalLM
 
 from benchctl.decoding.model.target import Target
 from benchctl.errors import UserError
-from benchctl.training import export
-from benchctl.training import pack as pack_module
+from benchctl.training import jobs
 from benchctl.training.data.corpus import Record
 from benchctl.training.data.packing import PackedCorpus, Piece, constant
-from benchctl.training.export import export_checkpoint
-from benchctl.training.jobs import steps_of
-from benchctl.training.pack import PackEntry, add_to_pack
+from benchctl.training.data.reading import Corpus
+from benchctl.training.jobs import export_checkpoint, steps_of
+from benchctl.training.optim import Stage
 from benchctl.training.record import Card, render_card
-from benchctl.training.schedule import Stage
-from benchctl.training.settings import Data
+from benchctl.training.trainer import Data
+from reference import pack as pack_module
+from reference.pack import PackEntry, add_to_pack
+from reference.recipe import ReferenceRecipe
 
 SIZES = (*SHAPE, "--mlp", 64, "--vocabulary", 300, "--batch-tokens", 2048)
 
@@ -59,7 +60,7 @@ def test_the_record_has_settings_measures_data_and_code(target: Path) -> None:
 
 def test_the_card_says_what_was_read_and_how_to_repeat_it_but_not_where(target: Path) -> None:
     card = (target / "README.md").read_text()
-    assert "| unit | 66 | not stated |" in card and "Weight" not in card
+    assert "| unit | 66 |" in card and "Weight" not in card
     assert "benchctl run --model tiny" in card
     assert "benchctl train target --data " in card
     assert "--steps 3" in card
@@ -68,7 +69,7 @@ def test_the_card_says_what_was_read_and_how_to_repeat_it_but_not_where(target: 
 
 def test_a_target_may_learn_from_answers_only(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "answers"
-    words = ("train", "target", "--data", data, "--out", out, "--steps", 1, *SIZES, *COMMON)
+    words = ("reference", "target", "--data", data, "--out", out, "--steps", 1, *SIZES, *COMMON)
     done(*words, "--answers-only")
     card = (out / "README.md").read_text()
     assert "Only answers counted in the loss." in card
@@ -83,15 +84,16 @@ def test_chats_that_no_row_has_room_for_are_told(data: Path, tmp_path: Path) -> 
     long = json.dumps({"instruction": "the dog " * 700, "output": "Yes"})
     for name in ("train.jsonl", "val.jsonl"):
         (folder / name).write_text(f"{(folder / name).read_text()}\n{long}\n{long}")
-    told = done("train", "target", "--data", folder, "--out", tmp_path / "out", "--steps", 1, *SIZES, *COMMON)
+    told = done("reference", "target", "--data", folder, "--out", tmp_path / "out", "--steps", 1, *SIZES, *COMMON)
     assert "2 answers begin too far into a row and are left out; rows of more than 128 tokens" in told
     assert "2 held-out chats are longer than a row to measure with" in told
 
 
 def test_a_card_tells_the_weights_of_sources_where_they_count() -> None:
-    card = Card("x", 1, "", "", "", "", "", {}, [], [Record.plain("tldr", "text")], {}, weighed=True)
+    corpus = Corpus([Record.plain("tldr", "text")], {}, {}, ReferenceRecipe())
+    card = Card("x", 1, "", "", "", "", "", {}, [], corpus)
     assert "| tldr | 1 | 0.06 / 0.03 | CC BY 4.0; tldr-pages/tldr |" in render_card(card)
-    assert "| tldr | 1 | CC BY 4.0; tldr-pages/tldr |" in render_card(replace(card, weighed=False))
+    assert "| tldr | 1 |" in render_card(replace(card, corpus=replace(corpus, recipe=None))).splitlines()
 
 
 def test_an_earlier_run_is_not_overwritten_but_resumed(data: Path, target: Path, tmp_path: Path) -> None:
@@ -101,7 +103,7 @@ def test_an_earlier_run_is_not_overwritten_but_resumed(data: Path, target: Path,
     shutil.rmtree(out / "checkpoints" / "step-0000003")
     for name in ("training.json", "model.safetensors"):
         (out / name).unlink()
-    arguments = ("train", "target", "--data", data, "--out", out, "--steps", 3, *SIZES, *COMMON)
+    arguments = ("reference", "target", "--data", data, "--out", out, "--steps", 3, *SIZES, *COMMON)
     assert "continue it with --resume" in refused(*arguments)
     assert "nothing to resume yet" in done(*arguments, "--resume")
     assert (out / "model.safetensors").read_bytes() == (target / "model.safetensors").read_bytes()
@@ -137,7 +139,7 @@ def test_an_export_overwrites_nothing_and_leaves_nothing_half_done(
     shutil.copytree(target, run)
     for place in (run, target.parent):
         assert "holds something already; name a fresh" in refused("train", "export", "--run", run, "--out", place)
-    monkeypatch.setattr(export, "copy_tokenizer", full_disk)
+    monkeypatch.setattr(jobs, "copy_tokenizer", full_disk)
     assert "cannot write the model (OSError" in refused("train", "export", "--run", run, "--out", out)
     assert not out.exists()
     monkeypatch.undo()
@@ -172,13 +174,13 @@ def test_the_pack_stays_as_it_was_when_a_model_cannot_be_packed(
 ) -> None:
     """A model that lay in the pack lost its modules and then failed; a full disk left half a model behind."""
     pack, words = tmp_path / "pack", ("--role", "target", "--description", "A", "--data", "B")
-    done("train", "pack", "--model", target, *words, "--pack", pack)
+    done("reference", "pack", "--model", target, *words, "--pack", pack)
     (pack / "tiny" / "modules").mkdir()
     before = _contents(pack)
     monkeypatch.chdir(pack / "tiny")
-    assert "lies in this pack already" in refused("train", "pack", "--model", ".", *words, "--pack", pack)
+    assert "lies in this pack already" in refused("reference", "pack", "--model", ".", *words, "--pack", pack)
     monkeypatch.chdir(target)
-    told = refused("train", "pack", "--model", ".", *words, "--pack", pack, "--draft", "nosuch")
+    told = refused("reference", "pack", "--model", ".", *words, "--pack", pack, "--draft", "nosuch")
     assert "has no model 'nosuch' to draft for tiny; pack that one first" in told
     copy, copied = shutil.copyfile, 0
 
@@ -190,15 +192,15 @@ def test_the_pack_stays_as_it_was_when_a_model_cannot_be_packed(
             full_disk()
 
     monkeypatch.setattr(shutil, "copyfile", copy_three)
-    told = refused("train", "pack", "--model", ".", *words, "--pack", pack)
+    told = refused("reference", "pack", "--model", ".", *words, "--pack", pack)
     assert "cannot write the model tiny (OSError: [Errno 28] No space left" in told
     assert _contents(pack) == before
     monkeypatch.setattr(shutil, "copyfile", copy)
     with monkeypatch.context() as patch:
         patch.setattr(pack_module, "_write_index", lambda *_: full_disk())
-        refused("train", "pack", "--model", ".", *words, "--pack", pack)
+        refused("reference", "pack", "--model", ".", *words, "--pack", pack)
     assert _contents(pack) == before
-    done("train", "pack", "--model", ".", *words, "--pack", pack)
+    done("reference", "pack", "--model", ".", *words, "--pack", pack)
     assert set(before) - set(_contents(pack)) == {"tiny/modules"}
 
 
@@ -209,7 +211,7 @@ def _contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_target_goes_on_from_a_model_with_its_sizes_and_tokenizer(data: Path, target: Path, tmp_path: Path) -> None:
-    words = ("train", "target", "--init-from", target, "--data", data, *COMMON, "--batch-tokens", 2048, "--steps")
+    words = ("reference", "target", "--init-from", target, "--data", data, *COMMON, "--batch-tokens", 2048, "--steps")
     done(*words, 1, "--rate", 0, "--matrix-rate", 0, "--out", tmp_path / "still")
     started, still = (AutoModelForCausalLM.from_pretrained(folder) for folder in (target, tmp_path / "still"))
     assert all(torch.equal(a, b) for a, b in zip(started.parameters(), still.parameters(), strict=True))
@@ -224,7 +226,7 @@ def test_a_target_goes_on_from_a_model_with_its_sizes_and_tokenizer(data: Path, 
 
 
 def test_sizes_beside_a_model_that_has_its_own_are_refused(data: Path, target: Path, tmp_path: Path) -> None:
-    words = ("train", "target", "--init-from", target, "--data", data, "--out", tmp_path / "x", "--steps", 1)
+    words = ("reference", "target", "--init-from", target, "--data", data, "--out", tmp_path / "x", "--steps", 1)
     assert "leave out --layers" in refused(*words, "--layers", 4)
     assert "leave out --vocabulary" in refused(*words, "--vocabulary", 400)
     assert not (tmp_path / "x").exists()

@@ -25,6 +25,7 @@ from benchctl.methods.medusa import Medusa
 from benchctl.registry import build
 from benchctl.training.data.corpus import Record
 from benchctl.training.data.packing import Batch
+from benchctl.training.data.reading import Corpus
 from benchctl.training.jobs import Surroundings
 from benchctl.training.modules import frozen
 from benchctl.training.modules import job as module_job
@@ -32,8 +33,8 @@ from benchctl.training.modules.frozen import chat_of, find_target, load_target
 from benchctl.training.modules.lesson_text import LessonText
 from benchctl.training.modules.objective import loss_weights
 from benchctl.training.modules.teacher import LessonMaker, ModuleObjective
-from benchctl.training.options import Provenance, TrainOptions
-from benchctl.training.recipe import Corpus
+from benchctl.training.options import Provenance, TeacherOptions
+from reference.recipe import ReferenceRecipe
 
 CPU = torch.device("cpu")
 FAMILIES = ("llama", "gemma", "olmoe", "qwen3")
@@ -182,7 +183,7 @@ def test_only_the_model_itself_goes_to_the_device(trained: Path, monkeypatch: py
 def test_a_prompt_that_is_held_out_is_not_answered_for_training(trained: Path, tmp_path: Path) -> None:
     """The target's greedy answer would be the same, so the yardsticks would be about text that was learnt."""
     held_out, learnt = Record.chat("unit", "Who is red?", "A"), Record.chat("unit", "Who is blue?", "B")
-    options = own_text_options(trained, tmp_path, 9, reference_mix=False)
+    options = own_text_options(trained, tmp_path, 9)
     files = find_target(options.model)
     told = list[str]()
     around = Surroundings(lambda: 0.0, Provenance("", "", {}), notify=told.append)
@@ -191,8 +192,8 @@ def test_a_prompt_that_is_held_out_is_not_answered_for_training(trained: Path, t
     assert told == ["There are 1 prompts; --self-distil 9 asks for more."]
 
 
-def own_text_options(trained: Path, out: Path, prompts: int, reference_mix: bool) -> TrainOptions:
-    return TrainOptions(
+def own_text_options(trained: Path, out: Path, prompts: int) -> TeacherOptions:
+    return TeacherOptions(
         data=(),
         out=out,
         model=str(trained / "target"),
@@ -200,17 +201,17 @@ def own_text_options(trained: Path, out: Path, prompts: int, reference_mix: bool
         batch_tokens=256,
         self_distil=prompts,
         answer_tokens=6,
-        reference_mix=reference_mix,
     )
 
 
 def test_with_the_reference_mix_half_of_the_prompts_are_requests(trained: Path, tmp_path: Path) -> None:
-    options = own_text_options(trained, tmp_path, 6, reference_mix=True)
+    options = own_text_options(trained, tmp_path, 6)
     files = find_target(options.model)
     told = list[str]()
     around = Surroundings(lambda: 0.0, Provenance("", "", {}), notify=told.append)
     learnt, held_out = Record.chat("unit", "Who is blue?", "B"), Record.chat("unit", "Who is red?", "A")
-    text = LessonText(files, chat_of(files), Corpus([learnt], {"instruct": [held_out]}, {}), options, around)
+    corpus = Corpus([learnt], {"instruct": [held_out]}, {}, ReferenceRecipe())
+    text = LessonText(files, chat_of(files), corpus, options, around)
     text.data(text.load_target({})[0])
     assert told == ["There are 4 prompts; --self-distil 6 asks for more."]
     assert "half made by rule" in text.told and "half to requests" in text.fact
@@ -233,7 +234,7 @@ def test_a_tokenizer_with_ids_that_the_model_lacks_is_refused(trained: Path, tmp
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 50}))
     words = ("--model", folder, "--data", trained / "data", "--out", tmp_path / "out", "--steps", 1)
     for part, *rows in (("medusa", *LESSONS), ("draft", *LESSONS), ("moe",)):
-        told = refused("train", part, *words, *rows)
+        told = refused("reference" if part == "moe" else "train", part, *words, *rows)
         assert "its tokenizer has 320 ids and its configuration a vocabulary of 50" in told
 
 

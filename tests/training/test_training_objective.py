@@ -20,14 +20,14 @@ from benchctl.decoding.modules.trainable import Tally
 from benchctl.training.data.packing import Batch
 from benchctl.training.modules.objective import (
     Distillation,
-    LanguageModel,
-    MixtureLoss,
     Objective,
     logits_of,
     loss_weights,
     measure_held_out,
 )
 from benchctl.training.trainer import Trainer
+from reference.mixture import MixtureLoss
+from reference.objectives import LanguageModel
 
 BYTES = torch.arange(VOCABULARY)
 SIZES: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}

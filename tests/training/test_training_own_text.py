@@ -18,8 +18,8 @@ from benchctl.training.data.chat import ChatFormat
 from benchctl.training.data.corpus import Message, Record
 from benchctl.training.modules import own_text
 from benchctl.training.modules.frozen import FrozenTarget, find_target, load_target
-from benchctl.training.modules.generate import Answering, answer
-from benchctl.training.modules.own_text import Answered, OwnText, Prompt, pick_prompts
+from benchctl.training.modules.own_text import Answered, Answering, OwnText, Prompt, answer, pick_prompts
+from reference.recipe import ReferenceRecipe
 
 PROMPTS = [(Message("user", text),) for text in ("Who is red?", "Tell me about the park.", "Sum of 12 and 30?", "Lily")]
 GREEDY = Answering(new_tokens=8)
@@ -143,14 +143,14 @@ def test_batches_are_told_and_prompts_without_room_are_left_out(target: FrozenTa
 def test_prompts_are_picked_by_the_weight_of_their_source_and_never_twice() -> None:
     records = [Record.chat("unit", f"question {number % 50}", "answer") for number in range(100)]
     records += [Record.chat("p3/wiki_bio", "never read", "answer"), Record.plain("unit", "text")]
-    picked = pick_prompts(records, 500, seed=0, weighed=True)
+    picked = pick_prompts(records, 500, seed=0, recipe=ReferenceRecipe())
     assert sorted(prompt[0].content for prompt in picked) == sorted({f"question {number}" for number in range(50)})
-    first, again, other = (pick_prompts(records, 7, seed, weighed=True) for seed in (0, 0, 1))
+    first, again, other = (pick_prompts(records, 7, seed, recipe=ReferenceRecipe()) for seed in (0, 0, 1))
     assert first == again != other
 
 
 def test_prompts_of_data_that_are_not_weighed_are_picked_whatever_their_source() -> None:
     """Of 600 chats with the source tldr, a data set of the recipe, 16 were answered."""
     records = [Record.chat("tldr", f"question {number}", "answer") for number in range(600)]
-    assert len(pick_prompts(records, 1000, seed=0, weighed=False)) == 600
-    assert len(pick_prompts(records, 1000, seed=0, weighed=True)) < 60
+    assert len(pick_prompts(records, 1000, seed=0, recipe=None)) == 600
+    assert len(pick_prompts(records, 1000, seed=0, recipe=ReferenceRecipe())) < 60

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchctl.errors import UserError
-from benchctl.training.data.chat import ChatFormat, Joints
+from benchctl.training.data.chat import ChatFormat
 from benchctl.training.data.corpus import Message, Record
 from benchctl.training.data.packing import (
     Batch,
@@ -28,12 +28,14 @@ from benchctl.training.data.packing import (
     fill_rows,
     token_dtype,
 )
-from benchctl.training.mix import Mix, joined_turns
+from benchctl.training.data.reading import Corpus
+from benchctl.training.modules.lesson_text import lesson_data, lesson_rows
 from benchctl.training.modules.objective import logits_of
-from benchctl.training.recipe import SYSTEM_PROMPT, Corpus, corpus_data, lesson_data, lesson_rows
-from benchctl.training.schedule import Stage
-from benchctl.training.sources import LATE, MAIN
-from benchctl.training.tokenizer import BOS, END, PAD, token_id, train_tokenizer
+from benchctl.training.optim import Stage
+from reference.bpe import BOS, END, PAD, Joints, chat_format, joints_of, token_id, train_tokenizer
+from reference.mix import Mix, joined_turns
+from reference.recipe import SYSTEM_PROMPT, ReferenceRecipe, corpus_data
+from reference.sources import LATE, MAIN
 
 PADDING = 9
 STAGE_OF_64 = (Stage(1.0, 64, 1),)
@@ -55,11 +57,11 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def chat(tokenizer: Tokenizer) -> ChatFormat:
-    return ChatFormat.of(tokenizer)
+    return chat_format(tokenizer)
 
 
 def mixed(chat: ChatFormat, records: list[Record], row_tokens: int = 64, weights: int | None = MAIN) -> PackedCorpus:
-    mix = Mix(chat.tokenize(records), chat.joints(SYSTEM_PROMPT), row_tokens, weights)
+    mix = Mix(chat.tokenize(records), joints_of(chat, SYSTEM_PROMPT), row_tokens, weights)
     return PackedCorpus(mix.pieces, row_tokens, chat.pad_id, seed=0)
 
 
@@ -142,9 +144,9 @@ def test_what_is_said_to_the_model_weighs_less_than_the_answer() -> None:
 
 
 def test_chats_put_together_share_one_opening_and_end_as_before_another_turn() -> None:
-    joints = Joints(opening=ids(0), told=ids(0, 9), after=ids(1))
+    joints = Joints(opening=ids(0), opening_with_system=ids(0, 9), after=ids(1))
     first = Document("unit", (Turn(ids(0, 3), ids(5)), Turn(ids(4), ids(6))))
-    turns = joined_turns([first, Document("unit", (Turn(ids(0, 7), ids(8)),))], joints, joints.told)
+    turns = joined_turns([first, Document("unit", (Turn(ids(0, 7), ids(8)),))], joints, joints.opening_with_system)
     assert conversation(turns, 30).tokens.tolist() == [0, 9, 3, 5, 4, 6, 1, 7, 8, 1]
 
 
@@ -220,8 +222,8 @@ def test_without_the_reference_mix_every_source_is_read_once_a_pass(chat: ChatFo
 def test_sources_weigh_and_answers_are_cut_for_the_reference_corpus_only(chat: ChatFormat) -> None:
     long = " ".join(["The dog sleeps."] * 60)  # 959 characters; stories are cut at 700
     records = [Record.chat("stories", "Hi", long), Record.plain("tinyshakespeare", "never")]
-    for weighed, sources, stops in ((True, 1, 43), (False, 2, 60)):
-        corpus = Corpus(records, {"instruct": records[:1]}, {}, weighed)
+    for recipe, sources, stops in ((ReferenceRecipe(), 1, 43), (None, 2, 60)):
+        corpus = Corpus(records, {"instruct": records[:1]}, {}, recipe)
         rows = corpus_data(corpus, chat, (Stage(1.0, 512, 1),)).stages[0].rows(0, 1)
         texts = [chat.text_of(rows.tokens[0][rows.documents[0] == number].tolist()) for number in range(2)]
         assert max(text.count("sleeps.") for text in texts) == stops

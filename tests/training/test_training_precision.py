@@ -13,7 +13,7 @@ from fixtures_training import COMMON, SHAPE, done, write_data
 
 from benchctl.training.jobs import target_dtype
 from benchctl.training.options import TrainOptions
-from benchctl.training.precision import bf16_helps
+from benchctl.training.trainer import bf16_helps
 
 OPTIONS = TrainOptions(data=(), out=Path(), device="cuda")
 
@@ -52,7 +52,7 @@ def test_a_run_falls_back_to_float32_and_says_so_there_and_in_its_record(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     data = write_data(tmp_path / "data")
-    words = ("train", "target", "--data", data, "--steps", 1, *SHAPE, "--mlp", 64, "--vocabulary", 300, *COMMON)
+    words = ("reference", "target", "--data", data, "--steps", 1, *SHAPE, "--mlp", 64, "--vocabulary", 300, *COMMON)
     words += ("--batch-tokens", 2048, "--dtype")
     cpu(monkeypatch)
     notice = "no bfloat16 products: training in float32; --dtype bfloat16 insists"

@@ -17,15 +17,15 @@ from tiny import tiny_folder
 
 from benchctl.decoding.model.target import Target
 from benchctl.errors import UserError
-from benchctl.training import distributed, model_jobs
+from benchctl.training import distributed
 from benchctl.training.checkpoint import locked
 from benchctl.training.data.chat import ChatFormat
 from benchctl.training.data.corpus import Message
 from benchctl.training.distributed import World
 from benchctl.training.modules import lesson_text
 from benchctl.training.modules.frozen import find_target, load_target
-from benchctl.training.modules.generate import Answering
-from benchctl.training.modules.own_text import Answered, OwnText
+from benchctl.training.modules.own_text import Answered, Answering, OwnText
+from reference import model_jobs
 
 SIZES = (*SHAPE, "--mlp", 64, "--vocabulary", 300, "--batch-tokens", 2048)
 MIXTURE = (*SHAPE[2:], "--layers", 2, "--mlp", 16, "--experts", 4, "--experts-per-token", 2, "--batch-tokens", 2048)
@@ -46,11 +46,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def target(home: Path) -> tuple[object, ...]:
-    return ("train", "target", "--data", home / "data", "--steps", 3, *SIZES, *COMMON)
+    return ("reference", "target", "--data", home / "data", "--steps", 3, *SIZES, *COMMON)
 
 
 def moe(home: Path) -> tuple[object, ...]:
-    return ("train", "moe", "--model", home / "target", "--data", home / "data", "--steps", 1, *MIXTURE, *COMMON)
+    return ("reference", "moe", "--model", home / "target", "--data", home / "data", "--steps", 1, *MIXTURE, *COMMON)
 
 
 def draft(home: Path) -> tuple[object, ...]:
@@ -65,7 +65,7 @@ def heads(home: Path) -> tuple[object, ...]:
 
 def further(home: Path) -> tuple[object, ...]:
     words = ("--init-from", home / "target", "--data", home / "data", "--steps", 1, "--batch-tokens", 2048)
-    return ("train", "target", *words, *COMMON)
+    return ("reference", "target", *words, *COMMON)
 
 
 Words = Callable[[Path], tuple[object, ...]]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchctl.training.schedule import ScheduleName, Stage, fitting, learning_rate, stage_index
+from benchctl.training.optim import Stage, fitting, learning_rate, stage_index
+from benchctl.training.options import ScheduleName
 
 
 def test_rate_warms_up_and_falls_to_zero() -> None:

@@ -27,9 +27,17 @@ from torch import Tensor, nn
 from benchctl.errors import UserError
 from benchctl.training.checkpoint import checkpoints
 from benchctl.training.data.packing import Batch
-from benchctl.training.optim import Optimizers, OptimizerSettings, is_matrix, optimizer_name
-from benchctl.training.schedule import Budget, ScheduleName, Stage
-from benchctl.training.trainer import Data, Progress, Trainer, TrainSettings
+from benchctl.training.optim import (
+    Budget,
+    Optimizers,
+    OptimizerSettings,
+    Stage,
+    is_matrix,
+    optimizer_name,
+)
+from benchctl.training.options import ScheduleName
+from benchctl.training.progress import Progress
+from benchctl.training.trainer import Data, Trainer, TrainSettings
 
 
 class Killed(Exception):

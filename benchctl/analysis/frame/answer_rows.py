@@ -1,17 +1,17 @@
-"""Single answers: the rows that figures rest on, found again in their files, and what of its text each token adds."""
+"""Single answers: looks up the rows behind figures in their files, and splits a text by the tokens that add it."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from benchctl.analysis.frame.comparison import Group
 from benchctl.records.schema import Row, Run
+from benchctl.records.writer import RunFile
 
 Decode = Callable[[Sequence[int]], str]
-"""Ids to text, as the row's own text was made."""
+"""Token ids to text, by the tokenizer that made the row's text."""
 Decoders = Callable[[Run], Decode | None]
-"""None where the tokenizer of a run is not at hand."""
+"""The decoder of a run; None where its tokenizer is not available."""
 
-_BEFORE = 8  # tokens to decode with: what a token says depends on the few before it, if on any
+_BEFORE = 8  # tokens of context to decode with: a token's text may depend on the few before it
 _PARTIAL = "\ufffd"  # what a part of a character is decoded to
 
 
@@ -27,28 +27,28 @@ class Place(NamedTuple):
     session: int
 
 
-def rows_at(group: Group, wanted: Collection[Place]) -> Mapping[Place, Row]:
+def rows_at(files: Sequence[RunFile], wanted: Collection[Place]) -> Mapping[Place, Row]:
     """The rows at these places, in the order of files and rows."""
-    found = {}
-    for number, file in enumerate(group.files):
+    rows: dict[Place, Row] = {}
+    for number, file in enumerate(files):
         for row in file.rows:
             place = Place(number, row.suite, row.prompt_id, row.turn, row.label, row.repeat, row.session)
             if row.mode == "free" and place in wanted:
-                found[place] = row
-    return found
+                rows[place] = row
+    return rows
 
 
 def pieces(row: Row, ends: Sequence[int], decode: Decode) -> list[str] | None:
-    """What of its text the tokens up to each of `ends` add, and the rest; None where that is not the row's text.
+    """The part of the row's text that the tokens up to each of `ends` add, and the rest.
 
-    A character of several tokens goes to the last of them.
+    None where the pieces do not join to the row's text. A character of several tokens belongs to the last of them.
     """
-    ids, found, at = row.token_ids, list[str](), 0
+    ids, texts, at = row.token_ids, list[str](), 0
     for end in (*ends, len(ids)):
         start = max(0, at - _BEFORE)
         before = decode(ids[start:at]).rstrip(_PARTIAL)
         after = decode(ids[start:end])
         after = after if end == len(ids) else after.rstrip(_PARTIAL)
-        found.append(after[len(before) :])
+        texts.append(after[len(before) :])
         at = end
-    return found if "".join(found) == row.text else None
+    return texts if "".join(texts) == row.text else None

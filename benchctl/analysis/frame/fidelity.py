@@ -1,33 +1,57 @@
-"""How far a method's answers are the target's: verdicts counted, tokens up to the first divergence."""
+"""How far a method's answers are the target's: verdicts counted, tokens before the first divergence, degeneration.
+
+This file also defines a round: one repeat of a prompt, or of a batch, in one session, with all turns, labels and modes.
+Where any row of a round is `invalid` (measured out of bounds), figures leave out the whole round, for all labels alike:
+leaving out single generations would favour the shorter ones, see measuring/validity.py. A repeat beyond those of the
+run is a round measured again (measuring/plan.py) and replaces the planned repeat.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import pandas as pd
 
-from benchctl.analysis.frame.rounds import stands_for
-from benchctl.records.schema import Exactness
+from benchctl.records.schema import Exactness, Row
 
 _HALF = ("bfloat16", "float16")
-_FAILED_CONTROLS = "fidelity_failed_controls"  # a column of frame.py, which builds on this module
-_PLANNED = ["file", "session", "suite", "prompt_id", "turn", "label"]  # and the repeat that a try stands for
+_FAILED_CONTROLS = "fidelity_failed_controls"  # a column of frame/rows.py
+_PLANNED = ["file", "session", "suite", "prompt_id", "turn", "label"]  # and the planned repeat
 _WORST_FIRST: Final = ("lossy", "numeric", "failed", "unjudged", "sampled", "tie", "identical")
-_MENDED: Final = ("failed", "unjudged")  # by a later try
+_RETRIED: Final = ("failed", "unjudged")  # a later try replaces these
+_RUNAWAY = 2  # times the baseline's length
 
 Repeats = Mapping[int, int]
 """How many repeats were planned, by number of file."""
 
 
+class Round(NamedTuple):
+    """`file` numbers the files; a batch is named by its first prompt."""
+
+    file: int
+    session: int
+    suite: str
+    batch: str
+    repeat: int
+
+
+def round_of(file: int, row: Row) -> Round:
+    """The round that a row belongs to."""
+    return Round(file, row.session, row.suite, row.batch[0] if row.batch else row.prompt_id, row.repeat)
+
+
+def planned_repeat(repeat: pd.Series, repeats: pd.Series) -> pd.Series:
+    """The planned repeat that each repeat is, or replaces: with 2 planned repeats, 1, 3 and 5 all mean repeat 1."""
+    return repeat % repeats
+
+
 @dataclass(frozen=True)
 class Fidelity:
-    """Planned generations, those of rounds that figures leave out included: how many there are of each verdict, how
-    many failed, how many have no verdict as its control failed; and the median place of the first divergence (None:
-    none diverged).
+    """Counts of planned generations by verdict, by failure, and without a verdict because the control failed.
 
-    Each turn of a prompt in each repeat counts once, however often its round was measured: by the worst verdict of all
-    its tries, since an answer that was not the target's is evidence against the method whatever disturbed the times.
-    That one failed or was not judged is none: there the last try counts.
+    Rounds that figures leave out count too. Each turn of a prompt in each repeat counts once, by the worst verdict of
+    all its tries: an answer that is not the target's is evidence against the method even where its times do not count.
+    For failures and missing verdicts the last try counts. `median_first_divergence` is None where no answer diverged.
     """
 
     identical: int = 0
@@ -41,14 +65,14 @@ class Fidelity:
 
 
 def fidelity(answers: pd.DataFrame, repeats: Repeats) -> Fidelity:
-    """What came of one method's generations, failed ones and all tries included in `answers`."""
-    states, places = _states(answers), answers["first_divergence"]
+    """The counts of one method's generations; `answers` includes failed ones and all tries."""
+    states, divergences = _states(answers), answers["first_divergence"]
     if _measured_again(answers, repeats):
-        states = states.where(_is_last(answers, repeats) | ~states.isin(_MENDED))
+        states = states.where(_is_last(answers, repeats) | ~states.isin(_RETRIED))
         ranks = states.map({state: rank for rank, state in enumerate(_WORST_FIRST)}).fillna(len(_WORST_FIRST))
         worst = ranks.groupby(_planned(answers, repeats), sort=False).idxmin()
-        states, places = states.loc[worst], places.loc[worst]
-    counts, diverged = states.value_counts(), places.dropna()
+        states, divergences = states.loc[worst], divergences.loc[worst]
+    counts, diverged = states.value_counts(), divergences.dropna()
     return Fidelity(
         **{state: int(counts.get(state, 0)) for state in _WORST_FIRST},
         median_first_divergence=float(diverged.median()) if len(diverged) else None,
@@ -56,12 +80,12 @@ def fidelity(answers: pd.DataFrame, repeats: Repeats) -> Fidelity:
 
 
 def last_tries(generations: pd.DataFrame, repeats: Repeats) -> pd.DataFrame:
-    """Of each planned generation the one that was measured last: where it failed, nothing made up for that."""
+    """The last try of each planned generation."""
     return generations[_is_last(generations, repeats)] if _measured_again(generations, repeats) else generations
 
 
 def _states(answers: pd.DataFrame) -> pd.Series:
-    """What came of each; none where there is nothing to say, as of the baseline's."""
+    """Verdict, `unjudged` or `failed` of each answer; missing where there is none, as for the baseline."""
     states = answers["verdict"].astype(object)
     if (controls := answers.get(_FAILED_CONTROLS)) is not None:
         states = states.mask(states.isna() & (controls > 0), "unjudged")
@@ -77,9 +101,9 @@ def _is_last(generations: pd.DataFrame, repeats: Repeats) -> pd.Series:
 
 
 def _planned(generations: pd.DataFrame, repeats: Repeats) -> list[pd.Series]:
-    """What tells the planned generations apart, of which each of these is a try."""
-    planned = stands_for(generations["repeat"], generations["file"].map(repeats))
-    return [*(generations[name] for name in _PLANNED), planned]
+    """The keys of the planned generation that each generation is a try of."""
+    repeat = planned_repeat(generations["repeat"], generations["file"].map(repeats))
+    return [*(generations[name] for name in _PLANNED), repeat]
 
 
 def claims_exact(exactness: Exactness, temperature: float) -> bool:
@@ -87,28 +111,32 @@ def claims_exact(exactness: Exactness, temperature: float) -> bool:
     return exactness == "exact" or (exactness == "exact_greedy" and temperature == 0)
 
 
-def broken(found: Fidelity, dtype: str) -> int:
-    """Answers that no exact method gives: in half precision the lossy ones; in a precision so fine that rounding away
-    from the very place of a divergence explains nothing, the numeric ones too."""
-    return found.lossy + (0 if dtype in _HALF else found.numeric)
+def broken(counts: Fidelity, dtype: str) -> int:
+    """The number of answers that no exact method gives: lossy ones, and outside half precision numeric ones too.
+
+    In float32 or finer, rounding does not explain a numeric difference.
+    """
+    return counts.lossy + (0 if dtype in _HALF else counts.numeric)
 
 
-def is_lossless(claim: bool, found: Fidelity, dtype: str) -> bool:
-    """Whether a report may call the method lossless: it claims so, and every one of its answers bears it out."""
-    borne_out = found.identical + found.tie + found.numeric
-    return claim and borne_out > 0 and broken(found, dtype) + found.sampled + found.failed + found.unjudged == 0
+def is_lossless(claim: bool, counts: Fidelity, dtype: str) -> bool:
+    """Whether a report may call the method lossless: it claims so, and every one of its answers confirms it."""
+    confirmed = counts.identical + counts.tie + counts.numeric
+    return claim and confirmed > 0 and broken(counts, dtype) + counts.sampled + counts.failed + counts.unjudged == 0
 
 
 def agreed_tokens(pairs: pd.DataFrame) -> pd.Series:
-    """Tokens before the first divergence; 0 where there was no verdict to compare by (the baseline, sampling)."""
-    return pairs["first_divergence"].where(_diverged(pairs), pairs["new_tokens"].where(_same(pairs), 0)).astype(float)
+    """Tokens before the first divergence; 0 where there is no verdict (the baseline, sampling)."""
+    diverged = pairs["verdict"].isin(["tie", "numeric", "lossy"])
+    identical_tokens = pairs["new_tokens"].where(pairs["verdict"] == "identical", 0)
+    return pairs["first_divergence"].where(diverged, identical_tokens).astype(float)
 
 
 def compared_tokens(pairs: pd.DataFrame) -> pd.Series:
     """Tokens that could have agreed: the longer of the two answers, since after the first divergence the texts differ.
 
-    At a tie, a numeric one included, the comparison ends: both tokens were the target's choice, and the method is not
-    the reason why the texts differ from there on. So agreement is 1 for whatever is identical up to ties.
+    At a tie or a numeric difference the comparison ends: both tokens were the target's choice, and the method is not
+    the reason why the texts differ from there on. So agreement is 1 for answers that are identical up to ties.
     Example: 10 tokens diverging at index 4 from a baseline of 16 tokens: 4 of 16 agree, and at a tie 4 of 4.
     """
     reached = pairs["first_divergence"].fillna(0) + 1
@@ -116,9 +144,21 @@ def compared_tokens(pairs: pd.DataFrame) -> pd.Series:
     return longer.where(pairs["verdict"] == "lossy", agreed_tokens(pairs)).astype(float)
 
 
-def _same(pairs: pd.DataFrame) -> pd.Series:
-    return pairs["verdict"] == "identical"
+def runs_away(pairs: pd.DataFrame) -> pd.Series:
+    """Whether the limit cuts a method's answer off where the baseline's ended by itself, or it is over twice as long.
+
+    The baseline never runs away.
+    """
+    cut = pairs["stop_reason"].isin(["length", "context"]) & (pairs["stop_reason_baseline"] == "stop")
+    method_tokens, baseline_tokens = (pairs[name].astype(float) for name in ("new_tokens", "new_tokens_baseline"))
+    return cut | (method_tokens > _RUNAWAY * baseline_tokens)
 
 
-def _diverged(pairs: pd.DataFrame) -> pd.Series:
-    return pairs["verdict"].isin(["tie", "numeric", "lossy"])
+def degenerates(pairs: pd.DataFrame) -> pd.Series:
+    """Whether the method's own answer loops or runs away. Such text is easy to draft, so it inflates a speed-up."""
+    return (pairs["loops"].astype(float) > 0) | runs_away(pairs)
+
+
+def either_degenerates(pairs: pd.DataFrame) -> pd.Series:
+    """Whether the method's answer or the baseline's is degenerate: either text sets the time of one side."""
+    return degenerates(pairs) | (pairs["loops_baseline"].astype(float) > 0)

@@ -11,11 +11,11 @@ Fact = str | int | float
 
 @dataclass(frozen=True)
 class Difference:
-    """A setting that keeps two runs from being compared, with its value in either."""
+    """A setting that differs between two runs, so that they cannot be compared, with its value in each."""
 
     field: str
-    one: str
-    other: str
+    first: str
+    second: str
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ _SETTINGS = (
         "target",
         lambda run: _model(run.target),
         lambda run: (
-            run.target.weights_sha256 or run.target.name,  # imported files tell no more than a name
+            run.target.weights_sha256 or run.target.name,  # imported files have only a name
             run.target.tokenizer_sha256,
             run.target.chat_template_sha256,
         ),
@@ -61,23 +61,24 @@ _SETTINGS = (
 )
 
 
-def differences(one: Run, other: Run) -> tuple[Difference, ...]:
-    """What keeps two runs from being compared; empty when nothing does.
+def differences(first: Run, second: Run) -> tuple[Difference, ...]:
+    """The settings by which two runs cannot be compared; empty when they can.
 
     Draft models count where both runs have one, trained modules where both run their label.
     """
-    found = [
-        Difference(setting.field, str(setting.shown(one)), str(setting.shown(other)))
+    differing = [
+        Difference(setting.field, str(setting.shown(first)), str(setting.shown(second)))
         for setting in _SETTINGS
-        if setting.identity(one) != setting.identity(other)
+        if setting.identity(first) != setting.identity(second)
     ]
-    if one.draft and other.draft and one.draft.weights_sha256 != other.draft.weights_sha256:
-        found.append(Difference("draft", _model(one.draft), _model(other.draft)))
-    mine, theirs = _modules(one), _modules(other)
-    for label in sorted(mine.keys() & theirs.keys()):
-        if mine[label] != theirs[label]:
-            found.append(Difference("modules", f"{label} {mine[label][:8]}", f"{label} {theirs[label][:8]}"))
-    return tuple(found)
+    if first.draft and second.draft and first.draft.weights_sha256 != second.draft.weights_sha256:
+        differing.append(Difference("draft", _model(first.draft), _model(second.draft)))
+    first_modules, second_modules = _modules(first), _modules(second)
+    for label in sorted(first_modules.keys() & second_modules.keys()):
+        if first_modules[label] != second_modules[label]:
+            hashes = (f"{label} {modules[label][:8]}" for modules in (first_modules, second_modules))
+            differing.append(Difference("modules", *hashes))
+    return tuple(differing)
 
 
 def _modules(run: Run) -> dict[str, str]:
@@ -89,7 +90,7 @@ def group(files: Sequence[RunFile]) -> tuple[tuple[RunFile, ...], ...]:
     """Files in groups that may be compared, in the order given; each file joins the first group it fits."""
     groups: list[list[RunFile]] = []
     for file in files:
-        fitting = (members for members in groups if not any(differences(one.run, file.run) for one in members))
+        fitting = (members for members in groups if not any(differences(member.run, file.run) for member in members))
         members = next(fitting, None)
         if members is None:
             groups.append([file])

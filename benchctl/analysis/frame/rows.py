@@ -1,16 +1,11 @@
-"""What a generation comes to in the frame: a line of sums, and the columns that lines grow into."""
+"""What the frame holds of a generation: a Line of sums, and amounts by name."""
 
-from collections.abc import Set
+from collections.abc import Iterator
 from itertools import compress
 from sys import intern
 from typing import NamedTuple
 
-import pandas as pd
-
-from benchctl.analysis.frame.bandwidth import least_read_s
-from benchctl.analysis.frame.degeneration import loops
-from benchctl.analysis.frame.rounds import Round
-from benchctl.analysis.metrics.acceptance import POSITION, step_counts
+from benchctl.analysis.frame.row_figures import POSITION, least_read_s, loops, step_counts
 from benchctl.exact_match import is_right
 from benchctl.records.schema import Row, Run, SuiteInfo, Totals
 
@@ -20,7 +15,7 @@ CONDITION = "condition_"  # and those of what the machine showed
 PHASE = "phase_"  # and those of the phases of profiled steps
 
 
-class Line(NamedTuple):  # a hundred thousand of these take a tenth of the time that as many dataclasses take
+class Line(NamedTuple):
     """A generation in the frame. `file` numbers the files; times are None where it failed, as is whatever an imported
     file does not tell.
 
@@ -77,58 +72,21 @@ class Line(NamedTuple):  # a hundred thousand of these take a tenth of the time 
     error: str | None
 
 
-class Columns:
-    """The columns of a frame as they grow: lists of plain values, as a hundred thousand objects that hold others would
-    be gone through by the garbage collector again and again."""
-
-    def __init__(self) -> None:
-        self._fields: tuple[list[object], ...] = tuple([] for _ in Line._fields)
-        self._named: dict[str, list[float | None]] = {}
-
-    def __len__(self) -> int:
-        return len(self._fields[0])
-
-    def add(self, line: Line, row: Row) -> None:
-        """A line, with what its row tells by name beside it: a column for each name that occurs."""
-        before = len(self)
-        for column, value in zip(self._fields, line, strict=True):
-            column.append(value)
-        phases = {name: sum(seconds) for name, seconds in row.phases.items()}
-        for prefix, amounts in (
-            (COUNTER, row.counters),
-            (FIDELITY, row.fidelity),
-            (CONDITION, row.conditions),
-            (POSITION, step_counts(row)),
-            (PHASE, phases),
-        ):
-            for name, amount in amounts.items():
-                self._named_column(prefix + name, before).append(amount)
-
-    def extend(self, others: "Columns") -> None:
-        """The lines of others, after these."""
-        before = len(self)
-        for column, values in zip(self._fields, others._fields, strict=True):
-            column.extend(values)
-        for name, amounts in others._named.items():
-            self._named_column(name, before).extend(amounts)
-
-    def _named_column(self, name: str, before: int) -> list[float | None]:
-        """That of a name, empty for those of so many lines that lacked it."""
-        column = self._named.setdefault(name, [])
-        if (lacked := before - len(column)) > 0:
-            column += [None] * lacked
-        return column
-
-    def frame(self, doubted: Set[Round]) -> pd.DataFrame:
-        """The columns, each at full length, and whether a line is of a round that is in doubt."""
-        named = {name: values + [None] * (len(self) - len(values)) for name, values in self._named.items()}
-        columns = dict(zip(Line._fields, self._fields, strict=True)) | named
-        places = zip(*(columns[name] for name in Round._fields), strict=True)
-        invalid = pd.Series([place in doubted for place in places], dtype=bool)
-        return pd.DataFrame(columns).assign(round_invalid=invalid)
+def named_amounts(row: Row) -> Iterator[tuple[str, float | None]]:
+    """What a row holds by name: the name of its column, and the amount."""
+    phases = {name: sum(seconds) for name, seconds in row.phases.items()}
+    amounts_of = {
+        COUNTER: row.counters,
+        FIDELITY: row.fidelity,
+        CONDITION: row.conditions,
+        POSITION: step_counts(row),
+        PHASE: phases,
+    }
+    return ((prefix + name, amount) for prefix, amounts in amounts_of.items() for name, amount in amounts.items())
 
 
 def line_of(number: int, row: Row, text: str | None, run: Run, suite: SuiteInfo, batch_decode_s: float) -> Line:
+    """The line of a row of file `number`; its batch took `batch_decode_s` after the first token."""
     share = 1 / max(len(row.batch), 1)
     exact_answer = "" if row.error else suite.exact_answer(row.prompt_id, row.turn)
     line = Line(
@@ -176,13 +134,13 @@ def line_of(number: int, row: Row, text: str | None, run: Run, suite: SuiteInfo,
 
 
 def _imported(line: Line, totals: Totals) -> Line:
-    """With what a published file tells in sums: its first step also has the token that prefill yields here."""
-    told = totals.new_tokens is not None and totals.steps is not None
+    """With the sums of a published file: there the first step includes the token that prefill yields here."""
+    is_counted = totals.new_tokens is not None and totals.steps is not None
     return line._replace(
         new_tokens=totals.new_tokens,
         steps=totals.steps,
         committed_tokens=totals.new_tokens,
-        accepted_tokens=(totals.new_tokens or 0) - (totals.steps or 0) if told else None,
+        accepted_tokens=(totals.new_tokens or 0) - (totals.steps or 0) if is_counted else None,
         loops=None,
         whole_s=totals.wall_s,
     )

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import pandas as pd
 
+from benchctl.analysis.comparison import Group
 from benchctl.analysis.frame.answer_rows import Decode, Decoders, Place, pieces, rows_at
 from benchctl.analysis.frame.build import pair
-from benchctl.analysis.frame.comparison import Group
 from benchctl.analysis.judges.judgements import judge_of
 from benchctl.records.schema import Row
 from benchctl.records.scores import Score, text_sha256
@@ -70,7 +70,7 @@ def answers(number: int, group: Group, decoders: Decoders) -> tuple[Beside, ...]
     """Up to MOST_OF_A_METHOD answers of each method, each once, the most telling of all methods first: lossy ones, then
     numeric ones, ties, and those that are the baseline's; suites take turns. `number` is that of the group."""
     chosen = _in_turn([_of_method(group, label)[:MOST_OF_A_METHOD] for label in _labels(group)])
-    rows = rows_at(group, {place for pair_of_places in chosen for place in pair_of_places})
+    rows = rows_at(group.files, {place for pair_of_places in chosen for place in pair_of_places})
     decode = [decoders(file.run) for file in group.files]
     judged = _judged(group)
     return tuple(

@@ -3,17 +3,16 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchctl.analysis.frame.comparison import Group, MethodFigures
-from benchctl.analysis.frame.sessions import count, note
+from benchctl.analysis.comparison import Group, MethodFigures
 from benchctl.analysis.html.plot import Look, Plot, look, plot, pooled_first, short_labels
 from benchctl.analysis.html.views import Accepted, Spread, accepted, spreads
-from benchctl.analysis.metrics.metric import SPEEDUP, TOKEN_AGREEMENT
-from benchctl.analysis.stats.winner import fastest, sentence
-from benchctl.analysis.tables.cells import ratio
-from benchctl.analysis.tables.columns import blocks
+from benchctl.analysis.metrics.faithfulness import TOKEN_AGREEMENT
+from benchctl.analysis.metrics.speed import SPEEDUP
+from benchctl.analysis.tables.columns import cell
 from benchctl.analysis.tables.judges import agreement_sentences
-from benchctl.analysis.tables.text import heading
-from benchctl.analysis.warnings import cautions
+from benchctl.analysis.tables.text import blocks, heading, note
+from benchctl.analysis.warnings import warnings
+from benchctl.analysis.winner import fastest, sentence
 from benchctl.records.schema import ModelInfo
 from benchctl.records.writer import RunFile
 
@@ -89,14 +88,13 @@ class Section:
     tables: tuple[Table, ...]
     accepted: tuple[Accepted, ...]
     spreads: tuple[Spread, ...]
-    cautions: tuple[str, ...]
+    warnings: tuple[str, ...]
     manifests: tuple[Manifest, ...]
 
 
-def section(groups: Sequence[Group], group: Group, floor: float) -> Section:
-    """No difference in speed below `floor` is called one."""
+def section(groups: Sequence[Group], group: Group) -> Section:
     number = groups.index(group) + 1
-    winner = fastest(group, floor)
+    winner = fastest(group)
     short = short_labels([method.label for method in group.methods])
     figures = {method.label: method for method in group.pooled.methods}
     return Section(
@@ -117,7 +115,7 @@ def section(groups: Sequence[Group], group: Group, floor: float) -> Section:
         tables=tuple(_tables(group)),
         accepted=accepted(number, group),
         spreads=spreads(group),
-        cautions=cautions(group, floor),
+        warnings=tuple(warning.text for warning in warnings(group)),
         manifests=tuple(map(_manifest, group.files)),
     )
 
@@ -129,13 +127,13 @@ def _name(group: Group) -> str:
 
 def _verdicts(group: Group) -> Iterator[str]:
     """How many prompts and sessions there were, then of each method what it gains and what that costs."""
-    prompts, sessions = max(method.prompts for method in group.pooled.methods), count(group)
+    prompts, sessions = max(method.prompts for method in group.pooled.methods), group.sessions
     suites = ", ".join(group.title(suite) for suite in (group.suites[:-1] or group.suites))
     times = "1 session" if sessions == 1 else f"{sessions} sessions"
     yield f"{prompts} prompts ({suites}), {times}."
     for method in group.pooled.methods:
         if not method.is_baseline:
-            yield f"{method.label}: {ratio(SPEEDUP)(method)}; {_answers(group, method)}."
+            yield f"{method.label}: {cell(SPEEDUP)(method)}; {_answers(group, method)}."
 
 
 def _answers(group: Group, method: MethodFigures) -> str:

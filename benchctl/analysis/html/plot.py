@@ -7,13 +7,15 @@ from math import ceil, floor, log10
 from textwrap import shorten
 from typing import Literal
 
-from benchctl.analysis.frame.comparison import Estimate, Group, MethodFigures, SuiteFigures, label_lines
+from benchctl.analysis.comparison import Group, MethodFigures, SuiteFigures, label_lines
 from benchctl.analysis.frame.fidelity import claims_exact
-from benchctl.analysis.metrics.faithfulness import TARGET_AGREEMENT
-from benchctl.analysis.metrics.metric import SPEEDUP, TOKEN_AGREEMENT, Metric
+from benchctl.analysis.metrics.faithfulness import TARGET_AGREEMENT, TOKEN_AGREEMENT
+from benchctl.analysis.metrics.metric import Metric
+from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.plots.frontier import Point, frontier
 from benchctl.analysis.plots.placing import Box, Label, place
-from benchctl.analysis.tables.cells import ratio, spread
+from benchctl.analysis.stats.estimates import Estimate
+from benchctl.analysis.tables.columns import cell, spread
 
 WIDTH, HEIGHT = 480, 360
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 14, 46
@@ -227,8 +229,8 @@ def _scales(dots: Sequence[_Dot]) -> tuple[_Scale, _Scale]:
 def _mark(dot: _Dot, unbeaten: bool, fidelity: Metric, x: _Scale, y: _Scale) -> Mark:
     words = (
         dot.method.label,
-        "the baseline itself" if dot.method.is_baseline else f"speed-up {ratio(SPEEDUP)(dot.method)}",
-        f"{fidelity.label} {'1.000' if dot.method.is_baseline else spread(_kept(dot.method, fidelity), '.3f')}",
+        "the baseline itself" if dot.method.is_baseline else f"speed-up {cell(SPEEDUP)(dot.method)}",
+        f"{fidelity.label} {'1.000' if dot.method.is_baseline else spread(_kept(dot.method, fidelity), '{:.3f}')}",
         f"{LOOKS[dot.look]}, {dot.method.prompts} prompts",
     )
     places = (x(dot.point.x), y(dot.point.y), x(dot.low), x(dot.high), y(dot.bottom), y(dot.top))

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from benchctl.analysis.comparison import Group
 from benchctl.analysis.frame.answer_rows import Decoders
-from benchctl.analysis.frame.comparison import Group
 from benchctl.analysis.html.answers import Beside, answered, answers
 from benchctl.analysis.html.page import Section, section
 from benchctl.analysis.html.plot import BOTTOM, HEIGHT, LEFT, LOOKS, RIGHT, TOP, WIDTH
@@ -38,13 +38,13 @@ class Report:
     answers: int
 
 
-def report(groups: Sequence[Group], decoders: Decoders, *, made: str, floor: float = 0.0) -> Report:
+def report(groups: Sequence[Group], decoders: Decoders, *, made: str) -> Report:
     """The page of a comparison; `made` says by what and when.
 
-    No difference in speed below `floor` is called one. Raises UserError where the page would be too large even without
+    Raises UserError where the page would be too large even without
     a single answer.
     """
-    sections = [section(groups, group, floor) for group in groups]
+    sections = [section(groups, group) for group in groups]
     candidates = _in_turn([answers(number, group, decoders) for number, group in enumerate(groups, 1)])
     total = sum(map(answered, groups))
     room = MOST_BYTES - len(_page(sections, Viewer((), total), made).encode())

@@ -4,12 +4,14 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from benchctl.analysis.frame.comparison import POOLED, Estimate, Group, MethodFigures, SuiteFigures
-from benchctl.analysis.metrics.acceptance import POSITIONS
-from benchctl.analysis.metrics.latency import times
-from benchctl.analysis.metrics.metric import ACCEPTANCE_RATE, MEAN_ACCEPTED, TPOT, TTFT
+from benchctl.analysis.comparison import POOLED, Group, MethodFigures, SuiteFigures
+from benchctl.analysis.frame.row_figures import POSITIONS
+from benchctl.analysis.metrics.drafting import ACCEPTANCE_RATE, MEAN_ACCEPTED
+from benchctl.analysis.metrics.speed import TPOT, TTFT
+from benchctl.analysis.stats.estimates import Estimate
 from benchctl.analysis.tables.acceptance import Acceptance, acceptances
-from benchctl.analysis.tables.cells import number, share
+from benchctl.analysis.tables.columns import cell, spread
+from benchctl.analysis.tables.latency import times
 
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -91,8 +93,8 @@ def _accepted(each: Acceptance, labels: list[str], suite: str, methods: tuple[Me
         suite=suite,
         title=each.suite,
         label=each.label,
-        rate=share(ACCEPTANCE_RATE, ".3f")(method),
-        mean=number(MEAN_ACCEPTED, "{:.2f}")(method),
+        rate=spread(method.estimate(ACCEPTANCE_RATE), "{:.3f}"),
+        mean=cell(MEAN_ACCEPTED)(method),
         positions=tuple(_bar(at, found, beside.value) for at, (found, beside) in enumerate(both, 1)),
         histogram=tuple(_bar(at, found) for at, found in enumerate(each.histogram)),
     )
@@ -123,7 +125,7 @@ def _spread(group: Group, figures: SuiteFigures, method: MethodFigures, times: p
         quantiles_ms=quantiles,
         places=tuple(round(100 * quantile / most, 2) if most else 0.0 for quantile in quantiles),
         scale_ms=most,
-        tpot=number(TPOT, "{:.2f}", 1e3)(method),
-        ttft=number(TTFT, "{:.1f}", 1e3)(method),
+        tpot=cell(TPOT)(method),
+        ttft=cell(TTFT)(method),
         generations=len(times),
     )

@@ -1,1 +1,1 @@
-"""The numbers of a comparison: each has a name, a unit, a direction and a function."""
+"""Every reported number. A file here that assigns a `Metric` adds it, and its column, to every comparison."""

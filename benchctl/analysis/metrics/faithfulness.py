@@ -1,105 +1,114 @@
-"""Figures of an answer's fidelity that need no judge and no key: what the target thinks of it, how much of the
-baseline's text it has, and whether it degenerates.
+"""Fidelity that needs no judge: token agreement, what the target thinks of an answer, degeneration and exact match.
 
-The sums about the target's opinion are those of measuring/faithfulness.py. Rows that agree with the baseline have none,
-for there is nothing to learn: all their tokens are the target's, and the difference of log-likelihood is 0.
+The sums about the target's opinion come from measuring/faithfulness.py. Rows that agree with the baseline have none:
+all their tokens are the target's, and their difference in log-likelihood is 0.
 """
 
-from collections.abc import Callable
+from math import nan
 
 import pandas as pd
 
-from benchctl.analysis.frame.degeneration import degenerates
+from benchctl.analysis.frame.fidelity import agreed_tokens, compared_tokens, degenerates
 from benchctl.analysis.frame.rows import FIDELITY
-from benchctl.analysis.metrics.metric import TOKEN_AGREEMENT, Column, Metric, ones, zeros
-from benchctl.analysis.metrics.overlap import overlaps
+from benchctl.analysis.metrics.metric import Column, Metric, column, ones, zeros
+
+_TABLE = "Fidelity (no judge)"
 
 
-def has_faithfulness(frame: pd.DataFrame) -> bool:
-    """Whether any answer differed from the baseline's or had a distribution of its own, and the run looked at that."""
-    names = [FIDELITY + name for name in ("scored_tokens", "kl_tokens")]
-    return any(name in frame and bool(frame[name].notna().any()) for name in names)
+def _verdict_in(*verdicts: str) -> Column:
+    return lambda pairs: pairs["verdict"].isin(verdicts).astype(float)
 
 
-def _sum(pairs: pd.DataFrame, name: str) -> pd.Series:
-    """A sum of the rows, not a number where a row has none."""
-    found = pairs.get(FIDELITY + name)
-    return pd.Series(float("nan"), index=pairs.index) if found is None else found.astype(float)
+def _sum(name: str) -> Column:
+    """A sum of the rows, NaN where a row has none."""
+    return column(FIDELITY + name, nan)
 
 
-def _told(same: Column, sums: Callable[[pd.DataFrame], pd.Series]) -> Column:
-    """`same` for answers that are the baseline's, `sums` for the others.
+def _if_complete(same: Column, differing: Column) -> Column:
+    """`same` for answers that are the baseline's, `differing` for the others.
 
-    0 throughout where one of the others tells nothing, as in files written before rows did: what is left of them would
-    be the answers that are perfect.
+    0 throughout where any of the others has no value, as in files of older versions: an average over the remaining
+    answers would cover only the perfect ones.
     """
 
-    def column(pairs: pd.DataFrame) -> pd.Series:
-        found = sums(pairs).where(pairs["verdict"] != "identical", same(pairs))
-        return found if found.notna().all() else zeros(pairs)
+    def values(pairs: pd.DataFrame) -> pd.Series:
+        known = differing(pairs).where(pairs["verdict"] != "identical", same(pairs))
+        return known if known.notna().all() else zeros(pairs)
 
-    return column
-
-
-def _tokens(pairs: pd.DataFrame) -> pd.Series:
-    return pairs["new_tokens"].astype(float)
+    return values
 
 
 def _log_likelihood_difference(pairs: pd.DataFrame) -> pd.Series:
-    own = _sum(pairs, "target_logprob") / _sum(pairs, "scored_tokens")
-    return own - _sum(pairs, "baseline_target_logprob") / _sum(pairs, "baseline_scored_tokens")
+    own = _sum("target_logprob")(pairs) / _sum("scored_tokens")(pairs)
+    return own - _sum("baseline_target_logprob")(pairs) / _sum("baseline_scored_tokens")(pairs)
 
 
-def _answers(pairs: pd.DataFrame) -> pd.Series:
-    """1 for each answer whose difference is known."""
-    return _log_likelihood_difference(pairs).where(lambda found: found.isna(), 1.0)
+def _known_differences(pairs: pd.DataFrame) -> pd.Series:
+    """1 for each answer whose difference is known, NaN for the others."""
+    return _log_likelihood_difference(pairs).where(lambda values: values.isna(), 1.0)
 
 
-def _greedy(column: Column) -> Column:
-    """0 for sampled answers: two that are drawn have little text in common, however exact the method is."""
-    return lambda pairs: column(pairs).where(pairs["verdict"] != "sampled", 0.0)
-
-
-def _overlap(name: str) -> Column:
-    def column(pairs: pd.DataFrame) -> pd.Series:
-        greedy = pairs[pairs["verdict"] != "sampled"]
-        return overlaps(greedy)[name].reindex(pairs.index, fill_value=0.0)
-
-    return column
-
-
-def _filled(name: str) -> Column:
-    return lambda pairs: _sum(pairs, name).fillna(0.0)
-
-
+TOKEN_AGREEMENT = Metric(
+    "token_agreement",
+    "token agreement",
+    "share",
+    "higher",
+    agreed_tokens,
+    compared_tokens,
+    table="Fidelity",
+    title="token agreement",
+)
+# Up to rounding: answers that diverge at a tie, or by the rounding of another order of sums, are the target's too.
+TARGET_ANSWERS = Metric(
+    "target_answers",
+    "answers that are the target's own",
+    "share",
+    "higher",
+    _verdict_in("identical", "tie", "numeric"),
+    _verdict_in("identical", "tie", "numeric", "lossy"),
+)
 TARGET_AGREEMENT = Metric(
     "target_agreement",
     "agreement with the target, teacher-forced",
     "share",
     "higher",
-    _told(_tokens, lambda pairs: _sum(pairs, "target_agreed_tokens")),
-    _told(_tokens, lambda pairs: _sum(pairs, "scored_tokens")),
+    _if_complete(column("new_tokens"), _sum("target_agreed_tokens")),
+    _if_complete(column("new_tokens"), _sum("scored_tokens")),
+    table=_TABLE,
+    title="target agrees",
+    trivial=1.0,
 )
-"""Tokens of the answers that are the target's likeliest after the method's own text before them, of all tokens. Unlike
-token agreement it goes on after the first divergence: a text that leaves the baseline's may still be the target's."""
+"""Share of the answers' tokens that are the target's likeliest after the method's own text before them. Unlike token
+agreement it goes on after the first divergence: a text that leaves the baseline's may still be the target's."""
 
 LOG_LIKELIHOOD_DIFFERENCE = Metric(
     "log_likelihood_difference",
     "log-likelihood under the target, difference to the baseline",
     "nats/token",
     "higher",
-    _told(zeros, _log_likelihood_difference),
-    _told(ones, _answers),
+    _if_complete(zeros, _log_likelihood_difference),
+    _if_complete(ones, _known_differences),
+    table=_TABLE,
+    title="ln p difference",
+    cell="{:+.3f}",
+    trivial=0.0,
 )
 """Mean over answers of ln p per token of the method's answer less that of the baseline's. Greedy decoding does not
 maximise likelihood, so it may be above 0."""
 
-KL = Metric("kl_nats_per_token", "KL from the target", "nats/token", "lower", _filled("kl_nats"), _filled("kl_tokens"))
-"""Mean over tokens of KL(target || method), both at temperature 1, on the method's own text; only of methods that
+KL = Metric(
+    "kl_nats_per_token",
+    "KL from the target",
+    "nats/token",
+    "lower",
+    column(FIDELITY + "kl_nats", 0.0),
+    column(FIDELITY + "kl_tokens", 0.0),
+    table=_TABLE,
+    title="KL nats",
+    cell="{:.3g}",
+)
+"""Mean over tokens of KL(target || method), both at temperature 1, on the method's own text; only for methods that
 choose each token from logits of their own and claim no exactness."""
-
-ROUGE_L = Metric("rouge_l", "ROUGE-L to the baseline", "share", "higher", _overlap("rouge_l"), _greedy(ones))
-CHRF = Metric("chrf", "chrF to the baseline", "share", "higher", _overlap("chrf"), _greedy(ones))
 
 DEGENERATION = Metric(
     "degeneration",
@@ -108,12 +117,36 @@ DEGENERATION = Metric(
     "lower",
     lambda pairs: degenerates(pairs).astype(float).where(pairs["loops"].notna()),
     ones,
+    table=_TABLE,
+    title="degenerate",
+    trivial=0.0,
 )
-"""Answers that end in a loop or run away from the baseline's length: see degeneration.py."""
+"""Answers that end in a loop or run away from the baseline's length: see frame/fidelity.py."""
 
-FAITHFULNESS_METRICS = (TARGET_AGREEMENT, LOG_LIKELIHOOD_DIFFERENCE, DEGENERATION, KL)
-OVERLAP_METRICS = (ROUGE_L, CHRF)
-"""Only where asked for: each pair of texts takes milliseconds, and a large file has many."""
-
-AGAINST_BASELINE = (TOKEN_AGREEMENT, TARGET_AGREEMENT, *OVERLAP_METRICS)
-"""What is 1 for an answer that is the baseline's."""
+# Over the answers that can be checked (see exact_match.py). A generation that failed is no answer and leaves its pair
+# out: it counts as failed, neither as wrong nor as the baseline's loss.
+EXACT_MATCH = Metric(
+    "exact_match",
+    "exact match",
+    "share",
+    "higher",
+    column("right_answers"),
+    column("checked_answers"),
+    table="Exact match",
+    title="exact match [95%]",
+    interval=True,
+)
+EXACT_MATCH_DIFFERENCE = Metric(
+    "exact_match_difference",
+    "exact match, difference to the baseline",
+    "share",
+    "higher",
+    column("right_answers"),
+    column("checked_answers"),
+    less=(column("right_answers_baseline"), column("checked_answers_baseline")),
+    uses_baseline=True,
+    table="Exact match",
+    title="difference [95%]",
+    cell="{:+.3f}",
+    interval=True,
+)

@@ -1,108 +1,75 @@
-"""Figures of the modes beside the free one: of each method on the baseline's text, and of what its steps are made of.
+"""Replay (each method on the baseline's text) and profile (what a step's time consists of).
 
-They stand beside the headline and are no part of it; free rows alone make that.
+These figures are separate from the headline, which rests on free generations only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import pandas as pd
-
-from benchctl.analysis.frame.build import pair
 from benchctl.analysis.frame.rows import FIDELITY, PHASE
-from benchctl.analysis.metrics.metric import (
-    BLOCK_EFFICIENCY,
-    DECODE_SPEEDUP,
-    DEPTH_FRACTION,
-    SPEEDUP,
-    Column,
-    Metric,
-    ones,
-)
-from benchctl.records.schema import Mode
-
-_PROFILED, _FREE = "profile", "free"
+from benchctl.analysis.metrics import drafting, speed
+from benchctl.analysis.metrics.metric import Metric, column, ones
 
 
 def _replayed(metric: Metric) -> Metric:
-    return replace(metric, name=f"replay_{metric.name}", label=f"{metric.label}, replay")
+    return replace(metric, name=f"replay_{metric.name}", label=f"{metric.label}, replay", mode="replay", table="Replay")
 
 
-def _column(name: str) -> Column:
-    """0 for pairs without it."""
-    return lambda pairs: (pairs[name].astype(float) if name in pairs else pd.Series(0.0, pairs.index)).fillna(0.0)
+def _per_step(name: str, source: str, label: str, title: str, trivial: float | None = None) -> Metric:
+    """Seconds of column `source` per profiled step."""
+    top, bottom = column(source, 0.0), column("steps", 0.0)
+    return Metric(
+        f"step_{name}_s",
+        f"{label} per step",
+        "s",
+        "lower",
+        top,
+        bottom,
+        mode="profile",
+        table="A step, ms",
+        title=title,
+        scale=1e3,
+        trivial=trivial,
+    )
 
 
-REPLAY_SPEEDUP = _replayed(SPEEDUP)
-REPLAY_DECODE_SPEEDUP = _replayed(DECODE_SPEEDUP)
-REPLAY_BLOCK_EFFICIENCY = _replayed(BLOCK_EFFICIENCY)
-REPLAY_DEPTH_FRACTION = _replayed(DEPTH_FRACTION)
-# Of the forced tokens at which the method's own choice was seen: see decoding.replay.
+REPLAY_SPEEDUP = _replayed(speed.SPEEDUP)
+REPLAY_DECODE_SPEEDUP = _replayed(speed.DECODE_SPEEDUP)
+REPLAY_BLOCK_EFFICIENCY = _replayed(drafting.BLOCK_EFFICIENCY)
+REPLAY_DEPTH_FRACTION = _replayed(drafting.DEPTH_FRACTION)
+# Of the forced tokens at which the method's own choice was seen: see decoding/replay.py.
 REPLAY_AGREEMENT = Metric(
     "replay_agreement",
     "own choice is the forced token",
     "share",
     "higher",
-    _column(FIDELITY + "replay_agreed_tokens"),
-    _column(FIDELITY + "replay_judged_tokens"),
+    column(FIDELITY + "replay_agreed_tokens", 0.0),
+    column(FIDELITY + "replay_judged_tokens", 0.0),
+    mode="replay",
+    table="Replay",
+    title="own choice",
 )
-REPLAY_METRICS = (
-    REPLAY_SPEEDUP,
-    REPLAY_DECODE_SPEEDUP,
-    REPLAY_BLOCK_EFFICIENCY,
-    REPLAY_DEPTH_FRACTION,
-    REPLAY_AGREEMENT,
-)
-
-
-def _per_step(name: str, column: str, label: str) -> Metric:
-    return Metric(f"step_{name}_s", f"{label} per step", "s", "lower", _column(column), _column("steps"))
-
-
-STEP_DRAFT = _per_step("draft", PHASE + "draft", "drafting")
-STEP_VERIFY = _per_step("verify", PHASE + "verify", "verifying")
-STEP_COMMIT = _per_step("commit", PHASE + "commit", "committing")
-STEP_HOST = _per_step("host", PHASE + "host", "host work")
-STEP_UNSPLIT = _per_step("unsplit", PHASE + "unsplit", "time that was not split")
-STEP = _per_step("profiled", "decode_s", "time while profiled")
-# Over pairs of a profiled generation and the free one of the same method, which takes the baseline's place here.
+STEP_DRAFT = _per_step("draft", PHASE + "draft", "drafting", "draft")
+STEP_VERIFY = _per_step("verify", PHASE + "verify", "verifying", "verify")
+STEP_COMMIT = _per_step("commit", PHASE + "commit", "committing", "commit")
+STEP_HOST = _per_step("host", PHASE + "host", "host work", "host")
+STEP_UNSPLIT = _per_step("unsplit", PHASE + "unsplit", "time that was not split", "not split", trivial=0.0)
+STEP = _per_step("profiled", "decode_s", "time while profiled", "step")
+# Over pairs of a profiled generation and the free one of the same method, which replaces the baseline here.
 PROFILE_OVERHEAD = Metric(
     "profile_overhead",
     "what profiling adds to decoding",
     "share",
     "lower",
-    _column("decode_s"),
-    _column("decode_s_baseline"),
+    column("decode_s", 0.0),
+    column("decode_s_baseline", 0.0),
     less=(ones, ones),
-    both=True,
+    uses_baseline=True,
+    mode="profile",
+    table="A step, ms",
+    title="profiling adds [95%]",
+    cell="{:+.3f}",
+    interval=True,
 )
 STEP_PHASES = (STEP_DRAFT, STEP_VERIFY, STEP_COMMIT, STEP_HOST, STEP_UNSPLIT)
-PROFILE_METRICS = (*STEP_PHASES, STEP, PROFILE_OVERHEAD)
-
-
-@dataclass(frozen=True)
-class Figured:
-    """Pairs of generations, and the metrics that are taken over them."""
-
-    pairs: pd.DataFrame
-    metrics: tuple[Metric, ...]
-
-
-OtherFrames = Mapping[Mode, pd.DataFrame]  # of the modes beside the free one
-
-
-def figured(free: pd.DataFrame, others: OtherFrames, label: str, baseline: str) -> Iterator[Figured]:
-    """What there is to say of a method in each of the other modes that there are."""
-    if "replay" in others:
-        yield Figured(pair(others["replay"], label, baseline), REPLAY_METRICS)
-    if "profile" in others:
-        yield Figured(_beside_free(free, others["profile"], label), PROFILE_METRICS)
-
-
-def _beside_free(free: pd.DataFrame, profile: pd.DataFrame, label: str) -> pd.DataFrame:
-    """The profiled generations of a method, each with the free one of the same turn, repeat and session."""
-    arms = {_PROFILED: profile, _FREE: free}
-    own = [frame[frame["label"] == label].assign(label=name) for name, frame in arms.items()]
-    return pair(pd.concat(own, ignore_index=True), _PROFILED, _FREE)

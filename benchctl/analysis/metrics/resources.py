@@ -1,67 +1,69 @@
-"""What generations take of the machine: memory, energy, and how near the baseline comes to the memory's bandwidth; only
-for groups whose rows tell."""
+"""Use of the machine: memory, energy, and how near the baseline comes to the memory's bandwidth."""
 
 from __future__ import annotations
 
 import pandas as pd
 
-from benchctl.analysis.metrics.metric import Column, Metric, ones
+from benchctl.analysis.metrics.metric import Metric, column, ones, where_known
 
-_TOLD = ("energy_j", "least_read_s", "reserved_memory_bytes")
-
-
-def has_resources(frame: pd.DataFrame) -> bool:
-    """Whether any generation tells more than the most memory its process held."""
-    return any(bool(frame[name].notna().any()) for name in _TOLD)
+_TABLE = "Machine"
 
 
-def _told(name: str, amount: Column | None = None) -> Column:
-    """`amount`, or the column itself, of the generations that have this column, 0 of the others."""
-
-    def column(pairs: pd.DataFrame) -> pd.Series:
-        own = pairs[name].astype(float)
-        values = own if amount is None else amount(pairs)
-        return values.where(own.notna(), 0.0)
-
-    return column
+def has_resources(pairs: pd.DataFrame) -> bool:
+    """Whether any generation has more than the largest memory its process ever held."""
+    names = ("energy_j", "least_read_s", "reserved_memory_bytes")
+    return any(bool(pairs[name].notna().any()) for name in names)
 
 
-def _column(name: str) -> Column:
-    return lambda pairs: pairs[name].astype(float)
-
-
-# Of a GPU's rows the energy of its board, of a CPU's that of all packages: what idles beside the decoding is in it.
-ENERGY = Metric(
-    "energy_per_token_j",
-    "energy per token",
-    "J",
-    "lower",
-    _told("energy_j"),
-    _told("energy_j", _column("new_tokens")),
-)
 BANDWIDTH_SHARE = Metric(
     "bandwidth_share",
     "share of the memory-bandwidth bound",
     "share",
     "higher",
-    _told("least_read_s"),
-    _told("least_read_s", _column("decode_s")),
+    where_known("least_read_s"),
+    where_known("least_read_s", column("decode_s")),
+    needs=has_resources,
+    table=_TABLE,
+    title="of the bandwidth bound",
 )
+# Of a GPU's board, or of all packages of a CPU: this includes what idles during decoding.
+ENERGY = Metric(
+    "energy_per_token_j",
+    "energy per token",
+    "J",
+    "lower",
+    where_known("energy_j"),
+    where_known("energy_j", column("new_tokens")),
+    needs=has_resources,
+    table=_TABLE,
+    title="J per token",
+    cell="{:.3g}",
+)
+# On a CPU this is the largest memory that the process ever held, no figure of one method: no column.
 PEAK_MEMORY = Metric(
     "peak_memory_bytes",
     "peak memory",
     "bytes",
     "lower",
-    _told("peak_memory_bytes"),
-    _told("peak_memory_bytes", ones),
+    where_known("peak_memory_bytes"),
+    where_known("peak_memory_bytes", ones),
+    needs=has_resources,
+    table=_TABLE,
+    title="peak memory MB",
+    cell="{:,.0f}",
+    scale=1e-6,
+    on=lambda run: run.device != "cpu",
 )
 RESERVED_MEMORY = Metric(
     "reserved_memory_bytes",
     "memory held by torch",
     "bytes",
     "lower",
-    _told("reserved_memory_bytes"),
-    _told("reserved_memory_bytes", ones),
+    where_known("reserved_memory_bytes"),
+    where_known("reserved_memory_bytes", ones),
+    needs=has_resources,
+    table=_TABLE,
+    title="held by torch MB",
+    cell="{:,.0f}",
+    scale=1e-6,
 )
-
-RESOURCE_METRICS = (BANDWIDTH_SHARE, ENERGY, PEAK_MEMORY, RESERVED_MEMORY)

@@ -11,13 +11,13 @@ from typing import Final
 from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 
-from benchctl.analysis.frame.comparison import Estimate, Group
-from benchctl.analysis.frame.selection import check_count, chosen
-from benchctl.analysis.metrics.acceptance import POSITIONS
-from benchctl.analysis.metrics.metric import ACCEPTANCE_RATE
+from benchctl.analysis.comparison import Group, check_count, chosen
+from benchctl.analysis.frame.row_figures import POSITIONS
+from benchctl.analysis.metrics.drafting import ACCEPTANCE_RATE
 from benchctl.analysis.plots.axes import check_image, dress, save
 from benchctl.analysis.plots.panels import broken, check_groups, line_inches, names, parted
 from benchctl.analysis.plots.style import Mark, Style
+from benchctl.analysis.stats.estimates import Estimate
 from benchctl.analysis.tables.acceptance import Acceptance, acceptances_on
 from benchctl.errors import UserError
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.text import Text
 
-from benchctl.analysis.frame.comparison import Group
+from benchctl.analysis.comparison import Group
 from benchctl.analysis.plots.style import Style
 from benchctl.errors import UserError
 from benchctl.records.writer import check_writable
@@ -133,7 +133,7 @@ def length_line(group: Group) -> str:
 
 def apart_line(group: Group) -> str:
     """What keeps a group from being compared with the first; "" where nothing does."""
-    differing = "; ".join(f"{found.field} is {found.other}" for found in group.differs)
+    differing = "; ".join(f"{found.field} is {found.second}" for found in group.differs)
     return f"not comparable with the first panel: {differing}" if differing else ""
 
 

@@ -17,14 +17,14 @@ from matplotlib.figure import SubFigure
 from matplotlib.font_manager import findfont, get_font
 from matplotlib.patches import Rectangle
 
+from benchctl.analysis.comparison import Group, chosen
 from benchctl.analysis.frame.answer_rows import Decoders, Place, pieces, rows_at
 from benchctl.analysis.frame.build import pair
-from benchctl.analysis.frame.comparison import Group, levels
-from benchctl.analysis.frame.selection import chosen
 from benchctl.analysis.plots.axes import check_image, dress, save, wrapped
 from benchctl.analysis.plots.panels import broken, check_groups, line_inches, parted
 from benchctl.analysis.plots.style import Style
 from benchctl.analysis.stats.bootstrap import Interval, bootstrap
+from benchctl.analysis.stats.estimates import levels
 from benchctl.errors import UserError
 from benchctl.records.schema import Row
 
@@ -82,7 +82,7 @@ def depths(group: Group, label: str, prompt: str, decoders: Decoders) -> Depths:
             f"there is nothing to draw. {instead}"
         )
     places = _places(pairs, label)
-    rows = rows_at(group, set(places))
+    rows = rows_at(group.files, set(places))
     place = _place_of(places, prompt, label)
     decode = decoders(group.files[place.file].run)
     found = pieces(rows[place], range(1, len(rows[place].token_ids)), decode) if decode else None

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import Final
 
-from benchctl.analysis.frame.comparison import Estimate, Group, MethodFigures
+from benchctl.analysis.comparison import Group, MethodFigures
 from benchctl.analysis.judges.figures import SCORE_DIFFERENCE
 from benchctl.analysis.judges.judgements import Judge
-from benchctl.analysis.metrics.faithfulness import AGAINST_BASELINE, CHRF, ROUGE_L, TARGET_AGREEMENT
-from benchctl.analysis.metrics.metric import EXACT_MATCH, TARGET_ANSWERS, TOKEN_AGREEMENT, Metric
+from benchctl.analysis.metrics.faithfulness import EXACT_MATCH, TARGET_AGREEMENT, TARGET_ANSWERS, TOKEN_AGREEMENT
+from benchctl.analysis.metrics.metric import Metric
+from benchctl.analysis.stats.estimates import Estimate
 from benchctl.errors import UserError
 
 HEIGHTS: Final[dict[str, Metric]] = {
@@ -16,10 +17,8 @@ HEIGHTS: Final[dict[str, Metric]] = {
     "quality": SCORE_DIFFERENCE,
     "exact": EXACT_MATCH,
     "target-agreement": TARGET_AGREEMENT,
-    "rouge-l": ROUGE_L,
-    "chrf": CHRF,
 }
-OF_BASELINE_TEXT: Final = (*AGAINST_BASELINE, TARGET_ANSWERS)  # 1 for an answer that is the baseline's
+OF_BASELINE_TEXT: Final = (TOKEN_AGREEMENT, TARGET_AGREEMENT, TARGET_ANSWERS)  # 1 for an answer that is the baseline's
 
 
 @dataclass(frozen=True)

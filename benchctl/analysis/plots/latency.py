@@ -15,10 +15,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullLocator
 
-from benchctl.analysis.frame.comparison import Group
-from benchctl.analysis.frame.selection import check_count, chosen
-from benchctl.analysis.metrics.latency import FEW, Latency, latencies
-from benchctl.analysis.metrics.metric import TPOT, TTFT
+from benchctl.analysis.comparison import Group, check_count, chosen
+from benchctl.analysis.metrics.speed import TPOT, TTFT
 from benchctl.analysis.plots.axes import check_image, dress, save
 from benchctl.analysis.plots.panels import (
     add_legend,
@@ -32,6 +30,7 @@ from benchctl.analysis.plots.panels import (
     three_digits,
 )
 from benchctl.analysis.plots.style import Style
+from benchctl.analysis.tables.latency import FEW, Latency, latencies
 from benchctl.errors import UserError
 
 _QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.95)

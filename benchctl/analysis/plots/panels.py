@@ -11,7 +11,7 @@ from typing import Final
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure, SubFigure
 
-from benchctl.analysis.frame.comparison import Group
+from benchctl.analysis.comparison import Group
 from benchctl.analysis.html.plot import short_labels
 from benchctl.analysis.plots.axes import (
     LINE_SPACING,

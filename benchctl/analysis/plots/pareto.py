@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchctl.analysis.frame.comparison import Group
+from benchctl.analysis.comparison import Group
 from benchctl.analysis.plots.axes import check_image, dress, new_figure, save
 from benchctl.analysis.plots.curves import Curve
 from benchctl.analysis.plots.heights import Height

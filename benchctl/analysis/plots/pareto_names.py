@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benchctl.analysis.frame.comparison import label_lines
+from benchctl.analysis.comparison import label_lines
 from benchctl.analysis.html.plot import short_labels
 from benchctl.analysis.plots.pareto_view import Dot, View, named_first
 

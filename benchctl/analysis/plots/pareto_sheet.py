@@ -10,7 +10,7 @@ from typing import Any, Literal
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchctl.analysis.frame.comparison import Group
+from benchctl.analysis.comparison import Group
 from benchctl.analysis.plots.axes import LINE_SPACING, shared_headline, text_inches, title_lines, wrapped
 from benchctl.analysis.plots.heights import Height
 from benchctl.analysis.plots.pareto_panel import Room

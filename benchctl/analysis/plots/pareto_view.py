@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from benchctl.analysis.frame.comparison import Estimate, Group, MethodFigures
+from benchctl.analysis.comparison import Group, MethodFigures
 from benchctl.analysis.frame.fidelity import claims_exact
-from benchctl.analysis.metrics.metric import SPEEDUP, TARGET_ANSWERS, TOKEN_AGREEMENT
+from benchctl.analysis.metrics.faithfulness import TARGET_ANSWERS, TOKEN_AGREEMENT
+from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.plots.curves import Curve, curves
 from benchctl.analysis.plots.frontier import Point, frontier
 from benchctl.analysis.plots.heights import Height
+from benchctl.analysis.stats.estimates import Estimate
 from benchctl.errors import UserError
 
 Look = Literal["baseline", "lossless", "unproven", "lossy"]

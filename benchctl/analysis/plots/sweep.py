@@ -12,12 +12,15 @@ from typing import Final
 from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 
-from benchctl.analysis.frame.comparison import Estimate, Group, MethodFigures
-from benchctl.analysis.frame.selection import chosen
-from benchctl.analysis.metrics.metric import ACCEPTANCE_RATE, BLOCK_EFFICIENCY, SPEEDUP, TOKEN_AGREEMENT, Metric
+from benchctl.analysis.comparison import Group, MethodFigures, chosen
+from benchctl.analysis.metrics.drafting import ACCEPTANCE_RATE, BLOCK_EFFICIENCY
+from benchctl.analysis.metrics.faithfulness import TOKEN_AGREEMENT
+from benchctl.analysis.metrics.metric import Metric
+from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.plots.axes import check_image, dress, save
 from benchctl.analysis.plots.panels import add_legend, check_groups, legend_columns, line_inches, parted
 from benchctl.analysis.plots.style import Mark, Style
+from benchctl.analysis.stats.estimates import Estimate
 from benchctl.errors import UserError
 from benchctl.records.schema import MethodInfo, Scalar
 

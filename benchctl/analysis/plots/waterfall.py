@@ -10,8 +10,7 @@ from typing import Final, TypeGuard
 from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 
-from benchctl.analysis.frame.comparison import Group
-from benchctl.analysis.frame.selection import check_count, chosen
+from benchctl.analysis.comparison import Group, check_count, chosen
 from benchctl.analysis.plots.axes import check_image, dress, save
 from benchctl.analysis.plots.panels import broken, check_groups, line_inches, names, parted, three_digits
 from benchctl.analysis.plots.style import Style

@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from benchctl.analysis.frame.fidelity import Round, round_of
 from benchctl.analysis.frame.groups import differences
-from benchctl.analysis.frame.rounds import Round, round_of
 from benchctl.analysis.predict.accounts import (
     PHASES,
     UNEXPLAINED,
@@ -142,7 +142,7 @@ def _one_run(files: Sequence[RunFile]) -> Run:
     run = files[0].run
     for file in files:
         if found := differences(run, file.run):
-            field, one, other = found[0].field, found[0].one, found[0].other
+            field, one, other = found[0].field, found[0].first, found[0].second
             raise UserError(f"{file.path}: {field} is {other}, in {files[0].path} {one}. Predict for each by itself.")
     if run.batch_size > 1:
         raise UserError(f"{files[0].path}: was decoded in batches. Predict from a run of --batch-size 1.")

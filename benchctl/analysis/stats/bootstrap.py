@@ -1,46 +1,46 @@
-"""Intervals of ratios of sums from a paired hierarchical bootstrap of prompts and the spread of sessions.
+"""Intervals of ratios of sums: a paired bootstrap over prompts, combined with the spread of sessions.
 
-The pair (method, baseline) stays together throughout: what slows both down cancels. Three levels add to the error:
+A pair (method, baseline) stays together throughout: what slows both down cancels. The error has two parts:
 
 * Prompts are drawn with replacement, each with all that was measured of it: all of its sessions, repeats and turns.
-  Repeats are not drawn once more, for the noise of repeats is in what prompts differ by, and would count twice
-  (Davison, Hinkley: Bootstrap Methods and their Application, 1997, section 3.8). Percentiles are taken a little further
-  out than 2.5 and 97.5, as Student's t is wider than a normal distribution, so that few prompts promise no more than
-  they hold (Hesterberg: What Teachers Should Know About the Bootstrap, 2015, arXiv 1411.5279: expanded percentiles).
-* Sessions are few, and few cannot be drawn: two give only three different draws. How far they lie apart, less what
-  the noise within them explains, gives their error by Student's t (Cornfield, Tukey: Average Values of Mean Squares in
-  Factorials, 1956). Sessions and prompts are crossed: another session measures the same prompts again, and says
-  nothing new about how prompts differ.
-* The two errors are independent and are added as the squares of their reaches on either side (Zou, Donner: Construction
-  of confidence limits about effect measures, 2008, Statistics in Medicine 27).
+  Repeats are not drawn again: the noise of repeats is part of how prompts differ, and would count twice
+  (Davison, Hinkley: Bootstrap Methods and their Application, 1997, section 3.8). Percentiles are taken further out than
+  2.5 and 97.5, as Student's t is wider than a normal distribution, so that intervals of few prompts are wide enough
+  (Hesterberg: What Teachers Should Know About the Bootstrap, 2015, arXiv 1411.5279: expanded percentiles).
+* Sessions are few, and few cannot be drawn: two give only three different draws. The variance between sessions, less
+  the part that the noise within them explains, gives their error by Student's t (Cornfield, Tukey: Average Values of
+  Mean Squares in Factorials, 1956). Sessions and prompts are crossed: another session measures the same prompts again,
+  so it adds no information about how prompts differ.
 
-What one session cannot tell: how sessions differ. Where method and baseline were measured in turns by one process, an
-interval of one session is that session's own. Where they were measured by different processes, the difference between
-these is part of the error itself; one session of each says nothing about its size, so there is no interval.
+The two errors are independent. They are added as the squares of their half-widths on either side (Zou, Donner:
+Construction of confidence limits about effect measures, 2008, Statistics in Medicine 27).
+
+One session does not show how sessions differ. Where one process measured method and baseline in turns, an interval of
+one session holds for that session. Where different processes measured them, the difference between the processes is
+part of the error; with one session of each its size is unknown, so there is no interval.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import sqrt
-from statistics import NormalDist
+from math import log, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
-
-from benchctl.analysis.stats.student import critical, criticals, level_of
+from scipy.special import ndtr, stdtrit
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 RESAMPLES = 2000
 LEVEL = 0.05  # the chance that an interval misses
-_LOTS = 1000  # more prompts than these are drawn in as many lots: their sums are as good as normal by then
+_LOTS = 1000  # more prompts are drawn in this many lots, whose sums are normal enough
+_LEVELS = np.geomspace(1e-6, 1.0, 400)  # p-values are interpolated between these
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Where the figure lies with 95% confidence."""
+    """A 95% confidence interval."""
 
     low: float
     high: float
@@ -60,9 +60,14 @@ class Levels:
     other_session: Ints | None = None
 
 
+def critical(level: float, freedom: int) -> float:
+    """The value that |T| of Student's t exceeds with probability `level`: 1.96 at 0.05 and many degrees, 12.7 at 1."""
+    return float(-stdtrit(freedom, level / 2))
+
+
 @dataclass(frozen=True)
 class _Sums:
-    """Figures by prompt and session: `above` and `below` [P, M] with their observations [N, M], and ratios [M]."""
+    """Sums by prompt, `above` and `below` [P, M], with their observations [N, M] each in `values`."""
 
     above: Floats
     below: Floats
@@ -74,13 +79,13 @@ class _Sums:
 
     @property
     def influence(self) -> Floats:
-        """What each observation adds to the error of the ratio, to first order: [N, M], summing to 0."""
+        """The first-order contribution of each observation to the ratio's error, [N, M]: (top - ratio bottom) / sum."""
         tops, bottoms = self.values
         return _ratios(tops - self.ratios * bottoms, np.broadcast_to(self.below.sum(axis=0), tops.shape))
 
 
 def ratios_of_sums(tops: Floats, bottoms: Floats) -> Floats:
-    """[M] of two [N, M]; not a number where nothing is below, or where some of it is not known."""
+    """[N, M] and [N, M] -> [M]; NaN where the bottoms sum to 0 or a value is missing."""
     return _ratios(tops.sum(axis=0), bottoms.sum(axis=0))
 
 
@@ -90,32 +95,34 @@ def bootstrap(
     levels: Levels,
     *,
     less: tuple[Floats, Floats] | None = None,
-    both: Sequence[bool] | None = None,
+    uses_baseline: Sequence[bool] | None = None,
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> list[Interval | None]:
     """The 95% interval of `tops[:, m].sum() / bottoms[:, m].sum()` for each column m of two [N, M] arrays.
 
-    With `less`, two more such arrays, it is the interval of that ratio less theirs. `both` [M] says which figures set
-    the baseline against the method (all, if not given): those have no interval where the two were measured apart, with
-    one session each. All columns share the resamples, and so do calls with the same levels and seed. None where nothing
-    can be told: with fewer than two prompts, or when a resample's bottom is 0.
+    With `less`, two more such arrays, it is the interval of that ratio minus theirs. `uses_baseline` [M] says which
+    figures compare the method with the baseline (default: all). Those have no interval where the two were measured in
+    different sessions, one each. All columns share the resamples, and so do calls with the same levels and seed.
+    None with fewer than two prompts, or when a resample's bottom is 0.
     """
     prompts = _codes(levels.prompt)
     figures = tops.shape[1]
     if prompts.max(initial=0) < 1:
         return [None] * figures
-    sums = [_sums(above, below, prompts) for above, below in ((tops, bottoms), *([less] if less else []))]
-    sign = (1, -1)
-    value = sum((s * part.ratios for s, part in zip(sign, sums, strict=False)), np.zeros(figures))
-    draws = sum((s * _drawn(part, resamples, seed) for s, part in zip(sign, sums, strict=False)), np.zeros(figures))
-    influence = sum((s * part.influence for s, part in zip(sign, sums, strict=False)), np.zeros(figures))
-    sessions = _sessions(influence, levels, both or [True] * figures)
+    sums = _sums(tops, bottoms, prompts)
+    value, draws, influence = sums.ratios, _drawn(sums, resamples, seed), sums.influence
+    if less is not None:
+        subtracted = _sums(*less, prompts)
+        value = value - subtracted.ratios
+        draws = draws - _drawn(subtracted, resamples, seed)
+        influence = influence - subtracted.influence
+    sessions = _sessions(influence, levels, uses_baseline or [True] * figures)
     logarithmic = (tops >= 0).all(axis=0) & (value > 0)
     if less is not None:
         logarithmic &= ~less[0].any(axis=0)
     return [
-        _interval(float(value[m]), draws[:, m], _reach(sessions[m]), int(prompts.max()) + 1, bool(logarithmic[m]))
+        _interval(float(value[m]), draws[:, m], _half_width(sessions[m]), int(prompts.max()) + 1, bool(logarithmic[m]))
         for m in range(figures)
     ]
 
@@ -125,8 +132,8 @@ def bootstrap_of(
 ) -> Interval | None:
     """The 95% interval of a figure that is no ratio of two sums, such as a correlation, from drawing prompts alone.
 
-    `figure` makes of sums [R, K] over all observations figures [R]; `values` [N, K] are what is summed, `prompts` [N]
-    whose each is. None with fewer than two prompts, or where the figure of a resample has no meaning (not a number).
+    `figure` maps sums [R, K] over all observations to figures [R]. `values` [N, K] are summed; `prompts` [N] has the
+    prompt of each. None with fewer than two prompts, or where the figure of a resample is NaN.
     """
     codes = _codes(prompts)
     count = int(codes.max(initial=0)) + 1
@@ -138,8 +145,12 @@ def bootstrap_of(
 
 
 def p_value(tops: Floats, bottoms: Floats, levels: Levels) -> float:
-    """How likely a ratio of sums at least so far from 1 is, either way, where the true one is 1; `tops` and `bottoms`
-    [N]. The same errors as in `bootstrap`, those of prompts without drawing. 1 where nothing can be told."""
+    """The two-sided p-value of a ratio of sums being 1; `tops` and `bottoms` are [N]. 1 where there is too little data.
+
+    It is the level at which the interval of the ratio's logarithm just reaches 0. The errors are those of `bootstrap`,
+    with Student's t for the prompts instead of draws: half-width(level)**2 = (t_prompts s_prompts)**2 + (t_sessions
+    s_sessions)**2.
+    """
     prompts = _codes(levels.prompt)
     count = int(prompts.max(initial=0)) + 1
     if count < 2:
@@ -148,25 +159,31 @@ def p_value(tops: Floats, bottoms: Floats, levels: Levels) -> float:
     value = float(sums.ratios[0])
     if not value > 0:
         return 1.0
-    influence = sums.influence / value  # of the ratio's logarithm
-    spread = count / (count - 1) * float((_totals(influence, prompts) ** 2).sum())
+    influence = sums.influence / value  # on the ratio's logarithm
+    error = sqrt(count / (count - 1) * float((_totals(influence, prompts) ** 2).sum()))
     session = _sessions(influence, levels, [True])[0]
     if session is None:
         return 1.0
-    halves = np.hypot(criticals(count - 1) * sqrt(spread), criticals(session.freedom) * session.error)
-    return level_of(abs(float(np.log(value))), halves)
+    half_widths = np.hypot(_critical(count - 1) * error, _critical(session.freedom) * session.error)
+    return float(np.exp(np.interp(abs(log(value)), half_widths[::-1], np.log(_LEVELS)[::-1])))
+
+
+@lru_cache(maxsize=64)
+def _critical(freedom: int) -> Floats:
+    """`critical` at each of _LEVELS, [400]."""
+    return np.asarray(-stdtrit(freedom, _LEVELS / 2))
 
 
 @dataclass(frozen=True)
 class _Sessions:
-    """What sessions add to the error of a figure: a standard error, and from how many degrees it was estimated."""
+    """The part of a figure's standard error that sessions add, and the degrees of freedom of its estimate."""
 
     error: float
     freedom: int
 
 
-def _sessions(influence: Floats, levels: Levels, both: Sequence[bool]) -> list[_Sessions | None]:
-    """For each figure; None where sessions are part of its error and nothing tells how large a part."""
+def _sessions(influence: Floats, levels: Levels, uses_baseline: Sequence[bool]) -> list[_Sessions | None]:
+    """For each figure; None where sessions are part of its error and the size of that part is unknown."""
     together = _within(influence, _codes(levels.session), _codes(levels.prompt))
     if levels.other_session is None:
         return list(together)
@@ -174,13 +191,13 @@ def _sessions(influence: Floats, levels: Levels, both: Sequence[bool]) -> list[_
     freedom = int(ours.max()) + int(theirs.max())
     apart = _apart(influence, ours, theirs) if freedom else None
     return [
-        alone if not against else None if apart is None else _Sessions(float(apart[m]), freedom)
-        for m, (alone, against) in enumerate(zip(together, both, strict=True))
+        own if not compared else None if apart is None else _Sessions(float(apart[m]), freedom)
+        for m, (own, compared) in enumerate(zip(together, uses_baseline, strict=True))
     ]
 
 
 def _within(influence: Floats, sessions: Ints, prompts: Ints) -> list[_Sessions]:
-    """Sessions crossed with prompts: by how much sessions differ, less what their noise alone makes them differ by."""
+    """Sessions crossed with prompts: the variance between sessions, less the part that the noise within explains."""
     s, p = int(sessions.max()) + 1, int(prompts.max()) + 1
     if s < 2:
         return [_Sessions(0.0, 1)] * influence.shape[1]
@@ -195,8 +212,8 @@ def _within(influence: Floats, sessions: Ints, prompts: Ints) -> list[_Sessions]
 def _apart(influence: Floats, ours: Ints, theirs: Ints) -> Floats:
     """The standard error [M] from sessions of the method and sessions of the baseline that are not the same ones.
 
-    Both are taken to vary by the same share, for they ran on the same machine: so several sessions of one tell what a
-    single one of the other may be off by.
+    We assume that both vary by the same share, since they ran on the same machine. Several sessions of one then show
+    how far off a single session of the other may be.
     """
     shifts = [(n := int(codes.max()) + 1) * _totals(influence, codes, n) for codes in (ours, theirs)]
     counts = [len(shift) for shift in shifts]
@@ -204,24 +221,27 @@ def _apart(influence: Floats, ours: Ints, theirs: Ints) -> Floats:
     return np.asarray(np.sqrt(variance * sum(1 / count for count in counts)))
 
 
-def _reach(sessions: _Sessions | None) -> float | None:
+def _half_width(sessions: _Sessions | None) -> float | None:
     return None if sessions is None else critical(LEVEL, sessions.freedom) * sessions.error
 
 
-def _interval(value: float, draws: Floats, reach: float | None, prompts: int, logarithmic: bool) -> Interval | None:
-    """The percentiles of the draws, widened by what sessions add. A ratio of what cannot be negative is widened by a
-    factor, so that it stays one."""
-    if reach is None or np.isnan(draws).any():
+def _interval(
+    value: float, draws: Floats, half_width: float | None, prompts: int, logarithmic: bool
+) -> Interval | None:
+    """The percentiles of the draws, widened by what sessions add; on a log scale where the ratio cannot be negative."""
+    if half_width is None or np.isnan(draws).any():
         return None
     wide = critical(LEVEL, prompts - 1) * sqrt(prompts / (prompts - 1))
-    outside = NormalDist().cdf(-wide)
+    outside = float(ndtr(-wide))
     low, high = (float(end) for end in np.quantile(draws, (outside, 1 - outside)))
-    if not reach:
+    if not half_width:
         return Interval(low, high)
     if not logarithmic:
-        return Interval(value - float(np.hypot(value - low, reach)), value + float(np.hypot(high - value, reach)))
+        return Interval(
+            value - float(np.hypot(value - low, half_width)), value + float(np.hypot(high - value, half_width))
+        )
     with np.errstate(divide="ignore"):
-        down, up = np.hypot(np.log(np.array([low, high]) / value), reach / value)
+        down, up = np.hypot(np.log(np.array([low, high]) / value), half_width / value)
     return Interval(value * float(np.exp(-down)), value * float(np.exp(up)))
 
 
@@ -239,7 +259,7 @@ def _redrawn(sums: Floats, resamples: int, seed: int) -> Floats:
     return _weights(len(sums), resamples, seed) @ sums
 
 
-@lru_cache(maxsize=4)  # every figure of a comparison is drawn alike: of each suite, and of all together
+@lru_cache(maxsize=4)  # all figures of a suite share the draws
 def _weights(prompts: int, resamples: int, seed: int) -> Floats:
     """How often each prompt is drawn, [resamples, prompts]."""
     drawn = np.random.default_rng(seed).integers(prompts, size=(resamples, prompts))
@@ -262,5 +282,5 @@ def _codes(labels: Ints) -> Ints:
 
 
 def _ratios(above: Floats, below: Floats) -> Floats:
-    """Elementwise; not a number where there is nothing below."""
+    """Elementwise; NaN where `below` is 0."""
     return np.divide(above, below, out=np.full_like(above, np.nan), where=below != 0)

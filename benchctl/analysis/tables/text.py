@@ -1,4 +1,4 @@
-"""A comparison as text: tables for the terminal and as Markdown, CSV and JSON, with what to know about it."""
+"""A comparison as text: tables for the terminal and as Markdown, with what to know about it."""
 
 import io
 from collections.abc import Iterator, Sequence
@@ -11,16 +11,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchctl.analysis.frame.comparison import Group, compare
-from benchctl.analysis.frame.sessions import note
+from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.gate import Gates
-from benchctl.analysis.judges.figures import with_judgements
-from benchctl.analysis.stats.winner import fastest, sentence
-from benchctl.analysis.tables.cells import Block, Column
-from benchctl.analysis.tables.columns import BRIEF, blocks
-from benchctl.analysis.tables.export import to_csv, to_json
-from benchctl.analysis.tables.judges import agreement_sentences
-from benchctl.analysis.warnings import cautions
+from benchctl.analysis.tables.columns import Block, Column, brief, metric_blocks
+from benchctl.analysis.tables.judges import agreement_sentences, judge_blocks
+from benchctl.analysis.warnings import warnings
+from benchctl.analysis.winner import fastest, sentence
 from benchctl.records.schema import Run
 from benchctl.records.writer import read
 
@@ -30,46 +26,64 @@ _BETWEEN = 2  # characters between two columns
 
 
 def summary(paths: Sequence[Path | str], format: Format = "table", width: int = WIDTH) -> str:
-    """The figures of results files as text. `table` and `brief`, one table of all suites together, have colours, which
-    click.echo drops where there is no terminal.
+    """The figures of results files as text, see `render`.
 
     Raises UserError for files that cannot be read or hold no generations.
     """
-    return render(with_judgements(compare([read(path) for path in paths])), format, width)
+    return render(compare([read(path) for path in paths], ()), format, width)
 
 
-def render(
-    groups: Sequence[Group],
-    format: Format = "table",
-    width: int = WIDTH,
-    floor: float = 0.0,
-    gates: Gates | None = None,
-) -> str:
-    """A comparison as text, without a newline at its end. No difference in speed below `floor` is called one. What it
-    was held to is in the JSON; beside the tables it is told on stderr."""
+def render(groups: Sequence[Group], format: Format = "table", width: int = WIDTH, gates: Gates | None = None) -> str:
+    """A comparison as text, without a newline at its end.
+
+    `table` and `brief`, one table of all suites together, have colours, which click.echo drops where there is no
+    terminal. The result of `gates` is part of the JSON only.
+    """
+    from benchctl.analysis.tables.export import to_csv, to_json
+
     if format == "csv":
         return to_csv(groups)
     if format == "json":
-        return to_json(groups, floor, gates)
-    return _markdown(groups, floor) if format == "md" else _terminal(groups, width, floor, brief=format == "brief")
+        return to_json(groups, gates)
+    if format == "md":
+        return "\n\n".join(part for group in groups for part in _markdown(groups, group))
+    return _terminal(groups, width, is_brief=format == "brief")
+
+
+def blocks(group: Group) -> tuple[Block, ...]:
+    """All tables of a group."""
+    return (*metric_blocks(group), *judge_blocks(group))
 
 
 def heading(groups: Sequence[Group], group: Group) -> Iterator[str]:
-    """What a group is of: its files, what sets it apart from the first, its baseline and settings."""
+    """The files of a group, what sets it apart from the first group, its baseline and settings."""
     if len(groups) > 1:
         names = ", ".join(str(file.path) for file in group.files)
         yield f"Group {groups.index(group) + 1} of {len(groups)}: {names}"
     if group.differs:
-        differing = "; ".join(f"{found.field} is {found.other}, there {found.one}" for found in group.differs)
+        differing = "; ".join(f"{each.field} is {each.second}, there {each.first}" for each in group.differs)
         yield f"Not comparable with group 1: {differing}."
     yield f"Baseline {group.run.baseline} on {_settings(group.run)}."
+
+
+def note(group: Group) -> str:
+    """How the figures and their intervals are computed."""
+    levels = (
+        f"prompts, repeats and {group.sessions} sessions"
+        if group.sessions > 1
+        else "prompts and repeats of one session"
+    )
+    return (
+        "Ratios of sums over the prompts that both the method and the baseline answered; "
+        f"[95% interval, paired bootstrap over {levels}]."
+    )
 
 
 def _settings(run: Run) -> str:
     if run.imported:
         return f"{run.target.name}, imported from files of {run.imported}"
     threads = "1 thread" if run.threads == 1 else f"{run.threads} threads"
-    batches = f", batches of up to {run.batch_size}" if run.batch_size > 1 else ""
+    batches = f", batches of up to {run.batch_size} (times are those of whole batches)" if run.batch_size > 1 else ""
     filled = f" behind {run.context_fill} tokens of filler" if run.context_fill else ""
     return (
         f"{run.target.name} ({run.target.layers} layers), {run.executor} executor, {run.dtype}, {run.device}, "
@@ -85,26 +99,27 @@ def _sampling(run: Run) -> str:
     return f"temperature {run.temperature:g}{top_p}{top_k}"
 
 
-def _terminal(groups: Sequence[Group], width: int, floor: float, *, brief: bool) -> str:
+def _terminal(groups: Sequence[Group], width: int, *, is_brief: bool) -> str:
     text = io.StringIO()
     console = Console(file=text, width=width, force_terminal=True, highlight=False)
     for group in groups:
         for line in heading(groups, group):
             console.print(Text(line))
-        for block in (BRIEF,) if brief else blocks(group):
+        shown = replace(group, suites=(group.pooled,)) if is_brief else group
+        for block in (brief(group),) if is_brief else blocks(group):
             console.print()
-            console.print(_table(block, replace(group, suites=(group.pooled,)) if brief else group, width))
+            console.print(_table(block, shown, width))
         console.print()
         console.print(Text(note(group), style="dim"))
-        for agreed in agreement_sentences(group):
+        for agreement in agreement_sentences(group):
             console.print()
-            console.print(Text(agreed))
-        if winner := fastest(group, floor):
+            console.print(Text(agreement))
+        if winner := fastest(group):
             console.print()
             console.print(Text(sentence(group, winner), style="green"))
         console.print()
-        for caution in cautions(group, floor):
-            console.print(Text(f"Note: {caution}", style="yellow"))
+        for warning in warnings(group):
+            console.print(Text(f"Warning: {warning.text}", style="yellow"))
         console.print()
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
 
@@ -146,11 +161,7 @@ def _at_bottom(words: Sequence[str], lines: int) -> str:
     return "\n".join(["" for _ in range(lines - len(words))] + list(words))
 
 
-def _markdown(groups: Sequence[Group], floor: float) -> str:
-    return "\n\n".join("\n\n".join(_markdown_parts(groups, group, floor)) for group in groups)
-
-
-def _markdown_parts(groups: Sequence[Group], group: Group, floor: float) -> Iterator[str]:
+def _markdown(groups: Sequence[Group], group: Group) -> Iterator[str]:
     yield from heading(groups, group)
     columns = [column for block in blocks(group) for column in block.columns]
     for suite in group.suites:
@@ -160,7 +171,7 @@ def _markdown_parts(groups: Sequence[Group], group: Group, floor: float) -> Iter
         yield "\n".join(f"| {' | '.join(line)} |" for line in lines)
     yield note(group)
     yield from agreement_sentences(group)
-    if winner := fastest(group, floor):
+    if winner := fastest(group):
         yield sentence(group, winner)
-    if found := cautions(group, floor):
-        yield "\n".join(f"* {caution}" for caution in found)
+    if found := warnings(group):
+        yield "\n".join(f"* {warning.text}" for warning in found)

@@ -25,8 +25,7 @@ from benchctl.cli import completion as completing
 @click.option(
     "--aa",
     is_flag=True,
-    help="Set the baseline against itself instead: in FILES, or in a small run of its own. Writes --out, for `benchctl "
-    "compare --floor`.",
+    help="Compare the baseline with itself instead: in FILES, or in a small run.",
 )
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="CPU threads of torch.")
 @click.option(
@@ -44,7 +43,10 @@ from benchctl.cli import completion as completing
     help="Target of the small run.  [default: embedded]",
 )
 @click.option(
-    "--out", type=click.Path(path_type=Path), metavar="FILE", help="What --aa finds.  [default: results/aa-<time>.json]"
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Results file of the small run.  [default: results/aa-<time>.jsonl]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def doctor(
@@ -59,8 +61,8 @@ def doctor(
 ) -> None:
     """Examine this machine: its facts, a sentinel kernel, memory bandwidth and FLOP rate, and what to mend.
 
-    With --aa, find out what it can tell apart: the baseline is measured against itself. How often are equal arms called
-    different (about 1 in 20 is right), and which difference would be found? That is kept in a file.
+    With --aa, compare the baseline with itself: the false-positive rate (5% is expected), and the smallest effect that
+    is detected with 80% power.
 
     With --method, hold methods to what they claim: answers, counts, limits, stop tokens, isolation, cache,
     determinism. On a CPU in under a minute per method, on tiny random targets in float64, a Llama-like one and a
@@ -72,7 +74,7 @@ def doctor(
     \b
     Examples:
       benchctl doctor --threads 2
-      benchctl doctor --aa --out aa.json
+      benchctl doctor --aa --out results/aa.jsonl
       benchctl doctor --aa results/first.jsonl
       benchctl doctor --method two_model --method m2r2_dynamic
       benchctl doctor --method all --json
@@ -81,8 +83,8 @@ def doctor(
         raise click.UsageError("--method examines methods, --aa and FILES the baseline's noise: give one of them.")
     if (files or model or out) and not aa:
         raise click.UsageError("FILES, --model and --out are for --aa: add it, or leave them out.")
-    if files and model:
-        raise click.UsageError("--model is for a run of its own: leave it out, or the FILES.")
+    if files and (model or out):
+        raise click.UsageError("--model and --out are for the small run: leave them out, or the FILES.")
     if methods:
         from benchctl.cli.doctor.methods import examine_methods
 

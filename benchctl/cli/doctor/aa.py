@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from benchctl.errors import UserError
-
 if TYPE_CHECKING:
     from benchctl.analysis.stats.aa import SelfComparison
 
@@ -30,25 +28,18 @@ class Small:
 
 
 def compare_with_itself(files: Sequence[Path], small: Small, out: Path | None, as_json: bool) -> None:
-    """Compare the baseline with itself in `files`, or, without any, in a small run whose results lie beside `out`;
-    print what was found and keep it in `out`.
+    """Compare the baseline with itself in `files`, or in a small run that is measured into `out`; print the result.
 
-    Raises UserError for files that cannot tell, and for an `out` that exists or cannot be written.
+    Raises UserError for files with too few measurements, and for an `out` that exists or cannot be written.
     """
     from benchctl.analysis.stats import aa
     from benchctl.cli.inputs import read_files
     from benchctl.measuring.clock import utc_now
-    from benchctl.records import writer as recordfile
 
-    path = out or Path("results") / f"aa-{utc_now():%Y%m%dT%H%M%S}.json"
-    recordfile.check_writable(path)
-    if path.exists():
-        raise UserError(f"{path}: exists. Give another --out.")
-    read = read_files([str(file) for file in files] if files else [str(_run(small, path.with_suffix(".jsonl")))])
-    found = aa.compare_with_itself(read)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(aa.to_text(found, read[0].run), encoding="utf-8")
-    click.echo(json.dumps(asdict(found), indent=2) if as_json else _shown(found, path))
+    if not files:
+        files = [_run(small, out or Path("results") / f"aa-{utc_now():%Y%m%dT%H%M%S}.jsonl")]
+    comparison = aa.compare_with_itself(read_files(list(map(str, files))))
+    click.echo(json.dumps(asdict(comparison), indent=2) if as_json else _shown(comparison))
 
 
 def _run(small: Small, out: Path) -> Path:
@@ -74,13 +65,12 @@ def _run(small: Small, out: Path) -> Path:
     return out
 
 
-def _shown(found: SelfComparison, path: Path) -> str:
+def _shown(found: SelfComparison) -> str:
     lines = [
         f"{found.baseline} against itself: {found.prompts} prompts, {found.repeats} repeats, sessions: "
         f"{found.sessions}; {found.splits} splits into equal arms.",
         f"  called different           {found.false_positive_rate:.1%} of them ({_RIGHT:.0%} is right)",
         f"  least detectable effect    {found.minimum_detectable_effect:.2%}",
-        f"Kept in {path}.",
     ]
     if found.false_positive_rate > _TOO_OFTEN:
         lines.append(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from benchctl.measuring.machine.examination import Examination
+    from benchctl.measuring.machine.advice import Examination
     from benchctl.measuring.machine.gpu import GpuMoment
 
 _WIDTH = 80
@@ -21,7 +21,7 @@ _MARGIN = 18
 def show_machine(device: str, threads: int, as_json: bool) -> None:
     """Examine the machine and print what was found. Raises UserError for a GPU that is not there."""
     from benchctl.measuring.check import choose_device
-    from benchctl.measuring.machine.examination import examine_machine
+    from benchctl.measuring.machine.advice import examine_machine
     from benchctl.measuring.settings import ModelSettings
 
     chosen, _ = choose_device(ModelSettings(device=device))

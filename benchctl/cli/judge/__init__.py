@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -28,12 +27,6 @@ UNFINISHED = 1
 @asks_for_a_judge
 @click.option("--dry-run", is_flag=True, help="Say what would be asked and what it would cost; ask nothing.")
 @click.option(
-    "--data-dir",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    metavar="FOLDER",
-    help="Folder with the published files of the suites.",
-)
-@click.option(
     "--source",
     type=click.Choice(["auto", "published", "embedded"]),
     default="auto",
@@ -47,7 +40,6 @@ def judge(
     options: JudgeOptions,
     files: tuple[str, ...],
     dry_run: bool,
-    data_dir: Path | None,
     source: str,
     as_json: bool,
 ) -> None:
@@ -64,33 +56,31 @@ def judge(
       benchctl judge results/first.jsonl
       benchctl judge results/*.jsonl --judge gpt --model gpt-4o-mini --dry-run
       benchctl judge results/*.jsonl --judge gpt --model gpt-4o-mini --max-usd 2
-      benchctl judge results/first.jsonl --judge 'gpt[protocol=single]' --model gpt-4o --batch
+      benchctl judge results/first.jsonl --judge 'gpt[protocol=single]' --model gpt-4o
       benchctl judge results/first.jsonl --judge gpt --model my-model --base-url http://localhost:8000/v1
       benchctl judge results/first.jsonl --judge 'local[model=my_models/judge]'
     """
     from benchctl.cli.inputs import read_files
 
-    found = [file for file in read_files(files) if file.rows]
-    if not found:
+    results = [file for file in read_files(files) if file.rows]
+    if not results:
         raise UserError("there are no answers to judge. Name results files that `benchctl run` wrote.")
     if dry_run:
-        _forecast(found, options, data_dir, source, as_json)
+        _forecast(results, options, source, as_json)
         return
-    summary = judge_files(found, options, data_dir, source, quiet=as_json)
+    summary = judge_files(results, options, source, quiet=as_json)
     if as_json:
         click.echo(json.dumps(asdict(summary), indent=2))
     context.exit(UNFINISHED if summary.unasked else 0)
 
 
-def judge_files(
-    files: Sequence[RunFile], options: JudgeOptions, data_dir: Path | None, source: str, *, quiet: bool
-) -> Summary:
+def judge_files(files: Sequence[RunFile], options: JudgeOptions, source: str, *, quiet: bool) -> Summary:
     """Judge results files and tell what was done; `quiet` leaves stdout alone."""
     from benchctl.cli.judge.display import JudgeDisplay, describe_summary
     from benchctl.records.scores import scores_path
 
     with JudgeDisplay() as display:
-        judging, settings = _judging(files, options, data_dir, source, display)
+        judging, settings = _judging(files, options, source, display)
         summary = judging.run()
     click.echo(describe_summary(summary, settings.judge.label), err=True)
     for file in files:
@@ -98,14 +88,11 @@ def judge_files(
     return summary
 
 
-def _forecast(
-    files: Sequence[RunFile], options: JudgeOptions, data_dir: Path | None, source: str, as_json: bool
-) -> None:
+def _forecast(files: Sequence[RunFile], options: JudgeOptions, source: str, as_json: bool) -> None:
     from benchctl.cli.judge.display import JudgeDisplay, describe_forecast
-    from benchctl.judging.budget import is_paid
-    from benchctl.judging.prices import price_table
+    from benchctl.judging.budget import is_paid, price_table
 
-    judging, settings = _judging(files, options, data_dir, source, JudgeDisplay())
+    judging, settings = _judging(files, options, source, JudgeDisplay())
     forecast = judging.forecast()
     by_hand = options.price_in is not None or options.price_out is not None
     source_of_price = "at the prices given" if by_hand else f"at the prices noted on {price_table().date}"
@@ -117,22 +104,18 @@ def _forecast(
 
 
 def _judging(
-    files: Sequence[RunFile], options: JudgeOptions, data_dir: Path | None, source: str, display: JudgeDisplay
+    files: Sequence[RunFile], options: JudgeOptions, source: str, display: JudgeDisplay
 ) -> tuple[Judging, JudgeSettings]:
-    import random
-
     from benchctl.cli.judge.setup import prompts_of, settings_of
-    from benchctl.judging.pairs import check_baseline
+    from benchctl.judging.items import check_baseline
     from benchctl.judging.session import Judging
     from benchctl.judging.settings import World
-    from benchctl.measuring.clock import Timer, utc_now
+    from benchctl.measuring.clock import utc_now
 
     check_baseline(files, options.baseline_label)
-    prompts = prompts_of(files, data_dir, source, display.notice)
+    prompts = prompts_of(files, source, display.notice)
     settings = settings_of(options, files)
     world = World(
-        timer=Timer(),
-        chance=random.Random().random,
         now=lambda: utc_now().isoformat(timespec="seconds"),
         notify=display.notice,
         progress=display,

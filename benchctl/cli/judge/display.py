@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from benchctl.judging.settings import Progress as Done
 
 
-_WAITS = "lets the last ones wait for the bills of the others, with --batch in batch after batch"
-
-
 class JudgeDisplay:
     """Called with every judgement."""
 
@@ -61,15 +58,15 @@ def money(spent: Spent) -> str:
     if not spent.prompt_tokens or spent.usd == 0:
         return "nothing spent"
     if spent.usd is None:
-        return f"{spent.prompt_tokens + spent.reply_tokens:,} tokens at a price nobody knows"
-    doubt = f", ${spent.doubtful_usd:.4f} of it not told but feared" if spent.doubtful_usd else ""
+        return f"{spent.prompt_tokens + spent.reply_tokens:,} tokens at an unknown price"
+    doubt = f", ${spent.doubtful_usd:.4f} of it an upper bound" if spent.doubtful_usd else ""
     return f"${spent.usd:.4f} spent{doubt}"
 
 
 def describe_forecast(forecast: Forecast, judge: str, price_source: str) -> str:
     """What a judging would do and cost; `price_source` is "" for a judge that sends no bills."""
     usage = forecast.usage
-    cost = "nobody here knows the price: give --price-in and --price-out" if forecast.usd is None else ""
+    cost = "the price is unknown: give --price-in and --price-out" if forecast.usd is None else ""
     cost = cost if price_source and forecast.questions else "nothing"
     lines = [
         f"{judge}: {forecast.judgements} judgements{_parts(forecast.stored, forecast.ties, forecast.recalled)}.",
@@ -78,11 +75,11 @@ def describe_forecast(forecast: Forecast, judge: str, price_source: str) -> str:
         f"Cost: {cost or f'about ${forecast.usd:.4f} ({price_source})'}.",
     ]
     if price_source and forecast.most_usd:
-        lines.append(f"A --max-usd below ${forecast.most_usd:.4f}, which is what they cost at their dearest, {_WAITS}.")
-    if forecast.handed_in:
-        lines.append(f"{forecast.handed_in} questions were handed in already: --batch collects and counts them first.")
+        lines.append(
+            f"At most ${forecast.most_usd:.4f} if every reply is as long as it may be and none has to be retried."
+        )
     if forecast.too_long:
-        lines.append(f"{forecast.too_long} questions are too long for the judge: see --long-answers.")
+        lines.append(f"{forecast.too_long} questions are too long for the judge: and will be left out.")
     return "\n".join(lines + _lacking(forecast.left_out))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from benchctl.cli import completion as completing
-from benchctl.cli.run.options import FiniteRange
+from benchctl.cli.options import FiniteRange
 
 KEY_ENV = "OPENAI_API_KEY"
 
@@ -25,17 +25,13 @@ class JudgeOptions:
     base_url: str = ""
     key_env: str = KEY_ENV
     baseline_label: str = ""
-    orders: str = "both"
     repeats: int = 1
     tries: int = 3
     max_usd: float | None = None
     price_in: float | None = None
     price_out: float | None = None
     concurrency: int = 4
-    batch: bool = False
-    forget_batches: bool = False
     cache: Path | None = None
-    long_answers: str = "error"
 
 
 BASE_URL = click.option(
@@ -77,13 +73,6 @@ _WHAT = (
         help="Whose answers to set the others against.  [default: the run's baseline]",
     ),
     click.option(
-        "--orders",
-        type=click.Choice(["both", "baseline_first", "baseline_second"]),
-        default=JudgeOptions.orders,
-        show_default=True,
-        help="In which orders a judge sees the two answers; only both can show and cancel that it favours a place.",
-    ),
-    click.option(
         "--repeats",
         type=click.IntRange(min=1),
         default=JudgeOptions.repeats,
@@ -99,13 +88,6 @@ _WHAT = (
         show_default=True,
         help="How often to ask until a reply can be read; what cannot is counted, and never scored. With more than "
         "last time it is asked again.",
-    ),
-    click.option(
-        "--long-answers",
-        type=click.Choice(["error", "skip"]),
-        default=JudgeOptions.long_answers,
-        show_default=True,
-        help="Questions longer than the judge's context: judge nothing, or leave them out.",
     ),
 )
 _MONEY = (
@@ -123,18 +105,6 @@ _MONEY = (
         show_default=True,
         metavar="N",
         help="Most requests in flight.",
-    ),
-    click.option(
-        "--batch",
-        is_flag=True,
-        help="Hand all questions in as one batch, for less money and within a day; interrupted, the same command goes "
-        "on.",
-    ),
-    click.option(
-        "--forget-batches",
-        is_flag=True,
-        help="With --batch: give up batches that the server does not give any more; what they asked is asked, and paid "
-        "for, once more.",
     ),
     click.option(
         "--cache",

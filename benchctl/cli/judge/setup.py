@@ -13,64 +13,53 @@ from benchctl.cli.judge.options import KEY_ENV, JudgeOptions
 from benchctl.errors import UserError
 
 if TYPE_CHECKING:
+    from benchctl.judging.items import Prompts
     from benchctl.judging.judge import Judge
-    from benchctl.judging.pairs import Prompts
     from benchctl.judging.settings import JudgeSettings
-    from benchctl.measuring.prompts.prompt import Prompt, Suite
+    from benchctl.measuring.prompts.files import Prompt
     from benchctl.measuring.prompts.sources import Notify
+    from benchctl.measuring.prompts.suites import Suite
     from benchctl.measuring.settings import RunSettings
     from benchctl.records.schema import SuiteInfo
-    from benchctl.records.scores import Order
     from benchctl.records.writer import RunFile
     from benchctl.registry import Label
 
 CACHE = "judge-cache"
 _OF_PAID = ("base_url", "key_env", "max_usd", "price_in", "price_out")
-_OF_ASKED = ("orders", "repeats", "tries", "long_answers", "concurrency", "cache")
+_OF_ASKED = ("repeats", "tries", "concurrency", "cache")
 _REMARK = re.compile(r", \d+ longer than the context (?:left out|cut)$")  # which measuring.fit puts behind an origin
 
 
 def settings_of(options: JudgeOptions, files: Sequence[RunFile]) -> JudgeSettings:
     """The settings of a judging, its judge prepared. Raises UserError for what a user can put right."""
-    from benchctl.judging.items import BOTH_ORDERS, JudgeName
+    from benchctl.judging.budget import price_of
+    from benchctl.judging.items import JudgeName
     from benchctl.judging.judge import Place
-    from benchctl.judging.prices import price_of
     from benchctl.judging.settings import JudgeSettings
     from benchctl.registry import build_judge
 
     label = judge_label(options)
     judge = build_judge(label)
     _check_used(options, label.name, judge)
-    known = {"baseline_first": BOTH_ORDERS[:1], "baseline_second": BOTH_ORDERS[1:]}
-    orders: tuple[Order, ...] = known.get(options.orders, BOTH_ORDERS)
     judge.prepare(Place(options.base_url, options.key_env, tuple(file.run for file in files)))
     price = price_of(judge.model, options.price_in, options.price_out, at_usual_address=not options.base_url)
     return JudgeSettings(
         judge=JudgeName(_name(judge, label), judge),
         cache=options.cache or files[0].path.parent / CACHE,
         baseline=options.baseline_label,
-        orders=orders,
         samples=options.repeats,
         price=price,
         max_usd=options.max_usd,
         concurrency=options.concurrency,
-        batch=options.batch,
-        forget_batches=options.forget_batches,
-        skip_long=options.long_answers == "skip",
         tries=options.tries,
     )
 
 
 def check_judge(options: JudgeOptions, settings: RunSettings) -> None:
-    """What can be told of a judge, and of the run that it is to judge, before that is measured. Raises UserError for
-    what a user can put right."""
-    import random
-
-    from benchctl.judging.budget import check_budget
+    """Check a judge, and the run that it is to judge, before the run is measured. Raises UserError for what a user can
+    put right."""
+    from benchctl.judging.budget import check_budget, price_of
     from benchctl.judging.judge import AskedJudge, Place
-    from benchctl.judging.patience import BackOff, Patience
-    from benchctl.judging.prices import price_of
-    from benchctl.measuring.clock import Timer
     from benchctl.registry import build_judge
 
     label = judge_label(options)
@@ -84,7 +73,7 @@ def check_judge(options: JudgeOptions, settings: RunSettings) -> None:
         return
     price = price_of(judge.model, options.price_in, options.price_out, at_usual_address=not options.base_url)
     check_budget(judge, price, options.max_usd)
-    Patience(Timer(), random.Random().random, BackOff()).insist(judge.reach)
+    judge.reach()
 
 
 def _check_answers(judge: Judge, settings: RunSettings) -> None:
@@ -92,7 +81,7 @@ def _check_answers(judge: Judge, settings: RunSettings) -> None:
     from benchctl.measuring.check import load_suites
     from benchctl.registry import BASELINE, build, canonical_label, parse_label, split_labels
 
-    labels = {canonical_label(build(text), parse_label(text)) for text in split_labels(settings.methods)}
+    labels = {canonical_label(build(text), parse_label(text)) for text in split_labels(settings.labels)}
     if labels <= {BASELINE}:
         raise UserError(
             f"judges set answers beside those of {BASELINE}, and nothing else is to be measured: add a --method, or "
@@ -119,10 +108,6 @@ def _check_used(options: JudgeOptions, name: str, judge: Judge) -> None:
     for option in unused:
         if getattr(options, option) != getattr(JudgeOptions, option):
             raise UserError(f"{name} takes no --{option.replace('_', '-')}: leave it out.")
-    if judge.protocol == "single" and options.orders != JudgeOptions.orders:
-        raise UserError("protocol=single shows one answer at a time, in no order: leave --orders out.")
-    if options.forget_batches and not options.batch:
-        raise UserError("--forget-batches is about batches: add --batch, or leave it out.")
 
 
 def beside_run(options: JudgeOptions, target: str) -> JudgeOptions:
@@ -149,7 +134,7 @@ def judge_label(options: JudgeOptions) -> Label:
     return Label(label.name, (*label.options, ("model", options.model)))
 
 
-def prompts_of(files: Sequence[RunFile], data_dir: Path | None, source: str, notify: Notify) -> Prompts:
+def prompts_of(files: Sequence[RunFile], source: str, notify: Notify) -> Prompts:
     """The prompts that files answer, from where they came from. Raises UserError where they cannot be had any more."""
     prompts: dict[tuple[str, str], Prompt] = {}
     loaded: dict[tuple[str, str], Suite] = {}
@@ -157,19 +142,18 @@ def prompts_of(files: Sequence[RunFile], data_dir: Path | None, source: str, not
         for info in file.run.suites:
             key = (info.name, info.sha256)
             if key not in loaded:
-                loaded[key] = _suite(file, info, data_dir, source, notify)
+                loaded[key] = _suite(file, info, source, notify)
                 prompts |= {(info.name, prompt.id): prompt for prompt in loaded[key].prompts}
     return prompts
 
 
-def _suite(file: RunFile, info: SuiteInfo, data_dir: Path | None, source: str, notify: Notify) -> Suite:
-    from benchctl.measuring.prompts.prompt import load_suite, suite_names
+def _suite(file: RunFile, info: SuiteInfo, source: str, notify: Notify) -> Suite:
+    from benchctl.measuring.prompts.suites import load_suite, suite_names
 
-    # Of a known suite, the kind that was measured; "file" is a --data-dir with a file that is not the published one.
+    # Of a known suite, the kind that was measured; "file" is one in BENCHCTL_DATA that differs from the published one.
     asked = info.source if source == "auto" and info.source != "file" else source
     suite = load_suite(
         info.name if info.name in suite_names() else _REMARK.sub("", info.origin),
-        data_dir=None if asked == "embedded" else data_dir,
         source=asked,
         limit=None,
         notify=notify,
@@ -191,7 +175,7 @@ def _measured(file: RunFile, info: SuiteInfo, suite: Suite) -> Suite:
             return part
     raise UserError(
         f"{file.path}: the prompts of {info.name} found at {suite.origin} are not those that it was measured with "
-        f"({info.prompts} from {info.origin}). Give those with --data-dir or put the file back where it was; if the "
+        f"({info.prompts} from {info.origin}). Set BENCHCTL_DATA, or put the file back where it was; if the "
         "run left out long prompts and was not finished, finish it with --resume first."
     )
 

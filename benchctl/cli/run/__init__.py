@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from benchctl.cli.judge.options import JudgeOptions, asks_for_judging
-from benchctl.cli.run.options import asks_for_a_run
+from benchctl.cli.options import options_from
+from benchctl.measuring.settings import RunSettings
 
 if TYPE_CHECKING:
     from benchctl.measuring.check import CheckedRun
     from benchctl.measuring.run import RunSummary
-    from benchctl.measuring.settings import RunSettings
 
 
 @click.command()
-@asks_for_a_run
+@options_from(RunSettings, "settings")
+@click.option(
+    "--sessions",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Run N times, each in a fresh process with a results file of its own: FILE-1.jsonl, FILE-2.jsonl ... The "
+    "table combines them.",
+)
 @asks_for_judging
 @click.option("--json", "as_json", is_flag=True, help="Print the final table as JSON, and nothing else on stdout.")
 def run(settings: RunSettings, sessions: int, judging: JudgeOptions | None, as_json: bool) -> None:
     """Measure methods against the baseline, interleaved on the same prompts, and print the final table.
 
-    Every generation is a line of the results file, written at once: an interrupted run goes on with --resume.
+    Every generation is written at once as a line of the results file. --resume continues an interrupted run.
 
-    Exit code: 0, 1 where every generation failed or --max-usd left judgements undone, 2 where it cannot be done, 3 for
-    a --resume of a file that holds what cannot be true.
+    Exit code: 0; 1 if every generation failed or --max-usd left judgements undone; 2 for wrong usage; 3 for --resume
+    of an invalid results file.
 
     \b
     Examples:
@@ -41,6 +52,7 @@ def run(settings: RunSettings, sessions: int, judging: JudgeOptions | None, as_j
       benchctl run --method prompt_lookup --out results/first.jsonl --resume
       benchctl run --method early_exit --judge 'gpt[model=gpt-4o-mini]' --max-usd 1
     """
+    settings = replace(settings, command=("benchctl", *sys.argv[1:]))
     if judging:
         from benchctl.cli.judge.setup import beside_run, check_judge
 
@@ -59,7 +71,7 @@ def run(settings: RunSettings, sessions: int, judging: JudgeOptions | None, as_j
 
 
 def measure(settings: RunSettings) -> tuple[CheckedRun, RunSummary]:
-    """Check a run and measure it, shown on stderr as it goes on. Raises UserError as these two do."""
+    """Check a run and measure it, with progress on stderr. Raises UserError as both do."""
     from benchctl.cli.run.display import RunDisplay
     from benchctl.measuring.check import check
     from benchctl.measuring.run import run as run_checked
@@ -73,7 +85,7 @@ def measure(settings: RunSettings) -> tuple[CheckedRun, RunSummary]:
 
 
 def _show(paths: Sequence[Path], judging: JudgeOptions | None, settings: RunSettings, as_json: bool) -> int:
-    """Judge what was measured, if that is wanted, and print the table, whatever becomes of the judging.
+    """Judge the answers if asked to, and print the table even if judging fails.
 
     Returns how many judgements --max-usd left undone.
     """
@@ -88,7 +100,7 @@ def _judge(paths: Sequence[Path], judging: JudgeOptions, settings: RunSettings, 
     from benchctl.cli.judge import judge_files
 
     files = read_files(list(map(str, paths)))
-    return judge_files(files, judging, settings.prompts.data_dir, settings.prompts.source, quiet=as_json).unasked
+    return judge_files(files, judging, settings.prompts.source, quiet=as_json).unasked
 
 
 def _print_table(paths: Sequence[Path], as_json: bool) -> None:

@@ -15,32 +15,26 @@ import click
 if TYPE_CHECKING:
     from benchctl.measuring.settings import RunSettings
 
-_OF_ALL = (
-    "sessions",
-    "out",
-    "as_json",
-    "judge",
-    "base_url",
-    "max_usd",
-)  # what is of the sessions together, and not of one
+# Options of the sessions together, which a single session does not get.
+_OF_ALL = ("sessions", "out", "as_json", "judge", "base_url", "max_usd")
 _CHILD = "from benchctl.cli.run.sessions import session; session()"
 _ORPHANED = 1  # exit code
 
 
 def run_sessions(settings: RunSettings, sessions: int) -> tuple[Path, ...]:
-    """Measure the sessions that this command line asks for; their files.
+    """Measure the sessions of this command line one after another; their files.
 
-    With `settings.resume` each goes on with what is missing in its file. Ends with the exit code of a session that
-    failed. Without a name for the files they have the one that a single run would make. Raises UserError where one of
-    them cannot be written, or that run could not be made.
+    With `settings.resume` each session measures what its file lacks. Without `settings.out` the files have the name
+    that a single run would make. Exits with the code of a session that failed. Raises UserError for a file that cannot
+    be written, and as `check` does.
     """
     from benchctl.measuring.check import check
-    from benchctl.records import writer as recordfile
+    from benchctl.records.writer import check_output
 
-    out = settings.out or check(settings, lambda notice: None).out  # each session says what there is to notice
+    out = settings.out or check(settings, lambda notice: None).out  # each session prints its notices
     files = session_files(out, sessions)
     for file in files:
-        recordfile.check_output(file, resume=settings.resume)
+        check_output(file, resume=settings.resume)
     arguments = tuple(given(click.get_current_context()))
     for number, file in enumerate(files, 1):
         click.echo(f"Session {number} of {sessions}", err=True)
@@ -54,7 +48,7 @@ def session_files(out: Path, sessions: int) -> tuple[Path, ...]:
 
 
 def given(context: click.Context) -> Iterator[str]:
-    """The command line of one session: what was given on this one, but for what is of the sessions together."""
+    """The arguments of one session: those of this command line without _OF_ALL."""
     for option in context.command.params:
         name = option.name or ""
         if name not in _OF_ALL and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
@@ -62,16 +56,16 @@ def given(context: click.Context) -> Iterator[str]:
 
 
 def _spelt(option: click.Parameter, value: Any) -> Iterator[str]:
-    """`--limit=3` for an option with a value, once for each where there are several; a flag by the name that it has."""
+    """`--limit=3` for an option with a value, once for each of several values; `--watch` or `--no-watch` for a flag."""
     if isinstance(value, bool):
         yield option.opts[0] if value else option.secondary_opts[0]
         return
-    for one in value if isinstance(value, tuple) else (value,):
-        yield f"{option.opts[0]}={one}"
+    for each in value if isinstance(value, tuple) else (value,):
+        yield f"{option.opts[0]}={each}"
 
 
 def _run(arguments: tuple[str, ...], file: Path) -> None:
-    """In a process that has nothing of the one before: what that allocated, cached or compiled is no part of it."""
+    """Measure one session in a fresh process, without anything that an earlier one allocated, cached or compiled."""
     command = (sys.executable, "-c", _CHILD, "run", *arguments, f"--out={file}")
     lifeline, held = os.pipe()
     try:
@@ -81,17 +75,16 @@ def _run(arguments: tuple[str, ...], file: Path) -> None:
         os.close(held)
     if code:
         click.echo(
-            f"{file}: this session ended with exit code {code}; go on with the same command and --resume.", err=True
+            f"{file}: this session ended with exit code {code}. Repeat the command with --resume to continue.", err=True
         )
         raise click.exceptions.Exit(code)
 
 
 def session() -> None:
-    """One of the sessions: `benchctl` with this process's arguments, for as long as the process that began it lives.
+    """`benchctl` with this process's arguments, ended as soon as the parent process ends.
 
-    That one holds the other end of the pipe that is standard input here, and writes nothing to it: however it ends,
-    the system closes the pipe. A session that went on by itself would disturb whatever is measured next, and hold its
-    file against --resume. What it had written stays good, see recordfile.py.
+    Standard input is a pipe whose other end the parent holds. However the parent ends, the system closes the pipe.
+    A session that outlived it would disturb the next measurement and keep its file locked against --resume.
     """
     from benchctl.cli import main
 
@@ -100,7 +93,7 @@ def session() -> None:
 
 
 def _end_with_the_parent() -> None:
-    """Waits in the system, which takes no time from what is measured."""
+    """Blocks in the system, so it takes no time from the measurement."""
     while os.read(0, 1):
         pass
     os._exit(_ORPHANED)

@@ -47,7 +47,7 @@ class Cache:
         end = start + count
         if end > self.capacity:
             self._grow(end)
-        self._make_finite(layer, start)
+        self._make_finite(layer, start)  # slots before `start` are read from now on, those that rows passed by too
         kv = self.kv[layer]
         kv.narrow(1, start, count).copy_(rows)
         self._finite[layer] = max(self._finite[layer], end)
@@ -83,7 +83,7 @@ class Cache:
             row = self._absent_bias[layer] = self._like.new_zeros(self.capacity)
         if fresh := absent[self._marked[layer] :]:
             first, count = fresh[0], len(fresh)
-            if fresh[-1] - first < count:
+            if fresh[-1] - first < count:  # adjacent slots: one write
                 row.narrow(0, first, count).fill_(-torch.inf)
             else:
                 row.index_fill_(0, torch.tensor(fresh, device=row.device), -torch.inf)
@@ -118,7 +118,8 @@ class Cache:
     def keep(self, start: int, slots: Sequence[int]) -> None:
         """From slot ``start`` on, keep only ``slots`` (ascending), moved together; later rows are forgotten.
 
-        A layer that has not run some of the kept rows keeps those it has.
+        A layer that has not run some of the kept rows keeps those it has. Example: start 5, slots [5, 7] of a tree
+        whose rows are in slots 5 to 8: slot 7 moves to 6, and the layer's length becomes 7.
         """
         in_place = list(slots) == list(range(start, start + len(slots)))
         if in_place:
@@ -130,8 +131,8 @@ class Cache:
                 self._make_finite(layer, length)
                 kv = self.kv[layer]
                 index = torch.tensor(held, device=kv.device)
-                kv[:, start : start + len(held)] = kv[:, index]
-            moved = [start + place for place, slot in enumerate(held) if slot in self.absent[layer]]
+                kv[:, start : start + len(held)] = kv[:, index]  # indexing copies, so overlapping moves are safe
+            moved = [start + offset for offset, slot in enumerate(held) if slot in self.absent[layer]]
             self._forget_absent(layer, start)
             self.absent[layer] += moved
             self.lengths[layer] = min(length, start + len(held))
@@ -141,13 +142,3 @@ class Cache:
         self.lengths = [min(held, length) for held in self.lengths]
         for layer in range(len(self.absent)):
             self._forget_absent(layer, length)
-
-    def fork(self) -> Cache:
-        """An independent copy with the same rows."""
-        twin = Cache(len(self.kv), self.kv_heads, self._shape[1], self.capacity - _SLACK_ROWS, self._like)
-        for layer, length in enumerate(self.lengths):
-            twin.kv[layer][:, :length].copy_(self.kv[layer][:, :length])
-        twin.lengths = list(self.lengths)
-        twin.absent = [list(slots) for slots in self.absent]
-        twin._finite = [min(done, length) for done, length in zip(self._finite, self.lengths, strict=True)]
-        return twin

@@ -183,14 +183,6 @@ class Stream:
         self.cache.truncate(length)
         self.base = min(self.base, length)
 
-    def fork(self) -> Stream:
-        """An independent copy of a stream without open rows."""
-        if self.rows:
-            raise ValueError("only a stream without open rows can be forked")
-        twin = Stream(self.target, 0, self.cache.fork())
-        twin.base = self.base
-        return twin
-
     def _layout(self, start: int, layer: int) -> Layout:
         """Of the open rows from slot ``start`` on in ``layer``, where its absent slots are hidden."""
         positions: Sequence[int] = range(self.base, self.length)

@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchctl.decoding.kv.cache import Cache
-from benchctl.decoding.kv.fill import Filler
+from benchctl.decoding.kv.kv_fill import Filler
 from benchctl.decoding.kv.layout import Layout
-from benchctl.decoding.model.encoder_decoder import RelativeLayout
 from benchctl.decoding.model.families import (
     ENCODER_DECODERS,
     check_family,
@@ -30,12 +29,11 @@ from benchctl.decoding.model.families import (
     query_size,
     read_parts,
 )
-from benchctl.decoding.model.hub import downloaded
 from benchctl.decoding.model.kernels import may_copy
 from benchctl.decoding.model.layers import Layer, run_layers
 from benchctl.decoding.model.probe import SPLIT, Probe
-from benchctl.decoding.model.t5 import read_t5
-from benchctl.decoding.model.tokenizer import TargetTokenizer, from_pretrained, load_tokenizer
+from benchctl.decoding.model.t5 import RelativeLayout, read_t5
+from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
 from benchctl.errors import UserError
 
 DTYPES = {

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import socket
 import sys
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from benchctl.decoding.model.families import check_family, context_tokens
-from benchctl.decoding.model.hub import hub_reachable
 from benchctl.errors import UserError
 
 Message = dict[str, str]  # "role" and "content", as chat templates take them
@@ -88,6 +89,28 @@ class TargetTokenizer:
     def decode_text(self, ids: Sequence[int]) -> str:
         """Text of ``ids`` without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+@cache
+def hub_reachable() -> bool:
+    """Whether the hub's name can be looked up, or a proxy does that. The hub's own client retries for half a minute."""
+    from transformers.utils.hub import constants  # type: ignore[attr-defined]
+
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True
+    try:
+        socket.getaddrinfo(constants.ENDPOINT.partition("//")[2].partition("/")[0].partition(":")[0], 443)
+    except OSError:
+        return False
+    return True
+
+
+def downloaded(hub_id: str) -> Path | None:
+    """The folder in which the files of a hub id were cached."""
+    from transformers.utils.hub import cached_file
+
+    config = cached_file(hub_id, "config.json")
+    return Path(config).parent if config else None
 
 
 def load_tokenizer(path: str | Path) -> TargetTokenizer:

@@ -1,79 +1,98 @@
-"""What about a machine makes measurements on it noisy, or slower than they need be, and what to do about it."""
+"""How well a machine can measure: facts, noise, rates, and advice about what makes it noisy or slow."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchctl.measuring.machine.gpu import BRAKES, POWER_CAP, GpuMoment
-from benchctl.measuring.machine.host import read_text
+import numpy as np
+import torch
+
+from benchctl.measuring.clock import Clock
+from benchctl.measuring.machine.facts import Fact, machine_facts
+from benchctl.measuring.machine.gpu import BRAKES, POWER_CAP, GpuMoment, open_gpu
+from benchctl.measuring.machine.host import Host, Setup, between, read_setup, usable_cores
+from benchctl.measuring.machine.speed import Sentinel, flop_rate, memory_bandwidth_mb_s
 from benchctl.measuring.validity import MARGIN
 
-_CPU = "sys/devices/system/cpu"
-_CGROUP = "sys/fs/cgroup"
-_MUCH_CORES = 0.2  # what a desktop at rest stays below
+_LOOKS = 200  # of about 5 ms: a second
+_SLOWEST = 95  # percentile
+_MUCH_CORES = 0.2  # an idle desktop stays below
+_GPU_DTYPE = torch.bfloat16
 
 
 @dataclass(frozen=True)
-class Setup:
-    """How the machine is set up for a run; "" and None are what it does not tell.
+class LoadSample:
+    """The load during a second of reference kernels, see host.between; None means unknown.
 
-    cores          that this process may use
-    physical_cores of these, counting those that share one once
-    quota_cores    cores' worth of time that the process's group may use
-    governors      what decides the clocks of the cores, each once
+    `sentinel_spread` is how much longer than the median the slowest twentieth of the kernels took, as a share.
     """
-
-    cores: int
-    physical_cores: int | None
-    quota_cores: float | None
-    governors: tuple[str, ...]
-    on_battery: bool
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What a second of sentinels showed: see host.between; `sentinel_spread` is how much longer than the median the
-    slowest twentieth took, as a share."""
 
     foreign_cores: float | None
     waited_share: float | None
     sentinel_spread: float
 
 
-def read_setup(cores: Sequence[int], root: Path = Path("/")) -> Setup:
-    """From Linux's files under `root`, for a process that may use these `cores`."""
-    siblings = [read_text(root / _CPU / f"cpu{core}/topology/thread_siblings_list") for core in cores]
-    governors = {read_text(root / _CPU / f"cpu{core}/cpufreq/scaling_governor") for core in cores} - {""}
-    supplies = (root / "sys/class/power_supply").glob("*")
-    mains = [read_text(supply / "online") for supply in supplies if read_text(supply / "type") == "Mains"]
-    return Setup(
-        cores=len(cores),
-        physical_cores=len(set(siblings)) if all(siblings) else None,
-        quota_cores=_quota_cores(root),
-        governors=tuple(sorted(governors)),
-        on_battery=bool(mains) and "1" not in mains,
+@dataclass(frozen=True)
+class Examination:
+    """The result for one device. Rates are those of the threads asked for, or of the GPU.
+
+    sentinel_s  median seconds of a product of the reference kernel
+    flop_dtype  number format of flops_per_s
+    """
+
+    facts: Mapping[str, Fact]
+    device: str
+    threads: int
+    sentinel_s: float
+    seen: LoadSample
+    memory_bandwidth_mb_s: float
+    flops_per_s: float
+    flop_dtype: str
+    gpu: GpuMoment | None
+    advice: tuple[str, ...]
+
+
+def examine_machine(device: str, threads: int) -> Examination:
+    """Takes about two seconds. Sets torch to that many threads."""
+    torch.set_num_threads(threads)
+    clock, card = Clock(device), open_gpu(device)
+    sentinel_s, load = _sample(Sentinel(clock, device), Host(Clock()))
+    dtype = _GPU_DTYPE if device.startswith("cuda") else torch.float32
+    rates = memory_bandwidth_mb_s(clock, device), flop_rate(clock, dtype, device)
+    gpu = card.moment() if card is not None else None
+    return Examination(
+        facts=machine_facts(device),
+        device=device,
+        threads=threads,
+        sentinel_s=sentinel_s,
+        seen=load,
+        memory_bandwidth_mb_s=rates[0],
+        flops_per_s=rates[1],
+        flop_dtype=str(dtype).removeprefix("torch."),
+        gpu=gpu,
+        advice=advise(read_setup(usable_cores(), Path("/")), load, threads, gpu),
     )
 
 
-def _quota_cores(root: Path) -> float | None:
-    """Of control groups, version 2 ("150000 100000" in one file) or 1 (in two; -1 is no limit), at the root that a
-    container sees."""
-    parts = read_text(root / _CGROUP / "cpu.max").split() or [
-        read_text(root / _CGROUP / "cpu" / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-    ]
-    if not all(part.isdigit() for part in parts) or int(parts[1]) == 0:
-        return None
-    return int(parts[0]) / int(parts[1])
+def _sample(sentinel: Sentinel, host: Host) -> tuple[float, LoadSample]:
+    """The median seconds of the reference kernel, and the load during a second of it."""
+    start = host.moment()
+    kernels_s = [sentinel() for _ in range(_LOOKS)]
+    conditions = between(start, host.moment())
+    middle_s = float(np.median(kernels_s))
+    slow_s = float(np.percentile(kernels_s, _SLOWEST))
+    load = LoadSample(conditions.get("foreign_cores"), conditions.get("waited_share"), slow_s / middle_s - 1)
+    return middle_s, load
 
 
-def advise(setup: Setup, seen: Seen, threads: int, gpu: GpuMoment | None = None) -> tuple[str, ...]:
-    """What is wrong, each with what to do, for a run of that many threads; empty where nothing is."""
+def advise(setup: Setup, load: LoadSample, threads: int, gpu: GpuMoment | None = None) -> tuple[str, ...]:
+    """Each problem with what to do, for a run of that many threads; empty if there is none."""
     return (
         *_about_threads(setup, threads),
-        *_about_load(setup, seen, threads),
-        *_about_clocks(setup, seen),
+        *_about_load(setup, load, threads),
+        *_about_clocks(setup, load),
         *(_about_gpu(gpu) if gpu is not None else ()),
     )
 
@@ -93,8 +112,8 @@ def _about_threads(setup: Setup, threads: int) -> Iterator[str]:
         )
 
 
-def _about_load(setup: Setup, seen: Seen, threads: int) -> Iterator[str]:
-    waited, foreign = seen.waited_share, seen.foreign_cores
+def _about_load(setup: Setup, load: LoadSample, threads: int) -> Iterator[str]:
+    waited, foreign = load.waited_share, load.foreign_cores
     if waited is not None and waited > MARGIN:
         yield f"it waited for a core {waited:.0%} of the time: stop other work, or wait until it is done."
     elif foreign is not None and foreign > _MUCH_CORES:
@@ -108,7 +127,7 @@ def _about_load(setup: Setup, seen: Seen, threads: int) -> Iterator[str]:
         )
 
 
-def _about_clocks(setup: Setup, seen: Seen) -> Iterator[str]:
+def _about_clocks(setup: Setup, load: LoadSample) -> Iterator[str]:
     slow = [governor for governor in setup.governors if governor != "performance"]
     if slow:
         yield (
@@ -117,10 +136,10 @@ def _about_clocks(setup: Setup, seen: Seen) -> Iterator[str]:
         )
     if setup.on_battery:
         yield "it runs on battery, which lowers clocks: plug it in."
-    if seen.sentinel_spread > MARGIN:
+    if load.sentinel_spread > MARGIN:
         yield (
-            f"every twentieth piece of equal work takes {seen.sentinel_spread:.0%} longer than usual or more: use more "
-            "--repeats and several --sessions, and believe the intervals."
+            f"every twentieth piece of equal work takes {load.sentinel_spread:.0%} longer than usual or more: use more "
+            "--repeats and several --sessions."
         )
 
 

@@ -1,4 +1,4 @@
-"""What a run was measured on: hardware, operating system, load, versions, commit of the code. No name, no address."""
+"""What a run was measured on: hardware, operating system, load, versions, commit of the code. No names or addresses."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from pathlib import Path
 import benchctl
 from benchctl.decoding.model.layers import Experts
 from benchctl.decoding.model.target import Target
-from benchctl.measuring.machine.advice import read_setup
-from benchctl.measuring.machine.host import usable_cores
+from benchctl.measuring.machine.host import read_setup, usable_cores
 
 Fact = str | int | float | list[float]
 _LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
@@ -42,15 +41,15 @@ def machine_facts(device: str) -> dict[str, Fact]:
 
 def versions() -> dict[str, str]:
     """Versions of benchctl, Python and the libraries that decide how fast a model runs."""
-    found = {name: _version(name) for name in _LIBRARIES}
-    return {"benchctl": benchctl.__version__, "python": platform.python_version(), **found}
+    libraries = {name: _version(name) for name in _LIBRARIES}
+    return {"benchctl": benchctl.__version__, "python": platform.python_version(), **libraries}
 
 
 def commit(folder: Path | None = None) -> str:
-    """The git commit of the code that runs, with "+dirty" when tracked files have changed since; "" outside a clone.
+    """The git commit of the running code, with "+dirty" if tracked files have changed since; "" outside a clone.
 
-    Only a `.git` directly in `folder` (default: where the benchctl package lies) counts: an installed benchctl inside
-    somebody else's repository must not take that repository's commit for its own.
+    Only a `.git` directly in `folder` (default: the parent of the benchctl package) counts: a benchctl installed inside
+    another repository must not report that repository's commit.
     """
     root = folder or Path(benchctl.__file__).parent.parent
     if not (root / ".git").exists():
@@ -73,8 +72,7 @@ def peak_memory_bytes(device: str) -> int:
 
 
 def reserved_memory_bytes(device: str) -> int | None:
-    """The most memory that torch has held of a GPU since `reset_peak_memory`, used or kept for later; None on a CPU,
-    where nothing is kept apart."""
+    """The most GPU memory that torch has reserved since `reset_peak_memory`, used or cached; None on a CPU."""
     if not device.startswith("cuda"):
         return None
     import torch
@@ -83,7 +81,7 @@ def reserved_memory_bytes(device: str) -> int | None:
 
 
 def reset_peak_memory(device: str) -> None:
-    """Start a new peak on a GPU; a process cannot do that for itself."""
+    """Start a new peak on a GPU; the peak of a process cannot be reset."""
     if device.startswith("cuda"):
         import torch
 
@@ -91,12 +89,12 @@ def reset_peak_memory(device: str) -> None:
 
 
 def _cpu() -> str:
-    """The processor's name as its maker writes it, or the architecture where none is told."""
+    """The processor's name, or the architecture if the name is unknown."""
     if sys.platform == "darwin":
         return _output("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
-    facts = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*:\s*(.+)$", facts.read_text(), re.MULTILINE) if facts.exists() else None
-    return found[1].strip() if found else platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    name = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
+    return name[1].strip() if name else platform.processor() or platform.machine()
 
 
 def _gpu() -> tuple[str, str]:
@@ -117,7 +115,7 @@ def _version(name: str) -> str:
 
 
 def _output(*command: str) -> str:
-    """What a program prints, or "" where it is missing, fails or hangs: these facts are welcome, never needed."""
+    """What a program prints, or "" if it is missing, fails or hangs: these facts are optional."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):

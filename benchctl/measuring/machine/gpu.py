@@ -1,7 +1,7 @@
-"""What an NVIDIA GPU tells of itself: clocks, power, temperature, throttling, energy, who else is on it.
+"""The state of an NVIDIA GPU: clocks, power, temperature, throttling, energy, other processes.
 
-The only door to NVML (nvidia-ml-py, imported as pynvml), which is optional: without it, and for whatever this GPU or
-driver does not tell, facts are missing rather than guessed.
+The only door to NVML (nvidia-ml-py, imported as pynvml), which is optional. Without it, and for what this GPU or driver
+does not report, facts are missing, never guessed.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-# Why a GPU lowers its clocks (nvml.h, nvmlClocksEventReasons). The others say that it is idle, that somebody set its
-# clocks, or that it is at its power limit: a usual state of a busy card, and as much a method's doing as anybody's.
+# Why a GPU lowers its clocks (nvml.h, nvmlClocksEventReasons). The other reasons are harmless: it is idle, its clocks
+# are set by a user, or it is at its power limit, which is usual for a busy card.
 BRAKES = {
     0x08: "hardware slowdown",
     0x20: "too hot (software)",
@@ -25,12 +25,12 @@ _MILLI = 1e-3
 
 @dataclass(frozen=True)
 class GpuMoment:
-    """What the GPU shows at one moment; None is what it does not tell.
+    """The GPU at one moment; None means unknown.
 
     energy_j           since the driver was loaded
     reasons            bits of nvmlClocksEventReasons
     slowdown_c         the temperature at which it slows down
-    foreign_processes  processes of others that compute on it
+    foreign_processes  other processes that compute on it
     """
 
     sm_clock_mhz: float | None
@@ -51,7 +51,7 @@ class Gpu:
         self._library, self._handle = library, handle
 
     def moment(self) -> GpuMoment:
-        """What it shows now."""
+        """Its state now."""
         nvml = self._library
         return GpuMoment(
             sm_clock_mhz=self._ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
@@ -66,8 +66,8 @@ class Gpu:
         )
 
     def _foreign_processes(self) -> int | None:
-        """Whoever asks computes on the GPU too, so where its own number is not among those listed (in a container they
-        may be the host's), one of them is still its own."""
+        """This process computes on the GPU too. If its own id is not listed (in a container the ids may be the host's),
+        one of the listed ids is still its own."""
         listed = self._ask("nvmlDeviceGetComputeRunningProcesses")
         if listed is None:
             return None
@@ -75,7 +75,7 @@ class Gpu:
         return max(len(numbers) - 1, 0) if os.getpid() not in numbers else len(numbers - {os.getpid()})
 
     def _ask(self, question: str, *details: Any) -> Any:
-        """The library's answer; None where this GPU, its driver or this version of the library has none."""
+        """The library's answer; None if this GPU, driver or library version has none."""
         ask: Callable[..., Any] | None = getattr(self._library, question, None)
         if ask is None:
             return None
@@ -86,10 +86,10 @@ class Gpu:
 
 
 def open_gpu(device: str) -> Gpu | None:
-    """The GPU that torch calls `device` ("cuda", "cuda:1"); None for a CPU, and where NVML does not know it.
+    """The GPU that torch calls `device` ("cuda", "cuda:1"); None for a CPU, or if NVML does not know it.
 
-    It is found by its UUID: NVML counts all GPUs of the machine, torch those of CUDA_VISIBLE_DEVICES in an order of its
-    own, and the facts of a neighbour would be worse than none.
+    It is identified by its UUID: NVML counts all GPUs of the machine, torch only those of CUDA_VISIBLE_DEVICES in its
+    own order, so an index could name another GPU.
     """
     if not device.startswith("cuda"):
         return None
@@ -105,12 +105,12 @@ def open_gpu(device: str) -> Gpu | None:
 
 
 def conditions(start: GpuMoment, end: GpuMoment) -> dict[str, float]:
-    """What a GPU showed around a generation, by name and unit; what it does not tell is missing.
+    """The conditions of a generation, by name and unit; unknown ones are missing.
 
-    Clocks, power and temperature are those at its end, when it has just worked; `throttle_reasons` are the bits of
-    either moment; `energy_j` was spent in between.
+    Clocks, power and temperature are those at the end, just after the work. `throttle_reasons` are the bits of either
+    moment. `energy_j` was used in between.
     """
-    found: dict[str, float | None] = {
+    values: dict[str, float | None] = {
         "sm_clock_mhz": end.sm_clock_mhz,
         "memory_clock_mhz": end.memory_clock_mhz,
         "power_w": end.power_w,
@@ -118,12 +118,12 @@ def conditions(start: GpuMoment, end: GpuMoment) -> dict[str, float]:
         "slowdown_c": end.slowdown_c,
     }
     if start.reasons is not None and end.reasons is not None:
-        found["throttle_reasons"] = start.reasons | end.reasons
+        values["throttle_reasons"] = start.reasons | end.reasons
     if start.foreign_processes is not None and end.foreign_processes is not None:
-        found["foreign_processes"] = max(start.foreign_processes, end.foreign_processes)
+        values["foreign_processes"] = max(start.foreign_processes, end.foreign_processes)
     if start.energy_j is not None and end.energy_j is not None:
-        found["energy_j"] = end.energy_j - start.energy_j
-    return {name: float(value) for name, value in found.items() if value is not None}
+        values["energy_j"] = end.energy_j - start.energy_j
+    return {name: float(value) for name, value in values.items() if value is not None}
 
 
 def _uuid(device: str) -> str:

@@ -1,7 +1,7 @@
-"""What the operating system tells about a CPU while something is measured on it: others' load, waiting, energy.
+"""The CPU as Linux reports it: its setup, and other processes' load, waiting time and energy during a measurement.
 
-All of it is read from Linux's files under `root` (tests lay their own there); elsewhere, or where a file is not
-readable, a fact is missing rather than guessed.
+Everything is read from the files under `root`, where tests put their own. On other systems, or where a file is not
+readable, a fact is missing, never guessed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+_CPU = "sys/devices/system/cpu"
+_CGROUP = "sys/fs/cgroup"
 _NS = 1e-9
 _UJ = 1e-6
 # user, nice, system, irq, softirq, steal; not idle, nor waiting for a disk, nor guests, which are in user already.
@@ -20,13 +22,13 @@ _BUSY = (0, 1, 2, 5, 6, 7)
 
 @dataclass(frozen=True)
 class CpuMoment:
-    """Counters at one moment. Any of them is None where the system does not tell.
+    """Counters at one moment; None means unknown.
 
     at_s      the clock
-    busy_s    CPU time spent by anybody on the cores this process may use, what a hypervisor took away included
+    busy_s    CPU time of all processes on the cores this process may use, time taken by a hypervisor included
     own_s     CPU time of this process
     waited_s  by thread of this process: how long it was ready to run and had no core
-    energy_j  by package of the machine; each counts up to its `energy_range_j` and then starts again
+    energy_j  by package of the machine; each counter wraps around at its `energy_range_j`
     """
 
     at_s: float
@@ -66,44 +68,46 @@ class Host:
         """From /proc/stat: `cpu3 user nice system idle iowait irq softirq steal guest guest_nice`, in ticks."""
         names = {f"cpu{core}" for core in self._cores}
         lines = [line.split() for line in read_text(self._root / "proc/stat").splitlines()]
-        found = [line[1:] for line in lines if line and line[0] in names]
-        if len(found) < len(names):
+        counters = [line[1:] for line in lines if line and line[0] in names]
+        if len(counters) < len(names):
             return None
-        return sum(int(line[place]) for line in found for place in _BUSY if place < len(line)) / self._ticks
+        return sum(int(line[column]) for line in counters for column in _BUSY if column < len(line)) / self._ticks
 
     def _waited_s(self) -> Mapping[int, float] | None:
         """From schedstat of each thread: nanoseconds on a core, nanoseconds waiting for one, times put on one."""
         waited_s = {}
         for folder in (self._root / "proc/self/task").glob("*"):
-            parts = read_text(folder / "schedstat").split()
-            if len(parts) > 1:
-                waited_s[int(folder.name)] = int(parts[1]) * _NS
+            counters = read_text(folder / "schedstat").split()
+            if len(counters) > 1:
+                waited_s[int(folder.name)] = int(counters[1]) * _NS
         return waited_s or None
 
 
 def between(start: CpuMoment, end: CpuMoment) -> dict[str, float]:
-    """Conditions, by name and unit, of what lies between two moments; those that the system does not tell are missing.
+    """Conditions between two moments, by name and unit; unknown ones are missing.
 
-    foreign_cores  cores' worth of work of others on the cores that this process may use
-    waited_share   share of the time for which the thread that waited most was ready and had no core
-    energy_j       of all packages of the machine, others' work included
+    foreign_cores  CPU time per second of other processes on the cores that this process may use
+    waited_share   share of the time in which the thread that waited most was ready and had no core
+    energy_j       of all packages of the machine, other processes included
 
     Example: in 2 s four cores were busy for 5 s, of which 2 s were ours: `foreign_cores` is 1.5.
     """
     wall_s = end.at_s - start.at_s
     if wall_s <= 0:
         return {}
-    found = {}
+    conditions = {}
     if start.busy_s is not None and end.busy_s is not None:
         foreign_s = end.busy_s - start.busy_s - (end.own_s - start.own_s)
-        found["foreign_cores"] = max(foreign_s, 0.0) / wall_s  # ticks are coarse: in a short time ours may seem more
+        conditions["foreign_cores"] = (
+            max(foreign_s, 0.0) / wall_s
+        )  # ticks are coarse: over a short time own_s may exceed busy_s
     if start.waited_s is not None and end.waited_s is not None:
-        # A thread that began in between had waited for nothing before.
+        # A thread that began in between starts at 0.
         most_s = max(now_s - start.waited_s.get(thread, 0.0) for thread, now_s in end.waited_s.items())
-        found["waited_share"] = min(most_s / wall_s, 1.0)
+        conditions["waited_share"] = min(most_s / wall_s, 1.0)
     if end.energy_j and start.energy_j.keys() == end.energy_j.keys():
-        found["energy_j"] = sum(_spent_j(start, end, package) for package in end.energy_j)
-    return found
+        conditions["energy_j"] = sum(_spent_j(start, end, package) for package in end.energy_j)
+    return conditions
 
 
 def usable_cores() -> tuple[int, ...]:
@@ -114,11 +118,54 @@ def usable_cores() -> tuple[int, ...]:
 
 
 def read_text(path: Path) -> str:
-    """What a file of the system holds, without the space around it; "" where there is none or it may not be read."""
+    """The stripped text of a system file; "" if it is missing or not readable."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How the machine is set up for a run; None means unknown.
+
+    cores           that this process may use
+    physical_cores  of these; logical cores that share a physical one count once
+    quota_cores     CPU time per second that the process's control group may use
+    governors       that set the clocks of the cores, each once
+    """
+
+    cores: int
+    physical_cores: int | None
+    quota_cores: float | None
+    governors: tuple[str, ...]
+    on_battery: bool
+
+
+def read_setup(cores: Sequence[int], root: Path = Path("/")) -> Setup:
+    """From Linux's files under `root`, for a process that may use these `cores`."""
+    siblings = [read_text(root / _CPU / f"cpu{core}/topology/thread_siblings_list") for core in cores]
+    governors = {read_text(root / _CPU / f"cpu{core}/cpufreq/scaling_governor") for core in cores} - {""}
+    supplies = (root / "sys/class/power_supply").glob("*")
+    mains = [read_text(supply / "online") for supply in supplies if read_text(supply / "type") == "Mains"]
+    return Setup(
+        cores=len(cores),
+        physical_cores=len(set(siblings)) if all(siblings) else None,
+        quota_cores=_quota_cores(root),
+        governors=tuple(sorted(governors)),
+        on_battery=bool(mains) and "1" not in mains,
+    )
+
+
+def _quota_cores(root: Path) -> float | None:
+    """Of control groups, version 2 ("150000 100000" in one file) or 1 (in two files; -1 is no limit), at the root that
+    a container sees."""
+    quota_and_period = read_text(root / _CGROUP / "cpu.max").split() or [
+        read_text(root / _CGROUP / "cpu" / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    ]
+    if not all(text.isdigit() for text in quota_and_period) or int(quota_and_period[1]) == 0:
+        return None
+    return int(quota_and_period[0]) / int(quota_and_period[1])
 
 
 def _spent_j(start: CpuMoment, end: CpuMoment, package: str) -> float:
@@ -127,7 +174,7 @@ def _spent_j(start: CpuMoment, end: CpuMoment, package: str) -> float:
 
 
 def _packages(root: Path) -> tuple[Path, ...]:
-    """Counters of whole packages (intel-rapl:0, AMD's too); intel-rapl:0:1 is a part of one, and would count twice."""
+    """Counters of whole packages (intel-rapl:0, AMD's too). intel-rapl:0:1 is inside one and would count twice."""
     folders = sorted((root / "sys/class/powercap").glob("intel-rapl:*"))
     return tuple(
         folder

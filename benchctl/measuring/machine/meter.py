@@ -1,4 +1,4 @@
-"""What the machine showed while something was decoded: memory, energy, and the conditions that its times depend on."""
+"""Reads memory, energy and the machine's conditions around a generation."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Protocol
 from benchctl.measuring.clock import Clock
 from benchctl.measuring.machine import gpu, host
 from benchctl.measuring.machine.facts import peak_memory_bytes, reserved_memory_bytes, reset_peak_memory
-from benchctl.measuring.machine.sentinel import Sentinel
+from benchctl.measuring.machine.speed import Sentinel
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Memory and energy are None where the machine does not tell; conditions it does not tell are missing."""
+    """One generation's memory, energy and conditions; None or missing means unknown."""
 
     peak_memory_bytes: int | None = None
     reserved_memory_bytes: int | None = None
@@ -28,40 +28,40 @@ class Instrument(Protocol):
     def start(self) -> None: ...
 
     def stop(self) -> Mapping[str, float]:
-        """What it showed since `start`, by name and unit; energy is `energy_j`."""
+        """Its readings since `start`, by name and unit; energy is `energy_j`."""
         ...
 
 
 class Meter:
-    """Reads memory and `instruments` around a generation: start, decode, stop. Reading is no part of its times."""
+    """Reads memory and `instruments` around a generation: start, decode, stop. Its times exclude the reading."""
 
     def __init__(self, device: str = "cpu", instruments: Sequence[Instrument] = ()) -> None:
         self._device, self._instruments = device, tuple(instruments)
 
     def start(self) -> None:
-        """The last instrument is read last here and first at the end: the nearest to what is decoded."""
+        """Instruments are read in order here and in reverse at the end: the last one is closest to the decoding."""
         for instrument in self._instruments:
             instrument.start()
         reset_peak_memory(self._device)
 
     def stop(self) -> Reading:
-        """What there was since `start`."""
+        """The readings since `start`."""
         peak_bytes, reserved_bytes = peak_memory_bytes(self._device), reserved_memory_bytes(self._device)
-        found: dict[str, float] = {}
+        conditions: dict[str, float] = {}
         for instrument in reversed(self._instruments):
-            found.update(instrument.stop())
-        return Reading(peak_bytes, reserved_bytes, found.pop("energy_j", None), found)
+            conditions.update(instrument.stop())
+        return Reading(peak_bytes, reserved_bytes, conditions.pop("energy_j", None), conditions)
 
 
 class SentinelWatch:
-    """`sentinel_s`, the slower of two looks: that after the generation, and that after the one before it."""
+    """`sentinel_s`, the slower of two kernel times: after this generation and after the one before it."""
 
     def __init__(self, sentinel: Callable[[], float]) -> None:
         self._sentinel = sentinel
         self._before_s = sentinel()
 
     def start(self) -> None:
-        """Nothing to do: the look before was the last one."""
+        """Nothing to do: the time before is the last one."""
 
     def stop(self) -> Mapping[str, float]:
         before_s, self._before_s = self._before_s, self._sentinel()
@@ -69,8 +69,7 @@ class SentinelWatch:
 
 
 class HostWatch:
-    """The CPU's conditions (see host.between). Energy is left to the GPU where one decodes: the CPU's is not the
-    answer's."""
+    """The CPU's conditions (see host.between). Its energy is left out where a GPU decodes."""
 
     def __init__(self, read: host.Host, with_energy: bool) -> None:
         self._read, self._with_energy = read, with_energy
@@ -79,10 +78,10 @@ class HostWatch:
         self._start = self._read.moment()
 
     def stop(self) -> Mapping[str, float]:
-        found = host.between(self._start, self._read.moment())
+        conditions = host.between(self._start, self._read.moment())
         if not self._with_energy:
-            found.pop("energy_j", None)
-        return found
+            conditions.pop("energy_j", None)
+        return conditions
 
 
 class GpuWatch:
@@ -99,12 +98,12 @@ class GpuWatch:
 
 
 def make_meter(device: str, *, watch: bool) -> Meter:
-    """The meter of a run: with `watch` it reads all that this machine has, without it only memory."""
+    """The meter of a run: with `watch` it has all instruments of this machine, without it none."""
     if not watch:
         return Meter(device)
     instruments: list[Instrument] = [SentinelWatch(Sentinel(Clock(device), device))]
-    found = gpu.open_gpu(device)
-    if found is not None:
-        instruments.append(GpuWatch(found))
+    card = gpu.open_gpu(device)
+    if card is not None:
+        instruments.append(GpuWatch(card))
     instruments.append(HostWatch(host.Host(Clock()), with_energy=not device.startswith("cuda")))
     return Meter(device, instruments)

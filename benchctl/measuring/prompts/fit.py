@@ -1,4 +1,4 @@
-"""Prompts against the target's context: refused, left out or cut, as asked, and never silently."""
+"""Prompts and the target's context: chats of several turns, prompts that are too long, and filler text."""
 
 from __future__ import annotations
 
@@ -6,13 +6,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
-from benchctl.decoding.model.tokenizer import TargetTokenizer
+from benchctl.decoding.model.tokenizer import Message, TargetTokenizer, talk
 from benchctl.errors import UserError
-from benchctl.measuring.prompts.conversation import messages
-from benchctl.measuring.prompts.prompt import Prompt, Suite
+from benchctl.measuring.prompts.files import Prompt
+from benchctl.measuring.prompts.suites import Suite
 from benchctl.measuring.settings import LongPrompts
 
 _LISTED = 20
+
+
+def messages(prompt: Prompt, answers: Sequence[str]) -> list[Message]:
+    """The chat up to the turn that follows `answers`, one answer per turn before it.
+
+    >>> messages(Prompt("1", "s", ("Hi", "Why?")), ["Hello."])
+    [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello.'}, {'role': 'user', 'content': 'Why?'}]
+    """
+    return talk(prompt.turns[: len(answers) + 1], answers)
 
 
 @dataclass(frozen=True)
@@ -41,10 +50,10 @@ def cut_prompt(prompt_ids: list[int], context_tokens: int, max_new_tokens: int) 
 def find_long_prompts(
     suite: Suite, tokenizer: TargetTokenizer, room_tokens: int | None = None
 ) -> tuple[LongPrompt, ...]:
-    """The prompts of which some turn cannot fit. Answers to earlier turns are not known yet and counted as empty."""
+    """The prompts with a turn that cannot fit. Answers to earlier turns are not known yet and count as empty."""
     room = tokenizer.context_tokens if room_tokens is None else room_tokens
-    found = (LongPrompt(prompt, _longest_turn_tokens(prompt, tokenizer)) for prompt in suite.prompts)
-    return tuple(long for long in found if not fits(long.tokens, room))
+    all_lengths = (LongPrompt(prompt, _longest_turn_tokens(prompt, tokenizer)) for prompt in suite.prompts)
+    return tuple(long for long in all_lengths if not fits(long.tokens, room))
 
 
 def fit_suite(
@@ -54,11 +63,10 @@ def fit_suite(
     notify: Callable[[str], None] = lambda notice: None,
     room_tokens: int | None = None,
 ) -> Suite:
-    """The suite as it will be measured; its origin, which the run records, says what was left out or cut.
+    """The suite as it will be measured. Its origin, which the run records, says how many prompts were left out or cut.
 
-    `room_tokens` of the context, by default all, are there for prompt and answer.
-
-    Raises UserError when a prompt is too long and the policy is "error", or when nothing would be left.
+    `room_tokens` of the context (default: all) are for prompt and answer. Raises UserError if a prompt is too long and
+    the policy is "error", or if no prompt would be left.
     """
     room = tokenizer.context_tokens if room_tokens is None else room_tokens
     long_prompts = find_long_prompts(suite, tokenizer, room)

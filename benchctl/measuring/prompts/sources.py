@@ -1,18 +1,129 @@
-"""Where the bytes of a suite come from: --data-dir, the local cache, the public address, or the embedded sample."""
+"""Where the bytes of a suite come from: the folder of BENCHCTL_DATA, the cache, the public address, or the package."""
+
+from __future__ import annotations
 
 import hashlib
 import os
+import queue
 import tempfile
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from http.client import HTTPException, HTTPMessage
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
+from urllib.error import HTTPError, URLError
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from benchctl.errors import UserError
-from benchctl.measuring.prompts.download import Downloader, UnreachableError
-from benchctl.measuring.prompts.suites import SuiteSpec
+from benchctl.measuring.prompts.files import Reader
+
+FIRST_ANSWER_S = 5.0
+CONTENT_S = 30.0
+SIZE_LIMIT_BYTES = 4 * 1024 * 1024
+
+Opener = Callable[[str, float], IO[bytes]]
+_Answer = bytes | OSError | HTTPException | ValueError
+
+
+class UnreachableError(Exception):
+    """The address could not be read; the message says why."""
+
+
+class HttpsOnly(HTTPRedirectHandler):
+    """Follows a redirection to https and refuses any other."""
+
+    def redirect_request(
+        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> Request | None:
+        if not newurl.lower().startswith("https://"):
+            raise URLError(f"it redirects to {newurl}, which is not https")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def open_https(address: str, timeout_s: float) -> IO[bytes]:
+    """The open answer of an https address. Raises OSError or HTTPException, and ValueError for any other scheme."""
+    if not address.startswith("https://"):
+        raise ValueError(f"{address} is not an https address")
+    answer: IO[bytes] = build_opener(HttpsOnly).open(address, timeout=timeout_s)
+    return answer
+
+
+class Downloader:
+    """Fetches small files. After the first failure of the network, `offline` says why and every fetch fails at once."""
+
+    def __init__(
+        self, opener: Opener = open_https, first_answer_s: float = FIRST_ANSWER_S, content_s: float = CONTENT_S
+    ) -> None:
+        self._opener = opener
+        self._first_answer_s = first_answer_s
+        self._content_s = content_s
+        self.offline = ""
+
+    def fetch(self, address: str) -> bytes:
+        """The content, cut at SIZE_LIMIT_BYTES (then the checksum differs). Raises UnreachableError."""
+        if self.offline:
+            raise UnreachableError(self.offline)
+        answers: queue.Queue[_Answer] = queue.Queue()
+        # A thread, because a socket's timeout limits neither the name look-up nor the sum of all attempts;
+        # a daemon, so that a stuck thread does not delay the end of the program.
+        worker = threading.Thread(target=self._answer, args=(address, answers), daemon=True)
+        worker.start()
+        self._next(answers, self._first_answer_s)
+        return self._next(answers, self._content_s)
+
+    def _answer(self, address: str, answers: queue.Queue[_Answer]) -> None:
+        try:
+            with self._opener(address, self._first_answer_s) as answer:
+                answers.put(b"")
+                answers.put(answer.read(SIZE_LIMIT_BYTES))
+        except (OSError, HTTPException, ValueError) as error:
+            answers.put(error)
+
+    def _next(self, answers: queue.Queue[_Answer], wait_s: float) -> bytes:
+        try:
+            answer = answers.get(timeout=wait_s)
+        except queue.Empty:
+            self.offline = f"no answer within {wait_s:g} s"
+            raise UnreachableError(self.offline) from None
+        if isinstance(answer, HTTPError):
+            answer.close()
+            raise UnreachableError(f"HTTP {answer.code} {answer.reason}")
+        if isinstance(answer, Exception):
+            self.offline = _reason(answer)
+            raise UnreachableError(self.offline)
+        return answer
+
+
+def _reason(error: Exception) -> str:
+    cause = error.reason if isinstance(error, URLError) else error
+    return (cause.strerror if isinstance(cause, OSError) else None) or str(cause) or type(error).__name__
+
+
+@dataclass(frozen=True)
+class SuiteSpec:
+    """A known suite. `sha256` is that of the file at `address`; `file` is its path below the folder of BENCHCTL_DATA.
+
+    A suite without an address is benchctl's own: the embedded file is the whole suite, not a sample of a published one.
+    """
+
+    name: str
+    prompts: int
+    turns: int
+    licence: str
+    embedded_prompts: int
+    read: Reader
+    address: str = ""
+    sha256: str = ""
+    file: str = ""
+    terms: str = ""
+
+    @property
+    def own(self) -> bool:
+        return not self.address
+
 
 Notify = Callable[[str], None]
 
@@ -22,19 +133,19 @@ def sha256(content: bytes) -> str:
 
 
 def cache_folder() -> Path:
-    """$BENCHCTL_CACHE/prompts, else benchctl/prompts in the user's cache folder, made only when something is kept."""
+    """$BENCHCTL_CACHE/prompts, else benchctl/prompts in the user's cache folder."""
     if chosen := os.environ.get("BENCHCTL_CACHE"):
         return Path(chosen).expanduser() / "prompts"
     if chosen := os.environ.get("XDG_CACHE_HOME"):
         return Path(chosen) / "benchctl" / "prompts"
     try:
         return Path.home() / ".cache" / "benchctl" / "prompts"
-    except RuntimeError:  # a container's user without a home; the checksum guards what others may put there
+    except RuntimeError:  # a user without a home; the checksum guards against foreign files
         return Path(tempfile.gettempdir()) / "benchctl" / "prompts"
 
 
 def read_kept(name: str, pinned_sha256: str, notify: Notify) -> bytes | None:
-    """The kept content, or None when there is none or it is not what it should be."""
+    """The cached content, or None if there is none or its checksum differs."""
     path = cache_folder() / name
     try:
         content = path.read_bytes()
@@ -47,7 +158,7 @@ def read_kept(name: str, pinned_sha256: str, notify: Notify) -> bytes | None:
 
 
 def keep(name: str, content: bytes, notify: Notify) -> None:
-    """Writes the copy whole or not at all; a cache that cannot be written costs a notice, not the run."""
+    """Writes the copy whole or not at all. A cache that cannot be written gives a notice, not an error."""
     folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -72,7 +183,7 @@ Source = Literal["published", "embedded", "file"]
 
 
 @dataclass(frozen=True)
-class Found:
+class SuiteBytes:
     """The bytes of a suite: `file` names them in errors, `origin` in the record of a run."""
 
     content: bytes
@@ -81,67 +192,65 @@ class Found:
     file: str
 
 
-def find_suite(spec: SuiteSpec, *, data_dir: Path | None, source: str, downloader: Downloader, notify: Notify) -> Found:
+def find_suite(spec: SuiteSpec, *, source: str, downloader: Downloader, notify: Notify) -> SuiteBytes:
     """The bytes of a known suite from the first place that has them; `source` is auto, published or embedded.
 
-    A --data-dir that is given must have the file. benchctl's own suite has no other place than the package, and comes
-    from there whatever is asked for. Raises UserError with what to do.
+    A folder of BENCHCTL_DATA must have the file. benchctl's own suite always comes from the package. Raises UserError.
     """
-    if source == "embedded" and data_dir:
-        raise UserError("--source embedded reads no --data-dir; leave one of the two out")
+    folder = os.environ.get("BENCHCTL_DATA")
     if spec.own:
         return _embedded(spec)
     if source == "embedded":
         notify(f"{spec.name}: embedded sample of {spec.embedded_prompts} prompts, not the published {spec.prompts}")
         return _embedded(spec)
-    if data_dir:
-        found = _in_folder(spec, data_dir, source, notify)
+    if folder:
+        suite = _in_folder(spec, Path(folder).expanduser(), source, notify)
     elif content := read_kept(Path(spec.file).name, spec.sha256, notify):
-        found = Found(content, "published", spec.address, spec.address)
+        suite = SuiteBytes(content, "published", spec.address, spec.address)
     else:
-        found = _at_address(spec, source, downloader, notify)
-    if spec.terms and found.source != "embedded":
+        suite = _at_address(spec, source, downloader, notify)
+    if spec.terms and suite.source != "embedded":
         notify(f"{spec.name}: {spec.terms}")
-    return found
+    return suite
 
 
 def read_file(path: Path) -> bytes:
-    """The bytes of a user's file. Raises UserError when there are none to be had."""
+    """The bytes of a user's file. Raises UserError if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}; check the path and its permissions") from None
 
 
-def _embedded(spec: SuiteSpec) -> Found:
-    place = f"assets/prompts/{spec.name}.jsonl"
-    content = files("benchctl").joinpath(place).read_bytes()
-    return Found(content, "embedded", f"benchctl/{place}", f"benchctl/{place}")
+def _embedded(spec: SuiteSpec) -> SuiteBytes:
+    path = f"assets/prompts/{spec.name}.jsonl"
+    content = files("benchctl").joinpath(path).read_bytes()
+    return SuiteBytes(content, "embedded", f"benchctl/{path}", f"benchctl/{path}")
 
 
-def _in_folder(spec: SuiteSpec, folder: Path, source: str, notify: Notify) -> Found:
-    path = _place_in(spec, folder)
+def _in_folder(spec: SuiteSpec, folder: Path, source: str, notify: Notify) -> SuiteBytes:
+    path = _path_in(spec, folder)
     content = read_file(path)
     if sha256(content) == spec.sha256:
-        return Found(content, "published", spec.address, str(path))
+        return SuiteBytes(content, "published", spec.address, str(path))
     difference = f"{path} is not the published {spec.name} file (sha256 {sha256(content)}, expected {spec.sha256})"
     if source == "published":
-        raise UserError(f"{difference}; fetch it anew from {spec.address}, or use --source auto to run it as it is")
+        raise UserError(f"{difference}; fetch it again from {spec.address}, or use --source auto to run it as it is")
     notify(f"{difference}; the run says source: file")
-    return Found(content, "file", str(path), str(path))
+    return SuiteBytes(content, "file", str(path), str(path))
 
 
-def _place_in(spec: SuiteSpec, folder: Path) -> Path:
+def _path_in(spec: SuiteSpec, folder: Path) -> Path:
     if not os.path.isdir(folder):
-        raise UserError(f"--data-dir {folder} is not a folder; give the folder that holds {spec.file}")
+        raise UserError(f"BENCHCTL_DATA={folder} is not a folder; set it to the folder with {spec.file}")
     for path in (folder / spec.file, folder / Path(spec.file).name):
         if os.path.isfile(path):
             return path
     name = Path(spec.file).name
-    raise UserError(f"--data-dir {folder} has neither {spec.file} nor {name}; put there {spec.address}")
+    raise UserError(f"BENCHCTL_DATA={folder} has neither {spec.file} nor {name}; put {spec.address} there")
 
 
-def _at_address(spec: SuiteSpec, source: str, downloader: Downloader, notify: Notify) -> Found:
+def _at_address(spec: SuiteSpec, source: str, downloader: Downloader, notify: Notify) -> SuiteBytes:
     if not downloader.offline:
         notify(f"{spec.name}: fetching the published prompts from {spec.address}")
     try:
@@ -152,20 +261,20 @@ def _at_address(spec: SuiteSpec, source: str, downloader: Downloader, notify: No
         raise UserError(
             f"{spec.address} gave a file that is not the published {spec.name} "
             f"(sha256 {sha256(content)}, expected {spec.sha256}): the transfer broke off, a proxy replaced it, or the "
-            "set was changed; try again, or use --data-dir FOLDER or --source embedded"
+            "set was changed; try again, or set BENCHCTL_DATA or use --source embedded"
         )
     keep(Path(spec.file).name, content, notify)
-    return Found(content, "published", spec.address, spec.address)
+    return SuiteBytes(content, "published", spec.address, spec.address)
 
 
-def _instead(spec: SuiteSpec, source: str, reason: str, notify: Notify) -> Found:
+def _instead(spec: SuiteSpec, source: str, reason: str, notify: Notify) -> SuiteBytes:
     if source == "published":
         raise UserError(
-            f"the published {spec.name} prompts cannot be had: no copy in {cache_folder()}, and {spec.address} "
-            f"is out of reach ({reason}); give --data-dir FOLDER, or allow the sample with --source embedded"
+            f"the published {spec.name} prompts are not available: no copy in {cache_folder()}, and {spec.address} "
+            f"is out of reach ({reason}); set BENCHCTL_DATA, or allow the sample with --source embedded"
         )
     notify(
         f"{spec.name}: out of reach ({reason}); using the embedded sample of {spec.embedded_prompts} prompts instead "
-        f"of the published {spec.prompts}; give --data-dir FOLDER for the published file"
+        f"of the published {spec.prompts}; set BENCHCTL_DATA for the published file"
     )
     return _embedded(spec)

@@ -11,37 +11,21 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from benchctl.decoding.model.tokenizer import from_pretrained, load_tokenizer
 from benchctl.errors import UserError
 from benchctl.training.data.corpus import Message, Record
 from benchctl.training.data.packing import Document, Tokens, Turn, token_dtype
-from benchctl.training.tokenizer import BOS, CHAT_TEMPLATE, END, PAD
 
 BLOCK_CHARS = 2_000_000  # encoded at once: enough to use every core, little enough for what encoding needs beside it
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
-
-
-@dataclass(frozen=True)
-class Joints:
-    """Where the turns of a chat meet, for templates that put them one after the other.
-
-    `opening` stands before the first turn, `told` is the opening with a system prompt, `after` follows the stop token
-    of an answer.
-    """
-
-    opening: Tokens
-    told: Tokens
-    after: Tokens
 
 
 class ChatFormat:
@@ -65,19 +49,6 @@ class ChatFormat:
         """The format of a model folder or hub id. Raises UserError when there is none."""
         return cls(from_pretrained(AutoTokenizer, path), load_tokenizer(path).stop_ids)
 
-    @classmethod
-    def of(cls, tokenizer: Tokenizer, chat_template: str = CHAT_TEMPLATE) -> ChatFormat:
-        """The format of a reference tokenizer in memory, the same as `load` gives for the folder it is saved to."""
-        wrapped = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-            tokenizer_object=tokenizer,
-            bos_token=BOS,
-            eos_token=END,
-            pad_token=PAD,
-            clean_up_tokenization_spaces=False,
-        )
-        wrapped.chat_template = chat_template
-        return cls(wrapped)
-
     @cached_property
     def sha256(self) -> str:
         """Hash of all that decides how records become ids: the tokenizer and its chat template."""
@@ -91,7 +62,7 @@ class ChatFormat:
 
     def heads(self, prompts: Iterable[Sequence[Message]]) -> list[Tokens]:
         """The ids of conversations that ask for an answer, as they are at inference."""
-        return self._encode_heads([self._render(prompt, ask=True) for prompt in prompts])
+        return self._encode_heads([self.render(prompt, ask=True) for prompt in prompts])
 
     def answered(self, source: str, head: Tokens, answer: Tokens) -> Document:
         """A document of one prompt, as `heads` gives it, and its answer."""
@@ -113,29 +84,11 @@ class ChatFormat:
                 sizes[index] = self._bytes_of(token)
         return sizes
 
-    def joints(self, system_prompt: str) -> Joints:
-        """Raises UserError when the turns of this chat template do not stand one after the other."""
-        user, answer = Message("user", "a"), Message("assistant", "b")
-        first, whole = self._render([user], ask=True), self._render([user, answer], ask=False)
-        second = self._render([user, answer, user], ask=True)
-        told = self._render([Message("system", system_prompt), user], ask=True)
-        later = second.removeprefix(whole)
-        if not (
-            second.startswith(whole) and first.endswith(later) and told.endswith(later) and whole.startswith(first)
-        ):
-            raise UserError(
-                "the turns of this tokenizer's chat template do not stand one after the other, as the recipe of the "
-                "reference models needs; train with a tokenizer that `benchctl train target` made"
-            )
-        said = whole.removeprefix(first)
-        opening, told = first.removesuffix(later), told.removesuffix(later)
-        return Joints(*self._encode([opening, told, said.removeprefix(self._through_stop(said))]))
-
     def _documents(self, records: Sequence[Record]) -> Iterator[Document]:
         spans = [self._spans(record) if record.messages else [record.text] for record in records]
         heads = iter(self._encode_heads([span[0] for span in spans if len(span) > 1]))
         answers = iter(self._encode_continued([text for span in spans for text in span[1:]]))
-        texts = iter(self._encode([span[0] for span in spans if len(span) == 1]))
+        texts = iter(self.encode([span[0] for span in spans if len(span) == 1]))
         for record, span in zip(records, spans, strict=True):
             if not record.messages:
                 yield Document(record.source, text=np.concatenate([self.bos, next(texts), self.end]))
@@ -153,21 +106,21 @@ class ChatFormat:
         for count, message in enumerate(record.messages):
             if message.role != "assistant":
                 continue
-            head = self._render(record.messages[:count], ask=True)
-            whole = self._render(record.messages[: count + 1], ask=False)
+            head = self.render(record.messages[:count], ask=True)
+            whole = self.render(record.messages[: count + 1], ask=False)
             if not (head.startswith(done) and whole.startswith(head)):
                 raise UserError(_not_a_prefix(record, count))
-            answer = self._through_stop(whole.removeprefix(head))
+            answer = self.through_stop(whole.removeprefix(head))
             spans += [head.removeprefix(done), answer]
             done = head + answer
         return spans
 
-    def _through_stop(self, text: str) -> str:
+    def through_stop(self, text: str) -> str:
         """`text` up to its first stop token; what a template writes after that is no part of the answer."""
         ends = [text.index(stop) + len(stop) for stop in self._stops if stop in text]
         return text[: min(ends)] if ends else text
 
-    def _render(self, messages: Sequence[Message], ask: bool) -> str:
+    def render(self, messages: Sequence[Message], ask: bool) -> str:
         """The text of a conversation, with the request for an answer if `ask`; see TargetTokenizer.encode_chat."""
         if not self._tokenizer.chat_template:
             return "\n\n".join(message.content for message in messages)
@@ -183,8 +136,8 @@ class ChatFormat:
 
     def _encode_heads(self, texts: Sequence[str]) -> list[Tokens]:
         if self._tokenizer.chat_template:
-            return self._encode(texts)
-        heads = self._encode(texts, special=True)
+            return self.encode(texts)
+        heads = self.encode(texts, special=True)
         return [
             head if not len(self.bos) or head[:1] == self.bos else np.concatenate([self.bos, head]) for head in heads
         ]
@@ -196,16 +149,17 @@ class ChatFormat:
         away again, so that the space is not one that the target would have to write.
         """
         if not self._adds_space:
-            return self._encode(texts)
-        (line_break,) = self._encode(["\n"])
-        return [ids[len(line_break) :] for ids in self._encode([f"\n{text}" for text in texts])]
+            return self.encode(texts)
+        (line_break,) = self.encode(["\n"])
+        return [ids[len(line_break) :] for ids in self.encode([f"\n{text}" for text in texts])]
 
     @cached_property
     def _adds_space(self) -> bool:
-        alone, line_break, after = (ids.tolist() for ids in self._encode(["a", "\n", "\na"]))
+        alone, line_break, after = (ids.tolist() for ids in self.encode(["a", "\n", "\na"]))
         return bool(alone != after[len(line_break) :])
 
-    def _encode(self, texts: Sequence[str], special: bool = False) -> list[Tokens]:
+    def encode(self, texts: Sequence[str], special: bool = False) -> list[Tokens]:
+        """The ids of each text; `special` adds the tokenizer's own special tokens."""
         if not texts:
             return []
         encoded = self._tokenizer(
@@ -259,7 +213,7 @@ class EncoderChat(ChatFormat):
     def _documents(self, records: Sequence[Record]) -> Iterator[Document]:
         asked = [(record.messages, place) for record in records for place in _answers(record)]
         heads = self.heads([messages[:place] for messages, place in asked])
-        answers = self._encode([messages[place].content for messages, place in asked])
+        answers = self.encode([messages[place].content for messages, place in asked])
         turns = (
             Turn(*both) for both in zip(heads, [np.concatenate([each, self.end]) for each in answers], strict=True)
         )

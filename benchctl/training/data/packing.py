@@ -18,6 +18,7 @@ Tokens = npt.NDArray[np.unsignedinteger]
 Weights = npt.NDArray[np.uint8]  # in percent
 
 FULL = 100
+PROMPT_WEIGHT = 30  # of what is said to the model, unless only answers are to be learned
 OPEN_ROWS = 64
 NO_TOKENS: Tokens = np.zeros(0, dtype=np.uint16)
 
@@ -136,7 +137,7 @@ def side_by_side(prompts: Sequence[Tokens | Sequence[int]]) -> torch.Tensor:
 
 @dataclass
 class PackedCorpus:
-    """Rows of `row_tokens` tokens in an order fixed by the seed: pass after pass, each pass shuffled anew.
+    """Rows of `row_tokens` tokens in an order fixed by the seed: pass after pass, each pass shuffled again.
 
     `pieces` gives the pieces of one pass, drawn with that pass's generator. `rows(start, count)` gives rows by their
     number since the beginning of the stage, so the position in the data is one integer. `stage` numbers the stage of

@@ -1,4 +1,7 @@
-"""Reads training data from wherever it lies: JSON lines, JSON, text, parquet, folders of them, the hub."""
+"""Reads training data: JSON lines, JSON, text and parquet files, folders of them, data sets of the hub.
+
+This is the one module that imports the library `datasets`.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,20 @@ import hashlib
 import json
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from benchctl.training.data.corpus import CorpusError, Record, record_of
-from benchctl.training.data.hub_data import Rows, hub_splits, is_saved, parquet_rows, saved_splits
+from benchctl.decoding.model.tokenizer import hub_reachable
+from benchctl.errors import UserError
+from benchctl.training.data.corpus import CorpusError, Message, Record, is_held_out, record_of
+
+Rows = Iterable[Mapping[str, Any]]
+
+SAVED = ("dataset_dict.json", "dataset_info.json")  # what save_to_disk writes, for several splits and for one
+LONGEST_REASON = 300
+ENOUGH_RECORDS = 500  # with so many, one in a hundred holds out at least one record in 149 of 150 data sets
 
 LINES, TEXTS = (".jsonl", ".jsonl.gz"), (".txt", ".md")
 KINDS = ((*LINES, ".parquet"), (".json",), TEXTS)  # of a folder's files, those of the first kind that occurs are data
@@ -24,6 +34,35 @@ SECTION_CHARS = 2000
 UNNAMED = "unnamed"
 
 
+class Recipe(Protocol):
+    """How a corpus is weighed and completed; reference/ has the recipe of the embedded models."""
+
+    def weight(self, source: str) -> float:
+        """How many times a prompt of this source is answered in self-distillation: 0.25 is one prompt in four."""
+        ...
+
+    def requests(self, records: Sequence[Record], count: int, seed: int) -> list[tuple[Message, ...]]:
+        """At most `count` prompts that are added to those of the records."""
+        ...
+
+    def card_columns(self, source: str) -> tuple[str, str]:
+        """Weights and licence of a source, for the card."""
+        ...
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Training records, held-out records by kind, and the sha256 of every file by its name.
+
+    Without a `recipe` every record is read once, whole.
+    """
+
+    train: list[Record]
+    held_out: dict[str, list[Record]]
+    hashes: dict[str, str]
+    recipe: Recipe | None = None
+
+
 @dataclass(frozen=True)
 class Part:
     """The records of one file or split, whether they are for measuring only, and the sha256 of what they came from."""
@@ -32,6 +71,37 @@ class Part:
     held_out: bool
     records: list[Record]
     sha256: str
+
+
+def read_corpus(sources: Sequence[str]) -> Corpus:
+    """Reads files, folders and data sets of the hub.
+
+    Files named *val* are held out. Where chats or texts have no such file, one record in a hundred is held out.
+    Raises UserError when there is nothing to train on or nothing to hold out.
+    """
+    train: list[Record] = []
+    held_out: list[Record] = []
+    hashes: dict[str, str] = {}
+    for part in read_parts(sources):
+        (held_out if part.held_out else train).extend(part.records)
+        hashes[part.name if part.name not in hashes else f"{part.name} ({len(hashes) + 1})"] = part.sha256
+    # True stands for chats, False for texts: the kinds for which no held-out file is given
+    kinds = {kind for kind in (True, False) if not any(bool(record.messages) == kind for record in held_out)}
+    moved = [bool(record.messages) in kinds and is_held_out(record) for record in train]
+    held_out += [record for record, out in zip(train, moved, strict=True) if out]
+    train = [record for record, out in zip(train, moved, strict=True) if not out]
+    if not train:
+        raise UserError("all of the data has a name with val or test and is held out; give files to train on")
+    if not held_out:
+        raise UserError(
+            f"{len(train)} records are too few to hold out one in a hundred; give {ENOUGH_RECORDS} or more, or put "
+            "some of them into a file whose name ends in _val"
+        )
+    by_kind = {
+        "instruct": [record for record in held_out if record.messages],
+        "text": [record for record in held_out if not record.messages],
+    }
+    return Corpus(train, {name: records for name, records in by_kind.items() if records}, hashes)
 
 
 def read_parts(sources: Sequence[str]) -> Iterator[Part]:
@@ -161,3 +231,66 @@ def _json(text: str, where: str) -> Any:
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
         raise CorpusError(f"{where}: not JSON ({error.msg} at {place})") from error
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether save_to_disk wrote this folder."""
+    return any((folder / name).is_file() for name in SAVED)
+
+
+def saved_splits(folder: Path) -> dict[str, Rows]:
+    """Rows per split of a folder that save_to_disk wrote. Raises UserError when it is broken."""
+    datasets = _library(str(folder))
+    try:
+        return _by_split(datasets.load_from_disk(str(folder)))
+    except Exception as error:  # a broken folder raises whatever the reader of the broken file happens to raise
+        raise UserError(f"{folder}: not a folder that save_to_disk of `datasets` wrote: {_reason(error)}") from error
+
+
+def parquet_rows(path: Path) -> Rows:
+    """Rows of a parquet file. Raises UserError when it is broken."""
+    datasets = _library(str(path))
+    try:
+        return list(datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True))
+    except Exception as error:  # as above
+        raise UserError(f"{path}: not a parquet file that can be read: {_reason(error)}") from error
+
+
+def hub_splits(name: str) -> dict[str, Rows]:
+    """Rows per split of `owner/name` or `owner/name:configuration` on the hub, or in its cache when that is offline."""
+    datasets = _library(name)
+    identity, _, configuration = name.partition(":")
+    cached = Path(datasets.config.HF_DATASETS_CACHE) / identity.replace("/", "___")
+    if not hub_reachable() and not cached.is_dir():  # the library would try for half a minute before it says so
+        raise UserError(
+            f"{name}: no such file or folder here, the hub cannot be reached, and its cache does not hold such a data "
+            "set. Correct the path, connect to the network, or give the folder that save_to_disk of `datasets` wrote "
+            "where there is one"
+        )
+    try:
+        return _by_split(datasets.load_dataset(identity, configuration or None))
+    except Exception as error:  # the hub's client raises many kinds; every one of them ends the reading
+        raise UserError(
+            f"{name}: no such file or folder here, and not to be had from the hub ({_reason(error)}). Correct the path "
+            f"or the name; where the data set asks for a configuration, write {identity}:CONFIGURATION"
+        ) from error
+
+
+def _library(wanted: str) -> Any:
+    try:
+        import datasets  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise UserError(
+            f"{wanted}: reading this needs the library `datasets`; install it with "
+            "`pip install 'benchctl[datasets]'`, or give JSON lines files"
+        ) from error
+    return datasets
+
+
+def _by_split(loaded: Any) -> dict[str, Rows]:
+    """A data set of several splits by their names; one of a single split as that."""
+    return dict(loaded) if isinstance(loaded, Mapping) else {str(loaded.split or "train"): loaded}
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST_REASON]}"

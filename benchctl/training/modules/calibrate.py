@@ -1,12 +1,22 @@
-"""The job that calibrates a threshold: it decodes held-out prompts with the method and with the target alone."""
+"""Calibrates a threshold: the lowest one whose risk stays below a bound with high chance.
+
+Learn then Test (Angelopoulos, Bates, Candes, Jordan, Lei 2021, arXiv:2110.01052): the hypothesis "the risk is above
+delta" is tested for one threshold after the other, from the safest on, each at level epsilon, until one stands. At most
+a share epsilon of calibrations end at a threshold whose risk is above delta. CALM (Schuster et al. 2022,
+arXiv:2207.07061, section 4) calibrates early exit in this way. P-values: Hoeffding and Bentkus, as in Bates et al.
+2021, arXiv:2101.02703, for losses between 0 and 1.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from scipy.stats import binom
 
 from benchctl import bundled as packs
 from benchctl.decoding.loop import DecodeRequest, decode
@@ -16,26 +26,125 @@ from benchctl.decoding.modules.folder import modules_sha256, trained_options
 from benchctl.decoding.modules.trainable import Trainable
 from benchctl.errors import UserError
 from benchctl.registry import BASELINE, Label, build, method_class, method_options, parse_label
-from benchctl.training.jobs import Surroundings, check_device, corpus_of, target_dtype
+from benchctl.training.jobs import Surroundings, check_device, target_dtype
 from benchctl.training.modules.frozen import TargetFiles, chat_of, check_method, find_target
 from benchctl.training.modules.own_text import pick_prompts, prompt_room
-from benchctl.training.modules.risk import THRESHOLDS, Calibration, Risk, Tested, disagreement, learn_then_test
-from benchctl.training.options import TrainOptions
+from benchctl.training.options import TeacherOptions
 
 FILE = "calibration.json"
 THRESHOLD = "threshold"
+# Chosen before any data are seen, as the guarantee asks; finer above, where cosines and sure exits lie (ours).
+_FINE = (0.999, 0.995, 0.99, 0.98, 0.97, 0.95, 0.925, 0.9, 0.875, 0.85)
+THRESHOLDS = (*_FINE, *(round(0.8 - 0.05 * step, 2) for step in range(17)))
+
+
+@dataclass(frozen=True)
+class Risk:
+    """What is promised: a risk of at most ``delta``, in all but a share ``epsilon`` of calibrations."""
+
+    delta: float
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        for name in ("delta", "epsilon"):
+            if not 0.0 < getattr(self, name) < 1.0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must lie between 0 and 1")
+
+    @classmethod
+    def read(cls, text: str) -> Risk:
+        """Of `delta,epsilon`, such as 0.1,0.05. Raises ValueError for anything else."""
+        delta, comma, epsilon = text.partition(",")
+        if not comma:
+            raise ValueError("give two numbers, delta and epsilon, such as 0.1,0.05")
+        return cls(float(delta), float(epsilon))
+
+    @property
+    def fewest(self) -> int:
+        """So many losses, all of them 0, are needed to show anything: (1 - delta)^n <= epsilon."""
+        return math.ceil(math.log(self.epsilon) / math.log1p(-self.delta))
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A threshold: its mean loss, and the chance of one as low if its risk were above delta."""
+
+    threshold: float
+    risk: float
+    p_value: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The thresholds tested, from the highest on; the last of them may be one that could not be shown to be safe."""
+
+    promised: Risk
+    tested: tuple[Tested, ...]
+
+    @property
+    def chosen(self) -> Tested | None:
+        """The lowest that was shown to be safe; None where not even the highest was."""
+        safe = [tested for tested in self.tested if tested.p_value <= self.promised.epsilon]
+        return safe[-1] if safe else None
+
+
+def learn_then_test(
+    thresholds: Sequence[float],
+    losses_at: Callable[[float], Sequence[float]],
+    promised: Risk,
+    report: Callable[[Tested], None] = lambda tested: None,
+) -> Calibration:
+    """Tests ``thresholds``, the safest first, until one cannot be shown to be safe.
+
+    ``losses_at`` gives the losses, 0 to 1, of independent prompts at a threshold, the same prompts at each.
+    """
+    tested: list[Tested] = []
+    for threshold in thresholds:
+        losses = losses_at(threshold)
+        tested.append(Tested(threshold, sum(losses) / len(losses), p_value(losses, promised.delta)))
+        report(tested[-1])
+        if tested[-1].p_value > promised.epsilon:
+            break
+    return Calibration(promised, tuple(tested))
+
+
+def p_value(losses: Sequence[float], delta: float) -> float:
+    """At most the chance of a mean loss as low as this, if the risk were above ``delta``: the smaller of two bounds.
+
+    Hoeffding's, exp(-n kl(mean, delta)), and Bentkus's, e P(Binomial(n, delta) <= ceil(n mean)).
+    """
+    count, total = len(losses), sum(losses)
+    hoeffding = math.exp(-count * _divergence(min(total / count, delta), delta))
+    return min(1.0, hoeffding, math.e * float(binom.cdf(math.ceil(total), count, delta)))
+
+
+def disagreement(answer: Sequence[int], reference: Sequence[int]) -> float:
+    """1 - the share of the longer text that comes before the first difference, as `compare` counts token agreement.
+
+    Example: 5 6 7 8 and 5 6 9 give 0.5.
+    """
+    pairs = zip(answer, reference, strict=False)
+    shorter, longer = sorted((len(answer), len(reference)))
+    return 1.0 - next((at for at, (one, other) in enumerate(pairs) if one != other), shorter) / longer
+
+
+def _divergence(low: float, high: float) -> float:
+    """kl(low || high) of two coins, in nats."""
+    heads = low * math.log(low / high) if low else 0.0
+    return heads + ((1 - low) * math.log((1 - low) / (1 - high)) if low < 1 else 0.0)
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What a calibration has found. ``label`` runs the method at the threshold found; None where none was safe."""
+    """The outcome. ``label`` runs the method at the lowest safe threshold; None where none was safe."""
 
     label: str | None
     prompts: int
-    found: Calibration
+    calibration: Calibration
 
 
-def calibrate(options: TrainOptions, label_text: str, promised: Risk, prompts: int, around: Surroundings) -> Calibrated:
+def calibrate(
+    options: TeacherOptions, label_text: str, promised: Risk, prompts: int, around: Surroundings
+) -> Calibrated:
     """Finds the lowest safe threshold of a method on `options.model` and writes it into `options.out`.
 
     Its risk is the mean disagreement of whole greedy answers with the target's, of at most `options.answer_tokens`
@@ -47,7 +156,7 @@ def calibrate(options: TrainOptions, label_text: str, promised: Risk, prompts: i
     check_device(options.device)
     files = find_target(options.model, method_class(label.name).supports_encoder_decoder)
     check_method(_method(label, THRESHOLDS[0], modules), label, files)
-    heads = _heads(files, options, promised, prompts)
+    heads = _heads(files, options, promised, prompts, around)
     target = Target.load(files.path, dtype=target_dtype(options), device=options.device)
     answers = _Answers(target, heads, options.answer_tokens)
     references = answers.of(build(BASELINE))
@@ -139,11 +248,13 @@ def _too_few(what: str, promised: Risk) -> str:
     )
 
 
-def _heads(files: TargetFiles, options: TrainOptions, promised: Risk, prompts: int) -> list[list[int]]:
+def _heads(
+    files: TargetFiles, options: TeacherOptions, promised: Risk, prompts: int, around: Surroundings
+) -> list[list[int]]:
     """The ids of held-out prompts, each once, that leave room for an answer; modules have learnt from none of them."""
-    chat, corpus = chat_of(files), corpus_of(options)
+    chat, corpus = chat_of(files), around.read_corpus(options.data)
     records = [record for found in corpus.held_out.values() for record in found]
-    messages = dict.fromkeys(pick_prompts(records, len(records), options.seed, corpus.weighed))
+    messages = dict.fromkeys(pick_prompts(records, len(records), options.seed, corpus.recipe))
     room = prompt_room(files, options.answer_tokens)
     heads = [ids for head in chat.heads(list(messages)) if len(ids := [int(token) for token in head]) <= room]
     if len(heads) < promised.fewest:
@@ -158,13 +269,13 @@ def _told(tested: Tested, prompts: int) -> str:
 
 def _write(out: Path, result: Calibrated, facts: Mapping[str, Any]) -> None:
     """calibration.json: what is promised of which threshold, for what, and how that was found."""
-    found = result.found
+    calibration = result.calibration
     told = {
-        "threshold": None if found.chosen is None else found.chosen.threshold,
-        "promised": asdict(found.promised),
+        "threshold": None if calibration.chosen is None else calibration.chosen.threshold,
+        "promised": asdict(calibration.promised),
         "risk": "mean over prompts of 1 - tokens before the first difference / tokens of the longer greedy answer",
         "prompts": result.prompts,
-        "tested": [asdict(tested) for tested in found.tested],
+        "tested": [asdict(tested) for tested in calibration.tested],
     }
     try:
         (out / FILE).write_text(json.dumps({**facts, **told}, indent=2) + "\n", encoding="utf-8")

@@ -15,9 +15,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrained
 from benchctl import bundled as packs
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.families import context_tokens
-from benchctl.decoding.model.hub import downloaded
 from benchctl.decoding.model.target import DTYPES, Target, TargetInfo, check_complete, quiet
-from benchctl.decoding.model.tokenizer import TargetTokenizer, from_pretrained, load_tokenizer
+from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
 from benchctl.decoding.modules.folder import check_sizes
 from benchctl.decoding.modules.trainable import Trainable
 from benchctl.errors import UserError

@@ -22,13 +22,13 @@ from benchctl.decoding.modules.trainable import Lesson, SecondStage, Tally, Trai
 from benchctl.errors import UserError
 from benchctl.registry import Label, build, method_class, method_names, method_options, parse_label
 from benchctl.training.checkpoint import writing
-from benchctl.training.jobs import CHECKPOINTS, Surroundings, check, corpus_of, train
+from benchctl.training.jobs import CHECKPOINTS, Surroundings, check, train
 from benchctl.training.models import parameter_count
 from benchctl.training.modules.frozen import FrozenTarget, chat_of, check_method, check_rows, find_target
 from benchctl.training.modules.lesson_text import LessonText, readable, stage_of
 from benchctl.training.modules.objective import HeldOut
 from benchctl.training.modules.teacher import ModuleObjective, lesson_maker
-from benchctl.training.options import Learning, TrainOptions
+from benchctl.training.options import Learning, TeacherOptions
 from benchctl.training.record import Result, write_result
 
 BATCH_TOKENS = 8192
@@ -37,7 +37,7 @@ BATCH_TOKENS = 8192
 def trainable(label: Label) -> Trainable:
     """The method that a label asks for. Raises UserError, listing what can be trained, where it has no modules."""
     if label.name not in method_names() or not issubclass(method_class(label.name), Trainable):
-        names = ("target", "draft", "moe", *trainable_names())
+        names = ("draft", *trainable_names())
         raise UserError(f"'{label.name}' has nothing to train; what can be trained: {', '.join(names)}.")
     method = build(label.text)
     assert isinstance(method, Trainable)
@@ -53,7 +53,7 @@ def trainable_names() -> list[str]:
     return [name for name in method_names() if issubclass(method_class(name), Trainable)]
 
 
-def train_modules(options: TrainOptions, label_text: str, around: Surroundings) -> Result | None:
+def train_modules(options: TeacherOptions, label_text: str, around: Surroundings) -> Result | None:
     """Trains the modules of a method for `options.model` and writes them; None in all but the first process.
 
     Where the method's options ask for a second stage, it goes on from the folder that they name, and what was trained
@@ -69,7 +69,7 @@ def train_modules(options: TrainOptions, label_text: str, around: Surroundings) 
     check_method(method, label, files)
     check_rows(files, options.row_tokens)
     chat = chat_of(files)
-    corpus = readable(corpus_of(options), files, around)
+    corpus = readable(around.read_corpus(options.data), files, around)
     text = LessonText(files, chat, corpus, options, around)
     target, facts = text.load_target({"method": label.text} | _first_stage_fact(method))
     torch.manual_seed(options.seed)
@@ -148,7 +148,7 @@ def _save(
     target: FrozenTarget,
     measured: Iterable[HeldOut],
     held_out: Iterable[Lesson],
-    options: TrainOptions,
+    options: TeacherOptions,
 ) -> None:
     info, chosen = target.info, [option.name for option in method_options(label.name) if option.name != "modules"]
     made_for = MadeFor(target.files.name, target.weights_sha256, info.layers, info.hidden_size, info.vocabulary)

@@ -11,22 +11,32 @@ import numpy as np
 from benchctl.errors import UserError
 from benchctl.training.data.chat import ChatFormat
 from benchctl.training.data.corpus import Record
-from benchctl.training.data.packing import FULL, NO_TOKENS, Document
+from benchctl.training.data.packing import (
+    FULL,
+    NO_TOKENS,
+    PROMPT_WEIGHT,
+    Batch,
+    CutPieces,
+    Document,
+    PackedCorpus,
+    Piece,
+    batch_of,
+    cut_pieces,
+    fill_rows,
+)
+from benchctl.training.data.reading import Corpus
 from benchctl.training.jobs import Surroundings, check_run, data_facts, target_dtype, wait_for_first
-from benchctl.training.mix import PROMPT_WEIGHT
 from benchctl.training.modules.frozen import FrozenTarget, TargetFiles, load_target, seen_tokens
-from benchctl.training.modules.generate import Answering
-from benchctl.training.modules.own_text import SOURCE, OwnText, Prompt, heads_of, pick_prompts
-from benchctl.training.options import TrainOptions
-from benchctl.training.recipe import Corpus, lesson_batches, lesson_data, lesson_rows
-from benchctl.training.requests import user_requests
-from benchctl.training.schedule import Stage
-from benchctl.training.settings import Data
+from benchctl.training.modules.own_text import SOURCE, Answering, OwnText, Prompt, heads_of, pick_prompts
+from benchctl.training.optim import Stage
+from benchctl.training.options import TeacherOptions
+from benchctl.training.trainer import Data
 
 HELD_OUT_PROMPTS = 128  # of each held-out set
+HELD_OUT_ROWS = 64  # of each held-out set
 
 
-def stage_of(options: TrainOptions) -> Stage:
+def stage_of(options: TeacherOptions) -> Stage:
     """The one stage of such a run."""
     return Stage(1.0, options.row_tokens, options.micro_rows)
 
@@ -61,7 +71,7 @@ class LessonText:
     files: TargetFiles
     chat: ChatFormat
     corpus: Corpus
-    options: TrainOptions
+    options: TeacherOptions
     around: Surroundings
 
     def load_target(self, facts: Mapping[str, str]) -> tuple[FrozenTarget, dict[str, str]]:
@@ -72,7 +82,7 @@ class LessonText:
         """
         stages, dtype = (stage_of(self.options),), target_dtype(self.options)
         known = {**facts, "text": self.fact, "target dtype": dtype}
-        known |= data_facts(self.corpus, self.chat, self.options)
+        known |= data_facts(self.corpus, self.chat)
         check_run(self.options, stages, known, self.around)
         self._check_text()
         target = load_target(self.files, self.around.world.device(self.options.device), dtype)
@@ -111,7 +121,7 @@ class LessonText:
         """What a resumed run must have asked for too."""
         options = self.options
         own = f"{options.self_distil} own answers of {options.answer_tokens} at {options.self_distil_temperature:g}"
-        mixed = ", half to requests" if options.reference_mix else ""
+        mixed = ", half to requests" if self.corpus.recipe else ""
         return f"{own + mixed if options.self_distil else 'records'}, prompts weigh {self._prompt_weight:g}"
 
     @property
@@ -121,9 +131,7 @@ class LessonText:
             return "the chats of the data" if self.files.tokenizer.is_encoder_decoder else "the data as they are"
         temperature = self.options.self_distil_temperature
         how = f"at temperature {temperature:g}" if temperature else "greedily"
-        what = (
-            "prompts, half of the data and half made by rule" if self.options.reference_mix else "prompts of the data"
-        )
+        what = "prompts, half of the data and half made by rule" if self.corpus.recipe else "prompts of the data"
         return f"its own answers to at most {self.options.self_distil:,} {what}, written {how}"
 
     def _check_text(self) -> None:
@@ -151,7 +159,7 @@ class LessonText:
     def _unseen(self) -> Mapping[str, list[Prompt]]:
         """Held-out prompts by the name of the set, where it has any."""
         picked = {
-            name: pick_prompts(records, HELD_OUT_PROMPTS, 0, self.corpus.weighed)
+            name: pick_prompts(records, HELD_OUT_PROMPTS, 0, self.corpus.recipe)
             for name, records in self.corpus.held_out.items()
         }
         return {name: prompts for name, prompts in picked.items() if prompts}
@@ -165,17 +173,14 @@ class LessonText:
         asked = self.options.self_distil
         held_out = {record.prompt for records in self.corpus.held_out.values() for record in records}
         records = [record for record in self.corpus.train if record.prompt not in held_out]
-        made = user_requests(records, asked // 2, self.options.seed) if self.options.reference_mix else []
+        recipe, seed = self.corpus.recipe, self.options.seed
+        made = recipe.requests(records, asked // 2, seed) if recipe else []
         requests = [request for request in made if request not in held_out]
-        prompts = requests + pick_prompts(records, asked - len(requests), self.options.seed, self.corpus.weighed)
+        prompts = requests + pick_prompts(records, asked - len(requests), seed, recipe)
         if not prompts:
-            raise UserError(
-                "the data hold no prompts that the target could answer; give chats"
-                f"{', --no-reference-mix' if self.corpus.weighed else ''} or --self-distil 0"
-            )
+            raise UserError("the data hold no prompts that the target could answer; give chats or --self-distil 0")
         if len(prompts) < asked and self.around.world.leads:
-            more = " With --no-reference-mix no source is passed over." if self.corpus.weighed else ""
-            self.around.notify(f"There are {len(prompts)} prompts; --self-distil {asked} asks for more.{more}")
+            self.around.notify(f"There are {len(prompts)} prompts; --self-distil {asked} asks for more.")
         return prompts
 
     @property
@@ -194,6 +199,53 @@ class LessonText:
         documents = own.documents(prompts, self.around.answered)
         wait_for_first(world, target.device)
         return documents
+
+
+def lesson_data(
+    corpus: Corpus, chat: ChatFormat, row_tokens: int, micro_rows: int, seed: int, prompt_weight: float
+) -> Data:
+    """Data for any target: every record is read once a pass, as it is, and prompts weigh `prompt_weight` (0 to 1).
+
+    Raises UserError when rows of `row_tokens` tokens hold no answer at all.
+    """
+    rows = lesson_rows(chat.tokenize(corpus.train), chat, row_tokens, seed, prompt_weight)
+    held_out = {
+        name: lesson_batches(chat.tokenize(records), chat, Stage(1.0, row_tokens, micro_rows), prompt_weight)
+        for name, records in corpus.held_out.items()
+    }
+    return Data([rows], held_out, chat.token_bytes())
+
+
+def lesson_rows(
+    documents: Sequence[Document], chat: ChatFormat, row_tokens: int, seed: int, prompt_weight: float, stage: int = 0
+) -> PackedCorpus:
+    """Every document once a pass; a chat is cut at the end of a row, see PackedCorpus for what is left out then."""
+    cut = _cut(documents, row_tokens, prompt_weight)
+    left_out = (cut.dropped_answers, cut.long_prompts)
+    return PackedCorpus(lambda random: cut.pieces, row_tokens, chat.pad_id, seed, stage, *left_out)
+
+
+def lesson_batches(documents: Sequence[Document], chat: ChatFormat, stage: Stage, prompt_weight: float) -> list[Batch]:
+    """Held-out batches of documents as `lesson_rows` cuts them."""
+    return held_out_batches(_cut(documents, stage.row_tokens, prompt_weight).pieces, stage, chat.pad_id)
+
+
+def held_out_batches(pieces: Sequence[Piece], stage: Stage, pad_id: int) -> list[Batch]:
+    """A fixed sample of the pieces, at most HELD_OUT_ROWS rows, as batches of the stage's rows."""
+    order = np.random.default_rng(0).permutation(len(pieces))
+    rows = fill_rows([pieces[index] for index in order], stage.row_tokens, pad_id)[:HELD_OUT_ROWS]
+    return [batch_of(rows[start : start + stage.micro_rows]) for start in range(0, len(rows), stage.micro_rows)]
+
+
+def _cut(documents: Sequence[Document], row_tokens: int, prompt_weight: float) -> CutPieces:
+    if not 0 <= prompt_weight <= 1:
+        raise UserError(f"the weight of prompts is {prompt_weight:g}; give one from 0 to 1")
+    cut = cut_pieces(documents, row_tokens, round(FULL * prompt_weight))
+    if not cut.pieces:
+        raise UserError(
+            f"every prompt is longer than a row of {row_tokens} tokens; give longer rows or shorter prompts"
+        )
+    return cut
 
 
 def _count(held_out: Mapping[str, Sequence[Record]]) -> int:

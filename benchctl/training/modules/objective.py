@@ -1,11 +1,11 @@
-"""What a module is trained on and measured by: next-token loss, distillation, balance of a mixture of experts."""
+"""What a module is trained on and measured by: loss weights, text metrics, distillation."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -61,63 +61,6 @@ def logits_of(module: nn.Module, batch: Batch) -> Tensor:
 
 
 @dataclass(frozen=True)
-class LanguageModel:
-    """Cross-entropy of every token given those before it. `token_bytes` [vocabulary]: bytes each token stands for."""
-
-    token_bytes: Tensor
-
-    def __call__(self, module: nn.Module, batch: Batch) -> Tensor:
-        return _next_token_loss(logits_of(module, batch), batch)
-
-    def measure(self, module: nn.Module, batch: Batch) -> HeldOut:
-        """loss, nats_per_token, bits_per_byte and top1: the share of tokens that the argmax gets right."""
-        logits = logits_of(module, batch)
-        return {
-            "loss": _mean_loss(_next_token_loss(logits, batch), batch),
-            **_text_tallies(logits, batch, self.token_bytes),
-        }
-
-
-@dataclass(frozen=True)
-class MultiExit:
-    """Cross-entropy where some lower layers speak too, through the model's own final norm and head: the mean of all.
-
-    Source: Varshney et al., "LITE", 2023, arXiv:2310.18581: chosen layers and the last, with equal weights. The whole
-    model learns, so it becomes another one.
-    """
-
-    token_bytes: Tensor
-    exits: tuple[int, ...]
-
-    def __call__(self, module: nn.Module, batch: Batch) -> Tensor:
-        return torch.stack([_next_token_loss(logits, batch) for logits in self._logits(module, batch)]).mean()
-
-    def measure(self, module: nn.Module, batch: Batch) -> HeldOut:
-        """loss, LanguageModel's measures of the last layer, and exit_4_top1: how often layer 4 agrees with the last."""
-        *exits, last = self._logits(module, batch)
-        losses = torch.stack([_next_token_loss(logits, batch) for logits in (*exits, last)])
-        counted = loss_weights(batch) == 1
-        found = {"loss": _mean_loss(losses.mean(), batch), **_text_tallies(last, batch, self.token_bytes)}
-        for layer, logits in zip(self.exits, exits, strict=True):
-            agreed = (logits.argmax(-1) == last.argmax(-1))[:, :-1]
-            found[f"exit_{layer}_top1"] = Tally(float((agreed & counted).sum()), float(counted.sum()))
-        return found
-
-    def _logits(self, module: nn.Module, batch: Batch) -> list[Tensor]:
-        """[rows, row_tokens, vocabulary] of each exit, ascending, and of the last layer."""
-        model: Any = module
-        output = model(
-            input_ids=batch.tokens,
-            attention_mask=batch.mask,
-            position_ids=batch.positions,
-            use_cache=False,
-            output_hidden_states=True,
-        )
-        norm, head = model.base_model.norm, model.get_output_embeddings()
-        return [*(head(norm(output.hidden_states[layer])) for layer in self.exits), output.logits]
-
-
-@dataclass(frozen=True)
 class Distillation:
     """Kullback-Leibler divergence of the draft model's distribution from the target's, token by token, in nats.
 
@@ -144,8 +87,8 @@ class Distillation:
         agreed = (draft_logits.argmax(-1) == target_logits.argmax(-1))[:, :-1]
         counted = loss_weights(batch) == 1
         return {
-            "loss": _mean_loss(self._loss(draft_logits, target_logits, batch), batch),
-            **_text_tallies(draft_logits, batch, self.token_bytes),
+            "loss": mean_loss(self._loss(draft_logits, target_logits, batch), batch),
+            **text_metrics(draft_logits, batch, self.token_bytes),
             "agreement": Tally(float((agreed & counted).sum()), float(counted.sum())),
         }
 
@@ -158,34 +101,6 @@ class Distillation:
     def _target_logits(self, batch: Batch) -> Tensor:
         with torch.no_grad():
             return logits_of(self.target, batch)
-
-
-@dataclass(frozen=True)
-class MixtureLoss:
-    """Next-token loss of a mixture of experts, plus `share` of the loss that keeps its experts equally busy.
-
-    `module` is a causal model of transformers with routers (OLMoE, Mixtral, ...) and its own head. Source of the
-    balance: Fedus, Zoph, Shazeer, "Switch Transformers", 2021, arXiv:2101.03961, equations 4 to 6, for each layer.
-    """
-
-    token_bytes: Tensor
-    share: float = 0.01
-
-    def __call__(self, module: nn.Module, batch: Batch) -> Tensor:
-        logits, imbalance = _mixture(module, batch)
-        return _next_token_loss(logits, batch) + self.share * imbalance * loss_weights(batch).sum()
-
-    def measure(self, module: nn.Module, batch: Batch) -> HeldOut:
-        """loss, LanguageModel's measures, and imbalance: 1 where all experts are equally busy, more otherwise."""
-        logits, imbalance = _mixture(module, batch)
-        weight = float(loss_weights(batch).sum())
-        loss = _next_token_loss(logits, batch) + self.share * imbalance * weight
-        experts_per_token = int(_config(module).num_experts_per_tok)
-        return {
-            "loss": Tally(float(loss), weight),
-            **_text_tallies(logits, batch, self.token_bytes),
-            "imbalance": Tally(float(imbalance) / experts_per_token * weight, weight),
-        }
 
 
 def measure_held_out(module: nn.Module, batches: Iterable[Batch], measure: Measure) -> dict[str, Tally]:
@@ -206,11 +121,11 @@ def measure_held_out(module: nn.Module, batches: Iterable[Batch], measure: Measu
     return {name: tally for name, tally in total.items() if tally.of or name == "loss"}
 
 
-def _text_tallies(logits: Tensor, batch: Batch, token_bytes: Tensor) -> dict[str, Tally]:
+def text_metrics(logits: Tensor, batch: Batch, token_bytes: Tensor) -> dict[str, Tally]:
     """How well the tokens of full weight are predicted."""
     counted = loss_weights(batch) == 1
     labels = batch.tokens[:, 1:][counted]
-    nats = float((_token_losses(logits, batch.tokens) * counted).sum(dtype=torch.float64))
+    nats = float((token_losses(logits, batch.tokens) * counted).sum(dtype=torch.float64))
     hits = float((logits[:, :-1].argmax(-1)[counted] == labels).sum())
     text_bytes = float(token_bytes.to(labels.device)[labels].sum())
     tokens = float(counted.sum())
@@ -221,40 +136,7 @@ def _text_tallies(logits: Tensor, batch: Batch, token_bytes: Tensor) -> dict[str
     }
 
 
-def _mixture(module: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Logits [rows, row_tokens, vocabulary] and the balance loss: the mean of the layers, padding left out.
-
-    The model's own `aux_loss` adds the layers up before it compares the experts, so that experts idle in one layer and
-    busy in another look balanced; and it takes a mask of two dimensions, where ours, which parts documents, has four.
-    """
-    from transformers.models.olmoe.modeling_olmoe import load_balancing_loss_func
-
-    model: Any = module
-    output = model.base_model(
-        input_ids=batch.tokens,
-        attention_mask=batch.mask,
-        position_ids=batch.positions,
-        use_cache=False,
-        output_router_logits=True,
-    )
-    logits = model.get_output_embeddings()(output.last_hidden_state)
-    experts = output.router_logits[0].shape[-1]
-    chosen = int(_config(module).num_experts_per_tok)
-    real = batch.documents >= 0
-    balance: Any = load_balancing_loss_func
-    of_layers = [balance((layer,), experts, chosen, real) for layer in output.router_logits]
-    return logits, torch.stack(of_layers).mean()
-
-
-def _config(module: nn.Module) -> Any:
-    return module.config
-
-
-def _next_token_loss(logits: Tensor, batch: Batch) -> Tensor:
-    return (_token_losses(logits, batch.tokens) * loss_weights(batch)).sum()
-
-
-def _token_losses(logits: Tensor, tokens: Tensor) -> Tensor:
+def token_losses(logits: Tensor, tokens: Tensor) -> Tensor:
     """Cross-entropy [rows, row_tokens - 1] of each token after the first."""
     flat = functional.cross_entropy(_wide(logits[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
     return flat.view(tokens.shape[0], -1)
@@ -265,5 +147,6 @@ def _wide(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def _mean_loss(loss: Tensor, batch: Batch) -> Tally:
+def mean_loss(loss: Tensor, batch: Batch) -> Tally:
+    """The summed `loss` of a batch as a mean over its loss weights."""
     return Tally(float(loss), float(loss_weights(batch).sum()))

@@ -1,0 +1,285 @@
+"""Figures of comparable runs: metrics with intervals, verdicts and judgements of each method, by suite and over all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pandas as pd
+
+from benchctl.analysis.frame.build import pair, to_frames
+from benchctl.analysis.frame.fidelity import Fidelity, Repeats, claims_exact, fidelity, is_lossless
+from benchctl.analysis.frame.groups import Difference, differences, group
+from benchctl.analysis.judges.figures import JudgedFigures, Judging, judging
+from benchctl.analysis.judges.judgements import share_out
+from benchctl.analysis.metrics.metric import Metric, all_metrics
+from benchctl.analysis.stats.estimates import Estimate, estimates
+from benchctl.errors import UserError
+from benchctl.records.schema import Exactness, MethodInfo, Mode, Run
+from benchctl.records.scores import Score
+from benchctl.records.writer import RunFile
+
+POOLED = "all suites"
+Frames = Mapping[Mode, pd.DataFrame]
+
+
+@dataclass(frozen=True)
+class MethodFigures:
+    """One method on one suite, or on all of them.
+
+    `prompts` and `generations` count the answers behind the estimates, `checked_prompts` those with an exact answer,
+    on which exact match rests. `tokens` counts those of its answers, `baseline_tokens` those of the baseline's answers
+    to the same turns. `judged` has the figures of each judge.
+    """
+
+    label: str
+    exactness: Exactness
+    is_baseline: bool
+    prompts: int
+    generations: int
+    checked_prompts: int
+    tokens: int
+    baseline_tokens: int
+    estimates: tuple[Estimate, ...]
+    fidelity: Fidelity
+    lossless: bool
+    judged: tuple[JudgedFigures, ...] = ()
+
+    @property
+    def label_lines(self) -> tuple[str, ...]:
+        """See label_lines."""
+        return label_lines(self.label)
+
+    def estimate(self, metric: Metric) -> Estimate:
+        """The estimate of a metric; without a value where the metric does not apply to these generations."""
+        own = (estimate for estimate in self.estimates if estimate.metric.name == metric.name)
+        return next(own, Estimate(metric, None, None))
+
+
+def label_lines(label: str) -> tuple[str, ...]:
+    """A label with each of its options on a line of its own, where there is no room for long labels.
+
+    `two_model[draft_tokens=5,tree=wide]` -> `two_model`, `draft_tokens=5`, `tree=wide`.
+    """
+    name, _, options = label.removesuffix("]").partition("[")
+    return (name, *options.split(",")) if options else (name,)
+
+
+@dataclass(frozen=True)
+class SuiteFigures:
+    """All methods on one suite, or on all of them (POOLED)."""
+
+    suite: str
+    methods: tuple[MethodFigures, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Files that may be compared. With several suites the last of `suites` is all of them together.
+
+    `frame` holds the free generations, `others` those of the other modes, replay and profile.
+    """
+
+    files: tuple[RunFile, ...]
+    frame: pd.DataFrame
+    suites: tuple[SuiteFigures, ...]
+    differs: tuple[Difference, ...]
+    others: Frames = field(default_factory=dict)
+    judging: Judging | None = None
+
+    @property
+    def run(self) -> Run:
+        """The first run: it represents all runs in whatever must be equal."""
+        return self.files[0].run
+
+    @property
+    def pooled(self) -> SuiteFigures:
+        return self.suites[-1]
+
+    @property
+    def repeats(self) -> Repeats:
+        return {number: file.run.repeats for number, file in enumerate(self.files)}
+
+    @property
+    def sessions(self) -> int:
+        """The number of sessions the group was measured in."""
+        return len(self.frame.groupby(["file", "session"]))
+
+    def title(self, figures: SuiteFigures) -> str:
+        """The suite's name, with "(embedded)" for a sample, so that it is not taken for the published prompts."""
+        samples = {suite.name for suite in self.run.suites if suite.is_sample}
+        return f"{figures.suite} (embedded)" if figures.suite in samples else figures.suite
+
+    @property
+    def methods(self) -> tuple[MethodInfo, ...]:
+        """Every method of the group's runs by its label, the baseline first."""
+        return _methods(self.files)
+
+
+def compare(files: Sequence[RunFile], scores: Sequence[Score] | None = None) -> tuple[Group, ...]:
+    """The figures of `files`, in groups that may be compared; `differs` has what sets a group apart from the first.
+
+    With `scores`, perhaps empty, the groups also have the figures of these scores, which may be of any of the files,
+    and of the scores files next to the results. Raises UserError where no file holds a generation that counts (warm-up
+    does not), or for a scores file that cannot be read.
+    """
+    measured = [file for file in files if any(row.repeat >= 0 for row in file.rows)]
+    if not measured:
+        names = ", ".join(str(file.path) for file in files)
+        raise UserError(f"no generations in {names or 'no files'}. Run `benchctl run`, or continue it with --resume.")
+    grouped = group(measured)
+    first = grouped[0][0].run
+    shared = iter(share_out([file for members in grouped for file in members], scores or ()))
+    judgings = [None if scores is None else judging(members, [next(shared) for _ in members]) for members in grouped]
+    return tuple(
+        _group(members, differences(first, members[0].run), judged)
+        for members, judged in zip(grouped, judgings, strict=True)
+    )
+
+
+def over(file: RunFile, label: str) -> RunFile:
+    """The file with another of its methods as the baseline, and without the original baseline.
+
+    Verdicts and token agreement stay those with the original baseline. Raises UserError for a method that the file has
+    not measured, naming those it has.
+    """
+    original = file.run.baseline
+    labels = [method.label for method in file.run.methods if not method.unsupported]
+    if label not in labels:
+        raise UserError(f"{file.path} has no {label}. It measured: {' '.join(labels)}.")
+    if label == original:
+        return file
+    methods = tuple(method for method in file.run.methods if method.label != original)
+    return replace(file, run=replace(file.run, baseline=label, methods=methods))
+
+
+def by_suite(groups: Sequence[Group]) -> tuple[Group, ...]:
+    """A group for each suite of each group, with the figures of that suite."""
+    return tuple(
+        replace(
+            group,
+            frame=group.frame[group.frame["suite"] == figures.suite],
+            others={mode: frame[frame["suite"] == figures.suite] for mode, frame in group.others.items()},
+            suites=(figures,),
+        )
+        for group in groups
+        for figures in (group.suites[:-1] or group.suites)
+    )
+
+
+def only_suites(files: Sequence[RunFile], names: Sequence[str]) -> list[RunFile]:
+    """The files with the rows of these suites only, without files that have none.
+
+    Raises UserError for a suite that no file has, naming those there are.
+    """
+    measured = list(dict.fromkeys(row.suite for file in files for row in file.rows))
+    for name in names:
+        if name not in measured:
+            raise UserError(f"--suite {name}: was not measured in these files. There are: {', '.join(measured)}.")
+    kept = [
+        replace(
+            file,
+            run=replace(file.run, suites=tuple(suite for suite in file.run.suites if suite.name in names)),
+            rows=tuple(row for row in file.rows if row.suite in names),
+        )
+        for file in files
+    ]
+    return [file for file in kept if file.rows]
+
+
+def chosen(groups: Sequence[Group], wanted: Sequence[str] = ()) -> tuple[str, ...]:
+    """The measured labels, each once, baselines first, or the `wanted` ones in their order.
+
+    A wanted name is a label, or the name of a method for all its labels. Raises UserError for one without measurements.
+    """
+    labels = list(dict.fromkeys(method.label for group in groups for method in group.pooled.methods))
+    selected: dict[str, None] = {}
+    for name in wanted:
+        matching = [label for label in labels if name in (label, label.partition("[")[0])]
+        if not matching:
+            raise UserError(f"--method {name}: was not measured here. These were: {' '.join(labels)}.")
+        selected |= dict.fromkeys(matching)
+    return tuple(selected or labels)
+
+
+def check_count(labels: Sequence[str], most: int, what: str) -> None:
+    """Raises UserError for more methods than a picture has room for; `what` names them."""
+    if len(labels) > most:
+        raise UserError(
+            f"{len(labels)} {what} are too many for one picture of this size, which has room for {most}: choose with "
+            f"--method, of {' '.join(labels[:most])} and {len(labels) - most} more."
+        )
+
+
+def _group(files: tuple[RunFile, ...], differs: tuple[Difference, ...], judged: Judging | None) -> Group:
+    modes = dict.fromkeys(("free", *(mode for file in files for mode in file.run.modes)))
+    frames = to_frames(files, modes)
+    names = list(dict.fromkeys(frames["free"]["suite"]))
+    suites = [
+        _suite_figures(files, name, {mode: frame[frame["suite"] == name] for mode, frame in frames.items()}, judged)
+        for name in names
+    ]
+    if len(names) > 1:
+        suites.append(_suite_figures(files, POOLED, frames, judged))
+    others: dict[Mode, pd.DataFrame] = {mode: frame for mode, frame in frames.items() if mode != "free"}
+    return Group(files, frames["free"], tuple(suites), differs, others, judged)
+
+
+def _methods(files: Sequence[RunFile]) -> tuple[MethodInfo, ...]:
+    by_label = {method.label: method for file in files for method in file.run.methods}
+    return tuple(sorted(by_label.values(), key=lambda method: method.label != files[0].run.baseline))
+
+
+def _suite_figures(files: tuple[RunFile, ...], suite: str, frames: Frames, judged: Judging | None) -> SuiteFigures:
+    measured = set(frames["free"]["label"])
+    figures = []
+    for method in _methods(files):
+        if method.label in measured:
+            judgements = judged.figures(method.label, None if suite == POOLED else suite) if judged else ()
+            figures.append(_method_figures(files, method, frames, judgements))
+    return SuiteFigures(suite, tuple(figures))
+
+
+def _method_figures(
+    files: tuple[RunFile, ...], method: MethodInfo, frames: Frames, judged: tuple[JudgedFigures, ...]
+) -> MethodFigures:
+    run, free = files[0].run, frames["free"]
+    repeats = {number: file.run.repeats for number, file in enumerate(files)}
+    counts = fidelity(free[free["label"] == method.label], repeats)
+    pairs = _pairs(frames, method.label, run.baseline)
+    own = pairs["free"]
+    is_baseline = method.label == run.baseline
+    return MethodFigures(
+        label=method.label,
+        exactness=method.exactness,
+        is_baseline=is_baseline,
+        prompts=_prompts(own),
+        generations=len(own),
+        checked_prompts=_prompts(own[own["checked_answers"] > 0]),
+        tokens=int(own["new_tokens"].sum()),
+        baseline_tokens=int(own["new_tokens_baseline"].sum()),
+        estimates=tuple(estimate for mode in pairs for estimate in estimates(pairs[mode], _metrics(mode, pairs[mode]))),
+        fidelity=counts,
+        lossless=not is_baseline and is_lossless(claims_exact(method.exactness, run.temperature), counts, run.dtype),
+        judged=judged,
+    )
+
+
+def _pairs(frames: Frames, label: str, baseline: str) -> dict[Mode, pd.DataFrame]:
+    """The pairs of each mode: the method and the baseline, but a profiled generation and the free one of the method."""
+    pairs: dict[Mode, pd.DataFrame] = {"free": pair(frames["free"], label, baseline)}
+    if "replay" in frames:
+        pairs["replay"] = pair(frames["replay"], label, baseline)
+    if "profile" in frames:
+        arms = [frames[mode][frames[mode]["label"] == label].assign(label=mode) for mode in ("profile", "free")]
+        pairs["profile"] = pair(pd.concat(arms, ignore_index=True), "profile", "free")
+    return pairs
+
+
+def _metrics(mode: Mode, pairs: pd.DataFrame) -> list[Metric]:
+    """The metrics of a mode that apply to these pairs."""
+    return [metric for metric in all_metrics() if metric.mode == mode and (not metric.needs or metric.needs(pairs))]
+
+
+def _prompts(pairs: pd.DataFrame) -> int:
+    return len(pairs[["suite", "prompt_id"]].drop_duplicates())

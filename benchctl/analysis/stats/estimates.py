@@ -1,0 +1,70 @@
+"""Metrics over pairs as values with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isnan
+
+import numpy as np
+import pandas as pd
+
+from benchctl.analysis.frame.build import measured_apart
+from benchctl.analysis.metrics.metric import Column, Metric, ones, zeros
+from benchctl.analysis.stats.bootstrap import Floats, Interval, Ints, Levels, bootstrap, ratios_of_sums
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A metric of one method. `value` is None where it has no meaning, `interval` where there is too little data."""
+
+    metric: Metric
+    value: float | None
+    interval: Interval | None
+
+
+def estimates(pairs: pd.DataFrame, metrics: Sequence[Metric]) -> tuple[Estimate, ...]:
+    """The metrics over `pairs`; their intervals share the resamples.
+
+    A value is None where it has no meaning, such as an acceptance rate where nothing was drafted.
+    """
+    tops, bottoms, less_tops, less_bottoms = _sums(pairs, metrics)
+    uses_baseline = [metric.uses_baseline for metric in metrics]
+    intervals = bootstrap(tops, bottoms, levels(pairs), less=(less_tops, less_bottoms), uses_baseline=uses_baseline)
+    ratios = ratios_of_sums(tops, bottoms)
+    subtracted = [metric.less is not None for metric in metrics]
+    values = np.where(subtracted, ratios - ratios_of_sums(less_tops, less_bottoms), ratios)
+    return tuple(
+        Estimate(metric, None if isnan(value) else value, interval)
+        for metric, value, interval in zip(metrics, values.tolist(), intervals, strict=True)
+    )
+
+
+def levels(pairs: pd.DataFrame) -> Levels:
+    """The session and the prompt of each of `pairs`; a batch of prompts is drawn as one."""
+    baseline_sessions = pairs.groupby(["file_baseline", "session_baseline"]).ngroup()
+    return Levels(
+        session=_integers(pairs.groupby(["file", "session"]).ngroup()),
+        prompt=_integers(pairs.groupby(["suite", "batch"]).ngroup()),
+        other_session=_integers(baseline_sessions) if measured_apart(pairs) else None,
+    )
+
+
+def _sums(pairs: pd.DataFrame, metrics: Sequence[Metric]) -> tuple[Floats, ...]:
+    """Four arrays [pairs, metrics]: top and bottom of each ratio, and of the ratio that is subtracted.
+
+    Metrics share columns, and each column is computed once: this is most of the time of a comparison with many methods.
+    """
+    sides = zip(*((metric.top, metric.bottom, *(metric.less or (zeros, ones))) for metric in metrics), strict=True)
+    computed: dict[Column, Floats] = {}
+    return tuple(np.stack([_values(column, pairs, computed) for column in side]).T for side in sides)
+
+
+def _values(column: Column, pairs: pd.DataFrame, computed: dict[Column, Floats]) -> Floats:
+    if column not in computed:
+        computed[column] = column(pairs).to_numpy(dtype=float)
+    return computed[column]
+
+
+def _integers(codes: pd.Series) -> Ints:
+    return codes.to_numpy().astype(np.int64)

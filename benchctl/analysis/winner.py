@@ -1,0 +1,220 @@
+"""Which method is fastest, which methods are not significantly slower, and the best of many labels of one method."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import log
+
+import numpy as np
+import pandas as pd
+
+from benchctl.analysis.comparison import Group, MethodFigures
+from benchctl.analysis.frame.build import pair
+from benchctl.analysis.frame.fidelity import broken, claims_exact
+from benchctl.analysis.metrics.speed import SPEEDUP
+from benchctl.analysis.stats.bootstrap import LEVEL, Floats, Ints, Levels, p_value
+from benchctl.analysis.stats.estimates import Estimate, levels
+
+_GENERATION = ["file", "session", "suite", "batch", "prompt_id", "turn", "repeat"]
+_FEWEST_LABELS = 3  # two labels are a comparison, not a search
+_Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Contest:
+    """The `methods` that give the target's own answers, by falling speed-up, and which significantly `beats` which.
+
+    `unconfirmed` has the labels that claim the target's answers, but of which some answer failed or has no verdict.
+    The first of each pair in `beats` is the faster. All pairs of methods count as comparisons, since any method might
+    have come first: Holm's correction keeps the chance of a single wrong result below 5% (Holm: A Simple Sequentially
+    Rejective Multiple Test Procedure, 1979). Two methods are compared on what both answered.
+    """
+
+    methods: tuple[MethodFigures, ...] = ()
+    unconfirmed: tuple[str, ...] = ()
+    beats: frozenset[_Pair] = frozenset()
+
+    def is_beaten(self, method: MethodFigures, rivals: Sequence[MethodFigures]) -> bool:
+        """Whether any of the rivals is significantly faster."""
+        return any((rival.label, method.label) in self.beats for rival in rivals)
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The method with the largest speed-up among those that no other method of the contest beats.
+
+    Autoregressive decoding takes part. `slower` are significantly slower, `tied` are not. `partly` says that not all
+    methods answered the same prompts. `unconfirmed` took no part, see Contest.
+    """
+
+    label: str
+    speedup: Estimate
+    slower: tuple[str, ...]
+    tied: tuple[str, ...]
+    partly: bool = False
+    unconfirmed: tuple[str, ...] = ()
+
+    @property
+    def methods(self) -> int:
+        return 1 + len(self.slower) + len(self.tied)
+
+    @property
+    def pairs(self) -> int:
+        return self.methods * (self.methods - 1) // 2
+
+
+@dataclass(frozen=True)
+class BestLabel:
+    """The best of several `labels` of the method `name`, and how many of the other labels are significantly slower."""
+
+    name: str
+    labels: int
+    best: MethodFigures
+    slower: int
+
+
+def contest(group: Group) -> Contest:
+    """Over all suites. Lossy methods take no part: the fastest of them is the one that loses most.
+
+    Neither do methods whose answers contradict their claim, nor those of imported files, which have none.
+    """
+    if group.run.imported:
+        return Contest()
+    claiming = [method for method in group.pooled.methods if _competes(group, method)]
+    unconfirmed = [method for method in claiming if method.fidelity.failed + method.fidelity.unjudged > 0]
+    confirmed = [method for method in claiming if method not in unconfirmed]
+    ranked = sorted(confirmed, key=lambda method: method.estimate(SPEEDUP).value or 0.0, reverse=True)
+    ratios = _ratios(group.frame, [method.label for method in ranked]) if len(ranked) > 1 else {}
+    significant = holm({labels: ratio.p_value for labels, ratio in ratios.items()})
+    beats = {(a, b) if ratios[a, b].logarithm > 0 else (b, a) for a, b in significant if ratios[a, b].logarithm}
+    return Contest(tuple(ranked), tuple(method.label for method in unconfirmed), frozenset(beats))
+
+
+def fastest(group: Group) -> Winner | None:
+    """The winner. None where fewer than two methods compete, or where another method beats each of them.
+
+    The latter may happen where they answered different prompts.
+    """
+    result = contest(group)
+    best = next((method for method in result.methods if not result.is_beaten(method, result.methods)), None)
+    if best is None or len(result.methods) < 2:
+        return None
+    rivals = [method.label for method in result.methods if method is not best]
+    slower = tuple(label for label in rivals if (best.label, label) in result.beats)
+    tied = tuple(label for label in rivals if label not in slower)
+    partly = len({(method.prompts, method.generations) for method in result.methods}) > 1
+    return Winner(best.label, best.estimate(SPEEDUP), slower, tied, partly, result.unconfirmed)
+
+
+def best_labels(group: Group) -> Iterator[BestLabel]:
+    """For each method with several labels the best one: of those that none beats, the highest lower end of an interval.
+
+    Lossy labels have no best: the fastest is the one that loses most.
+    """
+    result = contest(group)
+    by_name: dict[str, list[MethodFigures]] = {}
+    for method in result.methods:
+        if method.estimate(SPEEDUP).interval:
+            by_name.setdefault(method.label_lines[0], []).append(method)
+    for name, labels in by_name.items():
+        unbeaten = [method for method in labels if not result.is_beaten(method, labels)]
+        if len(labels) >= _FEWEST_LABELS and unbeaten:
+            best = max(unbeaten, key=_low)
+            yield BestLabel(name, len(labels), best, sum((best.label, label.label) in result.beats for label in labels))
+
+
+def sentence(group: Group, winner: Winner) -> str:
+    """The winner in words, for a report."""
+    return " ".join(_sentences(group, winner))
+
+
+def holm(p_values: Mapping[_Pair, float], level: float = LEVEL) -> set[_Pair]:
+    """The significant comparisons, with a probability of at most `level` that any of them is wrong.
+
+    The smallest p-value must be at most level / n, the next at most level / (n - 1), and so on until one is not.
+    Example: of 0.01, 0.02 and 0.04 all three are significant at 0.05, of 0.01, 0.03 and 0.04 only the first.
+    """
+    significant: set[_Pair] = set()
+    for tested, labels in enumerate(sorted(p_values, key=lambda labels: p_values[labels])):
+        if p_values[labels] > level / (len(p_values) - tested):
+            break
+        significant.add(labels)
+    return significant
+
+
+@dataclass(frozen=True)
+class _Ratio:
+    """The logarithm of (time of the second / time of the first) of a pair, and its p-value."""
+
+    logarithm: float
+    p_value: float
+
+
+def _low(method: MethodFigures) -> float:
+    interval = method.estimate(SPEEDUP).interval
+    assert interval is not None
+    return interval.low
+
+
+def _competes(group: Group, method: MethodFigures) -> bool:
+    """Whether a method was timed, claims to be exact, and no answer contradicts that.
+
+    The same conditions hold for a baseline, since a lossy method may replace it (`--over`).
+    """
+    claims = claims_exact(method.exactness, group.run.temperature)
+    return claims and not broken(method.fidelity, group.run.dtype) and method.estimate(SPEEDUP).value is not None
+
+
+def _ratios(frame: pd.DataFrame, labels: Sequence[str]) -> dict[_Pair, _Ratio]:
+    """Of each pair of labels, on what both answered, the first being the better ranked."""
+    valid = frame[frame["error"].isna() & ~frame["round_invalid"] & frame["label"].isin(labels)]
+    times = valid.pivot(index=_GENERATION, columns="label", values="whole_s")
+    keys = times.reset_index()[_GENERATION]
+    sessions, prompts = (
+        keys.groupby(names).ngroup().to_numpy().astype(np.int64) for names in (["file", "session"], ["suite", "batch"])
+    )
+    seconds = {label: times[label].to_numpy(float) for label in labels if label in times}
+    return {
+        (first, second): _same_session(seconds[first], seconds[second], sessions, prompts)
+        or _other_session(frame, first, second)
+        for first, second in combinations(labels, 2)
+    }
+
+
+def _same_session(first: Floats, second: Floats, sessions: Ints, prompts: Ints) -> _Ratio | None:
+    both = ~(np.isnan(first) | np.isnan(second))
+    if not both.any():
+        return None
+    return _ratio(second[both], first[both], Levels(sessions[both], prompts[both]))
+
+
+def _other_session(frame: pd.DataFrame, first: str, second: str) -> _Ratio:
+    """Of two labels that were measured in different sessions."""
+    pairs = pair(frame, first, second)
+    if pairs.empty:
+        return _Ratio(0.0, 1.0)
+    above, below = (pairs[name].to_numpy(float) for name in ("whole_s_baseline", "whole_s"))
+    return _ratio(above, below, levels(pairs))
+
+
+def _ratio(above: Floats, below: Floats, level: Levels) -> _Ratio:
+    return _Ratio(log(above.sum() / below.sum()), p_value(above, below, level))
+
+
+def _sentences(group: Group, winner: Winner) -> Iterator[str]:
+    estimate = winner.speedup
+    interval = f" [{estimate.interval.low:.2f}, {estimate.interval.high:.2f}]" if estimate.interval else ""
+    itself = winner.label == group.run.baseline
+    speed = "the baseline itself" if itself else f"{estimate.value or 0:.2f}x{interval} over the baseline"
+    yield f"Fastest of {winner.methods} methods that give the target's own answers: {winner.label}, {speed}."
+    if winner.tied:
+        yield f"Not significantly slower: {', '.join(winner.tied)}."
+    else:
+        yield "It is significantly faster than each of the others."
+    if winner.partly:
+        yield "Where not all methods answered, two are compared on the prompts that both answered."
+    if winner.unconfirmed:
+        yield f"Not included, as some of their answers failed or have no verdict: {', '.join(winner.unconfirmed)}."
+    yield f"(95% confidence, Holm's correction for {winner.pairs} pair{'' if winner.pairs == 1 else 's'}.)"
+    if group.sessions == 1:
+        yield "This holds for one session; measure with --sessions 3 to see whether it holds for others."

@@ -1,0 +1,340 @@
+"""The checks of `benchctl doctor`: what a method claims, and how it counts, ends, draws and uses the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import get_args
+
+import torch
+
+from benchctl.conformance.enumeration import distribution, total_variation
+from benchctl.conformance.findings import Deviation, Result, Skipped, shown
+from benchctl.conformance.method_under_test import MethodUnderTest, Watched, answer
+from benchctl.conformance.random_models import (
+    CONTEXT_TOKENS,
+    FEW_TOKENS,
+    KINDS,
+    NEW_TOKENS,
+    VOCABULARY,
+    RandomModels,
+    prompt_of,
+    random_models,
+)
+from benchctl.decoding.batch import decode_batch, why_not_batched
+from benchctl.decoding.kv.stream import Stream
+from benchctl.decoding.loop import DecodeRequest, Generation
+from benchctl.decoding.method import Exactness, Step
+from benchctl.decoding.replay import Unforced
+from benchctl.decoding.sampling import Sampling
+from benchctl.errors import UserError
+from benchctl.registry import Label, build, canonical_label, method_options, parse_label
+
+_PROMPTS = (1, 2, 13, CONTEXT_TOKENS - 7, CONTEXT_TOKENS - 1)
+_SHORT_PROMPT = (1, 3, 0, 1, 3)  # its tail occurred before, so that looking back finds something
+_SHORT = 4  # tokens of an enumerated answer
+_WARM = Sampling(temperature=1.5, top_k=2)
+_ROUNDING = 1e-6  # transformers' routers of experts compute in float32; a wrong rule is off by 1e-3 and more
+_PROMPT_TOKENS = 13
+_SAMPLED = Sampling(temperature=0.9, top_p=0.9, seed=5)
+_CACHE_ROUNDING = 1e-9
+_KEPT = "commit with stream.keep the root and the accepted rows, no others, and nothing of what is still to be read"
+
+
+def options(subject: MethodUnderTest) -> Result:
+    """Every option can be written in a label and is read back as it was; the label has one spelling."""
+    again = canonical_label(build(subject.canonical), parse_label(subject.canonical))
+    if again != subject.canonical:
+        action = "make __post_init__ leave the options as they were given"
+        return Deviation(f"the label {subject.canonical} to be read back as it is", again, action)
+    name = parse_label(subject.label).name
+    for option in method_options(name):
+        if not option.default:
+            continue  # an empty text cannot be written, and is what leaving it out means
+        spelt = Label(name, ((option.name, option.default),)).text
+        try:
+            plain = canonical_label(build(spelt), parse_label(spelt))
+        except UserError as problem:
+            return Deviation(f"{spelt}, its own default, to be read", str(problem), _kinds(option.name))
+        if plain != name:
+            return Deviation(f"{spelt}, its own default, to mean {name}", plain, _kinds(option.name))
+    return None
+
+
+def _kinds(option: str) -> str:
+    return f"annotate {option} as str, int, float, bool or a Literal of texts, without commas or brackets in them"
+
+
+def unsupported(subject: MethodUnderTest) -> Result:
+    """None or a reason, on every target, and None on one at least."""
+    method = subject.fresh()
+    reasons = {kind: method.unsupported(random_models(kind).target.info) for kind in KINDS}
+    for kind, reason in reasons.items():
+        if reason is not None and (not isinstance(reason, str) or not reason.strip()):
+            action = "let unsupported return a sentence for the user, or None"
+            return Deviation(f"None or a reason for {kind}", repr(reason), action)
+    if all(reasons.values()):
+        action = "examine it with options that fit 4 layers, 24 tokens of vocabulary and 64 of context"
+        return Deviation(
+            "a target that it runs on", "; ".join(f"{kind}: {why}" for kind, why in reasons.items()), action
+        )
+    return None
+
+
+def claim(subject: MethodUnderTest) -> Result:
+    """The claim is one that benchctl knows, and a lossy method says why."""
+    method = subject.fresh()
+    if method.exactness not in get_args(Exactness):
+        return Deviation("exactness exact, exact_greedy or lossy", repr(method.exactness), "claim one of the three")
+    if method.exactness == "lossy" and not method.reason.strip():
+        return Deviation("a reason why answers may differ", "an empty one", "set reason to what the method gives up")
+    return None
+
+
+def greedy(subject: MethodUnderTest, models: RandomModels) -> Result:
+    """Greedy answers are the target's, at prompts short and long and up to the end of the context."""
+    method = subject.prepared(models)
+    if method.exactness == "lossy":
+        return Skipped(f"claims no exactness: {method.reason}")
+    for length in _PROMPTS:
+        prompt = prompt_of(length)
+        got, truth = answer(method, models, prompt, NEW_TOKENS).token_ids, models.truth(prompt, NEW_TOKENS)
+        if got != truth:
+            at = next((at for at, (one, other) in enumerate(zip(got, truth, strict=False)) if one != other), len(truth))
+            expected = f"the target's own {shown(truth)} after a prompt of {length} tokens"
+            action = "commit only what the target's logits say, and its own token after that; or claim lossy"
+            return Deviation(expected, f"{shown(got)}, other from token {at + 1} on", action)
+    return None
+
+
+def sampled(subject: MethodUnderTest, models: RandomModels) -> Result:
+    """Short sampled answers have the target's distribution: all ways that draws can go are enumerated."""
+    method = subject.fresh()
+    if method.exactness != "exact":
+        return Skipped(f"claims {method.exactness}, not exactness under sampling")
+    few = random_models(models.kind, FEW_TOKENS)
+    if reason := method.unsupported(few.target.info):
+        return Skipped(f"cannot run with a vocabulary of {FEW_TOKENS}: {reason}")
+    # A fresh method each time: what one keeps of an earlier prompt is for another check to find.
+    found = distribution(lambda _: answer(subject.prepared(few), few, _SHORT_PROMPT, _SHORT, _WARM).token_ids)
+    distance = total_variation(found, _chances(few))
+    if not distance < _ROUNDING:
+        action = (
+            "draw with context.pick, Chain or sampling.draw, give Draft the distribution drawn from, and leave "
+            "verification to Speculative; or claim exact_greedy"
+        )
+        return Deviation("total variation 0 from the target's distribution", f"{distance:.3g}", action)
+    return None
+
+
+@torch.inference_mode()
+def _chances(few: RandomModels) -> dict[tuple[int, ...], float]:
+    """Probability of every short answer, by passes over the whole text."""
+    found: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(_SHORT):
+        longer: dict[tuple[int, ...], float] = {}
+        for text, chance in found.items():
+            state = few.naive.last_states([*_SHORT_PROMPT, *text])[-1:]
+            probs = _WARM.probs(few.naive.logits(state))[0].tolist()
+            longer |= {(*text, token): chance * probs[token] for token in range(FEW_TOKENS) if probs[token] > 0}
+        found = longer
+    return found
+
+
+def engaged(subject: MethodUnderTest, models: RandomModels) -> Result:
+    """The method does more than plain decoding here, so that the other checks have something to find; never fails."""
+    method, full = subject.prepared(models), models.target.layers
+    steps = [
+        step
+        for sampling in (Sampling(), _SAMPLED)
+        for step in answer(method, models, prompt_of(_PROMPT_TOKENS), NEW_TOKENS, sampling).steps
+    ]
+    drafted, accepted = sum(step.drafted for step in steps), sum(step.accepted for step in steps)
+    if accepted or any(layer != full for step in steps for layer in step.layers):
+        return None
+    if drafted:
+        return Skipped(f"none of {drafted} drafted tokens was accepted here, so no check has seen an accepted one")
+    return Skipped(
+        "nothing was drafted and no layer left out here, as in plain decoding: where that is not what the method is "
+        "for, examine it with options that make it act, such as a lower threshold"
+    )
+
+
+def counting(subject: MethodUnderTest, models: RandomModels) -> Result:
+    """Committed tokens are those accepted and at most a bonus; they add up to the answer; layers are one per token."""
+    steps: list[Step] = []
+    method = Watched(subject.prepared(models), lambda stream, text, step: steps.append(step) if step else None)
+    for sampling in (Sampling(), _SAMPLED):
+        got = answer(method, models, prompt_of(_PROMPT_TOKENS), NEW_TOKENS, sampling)
+        committed = 1 + sum(len(step.tokens) for step in got.steps)
+        if not committed == len(got.token_ids) == len(got.layers):
+            seen = f"{committed} committed, {len(got.token_ids)} tokens, {len(got.layers)} layers"
+            return Deviation(
+                "1 + committed tokens = tokens of the answer = layers counted", seen, "give layers per token"
+            )
+    return next((problem for step in steps if (problem := _miscounted(step))), None)
+
+
+def _miscounted(step: Step) -> Deviation | None:
+    seen = f"{len(step.tokens)} tokens, {step.drafted} drafted, {step.accepted} accepted, {len(step.layers)} layers"
+    if not all(type(token) is int for token in step.tokens):
+        kinds = ", ".join(sorted({type(token).__name__ for token in step.tokens}))
+        return Deviation("tokens that are Python integers", kinds, "fetch them with .item() or .tolist() in the step")
+    if not 0 <= step.accepted <= step.drafted:
+        return Deviation("0 <= accepted <= drafted", seen, "count drafted tokens kept as accepted, not the bonus token")
+    if len(step.tokens) - step.accepted not in (0, 1):
+        return Deviation("tokens = accepted + bonus", seen, "commit what was accepted and at most one token more")
+    if len(step.layers) != len(step.tokens):
+        return Deviation("layers for each token of a step", seen, "give Step.layers one number per token")
+    return None
+
+
+def limits(subject: MethodUnderTest, models: RandomModels) -> Result:
+    """An answer has as many tokens as allowed: one, two, and around the length of a draft."""
+    method, prompt = subject.prepared(models), prompt_of(_PROMPT_TOKENS)
+    full = answer(method, models, prompt, NEW_TOKENS)
+    drafted = max((step.drafted for step in full.steps), default=0)
+    for limit in sorted({1, 2, *range(max(drafted - 1, 1), min(drafted + 2, NEW_TOKENS) + 1)}):
+        got = answer(method, models, prompt, limit)
+        expected = full.token_ids[:limit]
+        short = len(got.token_ids) != limit or got.stop_reason != "length"
+        if short or (method.exactness != "lossy" and got.token_ids != expected):
+            wanted = f"{shown(expected)}, ended by the limit of {limit}"
+            action = "draft no deeper than the budget, and let nothing but the text decide what is said"
+            return Deviation(wanted, f"{shown(got.token_ids)}, ended by {got.stop_reason}", action)
+    return None
+
+
+def stops(subject: MethodUnderTest, models: RandomModels) -> Result:
+    """The first stop token ends an answer wherever it falls; one that is drafted and rejected ends nothing."""
+    prompt = prompt_of(_PROMPT_TOKENS)
+    full = answer(subject.prepared(models), models, prompt, NEW_TOKENS)
+    unsaid = frozenset(range(VOCABULARY)) - set(full.token_ids)
+    cases = {f"as {role} token": (frozenset({token}), end) for role, (token, end) in _roles(full).items()}
+    cases["that is never said"] = (unsaid, len(full.token_ids))
+    for role, (stop_ids, end) in cases.items():
+        ending = models.with_stops(stop_ids)
+        got = answer(subject.prepared(ending), ending, prompt, NEW_TOKENS)
+        reason = "stop" if stop_ids != unsaid else "length"
+        if got.token_ids != full.token_ids[:end] or got.stop_reason != reason:
+            wanted = f"with a stop token {role}: {shown(full.token_ids[:end])}, ended by {reason}"
+            action = "leave stop tokens to the loop: commit the step as if there were none"
+            return Deviation(wanted, f"{shown(got.token_ids)}, ended by {got.stop_reason}", action)
+    return None
+
+
+def _roles(full: Generation) -> dict[str, tuple[int, int]]:
+    """Role -> a token that comes first in this role, and the length of the answer up to it."""
+    roles = {"first": (full.token_ids[0], 1)}
+    at = 1
+    for step in full.steps:
+        for offset, token in enumerate(step.tokens):
+            role = "bonus" if offset == step.accepted else "last accepted" if offset == step.accepted - 1 else "inner"
+            if full.token_ids.index(token) == at + offset:
+                roles.setdefault(role, (token, at + offset + 1))
+        at += len(step.tokens)
+    return roles
+
+
+def isolation(subject: MethodUnderTest, models: RandomModels) -> Result:
+    """A prompt after others gives what it gives to a fresh method."""
+    for sampling in (Sampling(), _SAMPLED):
+        used = subject.prepared(models)
+        for length in (30, _PROMPT_TOKENS, 1, _PROMPT_TOKENS):
+            prompt = prompt_of(length)
+            after = answer(used, models, prompt, NEW_TOKENS, sampling)
+            alone = answer(subject.prepared(models), models, prompt, NEW_TOKENS, sampling)
+            if problem := _differs(alone, after, "alone", "after other prompts"):
+                return replace(problem, action="make everything anew in start() that belongs to one prompt")
+    return None
+
+
+def determinism(subject: MethodUnderTest, models: RandomModels) -> Result:
+    """The same seed gives the same answer in the same steps."""
+    prompt = prompt_of(_PROMPT_TOKENS)
+    one, other = (answer(subject.prepared(models), models, prompt, NEW_TOKENS, _SAMPLED) for _ in range(2))
+    if problem := _differs(one, other, "once", "again with the same seed"):
+        return replace(problem, action="draw with context.generator only: no random, no generator of your own")
+    return None
+
+
+def batches(subject: MethodUnderTest, models: RandomModels) -> Result:
+    """Sequences decoded together say what each says alone; a method that decodes no batches says why."""
+    if reason := why_not_batched(subject.prepared(models)):
+        return Skipped(f"it decodes no batches, since {reason}")
+    prompts = [prompt_of(length) for length in (_PROMPT_TOKENS, 1, 30)]
+    for sampling in (Sampling(), _SAMPLED):
+        asked = [DecodeRequest(prompt, NEW_TOKENS, sampling) for prompt in prompts]
+        together = decode_batch(subject.prepared(models), models.target, asked)
+        for prompt, got in zip(prompts, together, strict=True):
+            alone = answer(subject.prepared(models), models, prompt, NEW_TOKENS, sampling)
+            if problem := _differs(alone, got, "alone", "in a batch"):
+                return replace(problem, action="let layers_at name the layers that step runs, by new tokens alone")
+    return None
+
+
+def replayed(subject: MethodUnderTest, models: RandomModels) -> Result:
+    """Where its own text is forced upon it a method takes its own steps; it says any other text too, or is told of."""
+    prompt, other = prompt_of(_PROMPT_TOKENS), prompt_of(NEW_TOKENS)
+    free = answer(subject.prepared(models), models, prompt, NEW_TOKENS)
+    try:
+        own = answer(subject.prepared(models), models, prompt, NEW_TOKENS, forced=free.token_ids)
+        answer(subject.prepared(models), models, prompt, NEW_TOKENS, forced=other)
+    except Unforced as refusal:
+        return Skipped(f"run --replay cannot take it: {refusal}")
+    if problem := _differs(free, own, "when it is free", "where its own text was forced upon it"):
+        return replace(problem, action="let nothing but the tokens of the text tell whether it is forced")
+    assert own.forced is not None
+    if (own.forced.agreed, own.forced.judged) != (NEW_TOKENS, NEW_TOKENS):
+        seen = f"{own.forced.agreed} of {own.forced.judged}"
+        action = "call context.pick once for each token that is said"
+        return Deviation(f"its own choice at all {NEW_TOKENS} tokens of its own text", seen, action)
+    return None
+
+
+def _differs(one: Generation, other: Generation, when: str, then: str) -> Deviation | None:
+    if one.token_ids != other.token_ids:
+        return Deviation(f"{shown(one.token_ids)}, as {when}", f"{shown(other.token_ids)} {then}", "")
+    for number, (first, second) in enumerate(zip(one.steps, other.steps, strict=False), 1):
+        if first != second:
+            return Deviation(f"step {number} to be {_told(first)}, as {when}", f"{_told(second)} {then}", "")
+    return None
+
+
+def _told(step: Step) -> str:
+    layers = ", ".join(map(str, step.layers))
+    return f"{step.accepted} accepted of {step.drafted} in {step.rows} rows of {layers} layers"
+
+
+def cache_audit(subject: MethodUnderTest, models: RandomModels) -> Result:
+    """After each step every layer holds what a fresh prefill of the committed text gives it."""
+    method = subject.prepared(models)
+    if method.exactness == "lossy":
+        return Skipped(f"claims no exactness: {method.reason}")
+    problems: list[Deviation] = []
+    audited = Watched(method, _auditor(models, problems))
+    for sampling in (Sampling(), _SAMPLED):
+        answer(audited, models, prompt_of(_PROMPT_TOKENS), NEW_TOKENS, sampling)
+    return problems[0] if problems else None
+
+
+def _auditor(models: RandomModels, problems: list[Deviation]) -> Callable[[Stream, Sequence[int], Step | None], None]:
+    """Notes what is wrong with a stream whose committed text is given."""
+
+    def look(stream: Stream, text: Sequence[int], step: Step | None) -> None:
+        if stream.length != len(text):
+            problems.append(Deviation(f"{len(text)} rows of text in the cache", str(stream.length), _KEPT))
+            return
+        fresh = Stream(models.target, len(text))
+        fresh.push(list(text))
+        fresh.advance()
+        for layer, length in enumerate(stream.cache.lengths):
+            held = [slot for slot in range(min(length, len(text))) if slot not in stream.cache.absent[layer]]
+            off = (stream.cache.kv[layer][:, held] - fresh.cache.kv[layer][:, held]).abs().amax((0, 2))
+            wrong = [slot for slot, much in zip(held, off.tolist(), strict=True) if not much < _CACHE_ROUNDING]
+            if wrong:
+                seen = f"other keys or values in layer {layer} at position {wrong[0]} of {len(text)}"
+                problems.append(Deviation("the cache of a fresh prefill of the same text", seen, _KEPT))
+                return
+
+    return look

@@ -1,0 +1,125 @@
+"""The method under test: built from its label, prepared with untrained modules where it needs some, and observed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchctl.conformance.random_models import RandomModels
+from benchctl.decoding.experts.tiers import Timer
+from benchctl.decoding.kv.stream import Stream
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
+from benchctl.decoding.method import Context, Method, Step, UsesDraftModel
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.folder import MadeFor, save_modules
+from benchctl.decoding.modules.trainable import Trainable
+from benchctl.decoding.sampling import Sampling
+from benchctl.registry import build, canonical_label, method_options, parse_label
+
+Look = Callable[[Stream, Sequence[int], Step | None], None]
+
+
+@dataclass(frozen=True)
+class MethodUnderTest:
+    """A method by its label. ``folder`` takes the untrained modules of those that need some."""
+
+    label: str
+    folder: Path
+    _modules: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def fresh(self) -> Method:
+        return build(self.label)
+
+    @property
+    def canonical(self) -> str:
+        return canonical_label(self.fresh(), parse_label(self.label))
+
+    def prepared(self, models: RandomModels) -> Method:
+        """A fresh method, ready for a target: with a noisy twin as draft model, with untrained modules if need be."""
+        method = self.fresh()
+        if isinstance(method, Trainable) and method.needs_modules:
+            method.modules = self._untrained(method, models.target)
+        if isinstance(method, UsesDraftModel):
+            method.use_draft_model(models.draft)
+        method.prepare(models.target)
+        return method
+
+    def _untrained(self, method: Method, target: Target) -> str:
+        assert isinstance(method, Trainable)
+        if target.weights_sha256 not in self._modules:
+            models = self.folder / str(len(self._modules))
+            save_modules(models, untrained(method, target), facts_of(self.label, method, target))
+            self._modules[target.weights_sha256] = str(models)
+        return self._modules[target.weights_sha256]
+
+
+def answer(
+    method: Method,
+    models: RandomModels,
+    prompt: Sequence[int],
+    limit: int,
+    sampling: Sampling | None = None,
+    forced: Sequence[int] | None = None,
+) -> Generation:
+    """What a prepared method says to a prompt, or does where that is ``forced``."""
+    return decode(method, models.target, DecodeRequest(list(prompt), limit, sampling or Sampling(), forced=forced))
+
+
+class Watched(Method):
+    """A prepared method that is looked at after its prefill and after each step, before the loop truncates that.
+
+    ``look`` is given the stream, the text whose rows have to be committed by now, and the step, None for the prefill.
+    """
+
+    def __init__(self, method: Method, look: Look) -> None:
+        self._method = method
+        self._look = look
+
+    def serve(self, target: Target, timer: Timer | None) -> AbstractContextManager[Target]:
+        return self._method.serve(target, timer)
+
+    def start(self, context: Context) -> int:
+        first = self._method.start(context)
+        self._look(context.stream, context.tokens, None)
+        return first
+
+    def step(self, context: Context) -> Step:
+        step = self._method.step(context)
+        self._look(context.stream, [*context.tokens, *step.tokens[:-1]], step)
+        return step
+
+
+QUIET = 0.25  # louder adapters would never say what the target says, and no draft be accepted; scores must be loud
+
+
+def untrained(method: Trainable, target: Target, seed: int = 0) -> nn.Module:
+    """Modules with weights away from their initial ones.
+
+    Each is mixed along its inputs only, so that renaming the target's tokens renames those of its heads; what is zero
+    becomes a little noise, and has no tokens among its outputs.
+    """
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        module = method.build(target.info, target.lm_head.weight)
+        for weight in module.parameters():
+            if weight.ndim == 2:
+                outputs, inputs = weight.shape
+                noise = torch.randn(inputs if weight.any() else outputs, inputs, dtype=torch.float64) / inputs**0.5
+                level = 1.0 if outputs == 1 else QUIET
+                weight.copy_(weight.double() + 0.5 * weight.double() @ noise if weight.any() else level * noise)
+    return module
+
+
+def facts_of(label: str, method: Any, target: Target, **more: Any) -> Mapping[str, Any]:
+    """What training writes beside the weights."""
+    name = parse_label(label).name
+    info = target.info
+    made = MadeFor("tiny", target.weights_sha256, info.layers, info.hidden_size, info.vocabulary)
+    options = {option.name: getattr(method, option.name) for option in method_options(name)}
+    return {"method": method.modules_name(name), "options": options, "target": asdict(made), **more}

@@ -1,0 +1,1 @@
+"""How the embedded models and their modules were made; not in the wheel."""

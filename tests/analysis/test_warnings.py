@@ -1,0 +1,218 @@
+"""Each warning is raised by its condition only, and has the numbers and names of the case."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures_records import (
+    DRAFTED,
+    EXITING,
+    KOALA,
+    RUN,
+    baseline_row,
+    drafted_row,
+    exiting_row,
+    failed,
+    method,
+    usual_rows,
+)
+from warned import ids, warned
+
+from benchctl.analysis.comparison import Group, compare
+from benchctl.analysis.frame.build import to_frame
+from benchctl.records.schema import Row, Run
+from benchctl.records.writer import RunFile
+
+
+def group_of(rows: Sequence[Row], run: Run = RUN) -> Group:
+    (group,) = compare([RunFile(Path("a.jsonl"), run, tuple(rows))])
+    return group
+
+
+def test_a_good_run_has_no_warnings() -> None:
+    rows = usual_rows()
+    assert ids(group_of(rows + [replace(row, repeat=1) for row in rows])) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "id", "values"),
+    [
+        ({"suites": (replace(KOALA, source="embedded"),)}, "embedded_sample", {"suites": "koala"}),
+        (
+            {"suites": (replace(KOALA, prompts=30),)},
+            "run_unfinished",
+            {"file": "a.jsonl", "finished": 20, "prompts": 30},
+        ),
+        (
+            {"machine": {"cores": 2, "load_average": [1.9, 0.0, 0.0]}},
+            "machine_busy",
+            {"file": "a.jsonl", "load": 1.9, "cores": 2, "threads": 1},
+        ),
+        (
+            {"methods": (*RUN.methods, method("medusa", unsupported="no heads"))},
+            "not_measured",
+            {"label": "medusa", "reason": "no heads"},
+        ),
+    ],
+)
+def test_a_warning_from_the_header(changes: dict[str, Any], id: str, values: dict[str, object]) -> None:
+    rows = usual_rows()
+    group = group_of(rows + [replace(row, repeat=1) for row in rows], replace(RUN, **changes))
+    assert ids(group) == [id]
+    assert warned(group, id) == [values]
+
+
+def test_a_suite_of_benchctls_own_is_no_sample_of_another() -> None:
+    group = group_of(usual_rows(), replace(RUN, suites=(replace(KOALA, source="embedded", own=True),), repeats=1))
+    assert (ids(group), group.title(group.pooled)) == ([], "koala")
+
+
+def test_output_length_differs() -> None:
+    """Half the text in half the time is no speed-up, though the ratio of times says so."""
+    group = group_of([baseline_row(tokens=21), drafted_row(steps=10), exiting_row(tokens=11)])
+    assert warned(group, "output_length_differs") == [{"label": EXITING, "tokens": 11, "baseline_tokens": 21}]
+
+
+@pytest.mark.parametrize(("right", "expected"), [(0, [0.0]), (3, [0.15]), (4, []), (20, [])])
+def test_a_baseline_that_is_rarely_right(right: int, expected: list[float]) -> None:
+    suite = replace(KOALA, exact_answers={f"p{n}": ("text" if n < right else "other",) for n in range(20)})
+    found = warned(group_of(usual_rows(), replace(RUN, suites=(suite,))), "baseline_rarely_right")
+    assert [values["share"] for values in found] == expected
+
+
+@pytest.mark.parametrize(("lost", "expected"), [(0, True), (1, False), (20, False)])
+def test_an_interval_of_no_width_leaves_room_for_a_loss(lost: int, expected: bool) -> None:
+    """Where no answer of 20 was lost no resample loses one, but nor would it often where one in ten is lost."""
+    rows = [
+        replace(row, text="other") if row.label == EXITING and int(row.prompt_id[1:]) < lost else row
+        for row in usual_rows()
+    ]
+    suite = replace(KOALA, exact_answers={f"p{n}": ("text",) for n in range(20)})
+    found = warned(group_of(rows, replace(RUN, suites=(suite,))), "no_loss_observed")
+    assert found == [{"label": EXITING, "prompts": 20, "possible": 3 / 20}] * expected
+
+
+def test_an_exact_method_with_a_lossy_answer() -> None:
+    broken = replace(drafted_row(), verdict="lossy", first_divergence=3)
+    group = group_of([baseline_row(), broken, exiting_row()])
+    assert warned(group, "claim_broken") == [{"label": DRAFTED, "answers": 1}]
+
+
+def test_failures_and_few_prompts() -> None:
+    rows = [baseline_row("p0"), drafted_row("p0"), baseline_row("p1"), failed(drafted_row("p1"), "out of memory")]
+    group = group_of(rows, replace(RUN, suites=(replace(KOALA, prompts=2),), methods=RUN.methods[:2], repeats=1))
+    assert ids(group) == ["generations_failed", "few_prompts"]
+    (failure,) = warned(group, "generations_failed")
+    assert failure == {
+        "label": DRAFTED,
+        "generations": 1,
+        "mode": "free",
+        "prompt": "koala/p1",
+        "error": "out of memory",
+    }
+    assert warned(group, "few_prompts") == [{"count": 1, "unit": "prompts", "limit": 10}]
+
+
+@pytest.mark.parametrize(("slow_s", "expected"), [(1.05, []), (1.5, [0.5])])
+def test_an_unsteady_machine(slow_s: float, expected: list[float]) -> None:
+    rows = usual_rows(20)
+    rows = [replace(row, conditions={"sentinel_s": slow_s if at % 10 == 3 else 1.0}) for at, row in enumerate(rows)]
+    assert [values["excess"] for values in warned(group_of(rows), "machine_unsteady")] == expected
+
+
+@pytest.mark.parametrize(("waited_share", "expected"), [(0.04, []), (0.3, [0.3])])
+def test_a_load_that_lasted(waited_share: float, expected: list[float]) -> None:
+    rows = [replace(row, conditions={"waited_share": waited_share}) for row in usual_rows(20)]
+    assert [values["waited"] for values in warned(group_of(rows), "waited_for_cores")] == expected
+
+
+def test_a_few_generations_that_waited_long_are_no_lasting_load() -> None:
+    rows = [replace(row, conditions={"waited_share": 0.9 * (index < 20)}) for index, row in enumerate(usual_rows(20))]
+    assert warned(group_of(rows), "waited_for_cores") == []
+
+
+def test_answers_whose_controls_failed_are_counted_and_their_method_is_not_lossless() -> None:
+    """Their verdicts are missing, and the others would speak for them."""
+    good, bad = drafted_row("p0"), replace(drafted_row("p1"), verdict=None, fidelity={"failed_controls": 1.0})
+    baselines = [baseline_row("p0"), baseline_row("p1")]
+    assert lossless([*baselines, good, drafted_row("p1")]) is True
+    assert lossless([*baselines, good, bad]) is False
+    found = warned(group_of([*baselines, good, bad]), "verdict_unknown")
+    assert found == [{"label": DRAFTED, "answers": 1, "generations": 2}]
+    assert warned(group_of([*baselines, good]), "verdict_unknown") == []
+
+
+def lossless(rows: Sequence[Row]) -> bool:
+    return next(method.lossless for method in group_of(rows).pooled.methods if method.label == DRAFTED)
+
+
+def test_a_round_measured_again_does_not_replace_a_prompt_that_is_missing() -> None:
+    """A repeat that is missing and another that was measured twice come to as many rows as were planned."""
+    run = replace(RUN, repeats=2)
+    rows = [replace(row, repeat=repeat) for row in usual_rows(20) for repeat in (0, 1)]
+    assert warned(group_of(rows, run), "run_unfinished") == []
+    short = [row for row in rows if (row.prompt_id, row.repeat) != ("p3", 1)]
+    again = [replace(row, repeat=2) for row in rows if (row.prompt_id, row.repeat) == ("p3", 0)]
+    for unfinished in (short, [*short, *again]):
+        (values,) = warned(group_of(unfinished, run), "run_unfinished")
+        assert (values["finished"], values["prompts"]) == (19, 20)
+
+
+def test_rounds_out_of_bounds_are_left_out_for_all_labels_and_counted_with_their_reason() -> None:
+    reason = "the GPU slowed down: power brake"
+    rows = [
+        replace(row, invalid=reason, ttft_s=500.0)
+        if (row.label, row.prompt_id) in {(DRAFTED, "p3"), (DRAFTED, "p4"), ("autoregressive", "p5")}
+        else row
+        for row in usual_rows(20)
+    ]
+    group = group_of(rows)
+    assert warned(group, "rounds_disturbed") == [
+        {"disturbed": 3, "rounds": 20, "repeated": 0, "prompt": "koala/p3", "reason": reason}
+    ]
+    assert {method.prompts for method in group.pooled.methods} == {17}
+
+
+@pytest.mark.parametrize(("tries", "repeated"), [(("",), 1), (("loud",), 0), (("loud", ""), 1)])
+def test_a_disturbed_round_that_was_measured_again_is_counted(tries: tuple[str, ...], repeated: int) -> None:
+    rows = usual_rows(20)
+    of_one = [row for row in rows if row.prompt_id == "p3"]
+    rows = [replace(row, invalid="loud") if row.prompt_id == "p3" else row for row in rows]
+    rows += [replace(row, repeat=2 * at, invalid=why) for at, why in enumerate(tries, 1) for row in of_one]
+    (values,) = warned(group_of(rows), "rounds_disturbed")
+    assert (values["disturbed"], values["rounds"], values["repeated"]) == (1, 20, repeated)
+    frame = to_frame([RunFile(Path("a.jsonl"), RUN, tuple(rows))])
+    assert (~frame["round_invalid"]).sum() == 3 * (19 + repeated)
+
+
+@pytest.mark.parametrize(
+    ("planned_fails", "again_fails", "cut", "good"),
+    [
+        ((), (), 0, True),
+        ((), (), 1, False),
+        ((), (EXITING,), 0, False),
+        ((EXITING,), (EXITING,), 0, True),
+        ((EXITING,), (), 0, True),
+        ((EXITING,), (DRAFTED, EXITING), 0, False),
+    ],
+)
+def test_a_try_replaces_a_round_only_with_as_many_answers(
+    planned_fails: tuple[str, ...], again_fails: tuple[str, ...], cut: int, good: bool
+) -> None:
+    """A try that a kill cut after the baseline's row, or in which a method failed, once counted as measured again.
+    What fails in every try does not prevent a good round of the other methods."""
+    rows = usual_rows(20)
+    of_one = [row for row in rows if row.prompt_id == "p3"]
+    rows = [row for row in rows if row.prompt_id != "p3"]
+    rows += [replace(tried(row, planned_fails), invalid="loud") for row in of_one]
+    rows += [replace(tried(row, again_fails), repeat=2) for row in of_one[: len(of_one) - cut]]
+    (values,) = warned(group_of(rows), "rounds_disturbed")
+    assert values["repeated"] == good
+
+
+def tried(row: Row, fails: Sequence[str]) -> Row:
+    return failed(row) if row.label in fails else row

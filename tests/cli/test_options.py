@@ -1,0 +1,81 @@
+"""Options of a verb from the fields of a settings dataclass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from benchctl.cli.options import options_from
+from benchctl.measuring.settings import RunSettings
+from benchctl.options import setting
+
+
+@dataclass(frozen=True)
+class Inner:
+    rate: float = setting(0.5, "Rate.", above=0, most=1)
+    kind: Literal["a", "b"] = setting("a", "Kind.")
+
+
+@dataclass(frozen=True)
+class Settings:
+    names: tuple[str, ...] = setting((), "Names.", flags=("--name", "-n"), metavar="NAME")
+    count: int | None = setting(None, "Count.", least=1)
+    inner: Inner = field(default_factory=Inner)
+    deep: bool = setting(False, "Deep.")
+    watch: bool = setting(True, "Watch.")
+    out: Path | None = setting(None, "Out.")
+    mode: str = setting("x", "Mode.", choices=("x", "y"))
+    hidden: int = 7
+
+
+@click.command()
+@options_from(Settings, "settings")
+@click.option("--other", default=1)
+def verb(settings: Settings, other: int) -> None:
+    click.echo(repr((settings, other)))
+
+
+def invoke(words: str) -> Result:
+    return CliRunner().invoke(verb, words.split())
+
+
+def test_without_arguments_the_settings_are_their_defaults() -> None:
+    assert invoke("").stdout.strip() == repr((Settings(), 1))
+
+
+def test_every_field_takes_its_value_and_fields_without_a_setting_are_no_options() -> None:
+    words = "-n one --name two --count 3 --rate 1 --kind b --deep --no-watch --out a/b --mode y --other 2"
+    expected = Settings(("one", "two"), 3, Inner(1.0, "b"), True, False, Path("a/b"), "y")
+    assert invoke(words).stdout.strip() == repr((expected, 2))
+    assert "--hidden" not in invoke("--help").output
+
+
+@pytest.mark.parametrize(
+    "words", ["--count 0", "--rate 0", "--rate 1.5", "--rate nan", "--kind c", "--mode z", "--count x"]
+)
+def test_values_out_of_range_are_refused(words: str) -> None:
+    assert invoke(words).exit_code == 2
+
+
+def test_the_options_of_run_default_to_the_settings_of_a_run() -> None:
+    caught: list[RunSettings] = []
+
+    @click.command()
+    @options_from(RunSettings, "settings")
+    def run(settings: RunSettings) -> None:
+        caught.append(settings)
+
+    assert CliRunner().invoke(run, []).exit_code == 0
+    assert caught == [RunSettings()]
+
+
+def test_sweeps_alone_do_not_measure_every_method() -> None:
+    assert RunSettings().labels == ("all",)
+    assert RunSettings(methods=("deed",)).labels == ("deed",)
+    sweep = "two_model[draft_tokens=2|3]"
+    assert RunSettings(sweeps=(sweep,)).labels == ("two_model[draft_tokens=2]", "two_model[draft_tokens=3]")
