@@ -44,6 +44,7 @@ LAYERS: dict[str, set[str]] = {
 
 # A library may be imported only under the paths behind its name.
 DOORS: dict[str, tuple[str, ...]] = {
+    "adjustText": ("benchctl/analysis/plots/pareto.py",),
     "click": ("benchctl/cli/",),
     "datasets": ("benchctl/training/data/reading.py",),
     "http": ("benchctl/measuring/prompts/sources.py",),
@@ -68,7 +69,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "urllib": ("benchctl/measuring/prompts/sources.py",),
 }
 METHOD_LIBRARIES = {"safetensors", "torch"}
-IMPORTED_AS = {"nvidia-ml-py": "pynvml"}
+IMPORTED_AS = {"adjusttext": "adjustText", "nvidia-ml-py": "pynvml"}
 PRINTERS = ("benchctl/cli/", "benchctl/analysis/tables/text.py")
 
 
