@@ -167,7 +167,7 @@ def check_words(figure: Figure, style: Style) -> None:
         assert covering(beside, markers_of(axes, style.marker * style.dpi / 72)) == []
         frame = axes.get_window_extent()
         for box in beside:
-            assert frame.x0 < box.x0 and box.x1 < frame.x1 and frame.y0 < box.y0 and box.y1 < frame.y1
+            assert frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
 
 
 @pytest.mark.parametrize("style", STYLES, ids=str)

@@ -352,9 +352,10 @@ def _laid_out(
         max(inches[row * columns : (row + 1) * columns]) + above + (2 if alike else 4) * line_inches(style)
         for row in range(rows)
     ]
-    head_inches = (headline.count("\n") + 1.3) * line_inches(style, style.title)
+    head_inches = (headline.count("\n") + 1.8) * line_inches(style, style.title)
+    y_inches = _LEAST_PANELS * style.slide_height if style.slide_height else max(sum(row_inches), 2.0)
     x_lines = [wrapped(_unbroken_bracket(name, style, width - 0.7), style, style.text, width - 0.7) for name in x_names]
-    y_lines = [wrapped(name.split("\n"), style, style.text, max(sum(row_inches), 2.0)) for name in y_names]
+    y_lines = [wrapped(name.split("\n"), style, style.text, y_inches) for name in y_names]
     # Shared names of axes, and the key, stand outside the rectangle in which matplotlib lays out the panels.
     left = (y_lines[0].count("\n") + 1.3) * line_inches(style, style.text) if alike and has_scale else 0.0
     below = (0 if key_aside else key_inches) + (x_lines[0].count("\n") + 1.2) * line_inches(style, style.text) * alike
