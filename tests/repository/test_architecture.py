@@ -33,7 +33,7 @@ LAYERS: dict[str, set[str]] = {
     "benchctl.registry": {"decoding", "judging", "options"},
     "benchctl.analysis": {"exact_match", "records"},
     "benchctl.measuring": {"bundled", "decoding", "options", "records", "registry"},
-    "benchctl.training": {"bundled", "decoding", "registry"},
+    "benchctl.training": {"bundled", "decoding", "options", "registry"},
     "benchctl.conformance": {"decoding", "registry"},
     "benchctl.importing": {"records"},
     "benchctl.cli": {
@@ -46,7 +46,7 @@ LAYERS: dict[str, set[str]] = {
 DOORS: dict[str, tuple[str, ...]] = {
     "adjustText": ("benchctl/analysis/plots/pareto.py",),
     "click": ("benchctl/cli/",),
-    "datasets": ("benchctl/training/data/hub_data.py",),
+    "datasets": ("benchctl/training/data/reading.py",),
     "http": ("benchctl/measuring/prompts/sources.py",),
     "huggingface_hub": (),
     "jinja2": ("benchctl/analysis/html",),
@@ -56,10 +56,10 @@ DOORS: dict[str, tuple[str, ...]] = {
     "pandas": ("benchctl/analysis/",),
     "pynvml": ("benchctl/measuring/machine/gpu.py",),
     "rich": ("benchctl/cli/", "benchctl/analysis/tables/text.py"),
-    "scipy": ("benchctl/analysis/", "benchctl/conformance/"),
+    "scipy": ("benchctl/analysis/", "benchctl/conformance/", "benchctl/training/modules/calibrate.py"),
     "time": ("benchctl/measuring/clock.py", "benchctl/training/"),
     "torch": ("benchctl/conformance/", "benchctl/decoding/", "benchctl/measuring/", "benchctl/training/", "methods/"),
-    "tokenizers": ("benchctl/decoding/model/", "benchctl/training/"),
+    "tokenizers": ("benchctl/decoding/model/",),
     "transformers": (
         "benchctl/conformance/",
         "benchctl/decoding/model/tokenizer.py",

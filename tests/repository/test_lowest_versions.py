@@ -34,7 +34,7 @@ def benchctl(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Benchctl:
     """Runs `benchctl` in an environment with the lowest versions."""
     folder = tmp_path_factory.mktemp("lowest")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    python = folder / "bin" / "python"
+    python = str(folder / "bin" / "python")
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     versions = [lowest(line) for line in project["dependencies"] if re.split(r"\W", line)[0] not in TOO_LARGE]
     install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *versions]
@@ -54,12 +54,11 @@ def test_the_help_of_every_verb_is_printed(benchctl: Benchctl) -> None:
     assert benchctl("--help").returncode == 0
 
 
-def test_results_are_compared_drawn_and_reported(benchctl: Benchctl, tmp_path: Path) -> None:
+def test_results_are_compared_and_drawn(benchctl: Benchctl, tmp_path: Path) -> None:
     done = benchctl("compare", RESULTS, "--format", "json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)
-    for arguments in (["plot", "--pareto", RESULTS, "--out"], ["report", RESULTS, "-o"]):
-        out = tmp_path / f"{arguments[0]}.{'png' if arguments[0] == 'plot' else 'html'}"
-        done = benchctl(*arguments, str(out))
-        assert done.returncode == 0, done.stderr
-        assert out.stat().st_size > 10_000
+    out = tmp_path / "pareto.png"
+    done = benchctl("plot", "--pareto", RESULTS, "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert out.stat().st_size > 10_000
