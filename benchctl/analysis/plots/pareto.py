@@ -66,7 +66,7 @@ _BAND_SHARE = 0.6  # the most of a panel on a slide
 _KEY_SHARE = 0.4  # of the width of a slide, for a key at its side
 _KEY_HANDLE = 2.0  # width of a marker in a key, in font sizes
 _KEY_COLUMN = 20.0  # the least width of a column in a key, in font sizes
-_LEAST_PANELS = 0.5  # of a picture's height
+_LEAST_PANELS = 0.5  # of a slide's height
 _CUT_KEY = 10_000  # counts as so many overlapping names
 _ROUNDS = 200  # of adjustText
 
@@ -364,7 +364,12 @@ def _laid_out(
     engine = figure.get_layout_engine()
     assert isinstance(engine, ConstrainedLayoutEngine)
     engine.set(
-        rect=(left / wide, below / high, (width - left) / wide, max(1 - (below + head_inches) / high, _LEAST_PANELS))
+        rect=(
+            left / wide,
+            below / high,
+            (width - left) / wide,
+            max(1 - (below + head_inches) / high, _LEAST_PANELS if style.slide_height else 0.0),
+        )
     )
     words: dict[str, Any] = {"fontsize": style.text, "color": style.ink, "ma": "center"}
     margin = 0.5 * style.small / 72
