@@ -66,7 +66,7 @@ _BAND_SHARE = 0.6  # the most of a panel on a slide
 _KEY_SHARE = 0.4  # of the width of a slide, for a key at its side
 _KEY_HANDLE = 2.0  # width of a marker in a key, in font sizes
 _KEY_COLUMN = 20.0  # the least width of a column in a key, in font sizes
-_LEAST_PANELS = 0.5  # of a picture's height
+_LEAST_PANELS = 0.5  # of a slide's height
 _CUT_KEY = 10_000  # counts as so many overlapping names
 _ROUNDS = 200  # of adjustText
 
@@ -352,9 +352,10 @@ def _laid_out(
         max(inches[row * columns : (row + 1) * columns]) + above + (2 if alike else 4) * line_inches(style)
         for row in range(rows)
     ]
-    head_inches = (headline.count("\n") + 1.3) * line_inches(style, style.title)
+    head_inches = (headline.count("\n") + 1.8) * line_inches(style, style.title)
+    y_inches = _LEAST_PANELS * style.slide_height if style.slide_height else max(sum(row_inches), 2.0)
     x_lines = [wrapped(_unbroken_bracket(name, style, width - 0.7), style, style.text, width - 0.7) for name in x_names]
-    y_lines = [wrapped(name.split("\n"), style, style.text, max(sum(row_inches), 2.0)) for name in y_names]
+    y_lines = [wrapped(name.split("\n"), style, style.text, y_inches) for name in y_names]
     # Shared names of axes, and the key, stand outside the rectangle in which matplotlib lays out the panels.
     left = (y_lines[0].count("\n") + 1.3) * line_inches(style, style.text) if alike and has_scale else 0.0
     below = (0 if key_aside else key_inches) + (x_lines[0].count("\n") + 1.2) * line_inches(style, style.text) * alike
@@ -363,7 +364,12 @@ def _laid_out(
     engine = figure.get_layout_engine()
     assert isinstance(engine, ConstrainedLayoutEngine)
     engine.set(
-        rect=(left / wide, below / high, (width - left) / wide, max(1 - (below + head_inches) / high, _LEAST_PANELS))
+        rect=(
+            left / wide,
+            below / high,
+            (width - left) / wide,
+            max(1 - (below + head_inches) / high, _LEAST_PANELS if style.slide_height else 0.0),
+        )
     )
     words: dict[str, Any] = {"fontsize": style.text, "color": style.ink, "ma": "center"}
     margin = 0.5 * style.small / 72
