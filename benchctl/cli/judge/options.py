@@ -10,143 +10,87 @@ from typing import Any
 
 import click
 
-from benchctl.cli import completion as completing
-from benchctl.cli.options import FiniteRange
+from benchctl.cli.options import options_from
+from benchctl.options import setting
 
 KEY_ENV = "OPENAI_API_KEY"
+_BASE_URL_HELP = (
+    "Server of gpt that speaks OpenAI's interface, such as http://localhost:8000/v1.  [default: OpenAI's own]"
+)
+_MAX_USD_HELP = "Send nothing that could bring what is spent above X."
 
 
 @dataclass(frozen=True)
 class JudgeOptions:
-    """What was asked for on the command line."""
+    """The options of `benchctl judge`, apart from its files and its output."""
 
-    judge: str | None = None
-    model: str = ""
-    base_url: str = ""
-    key_env: str = KEY_ENV
-    baseline_label: str = ""
-    repeats: int = 1
-    tries: int = 3
-    max_usd: float | None = None
-    price_in: float | None = None
-    price_out: float | None = None
-    concurrency: int = 4
-    cache: Path | None = None
-
-
-BASE_URL = click.option(
-    "--base-url",
-    default="",
-    metavar="URL",
-    help="Server of gpt that speaks OpenAI's interface, such as http://localhost:8000/v1.  [default: OpenAI's own]",
-)
-MAX_USD = click.option(
-    "--max-usd",
-    type=FiniteRange(min=0),
-    metavar="X",
-    help="Send nothing that could bring what is spent above X.",
-)
-_WHO = (
-    click.option(
-        "--judge",
-        "judge",
+    judge: str | None = setting(
+        None,
+        "Judge, perhaps with options: gpt[protocol=single] (see `benchctl list judges`).  [default: gpt where a key is "
+        "set or --model given, else likelihood]",
         metavar="LABEL",
-        shell_complete=completing.judges,
-        help="Judge, perhaps with options: gpt[protocol=single] (see `benchctl list judges`).  [default: gpt where a "
-        "key is set or --model given, else likelihood]",
-    ),
-    click.option("--model", default="", metavar="NAME", help="The judge's model; the same as its option `model`."),
-    BASE_URL,
-    click.option(
-        "--key-env",
-        default=KEY_ENV,
-        show_default=True,
-        metavar="NAME",
-        help="Environment variable with the key of gpt. It is written nowhere.",
-    ),
-)
-_WHAT = (
-    click.option(
-        "--baseline-label",
-        default="",
-        metavar="LABEL",
-        help="Whose answers to set the others against.  [default: the run's baseline]",
-    ),
-    click.option(
-        "--repeats",
-        type=click.IntRange(min=1),
-        default=JudgeOptions.repeats,
-        show_default=True,
+        completion="judges",
+    )
+    model: str = setting("", "The judge's model; the same as its option `model`.", metavar="NAME")
+    base_url: str = setting("", _BASE_URL_HELP, metavar="URL")
+    key_env: str = setting(KEY_ENV, "Environment variable with the key of gpt. It is written nowhere.", metavar="NAME")
+    baseline_label: str = setting(
+        "", "Whose answers to compare the others with.  [default: the run's baseline]", metavar="LABEL"
+    )
+    repeats: int = setting(
+        1,
+        "Ask everything K times, to see how far the judge agrees with itself; at temperature 0 its replies are mostly "
+        "the same.",
         metavar="K",
-        help="Ask everything K times over, to see how far the judge agrees with itself; at temperature 0 it mostly "
-        "says the same.",
-    ),
-    click.option(
-        "--tries",
-        type=click.IntRange(min=1),
-        default=JudgeOptions.tries,
-        show_default=True,
-        help="How often to ask until a reply can be read; what cannot is counted, and never scored. With more than "
-        "last time it is asked again.",
-    ),
-)
-_MONEY = (
-    MAX_USD,
-    click.option(
-        "--price-in", type=FiniteRange(min=0), metavar="USD", help="Price of a million prompt tokens, for the table's."
-    ),
-    click.option(
-        "--price-out", type=FiniteRange(min=0), metavar="USD", help="Price of a million reply tokens, for the table's."
-    ),
-    click.option(
-        "--concurrency",
-        type=click.IntRange(min=1, max=64),
-        default=JudgeOptions.concurrency,
-        show_default=True,
-        metavar="N",
-        help="Most requests in flight.",
-    ),
-    click.option(
-        "--cache",
-        type=click.Path(path_type=Path, file_okay=False),
+        least=1,
+    )
+    tries: int = setting(
+        3,
+        "How often to ask until a reply can be read. An unreadable reply is counted, and never scored. With more tries "
+        "than last time it is asked again.",
+        least=1,
+    )
+    max_usd: float | None = setting(None, _MAX_USD_HELP, metavar="X", least=0)
+    price_in: float | None = setting(
+        None, "Price of a million prompt tokens, in place of the table's.", metavar="USD", least=0
+    )
+    price_out: float | None = setting(
+        None, "Price of a million reply tokens, in place of the table's.", metavar="USD", least=0
+    )
+    concurrency: int = setting(4, "Most requests in flight.", metavar="N", least=1, most=64)
+    cache: Path | None = setting(
+        None,
+        "Where every reply is kept; with it a judging can be repeated offline, for nothing.  [default: judge-cache "
+        "next to the first results file]",
         metavar="FOLDER",
-        help="Where every reply is kept; with it a judging can be repeated offline, for nothing.  [default: "
-        "judge-cache beside the first results file]",
-    ),
-)
+    )
 
 
-def asks_for_a_judge(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command these options, and calls it with the JudgeOptions that they become."""
+@dataclass(frozen=True)
+class _AfterRun:
+    """The options of `benchctl run` about judging."""
 
-    @wraps(command)
-    def gather(**values: Any) -> None:
-        options = JudgeOptions(**{name: values.pop(name) for name in JudgeOptions.__dataclass_fields__})
-        command(options, **values)
+    judge: str | None = setting(
+        None,
+        "Judge the answers as well, as `benchctl judge` does, by this judge: likelihood, or gpt[model=gpt-4o-mini].",
+        metavar="LABEL",
+        completion="judges",
+    )
+    base_url: str = setting("", _BASE_URL_HELP, metavar="URL")
+    max_usd: float | None = setting(None, _MAX_USD_HELP, metavar="X", least=0)
 
-    for option in reversed((*_WHO, *_WHAT, *_MONEY)):
-        gather = option(gather)
-    return gather
+
+asks_for_a_judge = options_from(JudgeOptions, "options")
 
 
 def asks_for_judging(command: Callable[..., None]) -> Callable[..., None]:
     """Gives `benchctl run` the options to judge what it measured, and calls it with the JudgeOptions, or None."""
 
     @wraps(command)
-    def gather(*, judge: str | None, base_url: str, max_usd: float | None, **values: Any) -> None:
-        if judge is None and (base_url or max_usd is not None):
+    def gather(*, after: _AfterRun, **values: Any) -> None:
+        if after.judge is None and (after.base_url or after.max_usd is not None):
             raise click.UsageError("--base-url and --max-usd are about judging: add --judge, or leave them out.")
-        wanted = None if judge is None else JudgeOptions(judge=judge, base_url=base_url, max_usd=max_usd)
-        command(judging=wanted, **values)
+        wanted = JudgeOptions(judge=after.judge, base_url=after.base_url, max_usd=after.max_usd)
+        command(judging=None if after.judge is None else wanted, **values)
 
-    judge = click.option(
-        "--judge",
-        "judge",
-        metavar="LABEL",
-        shell_complete=completing.judges,
-        help="Judge the answers as well, as `benchctl judge` does, by this judge: likelihood, or "
-        "gpt[model=gpt-4o-mini].",
-    )
-    for option in reversed((judge, BASE_URL, MAX_USD)):
-        gather = option(gather)
-    return gather
+    return options_from(_AfterRun, "after")(gather)
