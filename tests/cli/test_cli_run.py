@@ -65,6 +65,7 @@ def test_a_run_ends_with_the_table_and_the_files_name(here: Path) -> None:
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_a_sweep_measures_every_combination_and_names_the_best(here: Path) -> None:
     """Alone it does not bring in the methods that run by default; beside labels it adds to them."""
     sweep = ("--sweep", "two_model[draft_tokens=2|3,confidence=0|0.5]")
@@ -184,6 +185,7 @@ def test_without_out_a_run_makes_a_file_in_results(here: Path) -> None:
     assert result.stdout.splitlines()[-1] == f"Results: results/{found.name}"
 
 
+@pytest.mark.slow
 def test_all_runs_every_method_and_says_which_cannot(here: Path) -> None:
     usual = "run --model target --bench three.jsonl --device cpu --max-new-tokens 3 --out out.jsonl"
     result = CliRunner().invoke(main, usual.split())

@@ -228,6 +228,7 @@ def test_all_measures_what_decodes_batches_and_says_of_the_others_why_not(here: 
     assert "autoregressive" in {row.label for row in rows} and "prompt_lookup" not in {row.label for row in rows}
 
 
+@pytest.mark.slow
 def test_a_batched_file_can_be_compared_and_plotted(here: Path) -> None:
     asked = "skip_decode[adapters=none,min_layers=1,fall_tokens=2]"
     assert invoke("--batch-size", "2", "--method", asked).exit_code == 0

@@ -70,7 +70,7 @@ def test_the_baseline_is_first_and_every_label_is_there_once() -> None:
 def test_all_brings_in_every_method_and_notes_what_some_of_them_lack() -> None:
     choices = {choice.label: choice.unsupported for choice in choose_methods(("all",), Models("", ""))}
     assert choices.pop("two_model") == "it needs a draft model; name one with --draft-model"
-    for name in ("deed", "m2r2", "medusa", "mixture_of_depths", "skip_decode"):
+    for name in ("deed", "m2r2", "m2r2_dynamic", "m2r2_prefetch", "medusa", "mixture_of_depths", "skip_decode"):
         assert choices.pop(name).startswith(f"no trained modules; train some with: benchctl train {name}")
     assert set(choices.values()) == {""}
 

@@ -65,6 +65,7 @@ def test_the_interval_covers_the_true_ratio_in_93_to_97_of_100_data_sets(world: 
     assert 0.93 <= hits / DATA_SETS <= 0.97
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ours", "theirs"), [(3, 3), (1, 3), (1, 2)])
 def test_it_does_so_for_arms_that_were_measured_in_sessions_of_their_own(ours: int, theirs: int) -> None:
     """Sessions differ by 4%, as those of the published runs below do."""

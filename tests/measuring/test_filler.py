@@ -70,6 +70,7 @@ def test_no_filler_is_no_filler_and_one_that_leaves_no_room_is_refused(tokenizer
         make_filler(tokenizer, 127)
 
 
+@pytest.mark.slow
 def test_every_label_answers_the_filled_prompt_and_the_run_says_so(folder: Path, tmp_path: Path) -> None:
     """The truth is the target's own best next token, read off a pass over filler, prompt and answer."""
     plain = measure(filled(make_settings(folder, tmp_path / "plain.jsonl"), 0))

@@ -221,6 +221,7 @@ def lost_in(path: Path) -> int:
     return int((planned["disturbed"] & ~planned["good"]).sum())
 
 
+@pytest.mark.slow
 def test_a_run_and_compare_count_the_same_rounds_as_lost_however_often_it_was_resumed(tmp_path: Path) -> None:
     """It counted only those of batches in which it had something to do."""
     for seed in range(25):

@@ -188,6 +188,7 @@ def test_the_header_has_the_hash_of_trained_modules(settings: ask.RunSettings, h
     assert any(sum(row.accepted) for row in measured(file) if row.label.startswith("medusa"))
 
 
+@pytest.mark.slow
 def test_resuming_with_other_modules_is_refused(settings: ask.RunSettings, heads: Path) -> None:
     """The label says where they are, so only the hash can tell that others are there now."""
     asked = replace(settings, methods=(f"medusa[modules={heads}]",))

@@ -94,6 +94,7 @@ def checkable(tmp_path_factory: pytest.TempPathFactory) -> RunFile:
     return measure(settings, folder / "answered.jsonl")
 
 
+@pytest.mark.slow
 def test_a_lossy_method_falls_below_the_baseline_and_an_exact_one_does_not(checkable: RunFile) -> None:
     (group,) = compare([checkable])
     score = {method.label: method.estimate(EXACT_MATCH).value for method in group.pooled.methods}

@@ -277,6 +277,7 @@ def ratio_and_left_out(runs: list[list[Row]]) -> tuple[float, float]:
     return float(ratio), 1 - 2 * len(pairs) / sum(map(len, runs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("baseline_s", "method_s", "gap_s", "burst_s"), [(0.3, 0.1, 2.0, 0.3), (1.0, 0.5, 3.0, 0.3)])
 def test_a_watched_run_favours_neither_the_short_nor_the_long_arm(
     baseline_s: float, method_s: float, gap_s: float, burst_s: float, tmp_path: Path
@@ -292,6 +293,7 @@ def test_a_watched_run_favours_neither_the_short_nor_the_long_arm(
     assert again > 0.1
 
 
+@pytest.mark.slow
 def test_to_judge_generations_by_themselves_would_make_the_short_arm_fast(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

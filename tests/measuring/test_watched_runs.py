@@ -83,6 +83,7 @@ def test_a_watched_run_tells_of_every_generation_and_of_the_machine(settings: Ru
     assert file.run.step_bytes > 0 and file.run.cache_token_bytes > 0
 
 
+@pytest.mark.slow
 def test_an_unwatched_run_has_the_same_answers_and_takes_no_time_for_it(settings: RunSettings, tmp_path: Path) -> None:
     watched = measure(settings)
     plain = measure(replace(settings, watch=False, out=tmp_path / "plain.jsonl"))
@@ -91,6 +92,7 @@ def test_an_unwatched_run_has_the_same_answers_and_takes_no_time_for_it(settings
     assert "memory_bandwidth_mb_s" not in plain.run.machine
 
 
+@pytest.mark.slow
 def test_bandwidth_is_measured_with_the_memory_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch, "ones")  # what the measurement takes its memory with
     assert 100 < (bandwidth_mb_s("cpu", 1) or 0) < 10_000_000
