@@ -143,7 +143,7 @@ def test_sampled_answers_have_the_target_s_distribution_whatever_the_tree(
 def test_a_tree_that_training_cannot_have_written_is_refused(tmp_path: Path, tree: Any) -> None:
     target = pair("llama").target
     method = Medusa(modules=_saved(tmp_path, untrained(Medusa(), target), target, tree))
-    with pytest.raises(UserError, match=r"modules.json holds no tree .*train the heads anew"):
+    with pytest.raises(UserError, match=r"modules.json holds no tree .*train the heads again"):
         method.prepare(target)
 
 
