@@ -83,7 +83,7 @@ class Lookahead(Speculative):
             self._levels[0][0] = context.tokens[-1]
         filled = len(context.tokens) - context.prompt_tokens >= self.ngram - 2  # a pass that fills gives one token
         known = self._pool.get(context.tokens[-1], {}) if filled else {}
-        return self._beside_window(_merged([guess[:budget] for guess in known]))
+        return self._with_window(_merged([guess[:budget] for guess in known]))
 
     def verify(self, context: Context, draft: Draft, target_logits: Tensor) -> Verdict:
         verdict = super().verify(context, draft, target_logits[: 1 + draft.scratch.count(False)])
@@ -107,7 +107,7 @@ class Lookahead(Speculative):
         useful = columns > 0 and budget > self.ngram - len(self._levels)
         self._levels = [level[:columns] for level in self._levels] if useful else []
 
-    def _beside_window(self, guesses: Draft) -> Draft:
+    def _with_window(self, guesses: Draft) -> Draft:
         """The guesses, and behind them the window: level 0 is a chain, and each column goes on from its token there."""
         if not self._levels:
             return replace(guesses, scratch=(False,) * len(guesses))
@@ -118,9 +118,9 @@ class Lookahead(Speculative):
         scratch = (False,) * len(guesses) + (True,) * len(parents)
         return Draft((*guesses.tokens, *nodes[1:]), (*guesses.parents, *parents), scratch)
 
-    def _take(self, found: list[int]) -> None:
-        """``found`` continues the columns. A filling window then loses its first column, a full one its first level."""
-        levels = [*self._levels, found]
+    def _take(self, successors: list[int]) -> None:
+        """``successors`` continue the columns. A filling window loses its first column, a full one its first level."""
+        levels = [*self._levels, successors]
         if len(levels) < self.ngram:
             self._levels = [level[1:] for level in levels]
             return

@@ -23,7 +23,7 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Step, all_layers, one_token
 from benchctl.decoding.model.layers import Experts, Layer
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.modules.trainable import Lesson, Tally, Trainable, tally
+from benchctl.decoding.modules.trainable import Lesson, Tally, tally
 
 from .m2r2.base import TwoStreamMethod
 from .m2r2.gates import Interval
@@ -32,7 +32,7 @@ from .m2r2.training import COSINE_SHARE, Trajectories, TwoStreams, trajectory_co
 
 
 @dataclass
-class M2R2Prefetch(TwoStreamMethod, Trainable, OffloadsExperts):
+class M2R2Prefetch(TwoStreamMethod, OffloadsExperts):
     """Decode a mixture of experts out of a fast tier, fetching ahead what the accelerated stream predicts.
 
     modules   folder of the trained adapters
@@ -141,9 +141,9 @@ def forecast_loss(module: TwoStreams, lesson: Lesson) -> Tensor:
     losses = torch.zeros_like(weights, dtype=torch.float32)
     for interval in module.intervals:
         trail = trajectories.along(interval)
-        found = [_divergence(*pair) for _, *pair in _choices(lesson, trajectories, interval, trail)]
-        if found:
-            losses = losses + torch.stack(found).mean(0)
+        divergences = [_divergence(*pair) for _, *pair in _choices(lesson, trajectories, interval, trail)]
+        if divergences:
+            losses = losses + torch.stack(divergences).mean(0)
         distances = [1 - cosine for cosine in trajectory_cosines(lesson, interval, trail)]
         losses = losses + COSINE_SHARE * torch.stack(distances).mean(0)
     return (losses * weights).sum()
@@ -182,7 +182,7 @@ def forecast_yardsticks(module: TwoStreams, lesson: Lesson) -> Mapping[str, Tall
     recall           all predicted layers together, and recall_slow
     """
     weights, trajectories = lesson.ahead(1).weights, Trajectories(module, lesson)
-    found: dict[str, Tally] = {}
+    tallies: dict[str, Tally] = {}
     for interval in module.intervals:
         trail = trajectories.along(interval)
         slow = [
@@ -193,11 +193,11 @@ def forecast_yardsticks(module: TwoStreams, lesson: Lesson) -> Mapping[str, Tall
             for number, true, predicted in _choices(lesson, trajectories, interval, states):
                 mlp = lesson.layer(number - 1).mlp
                 assert isinstance(mlp, Experts)
-                found[f"recall_{number}{kind}"] = _recall(true, predicted, mlp.top_k, weights)
+                tallies[f"recall_{number}{kind}"] = _recall(true, predicted, mlp.top_k, weights)
     for kind in ("", "_slow"):
-        of_kind = [tally for name, tally in found.items() if name.endswith("_slow") == bool(kind)]
-        found[f"recall{kind}"] = sum(of_kind, Tally(0.0, 0.0))
-    return found
+        of_kind = [tally for name, tally in tallies.items() if name.endswith("_slow") == bool(kind)]
+        tallies[f"recall{kind}"] = sum(of_kind, Tally(0.0, 0.0))
+    return tallies
 
 
 def _recall(true: Tensor, predicted: Tensor, count: int, weights: Tensor) -> Tally:

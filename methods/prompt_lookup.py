@@ -49,9 +49,9 @@ class PromptLookup(Speculative):
             for end in ends if self.match == "first" else reversed(ends):
                 if tokens[max(end + 1 - size, 0) : end + 1] != tail:
                     continue
-                found = tokens[end + 1 : end + 1 + self.draft_tokens]
-                if len(found) == self.draft_tokens or (found and self.allow_short):
-                    return found
+                continuation = tokens[end + 1 : end + 1 + self.draft_tokens]
+                if len(continuation) == self.draft_tokens or (continuation and self.allow_short):
+                    return continuation
         return []
 
 

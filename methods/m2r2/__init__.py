@@ -18,7 +18,6 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Speculative
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import ExitHead
-from benchctl.decoding.modules.trainable import Trainable
 
 from .base import TwoStreamMethod
 from .drafting import draft_beam, draft_chain
@@ -29,7 +28,7 @@ Heads = Callable[[Tensor], Tensor]
 
 
 @dataclass
-class M2R2(TwoStreamMethod, Speculative, Trainable):
+class M2R2(TwoStreamMethod, Speculative):
     """Draft with the accelerated stream at a gate, verify with the slow stream, which is the target itself.
 
     modules       folder of the trained adapters

@@ -18,7 +18,7 @@ def draft_chain(context: Context, depth: int, propose: Propose, confidence: floa
     """``depth`` tokens at most, chosen as the run chooses them; it ends before one with which all of them together
     would be less likely than ``confidence``.
 
-    That is told before a token is drawn, by the likeliest one: leaving out some of the drawn ones would bend what
+    That is decided before a token is drawn, by the likeliest one: leaving out some of the drawn ones would bend what
     verification gives.
     """
     chain, likely = Chain(context), 1.0

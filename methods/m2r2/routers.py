@@ -1,7 +1,7 @@
 """Routers of M2R2: from the accelerated states of one interval, whether the last of them may speak for the target.
 
 Accelerated residual latent attention (ARLA) of Bhendawade et al., 2025, arXiv 2502.02040, is a reconstruction: what the
-paper states and what is ours is told in docs/m2r2.md. No router needs the vocabulary. States are divided by their root
+paper states and what is ours is in docs/m2r2.md. No router needs the vocabulary. States are divided by their root
 mean square first (ours), for residuals grow from layer to layer.
 """
 
@@ -41,7 +41,7 @@ class Arla(nn.Module):
         return scores[..., 0, 0]
 
     def decider(self) -> Decider:
-        """The same for one token, in few operations: what a module's call costs is much beside a small layer."""
+        """The same for one token, in few operations: a module call costs much compared with a small layer."""
         down, depth = self.down.weight.t().contiguous(), self.depth.detach()
         of_context, of_last = self.score.weight[0].view(2, LATENT)
         bias, eps = self.score.bias, _eps(depth)

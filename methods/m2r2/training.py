@@ -2,7 +2,7 @@
 
 M2R2 (arXiv 2502.02040): all gates are trained in one pass, since each interval starts from the slow stream, which
 stands still. The loss is a reconstruction; an exit of equal size in the manner of LITE (arXiv 2310.18581) is trained
-beside it, to compare with.
+too, to compare with.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class TwoStreams(nn.Module):
         self.exits = nn.ModuleDict(exits)
 
     def adapter(self, layer: int) -> Adapter:
-        found = self.adapters[str(layer)]
-        assert isinstance(found, Adapter)
-        return found
+        adapter = self.adapters[str(layer)]
+        assert isinstance(adapter, Adapter)
+        return adapter
 
     def run(
         self, interval: Interval, blocks: Sequence[Layer], on_state: OnState | None = None, defers_last: bool = False
@@ -67,9 +67,9 @@ class TwoStreams(nn.Module):
         return PairedRun(layers, interval.first, defers_last)
 
     def exit(self, gate: int) -> ExitModule:
-        found = self.exits[str(gate)]
-        assert isinstance(found, ExitModule)
-        return found
+        exit_module = self.exits[str(gate)]
+        assert isinstance(exit_module, ExitModule)
+        return exit_module
 
 
 def _lite_exit(width: int, parameters: int, device: torch.device, scale: float) -> ExitModule:
@@ -177,10 +177,10 @@ def gate_yardsticks(module: TwoStreams, lesson: Lesson) -> Mapping[str, Tally]:
     weights, trajectories = lesson.ahead(1).weights, Trajectories(module, lesson)
     total, last = float(weights.sum()), lesson.states[-1].float()
     final = lesson.head(lesson.final).argmax(-1)
-    found: dict[str, Tally] = {}
+    tallies: dict[str, Tally] = {}
 
     def note(name: str, values: Tensor) -> None:
-        found[name] = Tally(float((values.float() * weights).sum()), total)
+        tallies[name] = Tally(float((values.float() * weights).sum()), total)
 
     trails = [trajectories.along(interval) for interval in module.intervals]
     for interval, trail in zip(module.intervals, trails, strict=True):
@@ -192,4 +192,4 @@ def gate_yardsticks(module: TwoStreams, lesson: Lesson) -> Mapping[str, Tally]:
             note(f"cosine_{layer}_slow", F.cosine_similarity(lesson.states[layer].float(), last, dim=-1))
             note(f"cosine_{layer}_accelerated", F.cosine_similarity(trail[layer - interval.first], last, dim=-1))
             note(f"cosine_{layer}_target", target)
-    return found
+    return tallies

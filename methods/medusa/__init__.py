@@ -4,7 +4,7 @@ Cai et al.: Medusa: Simple LLM Inference Acceleration Framework with Multiple De
 heads, static tree, typical acceptance, training with the target frozen (Medusa-1). The heads read the state of the last
 accepted row, so a draft costs no pass of its own. Ours: 15 nodes; the target's distributions as labels, see
 heads.py; paths measured as a whole where training chooses the tree (the paper multiplies the heads' own shares);
-and what is assumed of heads that nobody measured.
+and what is assumed of heads that were not measured.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchctl.decoding.modules.trainable import Lesson, Tally, Trainable
 from benchctl.decoding.verify import Verdict, verify_typical
 from benchctl.errors import UserError
 
-from .heads import KEPT_NODES, Heads, fresh_heads, heads_loss, path_shares, sparse_plan, told_tree, top_shares
+from .heads import KEPT_NODES, Heads, fresh_heads, heads_loss, path_shares, sparse_plan, top_shares, tree_findings
 from .published import read_published
 from .trees import Path, pick, read_widths, wide_tree
 
@@ -81,11 +81,11 @@ class Medusa(Speculative, Trainable):
         return top_shares(module, lesson)
 
     def findings(self, module: nn.Module, lessons: Iterable[Lesson]) -> Mapping[str, Any]:
-        return {"tree": told_tree(path_shares(module, lessons))}
+        return {"tree": tree_findings(path_shares(module, lessons))}
 
     def published(self, folder: str) -> Mapping[str, Any] | None:
-        found = read_published(folder)
-        return None if found is None else {"heads": found.heads}
+        heads = read_published(folder)
+        return None if heads is None else {"heads": heads.heads}
 
     def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
         if not isinstance(trained.get("heads"), int) or self.heads > trained["heads"]:
@@ -111,7 +111,7 @@ class Medusa(Speculative, Trainable):
         try:
             return sparse_plan(findings.get("tree", {}), self.heads, self.nodes, vocabulary)
         except (ValueError, TypeError) as error:
-            raise UserError(f"{self.modules}: {FACTS} holds no tree ({error}); train the heads anew") from error
+            raise UserError(f"{self.modules}: {FACTS} holds no tree ({error}); train the heads again") from error
 
     def start(self, context: Context) -> int:
         self._state = self.prefill(context)

@@ -117,11 +117,11 @@ def _ranks(heads: nn.Module, lesson: Lesson) -> Iterator[tuple[Tensor, Tensor]]:
 
 def top_shares(heads: nn.Module, lesson: Lesson) -> dict[str, Tally]:
     """How often the token is among the first picks of each head, such as ``head_1_top4``."""
-    found: dict[str, Tally] = {}
+    tallies: dict[str, Tally] = {}
     for number, (ranks, weights) in enumerate(_ranks(heads, lesson), 1):
         for top in _TOPS:
-            found[f"head_{number}_top{top}"] = tally(ranks < top, weights)
-    return found
+            tallies[f"head_{number}_top{top}"] = tally(ranks < top, weights)
+    return tallies
 
 
 def path_shares(heads: nn.Module, lessons: Iterable[Lesson]) -> dict[Path, float]:
@@ -145,7 +145,7 @@ def path_shares(heads: nn.Module, lessons: Iterable[Lesson]) -> dict[Path, float
     return {path: share / everywhere for path, share in right.items()}
 
 
-def told_tree(shares: Mapping[Path, float]) -> dict[str, float]:
+def tree_findings(shares: Mapping[Path, float]) -> dict[str, float]:
     """The likeliest paths with their shares, likeliest first, as modules.json keeps them: ``{"0": 0.5, "0 1": 0.1}``.
 
     The first n of them are the tree of n nodes, and the sum of their shares is how many tokens it gets accepted.
@@ -155,9 +155,9 @@ def told_tree(shares: Mapping[Path, float]) -> dict[str, float]:
 
 
 def sparse_plan(told: Any, heads: int, nodes: int, vocabulary: int) -> tuple[Path, ...]:
-    """The tree of at most ``nodes`` nodes and ``heads`` levels by what told_tree told; by assumption where that is {}.
+    """The tree of at most ``nodes`` nodes and ``heads`` levels from tree_findings; by assumption where that is {}.
 
-    Raises ValueError or TypeError for anything that told_tree does not tell, such as a path without its parent.
+    Raises ValueError or TypeError for anything that tree_findings does not give, such as a path without its parent.
     """
     shares = {tuple(map(int, text.split())): float(share) for text, share in dict(told).items()}
     for path, share in shares.items():

@@ -52,7 +52,7 @@ class Published:
         for name, weight in self.weights.items():
             wanted = _shape(name, self.blocks, width, vocabulary)
             if list(weight.shape) != wanted:
-                raise UserError(f"{self.folder}: {name} has shape {list(weight.shape)}, not {wanted}; get it anew")
+                raise UserError(f"{self.folder}: {name} has shape {list(weight.shape)}, not {wanted}; get it again")
         wanted_heads = {str(head) for head in range(heads)}
         asked = {name: weight for name, weight in self.weights.items() if name.partition(".")[0] in wanted_heads}
         return {name: weight.to(target.device, target.dtype) for name, weight in asked.items()}
@@ -61,30 +61,30 @@ class Published:
 def read_published(folder: str) -> Published | None:
     """What ``folder`` holds in this format; None where it holds nothing of it.
 
-    Raises UserError where it cannot be read or lacks weights, and where it holds others than config.json tells of. More
-    heads than told are taken: config.json of the heads for Vicuna-7B tells of two, and there are five.
+    Raises UserError where it cannot be read or lacks weights, and where it holds others than config.json names. More
+    heads than it names are read: config.json of the heads for Vicuna-7B names two, and there are five.
     """
     place = Path(folder)
     file = next((place / name for name in _WEIGHTS if (place / name).is_file()), None)
     if file is None:
         return None
-    told = _config(place / CONFIG)
+    config = _config(place / CONFIG)
     weights = _read(file)
     heads = len({name.partition(".")[0] for name in weights})
-    blocks, least = told["medusa_num_layers"], told["medusa_num_heads"]
+    blocks, least = config["medusa_num_layers"], config["medusa_num_heads"]
     _check_names(file, weights, max(heads, least), blocks)
-    return Published(folder, str(told.get("base_model_name_or_path", "an unnamed model")), heads, blocks, weights)
+    return Published(folder, str(config.get("base_model_name_or_path", "an unnamed model")), heads, blocks, weights)
 
 
 def _config(file: Path) -> Mapping[str, Any]:
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))
-        counts = [told[name] for name in ("medusa_num_heads", "medusa_num_layers")]
+        config = json.loads(file.read_text(encoding="utf-8"))
+        counts = [config[name] for name in ("medusa_num_heads", "medusa_num_layers")]
         if not all(isinstance(count, int) and count > 0 for count in counts):
             raise ValueError("medusa_num_heads and medusa_num_layers must be positive")
-        return dict(told)
+        return dict(config)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file}: cannot be read as that of Medusa heads ({error!r}); get the folder anew") from error
+        raise UserError(f"{file}: cannot be read as that of Medusa heads ({error!r}); get the folder again") from error
 
 
 def _read(file: Path) -> dict[str, Tensor]:
@@ -95,26 +95,26 @@ def _read(file: Path) -> dict[str, Tensor]:
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
-        found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        if not all(isinstance(weight, Tensor) for weight in found.values()):
+        weights = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        if not all(isinstance(weight, Tensor) for weight in weights.values()):
             raise ValueError("there is more in it than tensors")
-        return dict(found)
+        return dict(weights)
     except pickle.UnpicklingError as error:
         raise UserError(
             f"{file}: holds more than tensors, or is torn, and was not read; get one that holds no more"
         ) from error
     except (OSError, ValueError, RuntimeError, AttributeError, SafetensorError) as error:
-        raise UserError(f"{file}: cannot be read ({error}); get it anew") from error
+        raise UserError(f"{file}: cannot be read ({error}); get it again") from error
 
 
 def _check_names(file: Path, weights: Mapping[str, Tensor], heads: int, blocks: int) -> None:
     parts = [f"{block}.linear.{kind}" for block in range(blocks) for kind in ("weight", "bias")]
     wanted = {f"{head}.{part}" for head in range(heads) for part in (*parts, f"{blocks}.weight")}
-    told = f"{CONFIG} tells of medusa_num_layers={blocks}, and there seem to be {heads} heads"
+    expected = f"{CONFIG} has medusa_num_layers={blocks}, and there seem to be {heads} heads"
     if missing := sorted(wanted - weights.keys()):
-        raise UserError(f"{file}: lacks {missing[0]} ({told}); name heads that have LM heads of their own")
+        raise UserError(f"{file}: lacks {missing[0]} ({expected}); name heads that have LM heads of their own")
     if unknown := sorted(weights.keys() - wanted):
-        raise UserError(f"{file}: holds {unknown[0]}, which is none of such heads ({told})")
+        raise UserError(f"{file}: holds {unknown[0]}, which is none of such heads ({expected})")
 
 
 def _shape(name: str, blocks: int, width: int, vocabulary: int) -> list[int]:

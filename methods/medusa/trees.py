@@ -43,7 +43,7 @@ def wide_tree(widths: Sequence[int]) -> tuple[Path, ...]:
 
 
 def sparse_tree(shares: Sequence[Sequence[float]], nodes: int) -> tuple[Path, ...]:
-    """The paths likeliest to be right where nobody measured them together.
+    """The paths likeliest to be right where they were not measured together.
 
     ``shares[d][r]`` is how often rank r of depth d + 1 is; ``nodes`` paths at most, and none that never is right.
     Depths are taken to be independent and shares not to grow with the rank, so a path is never likelier than its
@@ -78,7 +78,7 @@ def likeliest(shares: Mapping[Path, float], nodes: int) -> tuple[Path, ...]:
 def pick(tree: Sequence[Path], ranked: Sequence[Sequence[int]]) -> Draft:
     """The draft of a tree; ``ranked[d]`` are the tokens for depth d + 1, best first. Deeper nodes are left out.
 
-    Example: the tree (0) (1) (0 0) with ranked ((5, 7), (9,)) proposes "5 9" and, besides, "7".
+    Example: the tree (0) (1) (0 0) with ranked ((5, 7), (9,)) proposes "5 9" and, in addition, "7".
     """
     nodes = [path for path in tree if len(path) <= len(ranked)]
     rows = {path: row for row, path in enumerate(nodes)}

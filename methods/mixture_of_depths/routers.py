@@ -3,7 +3,7 @@
 Raposo et al.: Mixture-of-Depths: Dynamically allocating compute in transformer-based language models, 2024, arXiv
 2404.02258. A router weighs each token of a routed block; those of most weight in the sequence, a share given as the
 capacity, become x + r f(x), f being the block's attention and MLP; the others stay x, and have no keys or values there.
-Who is among them cannot be told before the text is complete, so a predictor that sees no later token decides when
+Who is among them is not known before the text is complete, so a predictor that sees no later token decides when
 decoding, in prefill as well as after it. Ours, since a trained target is adapted: every start is the target itself, see
 BlockRouter; capacity falls from 1 in the first half of training; router and predictor read states divided by their root
 mean square, for residuals grow from layer to layer; the predictor is linear, as the router is.
@@ -36,7 +36,7 @@ class BlockRouter(nn.Module):
     """For one block: the weight r of a token, w x + b, and the predictor's score, above 0 for tokens likely chosen.
 
     w starts as zero and b as 1, so that at capacity 1 the block starts as the target's own: x + 1 f(x). The predictor
-    reads r beside x and starts as r: all pass, and it need not learn anew what the router is learning.
+    reads r beside x and starts as r: all pass, and it need not learn again what the router learns.
     """
 
     def __init__(self, width: int, device: torch.device) -> None:
@@ -87,9 +87,9 @@ class RoutedDepth(nn.Module):
         self.register_buffer("taken", torch.tensor(capacity, device=device), persistent=False)
 
     def router(self, index: int) -> BlockRouter:
-        found = self.routers[str(index + 1)]
-        assert isinstance(found, BlockRouter)
-        return found
+        router = self.routers[str(index + 1)]
+        assert isinstance(router, BlockRouter)
+        return router
 
     def pace(self, progress: float) -> None:
         """Set the capacity for this moment of the training: in a line from 1 at the beginning to its own at FALLING."""
@@ -152,14 +152,14 @@ def routed_loss(module: RoutedDepth, lesson: Lesson) -> Tensor:
     That is the mean over routed blocks and tokens, all but padding weighing the same, for prompts are routed too; it is
     multiplied by the sum of the weights, by which the trainer divides.
     """
-    found, weights = routed_texts(module, lesson), lesson.ahead(1).weights
+    texts, weights = routed_texts(module, lesson), lesson.ahead(1).weights
     real = (lesson.documents >= 0).to(weights.dtype)
     errors = [
-        F.binary_cross_entropy_with_logits(found.scores[index].float(), among.float(), reduction="none")
-        for index, among in found.among.items()
+        F.binary_cross_entropy_with_logits(texts.scores[index].float(), among.float(), reduction="none")
+        for index, among in texts.among.items()
     ]
     foreseen = (torch.stack(errors).mean(0) * real).sum() / real.sum().clamp_min(1)
-    return (distil_losses(lesson, found.state) * weights).sum() + foreseen * weights.sum()
+    return (distil_losses(lesson, texts.state) * weights).sum() + foreseen * weights.sum()
 
 
 @torch.no_grad()
@@ -171,16 +171,16 @@ def routed_yardsticks(module: RoutedDepth, lesson: Lesson, bound: float) -> Mapp
     block_2_foreseen  share of tokens of which the predictor says rightly whether they are among the most weighty
     block_2_passed    share of tokens that it lets pass
     """
-    found, weights = routed_texts(module, lesson, bound), lesson.ahead(1).weights
+    texts, weights = routed_texts(module, lesson, bound), lesson.ahead(1).weights
     total, layers = float(weights.sum()), len(lesson.states) - 1
-    passed = torch.stack(list(found.passed.values())).float().sum(0)
+    passed = torch.stack(list(texts.passed.values())).float().sum(0)
     tallies = {
-        "agreement": Tally(float((agreements(lesson, found.state) * weights).sum()), total),
-        "depth": Tally(float(((layers - len(found.passed) + passed) * weights).sum()), layers * total),
+        "agreement": Tally(float((agreements(lesson, texts.state) * weights).sum()), total),
+        "depth": Tally(float(((layers - len(texts.passed) + passed) * weights).sum()), layers * total),
     }
     real = lesson.documents >= 0
-    for index, among in found.among.items():
-        right = (found.passed[index] == among) & real
+    for index, among in texts.among.items():
+        right = (texts.passed[index] == among) & real
         tallies[f"block_{index + 1}_foreseen"] = Tally(float(right.sum()), float(real.sum()))
-        tallies[f"block_{index + 1}_passed"] = Tally(float((found.passed[index] & real).sum()), float(real.sum()))
+        tallies[f"block_{index + 1}_passed"] = Tally(float((texts.passed[index] & real).sum()), float(real.sum()))
     return tallies

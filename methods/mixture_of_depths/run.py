@@ -38,7 +38,7 @@ class RoutedRun:
 
 
 class _Decider:
-    """A BlockRouter in few operations: what it costs is much beside a small layer."""
+    """A BlockRouter in few operations: its cost matters next to a small layer."""
 
     def __init__(self, router: BlockRouter, threshold: float) -> None:
         products, biases = router.products()

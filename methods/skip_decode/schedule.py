@@ -109,21 +109,21 @@ def text_depths(schedule: DepthSchedule, texts: Texts, chance: bool) -> TextDept
     """Depths as if each document were a prompt and its answer.
 
     The prompt ends where one of the answers in the document begins, its tokens weighing more than what was before; in a
-    text without answers, anywhere. With ``chance``, for training, that is drawn anew each time, and so is where the
+    text without answers, anywhere. With ``chance``, for training, that is drawn each time, and so is where the
     least depth is reached: between the end of the document, if that comes first, and ``fall_tokens``, so that short
     documents teach low depths too (ours). Without, for measuring, all is the same each time, and the fall the
     schedule's own.
     """
     positions, documents = texts.positions, texts.documents
     first = positions == 0
-    one, other = _draws(texts.weights, chance)
-    score = torch.where(_begins_answer(texts), 1 + one, one).masked_fill(first, 0)
+    prompt_draw, fall_draw = _draws(texts.weights, chance)
+    score = torch.where(_begins_answer(texts), 1 + prompt_draw, prompt_draw).masked_fill(first, 0)
     chosen = score == _greatest(score, documents)
     prompt = _greatest(positions.masked_fill(~chosen, 0), documents)
     fall = torch.full_like(positions, schedule.fall_tokens)
     if chance:
         left = torch.minimum(fall, _greatest(positions + 1, documents) - prompt).clamp(min=1)
-        share = _greatest(other.masked_fill(~first, 0), documents)
+        share = _greatest(fall_draw.masked_fill(~first, 0), documents)
         fall = left + ((fall - left) * share).round().to(fall.dtype)
     return TextDepths(schedule.depths(positions - prompt, fall), positions >= prompt)
 
@@ -179,10 +179,10 @@ def schedule_yardsticks(schedule: DepthSchedule, adapters: Adapters, lesson: Les
     depths, new = text_depths(schedule, lesson, chance=False)
     agree = agreements(lesson, scheduled_states(schedule, adapters, lesson, depths))
     weights = lesson.ahead(1).weights * new
-    found = {
+    tallies = {
         "agreement": tally(agree, weights),
         "depth": Tally(float((depths * weights).sum()), schedule.layers * float(weights.sum())),
     }
     for depth in range(schedule.least, schedule.most + 1):
-        found[f"depth_{depth}_agreement"] = tally(agree, weights * (depths == depth))
-    return found
+        tallies[f"depth_{depth}_agreement"] = tally(agree, weights * (depths == depth))
+    return tallies

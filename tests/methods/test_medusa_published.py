@@ -183,7 +183,7 @@ def test_fewer_heads_or_blocks_than_told_are_refused(tmp_path: Path) -> None:
 def test_a_configuration_that_is_none_is_refused(config: str, tmp_path: Path) -> None:
     folder = published(tmp_path, made(pair("llama").target, 2, 1))
     (tmp_path / "config.json").write_text(config)
-    with pytest.raises(UserError, match=r"config.json: cannot be read as that of Medusa heads .*get the folder anew"):
+    with pytest.raises(UserError, match=r"config.json: cannot be read as that of Medusa heads .*get the folder again"):
         read_published(folder)
 
 

@@ -22,7 +22,7 @@ from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folder import FACTS, save_modules
 from benchctl.errors import UserError
 from benchctl.methods.medusa import Medusa
-from benchctl.methods.medusa.heads import path_shares, sparse_plan, told_tree
+from benchctl.methods.medusa.heads import path_shares, sparse_plan, tree_findings
 
 TOLD = {"0": 0.6, "0 1": 0.5, "0 1 0": 0.4, "1": 0.2, "1 2": 0.1}  # ends in second and third picks
 
@@ -61,7 +61,7 @@ def test_a_place_counts_as_much_as_the_least_of_the_tokens_it_has_to_predict() -
 
 def test_nothing_measured_is_nothing_told() -> None:
     heads = untrained(Medusa(heads=2), pair("llama").target)
-    assert told_tree(path_shares(heads, [])) == {}
+    assert tree_findings(path_shares(heads, [])) == {}
     assert path_shares(heads, [lesson_of(pair("llama").naive, [[5, 6]])]) == {}
 
 
@@ -70,7 +70,7 @@ def test_the_likeliest_paths_are_told_first_and_no_more_than_are_kept() -> None:
     shares |= {(first, second): 0.9 - 0.01 * (10 * first + second) for first in range(9) for second in range(9)}
     shares |= {(*path, third): share / 2 for path, share in shares.items() for third in range(4)}
     shares |= {(first,): 0.95 for first in range(9)}
-    told = told_tree(shares)
+    told = tree_findings(shares)
     assert len(told) == 256 and list(told.values()) == sorted(told.values(), reverse=True)
     assert list(told)[:11] == [*map(str, range(9)), "0 0", "0 1"]
     assert len(sparse_plan(told, 3, 256, 100)) == 256
@@ -143,7 +143,7 @@ def test_sampled_answers_have_the_target_s_distribution_whatever_the_tree(
 def test_a_tree_that_training_cannot_have_written_is_refused(tmp_path: Path, tree: Any) -> None:
     target = pair("llama").target
     method = Medusa(modules=_saved(tmp_path, untrained(Medusa(), target), target, tree))
-    with pytest.raises(UserError, match=r"modules.json holds no tree .*train the heads anew"):
+    with pytest.raises(UserError, match=r"modules.json holds no tree .*train the heads again"):
         method.prepare(target)
 
 
@@ -162,7 +162,7 @@ def test_the_measured_tree_drafts_better_than_the_assumed_one(tmp_path: Path) ->
     models, heads = pair("llama"), untrained(Medusa(), pair("llama").target)
     texts = [[*prompt_of(13, seed), *answer("llama", seed, 13)] for seed in range(1)]
     with torch.no_grad():
-        told = told_tree(path_shares(heads, [lesson_of(models.naive, texts)]))
+        told = tree_findings(path_shares(heads, [lesson_of(models.naive, texts)]))
     steps = []
     for name, tree in (("measured", told), ("assumed", {})):
         method = Medusa(modules=_saved(tmp_path / name, heads, models.target, tree), nodes=5)
