@@ -93,7 +93,7 @@ class BatchCache:
             if whole:
                 rows = cache.kv[layer][:, :tokens].view(2, cache.kv_heads, tokens, -1)
                 kv = self._of(layer, rows)[:, place]
-                kv[:, :, : self._offsets[place]].zero_()  # what is hidden must be finite, or it comes through the mask
+                kv[:, :, : self._offsets[place]].zero_()  # NaN would come through the mask: 0 * NaN is NaN
                 kv[:, :, self._offsets[place] : self.length].copy_(rows)
 
     def _of(self, layer: int, like: Tensor) -> Tensor:

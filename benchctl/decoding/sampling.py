@@ -88,7 +88,8 @@ def draw(probs: Tensor, generator: torch.Generator) -> int:
 def _nucleus(scores: Tensor, top_p: float) -> Tensor:
     """Mask what lies outside the smallest set whose probability reaches ``top_p`` (at least one token stays)."""
     ordered, order = scores.sort(dim=-1)
-    # The sum of a token and everything less likely: below 1 - top_p means the tokens above it already suffice.
+    # Ascending: the sum of a token and all less likely ones. At most 1 - top_p means that the likelier ones suffice.
+    # Example: probabilities (0.1, 0.3, 0.6) with top_p 0.8 have sums (0.1, 0.4, 1.0), so only the first is masked.
     outside = ordered.softmax(-1).cumsum(-1) <= 1.0 - top_p
     outside[..., -1] = False
     return scores.masked_fill(outside.scatter(-1, order, outside), -torch.inf)

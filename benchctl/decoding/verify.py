@@ -72,8 +72,9 @@ def _try_children(draft: Draft, node: int, target: Tensor, generator: torch.Gene
     for row in draft.children(node):
         token = draft.tokens[row]
         proposal = _proposal(draft, row, used)
-        chance = _uniform(generator)
-        if chance * _mass(proposal, token) < float(target[token]):
+        # Accept with probability min(1, p(x) / q(x)), written without a division by a small q(x).
+        number = _uniform(generator)
+        if number * _mass(proposal, token) < float(target[token]):
             return row, target
         target = _residual(target, proposal, token)
         used.append(token)
@@ -97,15 +98,18 @@ def _mass(proposal: Tensor | None, token: int) -> float:
 
 
 def _residual(target: Tensor, proposal: Tensor | None, token: int) -> Tensor:
-    """norm(max(0, p - q)); for a point mass that is p without its token."""
+    """The distribution after a rejection: max(0, p - q) / sum(max(0, p - q)); for a point mass, p without its token.
+
+    Example: p = (0.5, 0.3, 0.2) and q = (0.8, 0.1, 0.1) leave (0, 0.2, 0.1) / 0.3.
+    """
     if proposal is None:
-        left = target.clone()
-        left[token] = 0.0
+        excess = target.clone()
+        excess[token] = 0.0
     else:
-        left = (target - proposal).clamp_min_(0.0)
-    total = float(left.sum())
-    # A rejection implies p(x) < q(x), so mass is left elsewhere; only rounding can bring it to nothing.
-    return left / total if total > 0.0 else target
+        excess = (target - proposal).clamp_min_(0.0)
+    total = float(excess.sum())
+    # A rejection implies p(x) < q(x), so other tokens have p > q; only rounding can bring their sum to 0.
+    return excess / total if total > 0.0 else target
 
 
 def _uniform(generator: torch.Generator) -> float:
@@ -138,10 +142,11 @@ def _longest(draft: Draft, node: int, target_probs: Rows, epsilon: float, delta:
     if not children:
         return best
     target = target_probs[node + 1]
-    bar = min(epsilon, delta * math.exp(-float(torch.special.entr(target).sum())))
+    entropy = float(torch.special.entr(target).sum())  # entr(p) = -p ln p, and 0 at p = 0
+    bar = min(epsilon, delta * math.exp(-entropy))
     for row in children:
         if (prob := float(target[draft.tokens[row]])) > bar:
             path, log_prob = _longest(draft, row, target_probs, epsilon, delta)
             branch = _Branch((row, *path), math.log(prob) + log_prob)
-            best = max(best, branch, key=lambda found: (len(found.path), found.log_prob))
+            best = max(best, branch, key=lambda candidate: (len(candidate.path), candidate.log_prob))
     return best

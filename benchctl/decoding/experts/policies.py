@@ -18,7 +18,7 @@ class Key(NamedTuple):
 
 
 class Policy(ABC):
-    """Told of every visit of a layer, of every load and of every use, it names the expert to evict.
+    """Chooses the expert to evict; it is called for every visit of a layer, every load and every use.
 
     keeps  whether an expert stays after its use; without, each is loaded every time it is needed
     """
@@ -86,11 +86,10 @@ class LeastStale(_Recency):
     """Evicts stale experts first, and among equals the one whose layer comes up last.
 
     After Least-Stale of Hoang et al.: SpecMD: A Comprehensive Study On Speculative Expert Prefetching, 2026, arXiv
-    2602.03921. Only its abstract and introduction were at hand; they and accounts of others say that experts are split
-    into current (touched in this pass over the layers) and stale (last touched in an earlier one), that stale ones go
-    first, and that the order of the layers, not recency, tells what is needed next. How experts are ranked within
-    each part is our reading: by the distance from the layer reached to theirs, around the end of the pass; ties go
-    to the one touched earliest. A prefetch touches.
+    2602.03921. Experts are current (touched in this pass over the layers) or stale (last touched in an earlier pass).
+    Stale ones go first, and the order of the layers, not recency, shows what is needed next. Only the abstract and the
+    introduction of the paper were at hand, so the order within each group is ours: by the distance from the present
+    layer to theirs, around the end of the pass; of equal ones the one touched earliest goes. A prefetch touches.
 
     Example: three layers, layer 1 reached, experts of layers 0 and 2 stale: layer 2 comes next, so that of 0 goes.
     """

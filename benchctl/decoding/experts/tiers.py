@@ -58,8 +58,8 @@ def _on_host(weights: Tensor) -> Tensor:
 class FileTier(SlowTier):
     """A memory-mapped safetensors file of its own, in the numbers the target computes in, deleted with this object.
 
-    What has been read lately the operating system keeps in memory: the speed of the disk itself shows only where the
-    file is larger than what is free, so name a bandwidth where that is not so.
+    The operating system keeps what was read lately in memory. The speed of the disk itself shows only where the file
+    is larger than the free memory; otherwise give a bandwidth.
     """
 
     def __init__(self, experts: Mapping[int, Experts]) -> None:
@@ -135,9 +135,11 @@ class Link:
 class Loader:
     """A thread that moves experts over a link, one after another, while the caller computes.
 
-    With a bandwidth, a transfer ends no earlier than bytes / bandwidth after it began, and the next one begins then:
-    such moments are kept exactly, and not pushed back by a thread that wakes a little late. Whoever looks first, the
-    caller or the thread, ends what is over and begins what follows, so that every choice is made as of its moment.
+    With a bandwidth, a transfer ends bytes / bandwidth after it began, or later, and the next one begins then. These
+    moments are computed, so a thread that wakes late does not delay the transfers behind. The caller or the thread,
+    whichever runs first, ends what is over and begins what follows: every choice is made as of its moment.
+
+    Example: experts of 1 MB at 2 MB/s that are demanded at 0.0 s and 0.1 s arrive at 0.5 s and 1.0 s.
 
     Use as a context manager: leaving it ends the thread, after the transfer under way.
     """

@@ -40,6 +40,7 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         if self._transposed is None:
             return F.linear(x, self.weight, self.bias)
+        # Few rows read the weights once either way: the plain product on transposed weights starts fastest.
         if self._packed is None or self._few(x.shape[0]):
             return torch.mm(x, self._transposed) if self.bias is None else torch.addmm(self.bias, x, self._transposed)
         packed: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
@@ -92,6 +93,7 @@ class Norm:
 
     def __call__(self, x: Tensor) -> Tensor:
         wide = x if x.dtype is self._kind else x.to(self._kind)
+        # x / sqrt(mean(x^2) + eps), with mean(x^2) = |x|^2 / width.
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         scale = torch.addcmul(self._eps, length, length, value=self._share).rsqrt_()
         normed = wide.mul(scale)

@@ -94,6 +94,7 @@ class Experts:
         """residual + the weighted answers of each row's experts."""
         weights, experts = self.route(x)
         result = torch.zeros_like(x)
+        # Expert by expert: its weights are read once, for all rows that go to it.
         for expert in self.fetch(sorted(set(experts.flatten().tolist())), residual):
             row, slot = torch.where(experts == expert.number)
             gate, up = F.linear(x[row], expert.gate_up).chunk(2, dim=-1)
@@ -157,6 +158,8 @@ def finish(attention: Attention, flat: Tensor, rotary: Tensor) -> tuple[Tensor, 
         qkv[:, heads : heads + kv_heads] = _norm_heads(attention.key_norm, keys, attention.norm_per_head)
     if attention.clip is not None:
         qkv.clamp_(-attention.clip, attention.clip)
+    # families.py interleaved each head, so that a rotated pair (x, y) is adjacent: the complex number x + iy, which one
+    # product with exp(i * position * frequency) turns. Values, behind queries and keys, are not rotated.
     rotated = qkv[:, : heads + kv_heads]
     pairs = rotated.view(rows, heads + kv_heads, -1, 2)
     if rotated.dtype in (torch.float32, torch.float64):
@@ -175,6 +178,8 @@ def _norm_heads(norm: Norm, x: Tensor, per_head: bool) -> Tensor:
 
 
 def _mix_few(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
+    # Query heads that share a key head become rows of one batched product: 8 query and 2 key heads of 3 rows are
+    # [2, 4 * 3, head_dim], and keys are not repeated. Hence `copies` of the bias, one for each query head of a group.
     rows, kv_heads, head_dim = queries.shape[0], attention.kv_heads, attention.head_dim
     groups = attention.heads // kv_heads
     if rows == 1:
