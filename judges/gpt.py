@@ -100,7 +100,10 @@ class Gpt(AskedJudge):
 
         self._key = self._found_key()
         base_url = self._place.base_url
-        hooks: dict[str, list[Callable[..., Any]]] = {"request": [self._sends.count], "response": [self._sends.discount]}
+        hooks: dict[str, list[Callable[..., Any]]] = {
+            "request": [self._sends.count],
+            "response": [self._sends.discount],
+        }
         http_client = DefaultHttpxClient(event_hooks=hooks)
         finalize(self, http_client.close)
         self._client = OpenAI(
