@@ -3,8 +3,8 @@
 A verification is predicted by a plain chain of as many rows through the layers they lack, on the same cache, with the
 same rows once through the head: no tree, no mixed depths, no verdict, no rows moved, no further head. A step without a
 draft is predicted by the layers that it ran and by all products with the target's head that it made: those at exits are
-part of its rule, so here too many of them would not show. What a method runs beside the target's own layers and head is
-not predicted, so it shows.
+part of its rule, so here too many of them would not show. What a method runs
+in addition to the target's own layers and head is not predicted, so it shows.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def measure(
     left_out |= {choice.label: choice.unsupported for choice in ready if choice.unsupported}
     ready = [choice for choice in ready if not choice.unsupported]
     loads = {"target": (models.target, loaded), "draft": (models.draft, draft_model)}
-    told = origin(loads, ready, prompts, max_new_tokens)
+    origins = origin(loads, ready, prompts, max_new_tokens)
     arms = [Arm(without_places(choice.label), choice.method) for choice in ready]
     texts = embedded_prompts(loaded, prompts)
     for arm in arms:
@@ -123,7 +123,7 @@ def measure(
     costs = [cost_of(arm.label, arm.prompts) for arm in arms]
     verifying = [cost for cost in costs if cost.timed == "verification"]
     return {
-        **told,
+        **origins,
         "threads": threads,
         "within": WITHIN,
         "share_within": sum(cost.goal.startswith("met") for cost in verifying) / len(verifying),
@@ -143,7 +143,7 @@ def choose(labels: Sequence[str], models: Models) -> tuple[list[Choice], dict[st
     """LABELS without those whose modules the package has not, and why; then ``labels``.
 
     Raises UserError where one of ``labels`` cannot run, where it names a draft model, since all are measured with that
-    of ``models``, and where two could not be told apart; loads no weights.
+    of ``models``, and where two would have the same name; loads no weights.
     """
     info = TargetInfo.of(load_tokenizer(packs.resolve(models.target)).config)
     choices, left_out = [], {}

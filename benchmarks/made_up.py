@@ -1,4 +1,4 @@
-"""Results files of any size that nobody measured, with times that vary as measured ones do."""
+"""Synthetic results files of any size, with times that vary as measured ones do."""
 
 from __future__ import annotations
 

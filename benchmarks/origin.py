@@ -31,13 +31,13 @@ def without_places(label: str) -> str:
 
 
 def refuse_equal_names(choices: Sequence[Choice]) -> None:
-    """Raises UserError where two labels would be told by the same name, their modules lying in folders of one name."""
+    """Raises UserError where two labels would have the same name, their modules lying in folders of one name."""
     found: dict[str, str] = {}
     for choice in choices:
         other = found.setdefault(without_places(choice.label), choice.label)
         if other != choice.label:
             raise UserError(
-                f"{other} and {choice.label} would both be told as {without_places(choice.label)}; rename a folder, "
+                f"{other} and {choice.label} would both be named {without_places(choice.label)}; rename a folder, "
                 "or measure each by itself."
             )
 

@@ -81,7 +81,7 @@ class Watch(ABC):
         original(context, outcome)
 
     def meet(self, stream: Stream) -> None:
-        """A stream is new; it is of this generation alone, so nobody has to give its functions back."""
+        """A stream is new; it is of this generation alone, so its functions need not be restored."""
         for name in PARTS:
             setattr(stream, name, partial(self.part, name, getattr(stream, name)))
 
@@ -215,8 +215,8 @@ def _verification(context: Context, draft: Draft, ends: int) -> Work:
     """
     starts, tokens = context.stream.cache.lengths, (context.tokens[-1], *draft.tokens)
     rows = [ends + len(draft) - start for start in starts]
-    told = len(tokens) - sum(draft.scratch)
-    return Work(True, tokens[len(tokens) - rows[0] :], spans_of(starts, rows), (len(tokens),), told)
+    argmax_rows = len(tokens) - sum(draft.scratch)
+    return Work(True, tokens[len(tokens) - rows[0] :], spans_of(starts, rows), (len(tokens),), argmax_rows)
 
 
 def _counted(original: Callable[[Linear, Tensor], Tensor], count: Callable[[Linear, int], None]) -> Any:

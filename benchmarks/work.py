@@ -31,14 +31,14 @@ class Work:
     tokens   rows that began at the embedding
     spans    layers and the rows that they lacked, from the first layer up
     heads    rows of each product with the target's LM head; of a verification one for the root and all drafted rows
-    told     rows whose likeliest token had to reach the host
+    argmax_rows  rows whose likeliest token had to reach the host
     """
 
     drafted: bool
     tokens: tuple[int, ...]
     spans: tuple[Span, ...]
     heads: tuple[int, ...]
-    told: int
+    argmax_rows: int
 
     @property
     def layer_rows(self) -> int:
@@ -89,11 +89,11 @@ def run_bare(target: Target, cache: Cache, work: Work, stored: Tensor, clock: Ca
         layout = target.layout(span.start, range(at, at + span.rows))
         x = target.run(x, cache, span.first, span.last, layout)
     layers_s = clock() - begin_s
-    said = x[:0]
+    logits = x[:0]
     for rows in work.heads:
         x = _with_stored(x, rows, stored)
-        said = target.head(x[-rows:])
-    said[: work.told].argmax(-1).tolist()
+        logits = target.head(x[-rows:])
+    logits[: work.argmax_rows].argmax(-1).tolist()
     heads_s = clock() - begin_s - layers_s
     cache.lengths = lengths
     return Bare(layers_s, heads_s)

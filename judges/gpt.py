@@ -100,11 +100,9 @@ class Gpt(AskedJudge):
 
         self._key = self._found_key()
         base_url = self._place.base_url
-        hooks: dict[str, list[Callable[..., Any]]] = {
-            "request": [self._sends.count],
-            "response": [self._sends.discount],
-        }
-        http_client = DefaultHttpxClient(event_hooks=hooks)
+        http_client = DefaultHttpxClient(
+            event_hooks={"request": [self._sends.count], "response": [self._sends.discount]}  # type: ignore[arg-type]
+        )
         finalize(self, http_client.close)
         self._client = OpenAI(
             api_key=self._key or "none",  # the client wants a key, not every server does

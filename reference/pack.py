@@ -40,7 +40,7 @@ MODULE_FILES = ("README.md", FACTS, MODULES, RECORD)
 
 @dataclass(frozen=True)
 class PackEntry:
-    """What the index says of a model besides what its files tell."""
+    """What the index says of a model in addition to what its files hold."""
 
     name: str
     role: str
@@ -88,7 +88,7 @@ def _line(entry: PackEntry, folder: Path) -> PackModel:
 
 
 def add_modules_to_pack(modules: Path, pack: Path) -> PackModel:
-    """Copies the modules of a method, its weights as bfloat16, beside the packed target that they were trained for.
+    """Copies the modules of a method, its weights as bfloat16, next to the packed target that they were trained for.
 
     Raises UserError when the folder lacks a file, when the pack has no such target or one of other weights, and when
     the disk is full: the pack is then as it was.

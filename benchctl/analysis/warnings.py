@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from benchctl.analysis.comparison import Group, MethodFigures
-from benchctl.analysis.frame.build import measured_apart, pair
+from benchctl.analysis.frame.build import pair
 from benchctl.analysis.frame.fidelity import Round, broken, claims_exact, last_tries, planned_repeat
 from benchctl.analysis.frame.rows import CONDITION, FIDELITY
 from benchctl.analysis.judges.figures import FIRST_WINS, LONGER_WINS, JudgedFigures
@@ -20,6 +20,7 @@ from benchctl.analysis.metrics.faithfulness import EXACT_MATCH, EXACT_MATCH_DIFF
 from benchctl.analysis.metrics.metric import Metric
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.bootstrap import Interval
+from benchctl.analysis.stats.estimates import measured_apart
 from benchctl.analysis.winner import best_labels
 from benchctl.records.schema import UNKNOWN_TARGET, Run
 
@@ -280,8 +281,8 @@ def _finished(frame: pd.DataFrame, run: Run) -> int:
 
 
 def _best_of_many_labels(group: Group) -> Iterator[Warning]:
-    for found in best_labels(group):
-        estimate = found.best.estimate(SPEEDUP)
+    for result in best_labels(group):
+        estimate = result.best.estimate(SPEEDUP)
         assert estimate.interval is not None
         yield Warning(
             "best_of_many_labels",
@@ -289,13 +290,13 @@ def _best_of_many_labels(group: Group) -> Iterator[Warning]:
             "[{low:.2f}, {high:.2f}]; {slower} of the others are significantly slower. It was chosen on these prompts, "
             "which overestimates it: measure it again on others.",
             {
-                "labels": found.labels,
-                "name": found.name,
-                "label": found.best.label,
+                "labels": result.labels,
+                "name": result.name,
+                "label": result.best.label,
                 "speedup": estimate.value or 0.0,
                 "low": estimate.interval.low,
                 "high": estimate.interval.high,
-                "slower": found.slower,
+                "slower": result.slower,
             },
         )
 

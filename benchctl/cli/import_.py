@@ -14,8 +14,7 @@ from benchctl.importing.answers import FORMATS
 
 if TYPE_CHECKING:
     from benchctl.importing.answers import Format
-    from benchctl.importing.gather import Source
-    from benchctl.importing.sums import Sums
+    from benchctl.importing.gather import Source, Sums
 
 
 @click.command("import")
@@ -26,27 +25,25 @@ if TYPE_CHECKING:
     type=click.Choice(["auto", *FORMATS]),
     default="auto",
     show_default=True,
-    help="What wrote the files; auto tells it from their fields.",
+    help="What wrote the files; auto recognises it by their fields.",
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Results file to write.")
-@click.option("--baseline", default="", metavar="LABEL", help="What times are set against. Default: the first label.")
+@click.option("--baseline", default="", metavar="LABEL", help="What times are compared with. Default: the first label.")
 @click.option(
     "--target",
     default="",
     metavar="NAME",
-    help="Name of the target, which the files do not tell. Two imports without it are comparable only if their "
+    help="Name of the target, which the files lack. Two imports without it are comparable only if their "
     "baselines have the same model_id.",
 )
-@click.option(
-    "--suite", default="", metavar="NAME", help="Name of the prompts. Default: told from the ids of the questions."
-)
+@click.option("--suite", default="", metavar="NAME", help="Name of the prompts. Default: by the ids of the questions.")
 def import_(files: tuple[str, ...], format: Format | str, out: Path, baseline: str, target: str, suite: str) -> None:
     """Read answers published by Spec-Bench, EAGLE, Medusa, REST or FastChat, and FastChat's judgements of answers.
 
-    Their tokens and steps are counted alike for every label, baseline included, and their times are summed; what the
-    files do not tell (token ids, machine, verdicts) stays unknown, and `benchctl compare` says so. Each file is a
-    session of its own; files with the same LABEL are sessions of one method. Without LABEL it is the file's model_id.
-    Judgements, of one answer or of two, become a file of scores beside --out, where compare finds them.
+    Tokens and steps are counted in the same way for every label, baseline included, and times are summed. What the
+    files lack (token ids, machine, verdicts) stays unknown. Each file is a session; files with the same LABEL are
+    sessions of one method. The default LABEL is the file's model_id. Judgements, of one answer or of two, become a file
+    of scores next to --out, where compare finds them.
 
     \b
     Examples:
@@ -54,30 +51,31 @@ def import_(files: tuple[str, ...], format: Format | str, out: Path, baseline: s
       benchctl import medusa=run-1.jsonl medusa=run-2.jsonl gpt-4_single.jsonl --out results/medusa.jsonl
       benchctl compare results/eagle.jsonl
     """
-    from benchctl.importing.gather import Terms, gather
-    from benchctl.importing.sums import sums_of
+    from benchctl.importing.gather import Terms, gather, sums_of
     from benchctl.records.scores import ScoreWriter, scores_path
     from benchctl.records.writer import Writer, check_output
 
     check_output(out)
-    asked = next((known for known in FORMATS if known == format), None)
-    found = gather(
+    wanted = next((known for known in FORMATS if known == format), None)
+    imported = gather(
         [_source(name) for name in files],
-        Terms(asked, suite, baseline, target),
+        Terms(wanted, suite, baseline, target),
         name=out.stem,
         command=("benchctl", *map(shlex.quote, sys.argv[1:])),
     )
-    if found.scores:
+    if imported.scores:
         check_output(scores_path(out))
-    with Writer(out, found.run) as writer:
-        writer.append(*found.rows)
-    if found.scores:
+    with Writer(out, imported.run) as writer:
+        writer.append(*imported.rows)
+    if imported.scores:
         with ScoreWriter(scores_path(out)) as scores:
-            scores.append(*found.scores)
-    for notice in found.notices:
+            scores.append(*imported.scores)
+    for notice in imported.notices:
         click.echo(f"Note: {notice}", err=True)
-    click.echo(f"{found.run.imported} -> {out}, {found.run.suites[0].name}, {found.run.suites[0].prompts} prompts")
-    for line in _table(sums_of(found.rows, found.scores)):
+    click.echo(
+        f"{imported.run.imported} -> {out}, {imported.run.suites[0].name}, {imported.run.suites[0].prompts} prompts"
+    )
+    for line in _table(sums_of(imported.rows, imported.scores)):
         click.echo(line)
 
 
@@ -90,8 +88,10 @@ def _source(name: str) -> Source:
 
 
 def _table(sums: dict[str, Sums]) -> list[str]:
-    """Speeds by each label's own tokens and times, and how they compare with the first label's: not in time, of which
-    compare's speed-up is, so that other lengths of text make another number."""
+    """Speeds by each label's own tokens and times, and their ratio to the first label's.
+
+    That is a ratio in tokens/s, while the speed-up of `compare` is one in time: they differ with the length of text.
+    """
     first = next(iter(sums.values())).tokens_per_s
     lines: list[str] = []
     for label, of in sums.items():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from glob import glob, has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from benchctl.errors import UserError
 
 if TYPE_CHECKING:
     from benchctl.analysis.comparison import Group
+    from benchctl.records.schema import Run
     from benchctl.records.scores import Score
     from benchctl.records.writer import RunFile
 
@@ -77,3 +79,20 @@ def paths_of(names: Sequence[str]) -> list[Path]:
         for path in map(Path, matches):
             found.setdefault(path.resolve(), path)
     return list(found.values())
+
+
+def decoder(run: Run) -> Callable[[Sequence[int]], str] | None:
+    """Token ids to text as the run's target does it; None where the target's files are not here."""
+    return _decoder_of(run.target.name)
+
+
+@cache
+def _decoder_of(target: str) -> Callable[[Sequence[int]], str] | None:
+    from benchctl.bundled import resolve
+    from benchctl.decoding.model.tokenizer import token_text
+
+    try:
+        folder = resolve(target)
+    except UserError:
+        return None
+    return token_text(folder) if isinstance(folder, Path) else None

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from benchctl import __version__
 from benchctl.cli import completion as completing
 from benchctl.errors import UserError
-
-if TYPE_CHECKING:
-    from benchctl.records.schema import Run
 
 
 @click.command()
@@ -33,16 +27,16 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="FILE",
     shell_complete=completing.files,
-    help="Scores of these answers beside those in the file next to each of FILES. May be repeated.",
+    help="Scores to use in addition to the file of scores next to each of FILES. May be repeated.",
 )
 def report(files: tuple[str, ...], out: Path, scores: tuple[str, ...]) -> None:
-    """Write one HTML page about results files (by default results/*.jsonl), which needs no network to be read.
+    """Write one HTML page about results files (by default results/*.jsonl). It needs no network.
 
-    It has what `benchctl compare` says of them, in words and in tables that sort, the Pareto plot, acceptance, latency,
-    answers beside the baseline's, with what judges said of them, all settings and all warnings. Of the answers those
-    that leave the baseline's come first; the page stays below 2 MB and says how many it left out. What was accepted of
-    drafts is coloured in the text where the target's tokenizer is at hand: that of an embedded model, or of a folder
-    under the name that the run used.
+    It has the figures of `benchctl compare`, in words and in tables that sort, the Pareto plot, acceptance, latency,
+    answers next to the baseline's with their judgements, all settings and all warnings. Answers that differ from the
+    baseline's come first. The page stays below 2 MB and states how many answers it leaves out. Accepted drafts are
+    coloured in the text where the target's tokenizer is here: an embedded model's, or that of a folder under the name
+    that the run used.
 
     \b
     Examples:
@@ -52,7 +46,7 @@ def report(files: tuple[str, ...], out: Path, scores: tuple[str, ...]) -> None:
     """
     from benchctl.analysis.comparison import compare
     from benchctl.analysis.html.report import report as page_of
-    from benchctl.cli.inputs import read_files, read_scores
+    from benchctl.cli.inputs import decoder, read_files, read_scores
     from benchctl.measuring.clock import utc_now
 
     _check_page(out)
@@ -67,11 +61,11 @@ def report(files: tuple[str, ...], out: Path, scores: tuple[str, ...]) -> None:
 
 
 def _check_page(path: Path) -> None:
-    """Raises UserError where `path` is not named like a page, or cannot be written."""
+    """Raises UserError where `path` has no ending of a page, or cannot be written."""
     from benchctl.records.writer import check_writable
 
     if path.suffix.lower() not in (".html", ".htm"):
-        raise UserError(f"{path}: is not named like a page. End --out in .html.")
+        raise UserError(f"{path}: the ending is not that of a page. End --out in .html.")
     check_writable(path)
 
 
@@ -81,20 +75,3 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}. Give another --out.") from error
-
-
-def decoder(run: Run) -> Callable[[Sequence[int]], str] | None:
-    """Ids to text as the run's target does it; None where its files are not here."""
-    return _decoder_of(run.target.name)
-
-
-@cache
-def _decoder_of(target: str) -> Callable[[Sequence[int]], str] | None:
-    from benchctl.bundled import resolve
-    from benchctl.decoding.model.tokenizer import token_text
-
-    try:
-        place = resolve(target)
-    except UserError:
-        return None
-    return token_text(place) if isinstance(place, Path) else None

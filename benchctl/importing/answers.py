@@ -1,4 +1,4 @@
-"""What published files tell of an answer, whoever wrote them.
+"""Answers in published files of five programs.
 
 | format | written by | counts steps as | beside |
 |---|---|---|---|
@@ -26,7 +26,7 @@ FAILED: Final = "ERROR"  # what all of them write for a turn that raised an erro
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer to one turn; None is what its file does not tell. `choice` numbers the answers to one question."""
+    """An answer to one turn; None where its file lacks it. `choice` numbers the answers to one question."""
 
     prompt_id: str
     turn: int
@@ -101,21 +101,21 @@ def _checked_with_lengths(choice: Line, turns: int) -> list[int | None]:
     steps = [index + 1 for index in choice.counts("idxs")]
     lengths = choice.counts("accept_lengths:")
     if sum(steps) != len(lengths):
-        choice.refuse(f"idxs tell of {sum(steps)} steps, but accept_lengths of {len(lengths)}")
+        choice.refuse(f"idxs count {sum(steps)} steps, but accept_lengths {len(lengths)}")
     return list(steps)
 
 
-def _told_by_lengths(choice: Line, turns: int) -> list[int | None]:
+def _matched_with_lengths(choice: Line, turns: int) -> list[int | None]:
     """Methods of Spec-Bench return the number of steps or the last one's index; there is one accept length per step."""
-    told = choice.counts("decoding_steps" if "decoding_steps" in choice else "idxs")
+    counts = choice.counts("decoding_steps" if "decoding_steps" in choice else "idxs")
     lengths = len(choice.counts("accept_lengths"))
-    if sum(told) == lengths:
-        return list(told)
-    return [index + 1 for index in told] if sum(told) + turns == lengths else [None] * turns
+    if sum(counts) == lengths:
+        return list(counts)
+    return [index + 1 for index in counts] if sum(counts) + turns == lengths else [None] * turns
 
 
 _STEPS: dict[str, Steps] = {
-    "spec-bench": _told_by_lengths,
+    "spec-bench": _matched_with_lengths,
     "rest": _checked_with_lengths,
     "medusa": _from_last_index,
     "eagle": _from_last_index,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain, count
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 from benchctl.errors import InvalidData, UserError
@@ -17,7 +18,7 @@ from benchctl.records.schema import UNKNOWN_TARGET, MethodInfo, ModelInfo, Row, 
 from benchctl.records.scores import Score
 
 MT_BENCH = frozenset(map(str, range(81, 161)))  # its question ids
-_Numbers = tuple[str, int, int, int | None, int | None, float | None]  # all that tells one answer from another
+_Numbers = tuple[str, int, int, int | None, int | None, float | None]  # prompt, turn, choice, tokens, steps, seconds
 _CLAIM = "an imported file claims nothing that could be held against its answers"
 
 
@@ -60,8 +61,8 @@ class _Given(NamedTuple):
 
 
 @dataclass
-class _Found:
-    """What the files hold: answers by label, and judgements."""
+class _Contents:
+    """The contents of all files: answers by label, and judgements."""
 
     answers: dict[str, list[_Given]] = field(default_factory=dict)
     replies: list[Reply] = field(default_factory=list)
@@ -78,11 +79,11 @@ class _Found:
     @property
     def judged(self) -> dict[str, dict[tuple[str, int], None]]:
         """The prompts and turns that were judged, by model."""
-        found: dict[str, dict[tuple[str, int], None]] = {}
+        judged: dict[str, dict[tuple[str, int], None]] = {}
         for reply in self.replies:
             for model in filter(None, (reply.model, reply.other)):
-                found.setdefault(model, {}).setdefault((reply.prompt_id, reply.turn))
-        return found
+                judged.setdefault(model, {}).setdefault((reply.prompt_id, reply.turn))
+        return judged
 
     def given(self) -> Iterator[_Given]:
         return chain.from_iterable(self.answers.values())
@@ -100,53 +101,53 @@ def gather(sources: Sequence[Source], terms: Terms, *, name: str, command: tuple
     that answer a question twice, and for files that hold no answers.
     """
     _check_paths(sources)
-    found = _Found()
+    contents = _Contents()
     for number, source in enumerate(sources):
         for line in read_lines(source.path):
-            _take(found, number, source, line, terms.format)
-    labels = list(found.answers) or list(found.judged)
+            _take(contents, number, source, line, terms.format)
+    labels = list(contents.answers) or list(contents.judged)
     if not labels:
         raise InvalidData(
             f"{', '.join(str(source.path) for source in sources)}: no answers in it. Give a file of answers."
         )
-    _check_copies(found, sources)
+    _check_copies(contents, sources)
     baseline = terms.baseline or labels[0]
     if baseline not in labels:
         raise UserError(f"no answers of {baseline}. There are those of: {' '.join(labels)}.")
     labels.sort(key=lambda label: label != baseline)
-    run = _run(found, sources, labels, terms, name, command)
-    rows, lost = list(_rows(found, run)), Lost()
-    scores = tuple(scores_of(found.replies, ByModel(rows), baseline, lost))
-    return Imported(run, tuple(row for _, row in rows), scores, tuple(_notices(found, lost)))
+    run = _run(contents, sources, labels, terms, name, command)
+    rows, lost = list(_rows(contents, run)), Lost()
+    scores = tuple(scores_of(contents.replies, ByModel(rows), baseline, lost))
+    return Imported(run, tuple(row for _, row in rows), scores, tuple(_notices(contents, lost)))
 
 
-def _take(found: _Found, number: int, source: Source, line: Line, format: Format | None) -> None:
+def _take(contents: _Contents, number: int, source: Source, line: Line, format: Format | None) -> None:
     used = format or format_of(line)
-    found.formats.setdefault(used)
-    found.latest_s = max(found.latest_s, line.instant_s("tstamp") if "tstamp" in line else 0.0)
+    contents.formats.setdefault(used)
+    contents.latest_s = max(contents.latest_s, line.instant_s("tstamp") if "tstamp" in line else 0.0)
     if used == "fastchat" and is_judgement(line):
         if source.label:
             raise UserError(f"{source.path}: judgements name their models themselves; give the file without a label.")
-        found.replies += replies_of(line)
+        contents.replies += replies_of(line)
         return
     model = line.identifier("model_id")
     label = source.label or model
     answers = [_Given(number, model, answer) for answer in answers_of(line, used)]
     answered = (number, label, line.identifier("question_id"))
-    if answered in found.answered:
+    if answered in contents.answered:
         line.refuse(f"a second answer of {label} to question {answered[-1]}")
-    found.answered.add(answered)
-    found.answers.setdefault(label, []).extend(answers)
+    contents.answered.add(answered)
+    contents.answers.setdefault(label, []).extend(answers)
 
 
-def _rows(found: _Found, run: Run) -> Iterator[tuple[str, Row]]:
+def _rows(contents: _Contents, run: Run) -> Iterator[tuple[str, Row]]:
     """Answers in the order of labels and files, each with its model_id; of what was judged but is not there, rows
     without a text."""
-    order, judged = count(), {} if found.answers else found.judged
+    order, judged = count(), {} if contents.answers else contents.judged
     for method in run.methods:
         label = method.label
         alone = [_Given(0, label, Answer(prompt, turn, 0, "")) for prompt, turn in judged.get(label, ())]
-        for session, model, answer in found.answers.get(label, alone):
+        for session, model, answer in contents.answers.get(label, alone):
             yield model, _row(run, label, session, next(order), answer)
 
 
@@ -169,17 +170,22 @@ def _row(run: Run, label: str, session: int, order: int, answer: Answer) -> Row:
 
 
 def _run(
-    found: _Found, sources: Sequence[Source], labels: Sequence[str], terms: Terms, name: str, command: tuple[str, ...]
+    contents: _Contents,
+    sources: Sequence[Source],
+    labels: Sequence[str],
+    terms: Terms,
+    name: str,
+    command: tuple[str, ...],
 ) -> Run:
-    judges = {reply.judge for reply in found.replies}
+    judges = {reply.judge for reply in contents.replies}
     return Run(
         name=name,
-        created=datetime.fromtimestamp(found.latest_s, UTC).isoformat(timespec="seconds"),
+        created=datetime.fromtimestamp(contents.latest_s, UTC).isoformat(timespec="seconds"),
         command=command,
         baseline=labels[0],
-        target=_target(terms.target or UNKNOWN_TARGET + ", ".join(sorted(found.models(labels[0])))),
+        target=_target(terms.target or UNKNOWN_TARGET + ", ".join(sorted(contents.models(labels[0])))),
         draft=None,
-        suites=(_suite(found, sources, terms.suite),),
+        suites=(_suite(contents, sources, terms.suite),),
         methods=tuple(
             MethodInfo(label=label, name=label, options={}, exactness="lossy", reason=_CLAIM) for label in labels
         ),
@@ -188,13 +194,13 @@ def _run(
         executor="",
         attention="",
         threads=0,
-        temperature=_temperature(dict.fromkeys(chain.from_iterable(map(found.models, labels)))),
+        temperature=_temperature(dict.fromkeys(chain.from_iterable(map(contents.models, labels)))),
         top_p=1.0,
         top_k=0,
         seed=0,
         max_new_tokens=0,
-        repeats=1 + max((given.answer.choice for given in found.given()), default=0),
-        imported="+".join(found.formats),
+        repeats=1 + max((given.answer.choice for given in contents.given()), default=0),
+        imported="+".join(contents.formats),
         order="one after another",
         machine={},
         versions={"judge": "+".join(sorted(judges))} if judges else {},
@@ -203,26 +209,18 @@ def _run(
 
 
 def _target(name: str) -> ModelInfo:
-    return ModelInfo(
-        name=name,
-        family="",
-        layers=0,
-        hidden_size=0,
-        parameters=0,
-        vocabulary=0,
-        context_tokens=0,
-        weights_sha256="",
-        tokenizer_sha256="",
-        chat_template_sha256="",
+    numbers = dict.fromkeys(("layers", "hidden_size", "parameters", "vocabulary", "context_tokens"), 0)
+    return ModelInfo(name=name, family="", **numbers, weights_sha256="", tokenizer_sha256="", chat_template_sha256="")
+
+
+def _suite(contents: _Contents, sources: Sequence[Source], name: str) -> SuiteInfo:
+    """The hash is of the questions' ids, since the files do not contain the questions."""
+    questions = sorted(contents.questions)
+    usual = (
+        "mt-bench" if MT_BENCH.issuperset(questions) else "spec-bench" if "spec-bench" in contents.formats else "other"
     )
-
-
-def _suite(found: _Found, sources: Sequence[Source], name: str) -> SuiteInfo:
-    """The questions' ids stand for the questions, which the files do not hold."""
-    questions = sorted(found.questions)
-    told = "mt-bench" if MT_BENCH.issuperset(questions) else "spec-bench" if "spec-bench" in found.formats else "other"
     return SuiteInfo(
-        name=name or told,
+        name=name or usual,
         source="file",
         origin=", ".join(source.path.name for source in sources),
         sha256=hashlib.sha256("\n".join(questions).encode()).hexdigest(),
@@ -231,48 +229,48 @@ def _suite(found: _Found, sources: Sequence[Source], name: str) -> SuiteInfo:
 
 
 def _temperature(models: Iterable[str]) -> float:
-    """As these programs write it into a model_id: vicuna-7b-temperature-0.7. Where none tells it, they were greedy.
+    """The temperature in the model_ids, as in vicuna-7b-temperature-0.7; 0 where none has one.
 
-    Raises UserError for models of two temperatures, for a run has one.
+    Raises UserError for two temperatures, since a run has one.
     """
-    told: dict[float, str] = {}
+    models_of: dict[float, str] = {}
     for model in models:
-        if found := re.search(r"temperature-(\d+(?:\.\d+)?)", model):
-            told.setdefault(float(found[1]), model)
-    if len(told) > 1:
-        raise UserError(f"answers of different temperatures: {', '.join(told.values())}. Import them apart.")
-    return next(iter(told), 0.0)
+        if match := re.search(r"temperature-(\d+(?:\.\d+)?)", model):
+            models_of.setdefault(float(match[1]), model)
+    if len(models_of) > 1:
+        raise UserError(f"answers of different temperatures: {', '.join(models_of.values())}. Import them apart.")
+    return next(iter(models_of), 0.0)
 
 
 def _check_paths(sources: Sequence[Source]) -> None:
-    """A file that is read twice would count as two sessions that agree, and narrow every interval."""
+    """Refuse a file that is named twice: it would count as two sessions that agree, and narrow every interval."""
     seen: dict[Path, Path] = {}
     for source in sources:
-        place = source.path.resolve()
-        if place in seen:
-            raise UserError(f"{source.path}: is the same file as {seen[place]}. Name it once.")
-        seen[place] = source.path
+        path = source.path.resolve()
+        if path in seen:
+            raise UserError(f"{source.path}: is the same file as {seen[path]}. Name it once.")
+        seen[path] = source.path
 
 
-def _check_copies(found: _Found, sources: Sequence[Source]) -> None:
-    """So would a copy of it: no two processes take the same times to the last digit."""
-    for label, answers in found.answers.items():
+def _check_copies(contents: _Contents, sources: Sequence[Source]) -> None:
+    """Refuse a copy of a file: no two processes take the same times to the last digit."""
+    for label, answers in contents.answers.items():
         numbers: dict[int, list[_Numbers]] = {}
         for file, _, answer in answers:
-            told = (answer.prompt_id, answer.turn, answer.choice, answer.new_tokens, answer.steps, answer.wall_s)
-            numbers.setdefault(file, []).append(told)
+            own = (answer.prompt_id, answer.turn, answer.choice, answer.new_tokens, answer.steps, answer.wall_s)
+            numbers.setdefault(file, []).append(own)
         first: dict[frozenset[_Numbers], int] = {}
-        for file, all_told in numbers.items():
-            earlier = first.setdefault(frozenset(all_told), file)
-            if earlier != file and any(told[-1] for told in all_told):
+        for file, all_numbers in numbers.items():
+            earlier = first.setdefault(frozenset(all_numbers), file)
+            if earlier != file and any(own[-1] for own in all_numbers):
                 raise UserError(
                     f"{sources[file].path}: has the times of {sources[earlier].path}, answer by answer, so it is a "
                     f"copy of its answers of {label}. Name only one of the two."
                 )
 
 
-def _notices(found: _Found, lost: Lost) -> Iterator[str]:
-    answers = [given.answer for given in found.given()]
+def _notices(contents: _Contents, lost: Lost) -> Iterator[str]:
+    answers = [given.answer for given in contents.given()]
     failed = sum(answer.failed for answer in answers)
     if failed:
         yield f"{failed} turns are marked {FAILED}: their numbers are those of an earlier turn and are left out."
@@ -285,6 +283,52 @@ def _notices(found: _Found, lost: Lost) -> Iterator[str]:
         yield f"{lost.apart} judgements are of two answers, neither or both of them the baseline's, and are left out."
     if lost.changed:
         yield f"{lost.changed} judgements were shown other texts than the answers here and are left out."
-    unreadable = sum(reply.points is None for reply in found.replies)
+    unreadable = sum(reply.points is None for reply in contents.replies)
     if unreadable:
         yield f"{unreadable} judgements could not be read by their judge's script: counted, not scored."
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The figures of one label that a reader checks against the published ones.
+
+    Every ratio is of sums over the answers that have both numbers; None where no answer has. `scores` are the mean
+    scores of single answers, turn by turn.
+    """
+
+    answers: int
+    new_tokens: int
+    tokens_per_s: float | None
+    tokens_per_step: float | None
+    scores: tuple[float, ...]
+
+
+def sums_of(rows: Sequence[Row], scores: Sequence[Score] = ()) -> dict[str, Sums]:
+    """By label, in the order of the rows."""
+    labels = dict.fromkeys(row.label for row in rows)
+    return {
+        label: _sums([row for row in rows if row.label == label], [score for score in scores if score.label == label])
+        for label in labels
+    }
+
+
+def _sums(rows: Sequence[Row], scores: Sequence[Score]) -> Sums:
+    totals = [row.totals for row in rows if row.totals is not None]
+    times = [(of.new_tokens, of.wall_s) for of in totals if of.new_tokens is not None and of.wall_s is not None]
+    steps = [(of.new_tokens, of.steps) for of in totals if of.new_tokens is not None and of.steps is not None]
+    points: dict[int, list[float]] = {}
+    for score in scores:
+        if score.protocol == "single" and score.score is not None:
+            points.setdefault(score.turn, []).append(score.score)
+    return Sums(
+        answers=len(totals),
+        new_tokens=sum(of.new_tokens or 0 for of in totals),
+        tokens_per_s=_ratio(times),
+        tokens_per_step=_ratio(steps),
+        scores=tuple(fmean(points[turn]) for turn in sorted(points)),
+    )
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> float | None:
+    below = sum(under for _, under in pairs)
+    return sum(over for over, _ in pairs) / below if below else None

@@ -145,14 +145,14 @@ def scores_of(replies: Iterable[Reply], rows: ByModel, baseline: str, lost: Lost
     """The scores of the answers in `rows`; of two answers one must be the baseline's."""
     samples: Counter[tuple[object, ...]] = Counter()
     for reply in replies:
-        for turned, row, other in _places(reply, rows, baseline, lost):
+        for turned, row, other in _judged_rows(reply, rows, baseline, lost):
             score = _score(turned, row, other)
-            place = (score.label, score.session, score.prompt_id, score.turn, score.model, score.template, score.order)
-            yield replace(score, sample=samples[place])
-            samples[place] += 1
+            key = (score.label, score.session, score.prompt_id, score.turn, score.model, score.template, score.order)
+            yield replace(score, sample=samples[key])
+            samples[key] += 1
 
 
-def _places(reply: Reply, rows: ByModel, baseline: str, lost: Lost) -> Iterator[tuple[Reply, Row, Row | None]]:
+def _judged_rows(reply: Reply, rows: ByModel, baseline: str, lost: Lost) -> Iterator[tuple[Reply, Row, Row | None]]:
     """The rows that a reply is of, each with the baseline's where it judged two, and the reply as seen from there."""
     own, others = rows.of(reply), rows.of(reply.of_other()) if reply.other else []
     if not own or (reply.other and not others):
@@ -165,18 +165,18 @@ def _places(reply: Reply, rows: ByModel, baseline: str, lost: Lost) -> Iterator[
         return
     if all(row.label != baseline for row in others):
         reply, own, others = reply.of_other(), others, own
-    beside = [row for row in others if row.label == baseline]
+    baselines = [row for row in others if row.label == baseline]
     methods = [row for row in own if row.label != baseline]
-    lost.apart += not (beside and methods)
+    lost.apart += not (baselines and methods)
     pairs = [
-        (row, other) for row in methods for other in beside[:1] if reply.shows(row.text) and reply.shows(other.text)
+        (row, other) for row in methods for other in baselines[:1] if reply.shows(row.text) and reply.shows(other.text)
     ]
-    lost.changed += bool(beside and methods and not pairs)
+    lost.changed += bool(baselines and methods and not pairs)
     yield from ((reply, row, other) for row, other in pairs)
 
 
 def _score(reply: Reply, row: Row, baseline: Row | None) -> Score:
-    """A reply as the score of the answer in `row`, and beside that in `baseline` where it judged two."""
+    """A reply as the score of the answer in `row`, compared with that in `baseline` where it judged two."""
     texts = [row.text, *([baseline.text] if baseline else [])]
     hashes = [text_sha256(text) if all(texts) else "" for text in texts]
     identical = baseline is not None and all(texts) and row.text == baseline.text

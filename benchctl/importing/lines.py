@@ -96,12 +96,12 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 def _object(path: Path, number: int, text: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        fields = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        fields = None
+    if not isinstance(fields, dict):
         raise InvalidData(f"{path}:{number}: is no JSON object. Give a file of answers, one JSON object a line.")
-    return found
+    return fields
 
 
 def _is_number(value: object, most: float, least: float = 0.0) -> TypeGuard[int | float]:

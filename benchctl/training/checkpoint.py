@@ -1,4 +1,4 @@
-"""Checkpoints that are there entirely or not at all: written beside, flushed, then renamed.
+"""Checkpoints that are there entirely or not at all: written to a temporary folder, flushed, then renamed.
 
 A checkpoint is a folder `step-<n>` of model.safetensors, optimizer.pt, position.json and fingerprint.json.
 """
@@ -86,7 +86,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 def load_checkpoint(folder: Path, notify: Notify = lambda notice: None) -> Checkpoint | None:
     """The newest checkpoint under `folder` that can be read, or None if there is none yet.
 
-    `notify` is told of each damaged one that is passed over. Raises UserError when all are damaged.
+    A notice names each damaged one that is skipped. Raises UserError when all are damaged.
     """
     found = checkpoints(folder)
     for path in reversed(found):
@@ -100,7 +100,7 @@ def load_checkpoint(folder: Path, notify: Notify = lambda notice: None) -> Check
 
 
 def newest_fingerprint(folder: Path) -> dict[str, str] | None:
-    """What a run that goes on from `folder` must have in common with its beginning; None if no checkpoint tells."""
+    """What a run that continues from `folder` must share with its beginning; None without a readable checkpoint."""
     for path in reversed(checkpoints(folder)):
         with suppress(*CANNOT_READ):
             return dict(json.loads((path / FINGERPRINT).read_text()))
@@ -118,9 +118,9 @@ def check_fingerprint(path: Path, saved: Mapping[str, str], current: Mapping[str
         return
     lines = [f"  {name}: {saved.get(name, 'none')} there, {current.get(name, 'none')} now" for name in names]
     more = [f"  and {len(lines) - NAMED_DIFFERENCES} more"] if len(lines) > NAMED_DIFFERENCES else []
-    told = "\n".join(lines[:NAMED_DIFFERENCES] + more)
+    differences = "\n".join(lines[:NAMED_DIFFERENCES] + more)
     raise UserError(
-        f"{path}: this run cannot be resumed, it was started with something else:\n{told}\n"
+        f"{path}: this run cannot be resumed, it was started with something else:\n{differences}\n"
         "Use the same again, or train into a fresh --out folder."
     )
 
@@ -152,7 +152,7 @@ def remove_partial(folder: Path) -> None:
 
 
 def set_newer_aside(folder: Path, step: int, notify: Notify) -> None:
-    """Takes their names from the checkpoints after `step`, which a resumed run has passed over, and tells the new ones.
+    """Takes their names from the checkpoints after `step`, which a resumed run has skipped, and reports the new names.
 
     None is deleted: what could not be read once, on a disk of the network perhaps, may be whole.
     """
@@ -240,7 +240,7 @@ def locked(path: Path, busy: Callable[[], None]) -> IO[str]:
         except BlockingIOError:
             busy()
             fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:  # a file system without locks: nobody can be told apart there
+        except OSError:  # a file system without locks
             pass
     except BaseException:
         file.close()

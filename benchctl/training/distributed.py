@@ -103,7 +103,7 @@ def joined(device: str) -> Iterator[World]:
         ) from error
     try:
         yield world
-        distributed.barrier()  # torchrun ends all where one dies: nobody leaves while the first one still writes
+        distributed.barrier()  # torchrun ends all where one dies: no process leaves while the first one still writes
     finally:
         distributed.destroy_process_group()
 

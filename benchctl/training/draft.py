@@ -77,7 +77,7 @@ def train_draft(options: TeacherOptions, start: DraftStart, around: Surroundings
         parameters=parameter_count(draft),
         shape=model_shape(draft.config),
         purpose=PURPOSE,
-        method=_method(start, text.told, files.name),
+        method=_method(start, text.described, files.name),
         use="benchctl run --method two_model --model {model} --draft-model {folder}",
         held_out={**run.held_out, **drafted},
     )
@@ -140,7 +140,7 @@ def _fits(start: DraftStart, config: Any) -> bool:
 
 
 def _shape(start: DraftStart, config: Any) -> ModelShape:
-    """The sizes of a draft model built anew; nothing in `start` is open."""
+    """The sizes of a draft model with fresh weights; nothing in `start` is open."""
     assert start.layers and start.hidden and start.heads and start.kv_heads and start.mlp
     context = context_tokens(config)
     return ModelShape(start.layers, start.hidden, start.heads, start.kv_heads, start.mlp, context)
@@ -157,7 +157,7 @@ def _begin(start: DraftStart, target: FrozenTarget, seed: int) -> PreTrainedMode
     return load_target(find_target(start.init_from), target.device, "float32").model.requires_grad_(True)
 
 
-def _method(start: DraftStart, told: str, name: str) -> str:
+def _method(start: DraftStart, text: str, name: str) -> str:
     begins = {
         FROM_TARGET: f"It began with {start.layers} layers of {name}, the first ones and the last, and with its "
         "embedding, norm and head.",
@@ -167,7 +167,7 @@ def _method(start: DraftStart, told: str, name: str) -> str:
     if began is None:
         other = find_target(start.init_from)
         began = trained_before(other.name, other.folder)
-    return f"{began} The loss is the divergence from the target's distribution on {told}."
+    return f"{began} The loss is the divergence from the target's distribution on {text}."
 
 
 def drafting(
@@ -175,8 +175,8 @@ def drafting(
 ) -> dict[str, Tally]:
     """Acceptance by length of draft, for documents whose answers the target wrote greedily: accepted of drafted tokens.
 
-    A draft is right as long as it repeats the target's text, so one pass over that text tells what drafting step by
-    step would have given; the first token is the prefill's, and nobody drafts it. Drafts of 1 token give the agreement
+    A draft is right as long as it repeats the target's text, so one pass over that text gives the result of drafting
+    step by step. The first token comes from the prefill and is not drafted. Drafts of 1 token give the agreement
     of the two models on that text, token by token, the first one too: greedy_agreement.
     """
     tallies = {length: Tally(0, 0) for length in draft_tokens}

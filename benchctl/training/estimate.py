@@ -34,9 +34,10 @@ class Estimate:
 def estimate(options: TeacherOptions, label: str) -> Estimate:
     """What `train_modules` with these options holds in memory.
 
-    With P parameters of modules in float32: weights 4 P, gradients 4 P, moments 8 P (AdamW; Muon keeps 4 for each value
-    of a matrix). With n tokens a pass, L layers of width d and vocabulary V: (L + 1) n d values of residuals and 3 n V
-    of logits. Raises UserError for a method without modules and for a model of an unknown family.
+    With P trained parameters in float32: weights 4 P, gradients 4 P, moments 8 P (AdamW; Muon keeps 4 for each value of
+    a matrix). With n tokens a pass, L layers of width d and vocabulary V: (L + 1) n d values of residuals, and 3 n V of
+    logits for each head or exit, of which one is counted. Raises UserError for a method without modules and for a
+    model of an unknown family.
     """
     config = from_pretrained(AutoConfig, bundled.resolve(options.model))
     check_family(config)

@@ -55,9 +55,9 @@ WRITTEN = (  # into the output folder, by one part or another
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a job is given besides its options: a clock in seconds, whom to tell, the processes that share the work.
+    """What a job needs in addition to its options: a clock in seconds, callbacks, the processes that share the work.
 
-    `held` keeps open what nobody else may have until the job is over.
+    `held` holds locks until the job is over. `read_corpus` reads the data.
     """
 
     clock: Callable[[], float]
@@ -91,7 +91,7 @@ def check(options: TrainOptions, around: Surroundings, *models: str) -> None:
 
 
 def check_run(options: TrainOptions, stages: Sequence[Stage], facts: Mapping[str, str], around: Surroundings) -> None:
-    """Raises UserError for a step that cannot be shared, and for a resume of another run as far as `facts` tell.
+    """Raises UserError for a step that cannot be shared, and for a resume of another run as far as `facts` show.
 
     This is before anything is loaded or answered; the trainer then compares all that the result depends on.
     """
@@ -100,7 +100,7 @@ def check_run(options: TrainOptions, stages: Sequence[Stage], facts: Mapping[str
     folder = options.out / CHECKPOINTS
     saved = newest_fingerprint(folder) if options.resume else None
     if saved is not None:
-        unknown = options.epochs is not None  # how many steps that are takes the rows to tell
+        unknown = options.epochs is not None  # the number of steps is known when the rows are packed
         known = {**settings_of(options, tuple(stages), 1 if unknown else options.steps).fingerprint(), **facts}
         compared = known.keys() - ({"budget_steps"} if unknown else set())
         there = {name: value for name, value in saved.items() if name in compared}
@@ -243,7 +243,7 @@ def _tell_dropped(data: Data, row_tokens: int, notify: Notify) -> None:
 
 def _check_out(options: TrainOptions, read: Sequence[str]) -> None:
     """An earlier result is never overwritten, nor what the run reads, the folders or files `read`; and a folder that
-    cannot be written is told before hours of training."""
+    cannot be written is an error before hours of training."""
     out = options.out
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file; name a folder with --out")
@@ -283,7 +283,7 @@ def _refuse_busy(out: Path) -> None:
 def export_checkpoint(run: Path, out: Path, notify: Notify) -> None:
     """Writes the newest checkpoint of the run of a model into the fresh folder `out`.
 
-    `notify` is told of damaged checkpoints, which are passed over. Raises UserError where none can be read, where the
+    Damaged checkpoints are skipped with a notice. Raises UserError where none can be read, where the
     run is one of modules, where `out` holds something, and when the disk is full: nothing of `out` is then left.
     """
     if out.is_file() or (out.is_dir() and any(out.iterdir())):

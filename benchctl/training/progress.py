@@ -1,4 +1,4 @@
-"""What a training run tells while it runs, and the log.jsonl that keeps it."""
+"""The progress of a training run, and the log.jsonl that keeps it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written beside the weights: training.json with the facts, README.md with the card."""
+"""What is written next to the weights: training.json with the facts, README.md with the card."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def write_result(
 
 
 def trained_before(name: str, folder: Path) -> str:
-    """A sentence on a model that a training begins as: how it was trained, as far as its folder tells."""
+    """A sentence on a model that a training begins as: how it was trained, as far as its folder records it."""
     record = folder / RECORD
     facts = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
     if "outcome" not in facts:  # a model of somebody else's

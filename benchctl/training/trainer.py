@@ -41,7 +41,7 @@ X86 = ("x86_64", "amd64")  # platform.machine() of processors with x86 instructi
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Everything that decides the result of a run besides the module, the objective and the data.
+    """Everything that decides the result of a run except the module, the objective and the data.
 
     `warmup` is a share of the run, `clip` the largest norm of the gradient, `device` cpu or cuda. bf16 is autocast: the
     weights keep their own precision, and a float64 module is trained in float64.
@@ -185,7 +185,7 @@ class Trainer:
             self.position.elapsed_s += now - mark
             mark = now
             self._agree_on_time()
-            measured = self._tell(loss, tokens / max(now - began, 1e-9))
+            measured = self._report_step(loss, tokens / max(now - began, 1e-9))
             if now - saved_at >= self._settings.checkpoint_s:
                 self._save()
                 saved_at = now
@@ -291,7 +291,7 @@ class Trainer:
         if self._settings.budget.seconds is not None:
             self.position.elapsed_s = self._world.from_first(self.position.elapsed_s, self.device)
 
-    def _tell(self, loss: float, tokens_per_s: float) -> dict[str, dict[str, Tally]]:
+    def _report_step(self, loss: float, tokens_per_s: float) -> dict[str, dict[str, Tally]]:
         """Reports and logs the step; returns the held-out measures where they were due."""
         if not self._world.leads:
             return {}

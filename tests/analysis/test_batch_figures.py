@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from fixtures_records import BASELINE, EXITING, RUN, baseline_row, batch, exiting_row, failed, method, write
+from pictures import write_picture
 from warned import warned
 
 from benchctl.analysis.comparison import Group, MethodFigures, compare
@@ -16,7 +17,7 @@ from benchctl.analysis.frame.build import load
 from benchctl.analysis.frame.groups import Difference, differences
 from benchctl.analysis.metrics.drafting import DEPTH_FRACTION
 from benchctl.analysis.metrics.speed import DECODE_SPEEDUP, SPEEDUP, TOKENS_PER_S, TPOT, TTFT
-from benchctl.analysis.plots.pareto import pareto
+from benchctl.analysis.plots.style import style_of
 from benchctl.analysis.tables.text import summary
 from benchctl.records.schema import Row
 from benchctl.records.writer import read
@@ -123,5 +124,5 @@ def test_few_batches_are_told_however_many_prompts_they_hold(tmp_path: Path) -> 
 
 def test_the_plot_of_a_batched_run_says_so(tmp_path: Path) -> None:
     out = tmp_path / "plot.svg"
-    pareto([grouped(tmp_path, [*pair_of_batches(), *pair_of_batches(1)])], out)
+    write_picture("pareto", [grouped(tmp_path, [*pair_of_batches(), *pair_of_batches(1)])], out, style_of())
     assert "koala: 4 prompts in batches of up to 2, up to 64 new tokens" in out.read_text(encoding="utf-8")

@@ -18,7 +18,8 @@ from fixtures_records import (
     write,
 )
 
-from benchctl.analysis.frame.build import load, measured_apart, pair, to_frame
+from benchctl.analysis.frame.build import load, pair, to_frame
+from benchctl.analysis.stats.estimates import measured_apart
 from benchctl.records.schema import Mode, Row
 from benchctl.records.writer import RunFile
 

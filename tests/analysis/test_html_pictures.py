@@ -1,98 +1,95 @@
-"""What a report draws lies where the figures say."""
+"""What a report draws is what `benchctl plot` draws, fit to stand in a page."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, baseline_row, drafted_row, failed, usual_rows
-from pages import TWO_SUITES, groups_of, two_suites, usual_groups
+from pages import TWO_SUITES, groups_of, two_suites, usual_groups, usual_page
 
 from benchctl.analysis.comparison import POOLED
-from benchctl.analysis.html.plot import BOTTOM, HEIGHT, LEFT, WIDTH, plot, short_labels
+from benchctl.analysis.html.picture import dark_rules, embedded, pictures
 from benchctl.analysis.html.views import accepted, spreads
-from benchctl.analysis.metrics.faithfulness import TOKEN_AGREEMENT
-from benchctl.analysis.metrics.speed import SPEEDUP
+from benchctl.analysis.plots.axes import svg
+from benchctl.analysis.plots.fidelity_axis import FidelityAxis
+from benchctl.analysis.plots.pareto import draw_pareto
+from benchctl.analysis.plots.style import style_of
+from benchctl.analysis.plots.words import short_labels
 
 
-def test_places_are_in_proportion_to_the_figures() -> None:
-    """From two ticks of each axis follows where every mark must lie."""
+def _words(document: str) -> list[str]:
+    return ["".join(each.itertext()) for each in ElementTree.fromstring(document).iter() if each.tag.endswith("text")]
+
+
+def test_the_page_has_the_picture_that_plot_draws() -> None:
     (group,) = usual_groups()
-    found = plot(group)
-    assert found is not None
-    (panel,) = found.panels
-    (x0, x1), (y0, y1) = panel.x_ticks[:2], panel.y_ticks[-2:]
-
-    def x(value: float) -> float:
-        at0, at1 = float(x0.text.rstrip("x")), float(x1.text.rstrip("x"))
-        return x0.at + (value - at0) / (at1 - at0) * (x1.at - x0.at)
-
-    def y(value: float) -> float:
-        return y0.at + (value - float(y0.text)) / (float(y1.text) - float(y0.text)) * (y1.at - y0.at)
-
-    for mark in panel.marks:
-        method = next(each for each in group.pooled.methods if each.label == mark.words[0])
-        speedup = method.estimate(SPEEDUP)
-        assert speedup.value is not None and speedup.interval is not None
-        agreement = method.estimate(TOKEN_AGREEMENT)
-        kept = 1.0 if method.label == BASELINE else agreement.value
-        assert mark.x == pytest.approx(x(speedup.value), abs=0.05)
-        assert (mark.low, mark.high) == pytest.approx((x(speedup.interval.low), x(speedup.interval.high)), abs=0.05)
-        assert mark.y == pytest.approx(y(kept or 0.0), abs=0.05)
-        if method.label == EXITING:
-            assert agreement.interval is not None and agreement.interval.low < agreement.interval.high
-            ends = y(agreement.interval.low), y(agreement.interval.high)
-            assert (mark.bottom, mark.top) == pytest.approx(ends, abs=0.05)
-            low, high = f"{agreement.interval.low:.3f}", f"{agreement.interval.high:.3f}"
-            assert mark.words[2] == f"token agreement {kept:.3f} [{low}, {high}]"
-        else:
-            assert mark.bottom == mark.top == mark.y
-        assert LEFT < mark.x < WIDTH and 0 < mark.y < HEIGHT - BOTTOM
-    assert panel.no_gain == pytest.approx(x(1.0), abs=0.05)
-    assert y1.at < y0.at, "what agrees more stands higher"
+    (picture,) = pictures(1, group)
+    assert _words(picture.svg) == _words(svg(draw_pareto([group], FidelityAxis(), style_of())))
+    assert "✓ lossless" in _words(picture.svg) and picture.missing == ()
 
 
-def test_marks_tell_lossless_from_lossy_and_beaten_from_best() -> None:
-    found = plot(usual_groups()[0])
-    assert found is not None
-    (panel,) = found.panels
-    assert {mark.words[0]: (mark.look, mark.best) for mark in panel.marks} == {
-        BASELINE: ("baseline", False),
-        DRAFTED: ("lossless", True),
-        EXITING: ("lossy", False),
-    }
-    assert panel.missing == ()
-    corners = [tuple(map(float, corner.split(","))) for corner in panel.frontier.split()]
-    best = [(mark.x, mark.y) for mark in panel.marks if mark.best]
-    assert set(best) <= set(corners) and corners[0][0] == LEFT and corners[-1][1] == HEIGHT - BOTTOM
+def test_a_picture_needs_nothing_but_the_page() -> None:
+    """No style attribute, which the policy forbids, no address outside, and every id once, in all pictures together."""
+    page = usual_page()
+    (picture,) = pictures(1, usual_groups()[0])
+    assert picture.svg in page
+    assert "style=" not in picture.svg and "<style" not in picture.svg and "http" not in picture.svg
+    ids = re.findall(r' id="([^"]+)"', page)
+    assert len(ids) == len(set(ids)) > 10
+    assert set(re.findall(r'(?:url\(#|href="#)([^")]+)', page)) <= set(ids)
 
 
-def test_each_suite_has_a_panel(tmp_path: Path) -> None:
+def test_ids_of_several_pictures_differ() -> None:
+    document = svg(draw_pareto(usual_groups(), FidelityAxis(), style_of()))
+    first, second = (set(re.findall(r' id="([^"]+)"', embedded(document, prefix))) for prefix in ("a-", "b-"))
+    assert first and len(first) == len(second) and not first & second
+
+
+def test_what_belongs_to_a_method_can_be_hidden_with_it() -> None:
+    (picture,) = pictures(1, usual_groups()[0])
+    assert set(re.findall(r'data-method="(\d+)"', picture.svg)) == {"0", "1", "2"}
+    (group,) = usual_groups()
+    names = {f"{number}": method.name for number, method in enumerate(group.methods)}
+    root = ElementTree.fromstring(picture.svg)
+    for part in root.iter("g"):
+        words = " ".join(part.itertext()).strip()
+        if "data-method" in part.attrib and words:
+            assert names[part.attrib["data-method"]].split("_")[0] in words
+
+
+def test_every_colour_of_a_picture_has_a_dark_one() -> None:
+    (picture,) = pictures(1, usual_groups()[0])
+    colours = set(re.findall(r'(?:fill|stroke)="(#[0-9a-f]{6})"', picture.svg))
+    assert len(colours) > 5
+    assert {colour for colour in colours if f'[fill="{colour}"]' not in dark_rules()} == set()
+
+
+def test_each_suite_has_a_picture(tmp_path: Path) -> None:
     (group,) = groups_of(tmp_path, two_suites(), TWO_SUITES)
-    found = plot(group)
-    assert found is not None
-    assert [panel.suite for panel in found.panels] == [POOLED, "koala", "mt-bench"]
-    assert found.panels[1].marks == found.panels[2].marks, "both suites hold the same rows"
+    found = pictures(1, group)
+    assert [picture.suite for picture in found] == [POOLED, "koala", "mt-bench"]
+    assert [any("koala, mt-bench: 40 prompts" in word for word in _words(each.svg)) for each in found] == [1, 0, 0]
 
 
-def test_a_method_without_figures_on_a_suite_is_named_beside_its_panel(tmp_path: Path) -> None:
+def test_a_method_without_figures_on_a_suite_is_named_with_its_picture(tmp_path: Path) -> None:
     rows = [row for row in two_suites() if row.label != EXITING or row.suite == "koala"]
     rows += [failed(row) for row in two_suites() if row.label == EXITING and row.suite == "mt-bench"]
     (group,) = groups_of(tmp_path, rows, TWO_SUITES)
-    found = plot(group)
-    assert found is not None
-    assert [panel.missing for panel in found.panels] == [(), (), (EXITING,)]
+    assert [picture.missing for picture in pictures(1, group)] == [(), (), (EXITING,)]
 
 
-def test_sampled_runs_have_no_plot(tmp_path: Path) -> None:
+def test_sampled_runs_have_no_picture(tmp_path: Path) -> None:
     rows = [replace(row, verdict=None if row.label == BASELINE else "sampled", first_divergence=None, margin=None,
                     noise=None) for row in usual_rows()]  # fmt: skip
     (group,) = groups_of(tmp_path, rows, replace(RUN, temperature=0.5))
-    assert plot(group) is None
+    assert pictures(1, group) == ()
 
 
-def test_short_labels_keep_what_tells_them_apart() -> None:
+def test_short_labels_keep_the_options_that_differ() -> None:
     assert short_labels(["m[a=1,b=2]", "m[a=1,b=3]", "n[a=1]"]) == {
         "m[a=1,b=2]": "m b=2",
         "m[a=1,b=3]": "m b=3",

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from fixtures_records import DRAFTED, EXITING, KOALA, MT_BENCH, RUN, baseline_row, exiting_row, method, write
 from matplotlib.container import ErrorbarContainer
-from pictures import LOOKS, assert_readable, figure_of, texts
+from pictures import LOOKS, assert_readable, figure_of, texts, write_picture
 
 from benchctl.analysis.comparison import Group, compare
-from benchctl.analysis.plots import acceptance as module
-from benchctl.analysis.plots.acceptance import accepted, drafting, plot_acceptance
-from benchctl.analysis.plots.style import Style
+from benchctl.analysis.plots.acceptance import accepted, drafting
+from benchctl.analysis.plots.style import style_of
 from benchctl.errors import UserError
 from benchctl.records.schema import Row, Run
 from benchctl.records.writer import read
@@ -104,7 +103,7 @@ def test_an_interval_is_that_of_redrawn_prompts(tmp_path: Path) -> None:
 
 def test_the_picture_names_methods_axes_and_shares(tmp_path: Path) -> None:
     out = tmp_path / "plot.svg"
-    (note,) = plot_acceptance(usual_groups(tmp_path), out, Style())
+    (note,) = write_picture("acceptance", usual_groups(tmp_path), out, style_of())
     assert note.startswith("hollow marks have no interval")
     found = texts(out)
     for text in (
@@ -125,36 +124,36 @@ def test_the_picture_names_methods_axes_and_shares(tmp_path: Path) -> None:
 def test_only_the_methods_asked_for_are_drawn_and_those_that_draft_nothing_are_refused(tmp_path: Path) -> None:
     groups, out = usual_groups(tmp_path), tmp_path / "plot.svg"
     assert drafting(groups) == (DRAFTED, OTHER)
-    plot_acceptance(groups, out, Style(), methods=["medusa"])
+    write_picture("acceptance", groups, out, style_of(), methods=["medusa"])
     assert OTHER in texts(out) and DRAFTED not in texts(out)
     with pytest.raises(UserError, match=r"none of early_exit drafted a token. These did: two_model.* medusa"):
-        plot_acceptance(groups, out, Style(), methods=["early_exit"])
+        write_picture("acceptance", groups, out, style_of(), methods=["early_exit"])
     nothing = groups_of(tmp_path, [baseline_row(), exiting_row()], RUN, "nothing")
     with pytest.raises(UserError, match="nothing.jsonl: none of its methods drafted a token. Measure one that does"):
-        plot_acceptance(nothing, out, Style())
+        write_picture("acceptance", nothing, out, style_of())
 
 
 def test_more_methods_than_can_be_told_apart_are_refused(tmp_path: Path) -> None:
     answers = {f"two_model[draft_tokens={number}]": chance_steps(number, 3) for number in range(1, 10)}
     groups = groups_of(tmp_path, rows_of(answers), run_of(*answers))
     with pytest.raises(UserError, match="9 methods that draft are too many .* room for 8: .* and 1 more"):
-        plot_acceptance(groups, tmp_path / "plot.png", Style())
-    plot_acceptance(groups, tmp_path / "plot.png", Style(), methods=list(answers)[:2])
+        write_picture("acceptance", groups, tmp_path / "plot.png", style_of())
+    write_picture("acceptance", groups, tmp_path / "plot.png", style_of(), methods=list(answers)[:2])
 
 
 def test_a_group_without_drafts_is_left_out_and_named(tmp_path: Path) -> None:
     with_drafts = usual_groups(tmp_path)[0].files[0]
     without = read(write(tmp_path / "plain.jsonl", [baseline_row(), exiting_row()], replace(RUN, threads=2)))
-    notes = plot_acceptance(compare([with_drafts, without]), tmp_path / "plot.png", Style())
+    notes = write_picture("acceptance", compare([with_drafts, without]), tmp_path / "plot.png", style_of())
     assert any("plain.jsonl: no method of it drafts" in note for note in notes)
 
 
-def test_no_interval_is_drawn_where_none_can_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_interval_is_drawn_where_none_can_be_told(tmp_path: Path) -> None:
     """Bars of a single prompt once ended in a cap, which reads as an interval of no width."""
     groups = groups_of(tmp_path, rows_of({OTHER: ANSWERS[OTHER][:1]}), run_of(OTHER))
     (found,) = accepted(1, groups[0], [OTHER])
     assert all(each.interval is None for each in (*found.conditional, *found.histogram))
-    figure = figure_of(monkeypatch, module, lambda path, style: plot_acceptance(groups, path, style), Style())
+    figure = figure_of("acceptance", groups, style_of())
     bars = [each for axes in figure.axes for each in axes.containers if isinstance(each, ErrorbarContainer)]
     caps = [cap for bar in bars for cap in bar.lines[1]]
     assert caps and np.isnan(np.concatenate([np.asarray(cap.get_ydata(), dtype=float) for cap in caps])).all()
@@ -162,9 +161,11 @@ def test_no_interval_is_drawn_where_none_can_be_told(tmp_path: Path, monkeypatch
 
 def test_a_method_that_was_asked_for_and_drafted_nothing_is_named(tmp_path: Path) -> None:
     """It was passed over in silence."""
-    notes = plot_acceptance(usual_groups(tmp_path), tmp_path / "a.png", Style(), methods=["medusa", "early_exit"])
+    notes = write_picture(
+        "acceptance", usual_groups(tmp_path), tmp_path / "a.png", style_of(), methods=["medusa", "early_exit"]
+    )
     assert f"{EXITING}: drafted nothing, so it is not in the picture." in notes
-    unasked = plot_acceptance(usual_groups(tmp_path), tmp_path / "b.png", Style())
+    unasked = write_picture("acceptance", usual_groups(tmp_path), tmp_path / "b.png", style_of())
     assert not any("drafted nothing" in note for note in unasked)
 
 
@@ -177,12 +178,10 @@ def test_suites_are_drawn_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("theme", "size", "ending"), LOOKS)
-def test_every_text_can_be_read(
-    theme: str, size: str, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_text_can_be_read(theme: str, size: str, ending: str, tmp_path: Path) -> None:
     long = "early_exit[mode=draft,head=trained,threshold=0.5,exits=4,draft_tokens=2]"
     answers = ANSWERS | {long: chance_steps(3, 2)}
-    groups, style = groups_of(tmp_path, rows_of(answers), run_of(*answers)), Style(theme, size)
-    plot_acceptance(groups, tmp_path / f"plot{ending}", style)
-    figure = figure_of(monkeypatch, module, lambda path, style: plot_acceptance(groups, path, style), style)
+    groups, style = groups_of(tmp_path, rows_of(answers), run_of(*answers)), style_of(theme, size)
+    write_picture("acceptance", groups, tmp_path / f"plot{ending}", style)
+    figure = figure_of("acceptance", groups, style)
     assert_readable(figure, style)

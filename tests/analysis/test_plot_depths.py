@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from fixtures_records import BASELINE, DRAFTED, EXITING, LAYERS, RUN, baseline_row, drafted_row, exiting_row, write
-from pictures import LOOKS, assert_readable, figure_of, texts
+from pictures import LOOKS, assert_readable, figure_of, texts, write_picture
 
 from benchctl.analysis.comparison import Group, compare
-from benchctl.analysis.plots import depths as module
-from benchctl.analysis.plots.depths import cells, depths, numbers_of, plot_depths
-from benchctl.analysis.plots.style import Style
+from benchctl.analysis.plots.depths import cells, depths, numbers_of
+from benchctl.analysis.plots.style import style_of
 from benchctl.errors import UserError
 from benchctl.records.schema import Row, Run
 from benchctl.records.writer import read
@@ -154,25 +154,25 @@ def test_the_first_turn_and_the_first_repeat_are_shown(tmp_path: Path) -> None:
 def test_what_cannot_be_drawn_is_refused_with_what_can(tmp_path: Path) -> None:
     groups, out = groups_of(tmp_path, rows_of()), tmp_path / "plot.png"
     with pytest.raises(UserError, match="autoregressive has no token that ran fewer layers .* no drafts.* two_model"):
-        plot_depths(groups, out, Style(), decoders=decoders, methods=[BASELINE])
+        write_picture("depths", groups, out, style_of(), decoders=decoders, methods=[BASELINE])
     with pytest.raises(UserError, match="--prompt p77: .* has no answer to it. It has: p0 p1 p2 p3 p4 and 1 more."):
-        plot_depths(groups, out, Style(), decoders=decoders, prompt="p77")
+        write_picture("depths", groups, out, style_of(), decoders=decoders, prompt="p77")
     with pytest.raises(UserError, match="--method medusa: was not measured here"):
-        plot_depths(groups, out, Style(), decoders=decoders, methods=["medusa"])
+        write_picture("depths", groups, out, style_of(), decoders=decoders, methods=["medusa"])
 
 
 def test_what_else_could_be_drawn_is_said(tmp_path: Path) -> None:
     """Of several that fit, the first was drawn without a word."""
     groups, out = groups_of(tmp_path, rows_of()), tmp_path / "plot.svg"
-    (note,) = plot_depths(groups, out, Style(), decoders=decoders)
+    (note,) = write_picture("depths", groups, out, style_of(), decoders=decoders)
     assert note == f"the picture is of {DRAFTED}. It could be of: --method {EXITING}."
-    assert plot_depths(groups, out, Style(), decoders=decoders, methods=[EXITING, BASELINE]) == ()
+    assert write_picture("depths", groups, out, style_of(), decoders=decoders, methods=[EXITING, BASELINE]) == ()
     with pytest.raises(UserError) as refused:
-        plot_depths(groups, out, Style(), decoders=decoders, methods=[BASELINE])
+        write_picture("depths", groups, out, style_of(), decoders=decoders, methods=[BASELINE])
     assert str(refused.value).endswith(f"Name another --method, of {DRAFTED} {EXITING}.")
     alone = groups_of(tmp_path, [baseline_row()], name="alone")
     with pytest.raises(UserError, match="nothing to draw. Measure one that drafts, or leaves layers out"):
-        plot_depths(alone, out, Style(), decoders=decoders)
+        write_picture("depths", alone, out, style_of(), decoders=decoders)
 
 
 def test_cells_fill_lines_and_stay_in_them(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_the_tokens_of_a_block_touch_and_blocks_do_not(tmp_path: Path) -> None:
 
 def test_the_picture_says_what_its_numbers_are(tmp_path: Path) -> None:
     groups, out = groups_of(tmp_path, rows_of()), tmp_path / "plot.svg"
-    assert plot_depths(groups, out, Style(), decoders=decoders, methods=["early_exit"]) == ()
+    assert write_picture("depths", groups, out, style_of(), decoders=decoders, methods=["early_exit"]) == ()
     found = texts(out)
     for text in (
         "reference on cpu, float32, threads: 1, baseline: autoregressive",
@@ -211,7 +211,7 @@ def test_the_picture_says_what_its_numbers_are(tmp_path: Path) -> None:
         "↵",
     ):
         assert text in found, text
-    plot_depths(groups, out, Style(), decoders=decoders)
+    write_picture("depths", groups, out, style_of(), decoders=decoders)
     assert "tokens that the token's step committed" in texts(out) and DRAFTED in texts(out)
 
 
@@ -220,20 +220,17 @@ def test_what_is_not_shown_and_what_needs_explaining_is_said(tmp_path: Path) -> 
         told(row) for row in (baseline_row(tokens=900), replace(exiting_row(tokens=900), layers=(12, 20, *(4,) * 898)))
     ]
     run = replace(RUN, max_new_tokens=900)
-    notes = plot_depths(groups_of(tmp_path, rows, run=run), tmp_path / "plot.png", Style(), decoders=no_decoders)
+    notes = write_picture(
+        "depths", groups_of(tmp_path, rows, run=run), tmp_path / "plot.png", style_of(), decoders=no_decoders
+    )
     assert notes[0].startswith("the picture shows the first ") and notes[0].endswith(" of 900 tokens.")
     assert notes[1].startswith("1 of 900 tokens have more layers than the target's 12: their own, and those caught up")
     assert notes[2] == "the target's tokenizer is not at hand, so tokens have numbers and no text."
 
 
 @pytest.mark.parametrize(("theme", "size", "ending"), LOOKS)
-def test_every_text_can_be_read(
-    theme: str, size: str, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    groups, style = groups_of(tmp_path, rows_of(8, tokens=31)), Style(theme, size)
-
-    def draw(path: Path, style: Style) -> None:
-        plot_depths(groups, path, style, decoders=decoders, methods=[EXITING])
-
-    draw(tmp_path / f"plot{ending}", style)
-    assert_readable(figure_of(monkeypatch, module, draw, style), style)
+def test_every_text_can_be_read(theme: str, size: str, ending: str, tmp_path: Path) -> None:
+    groups, style = groups_of(tmp_path, rows_of(8, tokens=31)), style_of(theme, size)
+    asked: dict[str, Any] = {"decoders": decoders, "methods": [EXITING]}
+    write_picture("depths", groups, tmp_path / f"plot{ending}", style, **asked)
+    assert_readable(figure_of("depths", groups, style, **asked), style)

@@ -9,9 +9,9 @@ import pytest
 from fixtures_records import RUN, usual_rows, write
 
 from benchctl.analysis.comparison import compare
-from benchctl.analysis.plots.axes import text_inches
-from benchctl.analysis.plots.panels import broken, check_groups, legend_columns, names, three_digits
-from benchctl.analysis.plots.style import Style
+from benchctl.analysis.plots.axes import legend_columns, new_panels
+from benchctl.analysis.plots.style import style_of
+from benchctl.analysis.plots.words import broken_label, shown_labels, text_inches, three_digits
 from benchctl.errors import UserError
 from benchctl.records.writer import read
 
@@ -20,14 +20,14 @@ LABEL = "two_model[draft_tokens=6,confidence=0.5]"
 
 def test_a_label_is_broken_after_its_bracket_and_commas_and_no_line_is_wider_than_it_may_be() -> None:
     width = text_inches("confidence=0.5]", 8)[0] + 0.01
-    assert broken(LABEL, 8, width) == "two_model[\ndraft_tokens=6,\nconfidence=0.5]"
-    assert broken(LABEL, 8, 10) == LABEL
-    assert broken("early_exit mode=draft", 8, 0.1) == "early_exit\nmode=draft"
+    assert broken_label(LABEL, 8, width) == "two_model[\ndraft_tokens=6,\nconfidence=0.5]"
+    assert broken_label(LABEL, 8, 10) == LABEL
+    assert broken_label("early_exit mode=draft", 8, 0.1) == "early_exit\nmode=draft"
 
 
 def test_a_slide_leaves_out_options_that_tell_no_labels_apart() -> None:
-    assert names([LABEL], Style()) == {LABEL: LABEL}
-    assert names([LABEL], Style(size="slide")) == {LABEL: "two_model"}
+    assert shown_labels([LABEL], style_of()) == {LABEL: LABEL}
+    assert shown_labels([LABEL], style_of(size="slide")) == {LABEL: "two_model"}
 
 
 @pytest.mark.parametrize(
@@ -44,15 +44,15 @@ def test_a_slide_has_room_for_one_panel(tmp_path: Path) -> None:
     runs = [replace(RUN, threads=threads) for threads in (1, 2)]
     files = [read(write(tmp_path / f"{run.threads}.jsonl", usual_rows(1), run)) for run in runs]
     groups = compare(files)
-    check_groups(groups, Style(size="page"))
-    check_groups(groups[:1], Style(size="slide"))
+    new_panels(groups, style_of(), [1, 1])
+    new_panels(groups[:1], style_of(size="slide"), [1])
     with pytest.raises(UserError, match="2 panels are too many .* room for 1: name the files"):
-        check_groups(groups, Style(size="slide"))
+        new_panels(groups, style_of(size="slide"), [1, 1])
 
 
 def test_a_legend_has_as_many_columns_as_fit_and_rows_that_are_alike() -> None:
-    assert legend_columns(["a", "b", "c"], Style()) == 3
-    assert legend_columns(["a" * 60, "b" * 60, "c"], Style(size="column")) == 1
+    assert legend_columns(["a", "b", "c"], style_of()) == 3
+    assert legend_columns(["a" * 60, "b" * 60, "c"], style_of(size="column")) == 1
     four = ["x" * 22] * 4
     widest = text_inches(four[0], 8)[0] + 6 * 8 / 72
-    assert int(0.96 * Style().width / widest) == 3 and legend_columns(four, Style()) == 2
+    assert int(0.96 * style_of().width / widest) == 3 and legend_columns(four, style_of()) == 2

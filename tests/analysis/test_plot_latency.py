@@ -8,13 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, baseline_row, failed, method, usual_rows, write
-from pictures import LOOKS, assert_readable, figure_of, texts
+from pictures import LOOKS, assert_readable, figure_of, texts, write_picture
 
 from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.metrics.speed import TPOT, TTFT
-from benchctl.analysis.plots import latency as module
-from benchctl.analysis.plots.latency import plot_latency
-from benchctl.analysis.plots.style import Style
+from benchctl.analysis.plots.style import style_of
 from benchctl.analysis.tables.latency import latencies
 from benchctl.errors import UserError
 from benchctl.records.schema import Row, Run, Totals
@@ -78,7 +76,7 @@ def test_an_answer_of_one_token_has_no_time_per_token(tmp_path: Path) -> None:
 def test_the_numbers_beside_the_boxes_are_the_median_and_the_95th_percentile(tmp_path: Path) -> None:
     """By numpy, of the rows: in ms, three digits."""
     rows, out = varied(), tmp_path / "plot.svg"
-    assert plot_latency(groups_of(tmp_path, rows), out, Style()) == ()
+    assert write_picture("latency", groups_of(tmp_path, rows), out, style_of()) == ()
     found = texts(out)
     for label in LABELS:
         times = [1e3 * sum(row.step_s) / sum(row.committed) for row in rows if row.label == label]
@@ -102,25 +100,25 @@ def test_times_of_other_magnitudes_stand_on_a_logarithmic_axis_that_says_so(tmp_
         for row in varied()
     ]
     out = tmp_path / "plot.svg"
-    plot_latency(groups_of(tmp_path, rows), out, Style())
+    write_picture("latency", groups_of(tmp_path, rows), out, style_of())
     assert "ms, logarithmic" in texts(out).splitlines() and "ms" in texts(out).splitlines()
 
 
 def test_few_generations_are_said_to_tell_no_slowest_twentieth(tmp_path: Path) -> None:
     out = tmp_path / "plot.svg"
-    (note,) = plot_latency(groups_of(tmp_path, varied(19)), out, Style())
+    (note,) = write_picture("latency", groups_of(tmp_path, varied(19)), out, style_of())
     assert note.startswith(f"{', '.join(LABELS)}: of fewer than 20 generations") and "--repeats" in note
     assert "p95 of fewer than 20 generations" in texts(out)
-    assert plot_latency(groups_of(tmp_path, varied(20), name="more"), out, Style()) == ()
+    assert write_picture("latency", groups_of(tmp_path, varied(20), name="more"), out, style_of()) == ()
 
 
 def test_only_the_methods_asked_for_are_drawn(tmp_path: Path) -> None:
     out = tmp_path / "plot.svg"
     groups = groups_of(tmp_path, varied())
-    plot_latency(groups, out, Style(), methods=["two_model", BASELINE])
+    write_picture("latency", groups, out, style_of(), methods=["two_model", BASELINE])
     assert "two_model" in texts(out) and EXITING not in texts(out)
     with pytest.raises(UserError, match="--method medusa: was not measured here. These were: autoregressive two_model"):
-        plot_latency(groups, out, Style(), methods=["medusa"])
+        write_picture("latency", groups, out, style_of(), methods=["medusa"])
 
 
 def test_too_many_methods_or_groups_are_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -129,36 +127,32 @@ def test_too_many_methods_or_groups_are_refused_with_what_to_do(tmp_path: Path) 
     run = replace(RUN, methods=(RUN.methods[0], *map(method, labels)))
     groups = groups_of(tmp_path, [*(row for row in usual_rows(2) if row.label == BASELINE), *rows], run)
     with pytest.raises(UserError, match="17 methods are too many .* room for 16: choose with --method, of autoregr"):
-        plot_latency(groups, tmp_path / "plot.png", Style())
+        write_picture("latency", groups, tmp_path / "plot.png", style_of())
     apart = [read(write(tmp_path / f"{seed}.jsonl", usual_rows(2), replace(RUN, threads=seed))) for seed in range(1, 8)]
     with pytest.raises(UserError, match="7 panels are too many .* room for 6: name the files to plot, or the suites"):
-        plot_latency(compare(apart), tmp_path / "plot.png", Style())
+        write_picture("latency", compare(apart), tmp_path / "plot.png", style_of())
 
 
-def test_names_that_would_cover_each_other_on_a_slide_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_that_would_cover_each_other_on_a_slide_are_refused(tmp_path: Path) -> None:
     """A slide grows no higher: eight methods, two of which need three lines, stood across each other."""
     long = "early_exit[mode=draft,head=trained,threshold=0.5,exits=4,draft_tokens=2]"
     labels = [long, long.replace("draft_tokens=2", "draft_tokens=3,confidence=classifier"), "medusa", "lookahead"]
     answers = [row for row in usual_rows(2) if row.label in LABELS]
     more = [replace(row, label=label) for row in answers if row.label == DRAFTED for label in labels]
     (group,) = groups_of(tmp_path, [*answers, *more], replace(RUN, methods=(*RUN.methods, *map(method, labels))))
-    with pytest.raises(UserError, match="names cover each other on a slide: choose fewer with --method"):
-        plot_latency([group], tmp_path / "plot.png", Style("light", "slide"))
+    with pytest.raises(UserError, match="names overlap on a slide: choose fewer with --method"):
+        write_picture("latency", [group], tmp_path / "plot.png", style_of("light", "slide"))
     asked = [BASELINE, DRAFTED, "medusa", "lookahead"]
 
-    def draw(path: Path, style: Style) -> None:
-        plot_latency([group], path, style, methods=asked)
-
-    assert_readable(figure_of(monkeypatch, module, draw, Style("light", "slide")), Style("light", "slide"))
+    style = style_of("light", "slide")
+    assert_readable(figure_of("latency", [group], style, methods=asked), style)
 
 
 def test_answers_without_the_baselines_are_refused_for_that_reason(tmp_path: Path) -> None:
-    """It said that no generation tells how long it took, of files in which all of them do."""
+    """It said that no generation has times, of files in which all of them do."""
     groups = groups_of(tmp_path, [row for row in varied(2) if row.label != BASELINE])
     with pytest.raises(UserError, match="run.jsonl: no prompt was answered by the baseline. See `benchctl compare`"):
-        plot_latency(groups, tmp_path / "plot.png", Style())
+        write_picture("latency", groups, tmp_path / "plot.png", style_of())
 
 
 def test_files_that_tell_no_times_are_refused(tmp_path: Path) -> None:
@@ -167,15 +161,15 @@ def test_files_that_tell_no_times_are_refused(tmp_path: Path) -> None:
             totals=Totals(new_tokens=9, steps=9))
         for label in (BASELINE, DRAFTED)
     ]  # fmt: skip
-    with pytest.raises(UserError, match="no generation tells how long it took"):
-        plot_latency(groups_of(tmp_path, rows, replace(RUN, imported="x")), tmp_path / "plot.png", Style())
+    with pytest.raises(UserError, match="no generation has times"):
+        write_picture(
+            "latency", groups_of(tmp_path, rows, replace(RUN, imported="x")), tmp_path / "plot.png", style_of()
+        )
 
 
 @pytest.mark.parametrize(("theme", "size", "ending"), LOOKS)
-def test_every_text_can_be_read(
-    theme: str, size: str, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    groups, style = groups_of(tmp_path, varied(10)), Style(theme, size)
-    plot_latency(groups, tmp_path / f"plot{ending}", style)
-    figure = figure_of(monkeypatch, module, lambda path, style: plot_latency(groups, path, style), style)
+def test_every_text_can_be_read(theme: str, size: str, ending: str, tmp_path: Path) -> None:
+    groups, style = groups_of(tmp_path, varied(10)), style_of(theme, size)
+    write_picture("latency", groups, tmp_path / f"plot{ending}", style)
+    figure = figure_of("latency", groups, style)
     assert_readable(figure, style)

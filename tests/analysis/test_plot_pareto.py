@@ -11,7 +11,17 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from fixtures_pictures import FOURTEEN, Drawn, check_room, contrast, covering, head_to_head, ink_of, points, words_of
+from fixtures_pictures import (
+    FOURTEEN,
+    Drawn,
+    check_room,
+    contrast,
+    covering,
+    head_to_head,
+    markers_of,
+    points,
+    words_of,
+)
 from fixtures_records import (
     BASELINE,
     DRAFTED,
@@ -31,16 +41,13 @@ from matplotlib.figure import Figure
 from benchctl.analysis.comparison import Group, by_suite, compare
 from benchctl.analysis.metrics.faithfulness import TOKEN_AGREEMENT
 from benchctl.analysis.metrics.speed import SPEEDUP
-from benchctl.analysis.plots.curves import Curve
-from benchctl.analysis.plots.frontier import Point
-from benchctl.analysis.plots.heights import Height
-from benchctl.analysis.plots.pareto import draw_pareto, draw_views
-from benchctl.analysis.plots.pareto_view import View, view
-from benchctl.analysis.plots.style import SIZES, THEMES, Style
+from benchctl.analysis.plots.fidelity_axis import FidelityAxis
+from benchctl.analysis.plots.pareto import Curve, Panel, draw_panels, draw_pareto, panel_of
+from benchctl.analysis.plots.style import SIZES, THEMES, Style, style_of
 from benchctl.records.schema import Row, Run
 from benchctl.records.writer import read
 
-STYLES = [Style(theme, size) for theme, size in product(THEMES, SIZES)]
+STYLES = [style_of(theme, size) for theme, size in product(THEMES, SIZES)]
 SLOW = "lookahead"  # exact, and slower than the baseline
 STEPS = {DRAFTED: 1.2, SLOW: 1.5}  # seconds; the baseline's take 1, early_exit's 0.5
 
@@ -93,7 +100,7 @@ def hollow(drawn: Drawn, style: Style) -> bool:
 
 @pytest.mark.parametrize("style", STYLES, ids=str)
 def test_every_method_stands_at_its_speed_and_agreement_with_its_intervals(style: Style) -> None:
-    drawn = points(panel(draw_pareto(usual(), Height(), style)))
+    drawn = points(panel(draw_pareto(usual(), FidelityAxis(), style)))
     assert {label: at.x for label, at in drawn.items()} == pytest.approx(
         {label: speed(label) for label in (BASELINE, DRAFTED, SLOW, EXITING)}
     )
@@ -109,7 +116,7 @@ def test_every_method_stands_at_its_speed_and_agreement_with_its_intervals(style
 
 @pytest.mark.parametrize("style", STYLES, ids=str)
 def test_lossless_methods_stand_in_a_band_of_their_own_the_fastest_lowest(style: Style) -> None:
-    axes = panel(draw_pareto(usual(), Height(), style))
+    axes = panel(draw_pareto(usual(), FidelityAxis(), style))
     drawn = points(axes)
     assert drawn[SLOW].y > drawn[BASELINE].y > drawn[DRAFTED].y > 1 > drawn[EXITING].y
     assert all(tick <= 1 + 1e-9 for tick in axes.get_yticks()), "the band has no scale"
@@ -123,7 +130,7 @@ def test_lossless_methods_stand_in_a_band_of_their_own_the_fastest_lowest(style:
 def test_who_is_beaten_is_faded_and_hollow_and_looks_differ_without_colour(style: Style) -> None:
     """early_exit is the fastest, two_model the fastest that agrees in all; these beat the others."""
     assert speed(EXITING) > speed(DRAFTED) > 1 > speed(SLOW)
-    drawn = points(panel(draw_pareto(usual(), Height(), style)))
+    drawn = points(panel(draw_pareto(usual(), FidelityAxis(), style)))
     assert {label for label, at in drawn.items() if hollow(at, style)} == {BASELINE, SLOW}
     assert {label: at.marker for label, at in drawn.items()} == {BASELINE: "s", DRAFTED: "o", SLOW: "o", EXITING: "^"}
     assert contrast(drawn[DRAFTED].colour, style.ground) > 1.5 * contrast(drawn[SLOW].colour, style.ground)
@@ -131,7 +138,7 @@ def test_who_is_beaten_is_faded_and_hollow_and_looks_differ_without_colour(style
 
 @pytest.mark.parametrize("style", STYLES, ids=str)
 def test_the_frontier_goes_from_the_best_of_the_band_down_to_the_fastest(style: Style) -> None:
-    axes = panel(draw_pareto(usual(), Height(), style))
+    axes = panel(draw_pareto(usual(), FidelityAxis(), style))
     drawn = points(axes)
     best, fastest, floor = drawn[DRAFTED], drawn[EXITING], axes.get_ylim()[0]
     corners = [(best.x, best.y), (best.x, best.y), (best.x, fastest.y), (fastest.x, fastest.y), (fastest.x, floor)]
@@ -144,20 +151,20 @@ def has_line(axes: Axes, corners: Sequence[tuple[float, float]]) -> bool:
 
 
 def test_without_a_lossless_leader_the_frontier_starts_at_the_left_edge() -> None:
-    found = view(usual()[0], Height())
+    found = panel_of(usual()[0], FidelityAxis())
     dots = tuple(replace(dot, banded=False) for dot in found.dots)
-    axes = panel(draw_views([replace(found, dots=dots)], Height(), Style()))
+    axes = panel(draw_panels([replace(found, dots=dots)], FidelityAxis(), style_of()))
     best, fastest, (left, _), (floor, _) = speed(DRAFTED), speed(EXITING), axes.get_xlim(), axes.get_ylim()
     assert has_line(axes, [(left, 1), (best, 1), (best, 1 / 3), (fastest, 1 / 3), (fastest, floor)])
 
 
 def check_words(figure: Figure, style: Style) -> None:
-    """No word covers another, a marker, a bar or the frame, and none leaves the picture."""
+    """No word covers another, a marker or the frame, and none leaves the picture."""
     check_room(figure)
     words = words_of(figure)
     for axes in figure.axes:
         beside = [text.get_window_extent() for text in words if text in axes.texts]
-        assert covering(beside, ink_of(axes, style.marker * style.dpi / 72)) == []
+        assert covering(beside, markers_of(axes, style.marker * style.dpi / 72)) == []
         frame = axes.get_window_extent()
         for box in beside:
             assert frame.x0 < box.x0 and box.x1 < frame.x1 and frame.y0 < box.y0 and box.y1 < frame.y1
@@ -165,9 +172,9 @@ def check_words(figure: Figure, style: Style) -> None:
 
 @pytest.mark.parametrize("style", STYLES, ids=str)
 def test_words_of_a_few_methods_cover_nothing(style: Style) -> None:
-    figure = draw_pareto(usual(), Height(), style)
+    figure = draw_pareto(usual(), FidelityAxis(), style)
     check_words(figure, style)
-    least = {"page": 8, "column": 7, "slide": 16}[style.size]
+    least = {"screen": 8, "column": 7, "slide": 16}[style.size]
     assert min(float(text.get_fontsize()) for text in words_of(figure)) >= least
     assert all(contrast(to_hex(text.get_color()), style.ground) >= 4.5 for text in words_of(figure))
 
@@ -175,8 +182,8 @@ def test_words_of_a_few_methods_cover_nothing(style: Style) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_words_of_fourteen_methods_cover_nothing(size: str) -> None:
     """Of 14 labels around one line at 1, most covered each other, or bars."""
-    figure = draw_pareto(many(), Height(), Style("light", size))
-    check_words(figure, Style("light", size))
+    figure = draw_pareto(many(), FidelityAxis(), style_of("light", size))
+    check_words(figure, style_of("light", size))
     assert set(points(panel(figure))) == {BASELINE, *FOURTEEN}
     high = figure.get_figheight()
     assert high == 7.5 if size == "slide" else high < 9.5, "it fits on a page of a paper"
@@ -184,8 +191,8 @@ def test_words_of_fourteen_methods_cover_nothing(size: str) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_panel_for_each_suite_shares_one_key(size: str) -> None:
-    style, groups = Style("dark", size), by_suite(many(2))
-    figure = draw_pareto(groups, Height(), style)
+    style, groups = style_of("dark", size), by_suite(many(2))
+    figure = draw_pareto(groups, FidelityAxis(), style)
     check_words(figure, style)
     assert len(figure.axes) == 2 and len(figure.legends) == 1
     for axes, group in zip(figure.axes, groups, strict=True):
@@ -197,7 +204,7 @@ def test_a_panel_for_each_suite_shares_one_key(size: str) -> None:
 
 def test_numbers_beside_dots_are_those_of_the_key() -> None:
     """Fourteen long labels do not fit into one column of a paper."""
-    axes = panel(figure := draw_pareto(many(), Height(), Style("light", "column")))
+    axes = panel(figure := draw_pareto(many(), FidelityAxis(), style_of("light", "column")))
     told = dict(entry.get_text().replace("\n    ", " ").split("  ", 1) for entry in figure.legends[0].get_texts()[4:])
     assert len(told) == len(FOURTEEN)
     drawn = points(axes)
@@ -214,9 +221,9 @@ def words_in(label: str) -> str:
 
 
 def test_a_curve_has_a_line_and_a_marker_of_its_own() -> None:
-    found = view(many()[0], Height())
+    found = panel_of(many()[0], FidelityAxis())
     lossy = tuple(FOURTEEN[-4:])
-    figure = draw_views([replace(found, swept=(Curve(lossy, "swept, by threshold"),))], Height(), Style())
+    figure = draw_panels([replace(found, curves=(Curve(lossy, "swept, by threshold"),))], FidelityAxis(), style_of())
     drawn = points(panel(figure))
     assert has_line(panel(figure), [(drawn[label].x, drawn[label].y) for label in lossy])
     assert {drawn[label].marker for label in lossy}.isdisjoint({"o", "s", "^", "X"})
@@ -225,15 +232,13 @@ def test_a_curve_has_a_line_and_a_marker_of_its_own() -> None:
 
 def test_what_cannot_be_named_is_counted() -> None:
     """Sixty methods: the fastest are named, the one that nothing beats among them, and the key counts the others."""
-    one = next(dot for dot in view(usual()[0], Height()).dots if dot.label == DRAFTED)
+    one = next(dot for dot in panel_of(usual()[0], FidelityAxis()).dots if dot.label == DRAFTED)
     dots = [
-        replace(
-            one, label=f"two_model[draft_tokens={n}]", point=Point(n / 60, 1), across=(n / 66, n / 55), best=n == 60
-        )
+        replace(one, label=f"two_model[draft_tokens={n}]", x=n / 60, y=1, x_ends=(n / 66, n / 55), best=n == 60)
         for n in range(1, 61)
     ]
-    figure = draw_views([View(usual()[0], tuple(dots), ())], Height(), Style())
-    check_words(figure, Style())
+    figure = draw_panels([Panel(usual()[0], tuple(dots), ())], FidelityAxis(), style_of())
+    check_words(figure, style_of())
     words = [text.get_text() for text in figure.legends[0].get_texts()]
     numbers = [text.get_text() for text in panel(figure).texts if text.get_text().isdigit()]
     assert len(numbers) >= 8 and f"frontier (faded: beaten by another; {60 - len(numbers)} not named)" in words
@@ -243,7 +248,7 @@ def test_what_cannot_be_named_is_counted() -> None:
 
 def test_panels_name_their_own_leaders_where_there_is_no_room_for_more() -> None:
     """Five panels of fourteen methods on a slide."""
-    found = view(many()[0], Height())
+    found = panel_of(many()[0], FidelityAxis())
     shifted = [
         replace(
             found,
@@ -251,7 +256,7 @@ def test_panels_name_their_own_leaders_where_there_is_no_room_for_more() -> None
         )
         for leader in (1, 2, 3, 4, 5)
     ]
-    figure = draw_views(shifted, Height(), Style("dark", "slide"))
+    figure = draw_panels(shifted, FidelityAxis(), style_of("dark", "slide"))
     key = [text.get_text().split("  ")[0] for text in figure.legends[0].get_texts()]
     for axes in figure.axes:
         numbers = [text.get_text() for text in axes.texts if text.get_text().isdigit()]

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from fixtures_pictures import contrast, linear, texts
 
-from benchctl.analysis.plots.axes import dress, in_lines, new_figure, save, text_inches
-from benchctl.analysis.plots.style import SIZES, THEMES, Style
+from benchctl.analysis.plots.axes import dress, new_figure, save
+from benchctl.analysis.plots.style import SIZES, THEMES, Style, style_of
+from benchctl.analysis.plots.words import in_lines, text_inches
 
-STYLES = [Style(theme, size) for theme, size in product(THEMES, SIZES)]
-GROUNDS = [Style(theme) for theme in THEMES]
+STYLES = [style_of(theme, size) for theme, size in product(THEMES, SIZES)]
+GROUNDS = [style_of(theme) for theme in THEMES]
 
 # What readers see who lack the cones for red (protanopia) or green (deuteranopia): matrices of linear RGB at severity 1
 # in Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision Deficiency" (2009).
@@ -78,19 +79,19 @@ def test_marks_of_one_colour_differ_without_it(style: Style) -> None:
 
 
 def test_a_faded_colour_lies_between_itself_and_the_ground() -> None:
-    assert Style("light").faded("#000000", 0.6) == "#666666"
-    assert Style("dark").faded(Style("dark").ground) == Style("dark").ground
+    assert style_of("light").faded("#000000", 0.6) == "#666666"
+    assert style_of("dark").faded(style_of("dark").ground) == style_of("dark").ground
 
 
 @pytest.mark.parametrize("style", STYLES, ids=str)
 def test_a_picture_is_as_wide_as_its_place_and_its_letters_as_high_as_they_must_be(
     style: Style, tmp_path: Path
 ) -> None:
-    least = {"page": 8, "column": 7, "slide": 16}[style.size]
+    least = {"screen": 8, "column": 7, "slide": 16}[style.size]
     assert min(style.small, style.text, style.title) >= least
     figure = new_figure(style, 2.0)
     wide, high = figure.get_size_inches()
-    assert wide == pytest.approx({"page": 7.2, "column": 3.35, "slide": 13.333}[style.size], abs=1e-3)
+    assert wide == pytest.approx({"screen": 7.2, "column": 3.35, "slide": 13.333}[style.size], abs=1e-3)
     assert high == (7.5 if style.size == "slide" else 2.0)
     axes = figure.add_subplot()
     axes.plot([1, 2], [3, 4], label="a")
@@ -107,7 +108,7 @@ def test_pictures_of_equal_data_are_equal_bytes(tmp_path: Path, ending: str) -> 
     """They once held the time of writing, so that a picture kept in git changed whenever it was drawn."""
     first, second = tmp_path / f"first.{ending}", tmp_path / f"second.{ending}"
     for path in (first, second):
-        axes = (figure := new_figure(Style(), 2.0)).add_subplot()
+        axes = (figure := new_figure(style_of(), 2.0)).add_subplot()
         axes.plot([1, 2], [3, 4], "o--")
         save(figure, path)
     assert first.read_bytes() == second.read_bytes()
@@ -116,7 +117,7 @@ def test_pictures_of_equal_data_are_equal_bytes(tmp_path: Path, ending: str) -> 
 
 def test_text_stays_text_and_dollars_stay_dollars(tmp_path: Path) -> None:
     """A label between dollar signs was set as a formula, and one with a broken formula was an error."""
-    axes = (figure := new_figure(Style(), 2.0)).add_subplot()
+    axes = (figure := new_figure(style_of(), 2.0)).add_subplot()
     axes.set_title(r"costs $5, or $\frac{")
     axes.set_xticks([0, 1], ["$a$", "b"])
     save(figure, tmp_path / "a.svg")
@@ -126,7 +127,7 @@ def test_text_stays_text_and_dollars_stay_dollars(tmp_path: Path) -> None:
 
 
 def test_text_is_as_wide_as_it_will_be_drawn() -> None:
-    figure = new_figure(Style(), 2.0)
+    figure = new_figure(style_of(), 2.0)
     text = figure.text(0, 0, "two_model draft_tokens=5\nand more", fontsize=8)
     drawn = text.get_window_extent()
     wide, high = text_inches("two_model draft_tokens=5\nand more", 8)

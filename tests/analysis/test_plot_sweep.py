@@ -9,15 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fixtures_records import RUN, baseline_row, drafted_row, exiting_row, write
-from pictures import LOOKS, assert_readable, figure_of, texts
+from pictures import LOOKS, assert_readable, figure_of, texts, write_picture
 
 from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.metrics.drafting import BLOCK_EFFICIENCY
 from benchctl.analysis.metrics.faithfulness import TOKEN_AGREEMENT
 from benchctl.analysis.metrics.speed import SPEEDUP
-from benchctl.analysis.plots import sweep as module
-from benchctl.analysis.plots.style import Style
-from benchctl.analysis.plots.sweep import plot_sweep, sweeps
+from benchctl.analysis.plots.style import style_of
+from benchctl.analysis.plots.sweep import sweeps
 from benchctl.errors import UserError
 from benchctl.records.schema import Exactness, MethodInfo, Row, Scalar
 from benchctl.records.writer import read
@@ -79,7 +78,7 @@ def leaving_groups(tmp_path: Path, *methods: MethodInfo) -> tuple[Group, ...]:
 def test_lines_go_along_the_number_with_most_values_with_a_line_for_each_value_of_the_other(tmp_path: Path) -> None:
     """Whole answers of 8 prompts, of which the n-th takes n percent more: sums of sums."""
     (found,) = sweeps(drafting_groups(tmp_path))
-    assert (found.name, found.option, found.values, found.beside) == (
+    assert (found.name, found.option, found.values, found.second) == (
         "two_model",
         "draft_tokens",
         (2, 4, 8),
@@ -112,7 +111,7 @@ def test_words_stand_in_the_order_they_were_measured_in_and_numbers_in_their_own
     methods = [exits(0.9, "copy"), exits(0.5, "copy"), exits(0.7, "copy"), exits(0.7, "absent"), exits(0.7, "exact")]
     groups = leaving_groups(tmp_path, *methods)
     (found,), (words,) = sweeps(groups), sweeps(groups, option="fill")
-    assert (found.values, found.is_numeric, found.beside) == ((0.5, 0.7, 0.9), True, TOKEN_AGREEMENT)
+    assert (found.values, found.is_numeric, found.second) == ((0.5, 0.7, 0.9), True, TOKEN_AGREEMENT)
     assert [line.title for line in found.lines] == ["fill=absent", "fill=copy", "fill=exact"]
     assert (words.values, words.is_numeric) == (("copy", "absent", "exact"), False)
 
@@ -121,11 +120,11 @@ def test_the_first_method_that_was_swept_is_drawn_and_the_others_are_named(tmp_p
     lookahead = [(info("lookahead", {"ngram": ngram}), 1.0) for ngram in (3, 4)]
     groups = measured(tmp_path, [(info("medusa", {"heads": 2}), 1.0), *DRAFTING, *lookahead])
     assert sweeps(groups)[0].name == "two_model"
-    assert plot_sweep(groups, tmp_path / "a.png", Style()) == (
+    assert write_picture("sweep", groups, tmp_path / "a.png", style_of()) == (
         "the picture is of two_model. Also swept: --method lookahead.",
     )
     assert sweeps(groups, ["lookahead"])[0].name == "lookahead"
-    assert plot_sweep(groups, tmp_path / "b.png", Style(), methods=["lookahead"]) == ()
+    assert write_picture("sweep", groups, tmp_path / "b.png", style_of(), methods=["lookahead"]) == ()
     with pytest.raises(UserError, match=r"no labels of medusa that differ in an option. .*--sweep 'two_model\["):
         sweeps(groups, ["medusa"])
 
@@ -133,7 +132,7 @@ def test_the_first_method_that_was_swept_is_drawn_and_the_others_are_named(tmp_p
 def test_labels_that_differ_in_more_than_one_option_are_said_to_show_no_effect_of_it(tmp_path: Path) -> None:
     """Two unlike versions of a method, each a point alone, were drawn as a sweep of the first number they differ in."""
     groups = measured(tmp_path, [(drafts(2, 0.0), 1.0), (drafts(4, 0.5), 1.0)])
-    (note,) = plot_sweep(groups, tmp_path / "a.png", Style())
+    (note,) = write_picture("sweep", groups, tmp_path / "a.png", style_of())
     assert note == "no two labels of two_model differ in draft_tokens alone: the picture does not show its effect."
 
 
@@ -145,7 +144,7 @@ def test_an_option_that_one_version_of_a_method_lacks_is_a_line_of_its_own(tmp_p
 
 def test_the_picture_names_lines_axes_and_baseline(tmp_path: Path) -> None:
     out = tmp_path / "plot.svg"
-    assert plot_sweep(drafting_groups(tmp_path), out, Style()) == ()
+    assert write_picture("sweep", drafting_groups(tmp_path), out, style_of()) == ()
     found = texts(out)
     for text in (
         "reference on cpu, float32, threads: 1, baseline: autoregressive",
@@ -160,9 +159,9 @@ def test_the_picture_names_lines_axes_and_baseline(tmp_path: Path) -> None:
     assert {"2", "4", "8"} <= set(found.splitlines())
 
 
-def test_each_line_has_its_interval_as_a_band(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_line_has_its_interval_as_a_band(tmp_path: Path) -> None:
     groups = drafting_groups(tmp_path)
-    figure = figure_of(monkeypatch, module, lambda path, style: plot_sweep(groups, path, style), Style())
+    figure = figure_of("sweep", groups, style_of())
     speed, _ = figure.axes
     (found,) = sweeps(groups)
     bands = [band for band in speed.collections if type(band).__name__ == "FillBetweenPolyCollection"]
@@ -177,9 +176,9 @@ def test_each_line_has_its_interval_as_a_band(tmp_path: Path, monkeypatch: pytes
 
 def test_more_lines_than_can_be_told_apart_are_refused(tmp_path: Path) -> None:
     groups = measured(tmp_path, [(drafts(tokens, place / 10), 1.0) for tokens in (2, 4) for place in range(9)])
-    with pytest.raises(UserError, match="9 lines by draft_tokens, of which 8 can be told apart. .*--method.*--by"):
-        plot_sweep(groups, tmp_path / "plot.png", Style(), option="draft_tokens")
-    plot_sweep(groups, tmp_path / "plot.png", Style())  # by confidence: two lines
+    with pytest.raises(UserError, match="9 lines by draft_tokens.*8.*--method.*--by"):
+        write_picture("sweep", groups, tmp_path / "plot.png", style_of(), by="draft_tokens")
+    write_picture("sweep", groups, tmp_path / "plot.png", style_of())  # by confidence: two lines
 
 
 def test_each_group_that_has_measured_the_method_has_a_part(tmp_path: Path) -> None:
@@ -191,10 +190,8 @@ def test_each_group_that_has_measured_the_method_has_a_part(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("theme", "size", "ending"), LOOKS)
-def test_every_text_can_be_read(
-    theme: str, size: str, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    groups, style = drafting_groups(tmp_path), Style(theme, size)
-    plot_sweep(groups, tmp_path / f"plot{ending}", style)
-    figure = figure_of(monkeypatch, module, lambda path, style: plot_sweep(groups, path, style), style)
+def test_every_text_can_be_read(theme: str, size: str, ending: str, tmp_path: Path) -> None:
+    groups, style = drafting_groups(tmp_path), style_of(theme, size)
+    write_picture("sweep", groups, tmp_path / f"plot{ending}", style)
+    figure = figure_of("sweep", groups, style)
     assert_readable(figure, style)

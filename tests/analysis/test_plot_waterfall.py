@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 from fixtures_predict import DRAFTING, PLAIN, TOKENS, Step, both, file_of, usual_file
 from fixtures_records import BASELINE, DRAFTED, EXITING, KOALA, LAYERS, MT_BENCH, RUN
-from pictures import LOOKS, assert_readable, figure_of, texts
+from pictures import LOOKS, assert_readable, figure_of, texts, write_picture
 
 from benchctl.analysis.comparison import Group, by_suite, compare
-from benchctl.analysis.plots import waterfall as module
-from benchctl.analysis.plots.style import Style
-from benchctl.analysis.plots.waterfall import Waterfall, bars, plot_waterfall, waterfalls
+from benchctl.analysis.plots.style import style_of
+from benchctl.analysis.plots.waterfall import Waterfall, bars, waterfalls
 from benchctl.errors import UserError
 from benchctl.records.schema import Row
 from benchctl.records.writer import RunFile
@@ -32,7 +31,7 @@ def with_modes(file: RunFile) -> RunFile:
 
 def waterfall_of(file: RunFile, label: str) -> Waterfall:
     (group,) = groups_of(file)
-    (found,) = waterfalls(group, [label]).found
+    (found,) = waterfalls(group, [label]).profiled
     return found
 
 
@@ -164,7 +163,7 @@ def test_one_suite_of_a_group_is_of_its_own_rows(tmp_path: Path) -> None:
     """A picture by suite once had every suite's steps in each panel."""
     slow = [replace(row, suite="mt-bench") for row in usual_file(slower=2.0).rows]
     file = file_of([*usual_file().rows, *slow], replace(RUN, suites=(KOALA, MT_BENCH)))
-    found = [waterfalls(group, [DRAFTED]).found[0] for group in by_suite(groups_of(file))]
+    found = [waterfalls(group, [DRAFTED]).profiled[0] for group in by_suite(groups_of(file))]
     assert [each.token_s for each in found] == pytest.approx([17 / 4, 17 / 2])
 
 
@@ -172,19 +171,19 @@ def test_methods_that_were_not_profiled_are_named_and_files_without_any_are_refu
     rows = [row for row in usual_file().rows if row.mode == "free" or row.label != EXITING]
     (group,) = groups_of(file_of(rows))
     found = waterfalls(group, [DRAFTED, EXITING])
-    assert [each.label for each in found.found] == [DRAFTED]
+    assert [each.label for each in found.profiled] == [DRAFTED]
     assert found.notes == (
-        f"{EXITING} is left out: it or the baseline was not profiled, or has steps that tell no phases. Measure with "
+        f"{EXITING} is left out: it or the baseline was not profiled, or has steps without phases. Measure with "
         "--profile.",
     )
     free = groups_of(file_of(row for row in rows if row.mode == "free"))
     with pytest.raises(UserError, match="no method was profiled beside the baseline.*benchctl run --profile"):
-        plot_waterfall(free, tmp_path / "plot.png", Style())
+        write_picture("waterfall", free, tmp_path / "plot.png", style_of())
 
 
 def test_the_picture_says_what_its_bars_are(tmp_path: Path) -> None:
     out = tmp_path / "plot.svg"
-    assert plot_waterfall(groups_of(usual_file()), out, Style()) == ()
+    assert write_picture("waterfall", groups_of(usual_file()), out, style_of()) == ()
     found = texts(out)
     for text in (
         "reference on cpu, float32, threads: 1, baseline: autoregressive",
@@ -203,12 +202,10 @@ def test_the_picture_says_what_its_bars_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("theme", "size", "ending"), LOOKS)
-def test_every_text_can_be_read(
-    theme: str, size: str, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    groups, style = groups_of(noisy_file(random.Random(0))), Style(theme, size)
-    plot_waterfall(groups, tmp_path / f"plot{ending}", style)
-    figure = figure_of(monkeypatch, module, lambda path, style: plot_waterfall(groups, path, style), style)
+def test_every_text_can_be_read(theme: str, size: str, ending: str, tmp_path: Path) -> None:
+    groups, style = groups_of(noisy_file(random.Random(0))), style_of(theme, size)
+    write_picture("waterfall", groups, tmp_path / f"plot{ending}", style)
+    figure = figure_of("waterfall", groups, style)
     assert_readable(figure, style)
 
 
@@ -220,5 +217,5 @@ def test_more_methods_than_there_is_room_for_are_refused(tmp_path: Path) -> None
     with pytest.raises(
         UserError, match="5 methods that were profiled are too many .* room for 4: choose with --method"
     ):
-        plot_waterfall(groups, tmp_path / "plot.png", Style(size="column"))
-    plot_waterfall(groups, tmp_path / "plot.png", Style(size="column"), methods=labels[:1])
+        write_picture("waterfall", groups, tmp_path / "plot.png", style_of(size="column"))
+    write_picture("waterfall", groups, tmp_path / "plot.png", style_of(size="column"), methods=labels[:1])

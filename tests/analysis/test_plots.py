@@ -1,19 +1,16 @@
 """The Pareto plot is drawn for the usual and the odd run, with labels that can be read."""
 
 from dataclasses import replace
-from itertools import combinations, product
 from pathlib import Path
 
 import pytest
 from fixtures_pictures import texts as texts_of
 from fixtures_records import DRAFTED, EXITING, KOALA, RUN, baseline_row, drafted_row, failed, method, usual_rows, write
+from pictures import write_picture
 
 from benchctl.analysis.comparison import Group, compare
-from benchctl.analysis.metrics.faithfulness import EXACT_MATCH
 from benchctl.analysis.plots.axes import check_image
-from benchctl.analysis.plots.heights import Height
-from benchctl.analysis.plots.pareto import pareto
-from benchctl.analysis.plots.placing import Box, Label, place
+from benchctl.analysis.plots.style import style_of
 from benchctl.errors import UserError
 from benchctl.records.schema import Row, Run
 from benchctl.records.writer import read
@@ -25,7 +22,7 @@ def _groups(tmp_path: Path, rows: list[Row], run: Run = RUN) -> tuple[Group, ...
 
 def test_the_plot_names_methods_target_device_and_baseline(tmp_path: Path) -> None:
     out = tmp_path / "plot.svg"
-    pareto(_groups(tmp_path, usual_rows()), out)
+    write_picture("pareto", _groups(tmp_path, usual_rows()), out, style_of())
     texts = texts_of(out)
     for text in (
         "reference on cpu, float32, threads: 1, baseline: autoregressive",
@@ -60,7 +57,7 @@ def test_a_sweep_is_a_curve_and_labels_that_would_cover_each_other_become_number
 ) -> None:
     """Of 23 labels in one plot none could be read, and once 13 of them were left out without a number."""
     out = tmp_path / "plot.svg"
-    pareto(_sweep(tmp_path, count), out)
+    write_picture("pareto", _sweep(tmp_path, count), out, style_of())
     lines = texts_of(out).splitlines()
     assert "early_exit min_exit=2, by threshold" in lines
     assert ("threshold=0.02" in lines) == in_words
@@ -70,13 +67,18 @@ def test_a_sweep_is_a_curve_and_labels_that_would_cover_each_other_become_number
 
 def test_two_points_are_no_curve(tmp_path: Path) -> None:
     out = tmp_path / "plot.svg"
-    pareto(_sweep(tmp_path, 2), out)
+    write_picture("pareto", _sweep(tmp_path, 2), out, style_of())
     assert "by threshold" not in texts_of(out)
 
 
 def test_the_plot_says_that_prompts_are_an_embedded_sample(tmp_path: Path) -> None:
     out = tmp_path / "plot.svg"
-    pareto(_groups(tmp_path, usual_rows(), replace(RUN, suites=(replace(KOALA, source="embedded"),))), out)
+    write_picture(
+        "pareto",
+        _groups(tmp_path, usual_rows(), replace(RUN, suites=(replace(KOALA, source="embedded"),))),
+        out,
+        style_of(),
+    )
     assert "koala (embedded): 20 prompts" in texts_of(out)
 
 
@@ -84,24 +86,24 @@ def test_exact_match_can_stand_for_fidelity_where_answers_can_be_checked(tmp_pat
     rows = [replace(row, text="5" if row.label == EXITING and row.prompt_id < "p15" else "4") for row in usual_rows()]
     checked = replace(RUN, suites=(replace(KOALA, exact_answers={f"p{n}": ("4",) for n in range(20)}),))
     out = tmp_path / "plot.svg"
-    pareto(_groups(tmp_path, rows, checked), out, Height(EXACT_MATCH))
+    write_picture("pareto", _groups(tmp_path, rows, checked), out, style_of(), y="exact")
     assert "exact match on 20 prompts" in texts_of(out) and "token agreement" not in texts_of(out)
     with pytest.raises(UserError, match="no answers that can be checked.* --bench tasks"):
-        pareto(_groups(tmp_path, rows), out, Height(EXACT_MATCH))
+        write_picture("pareto", _groups(tmp_path, rows), out, style_of(), y="exact")
 
 
 def test_speed_and_exact_match_of_different_prompts_are_not_drawn_as_one_point(tmp_path: Path) -> None:
     """Pooled suites once gave the speed-up over all prompts and the exact match over the few that can be checked."""
     partly = replace(RUN, suites=(replace(KOALA, exact_answers={f"p{n}": ("4",) for n in range(5)}),))
     with pytest.raises(UserError, match="only 5 of 20 prompts have an exact answer"):
-        pareto(_groups(tmp_path, usual_rows(), partly), tmp_path / "plot.svg", Height(EXACT_MATCH))
+        write_picture("pareto", _groups(tmp_path, usual_rows(), partly), tmp_path / "plot.svg", style_of(), y="exact")
 
 
 def test_a_broken_claim_is_not_drawn_as_lossless(tmp_path: Path) -> None:
     rows = [baseline_row(), replace(drafted_row(), verdict="lossy", first_divergence=1)]
     out = tmp_path / "plot.svg"
-    pareto(_groups(tmp_path, rows), out)
-    assert "exact by claim, not by its answers" in texts_of(out)
+    write_picture("pareto", _groups(tmp_path, rows), out, style_of())
+    assert "claims to be exact, but answers differ" in texts_of(out)
     assert "lossless" not in texts_of(out)
 
 
@@ -110,7 +112,12 @@ def test_a_picture_is_drawn_for_any_number_of_exact_methods(tmp_path: Path, meth
     labels = [f"two_model[draft_tokens={number}]" for number in range(methods - 1)]
     rows = [replace(drafted_row(step_s=1 + 0.01 * number), label=label) for number, label in enumerate(labels)]
     out = tmp_path / "plot.png"
-    pareto(_groups(tmp_path, [baseline_row(), *rows], replace(RUN, methods=(*RUN.methods, *map(method, labels)))), out)
+    write_picture(
+        "pareto",
+        _groups(tmp_path, [baseline_row(), *rows], replace(RUN, methods=(*RUN.methods, *map(method, labels)))),
+        out,
+        style_of(),
+    )
     width, height = (int.from_bytes(out.read_bytes()[start : start + 4]) for start in (16, 20))
     assert width == 1152 and height > 200 + 25 * methods
 
@@ -120,7 +127,7 @@ def test_a_picture_is_drawn_for_any_number_of_exact_methods(tmp_path: Path, meth
 )
 def test_the_ending_decides_the_format(tmp_path: Path, ending: str, start: bytes) -> None:
     out = tmp_path / "new folder" / f"plot.{ending}"
-    pareto(_groups(tmp_path, usual_rows(3)), out)
+    write_picture("pareto", _groups(tmp_path, usual_rows(3)), out, style_of())
     assert out.read_bytes().startswith(start)
 
 
@@ -128,7 +135,7 @@ def test_runs_that_are_not_comparable_get_a_panel_each(tmp_path: Path) -> None:
     one = write(tmp_path / "1.jsonl", usual_rows(3))
     two = write(tmp_path / "2.jsonl", usual_rows(3), replace(RUN, dtype="bfloat16"))
     out = tmp_path / "plot.svg"
-    pareto(compare([read(one), read(two)]), out)
+    write_picture("pareto", compare([read(one), read(two)]), out, style_of())
     assert "not comparable with the first panel: dtype is bfloat16" in texts_of(out).replace("\n", " ")
 
 
@@ -137,25 +144,29 @@ def test_too_many_panels_are_refused(tmp_path: Path) -> None:
         read(write(tmp_path / f"{threads}.jsonl", usual_rows(2), replace(RUN, threads=threads)))
         for threads in range(1, 14)
     ]
-    with pytest.raises(UserError, match="13 panels .* name the files"):
-        pareto(compare(files), tmp_path / "plot.png")
+    with pytest.raises(UserError, match="13 panels"):
+        write_picture("pareto", compare(files), tmp_path / "plot.png", style_of())
 
 
 def test_sampled_answers_cannot_be_plotted(tmp_path: Path) -> None:
     rows = [baseline_row(), replace(drafted_row(), verdict="sampled")]
     with pytest.raises(UserError, match="--temperature 0"):
-        pareto(_groups(tmp_path, rows, replace(RUN, temperature=0.5)), tmp_path / "plot.png")
+        write_picture(
+            "pareto", _groups(tmp_path, rows, replace(RUN, temperature=0.5)), tmp_path / "plot.png", style_of()
+        )
 
 
 def test_a_method_that_always_failed_is_left_out(tmp_path: Path) -> None:
     out = tmp_path / "plot.svg"
-    pareto(_groups(tmp_path, [baseline_row(), failed(drafted_row())]), out)
+    write_picture("pareto", _groups(tmp_path, [baseline_row(), failed(drafted_row())]), out, style_of())
     assert DRAFTED.partition("[")[0] not in texts_of(out)
 
 
 def test_a_run_whose_baseline_always_failed_cannot_be_plotted(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no prompt was answered by the baseline"):
-        pareto(_groups(tmp_path, [failed(baseline_row()), drafted_row()]), tmp_path / "plot.png")
+        write_picture(
+            "pareto", _groups(tmp_path, [failed(baseline_row()), drafted_row()]), tmp_path / "plot.png", style_of()
+        )
 
 
 @pytest.mark.parametrize(
@@ -166,48 +177,3 @@ def test_a_picture_that_cannot_be_written_is_refused_before_work(tmp_path: Path,
     (tmp_path / "a").write_text("a file")
     with pytest.raises(UserError, match=message):
         check_image(tmp_path / name)
-
-
-def _overlap(one: Box, other: Box) -> bool:
-    return min(one.right, other.right) > max(one.left, other.left) and min(one.top, other.top) > max(
-        one.bottom, other.bottom
-    )
-
-
-def _within(box: Box, area: Box) -> bool:
-    return area.left <= box.left and box.right <= area.right and area.bottom <= box.bottom and box.top <= area.top
-
-
-def test_labels_of_points_close_together_on_one_line_cover_neither_each_other_nor_points() -> None:
-    labels = [Label(300 + 30 * number, 300, 150, 40) for number in range(8)]
-    points = [Box(label.x - 8, label.y - 8, label.x + 8, label.y + 8) for label in labels]
-    area = Box(0, 0, 1000, 600)
-    boxes = place(labels, points, area)
-    assert all(_within(box, area) for box in boxes)
-    pairs = [*combinations(boxes, 2), *product(boxes, points)]
-    assert [pair for pair in pairs if _overlap(*pair)] == []
-    assert place(labels, points, area) == boxes
-
-
-def test_a_line_to_a_label_does_not_pass_under_another_label() -> None:
-    """Straight above and below the right point the left one's wide label and an obstacle are in the way."""
-    labels = [Label(400, 300, 300, 40), Label(450, 300, 60, 40)]
-    boxes = place(labels, [Box(300, 200, 600, 290)], Box(0, 200, 1000, 600))
-    end_x, end_y = labels[1].line_end(boxes[1])
-    middle_x, middle_y = (450 + end_x) / 2, (300 + end_y) / 2
-    assert not _overlap(boxes[0], Box(middle_x, middle_y, middle_x + 1e-9, middle_y + 1e-9))
-    assert not _overlap(*boxes)
-
-
-def test_a_lone_label_stands_close_above_its_point() -> None:
-    assert place([Label(500, 300, 100, 20)], [], Box(0, 0, 1000, 600)) == (Box(450, 314, 550, 334),)
-
-
-def test_a_label_at_the_edge_stays_inside() -> None:
-    area = Box(0, 0, 1000, 600)
-    (box,) = place([Label(995, 595, 100, 20)], [], area)
-    assert _within(box, area)
-
-
-def test_more_labels_than_fit_are_placed_all_the_same() -> None:
-    assert len(place([Label(50, 50, 80, 30)] * 12, [], Box(0, 0, 100, 100))) == 12

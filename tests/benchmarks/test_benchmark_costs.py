@@ -157,9 +157,9 @@ def test_heads_that_a_verification_asks_for_besides_its_own_are_not_predicted_bu
     head = 2 * target.info.hidden_size * target.vocabulary
     assert [step.work for step in steps] == [step.work for step in plain]
     for step in steps:
-        assert step.took.seconds - step.bare.seconds == 20 * step.work.told * head
+        assert step.took.seconds - step.bare.seconds == 20 * step.work.argmax_rows * head
         assert step.took.parts["verify"] == 0, "what it asks of the stream is told as logits"
-        assert step.took.parts["logits"] == 21 * step.work.told * head
+        assert step.took.parts["logits"] == 21 * step.work.argmax_rows * head
     assert cost_of("two_model", [steps, steps]).low > 1.2
 
 
@@ -206,7 +206,7 @@ def test_the_work_of_a_verification_is_that_of_its_rows_and_scratch_rows_are_not
         decode(method, models.target, DecodeRequest(PROMPT, NEW_TOKENS))
     full = recorder.works[1]  # the first step fills the window: ngram - 1 = 2 levels of 4 columns, the root among them
     start = len(PROMPT) + 1
-    assert (full.drafted, full.told, full.heads) == (True, 1, (8,))
+    assert (full.drafted, full.argmax_rows, full.heads) == (True, 1, (8,))
     assert (len(full.tokens), full.spans) == (8, (Span(0, models.target.layers, start, 8),))
     assert full.layer_rows == 8 * models.target.layers
 

@@ -1,6 +1,9 @@
 """`benchctl plot` draws what is in results/ by default, and refuses what it cannot draw before reading anything."""
 
+import importlib
+import sys
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,8 @@ from fixtures_pictures import texts
 from fixtures_records import KOALA, MT_BENCH, RUN, usual_rows, write
 from matplotlib.image import imread
 
+from benchctl.analysis import plots
+from benchctl.analysis.plots import catalogue
 from benchctl.cli import main
 
 
@@ -80,7 +85,7 @@ def test_an_unfit_picture_is_refused_before_the_files_are_read(tmp_path: Path, o
 def test_exactly_one_picture_is_drawn(asked: list[str]) -> None:
     result = _plot(*asked, "missing.jsonl")
     assert result.exit_code == 2
-    assert "one of --pareto, --acceptance, --latency" in result.stderr and "missing.jsonl" not in result.stderr
+    assert "--pareto" in result.stderr and "missing.jsonl" not in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -98,7 +103,7 @@ def test_an_option_of_another_picture_is_refused_before_files_are_read(picture: 
     """It would have been ignored, and the picture taken for what was asked for."""
     result = _plot(picture, *option, "missing.jsonl")
     assert result.exit_code == 2
-    assert f"{option[0]} belongs to --" in result.stderr and f"not to {picture}" in result.stderr
+    assert option[0] in result.stderr and picture in result.stderr
     assert "missing.jsonl" not in result.stderr
 
 
@@ -133,3 +138,62 @@ def test_theme_and_size_are_those_asked_for(tmp_path: Path) -> None:
     picture = imread(out)
     assert picture.shape[:2] == (1080, 1920)
     assert picture[2, 2, :3] == pytest.approx([0x14 / 255, 0x17 / 255, 0x1A / 255])
+
+
+def test_the_old_name_of_a_size_still_works(tmp_path: Path) -> None:
+    file, out = write(tmp_path / "run.jsonl", usual_rows(3)), tmp_path / "plot.png"
+    result = _plot("--pareto", file, "--size", "page", "--out", out)
+    assert result.exit_code == 0 and "--size screen" in result.stderr
+    assert imread(out).shape[1] == 1152
+
+
+_NEW_PICTURE = '''"""How many prompts each group has."""
+
+from benchctl.analysis.plots.axes import new_figure
+from benchctl.analysis.plots.catalogue import Drawing, Plot
+
+
+def draw(groups, request):
+    figure = new_figure(request.style, 2.0)
+    counts = [max(method.prompts for method in group.pooled.methods) for group in groups]
+    figure.add_subplot().bar(range(len(counts)), counts)
+    figure.suptitle(f"prompts: {counts}")
+    return Drawing(figure, ["drawn by a new file"])
+
+
+PLOT = Plot(draw)
+'''
+
+
+def test_a_new_picture_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command finds it by its name. Flags are made when the module is loaded, as in a new process."""
+    folder = tmp_path / "plots"
+    folder.mkdir()
+    (folder / "prompt_counts.py").write_text(_NEW_PICTURE)
+    monkeypatch.setattr(plots, "__path__", [*plots.__path__, str(folder)])
+    monkeypatch.delitem(sys.modules, "benchctl.analysis.plots.prompt_counts", raising=False)
+    command = importlib.reload(sys.modules["benchctl.cli.plot"]).plot
+    try:
+        out = tmp_path / "a.svg"
+        file = write(tmp_path / "run.jsonl", usual_rows(3))
+        result = CliRunner().invoke(command, ["--prompt-counts", str(file), "--out", str(out)])
+        assert (result.exit_code, "drawn by a new file" in result.stderr) == (0, True), result.output
+        assert "prompts: [3]" in texts(out)
+        assert "How many prompts each group has." in CliRunner().invoke(command, ["--help"]).stdout
+        assert "--by" in CliRunner().invoke(command, ["--prompt-counts", "--by", "x"]).stderr
+    finally:
+        monkeypatch.undo()
+        importlib.reload(sys.modules["benchctl.cli.plot"])
+
+
+def test_a_picture_of_another_distribution_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an entry point. A built-in picture wins over another one of its name."""
+    (tmp_path / "other_plots.py").write_text(_NEW_PICTURE)
+    monkeypatch.syspath_prepend(tmp_path)
+    entries = [EntryPoint(name, "other_plots:PLOT", catalogue.ENTRY_POINTS) for name in ("prompt_counts", "pareto")]
+    monkeypatch.setattr(
+        catalogue, "entry_points", lambda group, name=None: [each for each in entries if name in (None, each.name)]
+    )
+    assert catalogue.helps()["prompt_counts"] == "How many prompts each group has."
+    assert catalogue.plot("prompt_counts").options == ()
+    assert catalogue.plot("pareto").options

@@ -97,23 +97,13 @@ def _shared(one: Bbox, other: Bbox) -> float:
     return float(max(wide, 0.0) * max(high, 0.0))
 
 
-def ink_of(axes: Axes, width: float) -> list[Bbox]:
-    """The boxes that markers and bars cover, markers `width` pixels wide; bars are lines."""
+def markers_of(axes: Axes, width: float) -> list[Bbox]:
+    """The boxes that markers cover, `width` pixels wide."""
     boxes = []
     for drawn in points(axes).values():
         (x, y) = axes.transData.transform((drawn.x, drawn.y))
         boxes.append(Bbox([[x - width / 2, y - width / 2], [x + width / 2, y + width / 2]]))
-        for ends in _bars(drawn):
-            (x0, y0), (x1, y1) = axes.transData.transform(ends)
-            boxes.append(Bbox([[x0 - 0.5, y0 - 0.5], [x1 + 0.5, y1 + 0.5]]))
     return boxes
-
-
-def _bars(drawn: Drawn) -> Iterator[list[tuple[float, float]]]:
-    if drawn.across:
-        yield [(end, drawn.y) for end in drawn.across]
-    if drawn.along:
-        yield [(drawn.x, end) for end in drawn.along]
 
 
 def luminance(colour: str) -> float:

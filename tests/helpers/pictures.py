@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from html import unescape
 from itertools import combinations
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
-import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from benchctl.analysis.plots.axes import settle
+from benchctl.analysis.comparison import Group
+from benchctl.analysis.frame.answer_rows import Decoders
+from benchctl.analysis.plots import catalogue
+from benchctl.analysis.plots.axes import save, settle
+from benchctl.analysis.plots.catalogue import Drawing, Request
 from benchctl.analysis.plots.style import Style
 
-LOOKS = (("light", "page", ".svg"), ("dark", "column", ".png"), ("dark", "slide", ".pdf"))
+LOOKS = (("light", "screen", ".svg"), ("dark", "column", ".png"), ("dark", "slide", ".pdf"))
 _TOUCH = 1.5  # pixels by which the boxes around two texts may overlap, for letters do not fill them
 
 
@@ -27,15 +30,25 @@ def texts(path: Path) -> str:
     return "\n".join(unescape(re.sub(r"<[^>]*>", "", text)).strip() for text in found)
 
 
-def figure_of(
-    monkeypatch: pytest.MonkeyPatch, module: ModuleType, draw: Callable[[Path, Style], object], style: Style
-) -> Figure:
-    """The figure that a module would have saved, laid out."""
-    kept: list[Figure] = []
-    monkeypatch.setattr(module, "save", lambda figure, path: kept.append(figure))
-    draw(Path("unwritten.png"), style)
-    settle(kept[0])
-    return kept[0]
+def draw(
+    name: str, groups: Sequence[Group], style: Style, *, decoders: Decoders = lambda run: None, **asked: Any
+) -> Drawing:
+    """A picture by its name, as `benchctl plot` draws it."""
+    return catalogue.plot(name).draw(groups, Request(style, decoders, **asked))
+
+
+def figure_of(name: str, groups: Sequence[Group], style: Style, **asked: Any) -> Figure:
+    """The figure of a picture, laid out."""
+    figure = draw(name, groups, style, **asked).figure
+    settle(figure)
+    return figure
+
+
+def write_picture(name: str, groups: Sequence[Group], path: Path, style: Style, **asked: Any) -> tuple[str, ...]:
+    """Draw and write a picture; its notes."""
+    drawing = draw(name, groups, style, **asked)
+    save(drawing.figure, path)
+    return tuple(drawing.notes)
 
 
 def assert_readable(figure: Figure, style: Style) -> None:

@@ -26,8 +26,7 @@ from benchctl.analysis.metrics.speed import DECODE_SPEEDUP, SOUND_SPEEDUP, SPEED
 from benchctl.analysis.tables.text import render
 from benchctl.cli import main
 from benchctl.errors import InvalidData, UserError
-from benchctl.importing.gather import Imported, Source, Terms, gather
-from benchctl.importing.sums import sums_of
+from benchctl.importing.gather import Imported, Source, Terms, gather, sums_of
 from benchctl.records.writer import Writer, read
 
 MEDUSA_7B = "medusa-vicuna-7b-v1.3{}-temperature-0.0-posterior_threshold-0.09-posterior_alpha-0.3"
@@ -417,7 +416,7 @@ def test_scores_go_to_the_answers_of_their_model_whatever_their_label(tmp_path: 
         (_answer(new_tokens="8"), "new_tokens is '8', but should be a list"),
         (_answer(idxs=[3, 4]), "turn 1 has 5 steps for 4 new_tokens"),
         (_answer(turns=[1, 2]), "turns holds 1, which is no text"),
-        (_answer(**{"accept_lengths:": [1] * 5}), "idxs tell of 6 steps, but accept_lengths of 5"),
+        (_answer(**{"accept_lengths:": [1] * 5}), "6 steps, but accept_lengths 5"),
         (_answer(1, "ess-vicuna"), "may be of Medusa or of EAGLE, whose files look the same: say --format"),
         (_answer(1), "a second answer of medusa-a to question 1"),
         ({"prompt": "Hello"}, "choices is missing, but should be a list"),

@@ -33,7 +33,7 @@ LAYERS: dict[str, set[str]] = {
     "benchctl.registry": {"decoding", "judging", "options"},
     "benchctl.analysis": {"exact_match", "records"},
     "benchctl.measuring": {"bundled", "decoding", "options", "records", "registry"},
-    "benchctl.training": {"bundled", "decoding", "registry"},
+    "benchctl.training": {"bundled", "decoding", "options", "registry"},
     "benchctl.conformance": {"decoding", "registry"},
     "benchctl.importing": {"records"},
     "benchctl.cli": {
@@ -44,8 +44,9 @@ LAYERS: dict[str, set[str]] = {
 
 # A library may be imported only under the paths behind its name.
 DOORS: dict[str, tuple[str, ...]] = {
+    "adjustText": ("benchctl/analysis/plots/pareto.py",),
     "click": ("benchctl/cli/",),
-    "datasets": ("benchctl/training/data/hub_data.py",),
+    "datasets": ("benchctl/training/data/reading.py",),
     "http": ("benchctl/measuring/prompts/sources.py",),
     "huggingface_hub": (),
     "jinja2": ("benchctl/analysis/html",),
@@ -55,10 +56,10 @@ DOORS: dict[str, tuple[str, ...]] = {
     "pandas": ("benchctl/analysis/",),
     "pynvml": ("benchctl/measuring/machine/gpu.py",),
     "rich": ("benchctl/cli/", "benchctl/analysis/tables/text.py"),
-    "scipy": ("benchctl/analysis/", "benchctl/conformance/"),
+    "scipy": ("benchctl/analysis/", "benchctl/conformance/", "benchctl/training/modules/calibrate.py"),
     "time": ("benchctl/measuring/clock.py", "benchctl/training/"),
     "torch": ("benchctl/conformance/", "benchctl/decoding/", "benchctl/measuring/", "benchctl/training/", "methods/"),
-    "tokenizers": ("benchctl/decoding/model/", "benchctl/training/"),
+    "tokenizers": ("benchctl/decoding/model/",),
     "transformers": (
         "benchctl/conformance/",
         "benchctl/decoding/model/tokenizer.py",
@@ -68,7 +69,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "urllib": ("benchctl/measuring/prompts/sources.py",),
 }
 METHOD_LIBRARIES = {"safetensors", "torch"}
-IMPORTED_AS = {"nvidia-ml-py": "pynvml"}
+IMPORTED_AS = {"adjusttext": "adjustText", "nvidia-ml-py": "pynvml"}
 PRINTERS = ("benchctl/cli/", "benchctl/analysis/tables/text.py")
 
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 FILES = ("README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "MANIFEST.in", "Makefile", "pyproject.toml")
 COMMANDS = ("check", "demo", "constraints.txt", "results/README.md")
-FOLDERS = ("benchctl", "methods", "judges", "benchmarks", "docs", "scripts", "tests", "results/reference")
+FOLDERS = ("benchctl", "methods", "judges", "benchmarks", "docs", "reference", "scripts", "tests", "results/reference")
 INSTALLED = {"benchctl": "benchctl", "methods": "benchctl/methods", "judges": "benchctl/judges"}
 LARGE_BYTES = 100_000
 LEAST_SETUPTOOLS = 77  # see pyproject.toml

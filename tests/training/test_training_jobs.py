@@ -62,7 +62,7 @@ def test_the_card_says_what_was_read_and_how_to_repeat_it_but_not_where(target: 
     card = (target / "README.md").read_text()
     assert "| unit | 66 |" in card and "Weight" not in card
     assert "benchctl run --model tiny" in card
-    assert "benchctl train target --data " in card
+    assert "python -m reference --no-mix target --data " in card
     assert "--steps 3" in card
     assert str(target.parent) not in card
 

@@ -214,7 +214,7 @@ def test_with_the_reference_mix_half_of_the_prompts_are_requests(trained: Path, 
     text = LessonText(files, chat_of(files), corpus, options, around)
     text.data(text.load_target({})[0])
     assert told == ["There are 4 prompts; --self-distil 6 asks for more."]
-    assert "half made by rule" in text.told and "half to requests" in text.fact
+    assert "half made by rule" in text.described and "half to requests" in text.fact
 
 
 def test_what_is_lost_by_the_settings_is_told(trained: Path, tmp_path: Path) -> None:

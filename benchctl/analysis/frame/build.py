@@ -73,7 +73,7 @@ def pair(frame: pd.DataFrame, label: str, baseline: str) -> pd.DataFrame:
     The baseline's columns end in `_baseline`. Every figure is taken over these pairs, so that all figures of a method,
     and the baseline's times, are of the same prompts. A generation that failed is not valid, nor is one of an invalid
     round, see rounds.py. Where the two never shared a session, as in files of other programs, each generation is paired
-    with every one of the baseline's for that turn; see measured_apart.
+    with every one of the baseline's for that turn; see stats/estimates.py, `measured_apart`.
     """
     whole = frame[frame["error"].isna() & ~frame["round_invalid"]]
     answers, baselines = whole[whole["label"] == label], whole[whole["label"] == baseline]
@@ -81,12 +81,6 @@ def pair(frame: pd.DataFrame, label: str, baseline: str) -> pd.DataFrame:
         pairs = answers.merge(baselines, on=_PAIRED, suffixes=("", "_baseline"))
         return pairs.assign(file_baseline=pairs["file"], session_baseline=pairs["session"])
     return answers.merge(baselines, on=_ANSWERED, suffixes=("", "_baseline"))
-
-
-def measured_apart(pairs: pd.DataFrame) -> bool:
-    """Whether a pair is of two sessions, so that every ratio includes the difference between the sessions."""
-    same = (pairs["file"] == pairs["file_baseline"]) & (pairs["session"] == pairs["session_baseline"])
-    return not bool(same.all())
 
 
 def _share_a_session(frame: pd.DataFrame, label: str, baseline: str) -> bool:

@@ -127,7 +127,7 @@ def _in_turn(lists: Sequence[Sequence[_Item]]) -> list[_Item]:
 
 
 def _judged(group: Group) -> Mapping[Place, list[Score]]:
-    """The scores of each answer, where judges were asked; see judged.with_judgements."""
+    """The scores of each answer, where judges were asked."""
     found: dict[Place, list[Score]] = {}
     for number, scores in enumerate(group.judging.scores if group.judging else ()):
         for score in scores:

@@ -4,10 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchctl.analysis.comparison import Group, MethodFigures
-from benchctl.analysis.html.plot import Look, Plot, look, plot, pooled_first, short_labels
+from benchctl.analysis.html.picture import Picture, pictures, pooled_first
 from benchctl.analysis.html.views import Accepted, Spread, accepted, spreads
 from benchctl.analysis.metrics.faithfulness import TOKEN_AGREEMENT
 from benchctl.analysis.metrics.speed import SPEEDUP
+from benchctl.analysis.plots.pareto import Look, look_of
+from benchctl.analysis.plots.words import short_labels
 from benchctl.analysis.tables.columns import cell
 from benchctl.analysis.tables.judges import agreement_sentences
 from benchctl.analysis.tables.text import blocks, heading, note
@@ -84,7 +86,7 @@ class Section:
     note: str
     methods: tuple[Method, ...]
     suites: tuple[Suite, ...]
-    plot: Plot | None
+    pictures: tuple[Picture, ...]
     tables: tuple[Table, ...]
     accepted: tuple[Accepted, ...]
     spreads: tuple[Spread, ...]
@@ -106,12 +108,12 @@ def section(groups: Sequence[Group], group: Group) -> Section:
         verdicts=(*_verdicts(group), *agreement_sentences(group)),
         note=note(group),
         methods=tuple(
-            Method(place, method.label, short[method.label], look(group, figures[method.label]))
-            for place, method in enumerate(group.methods)
+            Method(index, method.label, short[method.label], look_of(group, figures[method.label]))
+            for index, method in enumerate(group.methods)
             if method.label in figures
         ),
         suites=tuple(Suite(suite.suite, group.title(suite)) for suite in pooled_first(group)),
-        plot=plot(group),
+        pictures=pictures(number, group),
         tables=tuple(_tables(group)),
         accepted=accepted(number, group),
         spreads=spreads(group),

@@ -1,8 +1,8 @@
-"""A report as one HTML file that needs nothing else: no network, no folder beside it. The only door to jinja2.
+"""A report as one HTML file that needs nothing else: no network, no other file. The only door to jinja2.
 
-Whatever a file of results says is text here. Templates escape all of it, the answers travel as JSON that holds no
-character with a meaning in HTML, the script puts them into the page as text, and the page's own policy
-(Content-Security-Policy) lets nothing run but that script, known by its hash, and nothing be fetched.
+Everything in a results file is text here. Templates escape it. Answers are embedded as JSON without any character that
+has a meaning in HTML, and the script puts them into the page as text. The page's policy (Content-Security-Policy) runs
+only that script, known by its hash, and fetches nothing.
 """
 
 import json
@@ -20,7 +20,7 @@ from benchctl.analysis.comparison import Group
 from benchctl.analysis.frame.answer_rows import Decoders
 from benchctl.analysis.html.answers import Beside, answered, answers
 from benchctl.analysis.html.page import Section, section
-from benchctl.analysis.html.plot import BOTTOM, HEIGHT, LEFT, LOOKS, RIGHT, TOP, WIDTH
+from benchctl.analysis.html.picture import dark_rules
 from benchctl.errors import UserError
 
 ASSETS = Path(__file__).parents[2] / "assets" / "report"
@@ -108,7 +108,7 @@ def _json(value: object) -> str:
 
 
 def _page(sections: Sequence[Section], viewer: Viewer, made: str) -> str:
-    style, script = _asset("report.css"), _asset("report.js")
+    style, script = _asset("report.css") + dark_rules(), _asset("report.js")
     policy = "; ".join(
         (
             "default-src 'none'",
@@ -118,16 +118,18 @@ def _page(sections: Sequence[Section], viewer: Viewer, made: str) -> str:
             "form-action 'none'",
         )
     )
-    return _templates().get_template("report.html").render(
-        sections=sections,
-        viewer=viewer,
-        made=made,
-        policy=policy,
-        style=style,
-        script=script,
-        looks=LOOKS,
-        picture={"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM},
-    )  # fmt: skip
+    return (
+        _templates()
+        .get_template("report.html")
+        .render(
+            sections=sections,
+            viewer=viewer,
+            made=made,
+            policy=policy,
+            style=style,
+            script=script,
+        )
+    )
 
 
 def _hash(text: str) -> str:

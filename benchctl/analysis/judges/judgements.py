@@ -1,8 +1,8 @@
-"""Scores as a table: one line per answer that was set against the baseline's, whatever its orders and repetitions.
+"""Scores as a table: one line per answer that was compared with the baseline's, over all orders and samples.
 
-How judgements of a pair become one verdict is Zheng et al.: Judging LLM-as-a-Judge with MT-Bench and Chatbot Arena,
-2023, arXiv 2306.05685, section 3.4: an answer wins where it is preferred in both orders, loses where the other is, and
-all else is a tie. Its difference is the mean over orders, so that what a judge likes about a place cancels.
+How judgements of a pair become one verdict: Zheng et al., Judging LLM-as-a-Judge with MT-Bench and Chatbot Arena, 2023,
+arXiv 2306.05685, section 3.4. An answer wins where it is preferred in both orders, loses where the baseline's is, and
+all else is a tie. The difference is the mean over orders, so that position bias cancels.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -22,8 +22,11 @@ PAIRED: Final[tuple[Protocol, ...]] = ("pairwise", "preference")  # those that a
 
 
 class Judge(NamedTuple):
-    """Who judged, and how. Prompts that differ in their text do not make another judge: one asks math questions with a
-    reference, and second turns with the first one."""
+    """Who judged, and how.
+
+    Prompts with other words do not make another judge: one judge asks math questions with a reference, and second
+    turns with the first one.
+    """
 
     label: str
     model: str
@@ -31,7 +34,7 @@ class Judge(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Each part that says something new: `gpt gpt-4o pairwise`, `exact`."""
+        """Label, model and protocol without repetition: `gpt gpt-4o pairwise`, `exact`."""
         return " ".join(dict.fromkeys(part for part in self if part))
 
     @property
@@ -40,14 +43,13 @@ class Judge(NamedTuple):
         return self.protocol in ("pairwise", "single")
 
 
-Why = Literal["", "changed", "gone", "elsewhere"]  # a score is of no answer of a file, the nearest miss first
+Why = Literal["", "changed", "gone", "elsewhere"]  # why a score fits no answer of a file, the nearest miss first
 _NEAREST: Final[tuple[Why, ...]] = ("", "changed", "gone", "elsewhere")
 
 
 @dataclass
 class LeftOut:
-    """Scores that are of no answer here: their answer is `gone`, has `changed` since, or was set against another
-    baseline (`elsewhere`)."""
+    """Scores without an answer here: it is `gone`, has `changed`, or has another baseline (`elsewhere`)."""
 
     gone: int = 0
     changed: int = 0
@@ -61,7 +63,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Text:
-    """What is kept of an answer's text."""
+    """The hash and the length of an answer's text."""
 
     sha256: str
     characters: int | None
@@ -78,26 +80,28 @@ class ScoredAnswers:
     by_answer: dict[tuple[Judge, RowKey], list[Score]] = field(default_factory=dict)
 
     def baseline_keys(self, key: RowKey) -> list[RowKey]:
-        """The baseline's answers to the same turn: that of the same repeat and session, or those of all its sessions
-        where it shares none with the method, as in files of other programs."""
+        """The baseline's answers to the same turn: the one of the same repeat and session.
+
+        Where the baseline shares no session with the method, as in imported files, those of all its sessions.
+        """
         if self._sessions.get(key.label, frozenset()) & self._sessions.get(self.baseline, frozenset()):
             own = key._replace(label=self.baseline)
             return [own] if own in self.texts else []
         return self._of_baseline.get(key[:3], [])
 
-    def beside(self, judge: Judge, key: RowKey) -> list[Score]:
-        """The judge's scores of the baseline's answers by themselves."""
-        return [score for other in self.baseline_keys(key) for score in self.by_answer.get((judge, other), ())]
+    def baseline_scores(self, judge: Judge, key: RowKey) -> list[Score]:
+        """The judge's scores of the baseline's answers, judged alone."""
+        return [score for each in self.baseline_keys(key) for score in self.by_answer.get((judge, each), ())]
 
     def why_not(self, score: Score) -> Why:
-        """Why a score is of no answer here; "" for one that is."""
+        """Why a score fits no answer here; "" for one that does."""
         key = answer_of(score)
         if score.baseline not in ("", self.baseline) or score.label not in self.labels:
             return "elsewhere"
-        others = self.baseline_keys(key) if score.baseline else []
-        if key not in self.texts or (score.baseline and not others):
+        baselines = self.baseline_keys(key) if score.baseline else []
+        if key not in self.texts or (score.baseline and not baselines):
             return "gone"
-        same = not score.baseline or any(self._is(other, score.baseline_sha256) for other in others)
+        same = not score.baseline or any(self._is(each, score.baseline_sha256) for each in baselines)
         return "" if same and self._is(key, score.answer_sha256) else "changed"
 
     def length(self, key: RowKey, sha256: str) -> int | None:
@@ -114,11 +118,11 @@ class ScoredAnswers:
     @cached_property
     def _of_baseline(self) -> dict[tuple[object, ...], list[RowKey]]:
         """By suite, prompt and turn."""
-        found: dict[tuple[object, ...], list[RowKey]] = {}
+        keys: dict[tuple[object, ...], list[RowKey]] = {}
         for key in self.texts:
             if key.label == self.baseline:
-                found.setdefault(key[:3], []).append(key)
-        return found
+                keys.setdefault(key[:3], []).append(key)
+        return keys
 
 
 def judge_of(score: Score) -> Judge:
@@ -130,10 +134,10 @@ def answer_of(score: Score) -> RowKey:
 
 
 def alone(scores: Iterable[Score]) -> ScoredAnswers:
-    """Scores without the answers that they are of, of which no lengths are known.
+    """Scores without the answers that they judge, so that lengths are unknown.
 
-    Raises UserError for scores of two texts of one answer, or against two baselines, and for single answers alone,
-    which name no baseline.
+    Raises UserError for scores of two texts of one answer, or with two baselines, and for single answers only, which
+    name no baseline.
     """
     scores, texts = list(scores), dict[RowKey, Text]()
     for score in scores:
@@ -141,39 +145,41 @@ def alone(scores: Iterable[Score]) -> ScoredAnswers:
         for each, sha256 in ((key, score.answer_sha256), (key._replace(label=score.baseline), score.baseline_sha256)):
             if each.label and texts.setdefault(each, Text(sha256, None)).sha256 != sha256:
                 raise UserError(
-                    f"the scores are of two texts of {each.label} on {each.suite}/{each.prompt_id}, so they are of two "
-                    "runs: name the results files that they are of."
+                    f"the scores are of two texts of {each.label} on {each.suite}/{each.prompt_id}, so they belong to "
+                    "two runs: name the results files of both."
                 )
     baselines = dict.fromkeys(score.baseline for score in scores if score.baseline)
     if len(baselines) != 1:
         names = " and ".join(baselines) or "none"
-        raise UserError(f"the scores name as their baselines: {names}. Name the results files that they are of.")
-    found = ScoredAnswers(0, next(iter(baselines)), texts)
+        raise UserError(f"the scores name as their baselines: {names}. Name the results files too.")
+    answers = ScoredAnswers(0, next(iter(baselines)), texts)
     for score in scores:
-        found.by_answer.setdefault((judge_of(score), answer_of(score)), []).append(score)
-    return found
+        answers.by_answer.setdefault((judge_of(score), answer_of(score)), []).append(score)
+    return answers
 
 
 def take(number: int, file: RunFile, scores: Iterable[Score], left_out: LeftOut) -> ScoredAnswers:
-    """The answers of a file and the scores that are of them; the others are counted in `left_out`."""
-    found = _answers(number, file)
+    """The answers of a file with their scores; other scores are counted in `left_out`."""
+    answers = _answers(number, file)
     for score in scores:
-        if why := found.why_not(score):
+        if why := answers.why_not(score):
             left_out.count(why)
         else:
-            found.by_answer.setdefault((judge_of(score), answer_of(score)), []).append(score)
-    return found
+            answers.by_answer.setdefault((judge_of(score), answer_of(score)), []).append(score)
+    return answers
 
 
 def share_out(files: Sequence[RunFile], scores: Sequence[Score]) -> list[list[Score]]:
-    """For each file those of `scores` that are of its answers. One that is of none is given to the file that it misses
-    by least, and to no other, so that it is told of once."""
+    """For each file those of `scores` that belong to its answers.
+
+    A score that belongs to no file goes to the one that it misses by least, so that a warning counts it once.
+    """
     shared: list[list[Score]] = [[] for _ in files]
     answers = [_answers(number, file) for number, file in enumerate(files)] if scores else []
     for score in scores:
-        why = [one.why_not(score) for one in answers]
-        nearest = why.index(min(why, key=_NEAREST.index))
-        for number, reason in enumerate(why):
+        reasons = [each.why_not(score) for each in answers]
+        nearest = reasons.index(min(reasons, key=_NEAREST.index))
+        for number, reason in enumerate(reasons):
             if not reason or number == nearest:
                 shared[number].append(score)
     return shared
@@ -190,20 +196,22 @@ _Value = TypeVar("_Value", bound=Hashable)
 
 
 def sets(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, frozenset[_Value]]:
-    found: dict[_Key, set[_Value]] = {}
+    """The values of each key."""
+    values_of: dict[_Key, set[_Value]] = {}
     for key, value in pairs:
-        found.setdefault(key, set()).add(value)
-    return {key: frozenset(values) for key, values in found.items()}
+        values_of.setdefault(key, set()).add(value)
+    return {key: frozenset(values) for key, values in values_of.items()}
 
 
 class JudgedPair(NamedTuple):
-    """An answer beside the baseline's. `score` and `baseline_score` are means over orders and samples, None where a
-    judge gave none; `difference` is theirs, and `verdict` 1, 0 or -1 for a win, a tie or a loss.
+    """A method's answer and the baseline's.
 
-    `whole` says whether at least one judgement could be read in every order asked: otherwise there is no verdict, for
-    one order alone has the judge's liking for a place in it. `asked` judgements there were, of which `unreadable` could
-    not be read; none where the texts are `identical`. Of two `orders` `decided` had a winner, which stood first in
-    `first_won` of them; `consistent` is 1 where both said the same. Lengths are in characters, None where unknown.
+    `score` and `baseline_score` are means over orders and samples, None where a judge gave none. `difference` is score
+    minus baseline score; `verdict` is 1, 0 or -1 for a win, a tie or a loss. `whole` says whether at least one
+    judgement could be read in every order asked: otherwise there is no verdict, since one order contains the judge's
+    position bias. Of `asked` judgements (0 where the texts are `identical`) `unreadable` could not be read. Of two
+    `orders`, `decided` had a winner, which stood first in `first_won` of them; `consistent` is 1 where both orders gave
+    the same verdict. Lengths are in characters, None where unknown.
     """
 
     file: int
@@ -232,9 +240,11 @@ class JudgedPair(NamedTuple):
 
 @dataclass
 class Judged:
-    """What the scores of some files come to. `templates` has the hashes of the prompts asked with, by judge and name of
-    the prompt; `orders` the orders asked, by judge. Those in `mixed` judged an answer by more than one prompt, such as
-    with its reference and without."""
+    """The judged pairs of some files.
+
+    `templates` has the hashes of the prompts used, by judge and prompt name; `orders` the orders asked, by judge. The
+    judges in `mixed` judged one answer by several prompts, such as with its reference and without.
+    """
 
     pairs: pd.DataFrame
     judges: tuple[Judge, ...]
@@ -250,20 +260,20 @@ def judged(files: Sequence[RunFile], scores: Sequence[Sequence[Score]]) -> Judge
     Scores of generations that failed, or of warm-up, or whose text is not the one that was judged, are left out.
     """
     left_out = LeftOut()
-    found = [take(number, *both, left_out) for number, both in enumerate(zip(files, scores, strict=True))]
-    return _judged(found, left_out)
+    answers = [take(number, *both, left_out) for number, both in enumerate(zip(files, scores, strict=True))]
+    return _judged(answers, left_out)
 
 
 def from_scores(scores: Iterable[Score]) -> Judged:
-    """The same without results files. Raises UserError where scores are of several runs: see scored_answers.alone."""
+    """The same without results files. Raises UserError where scores are of several runs: see `alone`."""
     return _judged([alone(scores)], LeftOut())
 
 
-def _judged(found: Sequence[ScoredAnswers], left_out: LeftOut) -> Judged:
-    scores = [score for part in found for answers in part.by_answer.values() for score in answers]
+def _judged(answers: Sequence[ScoredAnswers], left_out: LeftOut) -> Judged:
+    scores = [score for of_file in answers for own in of_file.by_answer.values() for score in own]
     orders = sets((judge_of(score).name, score.order) for score in scores if score.order)
     named = ((judge_of(score).name, score.template.partition("@")) for score in scores)
-    pairs = [pair for part in found for pair in _pairs(part, orders)]
+    pairs = [pair for of_file in answers for pair in _pairs(of_file, orders)]
     return Judged(
         pairs=pd.DataFrame(pairs, columns=list(JudgedPair._fields)),
         judges=tuple(dict.fromkeys(map(judge_of, scores))),
@@ -272,36 +282,36 @@ def _judged(found: Sequence[ScoredAnswers], left_out: LeftOut) -> Judged:
         orders=orders,
         mixed=frozenset(
             judge.name
-            for part in found
-            for (judge, _), answers in part.by_answer.items()
-            if len({score.template.partition("@")[0] for score in answers if not score.identical}) > 1
+            for of_file in answers
+            for (judge, _), own in of_file.by_answer.items()
+            if len({score.template.partition("@")[0] for score in own if not score.identical}) > 1
         ),
     )
 
 
-def _pairs(found: ScoredAnswers, orders: Mapping[str, frozenset[Order]]) -> Iterator[JudgedPair]:
-    for (judge, key), scores in found.by_answer.items():
+def _pairs(answers: ScoredAnswers, orders: Mapping[str, frozenset[Order]]) -> Iterator[JudgedPair]:
+    for (judge, key), scores in answers.by_answer.items():
         if judge.protocol == "single":
-            yield _single(found, judge, key, scores)
+            yield _single(answers, judge, key, scores)
         else:
-            yield _pair(found, judge, key, scores, orders.get(judge.name, frozenset()) or frozenset({""}))
+            yield _pair(answers, judge, key, scores, orders.get(judge.name, frozenset()) or frozenset({""}))
 
 
 def _pair(
-    found: ScoredAnswers, judge: Judge, key: RowKey, scores: Sequence[Score], asked: frozenset[Order]
+    answers: ScoredAnswers, judge: Judge, key: RowKey, scores: Sequence[Score], asked: frozenset[Order]
 ) -> JudgedPair:
     """Of two answers judged together. Identical ones differ by 0, whether or not they have scores."""
     first = scores[0]
     read = {order: [score for score in scores if score.order == order and not score.unreadable] for order in asked}
     whole = first.identical or all(read.values())
-    both = [pair for scores in read.values() for pair in _scores(scores)]
-    differences = [fmean(one - other for one, other in given) for given in map(_scores, read.values()) if given]
+    pairs = [pair for scores in read.values() for pair in _scores(scores)]
+    differences = [fmean(own - theirs for own, theirs in given) for given in map(_scores, read.values()) if given]
     signs = [_sign(difference) for difference in differences]
     compared = len(asked) if whole and not first.identical else 0
     return JudgedPair(
-        *_place(found, judge, key),
-        score=fmean(one for one, _ in both) if both else first.score,
-        baseline_score=fmean(other for _, other in both) if both else first.baseline_score,
+        *_key_columns(answers, judge, key),
+        score=fmean(own for own, _ in pairs) if pairs else first.score,
+        baseline_score=fmean(theirs for _, theirs in pairs) if pairs else first.baseline_score,
         difference=fmean(differences) if differences and not first.identical else 0.0,
         verdict=signs[0] if len(set(signs)) == 1 and not first.identical else 0,
         whole=whole,
@@ -312,24 +322,24 @@ def _pair(
         consistent=int(compared == 2 and len(set(signs)) == 1),
         decided=sum(map(abs, signs)) if compared == 2 else 0,
         first_won=sum(_first_won(order, _scores(read[order])) for order in asked) if compared == 2 else 0,
-        length=found.length(key, first.answer_sha256),
-        baseline_length=found.length(next(iter(found.baseline_keys(key)), key), first.baseline_sha256),
+        length=answers.length(key, first.answer_sha256),
+        baseline_length=answers.length(next(iter(answers.baseline_keys(key)), key), first.baseline_sha256),
     )
 
 
-def _single(found: ScoredAnswers, judge: Judge, key: RowKey, scores: Sequence[Score]) -> JudgedPair:
-    """Of answers judged by themselves, set against the baseline's score of the same turn."""
-    beside = found.beside(judge, key)
-    own, other = ([score.score for score in each if score.score is not None] for each in (scores, beside))
-    texts = {score.answer_sha256 for score in (*scores, *beside)}
-    identical = key.label == found.baseline or (len(texts) == 1 and texts != {""})
-    whole = bool(own and other)
-    difference = fmean(own) - fmean(other) if whole and not identical else 0.0
-    baseline_key = answer_of(beside[0]) if beside else key
+def _single(answers: ScoredAnswers, judge: Judge, key: RowKey, scores: Sequence[Score]) -> JudgedPair:
+    """Of answers judged alone, compared with the baseline's score of the same turn."""
+    baselines = answers.baseline_scores(judge, key)
+    own, theirs = ([score.score for score in each if score.score is not None] for each in (scores, baselines))
+    texts = {score.answer_sha256 for score in (*scores, *baselines)}
+    identical = key.label == answers.baseline or (len(texts) == 1 and texts != {""})
+    whole = bool(own and theirs)
+    difference = fmean(own) - fmean(theirs) if whole and not identical else 0.0
+    baseline_key = answer_of(baselines[0]) if baselines else key
     return JudgedPair(
-        *_place(found, judge, key),
+        *_key_columns(answers, judge, key),
         score=fmean(own) if own else None,
-        baseline_score=fmean(other) if other else None,
+        baseline_score=fmean(theirs) if theirs else None,
         difference=difference,
         verdict=_sign(difference),
         whole=whole,
@@ -340,24 +350,26 @@ def _single(found: ScoredAnswers, judge: Judge, key: RowKey, scores: Sequence[Sc
         consistent=0,
         decided=0,
         first_won=0,
-        length=found.length(key, scores[0].answer_sha256),
-        baseline_length=found.length(baseline_key, beside[0].answer_sha256 if beside else ""),
+        length=answers.length(key, scores[0].answer_sha256),
+        baseline_length=answers.length(baseline_key, baselines[0].answer_sha256 if baselines else ""),
     )
 
 
-def _place(found: ScoredAnswers, judge: Judge, key: RowKey) -> tuple[int, str, str, int, str, int, int, str]:
-    return found.file, key.suite, key.prompt_id, key.turn, key.label, key.repeat, key.session, judge.name
+def _key_columns(answers: ScoredAnswers, judge: Judge, key: RowKey) -> tuple[int, str, str, int, str, int, int, str]:
+    return answers.file, key.suite, key.prompt_id, key.turn, key.label, key.repeat, key.session, judge.name
 
 
 def _scores(scores: Sequence[Score]) -> list[tuple[float, float]]:
     """The two scores of those judgements that have them."""
     return [
-        (one.score, one.baseline_score) for one in scores if one.score is not None and one.baseline_score is not None
+        (each.score, each.baseline_score)
+        for each in scores
+        if each.score is not None and each.baseline_score is not None
     ]
 
 
 def _first_won(order: Order, scores: Sequence[tuple[float, float]]) -> bool:
-    sign = _sign(fmean(one - other for one, other in scores))
+    sign = _sign(fmean(own - theirs for own, theirs in scores))
     return sign == (-1 if order == "baseline_first" else 1)
 
 

@@ -1,4 +1,6 @@
-"""The early-alignment picture of M2R2 (arXiv 2502.02040): what each stream knows of the last layer, layer by layer."""
+"""How early m2r2's two streams align; FILES are folders of its modules.
+
+The early-alignment picture of M2R2 (arXiv 2502.02040): how close each stream is to the last layer, layer by layer."""
 
 from __future__ import annotations
 
@@ -11,8 +13,11 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchctl.analysis.plots.axes import check_image, dress, new_figure, save, wrapped
+from benchctl.analysis.comparison import Group
+from benchctl.analysis.plots.axes import dress, new_figure
+from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
 from benchctl.analysis.plots.style import Mark, Style
+from benchctl.analysis.plots.words import wrapped
 from benchctl.errors import UserError
 
 FACTS = "modules.json"
@@ -24,11 +29,11 @@ SOURCES = ("slow", "exit", "accelerated")
 
 @dataclass(frozen=True)
 class Alignment:
-    """What the folder of a method with two streams says of them, by layer.
+    """What the folder of a method with two streams contains about them, by layer.
 
-    cosines     for slow, accelerated (with the last layer's state) and target (of the accelerated state with what it
-                was to become): layer -> mean cosine
-    agreements  for slow, exit and accelerated: gate -> share of tokens that agree with the last layer
+    cosines     layer -> mean cosine: of the slow and the accelerated state with the last layer's, and of the
+                accelerated state with its training target ("target")
+    agreements  gate -> share of tokens that agree with the last layer, for slow, exit and accelerated
     """
 
     folder: Path
@@ -43,7 +48,7 @@ class Alignment:
 
     @property
     def intervals(self) -> Sequence[tuple[int, int]]:
-        """First layer and gate of each interval: the accelerated stream starts from the slow one at each gate anew."""
+        """First layer and gate of each interval: at each gate the accelerated stream starts again from the slow one."""
         return list(zip((0, *self.gates), self.gates, strict=False))
 
 
@@ -58,21 +63,21 @@ def read_alignment(folder: Path) -> Alignment:
         name, layers = str(target["name"]), int(target["layers"])
         yardsticks = {str(key): float(value) for key, value in dict(facts["yardsticks"]).items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file}: cannot be read ({error!r}); train the modules anew.") from error
+        raise UserError(f"{file}: cannot be read ({error!r}); train the modules again.") from error
     cosines, agreements = _by_layer(_COSINE, yardsticks), _by_layer(_GATE, yardsticks)
     if not {"slow", "accelerated", "target"} <= set(cosines) or not set(SOURCES) <= set(agreements):
         raise UserError(
-            f"{folder}: modules of {method} say nothing of two streams; name those of m2r2 or m2r2_dynamic."
+            f"{folder}: modules of {method} have no figures of two streams; name those of m2r2 or m2r2_dynamic."
         )
     return Alignment(folder, f"{method} on {name}", layers, cosines, agreements)
 
 
 def _by_layer(pattern: re.Pattern[str], yardsticks: Mapping[str, float]) -> dict[str, dict[int, float]]:
-    found: dict[str, dict[int, float]] = {}
+    by_kind: dict[str, dict[int, float]] = {}
     for name, value in yardsticks.items():
         if match := pattern.fullmatch(name):
-            found.setdefault(match[2], {})[int(match[1])] = value
-    return {kind: dict(sorted(values.items())) for kind, values in found.items()}
+            by_kind.setdefault(match[2], {})[int(match[1])] = value
+    return {kind: dict(sorted(values.items())) for kind, values in by_kind.items()}
 
 
 _MARKS = {"slow": -1, "exit": 1, "accelerated": 0, "target": 2}  # numbers of Style.mark; the slow state is in ink
@@ -81,25 +86,26 @@ _NAMES = {
     "exit": "exit of equal size (LITE-style)",
     "accelerated": "accelerated state",
 }
-_ROW_INCHES = {"page": 3.3, "column": 5.4}
-_BAR = 0.27
+_ROW_INCHES = {"screen": 3.3, "column": 5.4}
+_BAR_WIDTH = 0.27
 
 
-def plot_alignment(found: Sequence[Alignment], path: Path, style: Style | None = None) -> None:
-    """A row for each folder: cosines layer by layer on the left, agreement at the gates on the right; in a column of a
-    paper these stand below each other.
-
-    Raises UserError where the picture cannot be written (see check_image).
-    """
-    check_image(path)
-    save(draw_alignment(found, style or Style()), path)
+def draw(groups: Sequence[Group], request: Request) -> Drawing:
+    """A row for each folder of modules in `request.paths`. Raises UserError as `read_alignment` does."""
+    if not request.paths:
+        raise UserError("name the folders of trained modules to plot, as benchctl train m2r2 wrote them.")
+    return Drawing(draw_alignment([read_alignment(folder) for folder in request.paths], request.style))
 
 
-def draw_alignment(found: Sequence[Alignment], style: Style) -> Figure:
-    figure = new_figure(style, _ROW_INCHES.get(style.size, 0.0) * len(found))
-    beside = style.size != "column"
-    rows, columns = (len(found), 2) if beside else (2 * len(found), 1)
-    for row, alignment in enumerate(found):
+PLOT = Plot(draw, reads_results=False)
+
+
+def draw_alignment(alignments: Sequence[Alignment], style: Style) -> Figure:
+    """Cosines by layer on the left, agreement at the gates on the right; in a column of a paper below each other."""
+    figure = new_figure(style, _ROW_INCHES.get(style.size, 0.0) * len(alignments))
+    side_by_side = style.size != "column"
+    rows, columns = (len(alignments), 2) if side_by_side else (2 * len(alignments), 1)
+    for row, alignment in enumerate(alignments):
         _draw_cosines(figure.add_subplot(rows, columns, 2 * row + 1), alignment, style)
         _draw_gates(figure.add_subplot(rows, columns, 2 * row + 2), alignment, style)
     return figure
@@ -110,10 +116,10 @@ def _mark(style: Style, kind: str) -> Mark:
     return Mark(style.ink, "s", "...", (0, (4, 1.5))) if number < 0 else style.mark(number)
 
 
-def _draw_cosines(axes: Axes, found: Alignment, style: Style) -> None:
-    slow, fast, target = (found.cosines[kind] for kind in ("slow", "accelerated", "target"))
+def _draw_cosines(axes: Axes, alignment: Alignment, style: Style) -> None:
+    slow, fast, target = (alignment.cosines[kind] for kind in ("slow", "accelerated", "target"))
     _line(axes, list(slow), list(slow.values()), "slow", style, "slow state, last layer's")
-    for number, (first, gate) in enumerate(found.intervals):
+    for number, (first, gate) in enumerate(alignment.intervals):
         layers = range(first + 1, gate + 1)
         start = [first] if first in slow else []  # there the accelerated state is the slow one
         xs, ys = [*start, *layers], [*(slow[layer] for layer in start), *(fast[layer] for layer in layers)]
@@ -121,10 +127,10 @@ def _draw_cosines(axes: Axes, found: Alignment, style: Style) -> None:
         _line(axes, xs, ys, "accelerated", style, f"{hidden}accelerated state, last layer's")
         ys = [target[layer] for layer in layers]
         _line(axes, list(layers), ys, "target", style, f"{hidden}accelerated state, what it is to become")
-    axes.set_title(_title(f"{found.title}, {found.layers} layers: early alignment", style), loc="left")
+    axes.set_title(_title(f"{alignment.title}, {alignment.layers} layers: early alignment", style), loc="left")
     axes.set_xlabel("layers run")
     axes.set_ylabel("mean cosine on held-out text")
-    axes.set_xticks(sorted({*found.gates, 1}))
+    axes.set_xticks(sorted({*alignment.gates, 1}))
     _finish(axes, style)
 
 
@@ -142,15 +148,15 @@ def _line(axes: Axes, xs: Sequence[float], ys: Sequence[float], kind: str, style
     )
 
 
-def _draw_gates(axes: Axes, found: Alignment, style: Style) -> None:
-    for place, source in enumerate(SOURCES):
-        xs = [number + (place - 1) * _BAR for number in range(len(found.gates))]
-        shares = [found.agreements[source][gate] for gate in found.gates]
+def _draw_gates(axes: Axes, alignment: Alignment, style: Style) -> None:
+    for index, source in enumerate(SOURCES):
+        xs = [number + (index - 1) * _BAR_WIDTH for number in range(len(alignment.gates))]
+        shares = [alignment.agreements[source][gate] for gate in alignment.gates]
         mark = _mark(style, source)
         bars = axes.bar(
             xs,
             shares,
-            width=_BAR * 0.92,
+            width=_BAR_WIDTH * 0.92,
             color=mark.colour,
             edgecolor=style.ground,
             linewidth=0,
@@ -159,7 +165,7 @@ def _draw_gates(axes: Axes, found: Alignment, style: Style) -> None:
         )
         texts = [f"{share:.2f}" for share in shares]
         axes.bar_label(bars, texts, fontsize=style.small, color=style.ink, padding=1.5)
-    axes.set_xticks(range(len(found.gates)), [f"gate {gate}" for gate in found.gates])
+    axes.set_xticks(range(len(alignment.gates)), [f"gate {gate}" for gate in alignment.gates])
     axes.set_ylim(0, 1.14)
     axes.set_ylabel("share of tokens that agree\nwith the last layer")
     axes.set_title(_title("next token said at each gate", style), loc="left")

@@ -1,4 +1,4 @@
-"""What each token of an answer took, on its text, and what tokens take in the mean as answers go on."""
+"""The layers, or drafted blocks, of each token of an answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import ceil
-from pathlib import Path
 from shlex import quote
 from typing import Final, Literal
 
@@ -20,9 +19,10 @@ from matplotlib.patches import Rectangle
 from benchctl.analysis.comparison import Group, chosen
 from benchctl.analysis.frame.answer_rows import Decoders, Place, pieces, rows_at
 from benchctl.analysis.frame.build import pair
-from benchctl.analysis.plots.axes import check_image, dress, save, wrapped
-from benchctl.analysis.plots.panels import broken, check_groups, line_inches, parted
+from benchctl.analysis.plots.axes import dress, new_panels
+from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
 from benchctl.analysis.plots.style import Style
+from benchctl.analysis.plots.words import broken_label, line_inches, wrapped
 from benchctl.analysis.stats.bootstrap import Interval, bootstrap
 from benchctl.analysis.stats.estimates import levels
 from benchctl.errors import UserError
@@ -75,7 +75,7 @@ def depths(group: Group, label: str, prompt: str, decoders: Decoders) -> Depths:
     pairs = pair(group.frame, label, group.run.baseline)
     kind = kind_of(pairs)
     if kind is None:
-        others = " ".join(telling(group, chosen([group])))
+        others = " ".join(with_depths(group, chosen([group])))
         instead = f"Name another --method, of {others}." if others else "Measure one that drafts, or leaves layers out."
         raise UserError(
             f"{group.files[0].path}: {label} has no token that ran fewer layers than the target has, and no drafts, so "
@@ -91,13 +91,13 @@ def depths(group: Group, label: str, prompt: str, decoders: Decoders) -> Depths:
     return Depths(label, kind, answer, _means(pairs, [numbers[each] for each in places], kind), len(rows))
 
 
-def telling(group: Group, labels: Sequence[str]) -> tuple[str, ...]:
-    """Those of `labels` of whose tokens there is something to tell."""
+def with_depths(group: Group, labels: Sequence[str]) -> tuple[str, ...]:
+    """Those of `labels` with depths or blocks to show."""
     return tuple(label for label in labels if kind_of(pair(group.frame, label, group.run.baseline)) is not None)
 
 
 def kind_of(pairs: pd.DataFrame) -> Kind | None:
-    """What there is to tell of a method's tokens; None where all of them took the same."""
+    """What to show of a method's tokens; None where all of them took the same."""
     if (pairs["drafted_tokens"] > 0).any():
         return "block"
     return "layers" if (pairs["depth_layers"] != pairs["full_layers"]).any() else None
@@ -156,8 +156,8 @@ _ADVANCE = 0.602  # of a character of that font, in heights of the font
 _GUTTER = 5.0  # characters, left of each line, for its first position
 _PAD = 0.7  # characters around a text in its cell
 _GAP = 0.5  # characters between cells
-_MOST_LINES: Final = {"page": 14, "column": 14, "slide": 5}
-_MEANS: Final = {"page": 2.0, "column": 1.6, "slide": 2.3}  # inches of height
+_MOST_LINES: Final = {"screen": 14, "column": 14, "slide": 5}
+_MEANS_INCHES: Final = {"screen": 2.0, "column": 1.6, "slide": 2.3}  # inches of height
 _SIGNS: Final = {"\n": "↵", "\r": "↵", "\t": "⇥"}
 _UNKNOWN = "□"  # for what the font does not have
 _LEAST = 0.06  # of a colour's strength, for the smallest number
@@ -165,7 +165,7 @@ _LEAST = 0.06  # of a colour's strength, for the smallest number
 
 @dataclass(frozen=True)
 class Cell:
-    """A token: where it stands, in lines and characters, and how wide it is."""
+    """A token with its position, in lines and characters, and its width."""
 
     line: int
     left: float
@@ -174,41 +174,32 @@ class Cell:
     number: int
 
 
-def plot_depths(
-    groups: Sequence[Group],
-    path: Path,
-    style: Style,
-    *,
-    decoders: Decoders,
-    methods: Sequence[str] = (),
-    prompt: str = "",
-) -> tuple[str, ...]:
-    """Draw the layers that each token of an answer ran, or the blocks of a method that drafts, and their mean by
-    position over all answers: of the first of `methods` (see chosen) that has either, on `prompt` ("" for the first
-    one). Write it to `path`, and return what to know of it.
+def draw(groups: Sequence[Group], request: Request) -> Drawing:
+    """The layers of each token of an answer, or the blocks of a method that drafts, and their mean by position over all
+    answers. Shows the first of the chosen methods that has either.
 
-    Raises UserError as depths.depths does, for more groups than there is room for, and when the picture cannot be
-    written.
+    Raises UserError as `depths` does, and for more groups than there is room for.
     """
-    check_image(path)
-    check_groups(groups, style)
-    labels = chosen(groups, methods)
-    fitting = dict.fromkeys(label for group in groups for label in telling(group, labels))
+    style = request.style
+    labels = chosen(groups, request.methods)
+    fitting = dict.fromkeys(label for group in groups for label in with_depths(group, labels))
     label, *others = [label for label in labels if label in fitting] or labels[:1]
-    told = [group for group in groups if telling(group, [label])] or groups[:1]
-    found = [depths(group, label, prompt, decoders) for group in told]
-    lines = [cells(each, _characters(style)) for each in found]
-    shown = [[cell for cell in line if cell.line < _MOST_LINES[style.size]] for line in lines]
-    heights = [_cells_height(each, style) + _MEANS[style.size] for each in shown]
-    figure, parts = parted(told, style, heights)
-    for part, each, kept in zip(parts, found, shown, strict=True):
-        _draw(part, each, kept, style)
-    save(figure, path)
-    by_group = zip(told, found, shown, strict=True)
-    notes = [note for group, each, kept in by_group for note in _notes(group, each, kept)]
+    shown_groups = [group for group in groups if with_depths(group, [label])] or groups[:1]
+    by_group = [(group, depths(group, label, request.prompt, request.decoders)) for group in shown_groups]
+    laid_out = [cells(each, _characters(style)) for _, each in by_group]
+    shown = [[cell for cell in line if cell.line < _MOST_LINES[style.size]] for line in laid_out]
+    heights = [_cells_height(each, style) + _MEANS_INCHES[style.size] for each in shown]
+    figure, panels = new_panels(shown_groups, style, heights)
+    notes = []
+    for panel, (group, each), kept in zip(panels, by_group, shown, strict=True):
+        _draw(panel, each, kept, style)
+        notes += _notes(group, each, kept)
     if others:
         notes.append(f"the picture is of {label}. It could be of: --method {', '.join(map(quote, others))}.")
-    return tuple(notes)
+    return Drawing(figure, notes)
+
+
+PLOT = Plot(draw, options=("suites", "methods", "prompt"))
 
 
 def cells(found: Depths, most: float) -> list[Cell]:
@@ -218,9 +209,9 @@ def cells(found: Depths, most: float) -> list[Cell]:
     starts = set(_starts(numbers)) if found.kind == "block" else set(range(len(numbers)))
     laid: list[Cell] = []
     line, left = 0, _GUTTER
-    for place, (text, number) in enumerate(zip(texts, numbers, strict=True)):
+    for index, (text, number) in enumerate(zip(texts, numbers, strict=True)):
         width = max(len(text), len(str(number))) + _PAD
-        left += _GAP if place in starts and left > _GUTTER else 0.0
+        left += _GAP if index in starts and left > _GUTTER else 0.0
         if left + width > most:
             line, left = line + 1, _GUTTER
         laid.append(Cell(line, left, width, text, number))
@@ -268,7 +259,7 @@ def _line_inches(kept: Sequence[Cell], style: Style) -> float:
 
 def _draw(part: SubFigure, found: Depths, kept: Sequence[Cell], style: Style) -> None:
     above = _cells_height(kept, style)
-    top, bottom = part.subplots(2, 1, height_ratios=(above, _MEANS[style.size]))
+    top, bottom = part.subplots(2, 1, height_ratios=(above, _MEANS_INCHES[style.size]))
     _draw_cells(top, found, kept, style)
     _draw_means(bottom, found, style)
 
@@ -295,7 +286,7 @@ def _draw_cells(axes: Axes, found: Depths, kept: Sequence[Cell], style: Style) -
     axes.axis("off")
     place = found.answer.place
     what = {"layers": "layers run for each token", "block": "tokens that the token's step committed"}[found.kind]
-    label = broken(found.label, style.text, 0.9 * style.width)
+    label = broken_label(found.label, style.text, 0.9 * style.width)
     title = wrapped([f"answer to {place.prompt_id} of {place.suite}: {what}"], style, style.text, 0.9 * style.width)
     axes.set_title(f"{label}\n{title}", loc="left", fontsize=style.text, color=style.ink)
 

@@ -1,11 +1,9 @@
-"""How the time per token, and that until the first one, varies from generation to generation."""
+"""How TPOT and TTFT vary from answer to answer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -17,27 +15,18 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from benchctl.analysis.comparison import Group, check_count, chosen
 from benchctl.analysis.metrics.speed import TPOT, TTFT
-from benchctl.analysis.plots.axes import check_image, dress, save
-from benchctl.analysis.plots.panels import (
-    add_legend,
-    broken,
-    check_groups,
-    check_names,
-    legend_columns,
-    line_inches,
-    names,
-    parted,
-    three_digits,
-)
+from benchctl.analysis.plots.axes import add_legend, check_groups, check_names, dress, legend_inches, new_panels
+from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
 from benchctl.analysis.plots.style import Style
+from benchctl.analysis.plots.words import broken_label, line_inches, shown_labels, three_digits
 from benchctl.analysis.tables.latency import FEW, Latency, latencies
 from benchctl.errors import UserError
 
 _QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
-_MOST: Final = {"page": 16, "column": 6, "slide": 8}  # methods
-_WIDE = 15.0  # times the shortest one: from there on long times would squeeze the others into a corner
-_DOTS = 150  # of a method: more cover each other
-_LABEL_SHARE: Final = {"page": 0.27, "column": 0.38, "slide": 0.25}  # of the picture's width
+_MOST: Final = {"screen": 16, "column": 6, "slide": 8}  # methods
+_WIDE = 15.0  # longest over shortest time: above it the axis is logarithmic
+_DOTS = 150  # the most of a method: more overlap
+_LABEL_SHARE: Final = {"screen": 0.27, "column": 0.38, "slide": 0.25}  # of the picture's width
 
 
 @dataclass(frozen=True)
@@ -45,49 +34,48 @@ class _Panel:
     """One of the two times of a group's methods."""
 
     title: str
-    found: tuple[Latency, ...]
+    latencies: tuple[Latency, ...]
     names: Mapping[str, str]
 
     def label(self, latency: Latency, style: Style) -> str:
         """What the method is called, in as many lines as that takes."""
-        return broken(self.names[latency.label], style.small, style.width * _LABEL_SHARE[style.size])
+        return broken_label(self.names[latency.label], style.small, style.width * _LABEL_SHARE[style.size])
 
 
-def plot_latency(groups: Sequence[Group], path: Path, style: Style, *, methods: Sequence[str] = ()) -> tuple[str, ...]:
-    """Draw how TPOT and TTFT of each of `methods` (all, if not given; see chosen) vary over its generations: a box for
-    each, from which the 5th, 25th, 50th, 75th and 95th percentile can be read, with the figure of the tables; write it
-    to `path`, and return what to know of it.
+def draw(groups: Sequence[Group], request: Request) -> Drawing:
+    """TPOT and TTFT of each method's generations: a box with the 5th, 25th, 50th, 75th and 95th percentile, and the
+    figure of the tables.
 
-    Raises UserError where no generation tells its times, for more methods or groups than there is room for, and when
-    the picture cannot be written.
+    Raises UserError where no generation has times, and for more methods or groups than there is room for.
     """
-    check_image(path)
+    style = request.style
     check_groups(groups, style)
-    labels = chosen(groups, methods)
+    labels = chosen(groups, request.methods)
     check_count(labels, _MOST[style.size], "methods")
-    told = [(group, [panel for panel in _panels(group, labels, style) if panel.found]) for group in groups]
-    kept = [(group, panels) for group, panels in told if panels]
-    if not kept:
-        raise UserError(f"{groups[0].files[0].path}: no generation tells how long it took. Measure: benchctl run.")
-    heights = [_height(panels, style) for _, panels in kept]
-    figure, parts = parted([group for group, _ in kept], style, heights)
-    for part, (_, panels) in zip(parts, kept, strict=True):
+    by_group = [(group, [panel for panel in _panels(group, labels, style) if panel.latencies]) for group in groups]
+    shown = [(group, panels) for group, panels in by_group if panels]
+    if not shown:
+        raise UserError(f"{groups[0].files[0].path}: no generation has times. Measure: benchctl run.")
+    figure, parts = new_panels([group for group, _ in shown], style, [_height(panels, style) for _, panels in shown])
+    for part, (_, panels) in zip(parts, shown, strict=True):
         _draw(part, panels, style)
     check_names(figure, style)
-    save(figure, path)
-    return tuple(_few([panel for _, panels in kept for panel in panels]))
+    return Drawing(figure, _few_notes([panel for _, panels in shown for panel in panels]))
+
+
+PLOT = Plot(draw, options=("suites", "by_suite", "methods"))
 
 
 def _panels(group: Group, labels: Sequence[str], style: Style) -> tuple[_Panel, ...]:
-    called = names(labels, style)
+    names = shown_labels(labels, style)
     return (
-        _Panel("TPOT: time per token after the first", latencies(group, TPOT, labels), called),
-        _Panel("TTFT: time to the first token", latencies(group, TTFT, labels), called),
+        _Panel("TPOT: time per token after the first", latencies(group, TPOT, labels), names),
+        _Panel("TTFT: time to the first token", latencies(group, TTFT, labels), names),
     )
 
 
-def _few(panels: Sequence[_Panel]) -> list[str]:
-    few = dict.fromkeys(latency.label for panel in panels for latency in panel.found if latency.few)
+def _few_notes(panels: Sequence[_Panel]) -> list[str]:
+    few = dict.fromkeys(latency.label for panel in panels for latency in panel.latencies if latency.few)
     if not few:
         return []
     return [
@@ -97,15 +85,14 @@ def _few(panels: Sequence[_Panel]) -> list[str]:
 
 
 def _height(panels: Sequence[_Panel], style: Style) -> float:
-    rows = max(len(panel.found) for panel in panels) * _row_inches(panels, style)
+    rows = max(len(panel.latencies) for panel in panels) * _row_inches(panels, style)
     stacked = len(panels) if style.size == "column" else 1
     names = [str(handle.get_label()) for handle in _legend(panels, style)]
-    legend = ceil(len(names) / legend_columns(names, style))
-    return (rows + 6 * line_inches(style)) * stacked + (legend + 1.5) * line_inches(style)
+    return (rows + 6 * line_inches(style)) * stacked + legend_inches(names, style) + 1.5 * line_inches(style)
 
 
 def _row_inches(panels: Sequence[_Panel], style: Style) -> float:
-    lines = max(panel.label(latency, style).count("\n") + 2 for panel in panels for latency in panel.found)
+    lines = max(panel.label(latency, style).count("\n") + 2 for panel in panels for latency in panel.latencies)
     return (lines + 0.5) * line_inches(style)
 
 
@@ -114,43 +101,42 @@ def _draw(part: SubFigure, panels: Sequence[_Panel], style: Style) -> None:
     shape = (len(panels), 1) if stacked else (1, len(panels))
     grid = part.subplots(*shape, squeeze=False)
     for number, (axes, panel) in enumerate(zip(grid.flat, panels, strict=True)):
-        for place, latency in enumerate(panel.found):
-            _draw_box(axes, place, latency, style)
-        alike = [each.label for each in panel.found] == [each.label for each in panels[0].found]
+        for row, latency in enumerate(panel.latencies):
+            _draw_box(axes, row, latency, style)
+        alike = [each.label for each in panel.latencies] == [each.label for each in panels[0].latencies]
         _describe(axes, panel, style, labelled=stacked or not number or not alike)
     handles = _legend(panels, style)
     add_legend(part, handles, [str(handle.get_label()) for handle in handles], style)
 
 
-def _draw_box(axes: Axes, place: int, latency: Latency, style: Style) -> None:
+def _draw_box(axes: Axes, row: int, latency: Latency, style: Style) -> None:
     """A box from quarter to three quarters, on a line from the 5th to the 95th percentile; the figure of the tables
     above it, and a dot for each generation below."""
-    found_ms = 1e3 * latency.seconds
-    low, first, median, third, high = np.quantile(found_ms, _QUANTILES)
-    mark = style.mark(place)
-    dots = found_ms if len(found_ms) <= _DOTS else np.sort(found_ms)[:: -(-len(found_ms) // _DOTS)]
-    shaken = np.random.default_rng(0).uniform(0.26, 0.4, len(dots))
-    axes.plot(dots, place + shaken, ".", color=style.faded(mark.colour, 0.75), markersize=style.marker / 2,
+    times_ms = 1e3 * latency.seconds
+    low, first, median, third, high = np.quantile(times_ms, _QUANTILES)
+    mark = style.mark(row)
+    dots = times_ms if len(times_ms) <= _DOTS else np.sort(times_ms)[:: -(-len(times_ms) // _DOTS)]
+    jitter = np.random.default_rng(0).uniform(0.26, 0.4, len(dots))
+    axes.plot(dots, row + jitter, ".", color=style.faded(mark.colour, 0.75), markersize=style.marker / 2,
               markeredgewidth=0, zorder=2)  # fmt: skip
-    axes.plot([low, high], [place, place], color=mark.colour, linewidth=style.line * 0.9, zorder=2)
-    axes.barh(place, third - first, left=first, height=0.36, facecolor=style.faded(mark.colour, 0.3), zorder=3,
+    axes.plot([low, high], [row, row], color=mark.colour, linewidth=style.line * 0.9, zorder=2)
+    axes.barh(row, third - first, left=first, height=0.36, facecolor=style.faded(mark.colour, 0.3), zorder=3,
               edgecolor=mark.colour, linewidth=style.line * 0.7)  # fmt: skip
-    axes.plot([median, median], [place - 0.18, place + 0.18], color=style.ink, linewidth=style.line * 1.4, zorder=4)
-    axes.plot([high], [place], "|" if not latency.few else "o", color=mark.colour, markersize=style.marker * 1.2,
+    axes.plot([median, median], [row - 0.18, row + 0.18], color=style.ink, linewidth=style.line * 1.4, zorder=4)
+    axes.plot([high], [row], "|" if not latency.few else "o", color=mark.colour, markersize=style.marker * 1.2,
               markerfacecolor=style.ground, markeredgewidth=style.line, zorder=4)  # fmt: skip
     if (mean := latency.mean).value is not None:
         interval = mean.interval
         ends = [mean.value * 1e3] * 2 if interval is None else [interval.low * 1e3, interval.high * 1e3]
-        axes.plot(ends, [place - 0.32] * 2, color=style.ink, linewidth=style.line * 0.8, zorder=4)
-        axes.plot([mean.value * 1e3], [place - 0.32], "D", color=style.ink, markersize=style.marker * 0.5, zorder=5)
+        axes.plot(ends, [row - 0.32] * 2, color=style.ink, linewidth=style.line * 0.8, zorder=4)
+        axes.plot([mean.value * 1e3], [row - 0.32], "D", color=style.ink, markersize=style.marker * 0.5, zorder=5)
     numbers = f"{three_digits(median)} · {three_digits(high)}"
-    axes.annotate(numbers, (1, place), xycoords=axes.get_yaxis_transform(), xytext=(style.small / 2, 0), va="center",
+    axes.annotate(numbers, (1, row), xycoords=axes.get_yaxis_transform(), xytext=(style.small / 2, 0), va="center",
                   textcoords="offset points", fontsize=style.small, color=style.ink)  # fmt: skip
 
 
 def _describe(axes: Axes, panel: _Panel, style: Style, *, labelled: bool) -> None:
-    found = panel.found
-    low, high = (end([end(latency.seconds) for latency in found]) for end in (np.min, np.max))
+    low, high = (end([end(latency.seconds) for latency in panel.latencies]) for end in (np.min, np.max))
     logarithmic = low > 0 and high > _WIDE * low
     if logarithmic:
         axes.set_xscale("log")
@@ -159,9 +145,9 @@ def _describe(axes: Axes, panel: _Panel, style: Style, *, labelled: bool) -> Non
         axes.xaxis.set_minor_locator(NullLocator())
     else:
         axes.set_xlim(0, 1.03 * high * 1e3)
-    axes.set_ylim(len(found) - 0.4, -0.6)
-    labels = [f"{panel.label(latency, style)}\n(n = {len(latency.seconds)})" for latency in found]
-    axes.set_yticks(range(len(found)), labels if labelled else [""] * len(found))
+    axes.set_ylim(len(panel.latencies) - 0.4, -0.6)
+    labels = [f"{panel.label(latency, style)}\n(n = {len(latency.seconds)})" for latency in panel.latencies]
+    axes.set_yticks(range(len(panel.latencies)), labels if labelled else [""] * len(panel.latencies))
     scale = ", logarithmic" if logarithmic else ""
     axes.set_xlabel(f"ms{scale}")
     axes.annotate("median · p95", (1, 1), xycoords="axes fraction", xytext=(style.small / 2, style.small / 3),
@@ -172,7 +158,7 @@ def _describe(axes: Axes, panel: _Panel, style: Style, *, labelled: bool) -> Non
 
 
 def _legend(panels: Sequence[_Panel], style: Style) -> list[Line2D | Patch]:
-    few = any(latency.few for panel in panels for latency in panel.found)
+    few = any(latency.few for panel in panels for latency in panel.latencies)
     open_end = Line2D(
         [], [], color=style.muted, linewidth=style.line, marker="o", markerfacecolor=style.ground,
         markersize=style.marker * 0.9, label=f"p95 of fewer than {FEW} generations",

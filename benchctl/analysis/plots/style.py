@@ -1,18 +1,21 @@
-"""How pictures look: on light or dark ground; on a page, in one column of a paper, or on a slide."""
+"""Colours and sizes of pictures: on a light or dark ground; on a screen, in one column of a paper, or on a slide."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
 Dashes = Literal["-"] | tuple[int, tuple[float, ...]]
 
+_MARKERS = ("o", "^", "s", "D", "v", "P", "X", "<", ">", "p", "*", "h", "d")
+_HATCHES = ("", "///", "...", "xx", "\\\\\\", "---", "++")
+_DASHES: Final[tuple[Dashes, ...]] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (3, 1.2)))
+
 
 @dataclass(frozen=True)
 class Mark:
-    """What sets one method apart from the others: in colour, and without it by marker, hatch (of bars) or dashes (of
-    lines). `hatch` and `dashes` are matplotlib's."""
+    """The look of one method. Besides its colour it has a marker, a hatch for bars and dashes for lines, so that it is
+    recognised without colour. `hatch` and `dashes` are matplotlib's."""
 
     colour: str
     marker: str
@@ -22,6 +25,8 @@ class Mark:
 
 @dataclass(frozen=True)
 class _Theme:
+    """Colours as #RRGGBB; `muted` is for secondary text and lines."""
+
     ground: str
     ink: str
     muted: str
@@ -31,7 +36,8 @@ class _Theme:
 
 @dataclass(frozen=True)
 class _Size:
-    """Inches; fonts in points as printed, or as shown on a slide of 13.33 x 7.5 inches."""
+    """`width` and `slide_height` are inches; only a slide has a fixed height. Fonts, lines and markers are points.
+    `title`, `text` and `small` are font sizes; no text is smaller than `small`."""
 
     width: float
     slide_height: float | None
@@ -43,10 +49,10 @@ class _Size:
     marker: float
 
 
-# Every colour is at least 3:1 against its ground (muted, for text, 4.5:1), and all differ by 25 in CIELAB, also to
-# readers who lack the cones for red or green (Machado, Oliveira and Fernandes 2009): found by search around the blue
-# and the vermillion of Okabe and Ito. The n-th is of the same role on either ground.
-_THEMES: Final[Mapping[str, _Theme]] = {
+# Every colour has a contrast of at least 3:1 with its ground (`muted`, for text, 4.5:1). All differ by 25 in CIELAB,
+# also under red or green colour blindness (Machado, Oliveira and Fernandes 2009). A search around the blue and the
+# vermillion of Okabe and Ito found them. The n-th colour has the same role on both grounds.
+THEMES: Final = {
     "light": _Theme(
         ground="#FFFFFF",
         ink="#1A1A1A",
@@ -62,111 +68,36 @@ _THEMES: Final[Mapping[str, _Theme]] = {
         colours=("#56B4E9", "#E8622A", "#C36987", "#1E69FF", "#FFD200", "#A5E196"),
     ),
 }
-_SIZES: Final[Mapping[str, _Size]] = {
-    "page": _Size(7.2, None, 160, title=10, text=9, small=8, line=1.4, marker=6.5),
+SIZES: Final = {
+    "screen": _Size(7.2, None, 160, title=10, text=9, small=8, line=1.4, marker=6.5),
     "column": _Size(3.35, None, 300, title=8, text=7.5, small=7, line=1.0, marker=4.5),
     "slide": _Size(40 / 3, 7.5, 144, title=20, text=17, small=16, line=2.4, marker=12),
 }
-THEMES: Final = tuple(_THEMES)
-SIZES: Final = tuple(_SIZES)
-
-_MARKERS = ("o", "^", "s", "D", "v", "P", "X", "<", ">", "p", "*", "h", "d")
-_HATCHES = ("", "///", "...", "xx", "\\\\\\", "---", "++")
-_DASHES: Final[tuple[Dashes, ...]] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (3, 1.2)))
 
 
 @dataclass(frozen=True)
-class Style:
-    """`theme` is one of THEMES, `size` of SIZES. Colours are #RRGGBB, sizes of fonts, lines and markers points."""
+class Style(_Theme, _Size):
+    """A theme and a size, by their names and with all their values. `style_of` makes one."""
 
-    theme: str = "light"
-    size: str = "page"
-
-    @property
-    def ground(self) -> str:
-        return self._theme.ground
-
-    @property
-    def ink(self) -> str:
-        return self._theme.ink
-
-    @property
-    def muted(self) -> str:
-        """Of what stands back, text included."""
-        return self._theme.muted
-
-    @property
-    def grid(self) -> str:
-        return self._theme.grid
-
-    @property
-    def colours(self) -> tuple[str, ...]:
-        """Those of `mark`, before any comes again."""
-        return self._theme.colours
+    theme: str
+    size: str
 
     def mark(self, number: int) -> Mark:
-        """How the method of that number (from 0) looks: the first 78 have each another marker or colour, and no two
-        with one colour have the same marker, hatch or dashes before the 31st."""
-        colours = self._theme.colours
+        """The look of method `number` (from 0). The first 78 differ in marker or colour. Before the 31st, no two of
+        one colour share a marker, hatch or dashes."""
         return Mark(
-            colour=colours[number % len(colours)],
+            colour=self.colours[number % len(self.colours)],
             marker=_MARKERS[number % len(_MARKERS)],
             hatch=_HATCHES[number % len(_HATCHES)],
             dashes=_DASHES[number % len(_DASHES)],
         )
 
     def faded(self, colour: str, share: float = 0.55) -> str:
-        """The colour with so much of itself left, the rest being ground: opaque, so that what overlaps does not mix."""
-        parts = [(int(colour[at : at + 2], 16), int(self.ground[at : at + 2], 16)) for at in (1, 3, 5)]
-        return "#" + "".join(f"{round(share * one + (1 - share) * ground):02X}" for one, ground in parts)
-
-    @property
-    def width(self) -> float:
-        """Inches."""
-        return self._size.width
-
-    @property
-    def slide_height(self) -> float | None:
-        """Inches, of a slide; other pictures are as high as they need."""
-        return self._size.slide_height
-
-    @property
-    def dpi(self) -> int:
-        return self._size.dpi
-
-    @property
-    def title(self) -> float:
-        return self._size.title
-
-    @property
-    def text(self) -> float:
-        """Of axes."""
-        return self._size.text
-
-    @property
-    def small(self) -> float:
-        """Of ticks, legends and labels: no text is smaller."""
-        return self._size.small
-
-    @property
-    def line(self) -> float:
-        return self._size.line
-
-    @property
-    def marker(self) -> float:
-        return self._size.marker
-
-    def characters(self, points: float, inches: float | None = None) -> int:
-        """About how many characters of a font of `points` fit into `inches` (the width, if not given), for wrapping."""
-        return int((inches or self.width) * 72 / (points * _CHARACTER))
-
-    @property
-    def _theme(self) -> _Theme:
-        return _THEMES[self.theme]
-
-    @property
-    def _size(self) -> _Size:
-        return _SIZES[self.size]
+        """`share` of the colour mixed with ground. Opaque, so that overlapping marks do not mix."""
+        channels = [(int(colour[at : at + 2], 16), int(self.ground[at : at + 2], 16)) for at in (1, 3, 5)]
+        return "#" + "".join(f"{round(share * own + (1 - share) * ground):02X}" for own, ground in channels)
 
 
-_CHARACTER = 0.56  # of DejaVu Sans in running text, in heights of the font
+def style_of(theme: str = "light", size: str = "screen") -> Style:
+    """`theme` is a name in THEMES, `size` one in SIZES."""
+    return Style(**vars(SIZES[size]), **vars(THEMES[theme]), theme=theme, size=size)

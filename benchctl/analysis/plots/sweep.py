@@ -1,12 +1,12 @@
-"""Speed-up of one method against one of its options, a line for each value of the others, and beside it what a lossy
-method loses by it or what the steps of one that drafts yield."""
+"""Speed-up along one option of a method.
+
+A line for each value of the other options; next to it the token agreement of a lossy method, or the tokens per step of
+one that drafts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
-from pathlib import Path
 from typing import Final
 
 from matplotlib.axes import Axes
@@ -17,10 +17,10 @@ from benchctl.analysis.metrics.drafting import ACCEPTANCE_RATE, BLOCK_EFFICIENCY
 from benchctl.analysis.metrics.faithfulness import TOKEN_AGREEMENT
 from benchctl.analysis.metrics.metric import Metric
 from benchctl.analysis.metrics.speed import SPEEDUP
-from benchctl.analysis.plots.axes import check_image, dress, save
-from benchctl.analysis.plots.panels import add_legend, check_groups, legend_columns, line_inches, parted
+from benchctl.analysis.plots.axes import add_legend, dress, legend_inches, new_panels, reaches
+from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
 from benchctl.analysis.plots.style import Mark, Style
-from benchctl.analysis.stats.estimates import Estimate
+from benchctl.analysis.plots.words import line_inches
 from benchctl.errors import UserError
 from benchctl.records.schema import MethodInfo, Scalar
 
@@ -29,8 +29,8 @@ _LEFT_OUT = "–"  # an option that another version of the method does not have
 
 @dataclass(frozen=True)
 class Line:
-    """Labels that differ in the swept option alone, by its value; `title` says what sets them apart from other lines,
-    "" where there is no other."""
+    """Labels that differ in the swept option only, by its value. `title` has the options that differ between lines, ""
+    for a single line."""
 
     title: str
     points: Mapping[Scalar, MethodFigures]
@@ -38,15 +38,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Sweep:
-    """`values` of the option, in their order: of numbers, or as they were measured. `beside` is what is told beside the
-    speed-up: what a lossy method loses, or what the steps of one that drafts yield; None for others."""
+    """`values` of the option, sorted if numbers, else as measured. `second` is the metric next to the speed-up: token
+    agreement of a lossy method, block efficiency of one that drafts, else None."""
 
     group: Group
     name: str
     option: str
     values: tuple[Scalar, ...]
     lines: tuple[Line, ...]
-    beside: Metric | None
+    second: Metric | None
 
     @property
     def methods(self) -> tuple[MethodFigures, ...]:
@@ -59,9 +59,9 @@ class Sweep:
 
 
 def sweeps(groups: Sequence[Group], wanted: Sequence[str] = (), option: str = "") -> tuple[Sweep, ...]:
-    """The sweep of one method in each of `groups` that has measured it: of the first of the `wanted` ones (see chosen)
-    of which any group has labels that differ in an option. It goes along `option` or, if not given, along the number
-    among its options that has most values, or along another option where no number differs.
+    """The sweep of one method in each of `groups` that has measured it: the first of the `wanted` ones (see chosen)
+    with labels that differ in an option. It goes along `option`; by default along the numeric option with most values,
+    or along another one where no number differs.
 
     Raises UserError where no method was swept, and for an option in which its labels do not differ.
     """
@@ -99,14 +99,14 @@ def _sweep(group: Group, methods: Sequence[MethodInfo], option: str) -> Sweep:
         option=along,
         values=tuple(sorted(values, key=_order)) if _all_numbers(values) else values,
         lines=_lines(methods, along, [each for each in options if each != along], figures),
-        beside=_beside([figures[method.label] for method in methods]),
+        second=_second_metric([figures[method.label] for method in methods]),
     )
 
 
 def _by_name(group: Group, labels: Sequence[str]) -> dict[str, list[MethodInfo]]:
     """The methods of these labels that have a speed-up, by their names, as `labels` has them."""
-    told = {method.label for method in group.pooled.methods if method.estimate(SPEEDUP).value is not None}
-    infos = {method.label: method for method in group.methods if method.label in told}
+    measured = {method.label for method in group.pooled.methods if method.estimate(SPEEDUP).value is not None}
+    infos = {method.label: method for method in group.methods if method.label in measured}
     found: dict[str, list[MethodInfo]] = {}
     for label in labels:
         if label in infos and label != group.run.baseline:
@@ -118,7 +118,7 @@ def _differing(methods: Sequence[MethodInfo]) -> dict[str, tuple[Scalar, ...]]:
     """The values of each option that has several, as the labels have them in turn."""
     names = dict.fromkeys(name for method in methods for name in method.options)
     values = {name: tuple(dict.fromkeys(_value(method, name) for method in methods)) for name in names}
-    return {name: found for name, found in values.items() if len(found) > 1}
+    return {name: several for name, several in values.items() if len(several) > 1}
 
 
 def _lines(
@@ -134,7 +134,7 @@ def _lines(
     )
 
 
-def _beside(methods: Sequence[MethodFigures]) -> Metric | None:
+def _second_metric(methods: Sequence[MethodFigures]) -> Metric | None:
     if any(method.exactness == "lossy" for method in methods):
         return (
             TOKEN_AGREEMENT if any(method.estimate(TOKEN_AGREEMENT).value is not None for method in methods) else None
@@ -166,64 +166,59 @@ def _order(value: Scalar) -> tuple[bool, float, str]:
 
 
 _MOST_LINES = 8
-_PANEL: Final = {"page": 2.6, "column": 2.0, "slide": 3.0}  # inches of height
-_ASIDE = 0.6  # of the way from word to word: what lines are spread over, for bars at one place would cover each other
-_BAND = 0.16  # of a colour's strength, so that bands can be seen through
+_PANEL: Final = {"screen": 2.6, "column": 2.0, "slide": 3.0}  # inches of height
+_SPREAD = 0.6  # of the distance between words: lines are spread over it, so that their bars do not overlap
+_BAND_OPACITY = 0.16
 
 
-def plot_sweep(
-    groups: Sequence[Group], path: Path, style: Style, *, methods: Sequence[str] = (), option: str = ""
-) -> tuple[str, ...]:
-    """Draw the sweep of one method (see swept.sweeps), with 95% intervals as bands; write it to `path`, and return what
-    to know of it.
+def draw(groups: Sequence[Group], request: Request) -> Drawing:
+    """The sweep of one method (see `sweeps`), with 95% intervals as bands.
 
-    Raises UserError as swept.sweeps does, for more lines or groups than there is room for, and when the picture cannot
-    be written.
+    Raises UserError as `sweeps` does, and for more lines or groups than there is room for.
     """
-    check_image(path)
-    check_groups(groups, style)
-    found = sweeps(groups, methods, option)
+    style = request.style
+    found = sweeps(groups, request.methods, request.by)
+    name, option = found[0].name, found[0].option
     titles = list(dict.fromkeys(line.title for sweep in found for line in sweep.lines))
     if len(titles) > _MOST_LINES:
         raise UserError(
-            f"{found[0].name}: its labels make {len(titles)} lines by {found[0].option}, of which {_MOST_LINES} can be "
-            "told apart. Name the labels of fewer with --method, or another option with --by."
+            f"{name}: its labels make {len(titles)} lines by {option}, and a picture has room for {_MOST_LINES}. Name "
+            "the labels of fewer with --method, or another option with --by."
         )
     marks = {title: style.mark(number) for number, title in enumerate(titles)}
-    heights = [_height(sweep, style) for sweep in found]
-    figure, parts = parted([sweep.group for sweep in found], style, heights)
-    for part, sweep in zip(parts, found, strict=True):
-        _draw(part, sweep, marks, style)
-    save(figure, path)
-    others = [name for name in swept_names(groups, chosen(groups, methods)) if name != found[0].name]
-    notes = [f"the picture is of {found[0].name}. Also swept: --method {', '.join(others)}."] if others else []
+    figure, panels = new_panels([sweep.group for sweep in found], style, [_height(sweep, style) for sweep in found])
+    for panel, sweep in zip(panels, found, strict=True):
+        _draw(panel, sweep, marks, style)
+    others = [other for other in swept_names(groups, chosen(groups, request.methods)) if other != name]
+    notes = [f"the picture is of {name}. Also swept: --method {', '.join(others)}."] if others else []
     if not any(len(line.points) > 1 for sweep in found for line in sweep.lines):
-        notes.append(
-            f"no two labels of {found[0].name} differ in {found[0].option} alone: the picture does not show its effect."
-        )
+        notes.append(f"no two labels of {name} differ in {option} alone: the picture does not show its effect.")
     if any(method.estimate(SPEEDUP).interval is None for sweep in found for method in sweep.methods):
-        notes.append("where no interval can be told there is a point alone. Measure more prompts.")
-    return tuple(notes)
+        notes.append("a point without a bar has no interval. Measure more prompts.")
+    return Drawing(figure, notes)
+
+
+PLOT = Plot(draw, options=("suites", "by_suite", "methods", "by"))
 
 
 def _stacked(sweep: Sweep, style: Style) -> int:
-    return 2 if sweep.beside and style.size == "column" else 1
+    return 2 if sweep.second and style.size == "column" else 1
 
 
 def _height(sweep: Sweep, style: Style) -> float:
     titles = [line.title for line in sweep.lines]
-    legend = ceil(len(titles) / legend_columns(titles, style)) if any(titles) else 0
-    return _PANEL[style.size] * _stacked(sweep, style) + (legend + 1) * line_inches(style)
+    legend = legend_inches(titles, style) if any(titles) else 0.0
+    return _PANEL[style.size] * _stacked(sweep, style) + legend + line_inches(style)
 
 
 def _draw(part: SubFigure, sweep: Sweep, marks: dict[str, Mark], style: Style) -> None:
-    metrics = [SPEEDUP, *([sweep.beside] if sweep.beside else [])]
+    metrics = [SPEEDUP, *([sweep.second] if sweep.second else [])]
     rows = _stacked(sweep, style)
     grid = part.subplots(rows, len(metrics) // rows, squeeze=False, sharex=True)
     for axes, metric in zip(grid.flat, metrics, strict=True):
         for number, line in enumerate(sweep.lines):
-            aside = 0.0 if sweep.is_numeric else _ASIDE * ((number + 0.5) / len(sweep.lines) - 0.5)
-            _draw_line(axes, line, metric, sweep, aside, marks[line.title], style)
+            offset = 0.0 if sweep.is_numeric else _SPREAD * ((number + 0.5) / len(sweep.lines) - 0.5)
+            _draw_line(axes, line, metric, sweep, offset, marks[line.title], style)
         _describe(axes, metric, sweep, style)
     for axes in grid[-1]:
         axes.set_xlabel(f"{sweep.option} of {sweep.name}\n({_spread(sweep)}: 95% interval)")
@@ -233,29 +228,27 @@ def _draw(part: SubFigure, sweep: Sweep, marks: dict[str, Mark], style: Style) -
         add_legend(part, handles, titles, style)
 
 
-def _draw_line(axes: Axes, line: Line, metric: Metric, sweep: Sweep, aside: float, mark: Mark, style: Style) -> None:
+def _draw_line(axes: Axes, line: Line, metric: Metric, sweep: Sweep, offset: float, mark: Mark, style: Style) -> None:
     """Values that were not measured are left out of it."""
     points = [
-        (place, estimate)
-        for place, value in enumerate(sweep.values)
+        (index, estimate)
+        for index, value in enumerate(sweep.values)
         if value in line.points and (estimate := line.points[value].estimate(metric)).value is not None
     ]
-    xs = [_x(sweep, place) + aside for place, _ in points]
+    xs = [_x(sweep, index) + offset for index, _ in points]
     values = [estimate.value or 0.0 for _, estimate in points]
-    lows, highs = [_end(each, "low") for _, each in points], [_end(each, "high") for _, each in points]
+    reach = reaches([each for _, each in points])
+    lows = [value - down for value, down in zip(values, reach[0], strict=True)]
+    highs = [value + up for value, up in zip(values, reach[1], strict=True)]
     banded = sweep.is_numeric and len(points) > 1 and all(each.interval for _, each in points)
     if banded:
-        axes.fill_between(xs, lows, highs, color=mark.colour, alpha=_BAND, linewidth=0, zorder=1)
+        axes.fill_between(xs, lows, highs, color=mark.colour, alpha=_BAND_OPACITY, linewidth=0, zorder=1)
         for ends in (lows, highs):
             axes.plot(xs, ends, color=mark.colour, linestyle=mark.dashes, linewidth=style.line * 0.35, zorder=2)
-    reaches = (
-        [value - low for value, low in zip(values, lows, strict=True)],
-        [high - value for value, high in zip(values, highs, strict=True)],
-    )
     axes.errorbar(
         xs,
         values,
-        yerr=None if banded else reaches,
+        yerr=None if banded else reach,
         marker=mark.marker,
         linestyle=mark.dashes if sweep.is_numeric else "",
         color=mark.colour,
@@ -276,25 +269,17 @@ def _spread(sweep: Sweep) -> str:
     return " and ".join(dict.fromkeys(kinds))
 
 
-def _x(sweep: Sweep, place: int) -> float:
+def _x(sweep: Sweep, index: int) -> float:
     """Numbers stand where they are, other values side by side."""
-    return float(str(sweep.values[place])) if sweep.is_numeric else float(place)
-
-
-def _end(estimate: Estimate, which: str) -> float:
-    """Of its interval, whose resamples may differ from the value in its last digit; the value itself without one."""
-    value, interval = estimate.value or 0.0, estimate.interval
-    if interval is None:
-        return value
-    return min(interval.low, value) if which == "low" else max(interval.high, value)
+    return float(str(sweep.values[index])) if sweep.is_numeric else float(index)
 
 
 def _describe(axes: Axes, metric: Metric, sweep: Sweep, style: Style) -> None:
     axes.set_ylabel("tokens per step (block efficiency)" if metric == BLOCK_EFFICIENCY else metric.label)
     if metric == SPEEDUP:
         axes.axhline(1, color=style.muted, linewidth=style.line * 0.7, linestyle=":", zorder=0)
-    places = [_x(sweep, place) for place in range(len(sweep.values))]
-    axes.set_xticks(places, [text(value) for value in sweep.values])
+    positions = [_x(sweep, index) for index in range(len(sweep.values))]
+    axes.set_xticks(positions, [text(value) for value in sweep.values])
     if not sweep.is_numeric:
-        axes.set_xlim(-0.5, len(places) - 0.5)
+        axes.set_xlim(-0.5, len(positions) - 0.5)
     dress(axes, style)

@@ -1,25 +1,27 @@
-"""Where a speed-up comes from: the baseline's time for a token, what each cause takes off or adds, the method's."""
+"""Where each method gains and loses time, from runs with --profile.
+
+From the baseline's time per token, through what each cause takes off or adds, to the method's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final, TypeGuard
 
 from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 
 from benchctl.analysis.comparison import Group, check_count, chosen
-from benchctl.analysis.plots.axes import check_image, dress, save
-from benchctl.analysis.plots.panels import broken, check_groups, line_inches, names, parted, three_digits
+from benchctl.analysis.plots.axes import dress, new_panels
+from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
 from benchctl.analysis.plots.style import Style
-from benchctl.analysis.predict.accounts import UNEXPLAINED, Part
+from benchctl.analysis.plots.words import broken_label, line_inches, shown_labels, three_digits
+from benchctl.analysis.predict.accounts import UNEXPLAINED
 from benchctl.analysis.predict.speedup import Figure, Prediction, Unpredicted, predict
 from benchctl.analysis.stats.bootstrap import Interval
 from benchctl.errors import UserError
 
-# What each part of an account does to a token's time. The first one stands against the whole of the baseline's.
+# The cause behind each part of an account (see predict.accounts).
 _DRAFTING = {
     "target steps": "fewer steps",
     "drafting": "drafting",
@@ -30,12 +32,12 @@ _DRAFTING = {
 }
 _LEAVING = _DRAFTING | {"target steps": "fewer layers", "rest of passes": "rest of passes"}
 
-_NOTHING = 1e-9  # of the baseline's time: what sums of shares are off by
+_NOTHING = 1e-9  # of the baseline's time: the rounding error of sums
 
 
 @dataclass(frozen=True)
 class Fall:
-    """By what something changes the time of a token, in seconds, and where it starts; `interval` is of the change."""
+    """A change of the time per token, in seconds, and where it starts; `interval` is of the change."""
 
     name: str
     start_s: float
@@ -58,65 +60,65 @@ class Waterfall:
     prompts: int
 
     @property
-    def told(self) -> tuple[Fall, ...]:
+    def visible_falls(self) -> tuple[Fall, ...]:
         """The falls that are more than rounding."""
         return tuple(fall for fall in self.falls if abs(fall.change_s) > _NOTHING * self.baseline_s)
 
     @property
     def token_s(self) -> float:
-        """What the method takes for a token."""
+        """The method's seconds per token."""
         return self.baseline_s / self.speedup.value
 
     @property
     def token_interval(self) -> Interval | None:
-        """Of what the method takes for a token, were the baseline's known."""
-        found = self.speedup.interval
-        return None if found is None else Interval(self.baseline_s / found.high, self.baseline_s / found.low)
+        """Of `token_s`, as if the baseline's time had no error."""
+        interval = self.speedup.interval
+        return None if interval is None else Interval(self.baseline_s / interval.high, self.baseline_s / interval.low)
 
 
 @dataclass(frozen=True)
 class Waterfalls:
-    """Those of a group, and why there are none of the others."""
+    """A group's profiled methods, and why others are left out."""
 
-    found: tuple[Waterfall, ...]
+    profiled: tuple[Waterfall, ...]
     notes: tuple[str, ...]
 
 
 def waterfalls(group: Group, labels: Sequence[str]) -> Waterfalls:
-    """Of those of `labels` that were profiled, in that order. Raises UserError as predict.predict does."""
+    """Of those of `labels` that were profiled, in that order. Raises UserError as speedup.predict does."""
     suites = {figures.suite for figures in group.suites}
     files = [replace(file, rows=[row for row in file.rows if row.suite in suites]) for file in group.files]
     accounts = {account.label: account for account in predict(files)}
     asked = [accounts[label] for label in labels if label in accounts]
-    found = tuple(_waterfall(account) for account in asked if _is_profiled(account))
-    return Waterfalls(found, tuple(_why(account) for account in asked if not _is_profiled(account)))
+    return Waterfalls(
+        tuple(_waterfall(account) for account in asked if _is_profiled(account)),
+        tuple(_why_left_out(account) for account in asked if not _is_profiled(account)),
+    )
 
 
 def _is_profiled(account: Prediction | Unpredicted) -> TypeGuard[Prediction]:
     return isinstance(account, Prediction) and account.basis == "profile"
 
 
-def _why(account: Prediction | Unpredicted) -> str:
-    unsplit = "it or the baseline was not profiled, or has steps that tell no phases. Measure with --profile"
-    return f"{account.label} is left out: {account.reason if isinstance(account, Unpredicted) else unsplit}."
+def _why_left_out(account: Prediction | Unpredicted) -> str:
+    no_phases = "it or the baseline was not profiled, or has steps without phases. Measure with --profile"
+    return f"{account.label} is left out: {account.reason if isinstance(account, Unpredicted) else no_phases}."
 
 
 def _waterfall(account: Prediction) -> Waterfall:
     names = _DRAFTING if account.costs.drafted_per_step else _LEAVING
     falls: list[Fall] = []
-    at_s, unit_s = account.baseline_token_s, account.baseline_token_s
-    for place, part in enumerate(account.parts):
-        whole = 0 if place else 1
-        falls.append(_fall(part, names[part.name], whole, at_s, unit_s))
-        at_s = falls[-1].end_s
+    unit_s = account.baseline_token_s
+    start_s = unit_s
+    for index, part in enumerate(account.parts):
+        # The first part, the target's steps, stands for the whole baseline: it changes the time by its share less 1.
+        offset = 0 if index else 1
+        interval = part.interval and Interval(
+            (part.interval.low - offset) * unit_s, (part.interval.high - offset) * unit_s
+        )
+        falls.append(Fall(names[part.name], start_s, (part.share - offset) * unit_s, interval))
+        start_s = falls[-1].end_s
     return Waterfall(account.label, unit_s, account.measured, tuple(falls), account.prompts)
-
-
-def _fall(part: Part, name: str, whole: int, start_s: float, unit_s: float) -> Fall:
-    """What the part adds to a token of `unit_s` that had `whole` of it already."""
-    interval = part.interval
-    between = None if interval is None else Interval((interval.low - whole) * unit_s, (interval.high - whole) * unit_s)
-    return Fall(name, start_s, (part.share - whole) * unit_s, between)
 
 
 _BAR = 0.62  # of a row
@@ -129,7 +131,7 @@ class _Layout:
 
 
 _LAYOUTS: Final = {
-    "page": _Layout(most=12, columns=3),
+    "screen": _Layout(most=12, columns=3),
     "column": _Layout(most=4, columns=1),
     "slide": _Layout(most=3, columns=3),
 }
@@ -137,7 +139,7 @@ _LAYOUTS: Final = {
 
 @dataclass(frozen=True)
 class _Sheet:
-    """What is the same for all panels: `names` are what methods are called."""
+    """Shared by all panels; `names` are the names of labels."""
 
     style: Style
     layout: _Layout
@@ -147,18 +149,18 @@ class _Sheet:
         speedup, interval = waterfall.speedup.value, waterfall.speedup.interval
         spread = f" [{interval.low:.2f}, {interval.high:.2f}]" if interval else ""
         width = self.style.width * 0.8 / self.layout.columns
-        name = broken(self.names[waterfall.label], self.style.small, width)
+        name = broken_label(self.names[waterfall.label], self.style.small, width)
         return f"{name}\n{speedup:.2f}x{spread} per token"
 
     def row_height(self, row: Sequence[Waterfall]) -> float:
-        bars_of_row = 2 + len(row[0].told)
+        bars_of_row = 2 + len(row[0].visible_falls)
         lines = max(self.title(waterfall).count("\n") + 1 for waterfall in row)
         return (bars_of_row * 1.35 + lines + 3) * line_inches(self.style)
 
 
 @dataclass(frozen=True)
 class _Bar:
-    """A row of a panel, in ms: from where to where, which `interval` its end has, and the number beside it."""
+    """A row of a panel, in ms. `interval` is of its end; `whole` bars start at 0."""
 
     name: str
     start: float
@@ -173,50 +175,46 @@ class _Bar:
         return max(self.start, self.end, self.interval.high if self.interval else 0.0)
 
 
-def plot_waterfall(
-    groups: Sequence[Group], path: Path, style: Style, *, methods: Sequence[str] = ()
-) -> tuple[str, ...]:
-    """Draw for each of `methods` (all that were profiled, if not given; see chosen) how the baseline's seconds for a
-    token become the method's, by what cause; write it to `path`, and return what to know of it.
+def draw(groups: Sequence[Group], request: Request) -> Drawing:
+    """How the baseline's time per token becomes the method's, by cause, for every method that was profiled.
 
-    Raises UserError where none was profiled beside the baseline, for batches, for more methods or groups than there is
-    room for, and when the picture cannot be written.
+    Raises UserError where none was, for batches, and for more methods or groups than there is room for.
     """
-    check_image(path)
-    check_groups(groups, style)
-    layout = _LAYOUTS[style.size]
-    labels = [label for label in chosen(groups, methods) if label not in {group.run.baseline for group in groups}]
-    found = [waterfalls(group, labels) for group in groups]
-    told = [waterfall.label for each in found for waterfall in each.found]
-    if not told:
+    style, layout = request.style, _LAYOUTS[request.style.size]
+    baselines = {group.run.baseline for group in groups}
+    labels = [label for label in chosen(groups, request.methods) if label not in baselines]
+    by_group = [(group, waterfalls(group, labels)) for group in groups]
+    profiled = [waterfall.label for _, each in by_group for waterfall in each.profiled]
+    if not profiled:
         raise UserError(
-            f"{groups[0].files[0].path}: no method was profiled beside the baseline, so what steps are made of is not "
-            "known. Measure with `benchctl run --profile`."
+            f"{groups[0].files[0].path}: no method was profiled together with the baseline, so the phases of steps are "
+            "not known. Measure with `benchctl run --profile`."
         )
-    check_count(told, layout.most, "methods that were profiled")
-    by_group = zip(groups, found, strict=True)
-    kept = [(group, _by_kind(each.found, layout.columns)) for group, each in by_group if each.found]
-    sheet = _Sheet(style, layout, names(told, style))
-    heights = [sum(map(sheet.row_height, rows)) + 2 * line_inches(style) for _, rows in kept]
-    figure, parts = parted([group for group, _ in kept], style, heights)
-    for part, (group, rows) in zip(parts, kept, strict=True):
+    check_count(profiled, layout.most, "methods that were profiled")
+    shown = [(group, _in_rows(each.profiled, layout.columns)) for group, each in by_group if each.profiled]
+    sheet = _Sheet(style, layout, shown_labels(profiled, style))
+    heights = [sum(map(sheet.row_height, rows)) + 2 * line_inches(style) for _, rows in shown]
+    figure, parts = new_panels([group for group, _ in shown], style, heights)
+    for part, (group, rows) in zip(parts, shown, strict=True):
         _draw(part, group.run.baseline, rows, sheet)
-    save(figure, path)
-    return tuple(note for each in found for note in each.notes)
+    return Drawing(figure, [note for _, each in by_group for note in each.notes])
+
+
+PLOT = Plot(draw, options=("suites", "by_suite", "methods"))
 
 
 def bars(waterfall: Waterfall, baseline: str) -> tuple[_Bar, ...]:
-    """The rows of a panel from the top: the baseline, each fall that is any, and the method."""
+    """The rows of a panel from the top: the baseline, each visible fall, and the method."""
     whole = 1e3 * waterfall.baseline_s
-    found = [_Bar(baseline, 0.0, whole, None, three_digits(whole), True)]
-    for fall in waterfall.told:
+    rows = [_Bar(baseline, 0.0, whole, None, three_digits(whole), True)]
+    for fall in waterfall.visible_falls:
         start, end, interval = 1e3 * fall.start_s, 1e3 * fall.end_s, fall.interval
         ends = None if interval is None else Interval(start + 1e3 * interval.low, start + 1e3 * interval.high)
-        found.append(_Bar(fall.name, start, end, ends, _signed(end - start), False))
+        rows.append(_Bar(fall.name, start, end, ends, _signed(end - start), False))
     token, interval = 1e3 * waterfall.token_s, waterfall.token_interval
     ends = None if interval is None else Interval(1e3 * interval.low, 1e3 * interval.high)
-    found.append(_Bar("method", 0.0, token, ends, three_digits(token), True))
-    return tuple(found)
+    rows.append(_Bar("method", 0.0, token, ends, three_digits(token), True))
+    return tuple(rows)
 
 
 def _signed(change: float) -> str:
@@ -224,12 +222,12 @@ def _signed(change: float) -> str:
     return f"+{digits}" if change > 0 and digits != "0.00" else digits
 
 
-def _by_kind(found: Sequence[Waterfall], columns: int) -> list[list[Waterfall]]:
-    """Rows of panels, in which all have the same causes, so that these are named once."""
-    kinds: dict[tuple[str, ...], list[Waterfall]] = {}
-    for waterfall in found:
-        kinds.setdefault(tuple(fall.name for fall in waterfall.told), []).append(waterfall)
-    return [alike[at : at + columns] for alike in kinds.values() for at in range(0, len(alike), columns)]
+def _in_rows(waterfalls: Sequence[Waterfall], columns: int) -> list[list[Waterfall]]:
+    """Rows of panels. All panels of a row have the same causes, which the first one names."""
+    by_causes: dict[tuple[str, ...], list[Waterfall]] = {}
+    for waterfall in waterfalls:
+        by_causes.setdefault(tuple(fall.name for fall in waterfall.visible_falls), []).append(waterfall)
+    return [alike[at : at + columns] for alike in by_causes.values() for at in range(0, len(alike), columns)]
 
 
 def _draw(part: SubFigure, baseline: str, rows: Sequence[Sequence[Waterfall]], sheet: _Sheet) -> None:
@@ -242,12 +240,12 @@ def _draw(part: SubFigure, baseline: str, rows: Sequence[Sequence[Waterfall]], s
         height_ratios=[sheet.row_height(row) for row in rows],
     )
     right = max(bar.right for row in rows for waterfall in row for bar in bars(waterfall, baseline))
-    for place, row in enumerate(rows):
-        for axes in grid[place][len(row) :]:
+    for index, row in enumerate(rows):
+        for axes in grid[index][len(row) :]:
             axes.set_visible(False)
-        below = rows[place + 1] if place + 1 < len(rows) else []
+        below = rows[index + 1] if index + 1 < len(rows) else []
         for number, waterfall in enumerate(row):
-            axes = grid[place][number]
+            axes = grid[index][number]
             _draw_panel(axes, bars(waterfall, baseline), style, named=not number)
             axes.set_xlim(0, right * 1.22)
             axes.tick_params(labelbottom=number >= len(below))
@@ -255,12 +253,12 @@ def _draw(part: SubFigure, baseline: str, rows: Sequence[Sequence[Waterfall]], s
     part.supxlabel("ms per token after the first (lines at ends: 95% interval)", fontsize=style.text, color=style.ink)
 
 
-def _draw_panel(axes: Axes, found: Sequence[_Bar], style: Style, *, named: bool) -> None:
-    for place, bar in enumerate(found):
+def _draw_panel(axes: Axes, bars_shown: Sequence[_Bar], style: Style, *, named: bool) -> None:
+    for row, bar in enumerate(bars_shown):
         saves = bar.end < bar.start
         colour = style.muted if bar.whole else style.mark(0 if saves else 1).colour
         axes.barh(
-            place,
+            row,
             bar.end - bar.start,
             left=bar.start,
             height=_BAR,
@@ -273,18 +271,18 @@ def _draw_panel(axes: Axes, found: Sequence[_Bar], style: Style, *, named: bool)
         if bar.interval:
             axes.plot(
                 [bar.interval.low, bar.interval.high],
-                [place, place],
+                [row, row],
                 "|-",
                 color=style.ink,
                 linewidth=style.line * 0.7,
                 markersize=style.marker * 0.6,
                 zorder=3,
             )
-        if place + 1 < len(found):  # to where the next one starts
-            axes.plot([bar.end] * 2, [place, place + 1], color=style.muted, linewidth=style.line * 0.5, zorder=1)
+        if row + 1 < len(bars_shown):  # to where the next one starts
+            axes.plot([bar.end] * 2, [row, row + 1], color=style.muted, linewidth=style.line * 0.5, zorder=1)
         axes.annotate(
             bar.text,
-            (bar.right, place),
+            (bar.right, row),
             xytext=(style.small / 3, 0),
             textcoords="offset points",
             va="center",
@@ -292,8 +290,8 @@ def _draw_panel(axes: Axes, found: Sequence[_Bar], style: Style, *, named: bool)
             color=style.ink,
             zorder=4,
         )
-    axes.set_ylim(len(found) - 0.5, -0.5)
-    axes.set_yticks(range(len(found)), [bar.name if named else "" for bar in found])
+    axes.set_ylim(len(bars_shown) - 0.5, -0.5)
+    axes.set_yticks(range(len(bars_shown)), [bar.name if named else "" for bar in bars_shown])
     dress(axes, style)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")

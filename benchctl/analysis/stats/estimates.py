@@ -9,7 +9,6 @@ from math import isnan
 import numpy as np
 import pandas as pd
 
-from benchctl.analysis.frame.build import measured_apart
 from benchctl.analysis.metrics.metric import Column, Metric, ones, zeros
 from benchctl.analysis.stats.bootstrap import Floats, Interval, Ints, Levels, bootstrap, ratios_of_sums
 
@@ -21,6 +20,12 @@ class Estimate:
     metric: Metric
     value: float | None
     interval: Interval | None
+
+    @property
+    def numbers(self) -> dict[str, float | None]:
+        """Value, and both ends of the interval, for JSON and CSV."""
+        low, high = (self.interval.low, self.interval.high) if self.interval else (None, None)
+        return {"value": self.value, "low": low, "high": high}
 
 
 def estimates(pairs: pd.DataFrame, metrics: Sequence[Metric]) -> tuple[Estimate, ...]:
@@ -38,6 +43,12 @@ def estimates(pairs: pd.DataFrame, metrics: Sequence[Metric]) -> tuple[Estimate,
         Estimate(metric, None if isnan(value) else value, interval)
         for metric, value, interval in zip(metrics, values.tolist(), intervals, strict=True)
     )
+
+
+def measured_apart(pairs: pd.DataFrame) -> bool:
+    """Whether a pair is of two sessions, so that every ratio includes the difference between the sessions."""
+    same = (pairs["file"] == pairs["file_baseline"]) & (pairs["session"] == pairs["session_baseline"])
+    return not bool(same.all())
 
 
 def levels(pairs: pd.DataFrame) -> Levels:

@@ -20,7 +20,6 @@ from benchctl.analysis.metrics.drafting import (
 )
 from benchctl.analysis.stats.estimates import Estimate, estimates
 from benchctl.analysis.tables.columns import NONE, spread
-from benchctl.analysis.tables.export import ends
 from benchctl.errors import UserError
 
 WIDTH = 80
@@ -180,7 +179,7 @@ def _piped(rows: Sequence[Row]) -> str:
 
 
 def _document(each: Acceptance) -> dict[str, object]:
-    figures = [{"name": name, "position": position, **ends(estimate)} for name, position, estimate in each.figures()]
+    figures = [{"name": name, "position": position, **estimate.numbers} for name, position, estimate in each.figures()]
     return {"group": each.group, "suite": each.suite, "label": each.label, "figures": figures}
 
 
@@ -190,5 +189,5 @@ def _csv(drafting: Sequence[Acceptance]) -> str:
     writer.writerow(["group", "suite", "label", "figure", "position", "value", "low", "high"])
     for each in drafting:
         for name, position, estimate in each.figures():
-            writer.writerow([each.group, each.suite, each.label, name, position, *ends(estimate).values()])
+            writer.writerow([each.group, each.suite, each.label, name, position, *estimate.numbers.values()])
     return text.getvalue().rstrip("\n")

@@ -65,16 +65,6 @@ def agreement_document(agreement: Agreement) -> Document:
     }
 
 
-def ends(estimate: Estimate) -> dict[str, float | None]:
-    """Value, and both ends of the interval."""
-    interval = estimate.interval
-    return {
-        "value": estimate.value,
-        "low": interval.low if interval else None,
-        "high": interval.high if interval else None,
-    }
-
-
 def _flat(group: Group, method: MethodFigures) -> dict[str, Value]:
     line: dict[str, Value] = {"baseline": group.run.baseline, "label": method.label, "claim": method.exactness}
     line |= {name: getattr(method, name) for name in _METHOD_FIELDS}
@@ -90,7 +80,7 @@ def _flat_estimates(estimates: Sequence[Estimate], suffix: str = "") -> dict[str
     return {
         f"{estimate.metric.name}{end}{suffix}": value
         for estimate in estimates
-        for end, value in zip(("", "_low", "_high"), ends(estimate).values(), strict=True)
+        for end, value in zip(("", "_low", "_high"), estimate.numbers.values(), strict=True)
     }
 
 
@@ -170,5 +160,5 @@ def _judged(judged: JudgedFigures) -> Document:
 
 def _estimates(estimates: Sequence[Estimate]) -> Document:
     return {
-        each.metric.name: {**ends(each), "unit": each.metric.unit, "better": each.metric.better} for each in estimates
+        each.metric.name: {**each.numbers, "unit": each.metric.unit, "better": each.metric.better} for each in estimates
     }

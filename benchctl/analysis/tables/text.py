@@ -173,5 +173,5 @@ def _markdown(groups: Sequence[Group], group: Group) -> Iterator[str]:
     yield from agreement_sentences(group)
     if winner := fastest(group):
         yield sentence(group, winner)
-    if found := warnings(group):
-        yield "\n".join(f"* {warning.text}" for warning in found)
+    if of_group := warnings(group):
+        yield "\n".join(f"* {warning.text}" for warning in of_group)

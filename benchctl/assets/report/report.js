@@ -67,33 +67,6 @@
     });
   }
 
-  // Figures of a mark, beside it.
-  const tip = document.querySelector(".tip");
-  let told = null;
-  function showTip(mark) {
-    told = mark;
-    tip.replaceChildren(...mark.getAttribute("aria-label").split("; ").map((line) => make("div", "", line)));
-    tip.hidden = false;
-    const at = mark.querySelector("use").getBoundingClientRect();
-    const size = tip.getBoundingClientRect();
-    const left = Math.min(Math.max(8, at.left + at.width / 2 - size.width / 2), innerWidth - size.width - 8);
-    const above = at.top - size.height - 8;
-    tip.style.left = `${left}px`;
-    tip.style.top = `${above > 8 ? above : at.bottom + 8}px`;
-  }
-  const hideTip = () => {
-    told = null;
-    tip.hidden = true;
-  };
-  function setUpTips(marks) {
-    for (const mark of marks) {
-      for (const event of ["mouseenter", "focus", "click"]) mark.addEventListener(event, () => showTip(mark));
-      for (const event of ["mouseleave", "blur"]) mark.addEventListener(event, hideTip);
-    }
-    addEventListener("scroll", () => { if (told) showTip(told); }, { passive: true });
-    addEventListener("keydown", (event) => { if (event.key === "Escape") hideTip(); });
-  }
-
   // Answers side by side.
   const data = JSON.parse(document.getElementById("answers").textContent);
 
@@ -229,6 +202,5 @@
 
   document.querySelectorAll(".group").forEach(setUpToggles);
   document.querySelectorAll("table").forEach(setUpSorting);
-  setUpTips(document.querySelectorAll(".mark"));
   document.querySelectorAll("[data-viewer]").forEach(setUpViewer);
 })();

@@ -27,7 +27,8 @@ CALIBRATE_OPTIONS = (
     *("calibrate", "calibrate_prompts", "model", "data", "out"),
     *("answer_tokens", "seed", "device", "dtype", "threads"),
 )
-_TRAINABLE = re.compile(r"^class \w+\([^)]*\bTrainable\b", re.MULTILINE)
+_BASES = re.compile(r"^class \w+\(([^)]*)\)", re.MULTILINE)
+_SIBLINGS = re.compile(r"^from \.([\w.]+) import (\([^)]*\)|.*)", re.MULTILINE)
 
 
 class Parts(click.Group):
@@ -193,6 +194,7 @@ def _print_estimate(options: TeacherOptions, label: str) -> None:
         click.echo(f"{name:<12}{size / 1e9:>9.3f} GB")
     click.echo(f"{'sum':<12}{sum(found.memory_bytes.values()) / 1e9:>9.3f} GB")
     steps = "" if options.steps is None else f", {options.steps * found.step_tokens:,} in {options.steps:,} steps"
+    click.echo("Logits are those of one prediction per token: multiply them by the heads or exits that are trained.")
     click.echo(f"tokens: {found.step_tokens:,} per step{steps}")
 
 
@@ -236,4 +238,15 @@ def _risk(text: str) -> Risk:
 
 def _methods_with_modules() -> list[str]:
     """Built-in methods that are Trainable; read from their files, since importing one loads torch for a second."""
-    return [name for name in builtin_names() if _TRAINABLE.search(builtin_file(name).read_text(encoding="utf-8"))]
+    return [name for name in builtin_names() if _is_trainable(builtin_file(name))]
+
+
+def _is_trainable(file: Path) -> bool:
+    """Whether a class in the file is derived from Trainable, perhaps through a base that a sibling file holds."""
+    text = file.read_text(encoding="utf-8")
+    bases = set(re.findall(r"\w+", " ".join(_BASES.findall(text))))
+    return "Trainable" in bases or any(
+        _is_trainable(file.parent / f"{module.replace('.', '/')}.py")
+        for module, names in _SIBLINGS.findall(text)
+        if bases.intersection(re.findall(r"\w+", names))
+    )

@@ -24,12 +24,12 @@ from benchctl.errors import UserError
 from benchctl.training.data.corpus import Message, Record
 from benchctl.training.data.packing import Document, Tokens, Turn, token_dtype
 
-BLOCK_CHARS = 2_000_000  # encoded at once: enough to use every core, little enough for what encoding needs beside it
+BLOCK_CHARS = 2_000_000  # encoded at once: enough to use every core, little enough for the memory of encoding
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 class ChatFormat:
-    """Records to tokens for one tokenizer. `stop_ids` end an answer, besides the tokenizer's own end of text."""
+    """Records to tokens for one tokenizer. `stop_ids` end an answer, as the tokenizer's own end of text does."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: Iterable[int] = ()) -> None:
         self._tokenizer = tokenizer
@@ -196,7 +196,7 @@ def _blocks(records: Iterable[Record]) -> Iterator[list[Record]]:
 def _not_a_prefix(record: Record, count: int) -> str:
     return (
         f"the chat template of the target writes what stands before message {count + 1} of a chat in another way than "
-        "it does without that message, so the answer cannot be told from it. Give chats of one question and one "
+        "it does without that message, so the answer cannot be separated from it. Give chats of one question and one "
         f"answer, or a tokenizer with another chat template. The chat begins with {record.messages[0].content[:60]!r}"
     )
 

@@ -118,6 +118,6 @@ def _text(fields: Mapping[str, Any], name: str, where: str) -> str:
         raise CorpusError(f'{where}: field "{name}" is empty')
     if any("\ud800" <= character <= "\udfff" for character in value):
         raise CorpusError(
-            f'{where}: field "{name}" holds half of a surrogate pair, which no text may; mend its escapes'
+            f'{where}: field "{name}" holds half of a surrogate pair, which is not valid text; correct its escapes'
         )
     return value.strip()

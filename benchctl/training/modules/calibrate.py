@@ -270,7 +270,7 @@ def _told(tested: Tested, prompts: int) -> str:
 def _write(out: Path, result: Calibrated, facts: Mapping[str, Any]) -> None:
     """calibration.json: what is promised of which threshold, for what, and how that was found."""
     calibration = result.calibration
-    told = {
+    outcome = {
         "threshold": None if calibration.chosen is None else calibration.chosen.threshold,
         "promised": asdict(calibration.promised),
         "risk": "mean over prompts of 1 - tokens before the first difference / tokens of the longer greedy answer",
@@ -278,6 +278,6 @@ def _write(out: Path, result: Calibrated, facts: Mapping[str, Any]) -> None:
         "tested": [asdict(tested) for tested in calibration.tested],
     }
     try:
-        (out / FILE).write_text(json.dumps({**facts, **told}, indent=2) + "\n", encoding="utf-8")
+        (out / FILE).write_text(json.dumps({**facts, **outcome}, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"{out}: cannot be written ({error.strerror}); name another --out") from error

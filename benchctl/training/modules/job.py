@@ -88,7 +88,7 @@ def train_modules(options: TeacherOptions, label_text: str, around: Surroundings
         parameters=parameter_count(module),
         shape=f"Modules of {label.text} for {files.name} (weights {target.weights_sha256[:8]}).",
         purpose=f"They serve the method {label.name} on {files.name}, and on no other target.",
-        method=f"{files.name} itself stood still{_what_else(method)}. It read {text.told}.",
+        method=f"{files.name} itself stood still{_what_else(method)}. It read {text.described}.",
         use=f"benchctl run --model {{model}} --method '{_with_modules(label)}'",
         held_out=run.held_out,
         tokens="decoder tokens" if target.info.is_encoder_decoder else "tokens",
@@ -123,7 +123,7 @@ def _first_stage_fact(method: Trainable) -> dict[str, str]:
 
 
 def _what_else(method: Trainable) -> str:
-    """What stood still beside the target, in words for a card."""
+    """What else was not trained, in words for a card."""
     stage = _second_stage(method)
     if stage is None:
         return ""

@@ -44,7 +44,7 @@ def stage_of(options: TeacherOptions) -> Stage:
 def readable(corpus: Corpus, files: TargetFiles, around: Surroundings) -> Corpus:
     """What the target can read of `corpus`: without plain texts where an encoder reads prompts, for they have none.
 
-    Raises UserError where that leaves nothing to train on or to hold out; what is left out is told.
+    Raises UserError where that leaves nothing to train on or to hold out; what is left out is reported.
     """
     if not files.tokenizer.is_encoder_decoder:
         return corpus
@@ -125,7 +125,7 @@ class LessonText:
         return f"{own + mixed if options.self_distil else 'records'}, prompts weigh {self._prompt_weight:g}"
 
     @property
-    def told(self) -> str:
+    def described(self) -> str:
         """What was read, in words for a card."""
         if not self.options.self_distil:
             return "the chats of the data" if self.files.tokenizer.is_encoder_decoder else "the data as they are"
@@ -166,7 +166,7 @@ class LessonText:
 
     @cached_property
     def _prompts(self) -> list[Prompt]:
-        """Raises UserError when there are none; fewer than were asked for are told.
+        """Raises UserError when there are none; fewer than were asked for are reported.
 
         A prompt that is held out too is left out whatever its answer in the data: the target's own would be the same.
         """

@@ -38,7 +38,7 @@ class Objective(Protocol):
 
 @runtime_checkable
 class Paced(Protocol):
-    """An objective that is told, before each step, how much of the training is over, from 0 to 1."""
+    """An objective that receives the progress of the training, from 0 to 1, before each step."""
 
     def pace(self, module: nn.Module, progress: float) -> None: ...
 
@@ -46,7 +46,7 @@ class Paced(Protocol):
 def loss_weights(batch: Batch) -> Tensor:
     """Weight [rows, row_tokens - 1] of predicting each token after the first; 0 where it begins a document.
 
-    Documents 0 0 1 1 -1 with weights 1 1 1 1 0 give 1 0 1 0: the third token has nothing before it to be told from.
+    Documents 0 0 1 1 -1 with weights 1 1 1 1 0 give 1 0 1 0: nothing stands before the third token.
     """
     within = batch.documents[:, 1:] == batch.documents[:, :-1]
     return batch.weights[:, 1:] * within
@@ -106,7 +106,7 @@ class Distillation:
 def measure_held_out(module: nn.Module, batches: Iterable[Batch], measure: Measure) -> dict[str, Tally]:
     """The measures summed over the batches; the module is in eval mode meanwhile and stays as it was afterwards.
 
-    What was measured on no token at all, such as the agreement at a depth that no text reached, is not told of.
+    Measures without any token, such as the agreement at a depth that no text reached, are left out.
     """
     total: dict[str, Tally] = {}
     trained = module.training

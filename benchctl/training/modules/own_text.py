@@ -272,7 +272,7 @@ class OwnText:
     def _alone(self) -> AbstractContextManager[object]:
         """The file's lock: what another run is answering now, this one waits for and then reads.
 
-        None where the folder can only be read: nobody writes there, and who has something to add is told.
+        No lock where the folder is read-only: nothing can write there, and an attempt to add answers is an error.
         """
         if self.path.is_file() and not os.access(self.path.parent, os.W_OK):
             return nullcontext()
@@ -337,11 +337,11 @@ class OwnText:
 
 
 def _key(target: FrozenTarget, settings: Answering) -> str:
-    """What decides an answer besides its prompt: weights, tokenizer, precision, length, and how tokens are drawn."""
+    """What decides an answer, except its prompt: weights, tokenizer, precision, length, and how tokens are drawn."""
     how = {name: value for name, value in asdict(settings).items() if name != "rows"}
     identity = {"weights": target.weights_sha256, "tokenizer": target.files.tokenizer.sha256}
-    told = {**identity, "dtype": str(target.model.dtype), **how}
-    return f"own-{hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]}"
+    decisive = {**identity, "dtype": str(target.model.dtype), **how}
+    return f"own-{hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]}"
 
 
 def _batches(heads: Sequence[Ids], rows: int) -> Iterator[list[Ids]]:

@@ -93,7 +93,7 @@ class ModuleObjective:
         try:
             shares({name: tally.share for name, tally in measured.items()})
         except ValueError as error:
-            raise UserError(f"{type(self.method).__name__}: {error}; mend what its yardsticks() returns") from error
+            raise UserError(f"{type(self.method).__name__}: {error}; correct what its yardsticks() returns") from error
         return {"loss": Tally(loss, float(loss_weights(batch).sum())), **measured}
 
 
@@ -135,7 +135,7 @@ def lesson_maker(target: Any, device: torch.device) -> Callable[[Batch], Lesson]
 class EncoderLessons:
     """Runs a T5 of transformers over batches with prompts, without gradient and in eval mode, on `device`.
 
-    Each document of a row goes through the decoder by itself, beside its own prompt; its states are then put where its
+    Each document of a row goes through the decoder by itself, with its own prompt; its states are then put where its
     tokens stand in the row. States of padding are 0.
     """
 
@@ -162,20 +162,20 @@ class EncoderLessons:
             final=self._norm(states[-1]),
             norm=self._norm,
             head=self._target.get_output_embeddings(),
-            layer=_not_there,
-            rotary=_not_there,
+            layer=_decoder_only,
+            rotary=_decoder_only,
         )
 
     def _states(self, prompts: Tensor, texts: Sequence[Tensor]) -> list[Tensor]:
-        """Of all texts, one after the other, each beside its prompt: layers + 1 residuals [tokens, width]."""
-        asked, said = (prompts >= 0).sum(1).tolist(), [len(text) for text in texts]
-        found: dict[int, list[Tensor]] = {}
-        for part in _parts(asked, said):
-            width = max(asked[number] for number in part)
-            padded = self._pass(prompts[part, :width], pad_sequence([texts[n] for n in part], batch_first=True))
-            for row, number in enumerate(part):
-                found[number] = [state[row, : said[number]] for state in padded]
-        return [torch.cat(layer) for layer in zip(*(found[number] for number in range(len(texts))), strict=True)]
+        """Of all texts, one after the other, each with its prompt: layers + 1 residuals [tokens, width]."""
+        prompt_tokens, text_tokens = (prompts >= 0).sum(1).tolist(), [len(text) for text in texts]
+        states: dict[int, list[Tensor]] = {}
+        for group in _similar_groups(prompt_tokens, text_tokens):
+            width = max(prompt_tokens[number] for number in group)
+            padded = self._pass(prompts[group, :width], pad_sequence([texts[n] for n in group], batch_first=True))
+            for row, number in enumerate(group):
+                states[number] = [state[row, : text_tokens[number]] for state in padded]
+        return [torch.cat(layer) for layer in zip(*(states[number] for number in range(len(texts))), strict=True)]
 
     def _pass(self, prompts: Tensor, texts: Tensor) -> list[Tensor]:
         """Of padded prompts and texts [documents, tokens]: layers + 1 residuals [documents, tokens, width].
@@ -184,10 +184,10 @@ class EncoderLessons:
         """
         mask = prompts >= 0
         encoded = self._target.encoder(input_ids=prompts.clamp(min=0), attention_mask=mask.long()).last_hidden_state
-        beside = {"encoder_hidden_states": encoded, "encoder_attention_mask": mask.long()}
+        prompt_states = {"encoder_hidden_states": encoded, "encoder_attention_mask": mask.long()}
         decoder = self._target.decoder
         with residuals(decoder.block) as states:
-            decoder(input_ids=texts, use_cache=False, **beside)
+            decoder(input_ids=texts, use_cache=False, **prompt_states)
         return states
 
     def _norm(self, residual: Tensor) -> Tensor:
@@ -201,22 +201,22 @@ def _sizes(positions: Tensor) -> list[int]:
     return [end - begin for begin, end in zip(begins, [*begins[1:], len(positions)], strict=True)]
 
 
-def _parts(prompts: Sequence[int], texts: Sequence[int]) -> Iterator[list[int]]:
+def _similar_groups(prompts: Sequence[int], texts: Sequence[int]) -> Iterator[list[int]]:
     """The numbers of documents that go through the model together, given the tokens of each.
 
-    No text of a part is twice as long as another, so that less than half of what the decoder reads is padding, however
+    No text of a group is twice as long as another, so that less than half of what the decoder reads is padding, however
     long one answer among short ones is; of those, prompts of similar length stand together.
     """
     order = sorted(range(len(texts)), key=lambda number: (texts[number].bit_length(), prompts[number]))
     for _, similar in groupby(order, key=lambda number: texts[number].bit_length()):
-        part, widest = list[int](), 0
+        group, widest = list[int](), 0
         for number in similar:
             widest = max(widest, prompts[number], texts[number])
-            if part and widest * (len(part) + 1) > TOKENS_AT_ONCE:
-                yield part
-                part, widest = [], max(prompts[number], texts[number])
-            part.append(number)
-        yield part
+            if group and widest * (len(group) + 1) > TOKENS_AT_ONCE:
+                yield group
+                group, widest = [], max(prompts[number], texts[number])
+            group.append(number)
+        yield group
 
 
 def _placed(states: Tensor, real: Tensor) -> Tensor:
@@ -226,7 +226,7 @@ def _placed(states: Tensor, real: Tensor) -> Tensor:
     return placed
 
 
-def _not_there(asked: object) -> NoReturn:
+def _decoder_only(asked: object) -> NoReturn:
     raise UserError(
         "lessons of a target with an encoder hold states, norm and head, not its layers or rotations; a method that "
         "learns from those is for targets without an encoder: leave supports_encoder_decoder False"

@@ -1,4 +1,4 @@
-"""What may stand on the vertical axis of the Pareto plot: how far answers are the target's, or how good they are."""
+"""The vertical axis of the Pareto plot: how far answers equal the target's, or how good they are."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -11,81 +11,81 @@ from benchctl.analysis.metrics.metric import Metric
 from benchctl.analysis.stats.estimates import Estimate
 from benchctl.errors import UserError
 
-HEIGHTS: Final[dict[str, Metric]] = {
-    "agreement": TOKEN_AGREEMENT,
+DEFAULT: Final = "agreement"
+METRICS: Final[dict[str, Metric]] = {
+    DEFAULT: TOKEN_AGREEMENT,
     "verdict": TARGET_ANSWERS,
     "quality": SCORE_DIFFERENCE,
     "exact": EXACT_MATCH,
     "target-agreement": TARGET_AGREEMENT,
 }
-OF_BASELINE_TEXT: Final = (TOKEN_AGREEMENT, TARGET_AGREEMENT, TARGET_ANSWERS)  # 1 for an answer that is the baseline's
+AGAINST_BASELINE: Final = (TOKEN_AGREEMENT, TARGET_AGREEMENT, TARGET_ANSWERS)  # 1 for the baseline's own answer
 
 
 @dataclass(frozen=True)
-class Height:
-    """A figure of methods, by which judge if it is one's."""
+class FidelityAxis:
+    """A metric, and for a judge's score the judge."""
 
     metric: Metric = TOKEN_AGREEMENT
     judge: Judge | None = None
 
     def of(self, group: Group, method: MethodFigures) -> Estimate:
-        """The height of a method; that of the baseline is 1 or 0 where it is set against itself.
+        """A method's value. The baseline has 1, or 0 for a difference, where it is compared with itself.
 
-        Raises UserError where it has none, or rests on other prompts than the speed-up.
+        Raises UserError where the method has no value, or its value and its speed-up rest on different prompts.
         """
-        if method.is_baseline and self.metric in OF_BASELINE_TEXT:
+        if method.is_baseline and self.metric in AGAINST_BASELINE:
             return Estimate(self.metric, 1.0, None)
         if method.is_baseline and self.judge:
             return Estimate(self.metric, 0.0, None)
-        found = self._judged(method) if self.judge else method.estimate(self.metric)
+        estimate = self._judged(method) if self.judge else method.estimate(self.metric)
         if self.metric is EXACT_MATCH and 0 < method.checked_prompts < method.prompts:
             raise UserError(
                 f"{_file(group)}: only {method.checked_prompts} of {method.prompts} prompts have an exact answer, so "
                 "speed and exact match would rest on different prompts. Plot a run of --bench tasks alone."
             )
-        if found.value is None:
+        if estimate.value is None:
             raise UserError(f"{_file(group)}: {method.label} has {self._lack()}")
-        return found
+        return estimate
 
     def title(self, group: Group) -> str:
-        """What the axis says."""
+        """The name of the axis."""
         methods, baseline = group.pooled.methods, group.run.baseline
         prompts = max(method.checked_prompts or method.prompts for method in methods)
         if self.judge:
-            judged = [found.prompts for method in methods for found in method.judged if found.judge == self.judge]
-            return (
-                f"score of {self.judge.name} on {max(judged)} prompts,\ndifference to {baseline} (bars: 95% interval)"
-            )
+            judged = [figures.prompts for method in methods for figures in method.judged if figures.judge == self.judge]
+            name = f"score of {self.judge.name} on {max(judged)} prompts,\ndifference to {baseline}"
+            return f"{name} (bars: 95% interval)"
         basis = f"with {baseline}" if self.metric is TOKEN_AGREEMENT else f"on {prompts} prompts"
         return f"{self.metric.label} {basis}\n(bars: 95% interval)"
 
     def _judged(self, method: MethodFigures) -> Estimate:
-        found = next((found for found in method.judged if found.judge == self.judge), None)
-        return found.estimate(self.metric) if found else Estimate(self.metric, None, None)
+        figures = next((figures for figures in method.judged if figures.judge == self.judge), None)
+        return figures.estimate(self.metric) if figures else Estimate(self.metric, None, None)
 
     def _lack(self) -> str:
         if self.judge:
             return f"no answers that {self.judge.name} judged. Judge them: benchctl judge."
-        if self.metric in OF_BASELINE_TEXT:
+        if self.metric in AGAINST_BASELINE:
             return "no answers to compare token by token (were they sampled?). Plot a run with --temperature 0."
         return "no answers that can be checked. Plot a run with --bench tasks."
 
 
-def height(name: str, groups: tuple[Group, ...], judge: str = "") -> Height:
-    """The height of this name; quality is what `judge` says, a part of its name, or the only judge there is.
+def fidelity_axis(name: str, groups: tuple[Group, ...], judge: str = "") -> FidelityAxis:
+    """The axis of this name in METRICS. For quality, `judge` is a part of a judge's name, or "" for the only judge.
 
-    Raises UserError where no judge is of that name, or several are.
+    Raises UserError where no judge, or more than one, has such a name.
     """
-    if HEIGHTS[name] is not SCORE_DIFFERENCE:
-        return Height(HEIGHTS[name])
-    everyone = dict.fromkeys(one for group in groups if group.judging for one in group.judging.judges)
-    named = [one for one in everyone if judge in one.name]
-    if not everyone:
+    if METRICS[name] is not SCORE_DIFFERENCE:
+        return FidelityAxis(METRICS[name])
+    judges = dict.fromkeys(each for group in groups if group.judging for each in group.judging.judges)
+    matching = [each for each in judges if judge in each.name]
+    if not judges:
         raise UserError(f"{_file(groups[0])}: no judge has scored these answers. Run `benchctl judge` on it first.")
-    if len(named) != 1:
-        names = ", ".join(f"'{one.name}'" for one in everyone)
-        raise UserError(f"--judge must name one of {names}; '{judge}' is in the names of {len(named)}.")
-    return Height(SCORE_DIFFERENCE, named[0])
+    if len(matching) != 1:
+        names = ", ".join(f"'{each.name}'" for each in judges)
+        raise UserError(f"--judge must name one of {names}; '{judge}' is in the names of {len(matching)}.")
+    return FidelityAxis(SCORE_DIFFERENCE, matching[0])
 
 
 def _file(group: Group) -> str:
