@@ -1,58 +1,15 @@
-"""`benchctl list`: what there is to run and to judge with."""
+"""`benchctl list`: the methods, judges, suites and embedded models of this installation."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 import click
 
-from benchctl.bundled import PackModel
-
-if TYPE_CHECKING:
-    from benchctl.decoding.method import Method
-    from benchctl.options import Option
-
-
-@dataclass(frozen=True)
-class _MethodLine:
-    """What the listing says of a method; exactness is that of its default options."""
-
-    name: str
-    family: str
-    exactness: str
-    options: tuple[Option, ...]
-    description: str
-
-
-@dataclass(frozen=True)
-class _JudgeLine:
-    """What the listing says of a judge."""
-
-    name: str
-    options: tuple[Option, ...]
-    description: str
-
-
-@dataclass(frozen=True)
-class _BenchLine:
-    """What the listing says of a suite: prompts in the published file, if there is one, and embedded here."""
-
-    name: str
-    published: int | None
-    embedded: int
-    turns: int
-    licence: str
-    address: str
-
-
-@dataclass(frozen=True)
-class _ModelLine(PackModel):
-    """What the index of the pack says of a model, and the size of its weights for people."""
-
-    size: str = field(kw_only=True)
+_Line = dict[str, Any]  # what --json prints of a method, judge, suite or model
 
 
 @click.command(name="list", no_args_is_help=True)
@@ -66,30 +23,31 @@ def list_(kind: str, as_json: bool) -> None:
       benchctl list methods
       benchctl list models --json
     """
-    rows, columns = _LISTINGS[kind]
-    lines = [asdict(row) for row in rows()]
+    lines_of, columns = _LISTINGS[kind]
+    lines = lines_of()
     if as_json:
         click.echo(json.dumps(lines, indent=2))
-        return
-    _print_table(lines, columns)
+    else:
+        _print_table(lines, columns)
 
 
-def _methods() -> Sequence[_MethodLine]:
-    from benchctl.registry import method_names
+def _methods() -> list[_Line]:
+    from benchctl.registry import build, method_class, method_names, method_options
 
-    return [_describe(name) for name in method_names()]
+    return [
+        {
+            "name": name,
+            "family": _family(method_class(name)),
+            "exactness": build(name).exactness,  # that of the default options
+            "options": list(map(asdict, method_options(name))),
+            "description": _first_line(method_class(name)),
+        }
+        for name in method_names()
+    ]
 
 
-def _describe(name: str) -> _MethodLine:
-    from benchctl.registry import build, method_class, method_options
-
-    method_type = method_class(name)
-    description = _first_line(method_type)
-    return _MethodLine(name, _family(method_type), build(name).exactness, method_options(name), description)
-
-
-def _family(method_type: type[Method]) -> str:
-    """The base class that a method is written against: the nearest one that decoding provides."""
+def _family(method_type: type[object]) -> str:
+    """The nearest base class that decoding provides."""
     families = (base.__name__ for base in method_type.__mro__ if base.__module__.startswith("benchctl.decoding"))
     return next(families, "Method")
 
@@ -98,35 +56,42 @@ def _first_line(owner: type[object]) -> str:
     return (owner.__doc__ or "").strip().partition("\n")[0].replace("``", "")
 
 
-def _judges() -> Sequence[_JudgeLine]:
+def _judges() -> list[_Line]:
     from benchctl.registry import judge_class, judge_names, judge_options
 
-    return [_JudgeLine(name, judge_options(name), _first_line(judge_class(name))) for name in judge_names()]
+    return [
+        {
+            "name": name,
+            "options": list(map(asdict, judge_options(name))),
+            "description": _first_line(judge_class(name)),
+        }
+        for name in judge_names()
+    ]
 
 
-def _benches() -> Sequence[_BenchLine]:
+def _benches() -> list[_Line]:
     from benchctl.measuring.prompts.suites import SUITES
 
     return [
-        _BenchLine(
-            suite.name,
-            None if suite.own else suite.prompts,
-            suite.embedded_prompts,
-            suite.turns,
-            suite.licence,
-            suite.address,
-        )
+        {
+            "name": suite.name,
+            "published": None if suite.own else suite.prompts,
+            "embedded": suite.embedded_prompts,
+            "turns": suite.turns,
+            "licence": suite.licence,
+            "address": suite.address,
+        }
         for suite in SUITES
     ]
 
 
-def _models() -> Sequence[_ModelLine]:
+def _models() -> list[_Line]:
     from benchctl.bundled import models
 
-    return [_ModelLine(size=f"{model.bytes / 1e6:.1f} MB", **asdict(model)) for model in models()]
+    return [{**asdict(model), "size": f"{model.bytes / 1e6:.1f} MB"} for model in models()]
 
 
-_LISTINGS: dict[str, tuple[Callable[[], Sequence[Any]], tuple[str, ...]]] = {
+_LISTINGS: dict[str, tuple[Callable[[], list[_Line]], tuple[str, ...]]] = {
     "methods": (_methods, ("name", "family", "exactness", "description")),
     "judges": (_judges, ("name", "description")),
     "benches": (_benches, ("name", "published", "embedded", "turns", "licence")),
@@ -134,7 +99,7 @@ _LISTINGS: dict[str, tuple[Callable[[], Sequence[Any]], tuple[str, ...]]] = {
 }
 
 
-def _print_table(lines: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
+def _print_table(lines: Sequence[_Line], columns: Sequence[str]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -148,7 +113,7 @@ def _print_table(lines: Sequence[dict[str, Any]], columns: Sequence[str]) -> Non
     Console(highlight=False).print(table)
 
 
-def _cell(line: dict[str, Any], column: str) -> str:
+def _cell(line: Mapping[str, Any], column: str) -> str:
     value = line[column]
     if column == "description" and line.get("options"):
         options = ", ".join(f"{option['name']}={option['default']}" for option in line["options"])

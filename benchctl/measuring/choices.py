@@ -22,10 +22,11 @@ NO_DRAFT = "it needs a draft model; name one with --draft-model"
 
 @dataclass(frozen=True)
 class Choice:
-    """A method under its canonical label; `unsupported` says why it will not run, or is empty.
+    """A method under its canonical label.
 
-    `embedded` is the folder of the modules that the package carries for it and the target, where none were named.
-    `named` tells whether it was asked for by name, so that what it lacks ends the run.
+    unsupported  why it cannot run here, or empty
+    embedded     folder of the package's own modules for method and target, if no modules were named
+    named        asked for by name, so that anything it lacks ends the run
     """
 
     label: str
@@ -52,9 +53,9 @@ class Choice:
         return method.modules or self.embedded if isinstance(method, Trainable) and method.needs_modules else None
 
     def fit(self, target: TargetInfo) -> Choice:
-        """The same for a target of these facts: it turns out unsupported where it cannot run there.
+        """The choice for this target, unsupported if the method cannot run on it.
 
-        Raises UserError for that where it was asked for by name, and for named modules of a target of other sizes.
+        Raises UserError if that method was asked for by name, and for named modules of a target of other sizes.
         """
         reason = self.unsupported or self.method.unsupported(target) or ""
         if reason and self.named:
@@ -64,10 +65,9 @@ class Choice:
         return replace(self, unsupported=reason)
 
     def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> Choice:
-        """Method.prepare, with the embedded modules where they are to serve.
+        """The choice with its method prepared, unsupported if the embedded modules are for other options.
 
-        It turns out unsupported where the embedded modules are for other options; raises UserError for that where it
-        was asked for by name.
+        Raises UserError for that if the method was asked for by name.
         """
         if self.unsupported:
             return self
@@ -85,9 +85,9 @@ class Choice:
 
     @property
     def options(self) -> Mapping[str, Scalar]:
-        """Every option as it was asked for: where embedded modules lie is nobody's business."""
-        found = {option.name: getattr(self.method, option.name) for option in registry.method_options(self.name)}
-        return found | ({"modules": ""} if self.embedded else {})
+        """Every option as it was asked for, without the path of embedded modules."""
+        options = {option.name: getattr(self.method, option.name) for option in registry.method_options(self.name)}
+        return options | ({"modules": ""} if self.embedded else {})
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,9 @@ class Models:
 
 
 def choose_models(settings: ModelSettings) -> Models:
-    """The models asked for; by default the embedded target, and for an embedded target the draft that belongs to it.
+    """The models asked for. Defaults: the embedded target, and for an embedded target its draft model.
 
-    Raises UserError for one that is not there: what else is wrong may follow from that.
+    Raises UserError for a model that does not exist.
     """
     target = settings.target or packs.default_target().name
     embedded = {model.name: model.draft for model in packs.models()}
@@ -111,11 +111,10 @@ def choose_models(settings: ModelSettings) -> Models:
 
 
 def choose_methods(texts: Sequence[str], models: Models, batch_size: int = 1) -> tuple[Choice, ...]:
-    """The baseline, then what `texts` ask for, each once; with embedded modules for the target where none are named.
+    """The baseline, then the methods of `texts`, each once; with embedded modules for the target if none are named.
 
-    A method without the draft model or the trained modules it needs, or one that decodes no batches where batches are
-    asked for, is unsupported when `all` brought it in. Raises UserError when it was asked for by name, for modules that
-    are not there or of another method, and for labels that the registry refuses.
+    A method of `all` is unsupported if it lacks a draft model or trained modules, or cannot decode batches. Raises
+    UserError if it was asked for by name, for missing or wrong modules, and for invalid labels.
     """
     named = {_choose(text).label for text in texts if text.strip() != "all"}
     choices = [_choose(text) for text in (registry.BASELINE, *registry.split_labels(texts))]
@@ -125,20 +124,20 @@ def choose_methods(texts: Sequence[str], models: Models, batch_size: int = 1) ->
 
 
 def choose_method(text: str, models: Models) -> Choice:
-    """What one label asks for, by name: see choose_methods."""
+    """The method of one label, asked for by name: see choose_methods."""
     return _check_needs(_with_embedded(_choose(text), models.target), models.draft, named=True)
 
 
 def check_tokenizers(models: Models, choices: Iterable[Choice], batch_size: int = 1) -> TargetTokenizer:
-    """The target's tokenizer. Raises UserError for a model that is not there, for batches on a target with an encoder,
-    and for a draft model that has one or whose tokens mean something else than the target's."""
+    """The target's tokenizer. Raises UserError for a missing model, for batches on a target with an encoder, and for a
+    draft model with an encoder or another vocabulary."""
     tokenizer = load_tokenizer(packs.resolve(models.target))
     if batch_size > 1 and tokenizer.is_encoder_decoder:
         raise UserError(f"{models.target} has an encoder; batches are for targets without one: no --batch-size")
     drafts = [models.draft, *(choice.draft_model(models.draft) for choice in choices)]
     for draft in filter(None, dict.fromkeys(drafts)):
         other = load_tokenizer(packs.resolve(draft))
-        if other.is_encoder_decoder:  # it would draft for the prompt that its encoder read last
+        if other.is_encoder_decoder:  # its encoder would keep the previous prompt
             raise UserError(
                 f"The draft model '{draft}' has an encoder, which reads no prompt while drafting. Name a draft model "
                 "without one with --draft-model."
@@ -165,7 +164,7 @@ def _with_embedded(choice: Choice, target: str) -> Choice:
 
 
 def _check_one_draft(drafts: Sequence[str]) -> None:
-    """The header names one draft model; a second would leave no trace that resume or compare could see."""
+    """The header names one draft model, so resume and compare could not see a second one."""
     names = list(dict.fromkeys(filter(None, drafts)))
     if len(names) > 1:
         raise UserError(
@@ -183,7 +182,7 @@ def _check_needs(choice: Choice, draft: str, named: bool, batch_size: int = 1) -
 
 
 def _missing(choice: Choice, draft: str) -> str:
-    """What the method needs and nobody named, or nothing. Modules that were named are looked at."""
+    """What the method needs and lacks, or empty. Raises UserError for named modules that do not fit."""
     if isinstance(choice.method, UsesDraftModel) and not choice.draft_model(draft):
         return NO_DRAFT
     if choice.modules is None:

@@ -1,4 +1,4 @@
-"""The first record of a results file: what was fixed before the first generation."""
+"""The first record of a results file: everything fixed before the first generation."""
 
 from __future__ import annotations
 

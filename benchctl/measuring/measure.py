@@ -67,7 +67,7 @@ class Measurer:
             return self._measure(job)
         except Exception as problem:
             self.timings.generations_s += self.clock() - started_s
-            return tuple(_failed_row(task, self._batch_ids(job), problem) for task in job)
+            return tuple(_empty_row(task, self._batch_ids(job), _in_words(problem)) for task in job)
 
     def recall(self, task: Task, row: Row) -> None:
         """Take a row that is in the file already: later turns and verdicts build on it."""
@@ -228,17 +228,9 @@ def _row(
     fidelity: Mapping[str, float],
 ) -> Row:
     steps = generation.steps
-    return Row(
-        suite=task.prompt.suite,
-        prompt_id=task.prompt.id,
-        turn=task.turn,
-        label=task.label,
-        repeat=task.repeat,
-        session=SESSION,
-        mode=task.mode,
-        order=task.order,
+    return replace(
+        _empty_row(task, batch),
         prompt_tokens=prompt_tokens,
-        batch=batch,
         token_ids=tuple(generation.token_ids),
         text=text,
         stop_reason=generation.stop_reason,
@@ -260,10 +252,12 @@ def _row(
         margin=judgement.margin,
         noise=judgement.noise,
         fidelity=fidelity,
+        error=None,
     )
 
 
-def _failed_row(task: Task, batch: tuple[str, ...], problem: Exception) -> Row:
+def _empty_row(task: Task, batch: tuple[str, ...], error: str = "not measured") -> Row:
+    """A row with an error and no numbers."""
     return Row(
         suite=task.prompt.suite,
         prompt_id=task.prompt.id,
@@ -275,7 +269,7 @@ def _failed_row(task: Task, batch: tuple[str, ...], problem: Exception) -> Row:
         order=task.order,
         prompt_tokens=0,
         batch=batch,
-        error=_in_words(problem),
+        error=error,
     )
 
 

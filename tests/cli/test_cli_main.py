@@ -43,6 +43,17 @@ print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))
     assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
+def test_the_list_of_verbs_imports_none_of_them(root: Path) -> None:
+    code = """
+import sys
+from benchctl.cli import main
+main(["--help"], standalone_mode=False)
+print([name for name in sys.modules if name.startswith("benchctl.cli.")])
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_line_of_a_verb_begins_its_own_help(verb: str) -> None:
     command = main.get_command(click.Context(main), verb)

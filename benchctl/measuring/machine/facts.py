@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import torch
+
 import benchctl
 from benchctl.decoding.model.layers import Experts
 from benchctl.decoding.model.target import Target
@@ -63,8 +65,6 @@ def commit(folder: Path | None = None) -> str:
 def peak_memory_bytes(device: str) -> int:
     """The most memory held so far: by the process on a CPU (it never falls), on a GPU since `reset_peak_memory`."""
     if device.startswith("cuda"):
-        import torch
-
         return int(torch.cuda.max_memory_allocated(device))
     # Linux counts in KiB, macOS in bytes.
     unit = 1 if sys.platform == "darwin" else 1024
@@ -75,16 +75,12 @@ def reserved_memory_bytes(device: str) -> int | None:
     """The most GPU memory that torch has reserved since `reset_peak_memory`, used or cached; None on a CPU."""
     if not device.startswith("cuda"):
         return None
-    import torch
-
     return int(torch.cuda.max_memory_reserved(device))
 
 
 def reset_peak_memory(device: str) -> None:
     """Start a new peak on a GPU; the peak of a process cannot be reset."""
     if device.startswith("cuda"):
-        import torch
-
         torch.cuda.reset_peak_memory_stats(device)
 
 
@@ -99,8 +95,6 @@ def _cpu() -> str:
 
 def _gpu() -> tuple[str, str]:
     """The first GPU's name and its driver's version."""
-    import torch
-
     if not torch.cuda.is_available():
         return "", ""
     driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")

@@ -54,14 +54,14 @@ class Line:
         return tuple(self._text(f"{field}[{n}]", value) for n, value in enumerate(values))
 
     def optional_answers(self, field: str, at_most: int) -> tuple[str, ...]:
-        """Like optional_texts, each either empty or with something in it that an answer can be checked for."""
+        """Like optional_texts; each is empty or has a letter or digit, so that an answer can be checked."""
         answers = self.optional_texts(field, at_most)
         if any(answer.strip() and not any(map(str.isalnum, answer)) for answer in answers):
             raise self.error(f'field "{field}" holds no letter or digit, so no answer could be checked; leave it out')
         return tuple(answer.strip() for answer in answers)
 
     def only_object(self, field: str) -> "Line":
-        """The one object inside a list of exactly one, as a line of its own at the same place."""
+        """The object in a list of exactly one, as a Line with the same position."""
         values = self._list(field)
         if len(values) != 1 or not isinstance(values[0], dict):
             raise self.error(f'field "{field}" must be a list of exactly one object')
@@ -110,7 +110,7 @@ def kind(value: object) -> str:
 class Prompt:
     """One item of a suite: the user's turns and, where the suite has them, one reference answer per turn.
 
-    `exact_answers` are those that can be checked without a judge, one per turn: a right answer ends with it.
+    `exact_answers`, one per turn, can be checked without a judge: a right answer ends with it.
     """
 
     id: str
@@ -144,8 +144,8 @@ def read_prompts(suite: str, file: str, content: bytes, reader: Reader) -> tuple
 
 
 def read_user_line(suite: str, line: Line) -> Prompt:
-    """A line of a user's file: `prompt` or `turns`; at will `id` (else the line number), `reference`, `category`, and
-    `exact_answer`, which asks for the score `exact match`."""
+    """A line of a user's file: `prompt` or `turns`; optional `id` (default: line number), `reference`, `category`, and
+    `exact_answer` for the score `exact match`."""
     if line.has("prompt") == line.has("turns"):
         known = ", ".join(line.fields) or "nothing"
         raise line.error(f'give either "prompt" (text) or "turns" (a list of texts); the line has: {known}')

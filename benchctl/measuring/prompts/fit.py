@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
@@ -24,14 +24,6 @@ def messages(prompt: Prompt, answers: Sequence[str]) -> list[Message]:
     return talk(prompt.turns[: len(answers) + 1], answers)
 
 
-@dataclass(frozen=True)
-class LongPrompt:
-    """A prompt that leaves no room for an answer, with its length in tokens."""
-
-    prompt: Prompt
-    tokens: int
-
-
 def fits(prompt_tokens: int, context_tokens: int) -> bool:
     """Whether a prompt leaves room in the context for at least one new token."""
     return prompt_tokens < context_tokens
@@ -47,15 +39,6 @@ def cut_prompt(prompt_ids: list[int], context_tokens: int, max_new_tokens: int) 
     return prompt_ids if fits(len(prompt_ids), context_tokens) else prompt_ids[room - context_tokens :]
 
 
-def find_long_prompts(
-    suite: Suite, tokenizer: TargetTokenizer, room_tokens: int | None = None
-) -> tuple[LongPrompt, ...]:
-    """The prompts with a turn that cannot fit. Answers to earlier turns are not known yet and count as empty."""
-    room = tokenizer.context_tokens if room_tokens is None else room_tokens
-    all_lengths = (LongPrompt(prompt, _longest_turn_tokens(prompt, tokenizer)) for prompt in suite.prompts)
-    return tuple(long for long in all_lengths if not fits(long.tokens, room))
-
-
 def fit_suite(
     suite: Suite,
     tokenizer: TargetTokenizer,
@@ -69,28 +52,23 @@ def fit_suite(
     the policy is "error", or if no prompt would be left.
     """
     room = tokenizer.context_tokens if room_tokens is None else room_tokens
-    long_prompts = find_long_prompts(suite, tokenizer, room)
+    tokens = {prompt.id: _longest_turn_tokens(prompt, tokenizer) for prompt in suite.prompts}
+    long_prompts = {prompt_id: length for prompt_id, length in tokens.items() if not fits(length, room)}
     if not long_prompts:
         return suite
     if policy == "error":
         raise _refusal(suite, long_prompts, room, tokenizer.context_tokens)
-    fitted = _leave_out(suite, long_prompts) if policy == "skip" else suite
-    remark = f"{len(long_prompts)} longer than the context {'left out' if policy == 'skip' else 'cut'}"
-    notify(f"{suite.name}: {len(suite.prompts)} prompts, {remark}")
-    return replace(fitted, origin=f"{suite.origin}, {remark}")
-
-
-def _leave_out(suite: Suite, long_prompts: Sequence[LongPrompt]) -> Suite:
-    dropped = {long.prompt.id for long in long_prompts}
-    kept = tuple(prompt for prompt in suite.prompts if prompt.id not in dropped)
+    kept = tuple(prompt for prompt in suite.prompts if policy == "cut" or prompt.id not in long_prompts)
     if not kept:
         raise UserError(f"No prompt of {suite.name} fits into the target's context; use another --bench or --model.")
-    return replace(suite, prompts=kept)
+    remark = f"{len(long_prompts)} longer than the context {'left out' if policy == 'skip' else 'cut'}"
+    notify(f"{suite.name}: {len(suite.prompts)} prompts, {remark}")
+    return replace(suite, prompts=kept, origin=f"{suite.origin}, {remark}")
 
 
-def _refusal(suite: Suite, long_prompts: Sequence[LongPrompt], room: int, context_tokens: int) -> UserError:
+def _refusal(suite: Suite, long_prompts: Mapping[str, int], room: int, context_tokens: int) -> UserError:
     """The error that lists the long prompts and what can be done about them."""
-    listed = ", ".join(f"{long.prompt.id} ({long.tokens})" for long in long_prompts[:_LISTED])
+    listed = ", ".join(f"{prompt_id} ({tokens})" for prompt_id, tokens in islice(long_prompts.items(), _LISTED))
     more = f" and {len(long_prompts) - _LISTED} more" if len(long_prompts) > _LISTED else ""
     left = "" if room == context_tokens else f", of which --context leaves {room}"
     return UserError(
@@ -102,7 +80,7 @@ def _refusal(suite: Suite, long_prompts: Sequence[LongPrompt], room: int, contex
 
 
 def _longest_turn_tokens(prompt: Prompt, tokenizer: TargetTokenizer) -> int:
-    """A later turn holds all earlier ones, so the last is the longest."""
+    """The tokens of the last turn, which contains all earlier ones. Their unknown answers count as empty."""
     return len(tokenizer.encode_chat(messages(prompt, [""] * (len(prompt.turns) - 1))))
 
 

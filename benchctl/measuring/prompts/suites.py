@@ -45,7 +45,7 @@ def read_wizardlm(suite: str, line: Line) -> Prompt:
 
 
 def read_mt_bench(suite: str, line: Line) -> Prompt:
-    """Both turns; only some lines have references, and the second of these may be empty."""
+    """Both turns. Only some lines have references, and the second may be empty."""
     turns = line.texts("turns")
     if len(turns) != 2:
         raise line.error(f'field "turns" has {len(turns)} entries; a line of {suite} has 2')
@@ -54,7 +54,7 @@ def read_mt_bench(suite: str, line: Line) -> Prompt:
 
 
 def read_tasks(suite: str, line: Line) -> Prompt:
-    """The references are made by rule, and answers can be checked by them."""
+    """Each answer can be checked against the reference, which is made by rule."""
     exact_answers = (line.text("reference"),)
     turns = (line.text("prompt"),)
     return Prompt(line.identifier("id"), suite, turns, category=line.text("skill"), exact_answers=exact_answers)
