@@ -51,7 +51,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "huggingface_hub": (),
     "jinja2": ("benchctl/analysis/html",),
     "matplotlib": ("benchctl/analysis/plots/",),
-    "msgspec": ("benchctl/records/reader.py",),
+    "msgspec": ("benchctl/records/",),
     "openai": ("judges/",),
     "pandas": ("benchctl/analysis/",),
     "pynvml": ("benchctl/measuring/machine/gpu.py",),
