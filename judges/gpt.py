@@ -101,7 +101,7 @@ class Gpt(AskedJudge):
         self._key = self._found_key()
         base_url = self._place.base_url
         http_client = DefaultHttpxClient(
-            event_hooks={"request": [self._sends.count], "response": [self._sends.discount]}  # type: ignore[arg-type]
+            event_hooks={"request": [self._sends.count], "response": [self._sends.discount]}
         )
         finalize(self, http_client.close)
         self._client = OpenAI(

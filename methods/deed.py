@@ -45,6 +45,7 @@ class Deed(ExitPolicy, Trainable):
     alpha: float = 256.0
     draft_tokens: int = 4
     supports_encoder_decoder = True
+    demo = ("mode=draft,threshold=0.3,exits=4,draft_tokens=2",)
     trained_for = ("alpha",)
 
     def __post_init__(self) -> None:

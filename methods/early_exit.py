@@ -55,6 +55,7 @@ class EarlyExit(ExitPolicy, Trainable):
     alpha: float = 256.0
     modules: str = ""
     supports_encoder_decoder = True
+    demo = ("head=trained,confidence=classifier,threshold=0.6,exits=8+12",)
     trained_for = ("alpha",)
     _classifiers: nn.ModuleDict = field(init=False, repr=False, compare=False)
 

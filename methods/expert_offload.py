@@ -40,6 +40,7 @@ class ExpertOffload(Method, OffloadsExperts):
     tier: Tier = "memory"
     spare: int = 0
     blocking: bool = False
+    demo = ("prefetch=next_gate",)
     no_batch_reason = "each sequence of a batch would need experts of its own"
     _offload: Offload = field(init=False, repr=False, compare=False)
 

@@ -40,6 +40,7 @@ class Lookahead(Speculative):
     guesses: int = 7
     bonus: bool = True
     prompt_pool: bool = False
+    demo = ("ngram=4,window=1,guesses=2,prompt_pool=true",)
     drafts_from_text = False  # but from the window and the n-grams of all earlier steps
     # Up to ngram - 1 levels of equally many columns: a column continues level 0 up to its own token there, then its own
     # tokens of the levels above. The first token of level 0 is the root.

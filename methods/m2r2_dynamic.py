@@ -20,7 +20,7 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, MonotoneThreshold, Step
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import balanced_loss, exit_yardsticks
-from benchctl.decoding.modules.trainable import Lesson, SecondStage, Tally, TrainingDefaults
+from benchctl.decoding.modules.trainable import Lesson, SecondStage, Tally, Trainable, TrainingDefaults
 
 from .m2r2.base import TwoStreamMethod
 from .m2r2.gates import Interval, between
@@ -42,7 +42,7 @@ class GateView(View):
 
 
 @dataclass
-class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, MonotoneThreshold):
+class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, Trainable, MonotoneThreshold):
     """Each token leaves at the first gate where the router is sure enough of the accelerated state.
 
     In each interval the last row runs twice, as the slow stream and as the accelerated one, which starts from the slow
@@ -61,6 +61,7 @@ class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, MonotoneThreshold):
     router: Literal["arla", "linear", "softmax_gap", "softmax_max", "state_cosine"] = "arla"
     threshold: float = 0.9
     kv_fill: Literal["rate_map", "copy_p", "copy_h", "deferred_exact", "absent"] = "rate_map"
+    demo = ("threshold=0.8",)
     exactness = "lossy"
     reason = "tokens that leave early are not verified by the full target"
     _runs: dict[int, PairedRun] = field(init=False, repr=False, compare=False)

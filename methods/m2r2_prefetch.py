@@ -23,7 +23,7 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Step, all_layers, one_token
 from benchctl.decoding.model.layers import Experts, Layer
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.modules.trainable import Lesson, Tally, tally
+from benchctl.decoding.modules.trainable import Lesson, Tally, Trainable, tally
 
 from .m2r2.base import TwoStreamMethod
 from .m2r2.gates import Interval
@@ -32,7 +32,7 @@ from .m2r2.training import COSINE_SHARE, Trajectories, TwoStreams, trajectory_co
 
 
 @dataclass
-class M2R2Prefetch(TwoStreamMethod, OffloadsExperts):
+class M2R2Prefetch(TwoStreamMethod, Trainable, OffloadsExperts):
     """Decode a mixture of experts out of a fast tier, fetching ahead what the accelerated stream predicts.
 
     modules   folder of the trained adapters

@@ -28,6 +28,7 @@ class PromptLookup(Speculative):
     match: Literal["first", "last"] = "first"
     allow_short: bool = True
     supports_encoder_decoder = True
+    demo = ("draft_tokens=5,max_ngram=3,match=last",)
 
     def __post_init__(self) -> None:
         for name in ("draft_tokens", "max_ngram"):

@@ -31,6 +31,7 @@ class TwoModel(Speculative, UsesDraftModel):
     draft_model: str = ""
     draft_tokens: int = 5
     confidence: float = 0.0
+    demo = ("draft_tokens=6,confidence=0.5",)
     _model: Target | None = field(default=None, init=False, repr=False)
     _stream: Stream | None = field(default=None, init=False, repr=False)
 

@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,27 +18,14 @@ from benchctl.cli.options import options_from
 from benchctl.errors import UserError
 from benchctl.measuring.settings import RunSettings
 
-# The best of twelve settings each, tuned on other prompts: docs/head-to-head.md.
-METHODS = (
-    "two_model[draft_tokens=6,confidence=0.5]",
-    "prompt_lookup[draft_tokens=5,max_ngram=3,match=last]",
-    "lookahead[ngram=4,window=1,guesses=2,prompt_pool=true]",
-    "medusa[heads=2,nodes=4]",
-    "m2r2[exit=2,draft_tokens=6,confidence=0.2]",
-    "deed[mode=draft,threshold=0.3,exits=4,draft_tokens=2]",
-    "early_exit[head=trained,confidence=classifier,threshold=0.6,exits=8+12]",
-    "skip_decode[min_layers=10,fall_tokens=32]",
-    "mixture_of_depths[threshold=0.02]",
-)
-# It needs a mixture of experts, so it is measured on another target, against the baseline of that target.
-OF_EXPERTS = ("expert_offload[prefetch=next_gate]",)
+TARGETS = ("ref-dense", "ref-moe")  # methods that load experts need the second
 BENCHES = ("koala", "self-instruct", "wizardlm", "tasks")  # without mt-bench, whose second turns cost time
 PROMPTS = 2  # of each bench
 _BRIEF = ("--source", "embedded", "--max-new-tokens", "24", "--repeats", "1", "--warm-up", "1")
 
 _ABOUT_EXPERTS = (
-    "expert_offload needs a mixture of experts. It keeps a quarter of the experts in fast memory; its baseline keeps "
-    "all. The method saves memory, and its speed-up is the price."
+    "Some methods need a mixture of experts. They keep a quarter of the experts in fast memory; their baseline keeps "
+    "all. These methods save memory, and their speed-up is the price."
 )
 _HONEST = "Few prompts, each timed once: intervals are wide. They hold for this machine and these small models."
 
@@ -68,18 +55,48 @@ def demo(context: click.Context, out: Path | None) -> None:
     started_s = clock()
     folder = out or Path("results") / f"demo-{utc_now():%Y%m%dT%H%M%S}"
     _check(folder)
+    dense, experts = demo_labels()
     files = (folder / "methods.jsonl", folder / "experts.jsonl")
     with _interruptible(files):
         _say("Measuring every method on a few prompts of each suite. Ctrl-C stops, and keeps what is measured.")
-        _measure(context, _arguments(METHODS, BENCHES, files[0]))
+        _measure(context, _arguments(dense, BENCHES, files[0]))
         _say(_ABOUT_EXPERTS)
-        _measure(context, _arguments(OF_EXPERTS, BENCHES[:1], files[1], "--model", "ref-moe", "--no-watch"))
+        _measure(context, _arguments(experts, BENCHES[:1], files[1], "--model", TARGETS[1], "--no-watch"))
         with _in_background("report", *map(str, files), "--out", str(folder / "report.html")):
             for file in files:
                 _verb(context, "compare", str(file), "--format", "brief")
             with redirect_stderr(io.StringIO()):  # the table shows the same warnings
                 _verb(context, "plot", "--pareto", str(files[0]), "--out", str(folder / "pareto.png"))
     _print_next_steps(files, clock() - started_s)
+
+
+def demo_labels() -> list[tuple[str, ...]]:
+    """For each of TARGETS the labels to measure there: those that methods name for the demo (`Method.demo`).
+
+    A label is measured on the first target that it can run on, and on none where it lacks a draft model or modules.
+    """
+    from benchctl import bundled
+    from benchctl.decoding.model.target import TargetInfo
+    from benchctl.decoding.model.tokenizer import load_tokenizer
+    from benchctl.measuring.choices import choose_method, choose_models
+    from benchctl.measuring.settings import ModelSettings
+    from benchctl.registry import BASELINE, builtin_names, method_class
+
+    names = [name for name in builtin_names() if name != BASELINE]
+    labels = [f"{name}[{options}]" for name in names for options in method_class(name).demo]
+    labels = [label.removesuffix("[]") for label in labels]
+    of_targets: list[tuple[str, ...]] = []
+    for target in TARGETS:
+        models = choose_models(ModelSettings(target))
+        info = TargetInfo.of(load_tokenizer(bundled.resolve(target)).config)
+        fitting = []
+        for label in labels:
+            with suppress(UserError):
+                choose_method(label, models).fit(info)
+                fitting.append(label)
+        of_targets.append(tuple(fitting))
+        labels = [label for label in labels if label not in fitting]
+    return of_targets
 
 
 def _check(folder: Path) -> None:

@@ -84,7 +84,7 @@ def _size(context: click.Context, parameter: click.Parameter, size: str) -> str:
 @click.option("--prompt", default="", metavar="ID", help="Prompt whose answer --depths shows.  [default: the first]")
 @click.pass_context
 def plot(
-    context: click.Context, files: tuple[str, ...], out: Path | None, theme: str, size: str, **options: Any
+    context: click.Context, /, files: tuple[str, ...], out: Path | None, theme: str, size: str, **options: Any
 ) -> None:
     """Draw one picture of results files (by default results/*.jsonl), all their suites together.
 

@@ -135,11 +135,13 @@ class Method(ABC):
     exactness, reason         what the method claims; the tests and `benchctl doctor` check it
     no_batch_reason           why it decodes one sequence at a time, as the end of a sentence that begins with "since";
                               methods that decode batches are `Batched` instead
+    demo                      options of the labels that `benchctl demo` measures; the defaults where it says nothing
     supports_encoder_decoder  it also runs where an encoder reads the prompt and the text begins with a start token
     """
 
     exactness: Exactness = "exact"
     reason: str = ""
+    demo: ClassVar[tuple[str, ...]] = ("",)
     no_batch_reason: ClassVar[str] = "it is made for one sequence at a time"
     supports_encoder_decoder: ClassVar[bool] = False
 

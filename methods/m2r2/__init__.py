@@ -18,6 +18,7 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Speculative
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import ExitHead
+from benchctl.decoding.modules.trainable import Trainable
 
 from .base import TwoStreamMethod
 from .drafting import draft_beam, draft_chain
@@ -28,7 +29,7 @@ Heads = Callable[[Tensor], Tensor]
 
 
 @dataclass
-class M2R2(TwoStreamMethod, Speculative):
+class M2R2(TwoStreamMethod, Speculative, Trainable):
     """Draft with the accelerated stream at a gate, verify with the slow stream, which is the target itself.
 
     modules       folder of the trained adapters
@@ -47,6 +48,7 @@ class M2R2(TwoStreamMethod, Speculative):
     width: int = 1
     confidence: float = 0.0
     source: Literal["accelerated", "slow", "exit"] = "accelerated"
+    demo = ("exit=2,draft_tokens=6,confidence=0.2",)
     _gate: int = field(init=False, repr=False, compare=False)
     _run: PairedRun | None = field(init=False, repr=False, compare=False)
     _head: Heads = field(init=False, repr=False, compare=False)

@@ -40,6 +40,7 @@ class MixtureOfDepths(Method, Trainable):
     threshold: float = 0.5
     rank: int = 32
     alpha: float = 32.0
+    demo = ("threshold=0.02",)
     exactness = "lossy"
     reason = "tokens go around blocks that the target takes them through, and nothing is verified"
     no_batch_reason = "each sequence of a batch would go around other blocks"

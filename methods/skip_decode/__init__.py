@@ -50,6 +50,7 @@ class SkipDecode(Method, Batched, FixedDepths, Trainable):
     adapters: Literal["lora", "none"] = "lora"
     rank: int = 32
     alpha: float = 32.0
+    demo = ("min_layers=10,fall_tokens=32",)
     exactness = "lossy"
     training = TrainingDefaults(rate=5e-4, schedule="linear", epochs=5.0)
     trained_for = ("warmup_layers", "alpha")

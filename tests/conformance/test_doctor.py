@@ -21,9 +21,8 @@ from benchctl.conformance.random_models import KINDS, NEW_TOKENS, prompt_of, ran
 from benchctl.decoding.batch import why_not_batched
 from benchctl.decoding.method import Method
 
-# m2r2, early_exit and deed are examined in each of their modes, the others as `all` has them.
+# early_exit, deed and others are examined in each of their modes, the others as `all` has them.
 MODES = (
-    "m2r2_prefetch",
     "m2r2_dynamic[threshold=0.5]",
     "early_exit[threshold=0.3]",
     "early_exit[mode=draft,threshold=0.3]",
@@ -59,7 +58,7 @@ def test_every_check_is_shown_to_fail() -> None:
     assert {*(check for check, _, _ in MUTANTS), "engaged"} == set(CHECKS) == set(WHAT)
 
 
-@pytest.mark.parametrize("label", ["two_model", "prompt_lookup", "medusa", "lookahead", "m2r2", *MODES[1:]])
+@pytest.mark.parametrize("label", ["two_model", "prompt_lookup", "medusa", "lookahead", "m2r2", *MODES])
 def test_what_a_method_is_for_is_seen(label: str, tmp_path: Path) -> None:
     assert [ON_A_TARGET["engaged"](MethodUnderTest(label, tmp_path), random_models(kind)) for kind in KINDS] == [
         None,

@@ -20,15 +20,16 @@ from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import TargetTokenizer
 from benchctl.decoding.modules.trainable import Trainable
 from benchctl.decoding.sampling import Sampling
-from benchctl.registry import build
+from benchctl.registry import build, builtin_names, parse_label
 
 VOCABULARY = 24  # small, so that texts repeat themselves and drafts are right now and then
 CONTEXT_TOKENS = 64
 NEW_TOKENS = 40
 LAYERS = 4
 
-# Labels whose answer must be the target's own, and labels whose answer need not be.
-EXACT = (
+# Labels whose answer must be the target's own, and labels whose answer need not be. A method that no label here names
+# joins the list of what it claims with its defaults: see below.
+EXACT: tuple[str, ...] = (
     "autoregressive",
     "two_model",
     "two_model[draft_tokens=1]",
@@ -68,7 +69,7 @@ EXACT = (
     "m2r2_dynamic[threshold=2,gates=2,router=softmax_gap,kv_fill=deferred_exact]",
 )
 # Exact too, but only a mixture of experts can run them.
-OF_EXPERTS = (
+OF_EXPERTS: tuple[str, ...] = (
     "expert_offload",
     "expert_offload[policy=on_demand,capacity=2,blocking=true]",
     "expert_offload[policy=lfu,prefetch=next_gate,capacity=3]",
@@ -83,7 +84,7 @@ SKIPPING = (
     "mixture_of_depths",
     "mixture_of_depths[threshold=0.7]",
 )
-LOSSY = (
+LOSSY: tuple[str, ...] = (
     "early_exit[threshold=0.3]",
     "early_exit[threshold=0.3,kv_policy=deferred_exact]",
     "early_exit[confidence=state_cosine,threshold=0.8,exits=1+3]",
@@ -97,6 +98,12 @@ LOSSY = (
     "m2r2_dynamic[threshold=0.5,router=linear,kv_fill=absent]",
     "m2r2_dynamic[threshold=0.2,router=softmax_gap,kv_fill=deferred_exact]",
 )
+
+
+def unnamed() -> list[str]:
+    """The built-in methods that no list above names."""
+    named = {parse_label(label).name for label in (*EXACT, *OF_EXPERTS, *LOSSY)}
+    return [name for name in builtin_names() if name not in named]
 
 
 @dataclass(frozen=True)
@@ -189,3 +196,12 @@ def run(
 def rounds_of(generation: Generation) -> Rounds:
     """Drafted and accepted, step by step."""
     return [(step.drafted, step.accepted) for step in generation.steps]
+
+
+for _name in unnamed():
+    if build(_name).exactness == "lossy":
+        LOSSY += (_name,)
+    elif build(_name).unsupported(pair("llama").target.info) is None:
+        EXACT += (_name,)
+    else:
+        OF_EXPERTS += (_name,)

@@ -96,6 +96,36 @@ def test_names_come_from_files_and_from_other_distributions() -> None:
     assert registry.method_names() == ("broken", "far_step", "misnamed", "two_step")
 
 
+def test_a_package_is_a_method_and_a_folder_without_init_is_none(tmp_path: Path) -> None:
+    """A deleted package leaves its __pycache__ behind."""
+    for name in ("three_step", "deleted", "__pycache__"):
+        (tmp_path / "fake_methods" / name / "__pycache__").mkdir(parents=True)
+    source = TWO_STEP.replace("TwoStep", "ThreeStep")
+    (tmp_path / "fake_methods" / "three_step" / "__init__.py").write_text("from .steps import ThreeStep")
+    (tmp_path / "fake_methods" / "three_step" / "steps.py").write_text(source)
+    assert registry.builtin_names() == ("misnamed", "three_step", "two_step")
+    assert registry.build("three_step[heads=2]").heads == 2  # type: ignore[attr-defined]
+    assert registry.builtin_file("three_step").name == "__init__.py"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("m2r2[mode=speculative,width=3]", "m2r2[width=3]"),
+        ("m2r2[mode=dynamic]", "m2r2_dynamic"),
+        ("m2r2[modules=a,mode=aot,spare=1]", "m2r2_prefetch[modules=a,spare=1]"),
+        ("m2r2[mode=dynamic|aot]", "m2r2[mode=dynamic|aot]"),
+        ("m2r2[width=3]", "m2r2[width=3]"),
+    ],
+)
+def test_a_label_of_version_0_1_is_read_as_todays_and_the_new_one_is_printed_once(
+    old: str, new: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    registry._renamed.cache_clear()
+    assert parse_label(old).text == parse_label(old).text == new
+    assert capsys.readouterr().err.count(new) == (old != new)
+
+
 def test_naming_methods_imports_none_of_them() -> None:
     registry.method_names()
     assert "fake_methods.two_step" not in sys.modules
