@@ -254,7 +254,7 @@ def test_labels_that_would_be_told_by_one_name_are_refused(tmp_path: Path) -> No
         shutil.copytree(untrained_folder("medusa", build("medusa"), target, seed), tmp_path / place / "medusa")
         labels.append(f"medusa[modules={tmp_path / place / 'medusa'}]")
     assert choose(labels[:1], models)[0][-1].label == labels[0]
-    with pytest.raises(UserError, match=r"would both be told as medusa\[modules=medusa\]"):
+    with pytest.raises(UserError, match=r"would both be named medusa\[modules=medusa\]"):
         choose(labels, models)
 
 

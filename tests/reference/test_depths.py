@@ -56,6 +56,7 @@ def test_the_loss_is_that_of_each_token_at_its_depth() -> None:
     assert not any(layer._forward_hooks for layer in model.model.layers)
 
 
+@pytest.mark.slow
 def test_the_model_learns_and_its_layers_are_left_as_they_were_found() -> None:
     torch.manual_seed(0)
     model, batch = tiny_model("llama", layers=LAYERS, vocab_size=24).train(), two_documents()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from importlib.resources import files
 
+import pytest
+
 from benchctl.training.data.corpus import Record
 from reference.requests import GLOSSARY, user_requests
 
@@ -27,10 +29,12 @@ def test_terms_of_a_glossary_among_the_data_are_asked_about() -> None:
     assert not any("cyclotron" in request[0].content for request in user_requests(other, 3000))
 
 
+@pytest.mark.slow
 def test_more_requests_than_there_are_end_all_the_same() -> None:
     assert 10_000 < len(user_requests([], 60_000)) < 60_000
 
 
+@pytest.mark.slow
 def test_no_request_is_a_prompt_of_an_embedded_suite() -> None:
     prompts: set[str] = set()
     for file in (files("benchctl") / "assets" / "prompts").iterdir():

@@ -44,7 +44,7 @@ def schemas() -> dict[str, Any]:
     results, scores = (
         json.loads(CliRunner().invoke(main, ["validate", "--schema", name]).stdout) for name in ("results", "scores")
     )
-    return {**results["$defs"], "Score": scores}
+    return {**results["$defs"], **scores["$defs"]}
 
 
 @pytest.mark.parametrize("record", RECORDS)
@@ -65,7 +65,7 @@ def test_every_field_has_a_type_and_a_choice_of_words_is_shown_whole(record: str
     for name, field in schemas()[record]["properties"].items():
         words = [word for part in (field, *field.get("anyOf", ())) for word in part.get("enum", ())]
         for word in words:
-            if isinstance(word, str) and word:
+            if name != "kind" and isinstance(word, str) and word:
                 assert f"`{word}`" in of_field[name][2], (name, word)
 
 

@@ -68,6 +68,7 @@ def _without_order(losses: dict[float, list[float]]) -> float | None:
     return min(passed, default=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["coins", "shares"])
 @pytest.mark.parametrize("risks", [RISING, ALL_ABOVE, FALLING], ids=["rising", "all above", "falling"])
 def test_no_more_than_epsilon_of_calibrations_break_the_promise(risks: dict[float, float], kind: str) -> None:

@@ -74,6 +74,7 @@ def test_two_processes_train_a_draft_model_and_measure_it(tmp_path: Path, own: i
     assert 0 <= held_out["instruct, drafting"]["acceptance_4"] <= 1
 
 
+@pytest.mark.slow
 def test_micro_batches_that_cannot_be_shared_are_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(UserError) as told:
         tiny_trainer(tmp_path, tiny_settings(), world=World(rank=0, size=3))
@@ -81,6 +82,7 @@ def test_micro_batches_that_cannot_be_shared_are_refused_before_training(tmp_pat
     assert "set --batch-tokens to a multiple of 48" in str(told.value)
 
 
+@pytest.mark.slow
 def test_processes_that_read_different_checkpoints_do_not_train_together(tmp_path: Path) -> None:
     class Behind(World):
         def from_first(self, value: float, device: torch.device) -> float:
@@ -93,6 +95,7 @@ def test_processes_that_read_different_checkpoints_do_not_train_together(tmp_pat
         again.train()
 
 
+@pytest.mark.slow
 def test_a_gradient_that_only_another_process_has_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other process sends its gradients end to end, then which of the three are there."""
     both, there, nowhere = (nn.Parameter(torch.zeros(1, 2)) for _ in range(3))
@@ -105,6 +108,7 @@ def test_a_gradient_that_only_another_process_has_is_taken_over(monkeypatch: pyt
     assert nowhere.grad is None
 
 
+@pytest.mark.slow
 def test_without_torchrun_there_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     with joined("cpu") as world:
@@ -116,6 +120,7 @@ def test_without_torchrun_there_is_one_process(monkeypatch: pytest.MonkeyPatch) 
         assert parameter.grad is None
 
 
+@pytest.mark.slow
 def test_half_an_environment_is_an_error_that_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
@@ -123,6 +128,7 @@ def test_half_an_environment_is_an_error_that_names_what_is_missing(monkeypatch:
         pass
 
 
+@pytest.mark.slow
 def test_each_process_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")):

@@ -51,6 +51,7 @@ def answers(label: str, target: Target) -> list[Generation]:
     return [decode(method, target, DecodeRequest(prompt, 12)) for prompt in PROMPTS]
 
 
+@pytest.mark.slow
 def test_the_target_turns_letters_round(made: Made) -> None:
     """Else what follows would be about noise."""
     said = [list(generation.token_ids) for generation in answers("autoregressive", Target.load(made.target))]
@@ -58,12 +59,14 @@ def test_the_target_turns_letters_round(made: Made) -> None:
     assert right >= 0.8 * len(PROMPTS)
 
 
+@pytest.mark.slow
 def test_trained_exits_agree_with_the_last_layer_more_often_than_bare_ones(made: Made) -> None:
     shares = json.loads((made.trained / "modules.json").read_text())["yardsticks"]
     gains = [shares[f"exit_{layer}_top1"] - shares[f"exit_{layer}_bare_top1"] for layer in EXITS]
     assert min(gains) >= 0 and max(gains) > 0.2, shares
 
 
+@pytest.mark.slow
 def test_trained_exits_leave_earlier_and_say_more_of_what_the_target_says(made: Made) -> None:
     target = Target.load(made.target)
     whole = answers("autoregressive", target)
@@ -76,6 +79,7 @@ def test_trained_exits_leave_earlier_and_say_more_of_what_the_target_says(made: 
     assert agreed["trained"] >= 0.8 * len(PROMPTS)
 
 
+@pytest.mark.slow
 def test_drafts_of_trained_exits_are_accepted_more_often_and_change_no_token(made: Made) -> None:
     """In float64, against plain decoding."""
     target = Target.load(made.target, dtype="float64")

@@ -74,6 +74,7 @@ def test_modules_of_other_exits_are_refused_before_a_model_is_loaded(made: Path)
     assert "trained for exits 1+2, not for 4; choose among those with the option exits" in refused("run", *words)
 
 
+@pytest.mark.slow
 def test_a_target_whose_exits_learnt_is_another_one(made: Path) -> None:
     """Its weights tell it apart from the model it began as, whose modules it refuses, and its card says so."""
     words = ("--data", made / "data", "--out", made / "lite", "--steps", 2, "--batch-tokens", 2048, *COMMON)
