@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 import torch
 
-from benchctl import bundled as packs
+from benchctl import bundled
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target, TargetInfo
@@ -107,7 +107,7 @@ def measure(
     """
     torch.set_num_threads(threads)
     choices, left_out = choose(labels, models)
-    loaded, draft_model = Target.load(packs.resolve(models.target)), Target.load(packs.resolve(models.draft))
+    loaded, draft_model = Target.load(bundled.resolve(models.target)), Target.load(bundled.resolve(models.draft))
     ready = [choice.prepare(loaded, lambda name: draft_model, models.draft) for choice in choices]
     left_out |= {choice.label: choice.unsupported for choice in ready if choice.unsupported}
     ready = [choice for choice in ready if not choice.unsupported]
@@ -145,7 +145,7 @@ def choose(labels: Sequence[str], models: Models) -> tuple[list[Choice], dict[st
     Raises UserError where one of ``labels`` cannot run, where it names a draft model, since all are measured with that
     of ``models``, and where two would have the same name; loads no weights.
     """
-    info = TargetInfo.of(load_tokenizer(packs.resolve(models.target)).config)
+    info = TargetInfo.of(load_tokenizer(bundled.resolve(models.target)).config)
     choices, left_out = [], {}
     for text in LABELS:
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchctl import bundled as packs
+from benchctl import bundled
 from benchctl.analysis.stats.bootstrap import Interval, Levels, bootstrap
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import UsesDraftModel
@@ -89,8 +89,8 @@ def measure(threads: int, prompts: int, max_new_tokens: int) -> list[dict[str, o
 
 
 def _embedded() -> tuple[Path, Path]:
-    model = packs.default_target()
-    return Path(packs.resolve(model.name)), Path(packs.resolve(model.draft))
+    model = bundled.default_target()
+    return Path(bundled.resolve(model.name)), Path(bundled.resolve(model.draft))
 
 
 def _pairs(target: Target, draft: Target, library: Library) -> list[tuple[Arm, Arm]]:

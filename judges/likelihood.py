@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from benchctl import bundled as packs
+from benchctl import bundled
 from benchctl.decoding.model.likelihood import likelihood
 from benchctl.decoding.model.target import Target, files_sha256
 from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer, talk
@@ -78,7 +78,7 @@ class Likelihood(GradingJudge):
 
     def _path(self, run: Run) -> str:
         try:
-            return str(packs.resolve(self.model or run.target.name))
+            return str(bundled.resolve(self.model or run.target.name))
         except UserError as error:
             if self.model:
                 raise

@@ -14,8 +14,7 @@ from itertools import count, product
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from benchctl import bundled as packs
-from benchctl import registry
+from benchctl import bundled, registry
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.likelihood import reply_chances
 from benchctl.decoding.model.target import Target, files_sha256
@@ -64,9 +63,9 @@ class Local(AskedJudge):
     def prepare(self, place: Place) -> None:
         """Read the tokenizer. Raises UserError where there is no such model, and for one that cannot judge."""
         if not self.model:
-            names = ", ".join(model.name for model in packs.models())
+            names = ", ".join(model.name for model in bundled.models())
             raise UserError(f"local needs a judge; name one with --model: a folder, a hub id, or one of {names}.")
-        path = packs.resolve(self.model)
+        path = bundled.resolve(self.model)
         tokenizer = load_tokenizer(path)
         if tokenizer.is_encoder_decoder:
             raise UserError(f"'{self.model}' has an encoder; name a --model without one.")
@@ -78,7 +77,7 @@ class Local(AskedJudge):
     def reach(self) -> None:
         """Load the weights. Raises UserError where that fails."""
         if self._target is None:
-            self._target = Target.load(packs.resolve(self.model), dtype=self.dtype, device=self.device)
+            self._target = Target.load(bundled.resolve(self.model), dtype=self.dtype, device=self.device)
 
     @property
     def model_id(self) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from benchctl.decoding.adaptive import AdaptiveDepth, KvFill, View
-from benchctl.decoding.kv.kv_fill import absent, copy_h, copy_p, deferred_exact
+from benchctl.decoding.exit_rows import absent, copy_h, copy_p, deferred_exact
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, MonotoneThreshold, Step
 from benchctl.decoding.model.target import Target, TargetInfo

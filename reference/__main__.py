@@ -15,7 +15,7 @@ from benchctl.cli.train.session import REFERENCE, run_job
 from benchctl.errors import UserError
 from benchctl.options import setting
 from benchctl.training.data.reading import read_corpus
-from benchctl.training.options import ModelShape, TrainOptions
+from benchctl.training.train_options import ModelShape, TrainOptions
 from reference.mixture import MoeShape
 from reference.model_jobs import train_moe, train_target
 from reference.pack import PackEntry, add_modules_to_pack, add_to_pack

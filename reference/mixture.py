@@ -16,7 +16,7 @@ from benchctl.options import setting
 from benchctl.training.data.packing import Batch
 from benchctl.training.models import TokenIds, common_settings
 from benchctl.training.modules.objective import HeldOut, loss_weights, text_metrics
-from benchctl.training.options import LAYERS_HELP, ModelShape, check_shape
+from benchctl.training.train_options import LAYERS_HELP, ModelShape, check_shape
 from reference.objectives import next_token_loss
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from benchctl.errors import UserError
 from benchctl.training.checkpoint import checkpoints, writing
-from benchctl.training.data.chat import ChatFormat
+from benchctl.training.data.chats import ChatFormat
 from benchctl.training.data.packing import PROMPT_WEIGHT
 from benchctl.training.data.reading import Corpus
 from benchctl.training.jobs import CHECKPOINTS, Surroundings, check, check_run, data_facts, train
@@ -29,8 +29,8 @@ from benchctl.training.models import (
 from benchctl.training.modules.frozen import TargetFiles, chat_of, find_target, load_target, seen_tokens
 from benchctl.training.modules.objective import HeldOut
 from benchctl.training.optim import fitting
-from benchctl.training.options import MODEL_LEARNING, ModelShape, TrainOptions, check_shape
 from benchctl.training.record import Result, greedy_samples, model_shape, trained_before, write_result
+from benchctl.training.train_options import MODEL_LEARNING, ModelShape, TrainOptions, check_shape
 from benchctl.training.trainer import Data
 from reference.bpe import chat_format, read_tokenizer, save_tokenizer, token_ids
 from reference.mixture import (

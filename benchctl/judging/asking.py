@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from benchctl.judging.budget import NOTHING, Budget, OutOfBudget
-from benchctl.judging.cache import Cache, Kept, content_key
 from benchctl.judging.items import Item
 from benchctl.judging.judge import AskedJudge, Message, Reply, Usage
+from benchctl.judging.reply_cache import Cache, Kept, Outcome, content_key
 
 
 @dataclass(frozen=True)
@@ -51,18 +51,6 @@ def only(tasks: Iterable[Task], items: Iterable[Item]) -> tuple[Task, ...]:
     wanted = {item.key for item in items}
     cut = (replace(task, items=tuple(item for item in task.items if item.key in wanted)) for task in tasks)
     return tuple(task for task in cut if task.items)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of the tries of a question. `scores` are in the order in which the answers were shown; None, with the
-    reason in `unreadable`, where no reply could be read. `fresh` are the tries of this judging."""
-
-    scores: tuple[float, ...] | None
-    unreadable: str
-    tries: int
-    reply: str
-    fresh: tuple[Kept, ...] = ()
 
 
 class Stopped(Exception):

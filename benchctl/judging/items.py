@@ -6,17 +6,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from benchctl.errors import UserError
 from benchctl.judging.judge import GradingJudge, Judge, Question
+from benchctl.judging.reply_cache import Outcome
 from benchctl.records.reader import RowKey, row_key
 from benchctl.records.schema import Row, Run
 from benchctl.records.scores import Order, Score, ScoreKey, score_key, text_sha256
 from benchctl.records.writer import RunFile
-
-if TYPE_CHECKING:
-    from benchctl.judging.asking import Outcome
 
 # MT-Bench's judge gets the reference answers of these; elsewhere a reference is one good answer of many.
 WITH_REFERENCE = frozenset({"math", "reasoning", "coding"})

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from benchctl import bundled as packs
-from benchctl import registry
+from benchctl import bundled, registry
 from benchctl.decoding.batch import why_not_batched
 from benchctl.decoding.method import Method, UsesDraftModel
 from benchctl.decoding.model.target import Target, TargetInfo
@@ -103,10 +102,10 @@ def choose_models(settings: ModelSettings) -> Models:
 
     Raises UserError for a model that does not exist.
     """
-    target = settings.target or packs.default_target().name
-    embedded = {model.name: model.draft for model in packs.models()}
+    target = settings.target or bundled.default_target().name
+    embedded = {model.name: model.draft for model in bundled.models()}
     for name in {target, settings.draft} - {"", *embedded}:
-        packs.resolve(name)
+        bundled.resolve(name)
     return Models(target, settings.draft or embedded.get(target, ""))
 
 
@@ -131,12 +130,12 @@ def choose_method(text: str, models: Models) -> Choice:
 def check_tokenizers(models: Models, choices: Iterable[Choice], batch_size: int = 1) -> TargetTokenizer:
     """The target's tokenizer. Raises UserError for a missing model, for batches on a target with an encoder, and for a
     draft model with an encoder or another vocabulary."""
-    tokenizer = load_tokenizer(packs.resolve(models.target))
+    tokenizer = load_tokenizer(bundled.resolve(models.target))
     if batch_size > 1 and tokenizer.is_encoder_decoder:
         raise UserError(f"{models.target} has an encoder; batches are for targets without one: no --batch-size")
     drafts = [models.draft, *(choice.draft_model(models.draft) for choice in choices)]
     for draft in filter(None, dict.fromkeys(drafts)):
-        other = load_tokenizer(packs.resolve(draft))
+        other = load_tokenizer(bundled.resolve(draft))
         if other.is_encoder_decoder:  # its encoder would keep the previous prompt
             raise UserError(
                 f"The draft model '{draft}' has an encoder, which reads no prompt while drafting. Name a draft model "
@@ -160,7 +159,7 @@ def _with_embedded(choice: Choice, target: str) -> Choice:
         return choice
     assert isinstance(choice.method, Trainable)
     name = choice.method.modules_name(choice.name)
-    return replace(choice, embedded=str(packs.modules_for(target, name) or ""))
+    return replace(choice, embedded=str(bundled.modules_for(target, name) or ""))
 
 
 def _check_one_draft(drafts: Sequence[str]) -> None:

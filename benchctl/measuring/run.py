@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from benchctl import bundled as packs
+from benchctl import bundled
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
@@ -64,7 +64,7 @@ class ModelStore:
 
     def __call__(self, name: str) -> Target:
         if name not in self._loaded:
-            self._loaded[name] = Target.load(packs.resolve(name), dtype=self._dtype, device=self._device)
+            self._loaded[name] = Target.load(bundled.resolve(name), dtype=self._dtype, device=self._device)
         return self._loaded[name]
 
 

@@ -15,7 +15,7 @@ from benchctl.decoding.model.tokenizer import from_pretrained
 from benchctl.registry import parse_label
 from benchctl.training.modules.job import BATCH_TOKENS, trainable
 from benchctl.training.optim import Stage, is_matrix
-from benchctl.training.options import TeacherOptions
+from benchctl.training.train_options import TeacherOptions
 
 WIDE = 4  # bytes of a float32, in which modules, their gradients and their moments are kept
 LOGIT_COPIES = 3  # of each pass in float32: the logits, their log-softmax, their gradient

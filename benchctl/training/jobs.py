@@ -26,7 +26,7 @@ from benchctl.training.checkpoint import (
     replacing,
     writing,
 )
-from benchctl.training.data.chat import ChatFormat
+from benchctl.training.data.chats import ChatFormat
 from benchctl.training.data.packing import PackedCorpus
 from benchctl.training.data.reading import Corpus, read_corpus
 from benchctl.training.distributed import World
@@ -34,8 +34,8 @@ from benchctl.training.models import TOKENIZER_FILES, copy_tokenizer, empty_mode
 from benchctl.training.modules.objective import HeldOut, Objective
 from benchctl.training.modules.own_text import Answered
 from benchctl.training.optim import Budget, OptimizerSettings, Stage, optimizer_name
-from benchctl.training.options import Provenance, TrainOptions
 from benchctl.training.progress import Progress
+from benchctl.training.train_options import Provenance, TrainOptions
 from benchctl.training.trainer import Data, Trainer, TrainSettings, bf16_helps, check_shares
 
 CHECKPOINTS = "checkpoints"

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from benchctl.training.options import ModelShape
+from benchctl.training.train_options import ModelShape
 
 TOKENIZER_FILES = (
     "added_tokens.json",

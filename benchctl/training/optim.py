@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from benchctl.errors import UserError
-from benchctl.training.options import OptimizerName, ScheduleName
+from benchctl.training.train_options import OptimizerName, ScheduleName
 
 FUSED_DEVICES = ("cpu", "cuda")
 ROUTERS = ("gate", "router")  # which expert a row stands for matters; orthogonal rows ask all experts equally strongly

@@ -33,8 +33,8 @@ from benchctl.training.data.packing import Batch
 from benchctl.training.distributed import World
 from benchctl.training.modules.objective import Objective, Paced, loss_weights, measure_held_out
 from benchctl.training.optim import Budget, Optimizers, OptimizerSettings, Stage, learning_rate, stage_index
-from benchctl.training.options import ScheduleName
 from benchctl.training.progress import Progress, TrainingLog
+from benchctl.training.train_options import ScheduleName
 
 X86 = ("x86_64", "amd64")  # platform.machine() of processors with x86 instructions
 

@@ -13,8 +13,8 @@ from fixtures_records import baseline_row, drafted_row, exiting_row, write
 from benchctl.judging.budget import Price
 from benchctl.judging.items import JudgeName
 from benchctl.judging.judge import AskedJudge, Message, Reply, Usage
-from benchctl.judging.session import Judging
-from benchctl.judging.settings import JudgeSettings, Progress, World
+from benchctl.judging.judge_settings import JudgeSettings, Progress, World
+from benchctl.judging.scoring import Judging
 from benchctl.records.schema import Row
 from benchctl.records.scores import Score, read_scores, scores_path
 from benchctl.records.writer import read

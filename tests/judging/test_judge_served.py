@@ -20,7 +20,7 @@ from fixtures_records import EXITING
 from judged import Court, good_and_bad
 from parrot import parrot_folder
 
-from benchctl import bundled as packs
+from benchctl import bundled
 from benchctl.errors import UserError
 from benchctl.judges.local import Local
 from benchctl.records.scores import Score
@@ -101,7 +101,7 @@ def test_a_model_behind_transformers_serve_judges_over_http(server: str, model: 
 
 def test_the_reference_model_reads_the_same_questions_over_http_as_here(tmp_path: Path) -> None:
     """ref-draft cannot judge: what counts is that each question reaches it whole, is billed, and is told of."""
-    folder = shutil.copytree(packs.resolve("ref-draft"), tmp_path / "ref-draft")
+    folder = shutil.copytree(bundled.resolve("ref-draft"), tmp_path / "ref-draft")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForCausalLM"]}))
     served, here = Court(tmp_path / "served", good_and_bad(2)), Court(tmp_path / "here", good_and_bad(2))

@@ -11,9 +11,9 @@ import pytest
 
 from benchctl.errors import InvalidData, UserError
 from benchctl.judging.budget import NOTHING, Budget, OutOfBudget, Price, price_of, price_table
-from benchctl.judging.cache import Cache, Kept, cache_path, content_key
 from benchctl.judging.chat import count_prompt, load_template, most_tokens
 from benchctl.judging.judge import Message, Usage
+from benchctl.judging.reply_cache import Cache, Kept, cache_path, content_key
 
 KEPT = Kept("a" * 64, 0, "m", "t@0", "8 7", "", 10, 2, "2026-01-01T00:00:00+00:00")
 

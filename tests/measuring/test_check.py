@@ -12,7 +12,7 @@ from plain_t5 import tiny_t5
 from tiny import tiny_folder, tiny_tokenizer
 from untrained import facts_of, untrained
 
-from benchctl import bundled as packs
+from benchctl import bundled
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folder import save_modules
 from benchctl.errors import UserError
@@ -109,8 +109,8 @@ def test_modules_of_another_method_are_refused_before_weights_are_loaded(
 
 
 def test_the_embedded_target_and_its_draft_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = packs.PackModel("ref", "ref", "target", 1, 1, "", "", "", "", draft="ref-draft")
-    monkeypatch.setattr(packs, "models", lambda: (model,))
+    model = bundled.PackModel("ref", "ref", "target", 1, 1, "", "", "", "", draft="ref-draft")
+    monkeypatch.setattr(bundled, "models", lambda: (model,))
     assert choose_models(ask.ModelSettings()) == choose_models(ask.ModelSettings("ref"))
     assert (choose_models(ask.ModelSettings()).target, choose_models(ask.ModelSettings()).draft) == ("ref", "ref-draft")
     assert choose_models(ask.ModelSettings("owner/elsewhere")).draft == ""

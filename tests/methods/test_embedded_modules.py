@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchctl import bundled as packs
+from benchctl import bundled
 from benchctl.analysis.comparison import compare, over
 from benchctl.analysis.metrics.drafting import ACCEPTANCE_DIFFERENCE, ACCEPTANCE_RATE
 from benchctl.analysis.metrics.experts import RECALL
@@ -13,7 +13,7 @@ from benchctl.cli import main
 from benchctl.decoding.modules.folder import check_modules
 from benchctl.records.writer import read
 
-PACKED = [(model.name, method) for model in packs.models() for method in model.modules]
+PACKED = [(model.name, method) for model in bundled.models() for method in model.modules]
 
 
 def _run(out: Path, *labels: str, model: str = "ref-dense", limit: int = 6) -> Path:
@@ -31,7 +31,7 @@ def test_the_methods_named_after_this_project_have_modules() -> None:
 
 @pytest.mark.parametrize(("model", "method"), PACKED)
 def test_modules_are_bound_to_the_target_they_are_beside(model: str, method: str) -> None:
-    folder = packs.modules_for(model, method)
+    folder = bundled.modules_for(model, method)
     assert folder is not None
     facts = check_modules(method, str(folder))
     assert facts.target.name == model

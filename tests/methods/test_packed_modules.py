@@ -11,7 +11,7 @@ from fixtures_training import COMMON, LESSONS, done, refused, write_data
 from safetensors.torch import load_file
 from tiny import tiny_folder
 
-from benchctl import bundled as packs
+from benchctl import bundled
 from benchctl.records.writer import read
 from reference.pack import FILES
 
@@ -49,12 +49,12 @@ def pack(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     """A pack of that target alone."""
     model = ("--model", made / "tiny-target", "--role", "target", "--description", "A", "--data", "B")
     done("reference", "pack", *model, "--pack", tmp_path / "pack")
-    monkeypatch.setattr(packs, "MODELS", tmp_path / "pack")
-    packs.models.cache_clear()
-    packs._checked.cache_clear()
+    monkeypatch.setattr(bundled, "MODELS", tmp_path / "pack")
+    bundled.models.cache_clear()
+    bundled._checked.cache_clear()
     yield tmp_path / "pack"
-    packs.models.cache_clear()
-    packs._checked.cache_clear()
+    bundled.models.cache_clear()
+    bundled._checked.cache_clear()
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def pack_moe(made_moe: Path, pack: Path) -> Path:
     model = ("--model", made_moe / "tiny-moe", "--role", "moe", "--description", "A", "--data", "B")
     done("reference", "pack", *model, "--pack", pack)
     done("reference", "pack", "--model", made_moe / "ahead", "--role", "modules", "--pack", pack)
-    packs.models.cache_clear()
+    bundled.models.cache_clear()
     return pack
 
 
@@ -74,7 +74,7 @@ def _run(made: Path, out: Path, label: str) -> tuple[str, ...]:
 
 def test_packed_modules_serve_a_run_that_names_none(made: Path, pack: Path, tmp_path: Path) -> None:
     done("reference", "pack", "--model", made / "adapters", "--role", "modules", "--pack", pack)
-    packs.models.cache_clear()
+    bundled.models.cache_clear()
     done(*_run(made, tmp_path / "run.jsonl", "m2r2[gates=1+2]"))
     found = read(tmp_path / "run.jsonl")
     method = found.run.methods[1]
@@ -89,8 +89,8 @@ def test_packed_modules_are_bfloat16_and_replaced_with_their_target(made: Path, 
     assert {weight.dtype for weight in load_file(folder / "modules.safetensors").values()} == {torch.bfloat16}
     model = ("--model", made / "tiny-target", "--role", "target", "--description", "A", "--data", "B")
     done("reference", "pack", *model, "--pack", pack)
-    packs.models.cache_clear()
-    assert not folder.exists() and packs.modules_for("tiny-target", "m2r2") is None
+    bundled.models.cache_clear()
+    assert not folder.exists() and bundled.modules_for("tiny-target", "m2r2") is None
 
 
 def test_a_target_without_packed_modules_says_how_to_train_them(made: Path, pack: Path, tmp_path: Path) -> None:

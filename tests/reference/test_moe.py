@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from benchctl.decoding.model.target import Target
-from benchctl.training.data.chat import ChatFormat
+from benchctl.training.data.chats import ChatFormat
 from benchctl.training.data.packing import Batch
 from benchctl.training.data.reading import read_corpus
 from benchctl.training.models import TokenIds, build_model

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchctl import bundled as packs
+from benchctl import bundled
 from benchctl.cli import main
 from benchctl.decoding.modules import folder as modules
 from benchctl.errors import UserError
@@ -24,18 +24,18 @@ def pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for entry in entries:
         folder = tmp_path / str(entry["folder"])
         folder.mkdir()
-        (folder / packs.WEIGHTS).write_bytes(WEIGHTS)
-        (folder / packs.TOKENIZER).write_bytes(TOKENIZER)
+        (folder / bundled.WEIGHTS).write_bytes(WEIGHTS)
+        (folder / bundled.TOKENIZER).write_bytes(TOKENIZER)
     (tmp_path / "index.json").write_text(json.dumps(entries))
-    monkeypatch.setattr(packs, "MODELS", tmp_path)
+    monkeypatch.setattr(bundled, "MODELS", tmp_path)
     _forget()
     yield tmp_path
     _forget()
 
 
 def _forget() -> None:
-    packs.models.cache_clear()
-    packs._checked.cache_clear()
+    bundled.models.cache_clear()
+    bundled._checked.cache_clear()
 
 
 def _entry(name: str, role: str, draft: str = "") -> dict[str, object]:
@@ -55,11 +55,11 @@ def _entry(name: str, role: str, draft: str = "") -> dict[str, object]:
 
 
 def test_an_embedded_name_is_its_folder(pack: Path) -> None:
-    assert packs.resolve("big") == pack / "big-folder"
+    assert bundled.resolve("big") == pack / "big-folder"
 
 
 def test_the_default_target_is_the_first_of_that_role_and_names_its_draft_model(pack: Path) -> None:
-    assert (packs.default_target().name, packs.default_target().draft) == ("big", "small")
+    assert (bundled.default_target().name, bundled.default_target().draft) == ("big", "small")
 
 
 def test_a_folder_with_an_embedded_name_is_neither_taken_nor_passed_over(
@@ -69,85 +69,85 @@ def test_a_folder_with_an_embedded_name_is_neither_taken_nor_passed_over(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "big").mkdir()
     with pytest.raises(UserError, match=r"'big' is an embedded model, and a folder here has the same name.* \./big"):
-        packs.resolve("big")
-    assert packs.resolve("./big") == Path("big")
-    assert packs.resolve("small") == pack / "small-folder"
+        bundled.resolve("big")
+    assert bundled.resolve("./big") == Path("big")
+    assert bundled.resolve("small") == pack / "small-folder"
 
 
-@pytest.mark.parametrize("file", [packs.WEIGHTS, packs.TOKENIZER])
+@pytest.mark.parametrize("file", [bundled.WEIGHTS, bundled.TOKENIZER])
 def test_an_altered_or_missing_file_is_refused(pack: Path, file: str) -> None:
     (pack / "big-folder" / file).write_bytes(b"other")
     with pytest.raises(UserError, match=f"{file} of the embedded model 'big' is not the one shipped"):
-        packs.resolve("big")
+        bundled.resolve("big")
     (pack / "small-folder" / file).unlink()
     with pytest.raises(UserError, match=f"'small' lacks {file}"):
-        packs.resolve("small")
+        bundled.resolve("small")
 
 
 def test_modules_belong_to_a_model_and_are_checked(pack: Path) -> None:
     folder = pack / "big-folder" / "modules" / "medusa"
     folder.mkdir(parents=True)
-    (folder / packs.MODULES).write_bytes(WEIGHTS)
+    (folder / bundled.MODULES).write_bytes(WEIGHTS)
     entries = json.loads((pack / "index.json").read_text())
     entries[0]["modules"] = {"medusa": hashlib.sha256(WEIGHTS).hexdigest()}
     (pack / "index.json").write_text(json.dumps(entries))
     _forget()
-    assert packs.modules_for("big", "medusa") == folder
-    assert packs.modules_for("big", "early_exit") is None
-    assert packs.modules_for("small", "medusa") is None
+    assert bundled.modules_for("big", "medusa") == folder
+    assert bundled.modules_for("big", "early_exit") is None
+    assert bundled.modules_for("small", "medusa") is None
     _forget()
-    (folder / packs.MODULES).write_bytes(b"other")
+    (folder / bundled.MODULES).write_bytes(b"other")
     with pytest.raises(UserError, match="modules.safetensors of the embedded modules of medusa for 'big' is not"):
-        packs.modules_for("big", "medusa")
+        bundled.modules_for("big", "medusa")
 
 
 def test_weights_are_hashed_once_per_process(pack: Path) -> None:
-    packs.resolve("big")
-    (pack / "big-folder" / packs.WEIGHTS).write_bytes(b"other")
-    assert packs.resolve("big") == pack / "big-folder"
+    bundled.resolve("big")
+    (pack / "big-folder" / bundled.WEIGHTS).write_bytes(b"other")
+    assert bundled.resolve("big") == pack / "big-folder"
 
 
 def test_a_folder_is_itself(pack: Path, tmp_path: Path) -> None:
-    assert packs.resolve(tmp_path) == tmp_path
-    assert packs.resolve(str(tmp_path)) == tmp_path
+    assert bundled.resolve(tmp_path) == tmp_path
+    assert bundled.resolve(str(tmp_path)) == tmp_path
 
 
 def test_owner_and_name_is_a_hub_id(pack: Path) -> None:
-    assert packs.resolve("owner/some-model_1.1B") == "owner/some-model_1.1B"
+    assert bundled.resolve("owner/some-model_1.1B") == "owner/some-model_1.1B"
 
 
 @pytest.mark.parametrize("name", ["bigg", "./missing/folder", "/missing/folder", "../missing", "a/b/c", ""])
 def test_anything_else_lists_the_embedded_names(pack: Path, name: str) -> None:
     with pytest.raises(UserError, match="Embedded models: big, small; or give a folder"):
-        packs.resolve(name)
+        bundled.resolve(name)
 
 
 def test_a_package_without_models_says_so(pack: Path) -> None:
     (pack / "index.json").unlink()
-    assert packs.models() == ()
+    assert bundled.models() == ()
     with pytest.raises(UserError, match="carries no embedded target"):
-        packs.default_target()
+        bundled.default_target()
 
 
 def test_the_shipped_index_is_true() -> None:
     """Every model of the index is there, with the size and the hashes the index gives."""
-    drafts = {model.name for model in packs.models() if model.role == "draft"}
-    assert packs.default_target().draft in drafts
-    for model in packs.models():
-        assert packs.resolve(model.name) == model.path
-        assert (model.path / packs.WEIGHTS).stat().st_size == model.bytes
+    drafts = {model.name for model in bundled.models() if model.role == "draft"}
+    assert bundled.default_target().draft in drafts
+    for model in bundled.models():
+        assert bundled.resolve(model.name) == model.path
+        assert (model.path / bundled.WEIGHTS).stat().st_size == model.bytes
         assert not model.draft or model.draft in drafts
         for method in model.modules:
-            assert packs.modules_for(model.name, method) == model.modules_path(method)
+            assert bundled.modules_for(model.name, method) == model.modules_path(method)
 
 
 def test_the_shipped_models_and_modules_are_within_64_mebibytes() -> None:
-    assert sum(file.stat().st_size for file in packs.MODELS.rglob("*") if file.is_file()) < PACK_BYTES
+    assert sum(file.stat().st_size for file in bundled.MODELS.rglob("*") if file.is_file()) < PACK_BYTES
 
 
 def test_modules_are_called_alike_where_they_are_trained_and_where_they_are_packed() -> None:
     """Neither of the two may import the other."""
-    assert packs.MODULES == modules.WEIGHTS
+    assert bundled.MODULES == modules.WEIGHTS
 
 
 def test_the_list_has_a_line_of_80_columns_for_each_model(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from benchctl.decoding.model.target import Target
 from benchctl.records.writer import read
 from benchctl.training.jobs import Surroundings
 from benchctl.training.modules.job import train_modules
-from benchctl.training.options import Provenance, TeacherOptions
+from benchctl.training.train_options import Provenance, TeacherOptions
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from benchctl.registry import build
 from benchctl.training.estimate import estimate
 from benchctl.training.models import parameter_count
 from benchctl.training.modules.frozen import find_target, load_target
-from benchctl.training.options import TeacherOptions
+from benchctl.training.train_options import TeacherOptions
 
 
 @pytest.mark.parametrize("label", ["medusa[heads=2]", "early_exit[head=trained,exits=1+2]", "m2r2[gates=1+2]"])

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM
 
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.trainable import Tally
-from benchctl.training.data.chat import ChatFormat
+from benchctl.training.data.chats import ChatFormat
 from benchctl.training.data.packing import Document, Tokens, Turn
 from benchctl.training.data.reading import read_corpus
-from benchctl.training.draft import accepted, drafting, kept_layers
+from benchctl.training.draft_model import accepted, drafting, kept_layers
 from benchctl.training.models import build_from_target
 
 

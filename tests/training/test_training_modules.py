@@ -33,7 +33,7 @@ from benchctl.training.modules.frozen import chat_of, find_target, load_target
 from benchctl.training.modules.lesson_text import LessonText
 from benchctl.training.modules.objective import loss_weights
 from benchctl.training.modules.teacher import LessonMaker, ModuleObjective
-from benchctl.training.options import Provenance, TeacherOptions
+from benchctl.training.train_options import Provenance, TeacherOptions
 from reference.recipe import ReferenceRecipe
 
 CPU = torch.device("cpu")

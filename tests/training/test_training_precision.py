@@ -12,7 +12,7 @@ import torch
 from fixtures_training import COMMON, SHAPE, done, write_data
 
 from benchctl.training.jobs import target_dtype
-from benchctl.training.options import TrainOptions
+from benchctl.training.train_options import TrainOptions
 from benchctl.training.trainer import bf16_helps
 
 OPTIONS = TrainOptions(data=(), out=Path(), device="cuda")

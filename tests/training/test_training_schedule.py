@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchctl.training.optim import Stage, fitting, learning_rate, stage_index
-from benchctl.training.options import ScheduleName
+from benchctl.training.train_options import ScheduleName
 
 
 def test_rate_warms_up_and_falls_to_zero() -> None:

@@ -15,8 +15,8 @@ from benchctl.errors import UserError
 
 if TYPE_CHECKING:
     from benchctl.cli.judge.display import JudgeDisplay
-    from benchctl.judging.session import Judging
-    from benchctl.judging.settings import JudgeSettings, Summary
+    from benchctl.judging.judge_settings import JudgeSettings, Summary
+    from benchctl.judging.scoring import Judging
     from benchctl.records.writer import RunFile
 
 UNFINISHED = 1
@@ -108,8 +108,8 @@ def _judging(
 ) -> tuple[Judging, JudgeSettings]:
     from benchctl.cli.judge.setup import prompts_of, settings_of
     from benchctl.judging.items import check_baseline
-    from benchctl.judging.session import Judging
-    from benchctl.judging.settings import World
+    from benchctl.judging.judge_settings import World
+    from benchctl.judging.scoring import Judging
     from benchctl.measuring.clock import utc_now
 
     check_baseline(files, options.baseline_label)

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 if TYPE_CHECKING:
     from benchctl.judging.budget import Spent
-    from benchctl.judging.settings import Forecast, Summary
-    from benchctl.judging.settings import Progress as Done
+    from benchctl.judging.judge_settings import Forecast, Summary
+    from benchctl.judging.judge_settings import Progress as Done
 
 
 class JudgeDisplay:

@@ -15,7 +15,7 @@ from benchctl.errors import UserError
 if TYPE_CHECKING:
     from benchctl.judging.items import Prompts
     from benchctl.judging.judge import Judge
-    from benchctl.judging.settings import JudgeSettings
+    from benchctl.judging.judge_settings import JudgeSettings
     from benchctl.measuring.prompts.files import Prompt
     from benchctl.measuring.prompts.sources import Notify
     from benchctl.measuring.prompts.suites import Suite
@@ -35,7 +35,7 @@ def settings_of(options: JudgeOptions, files: Sequence[RunFile]) -> JudgeSetting
     from benchctl.judging.budget import price_of
     from benchctl.judging.items import JudgeName
     from benchctl.judging.judge import Place
-    from benchctl.judging.settings import JudgeSettings
+    from benchctl.judging.judge_settings import JudgeSettings
     from benchctl.registry import build_judge
 
     label = judge_label(options)

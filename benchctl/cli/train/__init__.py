@@ -15,7 +15,7 @@ from benchctl.cli.options import Command, options_from
 from benchctl.cli.train.session import run_job, surroundings
 from benchctl.errors import UserError
 from benchctl.registry import builtin_file, builtin_names, parse_label
-from benchctl.training.options import DraftOptions, DraftStart, TeacherOptions
+from benchctl.training.train_options import DraftOptions, DraftStart, TeacherOptions
 
 if TYPE_CHECKING:
     from benchctl.training.jobs import Surroundings
@@ -114,7 +114,7 @@ def draft(options: DraftOptions, start: DraftStart) -> None:
     """
 
     def job(around: Surroundings) -> Result | None:
-        from benchctl.training.draft import train_draft
+        from benchctl.training.draft_model import train_draft
 
         return train_draft(options, start, around)
 

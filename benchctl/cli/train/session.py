@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from benchctl.training.jobs import Surroundings
     from benchctl.training.modules.objective import HeldOut
     from benchctl.training.modules.own_text import Answered
-    from benchctl.training.options import TrainOptions
     from benchctl.training.progress import Progress
     from benchctl.training.record import Result
+    from benchctl.training.train_options import TrainOptions
 
 LINE_EVERY_S = 30.0
 SHOWN_MEASURES = 13
@@ -48,7 +48,7 @@ def surroundings(options: TrainOptions) -> Iterator[Surroundings]:
     from benchctl.measuring.machine.facts import commit, versions
     from benchctl.training.distributed import joined
     from benchctl.training.jobs import Surroundings, check_device
-    from benchctl.training.options import Provenance
+    from benchctl.training.train_options import Provenance
     from benchctl.training.trainer import use_threads
 
     use_threads(options.threads)

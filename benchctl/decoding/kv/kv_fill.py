@@ -1,4 +1,4 @@
-"""What the layers above an exit hold of a row that left there, and how keys and values are made without running it.
+"""Keys and values of a row that left early, made for the layers above its exit without running them.
 
 Filling layer by layer would mostly take the time of starting small operations: norms, rotations and sums of all layers
 are one operation each here, and queries, which nobody needs, are not made.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,29 +16,6 @@ from benchctl.decoding.kv.cache import Cache
 from benchctl.decoding.kv.layout import Layout
 from benchctl.decoding.model.kernels import Norm
 from benchctl.decoding.model.layers import Attention, Layer, finish
-
-if TYPE_CHECKING:  # the target, which the stream runs, fills
-    from benchctl.decoding.adaptive import View
-    from benchctl.decoding.kv.stream import Stream
-
-
-def copy_h(stream: Stream, view: View) -> None:
-    """Of the slow state at the exit, in every layer: state propagation (CALM 2207.07061, section 3.1)."""
-    stream.fill(view.layer)
-
-
-def copy_p(stream: Stream, view: View) -> None:
-    """Of the state that spoke at the exit, in every layer."""
-    stream.fill(view.layer, view.state)
-
-
-def deferred_exact(stream: Stream, view: View) -> None:
-    """The row's own, computed with the next row that goes deeper (DEED 2311.08623)."""
-
-
-def absent(stream: Stream, view: View) -> None:
-    """Nothing: later rows do not see it there (as Mixture-of-Depths, 2404.02258, has it)."""
-    stream.skip(view.layer)
 
 
 class Filler:

@@ -18,6 +18,7 @@ from torch import Tensor
 from benchctl.decoding.kv.cache import Cache
 from benchctl.decoding.kv.kv_fill import Filler
 from benchctl.decoding.kv.layout import Layout
+from benchctl.decoding.model.encoder import RelativeLayout
 from benchctl.decoding.model.families import (
     ENCODER_DECODERS,
     check_family,
@@ -32,7 +33,7 @@ from benchctl.decoding.model.families import (
 from benchctl.decoding.model.kernels import may_copy
 from benchctl.decoding.model.layers import Layer, run_layers
 from benchctl.decoding.model.probe import SPLIT, Probe
-from benchctl.decoding.model.t5 import RelativeLayout, read_t5
+from benchctl.decoding.model.t5 import read_t5
 from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
 from benchctl.errors import UserError
 

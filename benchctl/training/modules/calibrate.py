@@ -18,7 +18,7 @@ from typing import Any
 
 from scipy.stats import binom
 
-from benchctl import bundled as packs
+from benchctl import bundled
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Method, MonotoneThreshold
 from benchctl.decoding.model.target import Target
@@ -29,7 +29,7 @@ from benchctl.registry import BASELINE, Label, build, method_class, method_optio
 from benchctl.training.jobs import Surroundings, check_device, target_dtype
 from benchctl.training.modules.frozen import TargetFiles, chat_of, check_method, find_target
 from benchctl.training.modules.own_text import pick_prompts, prompt_room
-from benchctl.training.options import TeacherOptions
+from benchctl.training.train_options import TeacherOptions
 
 FILE = "calibration.json"
 THRESHOLD = "threshold"
@@ -222,7 +222,7 @@ def _check_method(label: Label, model: str) -> str:
         raise UserError(f"{label.text} says what the target says whatever its threshold; calibrate a lossy mode")
     if not (isinstance(method, Trainable) and method.needs_modules):
         return ""
-    modules = method.modules or str(packs.modules_for(model, method.modules_name(label.name)) or "")
+    modules = method.modules or str(bundled.modules_for(model, method.modules_name(label.name)) or "")
     trained_options(method, label.name, modules)
     return modules
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
-from benchctl import bundled as packs
+from benchctl import bundled
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.families import context_tokens
 from benchctl.decoding.model.target import DTYPES, Target, TargetInfo, check_complete, quiet
@@ -21,7 +21,7 @@ from benchctl.decoding.modules.folder import check_sizes
 from benchctl.decoding.modules.trainable import Trainable
 from benchctl.errors import UserError
 from benchctl.registry import Label, method_class, method_names
-from benchctl.training.data.chat import ChatFormat, EncoderChat
+from benchctl.training.data.chats import ChatFormat, EncoderChat
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def find_target(name_or_path: str, encoders: bool = False) -> TargetFiles:
 
     Raises UserError where that fails, and for a model with an encoder unless `encoders` says that it may have one.
     """
-    path = packs.resolve(name_or_path)
+    path = bundled.resolve(name_or_path)
     tokenizer = load_tokenizer(path)
     if tokenizer.is_encoder_decoder and not encoders:
         raise UserError(
@@ -142,5 +142,5 @@ def _know_encoders() -> list[str]:
 
 def _name(asked: str, path: Path | str) -> str:
     """The name for cards: an embedded name or hub id as it is, a folder by its own name only."""
-    embedded = any(model.name == asked for model in packs.models())
+    embedded = any(model.name == asked for model in bundled.models())
     return asked if embedded or isinstance(path, str) else path.resolve().name

@@ -28,8 +28,8 @@ from benchctl.training.modules.frozen import FrozenTarget, chat_of, check_method
 from benchctl.training.modules.lesson_text import LessonText, readable, stage_of
 from benchctl.training.modules.objective import HeldOut
 from benchctl.training.modules.teacher import ModuleObjective, lesson_maker
-from benchctl.training.options import Learning, TeacherOptions
 from benchctl.training.record import Result, write_result
+from benchctl.training.train_options import Learning, TeacherOptions
 
 BATCH_TOKENS = 8192
 

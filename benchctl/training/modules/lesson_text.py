@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from benchctl.errors import UserError
-from benchctl.training.data.chat import ChatFormat
+from benchctl.training.data.chats import ChatFormat
 from benchctl.training.data.corpus import Record
 from benchctl.training.data.packing import (
     FULL,
@@ -29,7 +29,7 @@ from benchctl.training.jobs import Surroundings, check_run, data_facts, target_d
 from benchctl.training.modules.frozen import FrozenTarget, TargetFiles, load_target, seen_tokens
 from benchctl.training.modules.own_text import SOURCE, Answering, OwnText, Prompt, heads_of, pick_prompts
 from benchctl.training.optim import Stage
-from benchctl.training.options import TeacherOptions
+from benchctl.training.train_options import TeacherOptions
 from benchctl.training.trainer import Data
 
 HELD_OUT_PROMPTS = 128  # of each held-out set

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from benchctl.judging.asking import Answered, Asker, Task, ask_all, only, tasks_of
 from benchctl.judging.budget import Budget, Price, check_budget, is_paid
-from benchctl.judging.cache import Cache
 from benchctl.judging.items import (
     FilePairs,
     Grades,
@@ -22,7 +21,8 @@ from benchctl.judging.items import (
     with_outcome,
 )
 from benchctl.judging.judge import AskedJudge, GradingJudge, Usage
-from benchctl.judging.settings import Forecast, JudgeSettings, Progress, Summary, World
+from benchctl.judging.judge_settings import Forecast, JudgeSettings, Progress, Summary, World
+from benchctl.judging.reply_cache import Cache
 from benchctl.records.scores import Score, ScoreWriter, read_scores, score_key, scores_path
 from benchctl.records.writer import RunFile
 

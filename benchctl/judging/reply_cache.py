@@ -47,6 +47,18 @@ def content_key(judge: str, model: str, template: str, messages: Sequence[Messag
     return hashlib.sha256(json.dumps([judge, model, template, chat, sample]).encode()).hexdigest()
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """The result of the tries of a question. `scores` are in the order in which the answers were shown; None, with the
+    reason in `unreadable`, where no reply could be read. `fresh` are the tries of this judging."""
+
+    scores: tuple[float, ...] | None
+    unreadable: str
+    tries: int
+    reply: str
+    fresh: tuple[Kept, ...] = ()
+
+
 class Cache:
     """The replies of one judge, read from its file and appended to it. May be used by several threads.
 

@@ -29,7 +29,8 @@ from benchctl.training.models import (
 from benchctl.training.modules.frozen import FrozenTarget, TargetFiles, chat_of, check_rows, find_target, load_target
 from benchctl.training.modules.lesson_text import LessonText, stage_of
 from benchctl.training.modules.objective import Distillation
-from benchctl.training.options import (
+from benchctl.training.record import Result, model_shape, trained_before, write_result
+from benchctl.training.train_options import (
     DRAFT_LAYERS,
     DRAFT_LEARNING,
     FROM_SCRATCH,
@@ -39,7 +40,6 @@ from benchctl.training.options import (
     TeacherOptions,
     check_shape,
 )
-from benchctl.training.record import Result, model_shape, trained_before, write_result
 
 PURPOSE = "It drafts tokens for the target that it was distilled from; on its own it writes poor text."
 
