@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchctl.decoding.adaptive import KvFill, View
 from benchctl.decoding.exit_rows import copy_h, deferred_exact
-from benchctl.decoding.method import Context
+from benchctl.decoding.method import Context, PlainDrafter
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exit_policy import ExitPolicy, decayed, read_exits
 from benchctl.decoding.modules.exits import ExitModule, Exits, chance, classifier_loss, exits_loss, exits_yardsticks
@@ -147,3 +148,26 @@ class EarlyExit(ExitPolicy, Trainable):
         if not self.decay:
             return self.threshold
         return decayed(self.threshold, self.decay, context.stream.length - context.prompt_tokens, context.limit_tokens)
+
+    def plain_drafter(self, target: Target, draft_model: Target | None) -> PlainDrafter | None:
+        """Of mode=draft without trained modules or decay: proposals up to the first token that no exit is sure of."""
+        if self.mode != "draft" or self.needs_modules or self.decay or target.encoder is not None:
+            return None
+
+        def confidence(states: Tensor, layer: int) -> float:
+            if self.confidence == "state_cosine":
+                return max(0.0, float(F.cosine_similarity(states[layer - 1], states[layer], dim=0)))
+            first, second = target.head(states[layer][None])[0].softmax(-1).topk(2).values.tolist()
+            return float(first - second if self.confidence == "softmax_gap" else first)
+
+        def propose(text: list[int], budget: int) -> list[int]:
+            proposal: list[int] = []
+            for _ in range(min(self.draft_tokens, budget)):
+                states = target.last_states([*text, *proposal])
+                sure = (layer for layer in self.exit_layers(target) if confidence(states, layer) >= self.threshold)
+                if (layer := next(sure, None)) is None:
+                    break
+                proposal.append(int(target.head(states[layer][None]).argmax()))
+            return proposal
+
+        return propose

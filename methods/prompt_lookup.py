@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.method import Context, Speculative
+from benchctl.decoding.method import Context, PlainDrafter, Speculative
+from benchctl.decoding.model.target import Target
 
 
 @dataclass
@@ -53,6 +54,27 @@ class PromptLookup(Speculative):
                 if len(continuation) == self.draft_tokens or (continuation and self.allow_short):
                     return continuation
         return []
+
+    def plain_drafter(self, target: Target, draft_model: Target | None) -> PlainDrafter | None:
+        """What follows the earlier place whose context agrees with the end of the text in the most tokens."""
+
+        def agreement(text: list[int], end: int) -> int:
+            size = 0
+            while size < min(self.max_ngram, end) and text[end - 1 - size] == text[-1 - size]:
+                size += 1
+            return size
+
+        def propose(text: list[int], budget: int) -> list[int]:
+            last_end = len(text) - 1 if self.allow_short else len(text) - self.draft_tokens
+            sizes = {end: agreement(text, end) for end in range(1, last_end + 1)}
+            longest = max(sizes.values(), default=0)
+            if longest == 0 or budget <= 0:
+                return []
+            best = [end for end, size in sizes.items() if size == longest]
+            end = best[0 if self.match == "first" else -1]
+            return text[end : end + min(self.draft_tokens, budget)]
+
+        return propose
 
 
 def _places(token: int, tokens: list[int]) -> list[int]:

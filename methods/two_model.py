@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchctl.decoding.draft import Draft
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Chain, Context, Speculative, UsesDraftModel
+from benchctl.decoding.method import Chain, Context, PlainDrafter, Speculative, UsesDraftModel
 from benchctl.decoding.model.target import Target
 
 
@@ -67,6 +67,21 @@ class TwoModel(Speculative, UsesDraftModel):
                 break
             unread = [token]
         return chain.draft()
+
+    def plain_drafter(self, target: Target, draft_model: Target | None) -> PlainDrafter | None:
+        if draft_model is None:
+            return None
+
+        def propose(text: list[int], budget: int) -> list[int]:
+            proposal: list[int] = []
+            for _ in range(min(self.draft_tokens, budget, draft_model.context_tokens + 1 - len(text))):
+                probs = draft_model.next_logits([*text, *proposal])[: target.vocabulary].softmax(-1)
+                proposal.append(int(probs.argmax()))
+                if float(probs.max()) < self.confidence:
+                    break
+            return proposal
+
+        return propose
 
     def _feed(self, tokens: list[int]) -> Tensor:
         """The draft model reads ``tokens``; its logits [1, vocabulary] after the last."""

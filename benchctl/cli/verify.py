@@ -66,11 +66,12 @@ if TYPE_CHECKING:
 @click.option(
     "--draws",
     type=click.IntRange(min=0),
-    default=500,
+    default=10_000,
     show_default=True,
     metavar="N",
-    help="Short answers to draw for the test of frequencies. More find smaller deviations: the line says which. 0 "
-    "leaves the test out.",
+    help="Short answers to draw for the test of frequencies. 500 of them, or one in 20, are decoded; the others follow "
+    "from the numbers drawn. A method that draws other numbers too has only the decoded ones. More find smaller "
+    "deviations: the line says which. 0 leaves the test out.",
 )
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to run."
@@ -91,17 +92,18 @@ def verify(
 ) -> None:
     """Check what methods claim on your own model, in float64.
 
-    Greedy answers must be those of autoregressive, token by token. Each step must be the one that the method takes when
-    it starts afresh on the text before it. Short sampled answers must have the target's distribution: exactly, over
-    every way that draws can go, and in the frequencies of real draws. The weights take eight bytes a parameter.
-    `benchctl doctor --method` checks more, on tiny random targets.
+    Greedy answers must be those of autoregressive, token by token. Each step must be the one that the text before it
+    dictates: full recomputation says which, or, for a method without one, a fresh start of the method on that text.
+    Short sampled answers must have the target's distribution: exactly, over every way that draws can go, and in the
+    frequencies of real draws. The weights take eight bytes a parameter. `benchctl doctor --method` checks more, on tiny
+    random targets.
 
     Exit code: 0, 1 where a check fails, 2 where it cannot be done.
 
     \b
     Examples:
       benchctl verify --method two_model
-      benchctl verify --method prompt_lookup --method 'm2r2[exit=2]' --limit 5 --draws 5000
+      benchctl verify --method prompt_lookup --method 'm2r2[exit=2]' --limit 5 --draws 100000
       benchctl verify --method two_model --model my_models/target --draft-model my_models/draft --json
     """
     from benchctl.conformance.own_model import WHAT
@@ -126,5 +128,5 @@ def _findings(own: OwnModel, new_tokens: int, draws: int) -> Iterator[tuple[str,
         if choice.unsupported:
             click.echo(f"Note: {choice.label} cannot run here: {choice.unsupported}.", err=True)
             continue
-        case = Case(choice.label, choice.method, own.target, own.prompts, new_tokens, draws)
+        case = Case(choice.label, choice.method, own.target, own.drafts(choice), own.prompts, new_tokens, draws)
         yield choice.label, verify_case(case, Path(own.name).name)

@@ -43,23 +43,26 @@ class Chance:
         return torch.tensor([self.choose(probs.tolist())])
 
     def uniform(self, generator: torch.Generator) -> Uniform:
-        """In the place of a number from [0, 1)."""
-        return Uniform(self)
+        """In the place of a number from [0, 1): chance * factor < bound holds with min(1, bound / factor)."""
+        return Uniform(self._is_below)
+
+    def _is_below(self, factor: float, bound: float) -> bool:
+        below = min(1.0, bound / factor) if factor > 0.0 else float(bound > 0.0)
+        return self.choose((below, 1.0 - below)) == 0
 
 
 class Uniform:
-    """A number from [0, 1) that is decided only where it is compared: chance * q < p holds with min(1, p / q)."""
+    """A number from [0, 1) whose comparisons ``is_below`` decides: whether number * factor < bound."""
 
-    def __init__(self, chance: Chance, factor: float = 1.0) -> None:
-        self._chance = chance
+    def __init__(self, is_below: Callable[[float, float], bool], factor: float = 1.0) -> None:
+        self._is_below = is_below
         self._factor = factor
 
     def __mul__(self, factor: float) -> Uniform:
-        return Uniform(self._chance, self._factor * factor)
+        return Uniform(self._is_below, self._factor * factor)
 
     def __lt__(self, bound: float) -> bool:
-        below = min(1.0, bound / self._factor) if self._factor > 0.0 else float(bound > 0.0)
-        return self._chance.choose((below, 1.0 - below)) == 0
+        return self._is_below(self._factor, bound)
 
 
 def distribution(program: Callable[[Chance], Outcome]) -> dict[Outcome, float]:

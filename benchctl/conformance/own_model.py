@@ -15,26 +15,27 @@ from functools import partial
 import torch
 from scipy import special, stats
 
+from benchctl.conformance.drawing import Drawing, Text
 from benchctl.conformance.enumeration import distribution, total_variation
 from benchctl.conformance.examine import guarded
 from benchctl.conformance.findings import Deviation, Finding, Held, Result, Skipped, finding, shown
 from benchctl.decoding.loop import DecodeRequest, Generation, decode, open_context
-from benchctl.decoding.method import Method, Speculative
+from benchctl.decoding.method import Method, PlainDrafter, Speculative
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
 from benchctl.registry import BASELINE, build
 
-Text = tuple[int, ...]
-
 WHAT: dict[str, str] = {
     "greedy": "greedy answers are autoregressive's",
-    "steps": "steps are those of a fresh start on the same text",
+    "steps": "steps are those that the text dictates",
     "sampled": "all ways to draw a short answer have the target's chances",
     "draws": "answers really drawn have the target's frequencies",
 }
 _WARM = Sampling(temperature=1.5, top_k=2)
 _SHORT = 4  # tokens of a drawn answer: sixteen answers, and room for drafts two tokens deep
 _ROUNDING = 1e-6  # see checks.py
+_DECODED = 500  # draws that are decoded; of more than 10,000 draws, one in 20
+_DRAWS_PER_DECODING = 20
 SIGNIFICANCE = 1e-4  # probability that a method without a fault fails the G-test
 POWER = 0.99  # probability that a deviation as large as `GTest.detectable` fails it
 _FEWEST_EXPECTED = 5.0  # answers in a cell of the test
@@ -42,7 +43,7 @@ _FEWEST_EXPECTED = 5.0  # answers in a cell of the test
 
 @dataclass(frozen=True)
 class Case:
-    """A prepared method on a float64 target, and the ids of some prompts.
+    """A prepared method on a float64 target, its draft model if it has one, and the ids of some prompts.
 
     new_tokens  of each greedy answer, at most
     draws       short answers that are drawn, see `draws`
@@ -51,6 +52,7 @@ class Case:
     label: str
     method: Method
     target: Target
+    draft_model: Target | None
     prompts: tuple[Sequence[int], ...]
     new_tokens: int
     draws: int
@@ -92,40 +94,69 @@ def greedy(case: Case) -> Result:
     return Held(_counted(tokens, "token", case))
 
 
+@torch.inference_mode()
 def steps(case: Case) -> Result:
-    """Each step drafts and accepts what the method does when it starts afresh on the text before that step.
+    """Each step drafts, accepts and commits what the text before it dictates.
 
-    A fresh start computes everything from the text, so what a step took from a stale cache shows as another draft.
+    Verification corrects the text whatever the draft was, so a wrong mask, a wrong position or a stale draft cache
+    shows only here. The method's `plain_drafter` drafts by full recomputation. A method without one is compared with
+    its own fresh start on the same text, which finds what a stale cache does, but not what every start does wrong.
     """
-    if not isinstance(case.method, Speculative) or not case.method.drafts_from_text:
+    method = case.method
+    if not isinstance(method, Speculative):
+        return Skipped("it does not draft and verify")
+    drafter = method.plain_drafter(case.target, case.draft_model)
+    if drafter is None and not method.drafts_from_text:
         return Skipped("what it drafts does not follow from the text alone, so its steps cannot be taken again")
     count = drafted = 0
     for number, prompt in enumerate(case.prompts, 1):
-        got, text = case.answer(prompt), 1
-        for at, step in enumerate(got.steps, 1):
-            fresh = _fresh_step(case, prompt, got.token_ids[:text], len(step.tokens))
-            if fresh != (step.drafted, step.accepted):
-                expected = f"{fresh[1]} accepted of {fresh[0]} drafted"
-                seen = f"{step.accepted} accepted of {step.drafted} drafted"
+        got, at = case.answer(prompt), 1
+        for place, step in enumerate(got.steps, 1):
+            seen = _Round(step.drafted, step.accepted, len(step.tokens))
+            dictated = _fresh(case, prompt, got, at) if drafter is None else _plain(drafter, case, prompt, got, at)
+            if seen != dictated:
                 action = "look at masks, positions and what the drafter's cache keeps of rejected tokens"
-                return Deviation(f"{expected} in step {at} of prompt {number}", seen, action)
-            text, drafted = text + len(step.tokens), drafted + step.drafted
+                return Deviation(f"{dictated} in step {place} of prompt {number}", str(seen), action)
+            at, drafted = at + seen.committed, drafted + seen.drafted
         count += len(got.steps)
-    if not drafted:
+    if drafter is None and not drafted:
         return Skipped("nothing was drafted")
-    return Held(_counted(count, "step", case))
+    way = "a fresh start of the same method" if drafter is None else "full recomputation"
+    return Held(f"{_counted(count, 'step', case)}, by {way}")
 
 
-@torch.inference_mode()
-def _fresh_step(case: Case, prompt: Sequence[int], said: Sequence[int], committed: int) -> tuple[int, int]:
-    """Drafted and accepted tokens of the step after the answer ``said``, of which ``committed`` tokens count."""
+@dataclass(frozen=True)
+class _Round:
+    """Tokens of one step."""
+
+    drafted: int
+    accepted: int
+    committed: int
+
+    def __str__(self) -> str:
+        return f"{self.accepted} accepted of {self.drafted} drafted, {self.committed} committed"
+
+
+def _plain(drafter: PlainDrafter, case: Case, prompt: Sequence[int], got: Generation, at: int) -> _Round:
+    """The step that a greedy method must take after the first ``at`` tokens of the answer that it must give."""
+    begun, rest = case.target.read(prompt), got.token_ids[at:]
+    limit = min(case.new_tokens, case.target.context_tokens - len(begun))
+    proposal = drafter([*begun, *got.token_ids[:at]], limit - at - 1)
+    pairs = enumerate(zip(proposal, rest, strict=False))
+    agreed = next((row for row, (one, other) in pairs if one != other), min(len(proposal), len(rest)))
+    return _Round(len(proposal), agreed, min(agreed + 1, len(rest)))
+
+
+def _fresh(case: Case, prompt: Sequence[int], got: Generation, at: int) -> _Round:
+    """The step that the method itself takes where it starts on the prompt and the first ``at`` tokens of its answer."""
+    said, rest = got.token_ids[:at], got.token_ids[at:]
     with case.method.serve(case.target, None) as served:
         context = open_context(served, DecodeRequest(prompt, case.new_tokens))
         context.tokens += [*served.read(prompt), *said[:-1]]
         case.method.start(context)
         context.tokens.append(said[-1])
         step = case.method.step(context)
-    return step.drafted, min(step.accepted, committed)
+    return _Round(step.drafted, min(step.accepted, len(rest)), min(len(step.tokens), len(rest)))
 
 
 def _counted(number: int, noun: str, case: Case) -> str:
@@ -146,22 +177,42 @@ def sampled(case: Case) -> Result:
 
 
 def draws(case: Case) -> Result:
-    """A G-test of answers drawn with seeds of their own: enumeration does not see how numbers are drawn."""
+    """A G-test of answers drawn with different seeds: enumeration does not see how numbers are drawn.
+
+    Some answers are decoded. The others follow from their numbers where the method allows that: see drawing.py.
+    """
     if reason := _not_sampled(case.method):
         return reason
     if not case.draws:
         return Skipped("no draws were asked for")
-    expected, counts = chances(case), Counter(case.drawn(seed) for seed in range(case.draws))
+    drawing = Drawing(case.drawn, _WARM.generator)
+    decoded = max(min(case.draws, _DECODED), case.draws // _DRAWS_PER_DECODING)
+    answers = [drawing.decode(seed) for seed in range(decoded)]
+    more = [drawing.draw(seed) for seed in range(decoded, case.draws) if drawing.follows]
+    if drawing.follows:
+        return _frequencies(case, [*answers, *more], decoded, drawing.checked)
+    return _frequencies(case, answers, 0, 0)
+
+
+def _frequencies(case: Case, answers: Sequence[Text], followed: int, checked: int) -> Result:
+    """The G-test of answers that follow from their numbers, as ``followed`` decoded ones do; 0 where one does not.
+
+    checked  decoded answers that could have shown otherwise, see Drawing
+    """
+    expected, counts, number = chances(case), Counter(answers), f"{len(answers):,} draws"
     action = "draw from context.generator alone, once for each decision, and never from a number drawn before"
     if impossible := [text for text in counts if expected.get(text, 0.0) == 0.0]:
         return Deviation("only answers that the target can give", shown(impossible[0]), action)
     test = g_test(counts, expected)
     if test is None:
-        return Skipped(f"{case.draws:,} draws are too few, or all chances lie on one answer; ask for more")
+        return Skipped(f"{number} are too few, or all chances lie on one answer; ask for more")
     if test.p < SIGNIFICANCE:
-        return Deviation("the target's frequencies", f"others, p = {test.p:.1g} in {case.draws:,} draws", action)
-    detectable = f"a total variation of {min(test.detectable, 1.0):.2g} would have shown with {POWER:.0%}"
-    return Held(f"p = {test.p:.2g} in {case.draws:,} draws; {detectable}")
+        return Deviation("the target's frequencies", f"others, p = {test.p:.1g} in {number}", action)
+    # A share q of answers that do not follow from their numbers is missed with probability (1 - q) ** checked.
+    unseen = 1 - (1 - POWER) ** (1 / max(checked, 1)) if 0 < followed < len(answers) else 0.0
+    how = f"{followed:,} decoded" if followed else "all decoded, as not only its draws decide"
+    detectable = f"a total variation of {min(unseen + test.detectable, 1.0):.2g} would have shown with {POWER:.0%}"
+    return Held(f"p = {test.p:.2g} in {number}, {how}; {detectable}")
 
 
 @dataclass(frozen=True)

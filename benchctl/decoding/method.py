@@ -21,6 +21,8 @@ from benchctl.decoding.sampling import Sampling, draw
 from benchctl.decoding.verify import Verdict, verify_greedy, verify_rejection
 
 Exactness = Literal["exact", "exact_greedy", "lossy"]
+PlainDrafter = Callable[[list[int], int], list[int]]
+"""Text so far and budget in, drafted tokens out."""
 
 
 @dataclass(frozen=True)
@@ -235,6 +237,14 @@ class Speculative(Method):
     @abstractmethod
     def draft(self, context: Context, budget: int) -> Draft:
         """At most ``budget`` tokens deep. The root, the last committed token, is already pushed to the stream."""
+
+    def plain_drafter(self, target: Target, draft_model: Target | None) -> PlainDrafter | None:
+        """What `draft` proposes under greedy decoding, by full recomputation of the text, without a cache or a mask.
+
+        `benchctl verify` compares steps with it, so it shares no code with `draft`. A subclass that drafts differently
+        overrides this too. None, where there is none: steps are then compared with a fresh start of the method.
+        """
+        return None
 
     def observe(self, context: Context, outcome: Outcome) -> None:
         """After each verification; scratch rows' logits are in the outcome."""

@@ -6,20 +6,24 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from fakes_measuring import Lying
 from fixtures_run import make_folder
-from mutants import ForgetfulTwoModel, UnrepairedTwoModel
+from mutants import ForgetfulTwoModel, LateTwoModel, UnrepairedTwoModel
+from oracles import Drafter, ExitRule, exit_drafter, lookup_drafter, model_drafter
 from runs import CONTEXT_TOKENS, answer, pair, prepared, prompt_of
 
 from benchctl.cli import main
 from benchctl.conformance import checks, own_model
+from benchctl.conformance.drawing import Drawing, Text
 from benchctl.conformance.findings import Deviation, Held, Skipped
 from benchctl.conformance.own_model import Case, chances, draws, g_test, greedy, sampled, steps, verify
 from benchctl.conformance.random_models import FEW_TOKENS, random_models
-from benchctl.decoding.method import Context, Method, UsesDraftModel
+from benchctl.decoding.method import Context, Method, Speculative, UsesDraftModel
 from benchctl.decoding.model.target import Target
 from benchctl.methods.two_model import TwoModel
 
@@ -36,7 +40,7 @@ def case(
         if isinstance(method, UsesDraftModel):
             method.use_draft_model(models.draft)
         method.prepare(models.target)
-    return Case(label, method, models.target, PROMPTS, 24, draws)
+    return Case(label, method, models.target, models.draft, PROMPTS, 24, draws)
 
 
 @pytest.mark.parametrize(
@@ -58,12 +62,46 @@ def test_a_method_that_says_something_else_is_told_where() -> None:
     assert found.expected.startswith(f"{text[1]} {text[2]} ") and "from token 2 of prompt 1" in found.expected
 
 
-def test_a_draft_cache_that_the_text_hides_is_found_by_its_steps() -> None:
-    faulty = case(ForgetfulTwoModel(draft_tokens=4), context_tokens=512)
+@pytest.mark.parametrize("mutant", [ForgetfulTwoModel, LateTwoModel])
+def test_a_draft_cache_that_the_text_hides_is_found_by_its_steps(mutant: type[TwoModel]) -> None:
+    """LateTwoModel goes wrong from position 20 on, which both prompts reach; a fresh start repeats its mistake."""
+    faulty = case(mutant(draft_tokens=4), context_tokens=512)
     assert isinstance(greedy(faulty), Held)
     found = steps(faulty)
     assert isinstance(found, Deviation)
     assert " accepted of " in found.expected and found.expected.split(" in step")[0] != found.seen
+
+
+ORACLES: dict[str, Drafter] = {
+    "two_model[draft_tokens=3,confidence=0.4]": model_drafter(pair("llama").naive_draft, 3, 0.4),
+    "prompt_lookup[draft_tokens=3,match=last]": lookup_drafter(3, 2, "last"),
+    "prompt_lookup[draft_tokens=2,max_ngram=3,allow_short=false]": lookup_drafter(2, 3, "first", False),
+    "early_exit[mode=draft,exits=3+1,threshold=0.3]": exit_drafter(
+        pair("llama").naive, ExitRule((1, 3), threshold=0.3), 4
+    ),
+    "early_exit[mode=draft,confidence=state_cosine,min_exit=2,threshold=0.8]": exit_drafter(
+        pair("llama").naive, ExitRule((2, 3), "state_cosine", 0.8), 4
+    ),
+}
+
+
+@pytest.mark.parametrize("label", ORACLES)
+def test_plain_drafts_are_those_of_transformers_own_model(label: str) -> None:
+    models = pair("llama")
+    method = prepared(label, models.target, models.draft)
+    assert isinstance(method, Speculative)
+    drafter = method.plain_drafter(models.target, models.draft)
+    assert drafter is not None
+    text = [*prompt_of(13), *answer("llama", 0, 13)]
+    with torch.inference_mode():
+        drafts = [drafter(text[:at], 4) for at in range(13, 40)]
+    assert drafts == [ORACLES[label](text[:at], 4) for at in range(13, 40)]
+    assert len(set(map(len, drafts))) > 1
+
+
+def test_the_target_s_last_states_are_those_of_transformers_own_model() -> None:
+    models, text = pair("llama"), prompt_of(13)
+    assert torch.allclose(models.target.last_states(text), models.naive.last_states(text), atol=1e-9)
 
 
 @pytest.mark.parametrize("label", ["medusa", "early_exit[mode=draft,confidence=classifier,threshold=0.5,decay=4]"])
@@ -106,12 +144,51 @@ def test_numbers_that_are_not_drawn_are_found_by_frequencies_alone() -> None:
     assert isinstance(found, Deviation) and "80 draws" in found.seen
 
 
-def test_the_least_deviation_that_is_found_is_printed() -> None:
+def test_most_draws_are_not_decoded_and_the_least_deviation_found_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 answers are decoded, 3,960 follow from their numbers. Of the 40 those count that took the way of an earlier
+    one: each misses a share q that does not follow from its numbers with 1 - q, all of them together with 0.01."""
+    monkeypatch.setattr(own_model, "_DECODED", 40)
+    monkeypatch.setattr(own_model, "_DRAWS_PER_DECODING", 100)
+    decoded: list[int] = []
+    drawn = Case.drawn
+
+    def drawn_and_noted(asked: Case, seed: int = 0) -> Text:
+        decoded.append(seed)
+        return drawn(asked, seed)
+
+    drawings: list[Drawing] = []
+
+    def drawing_and_noted(*given: Any) -> Drawing:
+        drawings.append(Drawing(*given))
+        return drawings[0]
+
+    monkeypatch.setattr(Case, "drawn", drawn_and_noted)
+    monkeypatch.setattr(own_model, "Drawing", drawing_and_noted)
+    asked = case("two_model[draft_tokens=3]", draws=4000)
+    found = draws(asked)
+    test = g_test(Counter({text: round(4000 * chance) for text, chance in chances(asked).items()}), chances(asked))
+    assert isinstance(found, Held) and test is not None
+    (drawing,) = drawings
+    assert 5 < drawing.checked < 40
+    detectable = f"{1 - 0.01 ** (1 / drawing.checked) + test.detectable:.2g}"
+    assert found.detail.endswith(
+        f"in 4,000 draws, 40 decoded; a total variation of {detectable} would have shown with 99%"
+    )
+    assert 40 <= len(decoded) < 200
+
+
+def test_of_draws_that_are_all_decoded_none_is_taken_to_follow_from_its_numbers() -> None:
     asked = case("two_model[draft_tokens=3]", draws=300)
     found = draws(asked)
     test = g_test(Counter({text: round(300 * chance) for text, chance in chances(asked).items()}), chances(asked))
     assert isinstance(found, Held) and test is not None
-    assert f"{test.detectable:.2g}" in found.detail and "300 draws" in found.detail
+    assert found.detail.endswith(f"a total variation of {min(test.detectable, 1.0):.2g} would have shown with 99%")
+
+
+def test_a_method_that_draws_numbers_of_its_own_is_decoded_for_every_draw() -> None:
+    found = draws(case("lookahead", draws=60))
+    assert isinstance(found, Held)
+    assert "60 draws, all decoded, as not only its draws decide; a total variation of" in found.detail
 
 
 def test_an_answer_that_the_target_cannot_give_is_found_at_once() -> None:
@@ -129,7 +206,7 @@ def test_lossy_and_greedy_claims_are_not_asked_what_they_do_not_claim() -> None:
 
 def few(stop_ids: frozenset[int] = frozenset()) -> Case:
     target = random_models("llama", FEW_TOKENS).with_stops(stop_ids).target
-    return Case("autoregressive", prepared("autoregressive", target), target, (checks._SHORT_PROMPT,), 8, 0)
+    return Case("autoregressive", prepared("autoregressive", target), target, None, (checks._SHORT_PROMPT,), 8, 0)
 
 
 def test_the_chances_are_those_that_transformers_own_model_gives() -> None:

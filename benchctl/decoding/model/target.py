@@ -291,3 +291,16 @@ class Target:
                 layout = self.layout(start, range(start, start + len(part)))
                 rows = self.run(self.embed(part), cache, 0, self.layers, layout)
         return self.head(rows[-_HEAD_ROWS:])[-1]
+
+    @torch.inference_mode()
+    def last_states(self, text: Sequence[int]) -> Tensor:
+        """Residual [layers + 1, width] of the last token of ``text`` before the first layer and after each.
+
+        One pass over the whole text, for targets without an encoder.
+        """
+        cache, rows, layout = self.new_cache(len(text)), self.embed(text), self.layout(0, range(len(text)))
+        states = [rows[-1]]
+        for layer in range(self.layers):
+            rows = self.run(rows, cache, layer, layer + 1, layout)
+            states.append(rows[-1])
+        return torch.stack(states)
