@@ -13,7 +13,7 @@ from inspect import cleandoc
 from itertools import compress, count
 from math import isfinite
 from operator import le, lt, sub
-from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -304,14 +304,13 @@ def from_line(kind: type[_Record], line: bytes) -> _Record:
     """The record in a line. Raises ValueError, naming the field, for what is no such record or cannot be true."""
     try:
         record: _Record = _decoder(kind).decode(line)
+        _field_names(kind).decode(line)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     except msgspec.ValidationError as error:
         raise ValueError(_field_first(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(_malformed(kind, line) or f"Invalid JSON: {error}") from error
-    if unknown := _unknown_field(kind, line):
-        raise ValueError(f"{unknown}: unknown field")
     return record
 
 
@@ -320,8 +319,10 @@ _decoder: Final[Callable[[Any], msgspec.json.Decoder[Any]]] = cache(msgspec.json
 
 def _field_first(message: str) -> str:
     """`Expected x - at `$.step_s[0]`` as `step_s[0]: expected x`."""
-    if missing := re.fullmatch(r"Object missing required field `(\w+)`(?: - at `\$\.?(.*)`)?", message):
-        return f"{'.'.join(filter(None, (missing[2], missing[1])))}: missing"
+    named = re.fullmatch(r"Object (missing required|contains unknown) field `(.*?)`(?: - at `\$\.?(.*)`)?", message)
+    if named:
+        problem = "missing" if named[1] == "missing required" else "unknown field"
+        return f"{'.'.join(filter(None, (named[3], named[2])))}: {problem}"
     text, _, path = message.partition(" - at `$")
     return f"{path.strip('.`')}: {text[0].lower()}{text[1:]}" if path else text
 
@@ -337,34 +338,19 @@ def _malformed(kind: type, line: bytes) -> str:
     return ""
 
 
-_fields_of: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-
-
-def _unknown_field(kind: type, record: bytes | msgspec.Raw) -> str:
-    """The path of the first field of a decoded record that its type lacks, or ""."""
-    record_types = _record_types(kind)
-    for name, value in _fields_of(record).items():
-        if name not in record_types:
-            return name
-        if inner := record_types[name]:
-            text = bytes(value)
-            records = msgspec.json.decode(text, type=list[msgspec.Raw]) if text.startswith(b"[") else [value]
-            for each in records if text != b"null" else ():
-                if unknown := _unknown_field(inner, each):
-                    return f"{name}.{unknown}"
-    return ""
-
-
 @cache
-def _record_types(kind: type) -> dict[str, type | None]:
-    """For each field the type of the records within it, or None if it has none."""
+def _field_names(kind: type) -> msgspec.json.Decoder[Any]:
+    """Decodes a record's field names only, and refuses those that its type, or that of a record within it, lacks."""
 
-    def record_type(hint: Any) -> type | None:
+    def names_of(hint: Any) -> Any:
+        """The type of the records in `hint`, reduced to their field names; or the type of any value."""
         if isinstance(hint, type) and is_dataclass(hint):
-            return hint
-        return next(filter(None, map(record_type, get_args(hint))), None)
+            fields = [(name, names_of(inner), None) for name, inner in get_type_hints(hint).items()]
+            return msgspec.defstruct(hint.__name__, fields, forbid_unknown_fields=True)
+        inner = next((names for names in map(names_of, get_args(hint)) if names is not msgspec.Raw), msgspec.Raw)
+        return inner if inner is msgspec.Raw else list[inner] if get_origin(hint) is tuple else inner | None
 
-    return {name: record_type(hint) for name, hint in get_type_hints(kind).items()}
+    return msgspec.json.Decoder(names_of(kind))
 
 
 def json_schema(*kinds: type) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -95,17 +96,13 @@ class Columns:
     """The columns of a frame while its lines are added."""
 
     def __init__(self) -> None:
-        self._fields: tuple[list[object], ...] = tuple([] for _ in Line._fields)
+        self._lines: list[Line] = []
         self._named: dict[str, list[float | None]] = {}
-
-    def __len__(self) -> int:
-        return len(self._fields[0])
 
     def add(self, line: Line, row: Row) -> None:
         """A line, with the amounts that its row holds by name: each name that occurs in any row gets a column."""
-        before = len(self)
-        for field, value in zip(self._fields, line, strict=True):
-            field.append(value)
+        before = len(self._lines)
+        self._lines.append(line)
         for name, amount in named_amounts(row):
             column = self._named.setdefault(name, [])
             column += [None] * (before - len(column))  # for the lines since the last one with this name
@@ -113,7 +110,10 @@ class Columns:
 
     def frame(self, invalid: Set[Round]) -> pd.DataFrame:
         """The columns, each at full length, and whether a line is of an invalid round."""
-        named = {name: values + [None] * (len(self) - len(values)) for name, values in self._named.items()}
-        columns = dict(zip(Line._fields, self._fields, strict=True)) | named
+        columns: dict[str, list[Any]] = {
+            name: [line[field] for line in self._lines] for field, name in enumerate(Line._fields)
+        }
+        lines = len(self._lines)
+        columns |= {name: values + [None] * (lines - len(values)) for name, values in self._named.items()}
         rounds = zip(*(columns[name] for name in Round._fields), strict=True)
         return pd.DataFrame(columns).assign(round_invalid=pd.Series([each in invalid for each in rounds], dtype=bool))
