@@ -13,6 +13,7 @@ from inspect import cleandoc
 from itertools import compress, count
 from math import isfinite
 from operator import le, lt, sub
+from types import GenericAlias
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -304,7 +305,7 @@ def from_line(kind: type[_Record], line: bytes) -> _Record:
     """The record in a line. Raises ValueError, naming the field, for what is no such record or cannot be true."""
     try:
         record: _Record = _decoder(kind).decode(line)
-        _field_names(kind).decode(line)
+        _field_names(kind).decode(line)  # type: ignore[arg-type]  # types are hashable
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     except msgspec.ValidationError as error:
@@ -348,7 +349,9 @@ def _field_names(kind: type) -> msgspec.json.Decoder[Any]:
             fields = [(name, names_of(inner), None) for name, inner in get_type_hints(hint).items()]
             return msgspec.defstruct(hint.__name__, fields, forbid_unknown_fields=True)
         inner = next((names for names in map(names_of, get_args(hint)) if names is not msgspec.Raw), msgspec.Raw)
-        return inner if inner is msgspec.Raw else list[inner] if get_origin(hint) is tuple else inner | None
+        if get_origin(hint) is tuple and inner is not msgspec.Raw:
+            return GenericAlias(list, (inner,))
+        return inner if inner is msgspec.Raw else inner | None
 
     return msgspec.json.Decoder(names_of(kind))
 
