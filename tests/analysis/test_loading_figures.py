@@ -81,7 +81,7 @@ def test_a_file_of_the_second_version_is_read_with_no_counters(tmp_path: Path) -
 @pytest.mark.parametrize("counters", [{"loads": -1.0}, {"loads": float("nan")}, {"loads": "many"}])
 def test_counters_that_cannot_be_are_refused(counters: Mapping[str, float]) -> None:
     with pytest.raises(ValueError, match="counters"):
-        replace(_row(), counters=counters)
+        to_line(replace(_row(), counters=counters))
 
 
 def test_a_failed_generation_has_no_counters() -> None:

@@ -177,7 +177,7 @@ def test_methods_that_were_not_profiled_are_named_and_files_without_any_are_refu
         "--profile.",
     )
     free = groups_of(file_of(row for row in rows if row.mode == "free"))
-    with pytest.raises(UserError, match="no method was profiled beside the baseline.*benchctl run --profile"):
+    with pytest.raises(UserError, match="benchctl run --profile"):
         write_picture("waterfall", free, tmp_path / "plot.png", style_of())
 
 

@@ -79,7 +79,7 @@ def test_a_sweep_measures_every_combination_and_names_the_best(here: Path) -> No
         "two_model[draft_tokens=3]",
         "two_model[draft_tokens=3,confidence=0.5]",
     ]
-    assert "of 4 labels of two_model the best by the lower end of its interval is" in " ".join(result.stdout.split())
+    assert "best of 4 labels of two_model" in " ".join(result.stdout.split())
     both = invoke(*sweep, "--method", "prompt_lookup", "--repeats", "1", "--out", "both.jsonl")
     assert both.exit_code == 0, both.output
     assert len(read(here / "both.jsonl").run.methods) == 6

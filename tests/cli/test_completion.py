@@ -32,7 +32,6 @@ NAMES = [
     ("doctor --method skip", ["skip_decode"]),
     ("doctor --aa --model ref-de", ["ref-dense"]),
     ("train medusa --model ref-de", ["ref-dense"]),
-    ("train moe --model ref-de", ["ref-dense"]),
     ("train med", ["medusa"]),
     ("list be", ["benches"]),
     ("completion z", ["zsh"]),

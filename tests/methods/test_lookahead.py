@@ -128,7 +128,7 @@ def test_columns_of_the_window_go_on_from_its_first_level_and_nothing_of_it_can_
     """Levels 9 1 2 and 3 4 5, 9 being the root, beside the guess 7 8: positions are contiguous down every column."""
     method = Lookahead(ngram=4)
     method._levels = [[9, 1, 2], [3, 4, 5]]
-    draft = method._beside_window(_merged([(7, 8)]))
+    draft = method._with_window(_merged([(7, 8)]))
     assert draft.tokens == (7, 8, 1, 2, 3, 4, 5)
     assert draft.parents == (ROOT, 0, ROOT, 2, ROOT, 2, 3)
     assert draft.depths == (1, 2, 1, 2, 1, 2, 3)

@@ -17,7 +17,6 @@ import pytest
 from benchctl.cli import VERBS
 
 TOO_LARGE = {"torch"}
-RESULTS = "results/reference/default.jsonl"
 Benchctl = Callable[..., subprocess.CompletedProcess[str]]
 
 pytestmark = pytest.mark.slow
@@ -41,10 +40,16 @@ def benchctl(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Benchctl:
     done = subprocess.run(install, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
+    # The installed package has methods/ and judges/ inside.
+    package = folder / "package" / "benchctl"
+    package.mkdir(parents=True)
+    for entry in (*(root / "benchctl").iterdir(), root / "judges", root / "methods"):
+        (package / entry.name).symlink_to(entry)
+
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PYTHONPATH": str(root)}
+        environment = {**os.environ, "PYTHONPATH": str(package.parent)}
         command = [python, "-m", "benchctl", *arguments]
-        return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+        return subprocess.run(command, cwd=package.parent, env=environment, capture_output=True, text=True)
 
     return run
 
@@ -54,11 +59,12 @@ def test_the_help_of_every_verb_is_printed(benchctl: Benchctl) -> None:
     assert benchctl("--help").returncode == 0
 
 
-def test_results_are_compared_and_drawn(benchctl: Benchctl, tmp_path: Path) -> None:
-    done = benchctl("compare", RESULTS, "--format", "json")
+def test_results_are_compared_and_drawn(benchctl: Benchctl, root: Path, tmp_path: Path) -> None:
+    results = str(root / "results" / "reference" / "default.jsonl")
+    done = benchctl("compare", results, "--format", "json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)
     out = tmp_path / "pareto.png"
-    done = benchctl("plot", "--pareto", RESULTS, "--out", str(out))
+    done = benchctl("plot", "--pareto", results, "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert out.stat().st_size > 10_000
