@@ -155,7 +155,7 @@ def worse(group: Group, margin: float) -> Iterator[str]:
             elif group.judging and figures.judge in group.judging.one_order:
                 yield (
                     f"{name} saw the answers of {method.label} in one order, so its position bias is in the "
-                    "difference: judge with --orders both."
+                    "difference: judge again with `benchctl judge`."
                 )
             elif count < FEWEST_PROMPTS:
                 yield f"{name} judged {method.label} on {count} prompts: at least {FEWEST_PROMPTS} are needed."

@@ -18,6 +18,7 @@ from benchctl.analysis.judges.figures import FIRST_WINS, LONGER_WINS, JudgedFigu
 from benchctl.analysis.judges.judgements import Judge
 from benchctl.analysis.metrics.faithfulness import EXACT_MATCH_DIFFERENCE
 from benchctl.analysis.metrics.metric import Metric
+from benchctl.analysis.metrics.modes import STEP, STEP_PHASES
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.bootstrap import Interval
 from benchctl.analysis.stats.estimates import measured_apart
@@ -28,6 +29,7 @@ _FEW_PROMPTS = 10
 _OTHER_LENGTH = 0.1  # share of the baseline's tokens by which a method's answers may be shorter or longer
 _UNREADABLE = 0.02  # share of judgements that may be unreadable without a warning
 _UNBIASED = 0.5  # share that the first, or the longer, answer wins of a judge without that bias
+_SUM_WITHIN = 0.02  # by which the phases of a step may miss its time
 _SPARE_CORES = 0.5  # by which load and threads may exceed the cores
 _MOST_WAITED = 0.05  # of the time ready to run, but without a core
 
@@ -355,7 +357,8 @@ def _judge_biased(group: Group) -> Iterator[Warning]:
     for judge in group.judging.one_order if group.judging else ():
         yield _warn(
             "judge_one_order",
-            "{judge} saw each pair in one order, so its position bias is in its figures. Judge with --orders both.",
+            "{judge} saw each pair in one order, so its position bias is in its figures. "
+            "Judge again with `benchctl judge`.",
             judge=judge.name,
         )
     for judge, figures in _by_judge(group):
@@ -395,6 +398,50 @@ def _first(value: object) -> float | None:
     return float(numbers[0]) if numbers else None
 
 
+def _kl_incomplete(group: Group) -> Iterator[Warning]:
+    """The mean KL leaves out answers, of those whose rounds are in figures at all."""
+    for label, rows in group.frame[~group.frame["round_invalid"]].groupby("label", sort=False):
+        finite, infinite, unrepeated = (
+            int(rows[FIDELITY + name].notna().sum()) if FIDELITY + name in rows else 0
+            for name in ("kl_tokens", "kl_infinite_tokens", "kl_unrepeated_tokens")
+        )
+        if infinite or unrepeated:
+            yield _warn(
+                "kl_incomplete",
+                "{label}: the mean KL covers {finite} of {answers} answers, and the others may be worse. It is "
+                "infinite for {infinite}; {unrepeated} were not repeated. Do not compare it between methods.",
+                label=label,
+                finite=finite,
+                answers=finite + infinite + unrepeated,
+                infinite=infinite,
+                unrepeated=unrepeated,
+            )
+
+
+def _versions_differ(group: Group) -> Iterator[Warning]:
+    for name in ("versions", "commit"):
+        if any(getattr(file.run, name) != getattr(group.run, name) for file in group.files):
+            yield _warn(
+                "versions_differ",
+                "The runs differ in {field}, which may be why their figures differ. Measure all with one version.",
+                field=name,
+            )
+
+
+def _phases_incomplete(group: Group) -> Iterator[Warning]:
+    for method in group.pooled.methods if "profile" in group.others else ():
+        step = method.estimate(STEP).value
+        phases = sum(method.estimate(metric).value or 0.0 for metric in STEP_PHASES)
+        if step and abs(phases / step - 1) > _SUM_WITHIN:
+            yield _warn(
+                "phases_incomplete",
+                "{label}: the phases of its steps come to {share:.1%} of the time of the steps, so they are not of "
+                "these steps. Profile it again.",
+                label=method.label,
+                share=phases / step,
+            )
+
+
 _CONDITIONS: tuple[Callable[[Group], Iterator[Warning]], ...] = (
     _imported,
     _no_shared_session,
@@ -412,6 +459,9 @@ _CONDITIONS: tuple[Callable[[Group], Iterator[Warning]], ...] = (
     _run_unfinished,
     _best_of_many_labels,
     _few_prompts,
+    _kl_incomplete,
+    _versions_differ,
+    _phases_incomplete,
     _embedded_sample,
     _machine_busy,
 )

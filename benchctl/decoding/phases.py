@@ -38,7 +38,7 @@ def timed(phase: Phase, then: Phase | None = None) -> Callable[[Callable[P, R]],
 
         @functools.wraps(run)
         def timed_run(*arguments: P.args, **options: P.kwargs) -> R:
-            context: Any = arguments[at]
+            context: Any = options["context"] if "context" in options else arguments[at]
             context.enter(phase)
             result = run(*arguments, **options)
             if then is not None:

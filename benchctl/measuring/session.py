@@ -57,9 +57,7 @@ class SpeedupsSoFar:
         for row in rows:
             if row.mode == "free":
                 by_label.setdefault(row.label, []).append(row)
-        seconds = {
-            label: sum(map(decoding_s, own)) for label, own in by_label.items() if not any(row.error for row in own)
-        }
+        seconds = {label: _seconds(own) for label, own in by_label.items() if not any(row.error for row in own)}
         for label in seconds.keys() - {self._baseline}:
             if self._baseline in seconds:
                 baseline_s, own_s = self._seconds.get(label, (0.0, 0.0))
@@ -68,6 +66,15 @@ class SpeedupsSoFar:
     def ratios(self) -> dict[str, float]:
         """By label, in no order; empty before the first whole round."""
         return {label: baseline_s / own_s for label, (baseline_s, own_s) in self._seconds.items() if own_s > 0}
+
+
+def _seconds(rows: Sequence[Row]) -> float:
+    """Time to decode the rows of a label; rows of a batch share its time, which is that of the longest."""
+    batches: dict[object, float] = {}
+    for row in rows:
+        batch = (row.batch or row.prompt_id, row.turn, row.repeat)
+        batches[batch] = max(batches.get(batch, 0.0), decoding_s(row))
+    return sum(batches.values())
 
 
 @dataclass

@@ -25,13 +25,22 @@ def check_same_run(path: Path, stored: Run, run: Run) -> None:
     for field in _SAME_ON_RESUME:
         old, new = getattr(stored, field), getattr(run, field)
         if old != new:
+            advice = (
+                "Version 0.1 wrote it: give" if _is_gone(field, old) else "Use the settings of its first line, or give"
+            )
             raise UserError(
-                f"{path}: cannot be resumed, {field} differs: {_difference(old, new)}. "
-                "Use the settings of its first line, or give another --out."
+                f"{path}: cannot be resumed, {field} differs: {_difference(old, new)}. {advice} another --out."
             )
     for fact in ("cpu", "gpu"):
         if stored.machine.get(fact) != run.machine.get(fact):
             raise UserError(f"{path}: was measured on another machine ({fact} differs). Give another --out.")
+
+
+def _is_gone(field: str, old: Any) -> bool:
+    """Whether no command line of this version gives what version 0.1 wrote: another order, or m2r2 with `mode`."""
+    if field == "methods":
+        return any(method.name == "m2r2" and "mode" in method.options for method in old)
+    return field == "order"
 
 
 def _difference(old: Any, new: Any) -> str:

@@ -202,3 +202,32 @@ def test_a_try_replaces_a_round_only_with_as_many_answers(
 
 def tried(row: Row, fails: Sequence[str]) -> Row:
     return failed(row) if row.label in fails else row
+
+
+def test_the_mean_kl_names_the_answers_that_it_leaves_out() -> None:
+    sums: tuple[dict[str, float], ...] = (
+        {"kl_tokens": 9.0, "kl_nats": 1.0},
+        {"kl_infinite_tokens": 9.0},
+        {"kl_unrepeated_tokens": 9.0},
+        {},
+    )
+    rows = [
+        row
+        for at, kl in enumerate(sums)
+        for row in (baseline_row(f"p{at}"), replace(exiting_row(f"p{at}"), fidelity=kl))
+    ]
+    expected = {"label": EXITING, "finite": 1, "answers": 3, "infinite": 1, "unrepeated": 1}
+    assert warned(group_of(rows), "kl_incomplete") == [expected]
+    assert warned(group_of(rows[:2]), "kl_incomplete") == []
+    disturbed = [replace(row, repeat=2, invalid="loud") for row in rows]
+    assert warned(group_of([*rows, *disturbed]), "kl_incomplete") == [expected], "the mean is not of these"
+
+
+@pytest.mark.parametrize(("changes", "fields"), [({"versions": {"torch": "3"}}, ["versions"]), ({}, [])])
+def test_runs_of_different_versions_are_compared_with_a_warning(changes: dict[str, Any], fields: list[str]) -> None:
+    files = [
+        RunFile(Path(name), run, tuple(usual_rows()))
+        for name, run in (("a.jsonl", RUN), ("b.jsonl", replace(RUN, **changes)))
+    ]
+    (group,) = compare(files)
+    assert [values["field"] for values in warned(group, "versions_differ")] == fields

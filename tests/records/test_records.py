@@ -125,6 +125,15 @@ def test_resuming_with_other_settings_names_the_field_that_differs(
     assert path.read_bytes() == before
 
 
+def test_a_file_with_methods_or_an_order_of_version_01_is_not_resumed_and_no_setting_is_advised(path: Path) -> None:
+    old_method = replace(RUN.methods[1], label="m2r2[mode=dynamic]", name="m2r2", options={"mode": "dynamic"})
+    for old in (replace(RUN, order="shuffle"), replace(RUN, methods=(RUN.methods[0], old_method))):
+        write(path, ROWS[:1], old)
+        with pytest.raises(UserError, match="0.1") as refusal, Writer(path, RUN, resume=True):
+            pass
+        assert "settings of its first line" not in str(refusal.value)
+
+
 def test_a_file_from_before_there_were_trained_modules_is_read(path: Path) -> None:
     write(path, ROWS)
     path.write_bytes(path.read_bytes().replace(b',"modules_sha256":""', b""))

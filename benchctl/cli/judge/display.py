@@ -79,7 +79,7 @@ def describe_forecast(forecast: Forecast, judge: str, price_source: str) -> str:
             f"At most ${forecast.most_usd:.4f} if every reply is as long as it may be and none has to be retried."
         )
     if forecast.too_long:
-        lines.append(f"{forecast.too_long} questions are too long for the judge: and will be left out.")
+        lines.append(f"{forecast.too_long} questions are too long for the judge and will be left out.")
     return "\n".join(lines + _lacking(forecast.left_out))
 
 
