@@ -1,6 +1,6 @@
 """How long benchctl takes for large results files, and how much memory: `python -m benchmarks.reading`.
 
-`compare` of 100,000 generations: 10 s and 1 GB. A report of 10,000: 20 s. Their Pareto plot: 5 s. The help: 0.3 s.
+`compare` of 100,000 generations: 20 s and 1 GB. A report of 10,000: 20 s. Their Pareto plot: 5 s. The help: 0.3 s.
 The files are synthetic, see made_up.py.
 """
 

@@ -43,7 +43,7 @@ class Question:
 
     `first` and `second` are the answers in the order in which a judge is shown them; `second` is empty where a single
     answer is judged. `reference` has an answer for each turn where the prompt's references help to judge it (see
-    questions.py), else none; `exact_answer` is how a right answer to the judged turn ends ("" where nobody knows).
+    items.py), else none; `exact_answer` is how a right answer to the judged turn ends ("" where nobody knows).
     """
 
     turns: tuple[str, ...]

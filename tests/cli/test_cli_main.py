@@ -17,7 +17,19 @@ from benchctl.cli.judge.options import KEY_ENV
 from benchctl.errors import UserError
 
 PARTS = ("benchctl", "methods", "judges")
-HEAVY = ["datasets", "matplotlib", "numpy", "pandas", "pydantic", "rich", "tokenizers", "torch", "transformers"]
+HEAVY = [
+    "datasets",
+    "matplotlib",
+    "msgspec",
+    "numpy",
+    "openai",
+    "pandas",
+    "rich",
+    "scipy",
+    "tokenizers",
+    "torch",
+    "transformers",
+]
 
 
 def verb_that_raises(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

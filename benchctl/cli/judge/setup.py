@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 CACHE = "judge-cache"
 _OF_PAID = ("base_url", "key_env", "max_usd", "price_in", "price_out")
 _OF_ASKED = ("repeats", "tries", "concurrency", "cache")
-_REMARK = re.compile(r", \d+ longer than the context (?:left out|cut)$")  # which measuring.fit puts behind an origin
+_REMARK = re.compile(
+    r", \d+ longer than the context (?:left out|cut)$"
+)  # which measuring.prompts.fit puts behind an origin
 
 
 def settings_of(options: JudgeOptions, files: Sequence[RunFile]) -> JudgeSettings:
