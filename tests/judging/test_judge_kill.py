@@ -53,7 +53,8 @@ def test_a_judging_killed_twice_judges_everything_and_pays_for_nothing_twice(tmp
             judging.send_signal(signal.SIGKILL)
             judging.wait()
             reached.clear()
-            assert len(read_scores(scores_path(results)).scores) == (2, 4)[kills]
+            # The reply to the question before is in the cache; its score may still be on its way to the file.
+            assert len(read_scores(scores_path(results)).scores) in ((1, 2), (3, 4))[kills]
         last = subprocess.run(command(results, server.url), env=environment(), capture_output=True, text=True)
     assert last.returncode == 0, last.stderr
     scores = read_scores(scores_path(results)).scores
