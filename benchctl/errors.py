@@ -2,7 +2,16 @@
 
 
 class UserError(Exception):
-    """A mistake in what was asked for. Its message says what is wrong and what to do; cli/ prints only that."""
+    """A mistake in what was asked for: `UserError("unknown_suite", "message")`.
+
+    The message states what is wrong and what to do; cli/ prints only that. `id` names the kind of mistake, so that
+    callers and tests do not depend on the wording.
+    """
+
+    def __init__(self, *id_and_message: str) -> None:
+        self.message = id_and_message[-1]
+        self.id = id_and_message[0] if len(id_and_message) > 1 else ""
+        super().__init__(self.message)
 
 
 class InvalidData(UserError):

@@ -1,0 +1,20 @@
+"""Errors as tests check them: by id, and by the names and numbers in the message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from benchctl.errors import UserError
+
+
+@contextmanager
+def refused(id: str, *facts: str) -> Iterator[None]:
+    """Passes if the block raises a UserError of this id whose message contains each of `facts`."""
+    with pytest.raises(UserError) as caught:
+        yield
+    assert caught.value.id == id
+    for fact in facts:
+        assert fact in caught.value.message
