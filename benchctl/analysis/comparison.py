@@ -126,7 +126,10 @@ def compare(files: Sequence[RunFile], scores: Sequence[Score] | None = None) -> 
     measured = [file for file in files if any(row.repeat >= 0 for row in file.rows)]
     if not measured:
         names = ", ".join(str(file.path) for file in files)
-        raise UserError(f"no generations in {names or 'no files'}. Run `benchctl run`, or continue it with --resume.")
+        raise UserError(
+            "no_generations",
+            f"no generations in {names or 'no files'}. Run `benchctl run`, or continue it with --resume.",
+        )
     grouped = group(measured)
     first = grouped[0][0].run
     shared = iter(share_out([file for members in grouped for file in members], scores or ()))
@@ -146,7 +149,7 @@ def over(file: RunFile, label: str) -> RunFile:
     original = file.run.baseline
     labels = [method.label for method in file.run.methods if not method.unsupported]
     if label not in labels:
-        raise UserError(f"{file.path} has no {label}. It measured: {' '.join(labels)}.")
+        raise UserError("unknown_label", f"{file.path} has no {label}. It measured: {' '.join(labels)}.")
     if label == original:
         return file
     methods = tuple(method for method in file.run.methods if method.label != original)
@@ -175,7 +178,9 @@ def only_suites(files: Sequence[RunFile], names: Sequence[str]) -> list[RunFile]
     measured = list(dict.fromkeys(row.suite for file in files for row in file.rows))
     for name in names:
         if name not in measured:
-            raise UserError(f"--suite {name}: was not measured in these files. There are: {', '.join(measured)}.")
+            raise UserError(
+                "unknown_suite", f"--suite {name}: was not measured in these files. There are: {', '.join(measured)}."
+            )
     kept = [
         replace(
             file,
@@ -197,7 +202,9 @@ def chosen(groups: Sequence[Group], wanted: Sequence[str] = ()) -> tuple[str, ..
     for name in wanted:
         matching = [label for label in labels if name in (label, label.partition("[")[0])]
         if not matching:
-            raise UserError(f"--method {name}: was not measured here. These were: {' '.join(labels)}.")
+            raise UserError(
+                "unknown_method", f"--method {name}: was not measured here. These were: {' '.join(labels)}."
+            )
         selected |= dict.fromkeys(matching)
     return tuple(selected or labels)
 
@@ -206,8 +213,9 @@ def check_count(labels: Sequence[str], most: int, what: str) -> None:
     """Raises UserError for more methods than a picture has room for; `what` names them."""
     if len(labels) > most:
         raise UserError(
+            "too_many_methods",
             f"{len(labels)} {what} are too many for one picture of this size, which has room for {most}: choose with "
-            f"--method, of {' '.join(labels[:most])} and {len(labels) - most} more."
+            f"--method, of {' '.join(labels[:most])} and {len(labels) - most} more.",
         )
 
 

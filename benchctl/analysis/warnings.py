@@ -281,16 +281,16 @@ def _best_of_many_labels(group: Group) -> Iterator[Warning]:
 
 
 def _few_prompts(group: Group) -> Iterator[Warning]:
-    """Prompts of a batch share one time, so of a batched run the batches count."""
-    batched = group.run.batch_size > 1
-    batches = len(group.frame.groupby(["suite", "batch"])) if batched else 0
-    count = batches if batched else min(method.prompts for method in group.pooled.methods)
+    """Prompts of a batch share one time, so the batches of a batched run count too."""
+    prompts = min(method.prompts for method in group.pooled.methods)
+    batches = len(group.frame.groupby(["suite", "batch"])) if group.run.batch_size > 1 else prompts
+    count = min(prompts, batches)
     if count < _FEW_PROMPTS:
         yield _warn(
             "few_prompts",
             "The figures rest on {count} {unit}, too few to represent a suite. Raise --limit to {limit} or more.",
             count=count,
-            unit="batches" if batched else "prompts",
+            unit="batches" if batches < prompts else "prompts",
             limit=_FEW_PROMPTS * group.run.batch_size,
         )
 

@@ -50,8 +50,9 @@ def report(groups: Sequence[Group], decoders: Decoders, *, made: str) -> Report:
     room = MOST_BYTES - len(_page(sections, Viewer((), total), made).encode())
     if room < 0:
         raise UserError(
+            "report_too_large",
             f"the report would be larger than {MOST_BYTES / 1e6:.1f} MB even without answers: "
-            f"name fewer than {sum(len(group.files) for group in groups)} files."
+            f"name fewer than {sum(len(group.files) for group in groups)} files.",
         )
     viewer = Viewer(_fitting(candidates, room), total)
     return Report(_page(sections, viewer, made), len(viewer.answers), total)

@@ -100,7 +100,7 @@ def drafting(groups: Sequence[Group], methods: Sequence[str] = ()) -> tuple[str,
         others = [label for label in chosen(groups) if label in drafted]
         instead = f"These did: {' '.join(others)}." if others else "Measure one that does: benchctl list methods."
         path = groups[0].files[0].path
-        raise UserError(f"{path}: none of {' '.join(methods) or 'its methods'} drafted a token. {instead}")
+        raise UserError("no_drafts", f"{path}: none of {' '.join(methods) or 'its methods'} drafted a token. {instead}")
     return labels
 
 

@@ -55,7 +55,7 @@ def draw(groups: Sequence[Group], request: Request) -> Drawing:
     by_group = [(group, [panel for panel in _panels(group, labels, style) if panel.latencies]) for group in groups]
     shown = [(group, panels) for group, panels in by_group if panels]
     if not shown:
-        raise UserError(f"{groups[0].files[0].path}: no generation has times. Measure: benchctl run.")
+        raise UserError("no_times", f"{groups[0].files[0].path}: no generation has times. Measure: benchctl run.")
     figure, parts = new_panels([group for group, _ in shown], style, [_height(panels, style) for _, panels in shown])
     for part, (_, panels) in zip(parts, shown, strict=True):
         _draw(part, panels, style)

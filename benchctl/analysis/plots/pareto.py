@@ -152,7 +152,10 @@ def panel_of(group: Group, axis: FidelityAxis) -> Panel:
     """The dots of a group, all its suites together. Raises UserError as `FidelityAxis.of` does."""
     methods = [method for method in group.pooled.methods if method.estimate(SPEEDUP).value is not None]
     if not methods:
-        raise UserError(f"{group.files[0].path}: no prompt was answered by the baseline. See `benchctl compare`.")
+        raise UserError(
+            "no_baseline_answers",
+            f"{group.files[0].path}: no prompt was answered by the baseline. See `benchctl compare`.",
+        )
     fidelity = [axis.of(group, method) for method in methods]
     xs = [1.0 if method.is_baseline else method.estimate(SPEEDUP).value or 0.0 for method in methods]
     points = [(x, estimate.value or 0.0) for x, estimate in zip(xs, fidelity, strict=True)]

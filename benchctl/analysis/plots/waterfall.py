@@ -187,8 +187,9 @@ def draw(groups: Sequence[Group], request: Request) -> Drawing:
     profiled = [waterfall.label for _, each in by_group for waterfall in each.profiled]
     if not profiled:
         raise UserError(
+            "not_profiled",
             f"{groups[0].files[0].path}: no method was profiled together with the baseline, so the phases of steps are "
-            "not known. Measure with `benchctl run --profile`."
+            "not known. Measure with `benchctl run --profile`.",
         )
     check_count(profiled, layout.most, "methods that were profiled")
     shown = [(group, _in_rows(each.profiled, layout.columns)) for group, each in by_group if each.profiled]

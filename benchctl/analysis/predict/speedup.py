@@ -130,7 +130,8 @@ def predict(files: Sequence[RunFile]) -> Accounts:
     labels = dict.fromkeys(label for label, _ in found if label != run.baseline)
     if not labels:
         raise UserError(
-            f"{files[0].path}: has no method beside its baseline. Measure one with `benchctl run --method`."
+            "only_baseline",
+            f"{files[0].path}: has no method beside its baseline. Measure one with `benchctl run --method`.",
         )
     return tuple(_predict(found, label, run) for label in labels)
 
@@ -138,14 +139,21 @@ def predict(files: Sequence[RunFile]) -> Accounts:
 def _one_run(files: Sequence[RunFile]) -> Run:
     """The run that stands for all of them. Raises UserError as `predict` does."""
     if not files:
-        raise UserError("no generations to predict from. Run `benchctl run --profile`, or continue it with --resume.")
+        raise UserError(
+            "no_generations",
+            "no generations to predict from. Run `benchctl run --profile`, or continue it with --resume.",
+        )
     run = files[0].run
     for file in files:
         if found := differences(run, file.run):
             field, one, other = found[0].field, found[0].first, found[0].second
-            raise UserError(f"{file.path}: {field} is {other}, in {files[0].path} {one}. Predict for each by itself.")
+            raise UserError(
+                "runs_differ", f"{file.path}: {field} is {other}, in {files[0].path} {one}. Predict for each by itself."
+            )
     if run.batch_size > 1:
-        raise UserError(f"{files[0].path}: was decoded in batches. Predict from a run of --batch-size 1.")
+        raise UserError(
+            "batched_run", f"{files[0].path}: was decoded in batches. Predict from a run of --batch-size 1."
+        )
     return run
 
 

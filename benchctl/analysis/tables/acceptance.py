@@ -62,7 +62,7 @@ def render_acceptance(groups: Sequence[Group], format: str = "table", gates: Gat
     """
     drafting = [each for number, group in enumerate(groups, 1) for each in acceptances(number, group)]
     if not drafting:
-        raise UserError("no method drafted a token. Measure one that does: benchctl list methods.")
+        raise UserError("no_drafts", "no method drafted a token. Measure one that does: benchctl list methods.")
     if format == "json":
         document = {"acceptance": [_document(each) for each in drafting]} | (
             {"gates": gates.document()} if gates else {}
