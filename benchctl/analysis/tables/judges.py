@@ -32,7 +32,7 @@ def judge_blocks(group: Group) -> Iterator[Block]:
         figures = [own for method in group.pooled.methods if (own := _of(method, judge))]
         if judge.protocol not in PAIRED:
             yield Block(f"Scores of {judge.name}", tuple(_scores(judge, figures)))
-        yield Block(f"Judged by {judge.name}", tuple(_verdicts(judge, figures)))
+        yield Block(f"Judged by {judge.name}", tuple(_judged_verdicts(judge, figures)))
         if judge.protocol in PAIRED:
             yield Block(
                 f"Places, {judge.name}",
@@ -77,7 +77,7 @@ def _scores(judge: Judge, figures: list[JudgedFigures]) -> Iterator[Column]:
         yield Column("by turn", _cell(judge, lambda own: "/".join(f"{mean:.3f}" for mean in own.by_turn)))
 
 
-def _verdicts(judge: Judge, figures: list[JudgedFigures]) -> Iterator[Column]:
+def _judged_verdicts(judge: Judge, figures: list[JudgedFigures]) -> Iterator[Column]:
     difference = _estimate(SCORE_DIFFERENCE, "{:+.2f}" if judge.in_points else "{:+.3f}")
     yield Column("difference [95%]", _compared(judge, difference, "baseline"))
     for title, metric in (("win", WIN), ("tie", TIE), ("loss", LOSS)):
