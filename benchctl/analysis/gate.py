@@ -7,8 +7,7 @@ from typing import Final, Literal
 
 import pandas as pd
 
-from benchctl.analysis.comparison import Group, MethodFigures
-from benchctl.analysis.frame.groups import differences
+from benchctl.analysis.comparison import Group, MethodFigures, differences
 from benchctl.analysis.judges.figures import FEWEST_PROMPTS, SCORE_DIFFERENCE
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.bootstrap import Interval

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from benchctl.analysis.comparison import Group, MethodFigures
-from benchctl.analysis.frame.build import pair
-from benchctl.analysis.frame.fidelity import Round, broken, claims_exact, last_tries, planned_repeat
+from benchctl.analysis.frame.build import Round, broken, claims_exact, last_tries, pair, planned_repeat
 from benchctl.analysis.frame.rows import CONDITION, FIDELITY
 from benchctl.analysis.judges.figures import FIRST_WINS, LONGER_WINS, JudgedFigures
 from benchctl.analysis.judges.judgements import Judge

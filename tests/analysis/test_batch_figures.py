@@ -12,9 +12,8 @@ from fixtures_records import BASELINE, EXITING, RUN, baseline_row, batch, exitin
 from pictures import write_picture
 from warned import warned
 
-from benchctl.analysis.comparison import Group, MethodFigures, compare
+from benchctl.analysis.comparison import Difference, Group, MethodFigures, compare, differences
 from benchctl.analysis.frame.build import load
-from benchctl.analysis.frame.groups import Difference, differences
 from benchctl.analysis.metrics.drafting import DEPTH_FRACTION
 from benchctl.analysis.metrics.speed import DECODE_SPEEDUP, SPEEDUP, TOKENS_PER_S, TPOT, TTFT
 from benchctl.analysis.plots.style import style_of

@@ -20,12 +20,11 @@ from fixtures_records import (
     usual_rows,
     write,
 )
+from refusals import refused
 
-from benchctl.analysis.comparison import POOLED, Group, compare
-from benchctl.analysis.frame.groups import Difference, differences
+from benchctl.analysis.comparison import POOLED, Difference, Group, compare, differences
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.bootstrap import Interval
-from benchctl.errors import UserError
 from benchctl.records.schema import Row, Run
 from benchctl.records.writer import read
 
@@ -133,5 +132,5 @@ def test_a_method_that_always_failed_has_no_values(tmp_path: Path) -> None:
 
 def test_files_without_generations_are_refused(tmp_path: Path) -> None:
     warm_up = write(tmp_path / "run.jsonl", [replace(baseline_row(), repeat=-1)])
-    with pytest.raises(UserError, match=f"no generations in {warm_up}.*--resume"):
+    with refused("no_generations", str(warm_up), "--resume"):
         compare([read(warm_up)])

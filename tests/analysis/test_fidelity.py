@@ -11,8 +11,7 @@ from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, drafted_row, 
 from warned import warned
 
 from benchctl.analysis.comparison import compare
-from benchctl.analysis.frame.build import load, pair
-from benchctl.analysis.frame.fidelity import (
+from benchctl.analysis.frame.build import (
     Fidelity,
     agreed_tokens,
     broken,
@@ -20,6 +19,8 @@ from benchctl.analysis.frame.fidelity import (
     compared_tokens,
     fidelity,
     is_lossless,
+    load,
+    pair,
 )
 from benchctl.records.schema import Exactness, Row
 from benchctl.records.writer import read

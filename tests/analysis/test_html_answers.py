@@ -12,9 +12,8 @@ from fixtures_scores import own, score, write_both
 from pages import TWO_SUITES, groups_of, two_suites, usual_groups
 
 from benchctl.analysis.comparison import compare
-from benchctl.analysis.frame.answer_rows import Decode
 from benchctl.analysis.html import answers as html_answers
-from benchctl.analysis.html.answers import Beside, answered, answers
+from benchctl.analysis.html.answers import Beside, Decode, answered, answers
 from benchctl.bundled import default_target
 from benchctl.decoding.model.tokenizer import token_text
 from benchctl.records.schema import Row

@@ -11,11 +11,11 @@ import pytest
 from fixtures_records import DRAFTED, EXITING, KOALA, MT_BENCH, RUN, baseline_row, exiting_row, method, write
 from matplotlib.container import ErrorbarContainer
 from pictures import LOOKS, assert_readable, figure_of, texts, write_picture
+from refusals import refused
 
 from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.plots.acceptance import accepted, drafting
 from benchctl.analysis.plots.style import style_of
-from benchctl.errors import UserError
 from benchctl.records.schema import Row, Run
 from benchctl.records.writer import read
 
@@ -126,17 +126,17 @@ def test_only_the_methods_asked_for_are_drawn_and_those_that_draft_nothing_are_r
     assert drafting(groups) == (DRAFTED, OTHER)
     write_picture("acceptance", groups, out, style_of(), methods=["medusa"])
     assert OTHER in texts(out) and DRAFTED not in texts(out)
-    with pytest.raises(UserError, match=r"none of early_exit drafted a token. These did: two_model.* medusa"):
+    with refused("no_drafts", "early_exit", "two_model", "medusa"):
         write_picture("acceptance", groups, out, style_of(), methods=["early_exit"])
     nothing = groups_of(tmp_path, [baseline_row(), exiting_row()], RUN, "nothing")
-    with pytest.raises(UserError, match="nothing.jsonl: none of its methods drafted a token. Measure one that does"):
+    with refused("no_drafts", "nothing.jsonl"):
         write_picture("acceptance", nothing, out, style_of())
 
 
 def test_more_methods_than_can_be_told_apart_are_refused(tmp_path: Path) -> None:
     answers = {f"two_model[draft_tokens={number}]": chance_steps(number, 3) for number in range(1, 10)}
     groups = groups_of(tmp_path, rows_of(answers), run_of(*answers))
-    with pytest.raises(UserError, match="9 methods that draft are too many .* room for 8: .* and 1 more"):
+    with refused("too_many_methods", "9 methods", "8", "1 more", "--method"):
         write_picture("acceptance", groups, tmp_path / "plot.png", style_of())
     write_picture("acceptance", groups, tmp_path / "plot.png", style_of(), methods=list(answers)[:2])
 

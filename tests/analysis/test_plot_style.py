@@ -10,8 +10,7 @@ import pytest
 from fixtures_pictures import contrast, linear, texts
 
 from benchctl.analysis.plots.axes import dress, new_figure, save
-from benchctl.analysis.plots.style import SIZES, THEMES, Style, style_of
-from benchctl.analysis.plots.words import in_lines, text_inches
+from benchctl.analysis.plots.style import SIZES, THEMES, Style, in_lines, style_of, text_inches
 
 STYLES = [style_of(theme, size) for theme, size in product(THEMES, SIZES)]
 GROUNDS = [style_of(theme) for theme in THEMES]

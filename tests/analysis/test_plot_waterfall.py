@@ -11,11 +11,11 @@ import pytest
 from fixtures_predict import DRAFTING, PLAIN, TOKENS, Step, both, file_of, usual_file
 from fixtures_records import BASELINE, DRAFTED, EXITING, KOALA, LAYERS, MT_BENCH, RUN
 from pictures import LOOKS, assert_readable, figure_of, texts, write_picture
+from refusals import refused
 
 from benchctl.analysis.comparison import Group, by_suite, compare
 from benchctl.analysis.plots.style import style_of
 from benchctl.analysis.plots.waterfall import Waterfall, bars, waterfalls
-from benchctl.errors import UserError
 from benchctl.records.schema import Row
 from benchctl.records.writer import RunFile
 
@@ -177,7 +177,7 @@ def test_methods_that_were_not_profiled_are_named_and_files_without_any_are_refu
         "--profile.",
     )
     free = groups_of(file_of(row for row in rows if row.mode == "free"))
-    with pytest.raises(UserError, match="benchctl run --profile"):
+    with refused("not_profiled", "--profile"):
         write_picture("waterfall", free, tmp_path / "plot.png", style_of())
 
 
@@ -214,8 +214,6 @@ def test_more_methods_than_there_is_room_for_are_refused(tmp_path: Path) -> None
     rows = [row for label in labels for row in both(label, [DRAFTING] * 6)]
     run = replace(RUN, methods=(RUN.methods[0], *(replace(RUN.methods[1], label=label) for label in labels)))
     groups = groups_of(file_of([*both(BASELINE, [PLAIN] * TOKENS), *rows], run))
-    with pytest.raises(
-        UserError, match="5 methods that were profiled are too many .* room for 4: choose with --method"
-    ):
+    with refused("too_many_methods", "5 methods", "4", "--method"):
         write_picture("waterfall", groups, tmp_path / "plot.png", style_of(size="column"))
     write_picture("waterfall", groups, tmp_path / "plot.png", style_of(size="column"), methods=labels[:1])

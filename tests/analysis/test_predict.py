@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from fixtures_predict import DRAFTING, PLAIN, TOKENS, Step, both, file_of, row_of, usual_file
 from fixtures_records import BASELINE, DRAFTED, EXITING, LAYERS, RUN, TARGET, failed
+from refusals import refused
 
 from benchctl.analysis.predict.accounts import Sums, head_share, slope_of
 from benchctl.analysis.predict.speedup import Prediction, Unpredicted, predict
-from benchctl.errors import UserError
 from benchctl.records.schema import Row
 from benchctl.records.writer import RunFile
 
@@ -278,17 +278,18 @@ def test_a_method_without_a_common_answer_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "message"),
+    ("files", "id", "fact"),
     [
-        ([], "no generations to predict from"),
-        ([file_of([row_of(BASELINE, [PLAIN])])], "has no method beside its baseline"),
+        ([], "no_generations", "--resume"),
+        ([file_of([row_of(BASELINE, [PLAIN])])], "only_baseline", "--method"),
         (
             [usual_file(), file_of(usual_file().rows, replace(RUN, dtype="bfloat16"), "other")],
+            "runs_differ",
             "other.jsonl: dtype is bf",
         ),
-        ([file_of([], replace(RUN, batch_size=4))], "Predict from a run of --batch-size 1"),
+        ([file_of([], replace(RUN, batch_size=4))], "batched_run", "--batch-size 1"),
     ],
 )
-def test_what_cannot_be_predicted_from_is_refused(files: list[RunFile], message: str) -> None:
-    with pytest.raises(UserError, match=message):
+def test_what_cannot_be_predicted_from_is_refused(files: list[RunFile], id: str, fact: str) -> None:
+    with refused(id, fact):
         predict(files)

@@ -9,8 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from warned import warned
 
-from benchctl.analysis.comparison import Group, MethodFigures, compare
-from benchctl.analysis.frame.groups import differences
+from benchctl.analysis.comparison import Group, MethodFigures, compare, differences
 from benchctl.analysis.judges.figures import (
     CONSISTENCY,
     FIRST_WINS,

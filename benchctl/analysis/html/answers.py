@@ -1,19 +1,66 @@
-"""Answers for a report's divergence viewer: which of them, and what of each: its text, its steps, where it leaves the
-baseline's."""
+"""The answers in a report's divergence viewer: text, steps, and where each first differs from the baseline's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import pandas as pd
 
 from benchctl.analysis.comparison import Group
-from benchctl.analysis.frame.answer_rows import Decode, Decoders, Place, pieces, rows_at
 from benchctl.analysis.frame.build import pair
 from benchctl.analysis.judges.judgements import judge_of
-from benchctl.records.schema import Row
+from benchctl.records.schema import Row, Run
 from benchctl.records.scores import Score, text_sha256
+from benchctl.records.writer import RunFile
+
+Decode = Callable[[Sequence[int]], str]
+"""Token ids to text, by the tokenizer that made the row's text."""
+Decoders = Callable[[Run], Decode | None]
+"""The decoder of a run; None where its tokenizer is not available."""
+
+_BEFORE = 8  # tokens of context to decode with: a token's text may depend on the few before it
+_PARTIAL = "\ufffd"  # what a part of a character is decoded to
+
+
+class Place(NamedTuple):
+    """A generation that runs freely. `file` numbers the group's files."""
+
+    file: int
+    suite: str
+    prompt_id: str
+    turn: int
+    label: str
+    repeat: int
+    session: int
+
+
+def rows_at(files: Sequence[RunFile], wanted: Collection[Place]) -> Mapping[Place, Row]:
+    """The rows at these places, in the order of files and rows."""
+    rows: dict[Place, Row] = {}
+    for number, file in enumerate(files):
+        for row in file.rows:
+            place = Place(number, row.suite, row.prompt_id, row.turn, row.label, row.repeat, row.session)
+            if row.mode == "free" and place in wanted:
+                rows[place] = row
+    return rows
+
+
+def pieces(row: Row, ends: Sequence[int], decode: Decode) -> list[str] | None:
+    """The part of the row's text that the tokens up to each of `ends` add, and the rest.
+
+    None where the pieces do not join to the row's text. A character of several tokens belongs to the last of them.
+    """
+    ids, texts, at = row.token_ids, list[str](), 0
+    for end in (*ends, len(ids)):
+        start = max(0, at - _BEFORE)
+        before = decode(ids[start:at]).rstrip(_PARTIAL)
+        after = decode(ids[start:end])
+        after = after if end == len(ids) else after.rstrip(_PARTIAL)
+        texts.append(after[len(before) :])
+        at = end
+    return texts if "".join(texts) == row.text else None
+
 
 MOST_OF_A_METHOD = 100  # in a list that nobody reads to its end
 _TELLING = ("lossy", "numeric", "tie", "sampled", "identical")  # what a reader looks for first
@@ -69,7 +116,7 @@ class Beside:
 def answers(number: int, group: Group, decoders: Decoders) -> tuple[Beside, ...]:
     """Up to MOST_OF_A_METHOD answers of each method, each once, the most telling of all methods first: lossy ones, then
     numeric ones, ties, and those that are the baseline's; suites take turns. `number` is that of the group."""
-    chosen = _in_turn([_of_method(group, label)[:MOST_OF_A_METHOD] for label in _labels(group)])
+    chosen = in_turn([_of_method(group, label)[:MOST_OF_A_METHOD] for label in _labels(group)])
     rows = rows_at(group.files, {place for pair_of_places in chosen for place in pair_of_places})
     decode = [decoders(file.run) for file in group.files]
     judged = _judged(group)
@@ -103,7 +150,7 @@ def _of_method(group: Group, label: str) -> list[tuple[Place, Place]]:
     turns = _turns(group, label)
     for verdict in (*_TELLING, None):
         alike = turns[turns["verdict"].isna() if verdict is None else turns["verdict"] == verdict]
-        found += _in_turn([_places(rows, label, group.run.baseline) for _, rows in alike.groupby("suite", sort=False)])
+        found += in_turn([_places(rows, label, group.run.baseline) for _, rows in alike.groupby("suite", sort=False)])
     return found
 
 
@@ -121,7 +168,7 @@ def _places(rows: pd.DataFrame, label: str, baseline: str) -> list[tuple[Place, 
     ]
 
 
-def _in_turn(lists: Sequence[Sequence[_Item]]) -> list[_Item]:
+def in_turn(lists: Sequence[Sequence[_Item]]) -> list[_Item]:
     """The first of each list, then the second of each, and so on: [1, 2, 3], [4] -> 1 4 2 3."""
     return [item for items in zip_longest(*lists) for item in items if item is not None]
 

@@ -11,14 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
-from itertools import chain, zip_longest
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchctl.analysis.comparison import Group
-from benchctl.analysis.frame.answer_rows import Decoders
-from benchctl.analysis.html.answers import Beside, answered, answers
+from benchctl.analysis.html.answers import Beside, Decoders, answered, answers, in_turn
 from benchctl.analysis.html.page import Section, section
 from benchctl.analysis.html.picture import dark_rules
 from benchctl.errors import UserError
@@ -41,11 +39,10 @@ class Report:
 def report(groups: Sequence[Group], decoders: Decoders, *, made: str) -> Report:
     """The page of a comparison; `made` says by what and when.
 
-    Raises UserError where the page would be too large even without
-    a single answer.
+    Raises UserError where the page would be too large even without a single answer.
     """
     sections = [section(groups, group) for group in groups]
-    candidates = _in_turn([answers(number, group, decoders) for number, group in enumerate(groups, 1)])
+    candidates = in_turn([answers(number, group, decoders) for number, group in enumerate(groups, 1)])
     total = sum(map(answered, groups))
     room = MOST_BYTES - len(_page(sections, Viewer((), total), made).encode())
     if room < 0:
@@ -151,7 +148,3 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-
-
-def _in_turn(lists: Sequence[Sequence[Beside]]) -> list[Beside]:
-    return [each for each in chain.from_iterable(zip_longest(*lists)) if each is not None]

@@ -16,8 +16,7 @@ from matplotlib.figure import Figure
 from benchctl.analysis.comparison import Group
 from benchctl.analysis.plots.axes import dress, new_figure
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
-from benchctl.analysis.plots.style import Mark, Style
-from benchctl.analysis.plots.words import wrapped
+from benchctl.analysis.plots.style import Mark, Style, wrapped
 from benchctl.errors import UserError
 
 FACTS = "modules.json"

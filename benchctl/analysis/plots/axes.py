@@ -18,8 +18,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 
 from benchctl.analysis.comparison import Group
-from benchctl.analysis.plots.style import Style
-from benchctl.analysis.plots.words import line_inches, shared_headline, text_inches, title_lines, wrapped
+from benchctl.analysis.plots.style import Style, line_inches, shared_headline, text_inches, title_lines, wrapped
 from benchctl.analysis.stats.estimates import Estimate
 from benchctl.errors import UserError
 from benchctl.records.writer import check_writable

@@ -22,15 +22,17 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
 from benchctl.analysis.comparison import Group, MethodFigures, label_lines
-from benchctl.analysis.frame.fidelity import claims_exact
+from benchctl.analysis.frame.build import claims_exact
 from benchctl.analysis.metrics.faithfulness import TARGET_ANSWERS, TOKEN_AGREEMENT
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.plots.axes import check_groups, dress, new_figure, settle
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
 from benchctl.analysis.plots.fidelity_axis import AGAINST_BASELINE, DEFAULT, METRICS, FidelityAxis, fidelity_axis
-from benchctl.analysis.plots.style import Dashes, Mark, Style
-from benchctl.analysis.plots.words import (
+from benchctl.analysis.plots.style import (
     LINE_SPACING,
+    Dashes,
+    Mark,
+    Style,
     in_lines,
     line_inches,
     shared_headline,

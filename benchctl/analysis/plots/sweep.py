@@ -19,8 +19,7 @@ from benchctl.analysis.metrics.metric import Metric
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.plots.axes import add_legend, dress, legend_inches, new_panels, reaches
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
-from benchctl.analysis.plots.style import Mark, Style
-from benchctl.analysis.plots.words import line_inches
+from benchctl.analysis.plots.style import Mark, Style, line_inches
 from benchctl.errors import UserError
 from benchctl.records.schema import MethodInfo, Scalar
 

@@ -14,8 +14,7 @@ from matplotlib.figure import SubFigure
 from benchctl.analysis.comparison import Group, check_count, chosen
 from benchctl.analysis.plots.axes import dress, new_panels
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
-from benchctl.analysis.plots.style import Style
-from benchctl.analysis.plots.words import broken_label, line_inches, shown_labels, three_digits
+from benchctl.analysis.plots.style import Style, broken_label, line_inches, shown_labels, three_digits
 from benchctl.analysis.predict.accounts import UNEXPLAINED
 from benchctl.analysis.predict.speedup import Figure, Prediction, Unpredicted, predict
 from benchctl.analysis.stats.bootstrap import Interval

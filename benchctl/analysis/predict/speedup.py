@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from benchctl.analysis.frame.fidelity import Round, round_of
-from benchctl.analysis.frame.groups import differences
+from benchctl.analysis.comparison import differences
+from benchctl.analysis.frame.build import Round, round_of
 from benchctl.analysis.predict.accounts import (
     PHASES,
     UNEXPLAINED,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from benchctl.analysis.comparison import POOLED, Group, SuiteFigures
 from benchctl.analysis.frame.build import pair
-from benchctl.analysis.frame.row_figures import POSITIONS
+from benchctl.analysis.frame.rows import POSITIONS
 from benchctl.analysis.gate import Gates
 from benchctl.analysis.metrics.drafting import (
     ACCEPTANCE_RATE,
