@@ -71,11 +71,6 @@ def test_the_example_of_the_docstring() -> None:
     assert [found[f"accepted_{number}"] for number in (1, 2, 3)] == [2, 1, 1]
 
 
-def test_what_drafts_nothing_has_no_positions() -> None:
-    assert step_counts(baseline_row()) == {}
-    assert step_counts(replace(baseline_row(tokens=1), step_s=(), committed=())) == {}
-
-
 def test_every_figure_is_that_of_the_steps_gone_through_one_by_one(tmp_path: Path) -> None:
     """Drafts of 0 to 6 tokens in trees of two rows a position, over 12 generations."""
     rng = np.random.default_rng(0)
@@ -191,16 +186,6 @@ def test_a_deep_draft_fits_80_columns_and_says_that_more_is_meant(tmp_path: Path
     text = _table(tmp_path, deep=40)
     assert max(map(len, text.splitlines())) <= 80
     assert f"{POSITIONS}+" in text
-
-
-def test_columns_of_numbers_stand_below_their_position(tmp_path: Path) -> None:
-    lines = _table(tmp_path).splitlines()
-    head = next(line for line in lines if line.startswith("position"))
-    histogram = next(line for line in lines if line.startswith("histogram"))
-    conditional = next(line for line in lines if line.startswith("conditional"))
-    ends = [place + 1 for place, character in enumerate(head) if character.isdigit()]
-    assert [histogram[:end].split()[-1] for end in ends] == ["50", "0", "0", "50"]
-    assert [conditional[:end].split()[-1] for end in ends[1:]] == ["50", "100", "100"]
 
 
 def test_markdown_has_as_many_cells_in_each_line_of_a_table(tmp_path: Path) -> None:

@@ -67,16 +67,6 @@ def test_the_words_have_the_speedups_and_warnings_of_compare() -> None:
     assert warnings and set(warnings) <= set(items)
 
 
-def test_a_method_is_called_lossless_by_what_compare_goes_by(tmp_path: Path) -> None:
-    broken = [
-        replace(row, verdict="lossy", first_divergence=1) if row.label == DRAFTED else row for row in usual_rows()
-    ]
-    for page, badge in ((usual_page(), True), (page_of(groups_of(tmp_path, broken)), False)):
-        items = [element.text for element in parse(page).named("li")]
-        line = next(text for text in items if text.startswith(f"{DRAFTED}: "))
-        assert ("lossless: 20 of 20" in line) == badge
-
-
 def test_numeric_answers_are_told(tmp_path: Path) -> None:
     """A method was called lossless beside a count of answers that left the numeric ones out, as if they were lost."""
     rows = [

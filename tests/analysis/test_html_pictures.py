@@ -13,7 +13,7 @@ from pages import TWO_SUITES, groups_of, two_suites, usual_groups, usual_page
 
 from benchctl.analysis.comparison import POOLED
 from benchctl.analysis.html.page import accepted, spreads
-from benchctl.analysis.html.report import dark_rules, embedded, pictures
+from benchctl.analysis.html.picture import dark_rules, pictures
 from benchctl.analysis.plots.axes import svg
 from benchctl.analysis.plots.fidelity_axis import FidelityAxis
 from benchctl.analysis.plots.pareto import draw_pareto
@@ -40,12 +40,6 @@ def test_a_picture_needs_nothing_but_the_page() -> None:
     ids = re.findall(r' id="([^"]+)"', page)
     assert len(ids) == len(set(ids)) > 10
     assert set(re.findall(r'(?:url\(#|href="#)([^")]+)', page)) <= set(ids)
-
-
-def test_ids_of_several_pictures_differ() -> None:
-    document = svg(draw_pareto(usual_groups(), FidelityAxis(), style_of()))
-    first, second = (set(re.findall(r' id="([^"]+)"', embedded(document, prefix))) for prefix in ("a-", "b-"))
-    assert first and len(first) == len(second) and not first & second
 
 
 def test_what_belongs_to_a_method_can_be_hidden_with_it() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fixtures_records import DRAFTED, EXITING, KOALA, MT_BENCH, RUN, baseline_row, exiting_row, method, write
+from fixtures_records import DRAFTED, EXITING, RUN, baseline_row, exiting_row, method, write
 from matplotlib.container import ErrorbarContainer
 from pictures import LOOKS, assert_readable, figure_of, texts, write_picture
 from refusals import refused
@@ -86,21 +86,6 @@ def test_shares_are_those_of_the_steps_one_by_one(tmp_path: Path, label: str) ->
         assert estimate.value == pytest.approx(sum(accepted == kept for _, accepted in steps) / len(steps))
 
 
-def test_an_interval_is_that_of_redrawn_prompts(tmp_path: Path) -> None:
-    """20,000 draws of prompts made here; the bounds of the picture's are a little wider, as for 12 prompts they are."""
-    (group,) = usual_groups(tmp_path)
-    (found,) = accepted(1, group, [DRAFTED])
-    chance = np.random.default_rng(5)
-    drafts = [[kept for drafted, kept in answer if drafted] for answer in ANSWERS[DRAFTED]]
-    counts = np.array([[sum(kept >= 1 for kept in answer), len(answer)] for answer in drafts])
-    draws = counts[chance.integers(0, len(counts), (20_000, len(counts)))].sum(axis=1)
-    low, high = np.quantile(draws[:, 0] / draws[:, 1], (0.025, 0.975))
-    interval = found.conditional[0].interval
-    assert interval is not None
-    assert interval.high - interval.low == pytest.approx(1.18 * (high - low), rel=0.08)  # t of 11, and sqrt(12 / 11)
-    assert abs((interval.high + interval.low) - (high + low)) < 0.2 * (high - low)
-
-
 def test_the_picture_names_methods_axes_and_shares(tmp_path: Path) -> None:
     out = tmp_path / "plot.svg"
     (note,) = write_picture("acceptance", usual_groups(tmp_path), out, style_of())
@@ -167,14 +152,6 @@ def test_a_method_that_was_asked_for_and_drafted_nothing_is_named(tmp_path: Path
     assert f"{EXITING}: drafted nothing, so it is not in the picture." in notes
     unasked = write_picture("acceptance", usual_groups(tmp_path), tmp_path / "b.png", style_of())
     assert not any("drafted nothing" in note for note in unasked)
-
-
-def test_suites_are_drawn_together(tmp_path: Path) -> None:
-    """Half of the prompts are of another suite: the shares are those of all."""
-    rows = [replace(row, suite="mt-bench") if row.prompt_id in ("p1", "p4") else row for row in rows_of(ANSWERS)]
-    (group,) = groups_of(tmp_path, rows, replace(run_of(*ANSWERS), suites=(KOALA, MT_BENCH)))
-    (one,), (other,) = accepted(1, group, [OTHER]), accepted(1, usual_groups(tmp_path)[0], [OTHER])
-    assert [each.value for each in one.conditional] == pytest.approx([each.value for each in other.conditional])
 
 
 @pytest.mark.parametrize(("theme", "size", "ending"), LOOKS)

@@ -77,11 +77,6 @@ def test_marks_of_one_colour_differ_without_it(style: Style) -> None:
             assert one.hatch != other.hatch and one.dashes != other.dashes and one.marker != other.marker
 
 
-def test_a_faded_colour_lies_between_itself_and_the_ground() -> None:
-    assert style_of("light").faded("#000000", 0.6) == "#666666"
-    assert style_of("dark").faded(style_of("dark").ground) == style_of("dark").ground
-
-
 @pytest.mark.parametrize("style", STYLES, ids=str)
 def test_a_picture_is_as_wide_as_its_place_and_its_letters_as_high_as_they_must_be(
     style: Style, tmp_path: Path

@@ -179,14 +179,6 @@ def test_more_lines_than_can_be_told_apart_are_refused(tmp_path: Path) -> None:
     write_picture("sweep", groups, tmp_path / "plot.png", style_of())  # by confidence: two lines
 
 
-def test_each_group_that_has_measured_the_method_has_a_part(tmp_path: Path) -> None:
-    one = drafting_groups(tmp_path)[0].files[0]
-    other = measured(tmp_path, DRAFTING, "other", threads=2)[0].files[0]
-    apart = leaving_groups(tmp_path, exits(0.9, "copy"))[0].files[0]
-    groups = compare([one, other, replace(apart, run=replace(apart.run, threads=3))])
-    assert [found.group.run.threads for found in sweeps(groups)] == [1, 2]
-
-
 @pytest.mark.parametrize(("theme", "size", "ending"), LOOKS)
 def test_every_text_can_be_read(theme: str, size: str, ending: str, tmp_path: Path) -> None:
     groups, style = drafting_groups(tmp_path), style_of(theme, size)

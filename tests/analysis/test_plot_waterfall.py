@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from fixtures_predict import DRAFTING, PLAIN, TOKENS, Step, both, file_of, usual_file
-from fixtures_records import BASELINE, DRAFTED, EXITING, KOALA, LAYERS, MT_BENCH, RUN
+from fixtures_records import BASELINE, DRAFTED, EXITING, LAYERS, RUN
 from pictures import LOOKS, assert_readable, figure_of, texts, write_picture
 from refusals import refused
 
-from benchctl.analysis.comparison import Group, by_suite, compare
+from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.plots.style import style_of
 from benchctl.analysis.plots.waterfall import Waterfall, bars, waterfalls
 from benchctl.records.schema import Row
@@ -157,14 +157,6 @@ def test_a_disturbed_round_is_left_out() -> None:
         for row in file.rows
     ]
     assert changes(waterfall_of(file_of(slow), DRAFTED)) == pytest.approx(changes(waterfall_of(file, DRAFTED)))
-
-
-def test_one_suite_of_a_group_is_of_its_own_rows(tmp_path: Path) -> None:
-    """A picture by suite once had every suite's steps in each panel."""
-    slow = [replace(row, suite="mt-bench") for row in usual_file(slower=2.0).rows]
-    file = file_of([*usual_file().rows, *slow], replace(RUN, suites=(KOALA, MT_BENCH)))
-    found = [waterfalls(group, [DRAFTED]).profiled[0] for group in by_suite(groups_of(file))]
-    assert [each.token_s for each in found] == pytest.approx([17 / 4, 17 / 2])
 
 
 def test_methods_that_were_not_profiled_are_named_and_files_without_any_are_refused(tmp_path: Path) -> None:

@@ -65,12 +65,6 @@ def test_a_sweep_is_a_curve_and_labels_that_would_cover_each_other_become_number
     assert "baseline" in lines
 
 
-def test_two_points_are_no_curve(tmp_path: Path) -> None:
-    out = tmp_path / "plot.svg"
-    write_picture("pareto", _sweep(tmp_path, 2), out, style_of())
-    assert "by threshold" not in texts_of(out)
-
-
 def test_the_plot_says_that_prompts_are_an_embedded_sample(tmp_path: Path) -> None:
     out = tmp_path / "plot.svg"
     write_picture(
@@ -105,21 +99,6 @@ def test_a_broken_claim_is_not_drawn_as_lossless(tmp_path: Path) -> None:
     write_picture("pareto", _groups(tmp_path, rows), out, style_of())
     assert "claims to be exact, but answers differ" in texts_of(out)
     assert "lossless" not in texts_of(out)
-
-
-@pytest.mark.parametrize("methods", [1, 2, 8])
-def test_a_picture_is_drawn_for_any_number_of_exact_methods(tmp_path: Path, methods: int) -> None:
-    labels = [f"two_model[draft_tokens={number}]" for number in range(methods - 1)]
-    rows = [replace(drafted_row(step_s=1 + 0.01 * number), label=label) for number, label in enumerate(labels)]
-    out = tmp_path / "plot.png"
-    write_picture(
-        "pareto",
-        _groups(tmp_path, [baseline_row(), *rows], replace(RUN, methods=(*RUN.methods, *map(method, labels)))),
-        out,
-        style_of(),
-    )
-    width, height = (int.from_bytes(out.read_bytes()[start : start + 4]) for start in (16, 20))
-    assert width == 1152 and height > 200 + 25 * methods
 
 
 @pytest.mark.parametrize(
@@ -160,13 +139,6 @@ def test_a_method_that_always_failed_is_left_out(tmp_path: Path) -> None:
     out = tmp_path / "plot.svg"
     write_picture("pareto", _groups(tmp_path, [baseline_row(), failed(drafted_row())]), out, style_of())
     assert DRAFTED.partition("[")[0] not in texts_of(out)
-
-
-def test_a_run_whose_baseline_always_failed_cannot_be_plotted(tmp_path: Path) -> None:
-    with refused("no_baseline_answers"):
-        write_picture(
-            "pareto", _groups(tmp_path, [failed(baseline_row()), drafted_row()]), tmp_path / "plot.png", style_of()
-        )
 
 
 @pytest.mark.parametrize(
