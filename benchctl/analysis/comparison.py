@@ -177,6 +177,7 @@ class Group:
     differs: tuple[Difference, ...]
     others: Frames = field(default_factory=dict)
     judging: Judging | None = None
+    _pairs: dict[str, pd.DataFrame] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def run(self) -> Run:
@@ -186,6 +187,12 @@ class Group:
     @property
     def pooled(self) -> SuiteFigures:
         return self.suites[-1]
+
+    def pairs(self, label: str) -> pd.DataFrame:
+        """The free generations of `label` with the baseline's, see frame.build.pair. Made once: do not change them."""
+        if label not in self._pairs:
+            self._pairs[label] = pair(self.frame, label, self.run.baseline)
+        return self._pairs[label]
 
     @property
     def repeats(self) -> Repeats:

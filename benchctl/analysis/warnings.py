@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from benchctl.analysis.comparison import Group, MethodFigures
-from benchctl.analysis.frame.build import Round, broken, claims_exact, last_tries, pair, planned_repeat
+from benchctl.analysis.frame.build import Round, broken, claims_exact, last_tries, planned_repeat
 from benchctl.analysis.frame.rows import CONDITION, FIDELITY
 from benchctl.analysis.judges.figures import FIRST_WINS, LONGER_WINS, JudgedFigures
 from benchctl.analysis.judges.judgements import Judge
@@ -77,7 +77,7 @@ def _no_shared_session(group: Group) -> Iterator[Warning]:
         for method in group.pooled.methods
         if method.estimate(SPEEDUP).value is not None
         and method.estimate(SPEEDUP).interval is None
-        and measured_apart(pair(group.frame, method.label, group.run.baseline))
+        and measured_apart(group.pairs(method.label))
     ]
     if labels:
         yield _warn(

@@ -60,8 +60,8 @@ def test_cosines_and_shares_are_drawn_on_every_ground_at_every_size(tmp_path: Pa
     cosines, gates = figure.axes
     slow, fast, target, later, after = (np.asarray(line.get_xydata()).tolist() for line in cosines.lines)
     assert slow == [[1, 0.1], [2, 0.2], [3, 0.3], [4, 0.4]]
-    assert fast == target == slow[:2], "they start together, at the first layer"
-    assert later == [[2, 0.2], [3, 0.3], [4, 0.4]] and after == slow[2:], "and again at the first gate"
+    assert fast == target == slow[:2]
+    assert later == [[2, 0.2], [3, 0.3], [4, 0.4]] and after == slow[2:]  # again at the first gate
     bars = [patch for patch in gates.patches if isinstance(patch, Rectangle)]
     assert [bar.get_height() for bar in bars] == pytest.approx([0.2, 0.4] * 3)
     assert len({to_hex(bar.get_facecolor()) for bar in bars}) == len({bar.get_hatch() for bar in bars}) == 3

@@ -107,7 +107,7 @@ def test_times_of_other_magnitudes_stand_on_a_logarithmic_axis_that_says_so(tmp_
 def test_few_generations_are_said_to_tell_no_slowest_twentieth(tmp_path: Path) -> None:
     out = tmp_path / "plot.svg"
     (note,) = write_picture("latency", groups_of(tmp_path, varied(19)), out, style_of())
-    assert note.startswith(f"{', '.join(LABELS)}: of fewer than 20 generations") and "--repeats" in note
+    assert note.startswith(f"{', '.join(LABELS)}: ") and "--repeats" in note
     assert "p95 of fewer than 20 generations" in texts(out)
     assert write_picture("latency", groups_of(tmp_path, varied(20), name="more"), out, style_of()) == ()
 

@@ -118,9 +118,8 @@ def test_the_first_method_that_was_swept_is_drawn_and_the_others_are_named(tmp_p
     lookahead = [(info("lookahead", {"ngram": ngram}), 1.0) for ngram in (3, 4)]
     groups = measured(tmp_path, [(info("medusa", {"heads": 2}), 1.0), *DRAFTING, *lookahead])
     assert sweeps(groups)[0].name == "two_model"
-    assert write_picture("sweep", groups, tmp_path / "a.png", style_of()) == (
-        "the picture is of two_model. Also swept: --method lookahead.",
-    )
+    (note,) = write_picture("sweep", groups, tmp_path / "a.png", style_of())
+    assert "two_model" in note and "--method lookahead" in note
     assert sweeps(groups, ["lookahead"])[0].name == "lookahead"
     assert write_picture("sweep", groups, tmp_path / "b.png", style_of(), methods=["lookahead"]) == ()
     with refused("not_swept", "medusa", "--sweep"):
@@ -131,7 +130,7 @@ def test_labels_that_differ_in_more_than_one_option_are_said_to_show_no_effect_o
     """Two unlike versions of a method, each a point alone, were drawn as a sweep of the first number they differ in."""
     groups = measured(tmp_path, [(drafts(2, 0.0), 1.0), (drafts(4, 0.5), 1.0)])
     (note,) = write_picture("sweep", groups, tmp_path / "a.png", style_of())
-    assert note == "no two labels of two_model differ in draft_tokens alone: the picture does not show its effect."
+    assert "two_model" in note and "draft_tokens alone" in note
 
 
 def test_an_option_that_one_version_of_a_method_lacks_is_a_line_of_its_own(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_a_broken_claim_is_not_drawn_as_lossless(tmp_path: Path) -> None:
     rows = [baseline_row(), replace(drafted_row(), verdict="lossy", first_divergence=1)]
     out = tmp_path / "plot.svg"
     write_picture("pareto", _groups(tmp_path, rows), out, style_of())
-    assert "claims to be exact, but answers differ" in texts_of(out)
+    assert "but answers differ" in texts_of(out)
     assert "lossless" not in texts_of(out)
 
 
@@ -115,7 +115,7 @@ def test_runs_that_are_not_comparable_get_a_panel_each(tmp_path: Path) -> None:
     two = write(tmp_path / "2.jsonl", usual_rows(3), replace(RUN, dtype="bfloat16"))
     out = tmp_path / "plot.svg"
     write_picture("pareto", compare([read(one), read(two)]), out, style_of())
-    assert "not comparable with the first panel: dtype is bfloat16" in texts_of(out).replace("\n", " ")
+    assert "dtype is bfloat16" in texts_of(out).replace("\n", " ")
 
 
 def test_too_many_panels_are_refused(tmp_path: Path) -> None:

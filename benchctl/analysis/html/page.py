@@ -105,15 +105,15 @@ def _accepted(each: Acceptance, labels: list[str], suite: str, methods: tuple[Me
         label=each.label,
         rate=spread(method.estimate(ACCEPTANCE_RATE), "{:.3f}"),
         mean=cell(MEAN_ACCEPTED)(method),
-        positions=tuple(_bar(at, found, beside.value) for at, (found, beside) in enumerate(both, 1)),
-        histogram=tuple(_bar(at, found) for at, found in enumerate(each.histogram)),
+        positions=tuple(_bar(position, share, dot.value) for position, (share, dot) in enumerate(both, 1)),
+        histogram=tuple(_bar(accepted, share) for accepted, share in enumerate(each.histogram)),
     )
 
 
-def _bar(at: int, found: Estimate, dot: float | None = None) -> Bar:
-    name = f"{at}+" if at == POSITIONS else str(at)
-    interval = found.interval
-    return Bar(name, found.value, interval.low if interval else None, interval.high if interval else None, dot)
+def _bar(position: int, share: Estimate, dot: float | None = None) -> Bar:
+    name = f"{position}+" if position == POSITIONS else str(position)
+    interval = share.interval
+    return Bar(name, share.value, interval.low if interval else None, interval.high if interval else None, dot)
 
 
 def _times(group: Group, label: str) -> pd.Series:

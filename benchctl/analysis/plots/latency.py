@@ -15,7 +15,6 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullLocator
 
 from benchctl.analysis.comparison import Group, check_count, chosen
-from benchctl.analysis.frame.build import pair
 from benchctl.analysis.metrics.metric import Metric
 from benchctl.analysis.metrics.speed import TPOT, TTFT
 from benchctl.analysis.plots.axes import add_legend, check_groups, check_names, dress, legend_inches, new_panels
@@ -64,7 +63,7 @@ def times(group: Group, label: str) -> pd.DataFrame:
 
     NaN where a generation has no further token or no times.
     """
-    pairs = pair(group.frame, label, group.run.baseline)
+    pairs = group.pairs(label)
     committed = pairs["committed_tokens"].astype(float)
     return pd.DataFrame(
         {

@@ -81,12 +81,14 @@ def acceptances(number: int, group: Group) -> Iterator[Acceptance]:
 
 def acceptances_on(number: int, group: Group, suite: SuiteFigures) -> Iterator[Acceptance]:
     """The same on one of its suites."""
-    frame = group.frame if suite.suite == POOLED else group.frame[group.frame["suite"] == suite.suite]
+    is_pooled = suite.suite == POOLED
+    frame = group.frame if is_pooled else group.frame[group.frame["suite"] == suite.suite]
     metrics = by_position(frame)
     for method in suite.methods:
         if method.estimate(ACCEPTANCE_RATE).value is None:
             continue
-        shares = estimates(pair(frame, method.label, group.run.baseline), metrics.metrics)
+        pairs = group.pairs(method.label) if is_pooled else pair(frame, method.label, group.run.baseline)
+        shares = estimates(pairs, metrics.metrics)
         deepest = len(metrics.conditional)
         tried = max(
             (position for position, each in enumerate(shares[:deepest], 1) if each.value is not None), default=0
