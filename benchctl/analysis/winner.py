@@ -42,7 +42,7 @@ class Contest:
 class Winner:
     """The method with the largest speed-up among those that no other method of the contest beats.
 
-    Autoregressive decoding takes part. `slower` are significantly slower, `tied` are not. `partly` says that not all
+    Autoregressive decoding takes part. `slower` are significantly slower, `tied` are not. `partly`: not all
     methods answered the same prompts. `unconfirmed` took no part, see Contest.
     """
 

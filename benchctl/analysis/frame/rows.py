@@ -23,7 +23,7 @@ _BASELINE = "autoregressive"  # the header's bytes per step are those of this me
 def loops(token_ids: Sequence[int], *, ended: bool) -> bool:
     """Whether an answer ends in at least COPIES of one phrase, the first perhaps cut, of LOOP_TOKENS tokens in all.
 
-    `ended` says that the last token is a stop token, which belongs to no phrase. Source: Holtzman et al., The Curious
+    With `ended` the last token is a stop token, which belongs to no phrase. Source: Holtzman et al., The Curious
     Case of Neural Text Degeneration, 2019, arXiv 1904.09751, who ask for three copies of a phrase of at least two
     words. Tokens are shorter than words, so we also ask for a minimum length of the whole repetition.
     Example: 9 and eight times 4 5 is a loop; 9 and seven times 4 5 is too short.
@@ -112,10 +112,10 @@ class Line(NamedTuple):
     batches. `depth_layers` sums the layers run over all tokens; `full_layers` is what these tokens take at full depth.
     Of `drafting_steps` steps with a draft the target read `draft_rows` rows besides their roots.
     `checked_answers` is 1 where the prompt came with an exact answer and the generation did not fail, and
-    `right_answers` 1 where it also ends with that. `invalid` says why its times are not to be trusted, or is empty;
-    beside these fields `round_invalid` says whether that is so of any generation of its round, of whatever label and
-    mode (see frame/build.py). `loops` is 1 where the answer ends in a loop, see `loops`. `energy_j` of a batch is
-    shared as its time is; `least_read_s` is the baseline's bound, see `least_read_s`.
+    `right_answers` 1 where it also ends with that. `invalid` is the reason why its times are not to be trusted, or
+    empty. In addition, `round_invalid` is true if any generation of its round, of any label and mode, has such a reason
+    (see frame/build.py). `loops` is 1 where the answer ends in a loop, see `loops`. `energy_j` of a batch is shared as
+    its time is; `least_read_s` is the baseline's bound, see `least_read_s`.
     """
 
     file: int

@@ -219,7 +219,7 @@ def correlation(moments: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class JudgedFigures:
-    """What one judge says of one method's answers, on one suite or all of them.
+    """One judge's figures of one method's answers, on one suite or all of them.
 
     The estimates rest on `pairs` of answers, of `prompts` and their `turns`; in `identical` pairs the answer equals the
     baseline's. Of `asked` judgements `unreadable` could not be read, so `incomplete` pairs have no verdict, and of
@@ -284,7 +284,7 @@ class Judging:
         return tuple(judge for judge in self.judges if len(self.judged.orders.get(judge.name, ())) == 1)
 
     def figures(self, label: str, suite: str | None) -> tuple[JudgedFigures, ...]:
-        """What each judge says of a method's answers on a suite, or on all suites (None)."""
+        """Each judge's figures of a method's answers on a suite, or on all suites (None)."""
         pairs = self.judged.pairs
         own = pairs[(pairs["label"] == label) & ((pairs["suite"] == suite) if suite is not None else True)]
         by_judge = ((judge, own[own["judge"] == judge.name]) for judge in self.judges)

@@ -210,8 +210,8 @@ class JudgedPair(NamedTuple):
     """A method's answer and the baseline's.
 
     `score` and `baseline_score` are means over orders and samples, None where a judge gave none. `difference` is score
-    minus baseline score; `verdict` is 1, 0 or -1 for a win, a tie or a loss. `whole` says whether at least one
-    judgement could be read in every order asked: otherwise there is no verdict, since one order contains the judge's
+    minus baseline score; `verdict` is 1, 0 or -1 for a win, a tie or a loss. `whole`: in every order asked,
+    at least one judgement could be read. Otherwise there is no verdict, since one order contains the judge's
     position bias. Of `asked` judgements (0 where the texts are `identical`) `unreadable` could not be read. Of two
     `orders`, `decided` had a winner, which stood first in `first_won` of them; `consistent` is 1 where both orders gave
     the same verdict. Lengths are in characters, None where unknown.

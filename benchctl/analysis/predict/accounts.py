@@ -1,7 +1,7 @@
-"""What the time of a method's tokens is made of, in shares of the baseline's time for a token: see predict.py.
+"""What the time of a method's tokens is made of, in shares of the baseline's time for a token: see speedup.py.
 
-A token that leaves early still reads the head: the layers it ran are a share of all but the head's part of a pass. How
-many more heads were asked, as by a rule that looks at the confidence at every exit, rows do not say: one at least.
+A token that leaves early still reads the head: the layers it ran are a share of all but the head's part of a pass. Rows
+do not count further heads, as of a rule that looks at the confidence at every exit, so one head is assumed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -21,8 +21,8 @@ _LARGEST_ERROR = 0.1  # of the predicted time of a step
 
 @dataclass(frozen=True)
 class Part:
-    """What one thing adds to a token's time, as a share of the baseline's, and its 95% interval, None where there is no
-    telling. `predicted`: the prediction knows of it."""
+    """What one cause adds to a token's time, as a share of the baseline's, with its 95% interval, None where unknown.
+    `predicted`: the prediction includes it."""
 
     name: str
     share: float
@@ -32,9 +32,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Account:
-    """Its parts, of which the last is what the others leave; and for each answer, in seconds, each of the others, what
-    the prediction knows of it and what the baseline takes for as many tokens, [answers] each, the last as in
-    Sums.for_tokens."""
+    """The parts; the last one is what the others leave. The other fields are seconds of each answer, [answers]: each of
+    the other parts, those that the prediction includes, and the baseline's for as many tokens (Sums.for_tokens)."""
 
     parts: tuple[Part, ...]
     parts_s: tuple[Floats, ...]
@@ -158,7 +157,7 @@ def by_phases(ours: Sums, theirs: Sums, split: Sums, plain: Sums, head: float) -
 def by_steps(ours: Sums, theirs: Sums, slope_s: float, head: float) -> Account:
     """The same from free answers alone, where a drafted token costs `slope_s`, drafting and verification together.
 
-    The rest is what every step of a drafting method costs whatever it drafts, and of another one what it does beside
+    The rest is what every step of a drafting method costs whatever it drafts, and of another one what it does besides
     running its layers and a head.
     """
     step_s = float(theirs.seconds.sum() / theirs.steps.sum())

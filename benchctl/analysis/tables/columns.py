@@ -143,7 +143,7 @@ _Show = Callable[[JudgedFigures], str]
 
 
 def judge_blocks(group: Group) -> Iterator[Block]:
-    """Tables for each judge, narrow enough for labels to have room: what it says of the methods, and how it judges."""
+    """Tables for each judge, narrow enough for labels to have room: its figures for the methods, and its biases."""
     for judge in group.judging.judges if group.judging else ():
         figures = [own for method in group.pooled.methods if (own := _of(method, judge))]
         if judge.protocol not in PAIRED:
