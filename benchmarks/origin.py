@@ -8,10 +8,10 @@ from dataclasses import asdict
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folder import modules_sha256
 from benchctl.errors import UserError
-from benchctl.measuring.choices import Choice
+from benchctl.measuring.check import Choice
 from benchctl.measuring.clock import utc_now
 from benchctl.measuring.header import model_info
-from benchctl.measuring.machine.facts import commit, machine_facts, versions
+from benchctl.measuring.machine.host import commit, machine_facts, versions
 from benchctl.registry import parse_label
 
 

@@ -11,8 +11,16 @@ from statistics import fmean
 from typing import NamedTuple
 
 from benchctl.errors import InvalidData, UserError
-from benchctl.importing.lines import Line, read_lines
-from benchctl.importing.published_answers import FAILED, Answer, Format, answers_of, format_of, is_judgement
+from benchctl.importing.published_answers import (
+    FAILED,
+    Answer,
+    Format,
+    Line,
+    answers_of,
+    format_of,
+    is_judgement,
+    read_lines,
+)
 from benchctl.importing.published_judgements import ByModel, Lost, Reply, replies_of, scores_of
 from benchctl.records.schema import UNKNOWN_TARGET, MethodInfo, ModelInfo, Row, Run, SuiteInfo, Totals
 from benchctl.records.scores import Score

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from benchctl.measuring.plan import Job, Plan, Round, rounds
-from benchctl.measuring.retries import Retries, rows_of
+from benchctl.measuring.plan import Job, Plan, Retries, Round, rounds, rows_of
 from benchctl.measuring.validity import MARGIN, Watch, decoding_s
 from benchctl.records.reader import RowKey, row_key
 from benchctl.records.schema import Row

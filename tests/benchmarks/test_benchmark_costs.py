@@ -24,7 +24,7 @@ from benchctl.decoding.model.target import Target, folder_sha256
 from benchctl.decoding.modules.folder import modules_sha256
 from benchctl.decoding.verify import Verdict
 from benchctl.errors import UserError
-from benchctl.measuring.choices import Models
+from benchctl.measuring.check import Models
 from benchctl.methods.two_model import TwoModel
 from benchctl.registry import build
 from benchmarks import costs, watch

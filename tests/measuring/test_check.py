@@ -17,8 +17,7 @@ from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folder import save_modules
 from benchctl.errors import UserError
 from benchctl.measuring import settings as ask
-from benchctl.measuring.check import CheckedRun, check, name_run
-from benchctl.measuring.choices import Models, choose_methods, choose_models
+from benchctl.measuring.check import CheckedRun, Models, check, choose_methods, choose_models, name_run
 from benchctl.measuring.run import run
 from benchctl.methods.medusa import Medusa
 from benchctl.records.writer import read

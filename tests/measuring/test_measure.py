@@ -14,8 +14,7 @@ from tiny import tiny_folder
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
-from benchctl.measuring.decoder import DecodingConfig
-from benchctl.measuring.measure import Measurer, answer_seed
+from benchctl.measuring.measure import DecodingConfig, Measurer, answer_seed
 from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.verdict import Judgement, Referee
 
@@ -212,8 +211,8 @@ def failing(*_: object, **__: object) -> NoReturn:
     ("control", "kept"),
     [
         ("benchctl.measuring.verdict.Referee.judge", {"scored_tokens", "kl_unrepeated_tokens"}),
-        ("benchctl.measuring.faithfulness.likelihood", {"gap", "decided_at"}),
-        ("benchctl.measuring.faithfulness.own_logits", {"gap", "decided_at"}),
+        ("benchctl.measuring.teacher_forcing.likelihood", {"gap", "decided_at"}),
+        ("benchctl.measuring.teacher_forcing.own_logits", {"gap", "decided_at"}),
     ],
 )
 def test_a_control_that_fails_after_the_clock_takes_nothing_from_a_generation(

@@ -20,8 +20,7 @@ from benchctl.measuring import run as runs
 from benchctl.measuring.check import check
 from benchctl.measuring.machine import advice as examinations
 from benchctl.measuring.machine.advice import LoadSample
-from benchctl.measuring.machine.meter import Meter
-from benchctl.measuring.machine.speed import bandwidth_mb_s
+from benchctl.measuring.machine.meter import Meter, bandwidth_mb_s
 from benchctl.measuring.run import run
 from benchctl.measuring.session import Notice, Progress
 from benchctl.measuring.settings import RunSettings
