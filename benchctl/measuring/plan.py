@@ -1,4 +1,10 @@
-"""Which generations a run consists of, and in which order: fixed beforehand, so that a resumed run is the same run."""
+"""Which generations a run consists of, in which order, and which of its rounds are still to be measured.
+
+The plan is fixed beforehand, and retries depend on rows alone: so a resumed run is the same run. A round that other
+load disturbed is measured again as a whole, at most MOST_RETRIES times, each time as a further repeat (Plan.again). A
+single generation is never repeated alone: load hits a short one fully or not at all and a long one on average, so
+replacing only the worst generations would make the shorter method look fast.
+"""
 
 from __future__ import annotations
 

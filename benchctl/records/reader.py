@@ -4,11 +4,13 @@ import json
 from array import array
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar, overload
 
 from benchctl.errors import InvalidData
-from benchctl.records.schema import SCHEMA_VERSION, Mode, Row, Run, from_line
+from benchctl.records.labels import current_label
+from benchctl.records.schema import SCHEMA_VERSION, MethodInfo, Mode, Row, Run, from_line
 
 
 class RowKey(NamedTuple):
@@ -139,7 +141,10 @@ def index(path: Path) -> "array[int]":
 
 
 def run_of(path: Path, line: bytes) -> Run:
-    """The run in the first line. Raises InvalidData for anything else, and for one of a newer version."""
+    """The run in the first line, under the labels it was written with.
+
+    Raises InvalidData for anything else, and for a run of a newer version.
+    """
     record = json.loads(line) if is_json(line) else None
     if not isinstance(record, dict) or record.get("kind") != "run" or "schema_version" not in record:
         raise InvalidData(
@@ -161,8 +166,24 @@ def run_of(path: Path, line: bytes) -> Run:
 
 
 def row_of(path: Path, number: int, line: bytes) -> Row:
-    """The row in a line. Raises as `valid` does."""
-    return valid(Row, path, number, line)
+    """The row in a line, under the current label. Raises as `valid` does."""
+    row = valid(Row, path, number, line)
+    label = current_label(row.label)
+    return row if label == row.label else replace(row, label=label)
+
+
+def with_current_labels(run: Run) -> Run:
+    """The run with the current labels: rows of older and newer files then share them."""
+    methods = tuple(_with_current_label(method) for method in run.methods)
+    return run if methods == run.methods else replace(run, methods=methods, baseline=current_label(run.baseline))
+
+
+def _with_current_label(method: MethodInfo) -> MethodInfo:
+    label = current_label(method.label)
+    if label == method.label:
+        return method
+    options = {name: value for name, value in method.options.items() if name != "mode"}
+    return replace(method, label=label, name=label.partition("[")[0], options=options)
 
 
 def torn_batch(rows: StoredRows) -> int:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from benchctl.errors import InvalidData, UserError
-from benchctl.records.reader import RowKey, StoredRows, index, is_json, row_key, run_of, torn_batch
+from benchctl.records.reader import RowKey, StoredRows, index, is_json, row_key, run_of, torn_batch, with_current_labels
 from benchctl.records.schema import ModelInfo, Row, Run, SuiteInfo, to_line
 
 _SAME_ON_RESUME = (
@@ -117,7 +117,7 @@ def scan(path: Path | str) -> RunFile:
     if lines > 1 and not last.endswith(b"\n") and not is_json(last):
         notices.append(_torn(path, lines, "line"))
         starts.pop()
-    run = run_of(path, first)
+    run = with_current_labels(run_of(path, first))
     rows = StoredRows(path, run, starts[1:])
     if rows and run.batch_size > 1 and (lost := torn_batch(rows)):
         notices.append(_torn(path, len(starts) - lost, "batch"))
@@ -249,16 +249,16 @@ class Writer:
         if first and not self._resume:
             raise UserError(f"{self.path}: exists. Continue it with --resume, or give another --out.")
         if first.endswith(b"\n") or not _RUN_STARTS.startswith(first[: len(_RUN_STARTS)]):
-            self._continue()
+            self._continue(first)
             return
         if first:
             self._notify(f"{self.path}: was killed before its first line was whole; it starts again.")
             self._file.cut(0)
         self._file.append(to_line(self.stored.run))
 
-    def _continue(self) -> None:
+    def _continue(self, first: bytes) -> None:
+        check_same_run(self.path, run_of(self.path, first), self.stored.run)
         stored = read(self.path)
-        check_same_run(self.path, stored.run, self.stored.run)
         for notice in stored.notices:
             self._notify(notice)
         self._file.cut(stored.whole_bytes)

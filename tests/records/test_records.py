@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, batch, drafted_row, exiting_row, failed, write
 
+from benchctl.analysis.comparison import compare
 from benchctl.errors import InvalidData, UserError
+from benchctl.records.labels import current_label
 from benchctl.records.reader import batch_keys, row_key
 from benchctl.records.schema import Row, Run, Totals, json_schema, to_line
-from benchctl.records.writer import Writer, check_output, read
+from benchctl.records.writer import Writer, check_output, read, scan
 
 ROWS = [baseline_row("p0"), drafted_row("p0"), exiting_row("p0"), failed(baseline_row("p1"))]
 
@@ -132,6 +134,28 @@ def test_a_file_with_methods_or_an_order_of_version_01_is_not_resumed_and_no_set
         with pytest.raises(UserError, match="0.1") as refusal, Writer(path, RUN, resume=True):
             pass
         assert "settings of its first line" not in str(refusal.value)
+
+
+def test_old_and_new_labels_of_a_method_are_pooled_with_one_notice(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows of `m2r2[mode=dynamic]` and of `m2r2_dynamic` stood in two lines of a table."""
+    old, new = "m2r2[mode=dynamic,threshold=0.3]", "m2r2_dynamic[threshold=0.3]"
+    current_label.cache_clear()
+    before = write_labelled(path, old, options={"mode": "dynamic", "threshold": 0.3}).read_bytes()
+    (group,) = compare([scan(path), scan(write_labelled(tmp_path / "new.jsonl", new, options={"threshold": 0.3}))])
+    assert [method.label for method in group.pooled.methods] == [RUN.baseline, new]
+    file = read(path)
+    assert {row.label for row in file.rows} == {RUN.baseline, new}
+    assert (file.run.methods[1].name, file.run.methods[1].options) == ("m2r2_dynamic", {"threshold": 0.3})
+    assert capsys.readouterr().err.count(new) == 1
+    assert path.read_bytes() == before
+
+
+def write_labelled(path: Path, label: str, options: dict[str, Any]) -> Path:
+    """A run of the baseline and one method under this label."""
+    method = replace(RUN.methods[1], label=label, name=label.partition("[")[0], options=options)
+    return write(path, [ROWS[0], replace(ROWS[1], label=label)], replace(RUN, methods=(RUN.methods[0], method)))
 
 
 def test_a_file_from_before_there_were_trained_modules_is_read(path: Path) -> None:

@@ -54,6 +54,13 @@ EXACT = replace(PAIR, protocol="exact", order="", score=1.0, baseline_score=0.0,
 TIE = replace(PAIR, order="", score=None, baseline_score=None, identical=True, baseline_sha256="a" * 64, reply="")
 
 
+def test_scores_of_old_and_new_labels_are_of_one_method(tmp_path: Path) -> None:
+    path = tmp_path / "old.scores.jsonl"
+    path.write_bytes(to_line(replace(PAIR, label="m2r2[mode=aot,spare=1]", baseline="m2r2[mode=speculative]")))
+    (score,) = read_scores(path).scores
+    assert (score.label, score.baseline) == ("m2r2_prefetch[spare=1]", "m2r2")
+
+
 @pytest.mark.parametrize(
     ("score", "changes"),
     [

@@ -1,7 +1,7 @@
-"""The CPU as Linux reports it: its setup, and other processes' load, waiting time and energy during a measurement.
+"""The machine: facts for the header, its setup, and other load, waiting time and energy during a measurement.
 
-Everything is read from the files under `root`, where tests put their own. On other systems, or where a file is not
-readable, a fact is missing, never guessed.
+Names and addresses are left out. Linux's files are read under `root`, where tests put their own. On other systems, or
+where a file is not readable, a fact is missing, never guessed.
 """
 
 from __future__ import annotations
