@@ -37,7 +37,9 @@ class Line:
         return name in self.fields
 
     def refuse(self, problem: str) -> NoReturn:
-        raise InvalidData(f"{self.path}:{self.number}: {problem}. Give the file as it was published.")
+        raise InvalidData(
+            "not_as_published", f"{self.path}:{self.number}: {problem}. Give the file as it was published."
+        )
 
     def identifier(self, name: str) -> str:
         """A text, or a whole number as text."""
@@ -103,7 +105,7 @@ def read_lines(path: Path) -> Iterator[Line]:
                 if text.strip():
                     yield Line(path, number, _object(path, number, text))
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}.") from error
+        raise UserError("cannot_read", f"{path}: cannot be read: {error.strerror}.") from error
 
 
 def _object(path: Path, number: int, text: bytes) -> dict[str, Any]:
@@ -112,7 +114,9 @@ def _object(path: Path, number: int, text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict):
-        raise InvalidData(f"{path}:{number}: is no JSON object. Give a file of answers, one JSON object a line.")
+        raise InvalidData(
+            "no_object", f"{path}:{number}: is no JSON object. Give a file of answers, one JSON object a line."
+        )
     return fields
 
 

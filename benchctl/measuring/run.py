@@ -182,7 +182,7 @@ def prepare_own_model(
     names = choose_models(models)
     _, *choices = choose_methods(methods, names)
     if not choices:
-        raise UserError("autoregressive is the reference of every check: name another --method.")
+        raise UserError("only_the_baseline", "autoregressive is the reference of every check: name another --method.")
     device, _ = choose_device(models)
     tokenizer = check_tokenizers(names, choices)
     info = TargetInfo.of(tokenizer.config)

@@ -194,7 +194,7 @@ def read_scores(path: Path | str) -> ScoreFile:
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}.") from error
+        raise UserError("cannot_read", f"{path}: cannot be read: {error.strerror}.") from error
     notices: tuple[str, ...] = ()
     if lines and not lines[-1].endswith(b"\n") and not is_json(lines[-1]):
         notices = (f"{path}:{len(lines)}: the last line is torn (its judging was killed, or goes on) and is left out.",)
@@ -206,7 +206,8 @@ def read_scores(path: Path | str) -> ScoreFile:
         key = score_key(score)
         if (earlier := by_key.pop(key, None)) and not earlier.unreadable:
             raise InvalidData(
-                f"{path}:{number}: the same judgement as line {lines_of[key]}. Remove one of the two lines."
+                "line_twice",
+                f"{path}:{number}: the same judgement as line {lines_of[key]}. Remove one of the two lines.",
             )
         by_key[key], lines_of[key] = score, number
     return ScoreFile(path, tuple(by_key.values()), notices, sum(map(len, lines)))
@@ -261,5 +262,5 @@ def _checked_version(path: Path, number: int, line: bytes) -> bytes:
     version = record.get("schema_version") if isinstance(record, dict) else None
     if type(version) is int and version > SCORES_VERSION:
         newer = f"written by a newer benchctl, schema {version} (this one reads {SCORES_VERSION})"
-        raise InvalidData(f"{path}:{number}: {newer}; upgrade.")
+        raise InvalidData("newer_version", f"{path}:{number}: {newer}; upgrade.")
     return line
