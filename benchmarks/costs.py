@@ -162,8 +162,9 @@ def choose(labels: Sequence[str], models: Models) -> tuple[list[Choice], dict[st
 def _with_draft_of(models: Models, choice: Choice) -> Choice:
     if choice.draft_model(""):
         raise UserError(
+            "several_draft_models",
             f"{choice.label} names a draft model, but costs are measured with {models.draft} alone: leave draft_model "
-            "out."
+            "out.",
         )
     return choice
 

@@ -37,8 +37,9 @@ def refuse_equal_names(choices: Sequence[Choice]) -> None:
         other = found.setdefault(without_places(choice.label), choice.label)
         if other != choice.label:
             raise UserError(
+                "equal_names",
                 f"{other} and {choice.label} would both be named {without_places(choice.label)}; rename a folder, "
-                "or measure each by itself."
+                "or measure each by itself.",
             )
 
 

@@ -129,7 +129,7 @@ def test_what_stays_disturbed_is_given_up_after_two_more_tries(kind: str, tmp_pa
     assert set(marked) == {*range(plan.repeats), *again}
     for _ in range(3):
         session, measured = measure(path, plan, meet, watch())
-        assert (session.lost, measured) == (1, []), "a process that has nothing to do told of none"
+        assert (session.lost, measured) == (1, [])
     assert path.read_bytes() == whole
     (values,) = warned(group_of(path), "rounds_disturbed")
     assert (values["disturbed"], values["repeated"]) == (1, 0)
@@ -190,7 +190,7 @@ def test_while_a_disturbance_lasts_nothing_is_measured_again_and_a_run_that_goes
     path = tmp_path / "a.jsonl"
     session, measured = measure(path, PLAN, lambda task: Met(THROTTLED), watch())
     tried = {(task.prompt.id, task.repeat) for task in measured if task.repeat >= PLAN.repeats}
-    assert tried == {("p0", 2)} and session.lost == 6, "its two planned rounds and this one are as many as PATIENCE"
+    assert tried == {("p0", 2)} and session.lost == 6  # two planned rounds and this one are PATIENCE
     _, measured = measure(path, PLAN, lambda task: Met(QUIET), watch())
     assert len(measured) == len(PLAN)
     assert measure(path, PLAN, lambda task: Met(THROTTLED), watch())[1] == []
@@ -269,7 +269,7 @@ def test_a_load_that_still_lasts_when_a_run_goes_on_is_held_against_the_rounds_b
     for _ in range(2):
         session, measured = measure(path, plan, lambda task: Met(LOUD), unwarmed())
         assert session.lost == lost_in(path) == 8
-        assert len(measured) == PATIENCE * len(LABELS), "until it is seen to last"
+        assert len(measured) == PATIENCE * len(LABELS)
         assert set(pair(load([path]), DRAFTED, BASELINE)["prompt_id"]) == {f"p{at}" for at in range(12)}
     session, measured = measure(path, plan, lambda task: Met(QUIET), unwarmed())
     tried_twice = {"p12", "p13", "p14", "p15"}
