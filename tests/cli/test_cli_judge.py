@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -56,8 +57,8 @@ def reply(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     from benchctl.judges.gpt import Gpt
 
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    found_key = Gpt._found_key
-    monkeypatch.setattr(Gpt, "reach", lambda self: setattr(self, "_key", found_key(self)))
+    read_key = Gpt._read_key
+    monkeypatch.setattr(Gpt, "reach", lambda self: setattr(self, "_key", read_key(self)))
 
     def use(say: Any) -> None:
         monkeypatch.setattr(Gpt, "ask", lambda self, messages, sample: say(self, messages))
@@ -170,7 +171,7 @@ def test_a_dry_run_gives_an_upper_bound(results: Path, reply: Callable[[Any], No
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("--judge", "gpt"), "gpt needs the name of a model"),
+        (("--judge", "gpt"), "gpt needs a model"),
         (("--judge", "gtp", "--model", "m"), "Unknown judge 'gtp'. Did you mean 'gpt'?"),
         (("--judge", "gpt[modle=m]"), "gpt has no option 'modle'"),
         (("--judge", "gpt[model=m]", "--model", "m"), "both name a model"),
@@ -215,6 +216,18 @@ def test_an_exhausted_budget_ends_with_1(results: Path, reply: Callable[[Any], N
     assert result.exit_code == 1 and "6 were left: --max-usd has no room for them" in result.stderr
 
 
+def test_questions_too_long_for_the_judge_end_with_1_and_their_count(
+    results: Path, reply: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A judging that left them out once ended with 0."""
+    from benchctl.judges.gpt import Gpt
+
+    monkeypatch.setattr(Gpt, "context_tokens", 10)
+    result = gpt(results, "--json")
+    assert (result.exit_code, json.loads(result.stdout)["too_long"]) == (1, 6), result.output
+    assert re.search(r"^6 .*too long", result.stderr, re.MULTILINE)
+
+
 def everything(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
@@ -226,7 +239,7 @@ def test_the_key_is_in_no_file_and_in_no_output(
     """Also when the server says it back, and in the traceback of what nobody foresaw."""
     from openai import APIConnectionError
 
-    from benchctl.judges._openai import read_completion, sent
+    from benchctl.judges.gpt import read_completion, sent
 
     def say(self: Any, messages: Any) -> Any:
         if trouble == "raises":
@@ -257,8 +270,7 @@ def test_the_key_is_in_no_file_and_in_no_output(
 
 
 def test_the_default_judge_is_gpt_with_a_key_and_likelihood_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    from benchctl.cli.judge.options import JudgeOptions
-    from benchctl.cli.judge.setup import judge_label
+    from benchctl.cli.judge import JudgeOptions, judge_label
 
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     assert judge_label(JudgeOptions()).text == "likelihood"
@@ -322,7 +334,7 @@ def test_a_run_whose_judging_the_budget_cut_short_says_so_by_its_exit_code(
     """It was 0, as if all were judged; `benchctl judge` gives 1."""
     measured = (SimpleNamespace(out=results), SimpleNamespace(measured=9, failed=0))
     monkeypatch.setattr(import_module("benchctl.cli.run"), "measure", lambda settings: measured)
-    judged = SimpleNamespace(unasked=unasked)
+    judged = SimpleNamespace(unfinished=unasked)
     monkeypatch.setattr(import_module("benchctl.cli.judge"), "judge_files", lambda *_, **__: judged)
     result = CliRunner().invoke(main, ["run", "--judge", "exact", "--bench", "tasks"])
     assert (result.exit_code, f"Results: {results}" in result.stdout) == (code, True), result.output

@@ -19,11 +19,14 @@ KEPT = Kept("a" * 64, 0, "m", "t@0", "8 7", "", 10, 2, "2026-01-01T00:00:00+00:0
 
 
 def test_what_is_kept_is_there_when_the_cache_is_opened_again(tmp_path: Path) -> None:
+    """A reply with half a surrogate pair once made the whole cache unreadable."""
     with Cache(tmp_path, "gpt[model=a/b]") as cache:
         cache.keep(KEPT)
         cache.keep(replace(KEPT, text="9 8\n\u00e9"))
+        cache.keep(replace(KEPT, text="7 6 \ud83d \U0001f600"))
+        assert cache.tries(KEPT.key)[2].text == "7 6 \ufffd \U0001f600"
     with Cache(tmp_path, "gpt[model=a/b]") as cache:
-        assert [kept.text for kept in cache.tries(KEPT.key)] == ["8 7", "9 8\n\u00e9"]
+        assert [kept.text for kept in cache.tries(KEPT.key)] == ["8 7", "9 8\n\u00e9", "7 6 \ufffd \U0001f600"]
         assert cache.tries("b" * 64) == ()
 
 
