@@ -14,6 +14,7 @@ from typing import Literal
 import pytest
 from fakes_judges import COST_USD, MOST_USD, Asked, Bench, Scripted, rows_of, says
 from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, failed, write
+from refusals import refused
 
 from benchctl.errors import UserError
 from benchctl.judging.asking import Asker
@@ -332,7 +333,7 @@ def test_a_budget_of_the_forecasts_bound_leaves_no_question_out(bench: Bench) ->
 
 
 def test_a_budget_on_a_price_that_nobody_knows_is_refused_before_anything_is_asked(bench: Bench) -> None:
-    with pytest.raises(UserError, match="nobody here knows what 'm' costs. Give --price-in and --price-out"):
+    with refused("unknown_price", "'m'", "--price-in", "--price-out"):
         bench.judging(Scripted(fair), price=None, max_usd=1.0)
 
 
@@ -449,7 +450,7 @@ def test_only_free_rows_are_judged(tmp_path: Path) -> None:
 
 def test_results_without_the_baseline_are_refused_and_their_labels_named(tmp_path: Path) -> None:
     bench = Bench(tmp_path, [row for row in rows_of(2) if row.label != BASELINE])
-    with pytest.raises(UserError, match=f"no answers of the baseline '{BASELINE}'. Its labels: two_model.*early_exit"):
+    with refused("unknown_baseline", f"'{BASELINE}'", "two_model", "early_exit"):
         bench.judging(Scripted(fair))
 
 
@@ -459,20 +460,20 @@ def test_another_baseline_may_be_named(bench: Bench) -> None:
 
 
 def test_an_unknown_baseline_is_refused(bench: Bench) -> None:
-    with pytest.raises(UserError, match="no answers of the baseline 'nobody'"):
+    with refused("unknown_baseline", "'nobody'"):
         bench.judging(Scripted(fair), baseline="nobody")
 
 
 def test_prompts_that_differ_between_files_are_refused(bench: Bench) -> None:
     suite = replace(RUN.suites[0], sha256="other")
     second = write(bench.folder / "second.jsonl", rows_of(1), replace(RUN, suites=(suite,)))
-    with pytest.raises(UserError, match="koala: its prompts in .*second.jsonl differ from those in .*first.jsonl"):
+    with refused("other_prompts", "koala", "first.jsonl", "second.jsonl"):
         check_same_prompts([read(bench.results), read(second)])
 
 
 def test_an_answer_to_a_prompt_that_is_not_there_is_refused(bench: Bench) -> None:
     del bench.prompts["koala", "p1"]
-    with pytest.raises(UserError, match="answers turn 1 of prompt p1 of koala, which the prompts do not have"):
+    with refused("other_prompts", "turn 1 of prompt p1 of koala"):
         bench.judging(Scripted(fair))
 
 
