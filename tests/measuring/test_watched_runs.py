@@ -13,8 +13,8 @@ import torch
 from click.testing import CliRunner, Result
 from fixtures_run import GENERATIONS, LABELS, make_folder, make_settings, measured, timeless
 
+from benchctl.cli import doctor as doctor_aa
 from benchctl.cli import main
-from benchctl.cli.doctor import aa as doctor_aa
 from benchctl.measuring import header, validity
 from benchctl.measuring import run as runs
 from benchctl.measuring.check import check
