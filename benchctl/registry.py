@@ -33,20 +33,11 @@ if TYPE_CHECKING:
 BASELINE = "autoregressive"
 METHODS = "benchctl.methods"
 JUDGES = "benchctl.judges"
-<<<<<<< HEAD
-=======
-# Options of version 0.1 that chose between set-ups which are methods now: labels with them still work.
-_RENAMED = {
-    ("m2r2", "mode", "speculative"): "m2r2",
-    ("m2r2", "mode", "dynamic"): "m2r2_dynamic",
-    ("m2r2", "mode", "aot"): "m2r2_prefetch",
-}
 # What methods of version 0.1 had, and what to write instead.
 _OUTDATED = {
     "needs_draft_model": "the mix-in `UsesDraftModel` of benchctl.decoding.method",
     "knows_encoders": "`supports_encoder_decoder`",
 }
->>>>>>> cli
 _STEPS = re.compile(r"-?\d+(\.\d+)?:-?\d+(\.\d+)?:-?\d+(\.\d+)?")
 _MOST_STEPS = 100
 _LABEL = re.compile(r"(?P<name>[A-Za-z_][\w-]*)(\[(?P<options>.*)\])?")
@@ -88,26 +79,10 @@ def parse_label(text: str) -> Label:
     options = tuple(_parse_option(text, part) for part in parts)
     for name, _ in options:
         if [other for other, _ in options].count(name) > 1:
-<<<<<<< HEAD
-            raise UserError(f"Label '{text}' gives option '{name}' twice; give it once.")
+            raise UserError("repeated_option", f"Label '{text}' gives option '{name}' twice; give it once.")
     label = Label(match["name"], options)
     current = current_label(label.text)
     return label if current == label.text else parse_label(current)
-=======
-            raise UserError("repeated_option", f"Label '{text}' gives option '{name}' twice; give it once.")
-    return _renamed(Label(match["name"], options))
-
-
-@cache
-def _renamed(label: Label) -> Label:
-    """The label under today's name of its method; cached, so that each is printed once in a process."""
-    for option, value in label.options:
-        if name := _RENAMED.get((label.name, option, value)):
-            others = tuple(pair for pair in label.options if pair[0] != option)
-            sys.stderr.write(f"Note: {label.text} is now called {Label(name, others).text}.\n")
-            return Label(name, others)
-    return label
->>>>>>> cli
 
 
 def method_names() -> tuple[str, ...]:
