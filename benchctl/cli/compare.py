@@ -166,7 +166,10 @@ def _print_agreement(scores: tuple[str, ...], format: Format) -> None:
 
     measured = agreements(from_scores(read_scores(scores)))
     if not measured:
-        raise UserError(f"{', '.join(scores)}: no two judges judged the same pairs. Name the scores of several judges.")
+        raise UserError(
+            "no_common_judgements",
+            f"{', '.join(scores)}: no two judges judged the same pairs. Name the scores of several judges.",
+        )
     if format == "json":
         click.echo(json.dumps({"agreement_of_judges": [agreement_document(each) for each in measured]}, indent=2))
         return
@@ -197,8 +200,9 @@ def check_comparable(groups: Sequence[Group]) -> None:
             f"{group.files[0].path} in {', '.join(each.field for each in group.differs)}" for group in groups[1:]
         ]
         raise UserError(
+            "runs_not_comparable",
             f"not all files can be compared: {'; '.join(differing)}, from {groups[0].files[0].path}. They are shown as "
-            f"{len(groups)} groups; name only files of one."
+            f"{len(groups)} groups; name only files of one.",
         )
 
 
