@@ -143,7 +143,7 @@ def test_a_method_that_always_failed_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "id"),
-    [("plot.gif", "unknown_picture_format"), ("plot", "unknown_picture_format"), ("a/b.png", "unwritable_file")],
+    [("plot.gif", "unknown_picture_format"), ("plot", "unknown_picture_format"), ("a/b.png", "cannot_write")],
 )
 def test_a_picture_that_cannot_be_written_is_refused_before_work(tmp_path: Path, name: str, id: str) -> None:
     (tmp_path / "a").write_text("a file")

@@ -179,9 +179,7 @@ def save(figure: Figure, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         _write(figure, path, path.suffix.lower())
     except OSError as error:
-        raise UserError(
-            "unwritable_file", f"{path}: cannot be written: {error.strerror}. Give another --out."
-        ) from error
+        raise UserError("cannot_write", f"{path}: cannot be written: {error.strerror}. Give another --out.") from error
 
 
 def svg(figure: Figure) -> str:
