@@ -138,7 +138,7 @@ FOURTEEN = (
     "deed[threshold=0.5,exits=6+10+14]",
     "skip_decode[min_layers=10,fall_tokens=32]",
     "mixture_of_depths[threshold=0.02]",
-    "m2r2[mode=dynamic,threshold=0.8]",
+    "m2r2_dynamic[threshold=0.8]",
 )
 
 
