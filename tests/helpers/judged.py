@@ -16,9 +16,9 @@ from benchctl.judging.items import JudgeName
 from benchctl.judging.judge import Place
 from benchctl.judging.judge_settings import JudgeSettings, Summary, World
 from benchctl.judging.scoring import Judging
-from benchctl.measuring.header import suite_info
 from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.prompts.suites import load_suite
+from benchctl.measuring.run import suite_info
 from benchctl.records.schema import Row
 from benchctl.records.scores import Score, read_scores, scores_path
 from benchctl.records.writer import read

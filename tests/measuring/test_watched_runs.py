@@ -15,8 +15,9 @@ from fixtures_run import GENERATIONS, LABELS, make_folder, make_settings, measur
 
 from benchctl.cli import main
 from benchctl.cli.doctor import aa as doctor_aa
-from benchctl.measuring import header, validity
+from benchctl.measuring import run as header
 from benchctl.measuring import run as runs
+from benchctl.measuring import validity
 from benchctl.measuring.check import check
 from benchctl.measuring.machine import advice as examinations
 from benchctl.measuring.machine.advice import LoadSample
