@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from benchctl.errors import InvalidData, UserError
-from benchctl.records.reader import RowKey, StoredRows, index, is_json, row_key, run_of, torn_batch, with_current_labels
+from benchctl.records.reader import StoredRows, index, is_json, run_of, torn_batch, with_current_labels
 from benchctl.records.schema import ModelInfo, Row, Run, SuiteInfo, to_line
 
 _SAME_ON_RESUME = (
@@ -81,10 +81,6 @@ class RunFile:
     rows: Sequence[Row] = ()
     notices: tuple[str, ...] = ()
     whole_bytes: int = 0
-
-    def keys(self) -> frozenset[RowKey]:
-        """The generations that are done, failed ones included."""
-        return frozenset(map(row_key, self.rows))
 
 
 def read(path: Path | str) -> RunFile:
@@ -214,7 +210,7 @@ class Writer:
     the rows that are done. Entering raises UserError if the file is another run's, is being written, or cannot be.
 
         with Writer(path, run, resume=True) as writer:
-            done = writer.stored.keys()
+            done = writer.stored.rows
             writer.append(row)
     """
 
