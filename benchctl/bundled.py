@@ -60,7 +60,8 @@ def default_target() -> PackModel:
     targets = [model for model in models() if model.role == "target"]
     if not targets:
         raise UserError(
-            "This installation carries no embedded target; reinstall benchctl, or name a model with --model."
+            "no_embedded_target",
+            "This installation carries no embedded target; reinstall benchctl, or name a model with --model.",
         )
     return targets[0]
 
@@ -76,8 +77,9 @@ def resolve(name_or_path: str | Path) -> Path | str:
     for model in models():
         if model.name == name and Path(name).is_dir():
             raise UserError(
+                "ambiguous_model",
                 f"'{name}' is an embedded model, and a folder here has the same name. Write ./{name} for the folder; "
-                "for the embedded model run from another place, or rename the folder."
+                "for the embedded model run from another place, or rename the folder.",
             )
         if model.name == name:
             _checked(model.path / TOKENIZER, model.tokenizer_sha256, f"model '{name}'")
@@ -88,8 +90,9 @@ def resolve(name_or_path: str | Path) -> Path | str:
         return name
     embedded = ", ".join(model.name for model in models()) or "none in this installation"
     raise UserError(
+        "unknown_model",
         f"'{name}' is neither an embedded model nor a folder. Embedded models: {embedded}; or give a folder, "
-        "or a hub id of the form owner/name."
+        "or a hub id of the form owner/name.",
     )
 
 
@@ -107,9 +110,11 @@ def modules_for(target: str, method: str) -> Path | None:
 def _checked(file: Path, sha256: str, name: str) -> Path:
     """The folder of an embedded file. Raises UserError where the file is missing or altered."""
     if not file.is_file():
-        raise UserError(f"The embedded {name} lacks {file.name}; reinstall benchctl.")
+        raise UserError("damaged_embedded_model", f"The embedded {name} lacks {file.name}; reinstall benchctl.")
     with file.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != sha256:
-        raise UserError(f"{file.name} of the embedded {name} is not the one shipped; reinstall benchctl.")
+        raise UserError(
+            "damaged_embedded_model", f"{file.name} of the embedded {name} is not the one shipped; reinstall benchctl."
+        )
     return file.parent

@@ -66,11 +66,14 @@ def convert_options(name: str, owner: type[Any], texts: Sequence[tuple[str, str]
     values: dict[str, Scalar] = {}
     for option, text in texts:
         if option not in known:
-            raise UserError(f"{name} has no option '{option}'. {_known(list(known.values()))}")
+            raise UserError("unknown_option", f"{name} has no option '{option}'. {_known(list(known.values()))}")
         try:
             values[option] = _read_value(hints[option], text)
         except ValueError:
-            raise UserError(f"{name}: option '{option}' cannot be '{text}'; it takes {known[option].kind}.") from None
+            kind = known[option].kind
+            raise UserError(
+                "bad_option_value", f"{name}: option '{option}' cannot be '{text}'; it takes {kind}."
+            ) from None
     return values
 
 

@@ -17,6 +17,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
+from inspect import signature
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
 BASELINE = "autoregressive"
 METHODS = "benchctl.methods"
 JUDGES = "benchctl.judges"
+# What methods of version 0.1 had, and what to write instead.
+_OUTDATED = {
+    "needs_draft_model": "the mix-in `UsesDraftModel` of benchctl.decoding.method",
+    "knows_encoders": "`supports_encoder_decoder`",
+}
 _STEPS = re.compile(r"-?\d+(\.\d+)?:-?\d+(\.\d+)?:-?\d+(\.\d+)?")
 _MOST_STEPS = 100
 _LABEL = re.compile(r"(?P<name>[A-Za-z_][\w-]*)(\[(?P<options>.*)\])?")
@@ -73,7 +79,7 @@ def parse_label(text: str) -> Label:
     options = tuple(_parse_option(text, part) for part in parts)
     for name, _ in options:
         if [other for other, _ in options].count(name) > 1:
-            raise UserError(f"Label '{text}' gives option '{name}' twice; give it once.")
+            raise UserError("repeated_option", f"Label '{text}' gives option '{name}' twice; give it once.")
     label = Label(match["name"], options)
     current = current_label(label.text)
     return label if current == label.text else parse_label(current)
@@ -164,8 +170,9 @@ def expand_sweep(text: str) -> tuple[str, ...]:
     choices = [[value for part in values.split("|") for value in _steps(text, part)] for _, values in label.options]
     if not any(len(values) > 1 for values in choices) or not all(all(values) for values in choices):
         raise UserError(
+            "bad_sweep",
             f"'{text}' is no sweep. Join the values to try by |, as in two_model[draft_tokens=2|3|4], or give first, "
-            "last and step, as in early_exit[threshold=0.5:0.9:0.1]."
+            "last and step, as in early_exit[threshold=0.5:0.9:0.1].",
         )
     combined = product(*(dict.fromkeys(values) for values in choices))
     return tuple(Label(label.name, tuple(zip(names, values, strict=True))).text for values in combined)
@@ -177,7 +184,9 @@ def _steps(text: str, part: str) -> list[str]:
         return [part.strip()]
     first, last, step = map(Decimal, part.strip().split(":"))
     if step <= 0 or last < first or (last - first) / step >= _MOST_STEPS:
-        raise UserError(f"'{text}': {part.strip()} is first:last:step; it must go up, in at most {_MOST_STEPS} steps.")
+        raise UserError(
+            "bad_sweep", f"'{text}': {part.strip()} is first:last:step; it must go up, in at most {_MOST_STEPS} steps."
+        )
     return [str(first + number * step) for number in range(int((last - first) / step) + 1)]
 
 
@@ -190,8 +199,9 @@ def _parse_option(label: str, part: str) -> tuple[str, str]:
 
 def _not_a_label(text: str) -> UserError:
     return UserError(
+        "bad_label",
         f"'{text}' is not a label. Write a method's name, with options in brackets where wanted: "
-        "two_model or two_model[draft_tokens=5]."
+        "two_model or two_model[draft_tokens=5].",
     )
 
 
@@ -204,19 +214,22 @@ def _names(group: str) -> tuple[str, ...]:
 
 
 def _class(group: str, name: str) -> type[Any]:
-    if name in _builtin(group):
-        return _class_in_file(group, name)
     noun = "judge" if group == JUDGES else "method"
+    if name in _builtin(group):
+        return _check_current(_class_in_file(group, name), f"{noun.title()} '{name}' ({group}.{name})")
     if name in _plugins(group):
-        found = _class_of_plugin(noun, _plugins(group)[name])
-        if not is_dataclass(found):
+        entry = _plugins(group)[name]
+        plugin = _load_plugin(noun, entry)
+        if not is_dataclass(plugin):
             raise UserError(
-                f"{noun.title()} '{name}' is no dataclass, so it has no options to read; put @dataclass above it."
+                "no_dataclass",
+                f"{noun.title()} '{name}' is no dataclass, so it has no options to read; put @dataclass above it.",
             )
-        return found
+        distribution = f" of {entry.dist.name} {entry.dist.version}" if entry.dist else ""
+        return _check_current(plugin, f"{noun.title()} '{name}'{distribution} ({entry.value})")
     close = difflib.get_close_matches(name, _names(group), n=1)
     hint = f" Did you mean '{close[0]}'?" if close else ""
-    raise UserError(f"Unknown {noun} '{name}'.{hint} Known {noun}s: {', '.join(_names(group))}.")
+    raise UserError(f"unknown_{noun}", f"Unknown {noun} '{name}'.{hint} Known {noun}s: {', '.join(_names(group))}.")
 
 
 def _built(label: Label, kind: type[Any]) -> Any:
@@ -224,7 +237,7 @@ def _built(label: Label, kind: type[Any]) -> Any:
     try:
         return kind(**options)
     except ValueError as error:
-        raise UserError(f"{label.text}: {error}") from error
+        raise UserError("bad_option_value", f"{label.text}: {error}") from error
 
 
 def _class_in_file(group: str, name: str) -> type[Any]:
@@ -236,7 +249,8 @@ def _class_in_file(group: str, name: str) -> type[Any]:
             return value
     expected, file = name.title().replace("_", ""), "/__init__.py" if hasattr(module, "__path__") else ".py"
     raise UserError(
-        f"{group.rpartition('.')[2]}/{name}{file} holds no class of its own name; call its class {expected}."
+        "no_class_of_name",
+        f"{group.rpartition('.')[2]}/{name}{file} holds no class of its own name; call its class {expected}.",
     )
 
 
@@ -245,11 +259,25 @@ def _plugins(group: str) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=group)}
 
 
-def _class_of_plugin(noun: str, entry: EntryPoint) -> type[Any]:
+def _load_plugin(noun: str, entry: EntryPoint) -> type[Any]:
     try:
-        found: type[Any] = entry.load()
+        plugin: type[Any] = entry.load()
     except (ImportError, AttributeError) as error:
         raise UserError(
-            f"{noun.title()} '{entry.name}' ({entry.value}) cannot be imported: {error}. Reinstall it."
+            "broken_plugin",
+            f"{noun.title()} '{entry.name}' ({entry.value}) cannot be imported: {error}. Reinstall it.",
         ) from error
-    return found
+    return plugin
+
+
+def _check_current(plugin: type[Any], owner: str) -> type[Any]:
+    """The class. Raises UserError for one written for version 0.1, which names what to write instead."""
+    outdated = {name: advice for name, advice in _OUTDATED.items() if hasattr(plugin, name)}
+    if "prepare" in vars(plugin) and len(signature(plugin.prepare).parameters) != 2:
+        outdated["prepare"] = "`prepare(self, target)`, and a draft model comes by the mix-in `UsesDraftModel`"
+    for name, advice in outdated.items():
+        raise UserError(
+            "outdated_plugin",
+            f"{owner} was written for benchctl 0.1: instead of its `{name}` write {advice}.",
+        )
+    return plugin

@@ -26,8 +26,9 @@ class Exact(GradingJudge):
         for run in place.runs:
             if not any(any(answers) for suite in run.suites for answers in suite.exact_answers.values()):
                 raise UserError(
+                    "no_exact_answers",
                     f"No prompt of {run.name} has an exact answer, so exact has nothing to grade by. Judge with "
-                    "another --judge, or measure the suite tasks or a file of prompts with exact answers."
+                    "another --judge, or measure the suite tasks or a file of prompts with exact answers.",
                 )
 
     def grade(self, run: Run, rows: Sequence[Row], question: Question) -> float | None:

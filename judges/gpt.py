@@ -1,48 +1,42 @@
 """Judge by a model behind OpenAI's interface: OpenAI's own, or any server that speaks it, named by --base-url.
 
 Pairwise, or MT-Bench's grading of single answers (Zheng et al. 2023, arXiv 2306.05685, section 3.1), with prompts of
-our own that ask for nothing but scores on one line. OpenAI's client retries what fails for a while (429, 5xx, timeouts,
-cut connections), after waits that double, or as long as Retry-After asks up to a minute. The key comes from the
+our own that ask for nothing but scores on one line. Failures that may pass (429, 5xx, timeouts, cut connections) are
+sent again for about a minute; judging.asking makes the pauses, no shorter than Retry-After. The key comes from the
 environment and stays in the client.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from weakref import finalize
 
 from benchctl.errors import UserError
 from benchctl.judging.budget import price_table
-from benchctl.judging.judge import AskedJudge, Message, Place, Reply
+from benchctl.judging.judge import AskedJudge, Message, NoReply, Place, Reply, Usage
+
+if TYPE_CHECKING:
+    from openai import APIConnectionError, APIStatusError
 
 _CONNECT_S = 5.0  # OpenAI's client waits so long for a connection, too
-_RETRIES = 5  # of a question; of the first look at the server fewer, since a wrong address stays wrong:
-_FIRST_RETRIES = 2
+_FIRST_RETRIES = 2  # of the first look at the server: a wrong address stays wrong
 ADDRESS = "https://api.openai.com/v1"
 _ADDRESS = re.compile(r"https?://[^/?#\s]", re.IGNORECASE)
+_NEVER_SENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "UnsupportedProtocol", "ProxyError"}
+_GAVE_UP = {408, 502, 504, 520, 524}  # of gateways; what they waited for may have been answered, and billed, later
+_MAY_PASS = {408, 409, 425, 429}  # and every status from 500 on
+_NO_CREDIT = {"insufficient_quota", "billing_hard_limit_reached"}
+_LEAST_KEY = 8  # characters; what is shorter is no secret, but a word to please a server, and may be part of a score
+_SHOWN = 300
+_KEPT = "What is judged is kept."
 _Response = TypeVar("_Response")
-
-
-class _Sends(threading.local):
-    """How many requests of this thread's question may be billed by now, retries included."""
-
-    doubtful = 0
-
-    def count(self, request: object) -> None:
-        """A request is sent: until it fails for certain, the server may answer and bill it."""
-        self.doubtful += 1
-
-    def discount(self, response: Any) -> None:
-        """The server refused a request. A gateway that gave up waiting refused nothing."""
-        from benchctl.judges._openai import GAVE_UP
-
-        if response.status_code >= 400 and response.status_code not in GAVE_UP:
-            self.doubtful -= 1
 
 
 @dataclass
@@ -63,12 +57,10 @@ class Gpt(AskedJudge):
     timeout_s: float = 120.0
     paid: ClassVar[bool] = True
     parallel: ClassVar[bool] = True
-    most_sends: ClassVar[int] = 1 + _RETRIES
     unsaid: ClassVar[frozenset[str]] = frozenset({"timeout_s"})
     _place: Place = field(default=Place("", "", ()), init=False, repr=False, compare=False)
     _client: Any = field(default=None, init=False, repr=False, compare=False)
     _key: str = field(default="", init=False, repr=False, compare=False)
-    _sends: _Sends = field(default_factory=_Sends, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.reply_limit < 1 or self.timeout_s <= 0:
@@ -83,31 +75,30 @@ class Gpt(AskedJudge):
     def prepare(self, place: Place) -> None:
         self._place = place
         if not self.model:
-            raise UserError("gpt needs the name of a model: give --model, such as --model gpt-4o-mini.")
+            raise UserError("no_judge_model", "gpt needs a model: give --model, such as --model gpt-4o-mini.")
         if not place.key_env.isidentifier():
-            raise UserError("--key-env is the name of a variable that holds the key, such as OPENAI_API_KEY.")
+            raise UserError("bad_key_name", "--key-env is the name of a variable with the key, such as OPENAI_API_KEY.")
         if place.base_url and not _ADDRESS.match(place.base_url):
-            raise UserError("--base-url is no address: write it like http://localhost:8000/v1.")
+            raise UserError("bad_base_url", "--base-url is no address: write it like http://localhost:8000/v1.")
         if set("@?#") & set(place.base_url):
-            problem = "--base-url holds a password, or more than host and path, and commands are kept in results"
-            raise UserError(f"{problem}: put the key into the environment, as {place.key_env}.")
+            raise UserError(
+                "secret_in_url",
+                "--base-url holds a password, or more than host and path, and results contain the command: put the "
+                f"key into the environment, as {place.key_env}.",
+            )
 
     def reach(self) -> None:
         """Raises UserError without a key, and where the server says for free that the key or the model is wrong."""
         from openai import DefaultHttpxClient, OpenAI, Timeout
 
-        from benchctl.judges._openai import NoModel, Unreached, WrongKey
-
-        self._key = self._found_key()
+        self._key = self._read_key()
         base_url = self._place.base_url
-        http_client = DefaultHttpxClient(
-            event_hooks={"request": [self._sends.count], "response": [self._sends.discount]}
-        )
+        http_client = DefaultHttpxClient()
         finalize(self, http_client.close)
         self._client = OpenAI(
             api_key=self._key or "none",  # the client wants a key, not every server does
             base_url=base_url or ADDRESS,
-            max_retries=_RETRIES,
+            max_retries=0,
             timeout=Timeout(self.timeout_s, connect=min(self.timeout_s, _CONNECT_S)),
             http_client=http_client,
         )
@@ -116,40 +107,155 @@ class Gpt(AskedJudge):
             self._sent(lambda: first.models.with_raw_response.retrieve(self.model))
         except UserError as error:
             # Another server may not list models, a key may lack the right to ask: then the first question shows.
-            if isinstance(error, (WrongKey, Unreached)) or (isinstance(error, NoModel) and not base_url):
+            if error.id in ("wrong_judge_key", "judge_unreachable") or (
+                error.id == "unknown_judge_model" and not base_url
+            ):
                 raise
 
     def ask(self, messages: Sequence[Message], sample: int) -> Reply:
-        from benchctl.judges._openai import read_completion
-
         assert self._client is not None, "reach comes first"
-        self._sends.doubtful = 0
-        create, body = self._client.chat.completions.with_raw_response.create, self._body(messages)
-        raw = self._sent(lambda: create(**body))
-        reply: Reply = read_completion(raw.http_response.text, self._key)
-        return replace(reply, lost_sends=max(0, self._sends.doubtful - 1))
-
-    def _body(self, messages: Sequence[Message]) -> dict[str, Any]:
         chat = [{"role": message.role, "content": message.content} for message in messages]
         # OpenAI's newer models know the longer name alone, many other servers the shorter.
         limit = "max_tokens" if self._place.base_url else "max_completion_tokens"
         body: dict[str, Any] = {"model": self.model, "messages": chat, limit: self.reply_limit}
-        return body if self.temperature is None else body | {"temperature": self.temperature}
+        if self.temperature is not None:
+            body["temperature"] = self.temperature
+        raw = self._sent(lambda: self._client.chat.completions.with_raw_response.create(**body))
+        return read_completion(raw.http_response.text, self._key)
 
-    def _found_key(self) -> str:
+    def _read_key(self) -> str:
         name = self._place.key_env
         key = os.environ.get(name, "").strip()
         if not (key or self._place.base_url):
             raise UserError(
+                "no_judge_key",
                 f"there is no key in {name}. Set it, name another variable by `benchctl judge --key-env`, or take "
-                "--judge likelihood, which needs none."
+                "--judge likelihood, which needs none.",
             )
         if not (key.isascii() and key.isprintable() and " " not in key):
-            raise UserError(f"what {name} holds is no key: it has characters that no key has. Set the right one.")
+            raise UserError(
+                "bad_judge_key", f"the value of {name} is no key: it has characters that no key has. Set the right one."
+            )
         return key
 
     def _sent(self, send: Callable[[], _Response]) -> _Response:
-        from benchctl.judges._openai import sent
+        return sent(send, model=self.model, key=self._key, key_env=self._place.key_env)
 
-        response: _Response = sent(send, model=self.model, key=self._key, key_env=self._place.key_env)
-        return response
+
+def sent(send: Callable[[], _Response], *, model: str, key: str, key_env: str) -> _Response:
+    """The result of `send`. Raises NoReply for an error of OpenAI's client, with the key removed from its text."""
+    import openai
+
+    try:
+        return send()
+    except openai.APIStatusError as error:
+        failure = _of_status(error, model, key, key_env)
+    except openai.APIConnectionError as error:
+        failure = _of_connection(error, late=isinstance(error, openai.APITimeoutError), key=key)
+    except openai.OpenAIError as error:
+        failure = NoReply("judge_unusable", f"the judge cannot be asked: {_shown(str(error), key)}")
+    raise failure  # outside of `except`: the client's own error, which may contain the key, is no part of the traceback
+
+
+def _of_connection(error: APIConnectionError, *, late: bool, key: str) -> NoReply:
+    cause = error.__cause__ or error
+    text = _shown(str(cause) or repr(cause), key)
+    if type(cause).__name__ in _NEVER_SENT:
+        message = f"no server of the judge can be reached: {text}. Start it, or correct --base-url or the network."
+        return NoReply("judge_unreachable", f"{message} {_KEPT}", may_pass=True)
+    reason = "no answer in time" if late else f"the connection failed ({text})"
+    message = f"the judge gave no reply, retries included: {reason}. {_KEPT} Judge again to go on."
+    return NoReply("no_judge_reply", message, may_be_billed=True, may_pass=True)
+
+
+def _of_status(error: APIStatusError, model: str, key: str, key_env: str) -> NoReply:
+    status, text = error.status_code, _shown(_message_of(error), key)
+    if status == 401:
+        return NoReply(
+            "wrong_judge_key", f"the judge's server refuses the key in {key_env} ({text}). Set the right one. {_KEPT}"
+        )
+    if status == 404:
+        return NoReply(
+            "unknown_judge_model", f"the judge's server has no '{model}', or is not at this address ({text}). {_KEPT}"
+        )
+    if error.code in _NO_CREDIT:
+        return NoReply("no_judge_credit", f"the account of the key in {key_env} has no credit left ({text}). {_KEPT}")
+    if error.code == "context_length_exceeded":
+        return NoReply(
+            "question_too_long",
+            f"a question is too long for '{model}' ({text}). Take one of longer context. {_KEPT}",
+        )
+    if status in _MAY_PASS or status >= 500:
+        pause_s = _retry_after_s(error.response.headers)
+        wish = f", which asks for a pause of {pause_s:.0f} s" if pause_s else ""
+        return NoReply(
+            "no_judge_reply",
+            f"the judge gave no reply, retries included: status {status}{wish} ({text}). {_KEPT} Judge again to go on.",
+            may_be_billed=status in _GAVE_UP,
+            may_pass=True,
+            pause_s=pause_s,
+        )
+    return NoReply("judge_refuses", f"the judge's server refuses to answer: status {status} ({text}). {_KEPT}")
+
+
+def _retry_after_s(headers: Any) -> float:
+    """The pause of a Retry-After header, in seconds or as a date; 0 for none and for nonsense."""
+    text = headers.get("retry-after", "")
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError):
+        return 0.0
+
+
+def read_completion(body: str, key: str) -> Reply:
+    """A chat completion as it came over the line; whatever is not one has a `problem`."""
+    try:
+        completion = json.loads(body)
+    except (ValueError, RecursionError):
+        return Reply(_shown(body, key), None, "what came back is no JSON")
+    if not isinstance(completion, dict):
+        return Reply(_shown(body, key), None, "what came back is no completion")
+    usage, choices = _usage(completion.get("usage")), completion.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else None
+    if choice is None:
+        return Reply("", usage, "no reply in it")
+    message = choice.get("message")
+    message = message if isinstance(message, dict) else {}
+    if isinstance(refusal := message.get("refusal"), str) and refusal:
+        return Reply(strike_out(refusal, key), usage, "the judge refused")
+    text = message.get("content")
+    if not isinstance(text, str) or not text.strip():
+        filtered = choice.get("finish_reason") == "content_filter"
+        return Reply("", usage, "a content filter kept it back" if filtered else "an empty reply")
+    text = strike_out(text, key)
+    if choice.get("finish_reason") != "length":
+        return Reply(text, usage)
+    whole, newline, _ = text.rstrip().rpartition("\n")  # the last line may lack its end, a score its last digit
+    return Reply(whole, usage) if newline and whole.strip() else Reply(text, usage, "cut off before its line ended")
+
+
+def _usage(usage: Any) -> Usage | None:
+    if not isinstance(usage, dict):
+        return None
+    counts = [count for name in ("prompt_tokens", "completion_tokens") if type(count := usage.get(name)) is int]
+    return Usage(*counts) if len(counts) == 2 and min(counts) >= 0 else None
+
+
+def _message_of(error: APIStatusError) -> str:
+    body = error.body
+    message = body.get("message") or body.get("detail") if isinstance(body, dict) else body  # "detail" is FastAPI's
+    return message if isinstance(message, str) and message else error.message
+
+
+def strike_out(text: str, key: str) -> str:
+    """The text without the key, in case a server sends it back; a word of a few characters is no key."""
+    return text.replace(key, "[key]") if len(key) >= _LEAST_KEY else text
+
+
+def _shown(text: str, key: str) -> str:
+    line = " ".join(strike_out(text, key).split())
+    return line[:_SHOWN] + ("..." if len(line) > _SHOWN else "")

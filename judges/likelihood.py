@@ -62,8 +62,9 @@ class Likelihood(GradingJudge):
         mean = found.logprob / found.tokens
         if not math.isfinite(mean):
             raise UserError(
+                "likelihood_not_finite",
                 f"The likelihood of {row.label}'s answer to prompt {row.prompt_id} of {row.suite} is {mean} in "
-                f"{run.dtype}. Measure in another --dtype, or judge with another --judge."
+                f"{run.dtype}. Measure in another --dtype, or judge with another --judge.",
             )
         return mean
 
@@ -83,15 +84,17 @@ class Likelihood(GradingJudge):
             if self.model:
                 raise
             raise UserError(
+                "target_not_found",
                 f"The target of {run.name} is needed; say where it lies with --model, beside --judge likelihood. "
-                f"{error}"
+                f"{error}",
             ) from error
 
     def _check_same(self, what: str, found: str, recorded: str, run: Run) -> None:
         if found != recorded:
             raise UserError(
+                "other_target",
                 f"'{self.model or run.target.name}' has other {what} than the target of {run.name}, "
-                f"{run.target.name}: the likelihood would be that of another model. Name that target with --model."
+                f"{run.target.name}: the likelihood would be that of another model. Name that target with --model.",
             )
 
 
@@ -102,7 +105,9 @@ def _check_can_be_had_again(run: Run) -> None:
     elif run.context_fill:
         reason = f"{run.context_fill} tokens were put before its prompts"
     if reason:
-        raise UserError(f"likelihood cannot judge {run.name}: {reason}. Judge it with another --judge.")
+        raise UserError(
+            "prompts_not_available", f"likelihood cannot judge {run.name}: {reason}. Judge it with another --judge."
+        )
 
 
 def _prompt_ids(tokenizer: TargetTokenizer, row: Row, question: Question) -> list[int]:
@@ -111,8 +116,9 @@ def _prompt_ids(tokenizer: TargetTokenizer, row: Row, question: Question) -> lis
     ids = whole[-row.prompt_tokens :] if len(whole) >= tokenizer.context_tokens else whole
     if len(ids) != row.prompt_tokens:
         raise UserError(
+            "other_prompts",
             f"Prompt {row.prompt_id} of {row.suite} has {len(ids)} tokens, but {row.label} answered one of "
             f"{row.prompt_tokens}: the prompts at hand are not those of the run. Set BENCHCTL_DATA, or measure "
-            "again."
+            "again.",
         )
     return ids

@@ -64,14 +64,19 @@ class Local(AskedJudge):
         """Read the tokenizer. Raises UserError where there is no such model, and for one that cannot judge."""
         if not self.model:
             names = ", ".join(model.name for model in bundled.models())
-            raise UserError(f"local needs a judge; name one with --model: a folder, a hub id, or one of {names}.")
+            raise UserError(
+                "no_judge_model", f"local needs a judge; name one with --model: a folder, a hub id, or one of {names}."
+            )
         path = bundled.resolve(self.model)
         tokenizer = load_tokenizer(path)
         if tokenizer.is_encoder_decoder:
-            raise UserError(f"'{self.model}' has an encoder; name a --model without one.")
+            raise UserError("judge_has_encoder", f"'{self.model}' has an encoder; name a --model without one.")
         for text in map(_text, self._possible()):
             if tokenizer.decode_text(tokenizer.encode_text(text)).strip() != text:
-                raise UserError(f"The tokenizer of '{self.model}' cannot write '{text}'; name another --model.")
+                raise UserError(
+                    "judge_cannot_write_scores",
+                    f"The tokenizer of '{self.model}' cannot write '{text}'; name another --model.",
+                )
         self._tokenizer, self._sha256 = tokenizer, files_sha256(path)
 
     def reach(self) -> None:

@@ -158,15 +158,18 @@ def _print_agreement(scores: tuple[str, ...], format: Format) -> None:
     """How far judges agree, from their scores only."""
     import json
 
-    from benchctl.analysis.judges.agreement import agreements
+    from benchctl.analysis.judges.figures import agreements
     from benchctl.analysis.judges.judgements import from_scores
+    from benchctl.analysis.tables.columns import agreement_sentence
     from benchctl.analysis.tables.export import agreement_document
-    from benchctl.analysis.tables.judges import agreement_sentence
     from benchctl.cli.inputs import read_scores
 
     measured = agreements(from_scores(read_scores(scores)))
     if not measured:
-        raise UserError(f"{', '.join(scores)}: no two judges judged the same pairs. Name the scores of several judges.")
+        raise UserError(
+            "no_common_judgements",
+            f"{', '.join(scores)}: no two judges judged the same pairs. Name the scores of several judges.",
+        )
     if format == "json":
         click.echo(json.dumps({"agreement_of_judges": [agreement_document(each) for each in measured]}, indent=2))
         return
@@ -197,8 +200,9 @@ def check_comparable(groups: Sequence[Group]) -> None:
             f"{group.files[0].path} in {', '.join(each.field for each in group.differs)}" for group in groups[1:]
         ]
         raise UserError(
+            "runs_not_comparable",
             f"not all files can be compared: {'; '.join(differing)}, from {groups[0].files[0].path}. They are shown as "
-            f"{len(groups)} groups; name only files of one."
+            f"{len(groups)} groups; name only files of one.",
         )
 
 

@@ -102,7 +102,9 @@ def demo_labels() -> list[tuple[str, ...]]:
 def _check(folder: Path) -> None:
     """Raises UserError for a folder that is not empty, so that nothing is overwritten."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder}: is not an empty folder. Give another --out; a demo overwrites nothing.")
+        raise UserError(
+            "folder_not_empty", f"{folder}: is not an empty folder. Give another --out; a demo overwrites nothing."
+        )
 
 
 def _arguments(methods: tuple[str, ...], benches: tuple[str, ...], out: Path, *more: str) -> tuple[str, ...]:
@@ -153,7 +155,7 @@ def _in_background(*words: str) -> Iterator[None]:
             raise
         output, errors = process.communicate()
     if process.returncode:
-        raise UserError(errors.partition("Error: ")[2].strip() or errors)
+        raise UserError("report_failed", errors.partition("Error: ")[2].strip() or errors)
     click.echo(output, nl=False)
 
 

@@ -30,7 +30,10 @@ def read_files(names: Sequence[str]) -> list[RunFile]:
 
     paths = [path for path in paths_of(names) if not is_scores(path)]
     if names and not paths:
-        raise UserError(f"{names[0]}: holds scores, not results. Name the results file beside it, or use --scores.")
+        raise UserError(
+            "scores_not_results",
+            f"{names[0]}: holds scores, not results. Name the results file beside it, or use --scores.",
+        )
     files = [scan(path) for path in paths]
     for file in files:
         for notice in file.notices:
@@ -57,7 +60,9 @@ def _check_copies(files: Sequence[RunFile]) -> None:
     for number, file in enumerate(files):
         for earlier in files[:number]:
             if earlier.run == file.run and earlier.rows[0] == file.rows[0]:
-                raise UserError(f"{file.path}: holds the same run as {earlier.path}. Name only one of the two.")
+                raise UserError(
+                    "same_run_twice", f"{file.path}: holds the same run as {earlier.path}. Name only one of the two."
+                )
 
 
 def print_warnings(groups: Sequence[Group]) -> None:
@@ -75,7 +80,9 @@ def paths_of(names: Sequence[str]) -> list[Path]:
     for name in names:
         matches = sorted(glob(name)) if has_magic(name) and not Path(name).exists() else [name]
         if not matches:
-            raise UserError(f"no file matches {name}. Measure with `benchctl run` first, or name results files.")
+            raise UserError(
+                "no_file_matches", f"no file matches {name}. Measure with `benchctl run` first, or name results files."
+            )
         for path in map(Path, matches):
             found.setdefault(path.resolve(), path)
     return list(found.values())

@@ -65,7 +65,7 @@ def _check_page(path: Path) -> None:
     from benchctl.records.writer import check_writable
 
     if path.suffix.lower() not in (".html", ".htm"):
-        raise UserError(f"{path}: the ending is not that of a page. End --out in .html.")
+        raise UserError("bad_file_ending", f"{path}: the ending is not that of a page. End --out in .html.")
     check_writable(path)
 
 
@@ -74,4 +74,6 @@ def _write(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}. Give another --out.") from error
+        raise UserError(
+            "file_not_writable", f"{path}: cannot be written: {error.strerror}. Give another --out."
+        ) from error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from benchctl.cli import completion as completing
-from benchctl.cli.doctor.methods import print_findings
+from benchctl.cli.doctor import print_findings
 
 if TYPE_CHECKING:
     from benchctl.conformance.findings import Finding

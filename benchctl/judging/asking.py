@@ -10,8 +10,12 @@ from typing import NamedTuple
 
 from benchctl.judging.budget import NOTHING, Budget, OutOfBudget
 from benchctl.judging.items import Item
-from benchctl.judging.judge import AskedJudge, Message, Reply, Usage
+from benchctl.judging.judge import AskedJudge, Message, NoReply, Reply, Usage
 from benchctl.judging.reply_cache import Cache, Kept, Outcome, content_key
+
+# Pauses before a request is sent again double from the first one. After a minute of them the judging gives up.
+FIRST_PAUSE_S = 0.5
+PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -46,15 +50,8 @@ def tasks_of(judge: AskedJudge, items: Iterable[Item]) -> tuple[Task, ...]:
     return tuple(replace(task, items=tuple(sharing[key])) for key, task in tasks.items())
 
 
-def only(tasks: Iterable[Task], items: Iterable[Item]) -> tuple[Task, ...]:
-    """The questions that are asked for these items, and for no others."""
-    wanted = {item.key for item in items}
-    cut = (replace(task, items=tuple(item for item in task.items if item.key in wanted)) for task in tasks)
-    return tuple(task for task in cut if task.items)
-
-
 class Stopped(Exception):
-    """The judging ends; nothing was sent."""
+    """The judging ends; nothing is in flight for this question."""
 
 
 class Asker:
@@ -87,23 +84,45 @@ class Asker:
         """Ask until there is an outcome. Raises OutOfBudget, Stopped, and UserError as the judge does."""
         cached = len(self.cache.tries(task.key))
         while (outcome := self.outcome(task, cached)) is None:
-            self._send(task)
+            self._send_until_answered(task)
         return outcome
 
-    def _send(self, task: Task) -> None:
-        reserved = task.most.times(self.judge.most_sends)
-        self.budget.reserve(reserved)
-        if self.stop.is_set():
-            self.budget.settle(reserved, NOTHING)
+    def _send_until_answered(self, task: Task) -> None:
+        """Send a question again while failures may pass, for about a minute of pauses. Raises the last NoReply."""
+        pause_s, waited_s = FIRST_PAUSE_S, 0.0
+        while True:
+            try:
+                self._send(task)
+                return
+            except NoReply as failure:
+                if not failure.may_pass or waited_s >= PATIENCE_S or failure.pause_s > PATIENCE_S:
+                    raise
+                next_s = max(pause_s, failure.pause_s)
+            self.pause(next_s)
+            pause_s, waited_s = 2 * pause_s, waited_s + next_s
+
+    def pause(self, seconds: float) -> None:
+        """Wait without a request in flight. Raises Stopped as soon as the judging ends."""
+        if self.stop.wait(seconds):
             raise Stopped
-        billed, doubtful = NOTHING, reserved  # of a question without a reply nobody knows whether it was billed
+
+    def _send(self, task: Task) -> None:
+        """Send a question once, within the budget, and keep the reply."""
+        self.budget.reserve(task.most)
+        if self.stop.is_set():
+            self.budget.settle(task.most, NOTHING)
+            raise Stopped
+        billed, doubtful = NOTHING, task.most
         try:
             reply = self.judge.ask(task.messages, task.items[0].blank.sample)
             self._keep(task, reply)
-            billed = reply.usage or NOTHING
-            doubtful = task.most.times(reply.lost_sends + (reply.usage is None))
+            if reply.usage is not None:
+                billed, doubtful = reply.usage, NOTHING
+        except NoReply as failure:
+            doubtful = task.most if failure.may_be_billed else NOTHING
+            raise
         finally:
-            self.budget.settle(reserved, billed, doubtful)
+            self.budget.settle(task.most, billed, doubtful)
 
     def _keep(self, task: Task, reply: Reply) -> None:
         """Write a reply to the cache, before anything else happens with it."""
@@ -148,7 +167,7 @@ def ask_all(asker: Asker, tasks: Sequence[Task], at_once: int) -> Generator[Answ
                 except Exception as error:
                     failure = failure or error
         finally:
-            # An interrupt waits for what is in flight, so that its replies are kept, and for nothing else.
+            # An interrupt waits for what is in flight, so that its replies are kept, and for no pause.
             asker.stop.set()
     if failure is not None:
         raise failure

@@ -64,7 +64,9 @@ def price_of(model: str, in_usd: float | None, out_usd: float | None, *, at_usua
     if in_usd is None and out_usd is None:
         return known
     if known is None and (in_usd is None or out_usd is None):
-        raise UserError("--price-in and --price-out need each other: the table has no price of this model.")
+        raise UserError(
+            "one_price_missing", "--price-in and --price-out need each other: the table has no price of this model."
+        )
     known = known or Price(0.0, 0.0)
     return Price(known.in_usd if in_usd is None else in_usd, known.out_usd if out_usd is None else out_usd)
 
@@ -149,6 +151,7 @@ def check_budget(judge: Judge, price: Price | None, max_usd: float | None) -> No
     """Raises UserError where a budget is set on a price that nobody knows."""
     if max_usd is not None and price is None and is_paid(judge):
         raise UserError(
+            "unknown_price",
             f"--max-usd cannot be held: nobody here knows what '{judge.model}' costs. Give --price-in and --price-out "
-            "to `benchctl judge`, in USD per million tokens."
+            "to `benchctl judge`, in USD per million tokens.",
         )

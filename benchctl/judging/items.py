@@ -112,22 +112,29 @@ def check_baseline(files: Sequence[RunFile], label: str) -> None:
         labels = [method.label for method in file.run.methods]
         if label and label not in labels:
             raise UserError(
+                "unknown_baseline",
                 f"{file.path}: holds no answers of the baseline '{label}' that --baseline-label names. Name one of its "
-                f"labels: {', '.join(labels)}."
+                f"labels: {', '.join(labels)}.",
             )
 
 
 def _check_labels(file: RunFile, rows: Mapping[RowKey, Row], baseline: str) -> None:
     labels = dict.fromkeys(key.label for key in rows)
     if not labels:
-        raise UserError(f"{file.path}: holds no answers that could be judged. Measure with `benchctl run` first.")
+        raise UserError(
+            "nothing_to_judge",
+            f"{file.path}: holds no answers that could be judged. Measure with `benchctl run` first.",
+        )
     if baseline not in labels:
         raise UserError(
+            "unknown_baseline",
             f"{file.path}: holds no answers of the baseline '{baseline}'. Its labels: {', '.join(labels)}. "
-            "Name one of them by --baseline-label, or measure the baseline beside them."
+            "Name one of them by --baseline-label, or measure the baseline beside them.",
         )
     if len(labels) == 1:
-        raise UserError(f"{file.path}: holds answers of the baseline alone. Measure a method beside it.")
+        raise UserError(
+            "nothing_to_judge", f"{file.path}: holds answers of the baseline alone. Measure a method beside it."
+        )
 
 
 def _talk(rows: Mapping[RowKey, Row], key: RowKey) -> tuple[Row, ...] | None:
@@ -140,8 +147,9 @@ def _prompt(path: Path, prompts: Prompts, key: RowKey) -> Prompt:
     prompt = prompts.get((key.suite, key.prompt_id))
     if prompt is None or len(prompt.turns) <= key.turn:
         raise UserError(
+            "other_prompts",
             f"{path}: answers turn {key.turn + 1} of prompt {key.prompt_id} of {key.suite}, which the prompts do not "
-            "have. Give the ones it was measured with (BENCHCTL_DATA, --source)."
+            "have. Give the ones it was measured with (BENCHCTL_DATA, --source).",
         )
     return prompt
 
@@ -153,8 +161,9 @@ def check_same_prompts(files: Sequence[RunFile]) -> None:
         earlier, other = first.setdefault(name, (file, digest))
         if other != digest:
             raise UserError(
+                "other_prompts",
                 f"{name}: its prompts in {file} differ from those in {earlier} ({digest[:8]} and {other[:8]}), so "
-                "their judgements could not be set side by side. Judge the two apart."
+                "their judgements could not be set side by side. Judge the two apart.",
             )
 
 

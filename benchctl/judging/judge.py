@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from benchctl.errors import UserError
 from benchctl.judging.chat import Template, count_prompt, load_template, most_tokens, read_scores
 from benchctl.records.schema import Row, Run
 from benchctl.records.scores import Protocol
@@ -20,6 +21,7 @@ __all__ = [
     "GradingJudge",
     "Judge",
     "Message",
+    "NoReply",
     "Place",
     "Question",
     "Reply",
@@ -60,20 +62,30 @@ class Usage:
     prompt_tokens: int
     reply_tokens: int
 
-    def times(self, count: int) -> Usage:
-        return Usage(count * self.prompt_tokens, count * self.reply_tokens)
-
 
 @dataclass(frozen=True)
 class Reply:
     """What came back for one question. `problem` says why it cannot be read, where that is known without reading it
-    (a refusal, nothing in it, cut off). `usage` is None where the server did not report it. `lost_sends` counts earlier
-    requests with this question that broke off, though the server may have answered, and billed, them."""
+    (a refusal, nothing in it, cut off). `usage` is None where the server did not report it."""
 
     text: str
     usage: Usage | None
     problem: str = ""
-    lost_sends: int = 0
+
+
+class NoReply(UserError):
+    """A request without a reply.
+
+    may_be_billed  the server may have answered it, and billed it, although nothing arrived
+    may_pass       the same request may succeed later: it is sent again after a pause
+    pause_s        the shortest pause that the server asks for; 0 if it does not
+    """
+
+    def __init__(
+        self, id: str, message: str, *, may_be_billed: bool = False, may_pass: bool = False, pause_s: float = 0.0
+    ) -> None:
+        super().__init__(id, message)
+        self.may_be_billed, self.may_pass, self.pause_s = may_be_billed, may_pass, pause_s
 
 
 @dataclass(frozen=True)
@@ -114,13 +126,12 @@ class AskedJudge(Judge, ABC):
     options and writes `ask`.
 
     `paid` says that it costs money, so that budgets and prices apply to it; `parallel` that several requests may be
-    sent at a time; `most_sends` is how often `ask` sends a question at most, retries included; `reply_limit` is the
-    most tokens of a reply, `context_tokens` of prompt and reply together (None if unknown).
+    sent at a time; `reply_limit` is the most tokens of a reply, `context_tokens` of prompt and reply together (None if
+    unknown).
     """
 
     paid: ClassVar[bool] = False
     parallel: ClassVar[bool] = False
-    most_sends: ClassVar[int] = 1
     reply_limit: int = 64
 
     @property
@@ -143,10 +154,10 @@ class AskedJudge(Judge, ABC):
 
     @abstractmethod
     def ask(self, messages: Sequence[Message], sample: int) -> Reply:
-        """Send the messages and return the reply; `sample` numbers repeated judgements, as a seed does.
+        """Send the messages once and return the reply; `sample` numbers repeated judgements, as a seed does.
 
-        May be called from several threads at once where `parallel`. Raises UserError where no reply came; retries
-        after failures that pass are the judge's own.
+        May be called from several threads at once where `parallel`. Raises NoReply for a request without a reply; one
+        that may pass is sent again. Any other error ends the judging, and the request counts as billed.
         """
 
     def template(self, question: Question) -> Template:

@@ -9,7 +9,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -101,7 +101,11 @@ class Cache:
         return tuple(self._kept.get(key, ()))
 
     def keep(self, kept: Kept) -> None:
-        """Hand a reply to the system at once. Raises UserError if the disk refuses it."""
+        """Hand a reply to the system at once. Raises UserError if the disk refuses it.
+
+        Half a surrogate pair, which JSON can escape but UTF-8 cannot hold, becomes U+FFFD: no line may be unreadable.
+        """
+        kept = replace(kept, text=_storable(kept.text), problem=_storable(kept.problem))
         with self._lock:
             self._file.append(json.dumps(asdict(kept), ensure_ascii=True).encode() + b"\n")
             self._kept.setdefault(kept.key, []).append(kept)
@@ -118,7 +122,9 @@ def _read(path: Path) -> tuple[dict[str, list[Kept]], int, str]:
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}. Give another --cache.") from error
+        raise UserError(
+            "file_not_readable", f"{path}: cannot be read: {error.strerror}. Give another --cache."
+        ) from error
     kept: dict[str, list[Kept]] = {}
     whole_bytes = 0
     for number, line in enumerate(lines, 1):
@@ -126,10 +132,16 @@ def _read(path: Path) -> tuple[dict[str, list[Kept]], int, str]:
         if reply is None and number == len(lines) and not line.endswith(b"\n"):
             return kept, whole_bytes, f"{path}:{number}: the last line is torn (its judging was killed) and is cut off."
         if reply is None:
-            raise InvalidData(f"{path}:{number}: is not a reply that benchctl kept. Restore or remove this line.")
+            raise InvalidData(
+                "bad_reply_line", f"{path}:{number}: is not a reply that benchctl kept. Restore or remove this line."
+            )
         kept.setdefault(reply.key, []).append(reply)
         whole_bytes += len(line)
     return kept, whole_bytes, ""
+
+
+def _storable(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _parse(line: bytes) -> Kept | None:

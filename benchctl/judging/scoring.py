@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchctl.judging.asking import Answered, Asker, Task, ask_all, only, tasks_of
-from benchctl.judging.budget import Budget, Price, check_budget, is_paid
+from benchctl.judging.asking import Answered, Asker, Task, ask_all, tasks_of
+from benchctl.judging.budget import Budget, Price, Spent, check_budget, is_paid
 from benchctl.judging.items import (
     FilePairs,
     Grades,
     Item,
+    JudgeName,
     Prompts,
     as_tie,
     check_same_prompts,
@@ -21,14 +23,85 @@ from benchctl.judging.items import (
     with_outcome,
 )
 from benchctl.judging.judge import AskedJudge, GradingJudge, Usage
-from benchctl.judging.judge_settings import Forecast, JudgeSettings, Progress, Summary, World
 from benchctl.judging.reply_cache import Cache
 from benchctl.records.scores import Score, ScoreWriter, read_scores, score_key, scores_path
 from benchctl.records.writer import RunFile
 
 # Tokens of a reply that holds the scores asked for, and nothing else: "8 7", and what ends it.
 _REPLY_TOKENS = {"pairwise": 4, "single": 2}
-_TOO_LONG = "room in the judge's context"
+
+
+@dataclass(frozen=True)
+class JudgeSettings:
+    """`judge` is prepared; `baseline` is "" for each run's own; `samples` is how often each judgement is made, `tries`
+    how often a question is asked at most until its reply can be read. `price` is None where it is unknown."""
+
+    judge: JudgeName
+    cache: Path
+    baseline: str = ""
+    samples: int = 1
+    price: Price | None = None
+    max_usd: float | None = None
+    concurrency: int = 4
+    tries: int = 3
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How many judgements are made, of how many, and what it cost so far."""
+
+    done: int
+    total: int
+    spent: Spent
+
+
+@dataclass(frozen=True)
+class World:
+    """What judging needs in addition to its files: the time in UTC, and who is notified."""
+
+    now: Callable[[], str]
+    notify: Callable[[str], None]
+    progress: Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a judging would do. `left_out` counts answers by what they lack. `usd` is an estimate, `most_usd` a bound of
+    one reply to each question; both are None where the price is unknown."""
+
+    judgements: int
+    stored: int
+    ties: int
+    recalled: int = 0
+    questions: int = 0
+    too_long: int = 0
+    usage: Usage = Usage(0, 0)
+    usd: float | None = 0.0
+    most_usd: float | None = 0.0
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a judging did: `written` scores, of which `ties` were never asked about, `recalled` were paid for earlier
+    or share a reply, and `unreadable` have no scores. `unasked` did not fit into the budget, and the questions of
+    `too_long` do not fit into the judge's context."""
+
+    judgements: int
+    stored: int
+    written: int
+    ties: int
+    recalled: int
+    unreadable: int
+    unasked: int
+    too_long: int
+    spent: Spent
+    left_out: Mapping[str, int]
+
+    @property
+    def unfinished(self) -> int:
+        """How many judgements are still to be made."""
+        return self.unasked + self.too_long
 
 
 class Judging:
@@ -77,7 +150,8 @@ class Judging:
 
     def run(self) -> Summary:
         """Judge what is not judged yet. Raises UserError; whatever was judged by then is kept."""
-        tasks = self._reach(self._judge) if isinstance(self._judge, AskedJudge) else ()
+        if isinstance(self._judge, AskedJudge):
+            self._reach(self._judge)
         with ExitStack() as stack:
             self._writers = {
                 file.path: stack.enter_context(ScoreWriter(scores_path(file.path), notify=self._world.notify))
@@ -86,7 +160,7 @@ class Judging:
             todo = self._todo({path: writer.stored.scores for path, writer in self._writers.items()})
             self._counts.update(stored=len(self._items) - len(todo))
             if isinstance(self._judge, AskedJudge):
-                self._ask(self._judge, stack.enter_context(self._cache()), todo, only(tasks, todo))
+                self._ask(self._judge, stack.enter_context(self._cache()), todo)
             elif isinstance(self._judge, GradingJudge):
                 self._grade(Grades(self._judge), todo)
         return self._summary()
@@ -106,13 +180,12 @@ class Judging:
         cache.look()
         return self._asker(judge, cache), tasks_of(judge, (item for item in items if not item.pair.identical))
 
-    def _reach(self, judge: AskedJudge) -> tuple[Task, ...]:
-        """The questions; the judge is reached if one of them is to be asked. This comes before any file is made: a
-        judging without a key leaves none behind."""
+    def _reach(self, judge: AskedJudge) -> None:
+        """Reach the judge if a question is to be asked. This comes before any file is made: a judging without a key
+        leaves none behind."""
         asker, tasks = self._cached(judge, self._todo({file.path: _stored(file.path) for file in self._files}))
         if any(task.fits(judge) and asker.outcome(task) is None for task in tasks):
             judge.reach()
-        return tasks
 
     def _grade(self, grades: Grades, items: Iterable[Item]) -> None:
         for item in items:
@@ -122,8 +195,9 @@ class Judging:
             else:
                 self._write(item, score)
 
-    def _ask(self, judge: AskedJudge, cache: Cache, items: Iterable[Item], tasks: Iterable[Task]) -> None:
+    def _ask(self, judge: AskedJudge, cache: Cache, items: Sequence[Item]) -> None:
         asker = self._asker(judge, cache)
+        tasks = tasks_of(judge, (item for item in items if not item.pair.identical))
         outcomes = [(task, asker.outcome(task)) for task in tasks]
         for item in (item for item in items if item.pair.identical):
             self._write(item, as_tie(item, self._world.now()))
@@ -135,7 +209,7 @@ class Judging:
             elif task.fits(judge):
                 waiting.append(task)
             else:
-                self._left_out.update({_TOO_LONG: len(task.items)})
+                self._counts.update(too_long=len(task.items))
         # Closed on the way out, whatever happens: what is not in flight then is never sent.
         with closing(ask_all(asker, waiting, self._settings.concurrency if judge.parallel else 1)) as answers:
             for answered in answers:
@@ -186,6 +260,7 @@ class Judging:
             recalled=counts["recalled"],
             unreadable=counts["unreadable"],
             unasked=counts["unasked"],
+            too_long=counts["too_long"],
             spent=self._budget.spent,
             left_out=dict(self._left_out),
         )

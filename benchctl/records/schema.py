@@ -175,7 +175,7 @@ class Row:
     `mode` says what was decoded: the method's own text ("free"), the baseline's tokens forced upon it ("replay"), or
     its own text with every step split ("profile"): `phases` then has, by the name of each phase, its seconds per step.
     Only free rows make a headline. `invalid` says why its times, or in the last row of a round those of the round, are
-    not to be trusted ("" where nothing speaks against them; see analysis.frame.fidelity). `conditions` has what the
+    not to be trusted ("" where nothing speaks against them; see analysis.frame.build). `conditions` has what the
     machine showed while they were taken, by name and unit. `fidelity` has sums over the answer's tokens, by name: see
     measuring.teacher_forcing. An imported generation may have `totals` and no lists.
 

@@ -9,7 +9,7 @@ import pytest
 from fakes_measuring import FakeClock
 from rich.console import Console
 
-from benchctl.cli.run.display import REFRESH_S, RunDisplay
+from benchctl.cli.display import REFRESH_S, RunDisplay
 from benchctl.measuring.session import Notice, Progress
 
 

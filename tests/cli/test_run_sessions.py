@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,9 +20,7 @@ from fixtures_records import usual_rows, write
 from fixtures_run import make_folder
 
 from benchctl.cli import main
-from benchctl.cli.run import run
-from benchctl.cli.run import sessions as run_sessions
-from benchctl.cli.run.sessions import given, session_files
+from benchctl.cli.run import given, run, session_files
 from benchctl.records.writer import read
 
 
@@ -49,7 +48,9 @@ def stubs(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
 
 
 def replace_processes(monkeypatch: pytest.MonkeyPatch, call: Callable[..., object]) -> None:
-    monkeypatch.setattr(run_sessions, "subprocess", SimpleNamespace(run=call, DEVNULL=subprocess.DEVNULL))
+    monkeypatch.setattr(
+        import_module("benchctl.cli.run"), "subprocess", SimpleNamespace(run=call, DEVNULL=subprocess.DEVNULL)
+    )
 
 
 def invoke(*arguments: str) -> Result:
@@ -103,14 +104,15 @@ def measure_forever(prog_name):
             time.sleep(0.01)
 
 benchctl.cli.main = measure_forever
-from benchctl.cli.run.sessions import session
+from benchctl.cli.run import session
 session()
 """
 PARENT = f"""
+from importlib import import_module
 from pathlib import Path
-from benchctl.cli.run import sessions
-sessions._CHILD = {STUB!r}
-sessions._run((), Path("kept-1.jsonl"))
+run = import_module("benchctl.cli.run")
+run._CHILD = {STUB!r}
+run._run_session((), Path("kept-1.jsonl"))
 """
 
 

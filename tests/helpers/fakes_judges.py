@@ -13,8 +13,7 @@ from fixtures_records import baseline_row, drafted_row, exiting_row, write
 from benchctl.judging.budget import Price
 from benchctl.judging.items import JudgeName
 from benchctl.judging.judge import AskedJudge, Message, Reply, Usage
-from benchctl.judging.judge_settings import JudgeSettings, Progress, World
-from benchctl.judging.scoring import Judging
+from benchctl.judging.scoring import JudgeSettings, Judging, Progress, World
 from benchctl.records.schema import Row
 from benchctl.records.scores import Score, read_scores, scores_path
 from benchctl.records.writer import read
@@ -23,6 +22,7 @@ USAGE = Usage(1000, 4)
 MOST_TOKENS = 1300  # that a prompt may be billed as, for all that can be known beforehand
 PRICE = Price(1.0, 0.0)  # a thousand prompt tokens cost a thousandth
 COST_USD = 0.001
+MOST_USD = 0.0013
 Say = Callable[[Sequence[Message], int], Reply]
 
 

@@ -14,8 +14,7 @@ from benchctl.judges.gpt import Gpt
 from benchctl.judging.budget import Price
 from benchctl.judging.items import JudgeName
 from benchctl.judging.judge import Place
-from benchctl.judging.judge_settings import JudgeSettings, Summary, World
-from benchctl.judging.scoring import Judging
+from benchctl.judging.scoring import JudgeSettings, Judging, Summary, World
 from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.prompts.suites import load_suite
 from benchctl.measuring.run import suite_info

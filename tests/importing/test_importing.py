@@ -10,8 +10,7 @@ from click.testing import CliRunner, Result
 from refusals import refused
 from warned import warned
 
-from benchctl.analysis.comparison import Group, MethodFigures, compare
-from benchctl.analysis.frame.groups import differences
+from benchctl.analysis.comparison import Group, MethodFigures, compare, differences
 from benchctl.analysis.judges.figures import (
     CONSISTENCY,
     FIRST_WINS,

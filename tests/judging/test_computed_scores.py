@@ -65,8 +65,7 @@ def test_likelihoods_by_the_command_are_those_that_the_run_itself_took(measured:
 
 def test_a_run_is_judged_by_the_target_that_it_was_told(measured: RunFile, tmp_path: Path) -> None:
     """Results know a folder by its name alone: after the measurement it once was asked where the target lies."""
-    from benchctl.cli.judge.options import JudgeOptions
-    from benchctl.cli.judge.setup import beside_run, settings_of
+    from benchctl.cli.judge import JudgeOptions, beside_run, settings_of
 
     target = str(measured.path.parent / "target")
     beside = beside_run(JudgeOptions(judge="likelihood"), target)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from fixtures_records import RUN, baseline_row
+from refusals import refused
 from tiny import tiny_folder
 
 from benchctl.decoding.model.target import Target
@@ -115,7 +116,7 @@ def test_likelihood_refuses_a_prompt_that_is_not_the_one_answered(target: Path) 
     run, judge = run_of(target), Likelihood(model=str(target))
     judge.prepare(place(run))
     row = row_of(target, ["Say something."], [], (40, 7))
-    with pytest.raises(UserError, match="prompts at hand are not those of the run"):
+    with refused("other_prompts"):
         judge.grade(run, [row], Question(turns=("Say something else.",), first=("x",)))
 
 
@@ -125,7 +126,7 @@ def test_likelihood_refuses_a_model_with_other_weights(
 ) -> None:
     """Before they are loaded, where there is a file to tell by."""
     run, other = run_of(target), tiny_folder(tmp_path / "target", seed=1, max_position_embeddings=256)
-    judge, refusal = Likelihood(model=str(other)), pytest.raises(UserError, match="has other weights than the target")
+    judge, refusal = Likelihood(model=str(other)), refused("other_target", "weights")
     if told_by_files:
         monkeypatch.setattr(Target, "load", None)
         with refusal:
@@ -176,7 +177,7 @@ def test_exact_gives_no_score_where_there_is_no_exact_answer() -> None:
 
 
 def test_exact_refuses_a_run_without_any_exact_answer() -> None:
-    with pytest.raises(UserError, match="No prompt of first has an exact answer"):
+    with refused("no_exact_answers", "first"):
         Exact().prepare(place(RUN))
     suite = replace(RUN.suites[0], exact_answers={"p0": ("4",)})
     Exact().prepare(place(replace(RUN, suites=(suite,))))

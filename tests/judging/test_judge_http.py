@@ -29,10 +29,11 @@ from judge_server import (
     marks,
 )
 from judged import KEY_ENV, PRICE, Court, answers_shown, fair, good_and_bad
+from refusals import refused
 
 from benchctl.errors import UserError
-from benchctl.judges._openai import strike_out
-from benchctl.judges.gpt import Gpt
+from benchctl.judges.gpt import strike_out
+from benchctl.judging.asking import Asker
 from benchctl.records.scores import Score, scores_path
 
 PROMPTS = 2
@@ -42,10 +43,11 @@ ALL = QUESTIONS + PROMPTS  # scores, those of equal answers among them
 
 @pytest.fixture(autouse=True)
 def waits_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long OpenAI's client would have waited before each retry: it does not wait here."""
+    """How long judging, and OpenAI's client at the first look, would have waited before each retry."""
     waits: list[float] = []
     still = SimpleNamespace(**{**vars(time), "sleep": waits.append})
     monkeypatch.setattr("openai._base_client.time", still)
+    monkeypatch.setattr(Asker, "pause", lambda self, seconds: waits.append(seconds))
     return waits
 
 
@@ -181,11 +183,19 @@ def test_no_request_is_sent_before_the_server_wants_one(
     assert least_s <= sum(waits_s) <= most_s and len(server.asked) == QUESTIONS + 1
 
 
-def test_retries_end_in_an_error_that_keeps_what_is_judged(court: Court, waits_s: list[float]) -> None:
-    refused = pytest.raises(UserError, match="status 500")
-    with JudgeServer(lambda asked: Says(fair(asked)) if asked.number < 3 else Fails(500)) as server, refused:
+def test_a_pause_of_hours_is_not_waited_for(court: Court, waits_s: list[float]) -> None:
+    with JudgeServer(lambda asked: Fails(429, {"Retry-After": "7200"})) as server, refused("no_judge_reply", "7200 s"):
         court.judge(server.url)
-    assert len(server.asked) == 3 + Gpt.most_sends and waits_s == sorted(waits_s)
+    assert (waits_s, len(server.asked)) == ([], 1)
+
+
+def test_retries_end_in_an_error_that_keeps_what_is_judged(court: Court, waits_s: list[float]) -> None:
+    """After a minute of pauses: it was a quarter of a minute, while the limits on rates are of a minute."""
+    plan = lambda asked: Says(fair(asked)) if asked.number < 3 else Fails(500)  # noqa: E731
+    with JudgeServer(plan) as server, refused("no_judge_reply", "status 500"):
+        court.judge(server.url)
+    assert len(server.asked) == 3 + 1 + len(waits_s) and waits_s == sorted(waits_s)
+    assert 60 <= sum(waits_s) <= 90
     assert len(court.scores()) == PROMPTS + 3
     with JudgeServer(lambda asked: Says(fair(asked))) as server:
         court.judge(server.url)
@@ -201,7 +211,7 @@ def test_after_an_outage_the_panel_goes_on_where_it_was_and_pays_for_nothing_twi
             try:
                 court.judge(server.url)
             except UserError as error:
-                assert "refuses the key" in str(error)
+                assert error.id == "wrong_judge_key"
             bills.update(bill.content for bill in server.bills)
     assert outcomes(court.scores()) == RIGHT
     assert len(bills) == QUESTIONS and set(bills.values()) == {1}
@@ -211,10 +221,10 @@ def test_a_wrong_key_and_an_unknown_model_are_found_before_anything_is_billed(
     court: Court, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with JudgeServer(lambda asked: Says(fair(asked))) as server:
-        with pytest.raises(UserError, match="has no 'judge-2'"):
+        with refused("unknown_judge_model", "'judge-2'"):
             court.judge(server.url, options={"model": "judge-2"})
         monkeypatch.setenv(KEY_ENV, "sk-wrong")
-        with pytest.raises(UserError, match=f"refuses the key in {KEY_ENV}"):
+        with refused("wrong_judge_key", KEY_ENV):
             court.judge(server.url)
     assert server.bills == [] and all(score.identical for score in court.scores())
 
@@ -240,7 +250,7 @@ def test_nothing_is_waited_for_long_where_there_is_no_server(court: Court, waits
     """A wrong port was once tried eight times, for more than a minute; and empty files stayed."""
     with JudgeServer(lambda asked: Says(fair(asked))) as server:
         url = server.url
-    with pytest.raises(UserError, match="no server of the judge can be reached.*--base-url"):
+    with refused("judge_unreachable", "--base-url"):
         court.judge(url)
     assert len(waits_s) == 2 and not scores_path(court.results).exists()
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import pytest
-from fakes_judges import COST_USD, Asked, Bench, Scripted, rows_of, says
+from fakes_judges import COST_USD, MOST_USD, Asked, Bench, Scripted, rows_of, says
 from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, failed, write
+from refusals import refused
 
 from benchctl.errors import UserError
+from benchctl.judging.asking import Asker
 from benchctl.judging.items import check_same_prompts
-from benchctl.judging.judge import Message, Reply, Usage
+from benchctl.judging.judge import Message, NoReply, Reply, Usage
 from benchctl.records.scores import scores_path
 from benchctl.records.writer import read
 
@@ -279,17 +284,56 @@ def test_with_many_in_flight_the_budget_waits_for_what_they_turn_out_to_cost(tmp
     assert (len(judge.asked), summary.unasked) == (8, 0)
 
 
-def test_requests_that_may_have_been_billed_count_at_their_dearest(bench: Bench) -> None:
-    def cut_once(messages: list[Message], tries: int) -> Reply:
-        return replace(fair(messages, tries), lost_sends=1)
+@pytest.mark.parametrize("may_be_billed", [True, False])
+def test_a_failed_request_counts_in_full_only_if_it_may_have_been_billed(
+    bench: Bench, may_be_billed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests for which no connection was made once counted as billed."""
+    monkeypatch.setattr(Asker, "pause", lambda self, seconds: None)
 
-    summary = bench.judging(Scripted(cut_once)).run()  # type: ignore[arg-type]
-    assert summary.spent.doubtful_usd == pytest.approx(6 * 0.0013)
-    assert summary.spent.usd == pytest.approx(6 * (0.0013 + COST_USD))
+    def fails_once(messages: object, tries: int) -> Reply:
+        if tries == 0:
+            raise NoReply("no_judge_reply", "cut", may_be_billed=may_be_billed, may_pass=True)
+        return fair(messages, tries)
+
+    summary = bench.judging(Scripted(fails_once)).run()
+    doubtful_usd = 6 * MOST_USD if may_be_billed else 0.0
+    assert summary.spent.doubtful_usd == pytest.approx(doubtful_usd)
+    assert summary.spent.usd == pytest.approx(doubtful_usd + 6 * COST_USD)
+
+
+def test_an_interrupt_does_not_wait_for_a_pause(bench: Bench) -> None:
+    """Ctrl-C once waited for every request that slept before its next try, up to a minute each."""
+    failing = threading.Event()
+
+    def busy_after_the_first(messages: object, tries: int) -> Reply:
+        if len(judge.asked) == 1:
+            return fair(messages, tries)
+        failing.set()
+        raise NoReply("no_judge_reply", "busy", may_pass=True, pause_s=60.0)
+
+    def interrupt(progress: object) -> None:
+        if len(bench.progress) == 4:  # three ties, and the first question
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    judge = Scripted(busy_after_the_first)
+    bench.on_progress = interrupt
+    begun_s = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        bench.judging(judge, concurrency=4).run()
+    assert failing.is_set() and time.monotonic() - begun_s < 20
+    assert sum(score.score is not None for score in bench.scores()) == 1
+
+
+def test_a_budget_of_the_forecasts_bound_leaves_no_question_out(bench: Bench) -> None:
+    """Six sends were once reserved for each question, so that --max-usd needed six times what --dry-run said."""
+    most_usd = bench.judging(Scripted(fair)).forecast().most_usd
+    assert most_usd == pytest.approx(6 * MOST_USD)
+    assert bench.judging(Scripted(says("8 7", Usage(1300, 4))), max_usd=most_usd).run().unasked == 0
 
 
 def test_a_budget_on_a_price_that_nobody_knows_is_refused_before_anything_is_asked(bench: Bench) -> None:
-    with pytest.raises(UserError, match="nobody here knows what 'm' costs. Give --price-in and --price-out"):
+    with refused("unknown_price", "'m'", "--price-in", "--price-out"):
         bench.judging(Scripted(fair), price=None, max_usd=1.0)
 
 
@@ -328,7 +372,7 @@ def test_questions_longer_than_the_judge_takes_are_left_out_and_counted(bench: B
     judge = Small(fair)
     assert bench.judging(judge).forecast().too_long == 6
     summary = bench.judging(judge).run()
-    assert (judge.reached, judge.asked, summary.left_out) == (0, [], {"room in the judge's context": 6})
+    assert (judge.reached, judge.asked, summary.too_long, summary.unfinished) == (0, [], 6, 6)
 
 
 def test_answers_alone_are_graded_with_the_baselines_own_and_shared_where_equal(bench: Bench) -> None:
@@ -406,7 +450,7 @@ def test_only_free_rows_are_judged(tmp_path: Path) -> None:
 
 def test_results_without_the_baseline_are_refused_and_their_labels_named(tmp_path: Path) -> None:
     bench = Bench(tmp_path, [row for row in rows_of(2) if row.label != BASELINE])
-    with pytest.raises(UserError, match=f"no answers of the baseline '{BASELINE}'. Its labels: two_model.*early_exit"):
+    with refused("unknown_baseline", f"'{BASELINE}'", "two_model", "early_exit"):
         bench.judging(Scripted(fair))
 
 
@@ -416,20 +460,20 @@ def test_another_baseline_may_be_named(bench: Bench) -> None:
 
 
 def test_an_unknown_baseline_is_refused(bench: Bench) -> None:
-    with pytest.raises(UserError, match="no answers of the baseline 'nobody'"):
+    with refused("unknown_baseline", "'nobody'"):
         bench.judging(Scripted(fair), baseline="nobody")
 
 
 def test_prompts_that_differ_between_files_are_refused(bench: Bench) -> None:
     suite = replace(RUN.suites[0], sha256="other")
     second = write(bench.folder / "second.jsonl", rows_of(1), replace(RUN, suites=(suite,)))
-    with pytest.raises(UserError, match="koala: its prompts in .*second.jsonl differ from those in .*first.jsonl"):
+    with refused("other_prompts", "koala", "first.jsonl", "second.jsonl"):
         check_same_prompts([read(bench.results), read(second)])
 
 
 def test_an_answer_to_a_prompt_that_is_not_there_is_refused(bench: Bench) -> None:
     del bench.prompts["koala", "p1"]
-    with pytest.raises(UserError, match="answers turn 1 of prompt p1 of koala, which the prompts do not have"):
+    with refused("other_prompts", "turn 1 of prompt p1 of koala"):
         bench.judging(Scripted(fair))
 
 

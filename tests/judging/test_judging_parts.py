@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused
 
-from benchctl.errors import InvalidData, UserError
+from benchctl.errors import UserError
 from benchctl.judging.budget import NOTHING, Budget, OutOfBudget, Price, price_of, price_table
 from benchctl.judging.chat import count_prompt, load_template, most_tokens
 from benchctl.judging.judge import Message, Usage
@@ -19,11 +20,14 @@ KEPT = Kept("a" * 64, 0, "m", "t@0", "8 7", "", 10, 2, "2026-01-01T00:00:00+00:0
 
 
 def test_what_is_kept_is_there_when_the_cache_is_opened_again(tmp_path: Path) -> None:
+    """A reply with half a surrogate pair once made the whole cache unreadable."""
     with Cache(tmp_path, "gpt[model=a/b]") as cache:
         cache.keep(KEPT)
         cache.keep(replace(KEPT, text="9 8\n\u00e9"))
+        cache.keep(replace(KEPT, text="7 6 \ud83d \U0001f600"))
+        assert cache.tries(KEPT.key)[2].text == "7 6 \ufffd \U0001f600"
     with Cache(tmp_path, "gpt[model=a/b]") as cache:
-        assert [kept.text for kept in cache.tries(KEPT.key)] == ["8 7", "9 8\n\u00e9"]
+        assert [kept.text for kept in cache.tries(KEPT.key)] == ["8 7", "9 8\n\u00e9", "7 6 \ufffd \U0001f600"]
         assert cache.tries("b" * 64) == ()
 
 
@@ -47,7 +51,7 @@ def test_a_torn_last_line_is_cut_off_and_told(tmp_path: Path, length: int) -> No
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     cache_path(tmp_path, "gpt").write_text('{"key": 1}\n')
-    with pytest.raises(InvalidData, match=r"\.jsonl:1: is not a reply that benchctl kept"), Cache(tmp_path, "gpt"):
+    with refused("bad_reply_line", ".jsonl:1"), Cache(tmp_path, "gpt"):
         pass
 
 
@@ -119,7 +123,7 @@ def test_prices_by_hand_go_before_the_table_which_is_of_the_usual_address_alone(
     assert price_of("gpt-4o", None, None, at_usual_address=False) is None
     assert price_of("gpt-4o", 1.0, None, at_usual_address=True) == replace(_table_price(), in_usd=1.0)
     assert price_of("mine", 1.0, 2.0, at_usual_address=False) == Price(1.0, 2.0)
-    with pytest.raises(UserError, match="--price-in and --price-out need each other"):
+    with refused("one_price_missing", "--price-in", "--price-out"):
         price_of("mine", 1.0, None, at_usual_address=False)
 
 

@@ -13,8 +13,7 @@ from fixtures_records import BASELINE, DRAFTED, EXITING
 from warned import warned
 
 from benchctl.analysis.comparison import Group, compare
-from benchctl.analysis.frame.build import load, pair, to_frame
-from benchctl.analysis.frame.fidelity import round_of
+from benchctl.analysis.frame.build import load, pair, round_of, to_frame
 from benchctl.analysis.warnings import planned_rounds
 from benchctl.measuring.measure import answer_seed
 from benchctl.measuring.plan import Plan, Task

@@ -13,9 +13,8 @@ import torch
 from click.testing import CliRunner, Result
 from fixtures_run import GENERATIONS, LABELS, make_folder, make_settings, measured, timeless
 
+from benchctl.cli import doctor as doctor_aa
 from benchctl.cli import main
-from benchctl.cli.doctor import aa as doctor_aa
-from benchctl.measuring import run as header
 from benchctl.measuring import run as runs
 from benchctl.measuring import validity
 from benchctl.measuring.check import check
@@ -67,7 +66,7 @@ def show(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Chosen]:
 
     def make(*shown: Mapping[str, float]) -> Chosen:
         chosen = Chosen(*shown)
-        monkeypatch.setattr(header, "bandwidth_mb_s", lambda device, threads: None)
+        monkeypatch.setattr(runs, "bandwidth_mb_s", lambda device, threads: None)
         monkeypatch.setattr(runs, "make_meter", lambda device, watch: Meter(device, [chosen]))
         return chosen
 

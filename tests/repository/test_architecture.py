@@ -267,3 +267,29 @@ def test_two_files_share_a_name_only_in_parallel_packages() -> None:
     twice = {name: folders for name, folders in places.items() if len(folders) > 1}
     clashes = {name: [place for place in folders if not place.startswith(PARALLEL)] for name, folders in twice.items()}
     assert {name: twice[name] for name, clash in clashes.items() if len(clash) > 1} == {}
+
+
+ERRORS_WITH_ID = (
+    *("benchctl/cli/", "benchctl/judging/", "judges/"),
+    *("benchctl/bundled", "benchctl/options", "benchctl/registry", "benchctl/exact_match"),
+)
+ERRORS = {"UserError", "InvalidData", "NoReply"}
+
+
+def test_every_error_for_users_has_an_id() -> None:
+    """Tests name it instead of the wording."""
+    without = [
+        f"{path_of(file)}:{node.lineno}"
+        for file in FILES
+        if path_of(file).startswith(ERRORS_WITH_ID) and "cli/train" not in path_of(file)
+        for node in nodes_of(file)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ERRORS
+        if not has_id(node)
+    ]
+    assert without == []
+
+
+def has_id(error: ast.Call) -> bool:
+    """Two arguments, of which the first is snake_case as far as it is literal."""
+    literal = [part.value for part in ast.walk(error.args[0]) if isinstance(part, ast.Constant)] if error.args else []
+    return len(error.args) == 2 and all(re.fullmatch(r"[a-z0-9_]+", str(text)) for text in literal)

@@ -114,6 +114,15 @@ def test_every_speedup_with_its_interval_is_of_a_kept_file(page: Path) -> None:
     assert [figure for figure in figures_on(page) if figure not in kept_figures()] == []
 
 
+def test_the_figures_of_the_benchmarks_are_those_that_the_readme_cites() -> None:
+    """Parts that no command makes any more, and no page cites, were kept for a long time."""
+    kept = json.loads((KEPT / "figures.json").read_text(encoding="utf-8"))
+    assert set(kept) == {"machine", "versions", "library"}
+    one_thread = [each for each in kept["library"] if each["threads"] == 1]
+    cited = figures_on(ROOT / "README.md")
+    assert len(one_thread) == 3 and all(figure in cited for figure in _ratios(one_thread))
+
+
 def test_figures_are_found_across_a_line_break(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("It is 1.05x\n[0.99, 1.13] and 2.0x [1, 3].\n", encoding="utf-8")
