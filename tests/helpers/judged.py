@@ -15,9 +15,9 @@ from benchctl.judging.budget import Price
 from benchctl.judging.items import JudgeName
 from benchctl.judging.judge import Place
 from benchctl.judging.scoring import JudgeSettings, Judging, Summary, World
-from benchctl.measuring.header import suite_info
 from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.prompts.suites import load_suite
+from benchctl.measuring.run import suite_info
 from benchctl.records.schema import Row
 from benchctl.records.scores import Score, read_scores, scores_path
 from benchctl.records.writer import read

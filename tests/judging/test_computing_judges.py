@@ -19,7 +19,7 @@ from benchctl.errors import UserError
 from benchctl.judges.exact import Exact
 from benchctl.judges.likelihood import Likelihood
 from benchctl.judging.judge import Place, Question
-from benchctl.measuring.header import model_info
+from benchctl.measuring.run import model_info
 from benchctl.records.schema import Row, Run
 
 STOP = 2
