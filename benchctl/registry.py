@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import pkgutil
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass
 from decimal import Decimal
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchctl.errors import UserError
 from benchctl.options import Option, changed_options, convert_options, options_of
+from benchctl.records.labels import current_label
 
 if TYPE_CHECKING:
     from benchctl.decoding.method import Method
@@ -33,12 +33,6 @@ if TYPE_CHECKING:
 BASELINE = "autoregressive"
 METHODS = "benchctl.methods"
 JUDGES = "benchctl.judges"
-# Options of version 0.1 that chose between set-ups which are methods now: labels with them still work.
-_RENAMED = {
-    ("m2r2", "mode", "speculative"): "m2r2",
-    ("m2r2", "mode", "dynamic"): "m2r2_dynamic",
-    ("m2r2", "mode", "aot"): "m2r2_prefetch",
-}
 # What methods of version 0.1 had, and what to write instead.
 _OUTDATED = {
     "needs_draft_model": "the mix-in `UsesDraftModel` of benchctl.decoding.method",
@@ -86,18 +80,9 @@ def parse_label(text: str) -> Label:
     for name, _ in options:
         if [other for other, _ in options].count(name) > 1:
             raise UserError("repeated_option", f"Label '{text}' gives option '{name}' twice; give it once.")
-    return _renamed(Label(match["name"], options))
-
-
-@cache
-def _renamed(label: Label) -> Label:
-    """The label under today's name of its method; cached, so that each is printed once in a process."""
-    for option, value in label.options:
-        if name := _RENAMED.get((label.name, option, value)):
-            others = tuple(pair for pair in label.options if pair[0] != option)
-            sys.stderr.write(f"Note: {label.text} is now called {Label(name, others).text}.\n")
-            return Label(name, others)
-    return label
+    label = Label(match["name"], options)
+    current = current_label(label.text)
+    return label if current == label.text else parse_label(current)
 
 
 def method_names() -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from benchctl.errors import UserError
-from benchctl.measuring.choices import choose_models
+from benchctl.measuring.check import choose_models
 from benchctl.measuring.settings import ModelSettings
 from benchmarks.costs import choose
 from benchmarks.origin import circumstances, without_places

@@ -23,7 +23,7 @@ from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.model.tokenizer import load_tokenizer
 from benchctl.errors import UserError
-from benchctl.measuring.choices import Choice, Models, choose_method, choose_models
+from benchctl.measuring.check import Choice, Models, choose_method, choose_models
 from benchctl.measuring.clock import Clock
 from benchctl.measuring.settings import ModelSettings
 from benchmarks.origin import origin, refuse_equal_names, without_places
@@ -162,8 +162,9 @@ def choose(labels: Sequence[str], models: Models) -> tuple[list[Choice], dict[st
 def _with_draft_of(models: Models, choice: Choice) -> Choice:
     if choice.draft_model(""):
         raise UserError(
+            "several_draft_models",
             f"{choice.label} names a draft model, but costs are measured with {models.draft} alone: leave draft_model "
-            "out."
+            "out.",
         )
     return choice
 

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folder import modules_sha256
 from benchctl.errors import UserError
-from benchctl.measuring.choices import Choice
+from benchctl.measuring.check import Choice
 from benchctl.measuring.clock import utc_now
 from benchctl.measuring.header import model_info
-from benchctl.measuring.machine.facts import commit, machine_facts, versions
+from benchctl.measuring.machine.host import commit, machine_facts, versions
 from benchctl.registry import parse_label
 
 
@@ -37,8 +37,9 @@ def refuse_equal_names(choices: Sequence[Choice]) -> None:
         other = found.setdefault(without_places(choice.label), choice.label)
         if other != choice.label:
             raise UserError(
+                "equal_names",
                 f"{other} and {choice.label} would both be named {without_places(choice.label)}; rename a folder, "
-                "or measure each by itself."
+                "or measure each by itself.",
             )
 
 

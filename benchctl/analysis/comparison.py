@@ -2,22 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
-from benchctl.analysis.frame.build import pair, to_frames
-from benchctl.analysis.frame.fidelity import Fidelity, Repeats, claims_exact, fidelity, is_lossless
-from benchctl.analysis.frame.groups import Difference, differences, group
+from benchctl.analysis.frame.build import Fidelity, Repeats, claims_exact, fidelity, is_lossless, pair, to_frames
 from benchctl.analysis.judges.figures import JudgedFigures, Judging, judging
 from benchctl.analysis.judges.judgements import share_out
 from benchctl.analysis.metrics.metric import Metric, all_metrics
 from benchctl.analysis.stats.estimates import Estimate, estimates
 from benchctl.errors import UserError
-from benchctl.records.schema import Exactness, MethodInfo, Mode, Run
+from benchctl.records.schema import Exactness, MethodInfo, Mode, ModelInfo, Run
 from benchctl.records.scores import Score
 from benchctl.records.writer import RunFile
+
+Fact = str | int | float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A setting that differs between two runs, so that they cannot be compared, with its value in each."""
+
+    field: str
+    first: str
+    second: str
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """`shown` is what a reader recognises; `identity` is what must be equal."""
+
+    field: str
+    shown: Callable[[Run], Fact]
+    identity: Callable[[Run], object]
+
+
+def _plain(field: str) -> _Setting:
+    return _Setting(field, lambda run: getattr(run, field), lambda run: getattr(run, field))
+
+
+def _machine(fact: str) -> _Setting:
+    return _Setting(fact, lambda run: str(run.machine.get(fact, "")), lambda run: run.machine.get(fact))
+
+
+def _model(model: ModelInfo) -> str:
+    return f"{model.name} {model.weights_sha256[:8]}"
+
+
+def _suites(run: Run) -> str:
+    return ", ".join(f"{suite.name} ({suite.prompts} prompts, {suite.sha256[:8]})" for suite in run.suites)
+
+
+_SETTINGS = (
+    _Setting(
+        "target",
+        lambda run: _model(run.target),
+        lambda run: (
+            run.target.weights_sha256 or run.target.name,  # imported files have only a name
+            run.target.tokenizer_sha256,
+            run.target.chat_template_sha256,
+        ),
+    ),
+    _Setting("prompts", _suites, lambda run: {(suite.name, suite.sha256) for suite in run.suites}),
+    _Setting("modes", lambda run: ", ".join(run.modes), lambda run: set(run.modes)),
+    *map(_plain, ("baseline", "dtype", "device", "executor", "attention", "threads", "batch_size", "context_fill")),
+    *map(_plain, ("max_new_tokens", "temperature", "top_p", "top_k", "imported")),
+    *map(_machine, ("cpu", "gpu")),
+)
+
+
+def differences(first: Run, second: Run) -> tuple[Difference, ...]:
+    """The settings by which two runs cannot be compared; empty when they can.
+
+    Draft models count where both runs have one, trained modules where both run their label.
+    """
+    differing = [
+        Difference(setting.field, str(setting.shown(first)), str(setting.shown(second)))
+        for setting in _SETTINGS
+        if setting.identity(first) != setting.identity(second)
+    ]
+    if first.draft and second.draft and first.draft.weights_sha256 != second.draft.weights_sha256:
+        differing.append(Difference("draft", _model(first.draft), _model(second.draft)))
+    first_modules, second_modules = _modules(first), _modules(second)
+    for label in sorted(first_modules.keys() & second_modules.keys()):
+        if first_modules[label] != second_modules[label]:
+            hashes = (f"{label} {modules[label][:8]}" for modules in (first_modules, second_modules))
+            differing.append(Difference("modules", *hashes))
+    return tuple(differing)
+
+
+def _modules(run: Run) -> dict[str, str]:
+    """The hashes of trained modules, by label."""
+    return {method.label: method.modules_sha256 for method in run.methods if method.modules_sha256}
+
+
+def group(files: Sequence[RunFile]) -> tuple[tuple[RunFile, ...], ...]:
+    """Files in groups that may be compared, in the order given; each file joins the first group it fits."""
+    groups: list[list[RunFile]] = []
+    for file in files:
+        fitting = (members for members in groups if not any(differences(member.run, file.run) for member in members))
+        members = next(fitting, None)
+        if members is None:
+            groups.append([file])
+        else:
+            members.append(file)
+    return tuple(map(tuple, groups))
+
 
 POOLED = "all suites"
 Frames = Mapping[Mode, pd.DataFrame]
@@ -86,6 +177,7 @@ class Group:
     differs: tuple[Difference, ...]
     others: Frames = field(default_factory=dict)
     judging: Judging | None = None
+    _pairs: dict[str, pd.DataFrame] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def run(self) -> Run:
@@ -95,6 +187,12 @@ class Group:
     @property
     def pooled(self) -> SuiteFigures:
         return self.suites[-1]
+
+    def pairs(self, label: str) -> pd.DataFrame:
+        """The free generations of `label` with the baseline's, see frame.build.pair. Made once: do not change them."""
+        if label not in self._pairs:
+            self._pairs[label] = pair(self.frame, label, self.run.baseline)
+        return self._pairs[label]
 
     @property
     def repeats(self) -> Repeats:
@@ -126,7 +224,10 @@ def compare(files: Sequence[RunFile], scores: Sequence[Score] | None = None) -> 
     measured = [file for file in files if any(row.repeat >= 0 for row in file.rows)]
     if not measured:
         names = ", ".join(str(file.path) for file in files)
-        raise UserError(f"no generations in {names or 'no files'}. Run `benchctl run`, or continue it with --resume.")
+        raise UserError(
+            "no_generations",
+            f"no generations in {names or 'no files'}. Run `benchctl run`, or continue it with --resume.",
+        )
     grouped = group(measured)
     first = grouped[0][0].run
     shared = iter(share_out([file for members in grouped for file in members], scores or ()))
@@ -146,7 +247,7 @@ def over(file: RunFile, label: str) -> RunFile:
     original = file.run.baseline
     labels = [method.label for method in file.run.methods if not method.unsupported]
     if label not in labels:
-        raise UserError(f"{file.path} has no {label}. It measured: {' '.join(labels)}.")
+        raise UserError("unknown_label", f"{file.path} has no {label}. It measured: {' '.join(labels)}.")
     if label == original:
         return file
     methods = tuple(method for method in file.run.methods if method.label != original)
@@ -175,7 +276,9 @@ def only_suites(files: Sequence[RunFile], names: Sequence[str]) -> list[RunFile]
     measured = list(dict.fromkeys(row.suite for file in files for row in file.rows))
     for name in names:
         if name not in measured:
-            raise UserError(f"--suite {name}: was not measured in these files. There are: {', '.join(measured)}.")
+            raise UserError(
+                "unknown_suite", f"--suite {name}: was not measured in these files. There are: {', '.join(measured)}."
+            )
     kept = [
         replace(
             file,
@@ -197,7 +300,9 @@ def chosen(groups: Sequence[Group], wanted: Sequence[str] = ()) -> tuple[str, ..
     for name in wanted:
         matching = [label for label in labels if name in (label, label.partition("[")[0])]
         if not matching:
-            raise UserError(f"--method {name}: was not measured here. These were: {' '.join(labels)}.")
+            raise UserError(
+                "unknown_method", f"--method {name}: was not measured here. These were: {' '.join(labels)}."
+            )
         selected |= dict.fromkeys(matching)
     return tuple(selected or labels)
 
@@ -206,8 +311,9 @@ def check_count(labels: Sequence[str], most: int, what: str) -> None:
     """Raises UserError for more methods than a picture has room for; `what` names them."""
     if len(labels) > most:
         raise UserError(
+            "too_many_methods",
             f"{len(labels)} {what} are too many for one picture of this size, which has room for {most}: choose with "
-            f"--method, of {' '.join(labels[:most])} and {len(labels) - most} more."
+            f"--method, of {' '.join(labels[:most])} and {len(labels) - most} more.",
         )
 
 

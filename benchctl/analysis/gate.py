@@ -7,8 +7,7 @@ from typing import Final, Literal
 
 import pandas as pd
 
-from benchctl.analysis.comparison import Group, MethodFigures
-from benchctl.analysis.frame.groups import differences
+from benchctl.analysis.comparison import Group, MethodFigures, differences
 from benchctl.analysis.judges.figures import FEWEST_PROMPTS, SCORE_DIFFERENCE
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.bootstrap import Interval
@@ -185,12 +184,12 @@ def regressions(group: Group, earlier: Group) -> tuple[Regression, ...]:
     """
     if differing := differences(earlier.run, group.run):
         settings = "; ".join(f"{each.field} is {each.second}, there {each.first}" for each in differing)
-        raise UserError(f"not comparable with {earlier.files[0].path}: {settings}.")
+        raise UserError("runs_differ", f"not comparable with {earlier.files[0].path}: {settings}.")
     now = {method.label: method.estimate(SPEEDUP) for method in group.pooled.methods}
     then = [(method.label, method.estimate(SPEEDUP)) for method in earlier.pooled.methods if not method.is_baseline]
     measured = tuple(_regression(label, now.get(label), before) for label, before in then if before.value)
     if not measured:
-        raise UserError(f"{earlier.files[0].path}: measured no speed-up to compare with.")
+        raise UserError("no_speedup", f"{earlier.files[0].path}: measured no speed-up to compare with.")
     return measured
 
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from benchctl.analysis.comparison import Group, MethodFigures
-from benchctl.analysis.frame.build import pair
-from benchctl.analysis.frame.fidelity import Round, broken, claims_exact, last_tries, planned_repeat
+from benchctl.analysis.frame.build import Round, broken, claims_exact, last_tries, planned_repeat
 from benchctl.analysis.frame.rows import CONDITION, FIDELITY
 from benchctl.analysis.judges.figures import FIRST_WINS, LONGER_WINS, JudgedFigures
 from benchctl.analysis.judges.judgements import Judge
@@ -78,7 +77,7 @@ def _no_shared_session(group: Group) -> Iterator[Warning]:
         for method in group.pooled.methods
         if method.estimate(SPEEDUP).value is not None
         and method.estimate(SPEEDUP).interval is None
-        and measured_apart(pair(group.frame, method.label, group.run.baseline))
+        and measured_apart(group.pairs(method.label))
     ]
     if labels:
         yield _warn(
@@ -281,16 +280,16 @@ def _best_of_many_labels(group: Group) -> Iterator[Warning]:
 
 
 def _few_prompts(group: Group) -> Iterator[Warning]:
-    """Prompts of a batch share one time, so of a batched run the batches count."""
-    batched = group.run.batch_size > 1
-    batches = len(group.frame.groupby(["suite", "batch"])) if batched else 0
-    count = batches if batched else min(method.prompts for method in group.pooled.methods)
+    """Prompts of a batch share one time, so the batches of a batched run count too."""
+    prompts = min(method.prompts for method in group.pooled.methods)
+    batches = len(group.frame.groupby(["suite", "batch"])) if group.run.batch_size > 1 else prompts
+    count = min(prompts, batches)
     if count < _FEW_PROMPTS:
         yield _warn(
             "few_prompts",
             "The figures rest on {count} {unit}, too few to represent a suite. Raise --limit to {limit} or more.",
             count=count,
-            unit="batches" if batched else "prompts",
+            unit="batches" if batches < prompts else "prompts",
             limit=_FEW_PROMPTS * group.run.batch_size,
         )
 

@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 
 from benchctl.analysis.comparison import Group, MethodFigures
-from benchctl.analysis.frame.build import pair
-from benchctl.analysis.frame.fidelity import broken, claims_exact
+from benchctl.analysis.frame.build import broken, claims_exact, pair
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.bootstrap import LEVEL, Floats, Ints, Levels, p_value
 from benchctl.analysis.stats.estimates import Estimate, levels

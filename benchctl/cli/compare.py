@@ -158,10 +158,10 @@ def _print_agreement(scores: tuple[str, ...], format: Format) -> None:
     """How far judges agree, from their scores only."""
     import json
 
-    from benchctl.analysis.judges.agreement import agreements
+    from benchctl.analysis.judges.figures import agreements
     from benchctl.analysis.judges.judgements import from_scores
+    from benchctl.analysis.tables.columns import agreement_sentence
     from benchctl.analysis.tables.export import agreement_document
-    from benchctl.analysis.tables.judges import agreement_sentence
     from benchctl.cli.inputs import read_scores
 
     measured = agreements(from_scores(read_scores(scores)))

@@ -78,7 +78,7 @@ def demo_labels() -> list[tuple[str, ...]]:
     from benchctl import bundled
     from benchctl.decoding.model.target import TargetInfo
     from benchctl.decoding.model.tokenizer import load_tokenizer
-    from benchctl.measuring.choices import choose_method, choose_models
+    from benchctl.measuring.check import choose_method, choose_models
     from benchctl.measuring.settings import ModelSettings
     from benchctl.registry import BASELINE, builtin_names, method_class
 

@@ -81,7 +81,6 @@ def _size(context: click.Context, parameter: click.Parameter, size: str) -> str:
 )
 @click.option("--judge", default="", metavar="NAME", help="The judge for --y quality: its name or a part of it.")
 @click.option("--by", default="", metavar="OPTION", help="Option along which --sweep goes.  [default: most values]")
-@click.option("--prompt", default="", metavar="ID", help="Prompt whose answer --depths shows.  [default: the first]")
 @click.pass_context
 def plot(
     context: click.Context, /, files: tuple[str, ...], out: Path | None, theme: str, size: str, **options: Any
@@ -102,7 +101,6 @@ def plot(
       benchctl plot --latency --method two_model results/first.jsonl
       benchctl plot --waterfall results/profiled.jsonl
       benchctl plot --sweep --method two_model --by draft_tokens
-      benchctl plot --depths --method early_exit results/first.jsonl
       benchctl plot --alignment my-m2r2 --out alignment.png
     """
     asked = context.meta.get(_ASKED, [])
@@ -111,7 +109,7 @@ def plot(
     from benchctl.analysis.plots import catalogue
     from benchctl.analysis.plots.axes import check_image, save
     from benchctl.analysis.plots.style import style_of
-    from benchctl.cli.inputs import decoder, print_warnings
+    from benchctl.cli.inputs import print_warnings
 
     (name,) = asked
     picture = catalogue.plot(name)
@@ -124,13 +122,11 @@ def plot(
     check_image(out)
     request = catalogue.Request(
         style=style_of(theme, size),
-        decoders=decoder,
         paths=tuple(map(Path, files)),
         methods=options["methods"],
         y=options["y"] or "",
         judge=options["judge"],
         by=options["by"],
-        prompt=options["prompt"],
     )
     groups = _groups(picture, request, files, options["suites"]) if picture.reads_results else ()
     drawing = picture.draw(_panels(groups, by_suite=options["by_suite"]), request)

@@ -11,8 +11,16 @@ from statistics import fmean
 from typing import NamedTuple
 
 from benchctl.errors import InvalidData, UserError
-from benchctl.importing.lines import Line, read_lines
-from benchctl.importing.published_answers import FAILED, Answer, Format, answers_of, format_of, is_judgement
+from benchctl.importing.published_answers import (
+    FAILED,
+    Answer,
+    Format,
+    Line,
+    answers_of,
+    format_of,
+    is_judgement,
+    read_lines,
+)
 from benchctl.importing.published_judgements import ByModel, Lost, Reply, replies_of, scores_of
 from benchctl.records.schema import UNKNOWN_TARGET, MethodInfo, ModelInfo, Row, Run, SuiteInfo, Totals
 from benchctl.records.scores import Score
@@ -108,12 +116,13 @@ def gather(sources: Sequence[Source], terms: Terms, *, name: str, command: tuple
     labels = list(contents.answers) or list(contents.judged)
     if not labels:
         raise InvalidData(
-            f"{', '.join(str(source.path) for source in sources)}: no answers in it. Give a file of answers."
+            "no_answers",
+            f"{', '.join(str(source.path) for source in sources)}: no answers in it. Give a file of answers.",
         )
     _check_copies(contents, sources)
     baseline = terms.baseline or labels[0]
     if baseline not in labels:
-        raise UserError(f"no answers of {baseline}. There are those of: {' '.join(labels)}.")
+        raise UserError("unknown_baseline", f"no answers of {baseline}. There are those of: {' '.join(labels)}.")
     labels.sort(key=lambda label: label != baseline)
     run = _run(contents, sources, labels, terms, name, command)
     rows, lost = list(_rows(contents, run)), Lost()
@@ -127,7 +136,9 @@ def _take(contents: _Contents, number: int, source: Source, line: Line, format: 
     contents.latest_s = max(contents.latest_s, line.instant_s("tstamp") if "tstamp" in line else 0.0)
     if used == "fastchat" and is_judgement(line):
         if source.label:
-            raise UserError(f"{source.path}: judgements name their models themselves; give the file without a label.")
+            raise UserError(
+                "labelled_judgements", f"{source.path}: judgements name their models: give no label for it."
+            )
         contents.replies += replies_of(line)
         return
     model = line.identifier("model_id")
@@ -238,7 +249,8 @@ def _temperature(models: Iterable[str]) -> float:
         if match := re.search(r"temperature-(\d+(?:\.\d+)?)", model):
             models_of.setdefault(float(match[1]), model)
     if len(models_of) > 1:
-        raise UserError(f"answers of different temperatures: {', '.join(models_of.values())}. Import them apart.")
+        names = ", ".join(models_of.values())
+        raise UserError("several_temperatures", f"answers of different temperatures: {names}. Import them apart.")
     return next(iter(models_of), 0.0)
 
 
@@ -248,7 +260,7 @@ def _check_paths(sources: Sequence[Source]) -> None:
     for source in sources:
         path = source.path.resolve()
         if path in seen:
-            raise UserError(f"{source.path}: is the same file as {seen[path]}. Name it once.")
+            raise UserError("file_twice", f"{source.path}: is the same file as {seen[path]}. Name it once.")
         seen[path] = source.path
 
 
@@ -264,8 +276,9 @@ def _check_copies(contents: _Contents, sources: Sequence[Source]) -> None:
             earlier = first.setdefault(frozenset(all_numbers), file)
             if earlier != file and any(own[-1] for own in all_numbers):
                 raise UserError(
+                    "file_twice",
                     f"{sources[file].path}: has the times of {sources[earlier].path}, answer by answer, so it is a "
-                    f"copy of its answers of {label}. Name only one of the two."
+                    f"copy of its answers of {label}. Name only one of the two.",
                 )
 
 

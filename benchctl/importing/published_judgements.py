@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from benchctl.importing.lines import Line
+from benchctl.importing.published_answers import Line
 from benchctl.records.schema import Row
 from benchctl.records.scores import Order, Score, text_sha256
 

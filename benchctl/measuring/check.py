@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from benchctl.decoding.model.target import TargetInfo
+from benchctl import bundled, registry
+from benchctl.decoding.batch import why_not_batched
+from benchctl.decoding.method import Method, UsesDraftModel
+from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
+from benchctl.decoding.modules.folder import check_sizes, no_modules, trained_options
+from benchctl.decoding.modules.trainable import Trainable
 from benchctl.errors import UserError
-from benchctl.measuring.choices import Choice, Models, check_tokenizers, choose_methods, choose_models
 from benchctl.measuring.clock import utc_now
 from benchctl.measuring.prompts.fit import Filler, fit_suite, make_filler
 from benchctl.measuring.prompts.suites import Suite, load_suite
 from benchctl.measuring.settings import ModelSettings, PromptSettings, RunSettings
+from benchctl.records.schema import Scalar
 from benchctl.records.writer import check_output, read
 
-_NAMED = 2
+NO_DRAFT = "it needs a draft model; name one with --draft-model"
+_NAMED = 2  # suites or labels in the name of a results file; more are counted
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,9 @@ class CheckedRun:
 
 def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
     """Read prompts, tokenizers and configurations and check everything else. Raises UserError."""
-    _check_modes(settings)
+    if "replay" in settings.repeat.modes and settings.answers.temperature > 0:
+        # Acceptance of a draft depends on the text, so a forced text would change it.
+        raise UserError("replay_needs_greedy", "--replay forces a greedy text: leave out --temperature, or --replay.")
     models = choose_models(settings.models)
     choices = choose_methods(settings.labels, models, settings.batch_size)
     device, dtype = choose_device(settings.models)
@@ -57,17 +66,11 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
     return CheckedRun(settings, choices, models, suites, dtype, device, out, filler)
 
 
-def _check_modes(settings: RunSettings) -> None:
-    """Refuse --replay with sampling: acceptance of a draft depends on the text, so a forced text would change it."""
-    if "replay" in settings.repeat.modes and settings.answers.temperature > 0:
-        raise UserError("--replay forces a greedy text: leave out --temperature, or --replay.")
-
-
 def choose_device(settings: ModelSettings) -> tuple[str, str]:
     """Device and dtype; "auto" is a GPU where there is one, bfloat16 on it and float32 on a CPU."""
     usable = torch.cuda.is_available()
     if settings.device == "cuda" and not usable:
-        raise UserError("This machine has no GPU that torch can use; run with --device cpu.")
+        raise UserError("no_gpu", "This machine has no GPU that torch can use; run with --device cpu.")
     device = ("cuda" if usable else "cpu") if settings.device == "auto" else settings.device
     dtype = ("bfloat16" if device == "cuda" else "float32") if settings.dtype == "auto" else settings.dtype
     return device, dtype
@@ -82,14 +85,16 @@ def load_suites(settings: PromptSettings, notify: Callable[[str], None]) -> tupl
     names = [suite.name for suite in suites]
     double = next((name for name in names if names.count(name) > 1), None)
     if double is not None:
-        raise UserError(f"Two suites are called '{double}', so their rows would be mixed up. Rename one file.")
+        raise UserError(
+            "suite_name_twice", f"Two suites are called '{double}', so their rows would be mixed up. Rename one file."
+        )
     return suites
 
 
 def check_out(out: Path | None, settings: RunSettings) -> None:
     """Raises UserError if `out` cannot be written, or cannot be resumed. `out` is None while it has no name."""
     if settings.resume and settings.out is None:
-        raise UserError("--resume needs the results file: add --out FILE.")
+        raise UserError("resume_without_file", "--resume needs the results file: add --out FILE.")
     if out is None:
         return
     check_output(out, resume=settings.resume)
@@ -119,4 +124,178 @@ def _check_folder(out: Path) -> None:
         with tempfile.TemporaryFile(dir=out.parent):
             pass
     except OSError as error:
-        raise UserError(f"{out}: cannot be written: {error.strerror}. Give another --out.") from error
+        raise UserError("cannot_write", f"{out}: cannot be written: {error.strerror}. Give another --out.") from error
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A method under its canonical label.
+
+    unsupported  why it cannot run here, or empty
+    embedded     folder of the package's own modules for method and target, if no modules were named
+    named        asked for by name, so that anything it lacks ends the run
+    """
+
+    label: str
+    method: Method
+    unsupported: str = ""
+    embedded: str = ""
+    named: bool = True
+
+    def draft_model(self, default: str) -> str:
+        """The draft model it loads: its own option before the run's; empty for a method that needs none."""
+        if not isinstance(self.method, UsesDraftModel):
+            return ""
+        return str(getattr(self.method, "draft_model", "") or default)
+
+    @property
+    def name(self) -> str:
+        """The method's name, without its options."""
+        return registry.parse_label(self.label).name
+
+    @property
+    def modules(self) -> str | None:
+        """The folder of the trained modules it loads, empty where there is none; None for a method without modules."""
+        method = self.method
+        return method.modules or self.embedded if isinstance(method, Trainable) and method.needs_modules else None
+
+    def fit(self, target: TargetInfo) -> Choice:
+        """The choice for this target, unsupported if the method cannot run on it.
+
+        Raises UserError if that method was asked for by name, and for named modules of a target of other sizes.
+        """
+        reason = self.unsupported or self.method.unsupported(target) or ""
+        if reason and self.named:
+            raise UserError("cannot_run_here", f"{self.label} cannot run on this target: {reason}.")
+        if isinstance(self.method, Trainable) and not reason:
+            check_sizes(self.method, target)
+        return replace(self, unsupported=reason)
+
+    def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> Choice:
+        """The choice with its method prepared, unsupported if the embedded modules are for other options.
+
+        Raises UserError for that if the method was asked for by name.
+        """
+        if self.unsupported:
+            return self
+        if self.embedded and isinstance(self.method, Trainable):
+            self.method.modules = self.embedded
+        try:
+            if isinstance(self.method, UsesDraftModel):
+                self.method.use_draft_model(models(self.draft_model(draft_model)))
+            self.method.prepare(target)
+        except UserError as problem:
+            if self.named or not self.embedded:
+                raise
+            return replace(self, unsupported=str(problem).replace(self.embedded, "embedded modules"))
+        return self
+
+    @property
+    def options(self) -> Mapping[str, Scalar]:
+        """Every option as it was asked for, without the path of embedded modules."""
+        options = {option.name: getattr(self.method, option.name) for option in registry.method_options(self.name)}
+        return options | ({"modules": ""} if self.embedded else {})
+
+
+@dataclass(frozen=True)
+class Models:
+    """Names of the target and of the draft model (empty: none): embedded names, folders or hub ids."""
+
+    target: str
+    draft: str
+
+
+def choose_models(settings: ModelSettings) -> Models:
+    """The models asked for. Defaults: the embedded target, and for an embedded target its draft model.
+
+    Raises UserError for a model that does not exist.
+    """
+    target = settings.target or bundled.default_target().name
+    embedded = {model.name: model.draft for model in bundled.models()}
+    for name in {target, settings.draft} - {"", *embedded}:
+        bundled.resolve(name)
+    return Models(target, settings.draft or embedded.get(target, ""))
+
+
+def choose_methods(texts: Sequence[str], models: Models, batch_size: int = 1) -> tuple[Choice, ...]:
+    """The baseline, then the methods of `texts`, each once; with embedded modules for the target if none are named.
+
+    A method of `all` is unsupported if it lacks a draft model or trained modules, or cannot decode batches. Raises
+    UserError if it was asked for by name, for missing or wrong modules, and for invalid labels.
+    """
+    named = {_choose(text).label for text in texts if text.strip() != "all"}
+    choices = [_choose(text) for text in (registry.BASELINE, *registry.split_labels(texts))]
+    unique = {choice.label: _with_embedded(choice, models.target) for choice in choices}.values()
+    _check_one_draft([choice.draft_model(models.draft) for choice in unique])
+    return tuple(_check_needs(choice, models.draft, choice.label in named, batch_size) for choice in unique)
+
+
+def choose_method(text: str, models: Models) -> Choice:
+    """The method of one label, asked for by name: see choose_methods."""
+    return _check_needs(_with_embedded(_choose(text), models.target), models.draft, named=True)
+
+
+def check_tokenizers(models: Models, choices: Iterable[Choice], batch_size: int = 1) -> TargetTokenizer:
+    """The target's tokenizer. Raises UserError for a missing model, for batches on a target with an encoder, and for a
+    draft model with an encoder or another vocabulary."""
+    tokenizer = load_tokenizer(bundled.resolve(models.target))
+    if batch_size > 1 and tokenizer.is_encoder_decoder:
+        raise UserError("no_batches", f"{models.target} has an encoder; batches need a target without: no --batch-size")
+    drafts = [models.draft, *(choice.draft_model(models.draft) for choice in choices)]
+    for draft in filter(None, dict.fromkeys(drafts)):
+        draft_tokenizer = load_tokenizer(bundled.resolve(draft))
+        if draft_tokenizer.is_encoder_decoder:  # its encoder would keep the previous prompt
+            raise UserError(
+                "unsuitable_draft_model",
+                f"The draft model '{draft}' has an encoder, which reads no prompt while drafting. Name a draft model "
+                "without one with --draft-model.",
+            )
+        if draft_tokenizer.sha256 != tokenizer.sha256 and not tokenizer.same_vocabulary(draft_tokenizer):
+            raise UserError(
+                "unsuitable_draft_model",
+                f"The draft model '{draft}' has another tokenizer than the target '{models.target}', so its tokens "
+                "mean something else. Name a draft model of the target's own family with --draft-model.",
+            )
+    return tokenizer
+
+
+def _choose(text: str) -> Choice:
+    method = registry.build(text)
+    return Choice(registry.canonical_label(method, registry.parse_label(text)), method)
+
+
+def _with_embedded(choice: Choice, target: str) -> Choice:
+    if choice.modules != "":
+        return choice
+    assert isinstance(choice.method, Trainable)
+    name = choice.method.modules_name(choice.name)
+    return replace(choice, embedded=str(bundled.modules_for(target, name) or ""))
+
+
+def _check_one_draft(drafts: Sequence[str]) -> None:
+    """The header names one draft model, so resume and compare could not see a second one."""
+    names = list(dict.fromkeys(filter(None, drafts)))
+    if len(names) > 1:
+        raise UserError(
+            "several_draft_models",
+            f"A run has one draft model, but its labels name {', '.join(names)}: measure each in its own run.",
+        )
+
+
+def _check_needs(choice: Choice, draft: str, named: bool, batch_size: int = 1) -> Choice:
+    """The choice, unsupported if it lacks something.
+
+    Raises UserError for that if it was asked for by name, and for named modules that do not fit.
+    """
+    missing = ""
+    if isinstance(choice.method, UsesDraftModel) and not choice.draft_model(draft):
+        missing = NO_DRAFT
+    elif choice.modules == "":
+        missing = no_modules(choice.name)
+    elif choice.modules and isinstance(choice.method, Trainable):
+        trained_options(choice.method, choice.name, choice.modules)
+    if batch_size > 1 and (reason := why_not_batched(choice.method)):
+        missing = f"it decodes no batches, since {reason}; measure it without --batch-size"
+    if missing and named:
+        raise UserError("cannot_run_here", f"{choice.label} cannot run: {missing}.")
+    return replace(choice, unsupported=missing, named=named)

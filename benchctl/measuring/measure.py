@@ -7,20 +7,36 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from benchctl.decoding.batch import decode_batch
 from benchctl.decoding.experts.tiers import Timer
-from benchctl.decoding.loop import DecodeRequest, Generation
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import Message
-from benchctl.measuring.baseline_answers import BaselineAnswers
-from benchctl.measuring.decoder import Decoder, DecodingConfig
-from benchctl.measuring.faithfulness import Faithfulness
+from benchctl.decoding.sampling import Sampling
 from benchctl.measuring.machine.meter import Meter, Reading
 from benchctl.measuring.plan import SESSION, Job, Task
 from benchctl.measuring.prompts.files import Prompt
-from benchctl.measuring.prompts.fit import cut_prompt, fits, messages
-from benchctl.measuring.verdict import AnswerControl, Judgement, Referee, pass_sizes
+from benchctl.measuring.prompts.fit import Filler, cut_prompt, fits, messages
+from benchctl.measuring.teacher_forcing import TeacherForcing
+from benchctl.measuring.verdict import AnswerControl, BaselineAnswers, Judgement, Referee, pass_sizes
 from benchctl.records.schema import Mode, Row
+
+
+@dataclass(frozen=True)
+class DecodingConfig:
+    """What all generations of a run have in common, whatever the method.
+
+    cut         a prompt that does not fit into the context keeps its last tokens; otherwise its generation fails
+    batch_size  prompts decoded together; 1 means no batches
+    filler      text before every prompt
+    """
+
+    max_new_tokens: int
+    sampling: Sampling
+    cut: bool = False
+    batch_size: int = 1
+    filler: Filler = Filler()
 
 
 @dataclass
@@ -46,10 +62,9 @@ class Measurer:
     meter: Meter = field(default_factory=Meter)
 
     def __post_init__(self) -> None:
-        self._decoder = Decoder(self.target, self.methods, self.config, self.clock, self.timer)
         self._answers = BaselineAnswers(self._decode_baseline)
         self._referee = Referee(self.target, self._answers, partial(AnswerControl, self.target))
-        self._faithfulness = Faithfulness(self.target, self._answers)
+        self._teacher_forcing = TeacherForcing(self.target, self._answers)
         self._reported: set[tuple[str, str]] = set()
 
     def begin(self, prompts: Sequence[Prompt]) -> None:
@@ -57,7 +72,7 @@ class Measurer:
         self._histories = {prompt: Histories(prompt) for prompt in prompts}
         self._answers.forget()
         self._referee.forget()
-        self._faithfulness.forget()
+        self._teacher_forcing.forget()
 
     def measure(self, job: Job) -> tuple[Row, ...]:
         """Decode and judge: a row for each task. Any exception of a method becomes rows with `error` and no numbers,
@@ -79,7 +94,7 @@ class Measurer:
     def _measure(self, job: Job) -> tuple[Row, ...]:
         requests = self._requests(job)
         self.meter.start()
-        generations = self._decoder.decode(job[0].label, requests)
+        generations = self._decode(job[0].label, requests)
         reading = self.meter.stop()
         self.timings.generations_s += max(generation.ttft_s + sum(generation.step_s) for generation in generations)
         return tuple(
@@ -96,7 +111,7 @@ class Measurer:
             self.timings.controls_s += self.clock() - started_s
         return [
             replace(
-                self._decoder.request(prompt_ids, answer_seed(task)),
+                self._request(prompt_ids, answer_seed(task)),
                 forced=self._answers.answer(prompt_ids) if mode == "replay" else None,
                 profile=mode == "profile",
             )
@@ -104,7 +119,19 @@ class Measurer:
         ]
 
     def _decode_baseline(self, prompts: Sequence[Sequence[int]]) -> Sequence[Generation]:
-        return self._decoder.decode(self.baseline, list(map(self._decoder.request, prompts)))
+        return self._decode(self.baseline, list(map(self._request, prompts)))
+
+    def _decode(self, label: str, requests: Sequence[DecodeRequest]) -> tuple[Generation, ...]:
+        """The answers to a batch of prompts, or to the only prompt of a run without batches."""
+        if self.config.batch_size > 1:
+            return decode_batch(self.methods[label], self.target, requests)
+        (request,) = requests
+        return (decode(self.methods[label], self.target, request),)
+
+    def _request(self, prompt_ids: Sequence[int], seed: int = 0) -> DecodeRequest:
+        """The request for a free answer to a prompt."""
+        config = self.config
+        return DecodeRequest(prompt_ids, config.max_new_tokens, config.sampling, self.clock, seed, timer=self.timer)
 
     def _prompt_ids(self, task: Task) -> list[int]:
         prompt_ids = self.target.tokenizer.encode_chat(self._histories[task.prompt].messages(task))
@@ -181,9 +208,9 @@ class Measurer:
             return {}
         method, sums = self.methods[task.label], dict[str, float]()
         if self.config.sampling.greedy:
-            sums |= self._faithfulness.sums(request.prompt_ids, generation.token_ids)
+            sums |= self._teacher_forcing.sums(request.prompt_ids, generation.token_ids)
         if method.exactness == "lossy":
-            sums |= self._faithfulness.divergence(method, request, generation.token_ids)
+            sums |= self._teacher_forcing.divergence(method, request, generation.token_ids)
         return sums
 
 

@@ -13,15 +13,20 @@ from benchctl import bundled
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
-from benchctl.measuring.check import CheckedRun, choose_device, load_suites
-from benchctl.measuring.choices import Choice, check_tokenizers, choose_methods, choose_models
+from benchctl.measuring.check import (
+    CheckedRun,
+    Choice,
+    check_tokenizers,
+    choose_device,
+    choose_methods,
+    choose_models,
+    load_suites,
+)
 from benchctl.measuring.clock import Clock, Timer
-from benchctl.measuring.decoder import DecodingConfig
-from benchctl.measuring.header import model_info, run_record
-from benchctl.measuring.machine.facts import traffic_of
+from benchctl.measuring.header import model_info, run_record, traffic_of
 from benchctl.measuring.machine.host import usable_cores
 from benchctl.measuring.machine.meter import make_meter
-from benchctl.measuring.measure import Measurer, Timings
+from benchctl.measuring.measure import DecodingConfig, Measurer, Timings
 from benchctl.measuring.plan import Plan
 from benchctl.measuring.prompts.fit import fit_suite, messages
 from benchctl.measuring.session import Notice, Report, Session
@@ -177,7 +182,7 @@ def prepare_own_model(
     names = choose_models(models)
     _, *choices = choose_methods(methods, names)
     if not choices:
-        raise UserError("autoregressive is the reference of every check: name another --method.")
+        raise UserError("only_the_baseline", "autoregressive is the reference of every check: name another --method.")
     device, _ = choose_device(models)
     tokenizer = check_tokenizers(names, choices)
     info = TargetInfo.of(tokenizer.config)

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from benchctl.measuring.plan import Job, Plan, Round, rounds
-from benchctl.measuring.retries import Retries, rows_of
+from benchctl.measuring.plan import Job, Plan, Retries, Round, rounds, rows_of
 from benchctl.measuring.validity import MARGIN, Watch, decoding_s
 from benchctl.records.reader import RowKey, row_key
 from benchctl.records.schema import Row
@@ -112,11 +111,10 @@ class Session:
             self._warm_up(most_warm_up_rounds)
         for jobs in self.plan.by_batch():
             rows = ChainMap({}, self._stored)  # new rows are kept only as long as their batch
+            for attempt in self._stored_attempts(jobs):
+                self._speedups.add(rows_of(attempt, rows))
             if self._is_due(jobs, rows):
                 self._measure_batch(jobs, rows)
-            else:
-                for attempt in self._stored_attempts(jobs):
-                    self._speedups.add(rows_of(attempt, rows))
             self.lost += sum(not self._retries.is_recovered(planned, rows) for planned in rounds(jobs))
 
     def _is_due(self, jobs: Sequence[Job], rows: Mapping[RowKey, Row]) -> bool:
@@ -154,7 +152,8 @@ class Session:
 
     def _measure_round(self, attempt: Round, rows: MutableMapping[RowKey, Row]) -> None:
         """Measure what the file lacks of an attempt, and recall the rest of it."""
-        is_whole = all(job[0].key in rows for job in attempt)  # then `_teach_watch` has shown it
+        # Of a round that is stored as a whole, `measure` and `_teach_watch` have taken the times.
+        is_whole = all(job[0].key in rows for job in attempt)
         for job in attempt:
             ends_round = job is attempt[-1]
             if job[0].key not in rows:
@@ -165,7 +164,8 @@ class Session:
                 self.measurer.recall(task, rows[task.key])
             if self.watch is not None and not is_whole:
                 self.watch.observe(rows_of((job,), rows), ends_round=ends_round)
-        self._speedups.add(rows_of(attempt, rows))
+        if not is_whole:
+            self._speedups.add(rows_of(attempt, rows))
 
     def _measure(self, job: Job, ends_round: bool, before: list[Row]) -> tuple[Row, ...]:
         """Measure, write and report a job of a round that has the rows `before`."""

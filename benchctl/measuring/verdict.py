@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from benchctl.decoding.kv.stream import Stream
+from benchctl.decoding.loop import Generation
 from benchctl.decoding.model.target import Target
 
 Verdict = Literal["identical", "tie", "numeric", "lossy", "sampled"]
@@ -37,12 +38,6 @@ class Logits(Protocol):
     def next_logits(self, prompt_ids: Sequence[int], answer: Sequence[int], *, one_by_one: bool) -> Tensor: ...
 
 
-class Answers(Protocol):
-    """The baseline's answers, see BaselineAnswers."""
-
-    def answer(self, prompt_ids: Sequence[int]) -> Sequence[int]: ...
-
-
 class Control(Protocol):
     """Plain decoding of an answer, see AnswerControl."""
 
@@ -51,6 +46,40 @@ class Control(Protocol):
     def gaps(self) -> Sequence[float]: ...
 
     def noises(self, sizes: Sequence[int]) -> Sequence[float]: ...
+
+
+class BaselineAnswers:
+    """The baseline's answers to the prompts at hand, by token ids.
+
+    A timed answer is remembered where there is one. A second turn whose history differs (the method's first answer was
+    another one) is a prompt that the baseline was never asked: `decode` then answers it, untimed. So every answer is
+    compared on its own prompt, and a divergence in the first turn is not counted again in the second.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[Sequence[int]]], Sequence[Generation]]) -> None:
+        self._decode = decode
+        self._answers: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def forget(self) -> None:
+        """Drop all answers: another batch of prompts begins."""
+        self._answers.clear()
+
+    def remember(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> bool:
+        """Take an answer of the baseline. False if it gave another one before, which stays."""
+        return self._answers.setdefault(tuple(prompt_ids), tuple(token_ids)) == tuple(token_ids)
+
+    def decode_together(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Make sure that all these prompts have answers. One that lacks its answer is decoded with its whole batch,
+        since its numbers could round differently alone."""
+        if any(tuple(prompt_ids) not in self._answers for prompt_ids in prompts):
+            for prompt_ids, generation in zip(prompts, self._decode(prompts), strict=True):
+                self.remember(prompt_ids, generation.token_ids)
+
+    def answer(self, prompt_ids: Sequence[int]) -> tuple[int, ...]:
+        """The baseline's answer to exactly these ids."""
+        if tuple(prompt_ids) not in self._answers:
+            self.decode_together([prompt_ids])
+        return self._answers[tuple(prompt_ids)]
 
 
 @dataclass(frozen=True)
@@ -90,7 +119,7 @@ class Referee:
     def __init__(
         self,
         target: Logits,
-        baseline_answers: Answers,
+        baseline_answers: BaselineAnswers,
         read_control: Callable[[Sequence[int], Sequence[int]], Control],
     ) -> None:
         self._target = target

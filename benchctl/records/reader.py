@@ -4,11 +4,13 @@ import json
 from array import array
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar, overload
 
 from benchctl.errors import InvalidData
-from benchctl.records.schema import SCHEMA_VERSION, Mode, Row, Run, from_line
+from benchctl.records.labels import current_label
+from benchctl.records.schema import SCHEMA_VERSION, MethodInfo, Mode, Row, Run, from_line
 
 
 class RowKey(NamedTuple):
@@ -87,10 +89,11 @@ class StoredRows(Sequence[Row]):
             for number in range(FIRST_ROW, FIRST_ROW + len(self)):
                 row = row_of(self._path, number, file.readline())
                 if problem := membership.problem(row):
-                    raise InvalidData(f"{self._path}:{number}: {problem}")
+                    raise InvalidData("row_not_of_run", f"{self._path}:{number}: {problem}")
                 if (earlier := lines.setdefault(row_key(row), number)) != number:
                     raise InvalidData(
-                        f"{self._path}:{number}: the same generation as line {earlier}. Remove one of the two lines."
+                        "line_twice",
+                        f"{self._path}:{number}: the same generation as line {earlier}. Remove one of the two lines.",
                     )
                 yield row
 
@@ -139,30 +142,54 @@ def index(path: Path) -> "array[int]":
 
 
 def run_of(path: Path, line: bytes) -> Run:
-    """The run in the first line. Raises InvalidData for anything else, and for one of a newer version."""
+    """The run in the first line, under the labels it was written with.
+
+    Raises InvalidData for anything else, and for a run of a newer version.
+    """
     record = json.loads(line) if is_json(line) else None
     if not isinstance(record, dict) or record.get("kind") != "run" or "schema_version" not in record:
         raise InvalidData(
+            "not_a_results_file",
             f"{path}:1: is not the start of a benchctl run. Give a file that `benchctl run --out` wrote, or turn "
-            "another program's answers into one with `benchctl import`."
+            "another program's answers into one with `benchctl import`.",
         )
     if line.startswith(BOM_UTF8):
-        raise InvalidData(f"{path}:1: starts with a byte-order mark. Write the file as UTF-8 without one.")
+        raise InvalidData(
+            "byte_order_mark", f"{path}:1: starts with a byte-order mark. Write the file as UTF-8 without one."
+        )
     version = record["schema_version"]
     if isinstance(version, bool):  # which counts as 1 where a number is asked for
         raise InvalidData(
-            f"{path}:1: schema_version: {str(version).lower()} is no version. Restore or remove this line."
+            "no_version",
+            f"{path}:1: schema_version: {str(version).lower()} is no version. Restore or remove this line.",
         )
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise InvalidData(
-            f"{path}:1: written by a newer benchctl, schema {version} (this one reads {SCHEMA_VERSION}); upgrade."
+            "newer_version",
+            f"{path}:1: written by a newer benchctl, schema {version} (this one reads {SCHEMA_VERSION}); upgrade.",
         )
     return valid(Run, path, 1, line)
 
 
 def row_of(path: Path, number: int, line: bytes) -> Row:
-    """The row in a line. Raises as `valid` does."""
-    return valid(Row, path, number, line)
+    """The row in a line, under the current label. Raises as `valid` does."""
+    row = valid(Row, path, number, line)
+    label = current_label(row.label)
+    return row if label == row.label else replace(row, label=label)
+
+
+def with_current_labels(run: Run) -> Run:
+    """The run with the current labels: rows of older and newer files then share them."""
+    methods = tuple(_with_current_label(method) for method in run.methods)
+    return run if methods == run.methods else replace(run, methods=methods, baseline=current_label(run.baseline))
+
+
+def _with_current_label(method: MethodInfo) -> MethodInfo:
+    label = current_label(method.label)
+    if label == method.label:
+        return method
+    options = {name: value for name, value in method.options.items() if name != "mode"}
+    return replace(method, label=label, name=label.partition("[")[0], options=options)
 
 
 def torn_batch(rows: StoredRows) -> int:
@@ -200,7 +227,9 @@ def _whole_batches(path: Path, rows: Iterator[Row]) -> Iterator[Row]:
 
 
 def _not_whole(path: Path, number: int) -> InvalidData:
-    return InvalidData(f"{path}:{number}: the rest of its batch does not follow. Restore or remove its lines.")
+    return InvalidData(
+        "batch_not_whole", f"{path}:{number}: the rest of its batch does not follow. Restore or remove its lines."
+    )
 
 
 def valid(kind: type[_Record], path: Path, number: int, line: bytes) -> _Record:
@@ -208,7 +237,7 @@ def valid(kind: type[_Record], path: Path, number: int, line: bytes) -> _Record:
     try:
         return from_line(kind, line)
     except ValueError as error:
-        raise InvalidData(f"{path}:{number}: {_advice(kind, line, str(error))}") from error
+        raise InvalidData("broken_line", f"{path}:{number}: {_advice(kind, line, str(error))}") from error
 
 
 def _advice(kind: type, line: bytes, problem: str) -> str:

@@ -164,7 +164,7 @@ class Row:
     `token_ids`. `committed[i]` is `accepted[i]`, plus one where the target added its bonus token, so that
     `len(token_ids) == 1 + sum(committed)`. A failed generation has an `error` and no numbers.
 
-    `counters` is what a method counts beside its steps, by name; of expert loading those of offload.fast_tier.Counts,
+    `counters` is what a method counts beside its steps, by name; of expert loading those of experts.fast_tier.Counts,
     over the decoding, with `bandwidth_mb_s` where loading was throttled to that.
 
     `batch` has the ids of the prompts that were decoded together, this one among them; their rows stand together, in
@@ -175,9 +175,9 @@ class Row:
     `mode` says what was decoded: the method's own text ("free"), the baseline's tokens forced upon it ("replay"), or
     its own text with every step split ("profile"): `phases` then has, by the name of each phase, its seconds per step.
     Only free rows make a headline. `invalid` says why its times, or in the last row of a round those of the round, are
-    not to be trusted ("" where nothing speaks against them; see analysis.rounds), `conditions` what the machine showed
-    while they were taken, by name and unit. `fidelity` has sums over the answer's tokens, by name: see
-    measuring.faithfulness. An imported generation may have `totals` and no lists.
+    not to be trusted ("" where nothing speaks against them; see analysis.frame.fidelity). `conditions` has what the
+    machine showed while they were taken, by name and unit. `fidelity` has sums over the answer's tokens, by name: see
+    measuring.teacher_forcing. An imported generation may have `totals` and no lists.
 
     Example: prefill gives token 5; a step drafts 7 8 9, accepts 7 8 and adds 4:
     `token_ids=(5, 7, 8, 4), committed=(3,), drafted=(3,), accepted=(2,), rows=(4,), layers=(12, 12, 12, 12)`.

@@ -6,7 +6,7 @@ Each line says all that it rests on, so that it can be read alone; a file may ho
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Final, Literal, NamedTuple
@@ -14,6 +14,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 from msgspec import Meta
 
 from benchctl.errors import InvalidData, UserError
+from benchctl.records.labels import current_label
 from benchctl.records.reader import is_json, valid
 from benchctl.records.schema import Amount, Count, not_finite, to_line
 from benchctl.records.writer import LineFile
@@ -193,7 +194,7 @@ def read_scores(path: Path | str) -> ScoreFile:
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}.") from error
+        raise UserError("cannot_read", f"{path}: cannot be read: {error.strerror}.") from error
     notices: tuple[str, ...] = ()
     if lines and not lines[-1].endswith(b"\n") and not is_json(lines[-1]):
         notices = (f"{path}:{len(lines)}: the last line is torn (its judging was killed, or goes on) and is left out.",)
@@ -201,14 +202,21 @@ def read_scores(path: Path | str) -> ScoreFile:
     by_key: dict[ScoreKey, Score] = {}
     lines_of: dict[ScoreKey, int] = {}
     for number, line in enumerate(lines, 1):
-        score = valid(Score, path, number, _checked_version(path, number, line))
+        score = _with_current_labels(valid(Score, path, number, _checked_version(path, number, line)))
         key = score_key(score)
         if (earlier := by_key.pop(key, None)) and not earlier.unreadable:
             raise InvalidData(
-                f"{path}:{number}: the same judgement as line {lines_of[key]}. Remove one of the two lines."
+                "line_twice",
+                f"{path}:{number}: the same judgement as line {lines_of[key]}. Remove one of the two lines.",
             )
         by_key[key], lines_of[key] = score, number
     return ScoreFile(path, tuple(by_key.values()), notices, sum(map(len, lines)))
+
+
+def _with_current_labels(score: Score) -> Score:
+    label, baseline = current_label(score.label), current_label(score.baseline)
+    is_current = (label, baseline) == (score.label, score.baseline)
+    return score if is_current else replace(score, label=label, baseline=baseline)
 
 
 class ScoreWriter:
@@ -254,5 +262,5 @@ def _checked_version(path: Path, number: int, line: bytes) -> bytes:
     version = record.get("schema_version") if isinstance(record, dict) else None
     if type(version) is int and version > SCORES_VERSION:
         newer = f"written by a newer benchctl, schema {version} (this one reads {SCORES_VERSION})"
-        raise InvalidData(f"{path}:{number}: {newer}; upgrade.")
+        raise InvalidData("newer_version", f"{path}:{number}: {newer}; upgrade.")
     return line

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from benchctl.errors import InvalidData, UserError
-from benchctl.records.reader import RowKey, StoredRows, index, is_json, row_key, run_of, torn_batch
+from benchctl.records.reader import RowKey, StoredRows, index, is_json, row_key, run_of, torn_batch, with_current_labels
 from benchctl.records.schema import ModelInfo, Row, Run, SuiteInfo, to_line
 
 _SAME_ON_RESUME = (
@@ -29,11 +29,14 @@ def check_same_run(path: Path, stored: Run, run: Run) -> None:
                 "Version 0.1 wrote it: give" if _is_gone(field, old) else "Use the settings of its first line, or give"
             )
             raise UserError(
-                f"{path}: cannot be resumed, {field} differs: {_difference(old, new)}. {advice} another --out."
+                "other_settings",
+                f"{path}: cannot be resumed, {field} differs: {_difference(old, new)}. {advice} another --out.",
             )
     for fact in ("cpu", "gpu"):
         if stored.machine.get(fact) != run.machine.get(fact):
-            raise UserError(f"{path}: was measured on another machine ({fact} differs). Give another --out.")
+            raise UserError(
+                "other_machine", f"{path}: was measured on another machine ({fact} differs). Give another --out."
+            )
 
 
 def _is_gone(field: str, old: Any) -> bool:
@@ -109,15 +112,15 @@ def scan(path: Path | str) -> RunFile:
             file.seek(starts[-2] if first else 0)
             last = file.read()
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}.") from error
+        raise UserError("cannot_read", f"{path}: cannot be read: {error.strerror}.") from error
     if blank:
-        raise InvalidData(f"{path}: is empty. Give a file that `benchctl run --out` wrote.")
+        raise InvalidData("empty_file", f"{path}: is empty. Give a file that `benchctl run --out` wrote.")
     notices: list[str] = []
     lines = len(starts) - 1
     if lines > 1 and not last.endswith(b"\n") and not is_json(last):
         notices.append(_torn(path, lines, "line"))
         starts.pop()
-    run = run_of(path, first)
+    run = with_current_labels(run_of(path, first))
     rows = StoredRows(path, run, starts[1:])
     if rows and run.batch_size > 1 and (lost := torn_batch(rows)):
         notices.append(_torn(path, len(starts) - lost, "batch"))
@@ -138,19 +141,21 @@ def check_output(path: Path | str, *, resume: bool = False) -> None:
     path = Path(path)
     check_writable(path)
     if path.exists() and path.stat().st_size and not resume:
-        raise UserError(f"{path}: exists. Continue it with --resume, or give another --out.")
+        raise UserError("file_exists", f"{path}: exists. Continue it with --resume, or give another --out.")
 
 
 def check_writable(path: Path) -> None:
     """Raises UserError unless `path` is an ordinary file that may be written, or may become one."""
     try:
         if path.exists() and not path.is_file():
-            raise UserError(f"{path}: is not an ordinary file. Give --out the name of one.")
-        place = path if path.exists() else next(folder for folder in path.absolute().parents if folder.exists())
+            raise UserError("cannot_write", f"{path}: is not an ordinary file. Give --out the name of one.")
+        writable = path if path.exists() else next(folder for folder in path.absolute().parents if folder.exists())
     except OSError as error:
-        raise UserError(f"{path}: cannot be looked at: {error.strerror}. Give another --out.") from error
-    if not os.access(place, os.W_OK) or (place != path and not place.is_dir()):
-        raise UserError(f"{path}: {place} cannot be written. Give another --out, or the permission to write it.")
+        raise UserError("cannot_write", f"{path}: cannot be opened: {error.strerror}. Give another --out.") from error
+    if not os.access(writable, os.W_OK) or (writable != path and not writable.is_dir()):
+        raise UserError(
+            "cannot_write", f"{path}: {writable} cannot be written. Give another --out, or change its rights."
+        )
 
 
 class LineFile:
@@ -166,13 +171,15 @@ class LineFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
-            raise UserError(f"{path}: cannot be written: {error.strerror}. {instead}") from error
+            raise UserError("cannot_write", f"{path}: cannot be written: {error.strerror}. {instead}") from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._file)
-            other = instead[0].lower() + instead[1:]
-            raise UserError(f"{path}: another {writer} is writing it. Wait for it, or {other}") from error
+            raise UserError(
+                "file_in_use",
+                f"{path}: another {writer} is writing it. Wait for it, or {instead[0].lower()}{instead[1:]}",
+            ) from error
         self._size = os.fstat(self._file).st_size
 
     def close(self) -> None:
@@ -194,7 +201,9 @@ class LineFile:
         except OSError as error:
             with suppress(OSError):
                 os.ftruncate(self._file, self._size)
-            raise UserError(f"{self._path}: cannot be written: {error.strerror}. {self._full}") from error
+            raise UserError(
+                "cannot_write", f"{self._path}: cannot be written: {error.strerror}. {self._full}"
+            ) from error
         self._size += len(lines)
 
 
@@ -247,18 +256,18 @@ class Writer:
         with self.path.open("rb") as file:
             first = file.readline()
         if first and not self._resume:
-            raise UserError(f"{self.path}: exists. Continue it with --resume, or give another --out.")
+            raise UserError("file_exists", f"{self.path}: exists. Continue it with --resume, or give another --out.")
         if first.endswith(b"\n") or not _RUN_STARTS.startswith(first[: len(_RUN_STARTS)]):
-            self._continue()
+            self._continue(first)
             return
         if first:
             self._notify(f"{self.path}: was killed before its first line was whole; it starts again.")
             self._file.cut(0)
         self._file.append(to_line(self.stored.run))
 
-    def _continue(self) -> None:
+    def _continue(self, first: bytes) -> None:
+        check_same_run(self.path, run_of(self.path, first), self.stored.run)
         stored = read(self.path)
-        check_same_run(self.path, stored.run, self.stored.run)
         for notice in stored.notices:
             self._notify(notice)
         self._file.cut(stored.whole_bytes)

@@ -7,9 +7,8 @@ import pytest
 from fixtures_records import BASELINE, DRAFTED, baseline_row, drafted_row, write
 
 from benchctl.analysis.comparison import compare
-from benchctl.analysis.frame.build import load, pair
-from benchctl.analysis.frame.fidelity import degenerates, either_degenerates
-from benchctl.analysis.frame.row_figures import loops
+from benchctl.analysis.frame.build import degenerates, either_degenerates, load, pair
+from benchctl.analysis.frame.rows import loops
 from benchctl.analysis.metrics.faithfulness import DEGENERATION
 from benchctl.records.schema import Row
 from benchctl.records.writer import read

@@ -12,9 +12,8 @@ from fixtures_scores import own, score, write_both
 from pages import TWO_SUITES, groups_of, two_suites, usual_groups
 
 from benchctl.analysis.comparison import compare
-from benchctl.analysis.frame.answer_rows import Decode
 from benchctl.analysis.html import answers as html_answers
-from benchctl.analysis.html.answers import Beside, answered, answers
+from benchctl.analysis.html.answers import ComparedAnswer, Decode, answered, answers
 from benchctl.bundled import default_target
 from benchctl.decoding.model.tokenizer import token_text
 from benchctl.records.schema import Row
@@ -31,7 +30,7 @@ def _said(row: Row) -> Row:
     return replace(row, text=_decode(row.token_ids))
 
 
-def _found(tmp_path: Path, rows: list[Row], decode: Decode | None = _decode) -> list[Beside]:
+def _found(tmp_path: Path, rows: list[Row], decode: Decode | None = _decode) -> list[ComparedAnswer]:
     (group,) = groups_of(tmp_path, rows)
     return list(answers(1, group, lambda run: decode))
 
@@ -40,7 +39,7 @@ def _utf_16(text: str, start: int, length: int) -> str:
     return text.encode("utf-16-le")[2 * start : 2 * (start + length)].decode("utf-16-le")
 
 
-def _drafted(found: Sequence[Beside]) -> Beside:
+def _drafted(found: Sequence[ComparedAnswer]) -> ComparedAnswer:
     return next(each for each in found if each.place.label == DRAFTED)
 
 

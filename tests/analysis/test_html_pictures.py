@@ -12,13 +12,12 @@ from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, baseline_row, draf
 from pages import TWO_SUITES, groups_of, two_suites, usual_groups, usual_page
 
 from benchctl.analysis.comparison import POOLED
-from benchctl.analysis.html.picture import dark_rules, embedded, pictures
-from benchctl.analysis.html.views import accepted, spreads
+from benchctl.analysis.html.page import accepted, spreads
+from benchctl.analysis.html.picture import dark_rules, pictures
 from benchctl.analysis.plots.axes import svg
 from benchctl.analysis.plots.fidelity_axis import FidelityAxis
 from benchctl.analysis.plots.pareto import draw_pareto
-from benchctl.analysis.plots.style import style_of
-from benchctl.analysis.plots.words import short_labels
+from benchctl.analysis.plots.style import short_labels, style_of
 
 
 def _words(document: str) -> list[str]:
@@ -41,12 +40,6 @@ def test_a_picture_needs_nothing_but_the_page() -> None:
     ids = re.findall(r' id="([^"]+)"', page)
     assert len(ids) == len(set(ids)) > 10
     assert set(re.findall(r'(?:url\(#|href="#)([^")]+)', page)) <= set(ids)
-
-
-def test_ids_of_several_pictures_differ() -> None:
-    document = svg(draw_pareto(usual_groups(), FidelityAxis(), style_of()))
-    first, second = (set(re.findall(r' id="([^"]+)"', embedded(document, prefix))) for prefix in ("a-", "b-"))
-    assert first and len(first) == len(second) and not first & second
 
 
 def test_what_belongs_to_a_method_can_be_hidden_with_it() -> None:
@@ -122,5 +115,5 @@ def test_spreads_are_quantiles_of_the_time_per_token(tmp_path: Path) -> None:
     found = {each.label: each for each in spreads(group)}
     assert found[BASELINE].quantiles_ms == pytest.approx((2, 6, 11, 16, 20))
     assert found[BASELINE].places == pytest.approx((10, 30, 55, 80, 100))
-    assert found[DRAFTED].quantiles_ms == pytest.approx((2, 6, 11, 16, 20)), "two tokens a step of twice the time"
+    assert found[DRAFTED].quantiles_ms == pytest.approx((2, 6, 11, 16, 20))  # two tokens a step
     assert (found[BASELINE].tpot, found[BASELINE].generations) == ("11.00", 21)

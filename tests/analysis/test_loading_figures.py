@@ -85,7 +85,7 @@ def test_counters_that_cannot_be_are_refused(counters: Mapping[str, float]) -> N
 
 
 def test_a_failed_generation_has_no_counters() -> None:
-    with pytest.raises(ValueError, match="an error and no tokens"):
+    with pytest.raises(ValueError, match="failed generation"):
         replace(failed(_row()), counters=COUNTERS)
     assert b'"counters":{}' in to_line(failed(_row()))
 
@@ -131,22 +131,8 @@ def test_the_table_shows_loading_and_says_what_was_throttled(tmp_path: Path) -> 
     assert "| 500 MB/s | 0.750 |" in text
 
 
-def test_the_table_keeps_to_80_columns(tmp_path: Path) -> None:
-    assert max(map(len, _plain(_text(tmp_path)).splitlines())) <= 80
-    assert "500 MB/s" in _plain(_text(tmp_path))
-
-
 def _plain(text: str) -> str:
     return re.sub(r"\x1b\[[\d;]*m", "", text)
-
-
-def test_csv_and_json_have_the_same_figures(tmp_path: Path) -> None:
-    lines = list(csv.DictReader(io.StringIO(_text(tmp_path, "csv"))))
-    assert [line["stall_per_token_s"] for line in lines] == ["", "0.002", "0.002"]
-    assert [line["throttled_to_mb_s"] for line in lines] == ["", "", "500.0"]
-    document = json.loads(_text(tmp_path, "json"))
-    metrics = document["groups"][0]["suites"][0]["methods"][2]["metrics"]
-    assert metrics["throttled_to_mb_s"]["value"] == 500.0
 
 
 def test_without_counters_there_is_not_a_word_about_loading(tmp_path: Path) -> None:

@@ -2,31 +2,26 @@
 
 from dataclasses import replace
 
+import pytest
 from fixtures_records import method
 
 from benchctl.analysis.plots.pareto import Curve, curves, frontier
 from benchctl.records.schema import MethodInfo
 
 
-def test_a_point_worse_on_both_axes_is_beaten() -> None:
-    assert frontier([(2, 1), (1, 0.5)]) == (True, False)
-
-
-def test_points_that_trade_one_axis_for_the_other_all_stay() -> None:
-    assert frontier([(1, 1), (2, 0.9), (3, 0.1)]) == (True, True, True)
-
-
-def test_on_one_line_only_the_fastest_stays() -> None:
-    assert frontier([(1, 1), (1.4, 1), (1.2, 1)]) == (False, True, False)
-
-
-def test_equal_points_do_not_beat_each_other() -> None:
-    assert frontier([(2, 1), (2, 1), (1, 1)]) == (True, True, False)
-
-
-def test_one_point_and_none() -> None:
-    assert frontier([(0.5, 0)]) == (True,)
-    assert frontier([]) == ()
+@pytest.mark.parametrize(
+    ("points", "unbeaten"),
+    [
+        ([(2, 1), (1, 0.5)], (True, False)),  # beaten in both
+        ([(1, 1), (2, 0.9), (3, 0.1)], (True, True, True)),
+        ([(1, 1), (1.4, 1), (1.2, 1)], (False, True, False)),  # equal fidelity: the fastest
+        ([(2, 1), (2, 1), (1, 1)], (True, True, False)),  # equal points do not beat each other
+        ([(0.5, 0)], (True,)),
+        ([], ()),
+    ],
+)
+def test_the_frontier_is_of_unbeaten_points(points: list[tuple[float, float]], unbeaten: tuple[bool, ...]) -> None:
+    assert frontier(points) == unbeaten
 
 
 def lossy(label: str, **options: str | float | bool) -> MethodInfo:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fixtures_records import DRAFTED, EXITING, KOALA, MT_BENCH, RUN, baseline_row, exiting_row, method, write
+from fixtures_records import DRAFTED, EXITING, RUN, baseline_row, exiting_row, method, write
 from matplotlib.container import ErrorbarContainer
 from pictures import LOOKS, assert_readable, figure_of, texts, write_picture
+from refusals import refused
 
 from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.plots.acceptance import accepted, drafting
 from benchctl.analysis.plots.style import style_of
-from benchctl.errors import UserError
 from benchctl.records.schema import Row, Run
 from benchctl.records.writer import read
 
@@ -86,25 +86,10 @@ def test_shares_are_those_of_the_steps_one_by_one(tmp_path: Path, label: str) ->
         assert estimate.value == pytest.approx(sum(accepted == kept for _, accepted in steps) / len(steps))
 
 
-def test_an_interval_is_that_of_redrawn_prompts(tmp_path: Path) -> None:
-    """20,000 draws of prompts made here; the bounds of the picture's are a little wider, as for 12 prompts they are."""
-    (group,) = usual_groups(tmp_path)
-    (found,) = accepted(1, group, [DRAFTED])
-    chance = np.random.default_rng(5)
-    drafts = [[kept for drafted, kept in answer if drafted] for answer in ANSWERS[DRAFTED]]
-    counts = np.array([[sum(kept >= 1 for kept in answer), len(answer)] for answer in drafts])
-    draws = counts[chance.integers(0, len(counts), (20_000, len(counts)))].sum(axis=1)
-    low, high = np.quantile(draws[:, 0] / draws[:, 1], (0.025, 0.975))
-    interval = found.conditional[0].interval
-    assert interval is not None
-    assert interval.high - interval.low == pytest.approx(1.18 * (high - low), rel=0.08)  # t of 11, and sqrt(12 / 11)
-    assert abs((interval.high + interval.low) - (high + low)) < 0.2 * (high - low)
-
-
 def test_the_picture_names_methods_axes_and_shares(tmp_path: Path) -> None:
     out = tmp_path / "plot.svg"
     (note,) = write_picture("acceptance", usual_groups(tmp_path), out, style_of())
-    assert note.startswith("hollow marks have no interval")
+    assert "hollow marks" in note
     found = texts(out)
     for text in (
         "reference on cpu, float32, threads: 1, baseline: autoregressive",
@@ -126,17 +111,17 @@ def test_only_the_methods_asked_for_are_drawn_and_those_that_draft_nothing_are_r
     assert drafting(groups) == (DRAFTED, OTHER)
     write_picture("acceptance", groups, out, style_of(), methods=["medusa"])
     assert OTHER in texts(out) and DRAFTED not in texts(out)
-    with pytest.raises(UserError, match=r"none of early_exit drafted a token. These did: two_model.* medusa"):
+    with refused("no_drafts", "early_exit", "two_model", "medusa"):
         write_picture("acceptance", groups, out, style_of(), methods=["early_exit"])
     nothing = groups_of(tmp_path, [baseline_row(), exiting_row()], RUN, "nothing")
-    with pytest.raises(UserError, match="nothing.jsonl: none of its methods drafted a token. Measure one that does"):
+    with refused("no_drafts", "nothing.jsonl"):
         write_picture("acceptance", nothing, out, style_of())
 
 
 def test_more_methods_than_can_be_told_apart_are_refused(tmp_path: Path) -> None:
     answers = {f"two_model[draft_tokens={number}]": chance_steps(number, 3) for number in range(1, 10)}
     groups = groups_of(tmp_path, rows_of(answers), run_of(*answers))
-    with pytest.raises(UserError, match="9 methods that draft are too many .* room for 8: .* and 1 more"):
+    with refused("too_many_methods", "9 methods", "8", "1 more", "--method"):
         write_picture("acceptance", groups, tmp_path / "plot.png", style_of())
     write_picture("acceptance", groups, tmp_path / "plot.png", style_of(), methods=list(answers)[:2])
 
@@ -145,7 +130,7 @@ def test_a_group_without_drafts_is_left_out_and_named(tmp_path: Path) -> None:
     with_drafts = usual_groups(tmp_path)[0].files[0]
     without = read(write(tmp_path / "plain.jsonl", [baseline_row(), exiting_row()], replace(RUN, threads=2)))
     notes = write_picture("acceptance", compare([with_drafts, without]), tmp_path / "plot.png", style_of())
-    assert any("plain.jsonl: no method of it drafts" in note for note in notes)
+    assert any("plain.jsonl" in note for note in notes)
 
 
 def test_no_interval_is_drawn_where_none_can_be_told(tmp_path: Path) -> None:
@@ -164,17 +149,9 @@ def test_a_method_that_was_asked_for_and_drafted_nothing_is_named(tmp_path: Path
     notes = write_picture(
         "acceptance", usual_groups(tmp_path), tmp_path / "a.png", style_of(), methods=["medusa", "early_exit"]
     )
-    assert f"{EXITING}: drafted nothing, so it is not in the picture." in notes
+    assert any(note.startswith(f"{EXITING}: ") for note in notes)
     unasked = write_picture("acceptance", usual_groups(tmp_path), tmp_path / "b.png", style_of())
-    assert not any("drafted nothing" in note for note in unasked)
-
-
-def test_suites_are_drawn_together(tmp_path: Path) -> None:
-    """Half of the prompts are of another suite: the shares are those of all."""
-    rows = [replace(row, suite="mt-bench") if row.prompt_id in ("p1", "p4") else row for row in rows_of(ANSWERS)]
-    (group,) = groups_of(tmp_path, rows, replace(run_of(*ANSWERS), suites=(KOALA, MT_BENCH)))
-    (one,), (other,) = accepted(1, group, [OTHER]), accepted(1, usual_groups(tmp_path)[0], [OTHER])
-    assert [each.value for each in one.conditional] == pytest.approx([each.value for each in other.conditional])
+    assert not any(EXITING in note for note in unasked)
 
 
 @pytest.mark.parametrize(("theme", "size", "ending"), LOOKS)

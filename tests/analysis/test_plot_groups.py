@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 from fixtures_records import RUN, usual_rows, write
+from refusals import refused
 
 from benchctl.analysis.comparison import compare
 from benchctl.analysis.plots.axes import legend_columns, new_panels
-from benchctl.analysis.plots.style import style_of
-from benchctl.analysis.plots.words import broken_label, shown_labels, text_inches, three_digits
-from benchctl.errors import UserError
+from benchctl.analysis.plots.style import broken_label, shown_labels, style_of, text_inches, three_digits
 from benchctl.records.writer import read
 
 LABEL = "two_model[draft_tokens=6,confidence=0.5]"
@@ -46,7 +45,7 @@ def test_a_slide_has_room_for_one_panel(tmp_path: Path) -> None:
     groups = compare(files)
     new_panels(groups, style_of(), [1, 1])
     new_panels(groups[:1], style_of(size="slide"), [1])
-    with pytest.raises(UserError, match="2 panels are too many .* room for 1: name the files"):
+    with refused("too_many_panels", "2", "1"):
         new_panels(groups, style_of(size="slide"), [1, 1])
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, baseline_row, failed, method, usual_rows, write
 from pictures import LOOKS, assert_readable, figure_of, texts, write_picture
+from refusals import refused
 
 from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.metrics.speed import TPOT, TTFT
+from benchctl.analysis.plots.latency import latencies
 from benchctl.analysis.plots.style import style_of
-from benchctl.analysis.tables.latency import latencies
-from benchctl.errors import UserError
 from benchctl.records.schema import Row, Run, Totals
 from benchctl.records.writer import read
 
@@ -107,7 +107,7 @@ def test_times_of_other_magnitudes_stand_on_a_logarithmic_axis_that_says_so(tmp_
 def test_few_generations_are_said_to_tell_no_slowest_twentieth(tmp_path: Path) -> None:
     out = tmp_path / "plot.svg"
     (note,) = write_picture("latency", groups_of(tmp_path, varied(19)), out, style_of())
-    assert note.startswith(f"{', '.join(LABELS)}: of fewer than 20 generations") and "--repeats" in note
+    assert note.startswith(f"{', '.join(LABELS)}: ") and "--repeats" in note
     assert "p95 of fewer than 20 generations" in texts(out)
     assert write_picture("latency", groups_of(tmp_path, varied(20), name="more"), out, style_of()) == ()
 
@@ -117,7 +117,7 @@ def test_only_the_methods_asked_for_are_drawn(tmp_path: Path) -> None:
     groups = groups_of(tmp_path, varied())
     write_picture("latency", groups, out, style_of(), methods=["two_model", BASELINE])
     assert "two_model" in texts(out) and EXITING not in texts(out)
-    with pytest.raises(UserError, match="--method medusa: was not measured here. These were: autoregressive two_model"):
+    with refused("unknown_method", "medusa", "autoregressive two_model"):
         write_picture("latency", groups, out, style_of(), methods=["medusa"])
 
 
@@ -126,10 +126,10 @@ def test_too_many_methods_or_groups_are_refused_with_what_to_do(tmp_path: Path) 
     rows = [replace(row, label=label) for row in usual_rows(2) if row.label == DRAFTED for label in labels]
     run = replace(RUN, methods=(RUN.methods[0], *map(method, labels)))
     groups = groups_of(tmp_path, [*(row for row in usual_rows(2) if row.label == BASELINE), *rows], run)
-    with pytest.raises(UserError, match="17 methods are too many .* room for 16: choose with --method, of autoregr"):
+    with refused("too_many_methods", "17 methods", "16", "--method", "autoregressive"):
         write_picture("latency", groups, tmp_path / "plot.png", style_of())
     apart = [read(write(tmp_path / f"{seed}.jsonl", usual_rows(2), replace(RUN, threads=seed))) for seed in range(1, 8)]
-    with pytest.raises(UserError, match="7 panels are too many .* room for 6: name the files to plot, or the suites"):
+    with refused("too_many_panels", "7 panels", "6"):
         write_picture("latency", compare(apart), tmp_path / "plot.png", style_of())
 
 
@@ -140,7 +140,7 @@ def test_names_that_would_cover_each_other_on_a_slide_are_refused(tmp_path: Path
     answers = [row for row in usual_rows(2) if row.label in LABELS]
     more = [replace(row, label=label) for row in answers if row.label == DRAFTED for label in labels]
     (group,) = groups_of(tmp_path, [*answers, *more], replace(RUN, methods=(*RUN.methods, *map(method, labels))))
-    with pytest.raises(UserError, match="names overlap on a slide: choose fewer with --method"):
+    with refused("names_overlap", "--method"):
         write_picture("latency", [group], tmp_path / "plot.png", style_of("light", "slide"))
     asked = [BASELINE, DRAFTED, "medusa", "lookahead"]
 
@@ -151,7 +151,7 @@ def test_names_that_would_cover_each_other_on_a_slide_are_refused(tmp_path: Path
 def test_answers_without_the_baselines_are_refused_for_that_reason(tmp_path: Path) -> None:
     """It said that no generation has times, of files in which all of them do."""
     groups = groups_of(tmp_path, [row for row in varied(2) if row.label != BASELINE])
-    with pytest.raises(UserError, match="run.jsonl: no prompt was answered by the baseline. See `benchctl compare`"):
+    with refused("no_baseline_answers", "run.jsonl"):
         write_picture("latency", groups, tmp_path / "plot.png", style_of())
 
 
@@ -161,7 +161,7 @@ def test_files_that_tell_no_times_are_refused(tmp_path: Path) -> None:
             totals=Totals(new_tokens=9, steps=9))
         for label in (BASELINE, DRAFTED)
     ]  # fmt: skip
-    with pytest.raises(UserError, match="no generation has times"):
+    with refused("no_times"):
         write_picture(
             "latency", groups_of(tmp_path, rows, replace(RUN, imported="x")), tmp_path / "plot.png", style_of()
         )

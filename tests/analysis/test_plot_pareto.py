@@ -104,7 +104,7 @@ def test_every_method_stands_at_its_speed_and_agreement_with_its_intervals(style
     assert {label: at.x for label, at in drawn.items()} == pytest.approx(
         {label: speed(label) for label in (BASELINE, DRAFTED, SLOW, EXITING)}
     )
-    assert drawn[EXITING].y == pytest.approx((2 + 3 + 4) / 27), "of 9 tokens each, 2, 3 and 4 agree"
+    assert drawn[EXITING].y == pytest.approx((2 + 3 + 4) / 27)  # of 9 tokens each, 2, 3 and 4 agree
     for found in usual()[0].pooled.methods:
         fast, kept = found.estimate(SPEEDUP).interval, found.estimate(TOKEN_AGREEMENT).interval
         if found.label != BASELINE:
@@ -119,7 +119,7 @@ def test_lossless_methods_stand_in_a_band_of_their_own_the_fastest_lowest(style:
     axes = panel(draw_pareto(usual(), FidelityAxis(), style))
     drawn = points(axes)
     assert drawn[SLOW].y > drawn[BASELINE].y > drawn[DRAFTED].y > 1 > drawn[EXITING].y
-    assert all(tick <= 1 + 1e-9 for tick in axes.get_yticks()), "the band has no scale"
+    assert all(tick <= 1 + 1e-9 for tick in axes.get_yticks())  # the band has no scale
     words = [text.get_text() for text in words_of(axes.figure)]  # type: ignore[arg-type]
     assert "✓ lossless" in words
     named = [word for word in words if word.startswith("✓ ") and word != "✓ lossless"]
@@ -186,7 +186,7 @@ def test_words_of_fourteen_methods_cover_nothing(size: str) -> None:
     check_words(figure, style_of("light", size))
     assert set(points(panel(figure))) == {BASELINE, *FOURTEEN}
     high = figure.get_figheight()
-    assert high == 7.5 if size == "slide" else high < 9.5, "it fits on a page of a paper"
+    assert high == 7.5 if size == "slide" else high < 9.5  # it fits on a page of a paper
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -10,8 +10,7 @@ import pytest
 from fixtures_pictures import contrast, linear, texts
 
 from benchctl.analysis.plots.axes import dress, new_figure, save
-from benchctl.analysis.plots.style import SIZES, THEMES, Style, style_of
-from benchctl.analysis.plots.words import in_lines, text_inches
+from benchctl.analysis.plots.style import SIZES, THEMES, Style, in_lines, style_of, text_inches
 
 STYLES = [style_of(theme, size) for theme, size in product(THEMES, SIZES)]
 GROUNDS = [style_of(theme) for theme in THEMES]
@@ -76,11 +75,6 @@ def test_marks_of_one_colour_differ_without_it(style: Style) -> None:
     for one, other in combinations(marks, 2):
         if one.colour == other.colour:
             assert one.hatch != other.hatch and one.dashes != other.dashes and one.marker != other.marker
-
-
-def test_a_faded_colour_lies_between_itself_and_the_ground() -> None:
-    assert style_of("light").faded("#000000", 0.6) == "#666666"
-    assert style_of("dark").faded(style_of("dark").ground) == style_of("dark").ground
 
 
 @pytest.mark.parametrize("style", STYLES, ids=str)

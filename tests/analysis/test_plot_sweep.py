@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from fixtures_records import RUN, baseline_row, drafted_row, exiting_row, write
 from pictures import LOOKS, assert_readable, figure_of, texts, write_picture
+from refusals import refused
 
 from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.metrics.drafting import BLOCK_EFFICIENCY
@@ -17,7 +18,6 @@ from benchctl.analysis.metrics.faithfulness import TOKEN_AGREEMENT
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.plots.style import style_of
 from benchctl.analysis.plots.sweep import sweeps
-from benchctl.errors import UserError
 from benchctl.records.schema import Exactness, MethodInfo, Row, Scalar
 from benchctl.records.writer import read
 
@@ -101,9 +101,7 @@ def test_another_option_can_be_swept(tmp_path: Path) -> None:
     (found,) = sweeps(drafting_groups(tmp_path), option="confidence")
     assert (found.option, found.values) == ("confidence", (0.0, 0.5))
     assert [line.title for line in found.lines] == ["draft_tokens=2", "draft_tokens=4", "draft_tokens=8"]
-    with pytest.raises(
-        UserError, match="--by ngram: the labels of two_model do not differ in it. .* draft_tokens conf"
-    ):
+    with refused("unknown_option", "ngram", "two_model", "draft_tokens confidence"):
         sweeps(drafting_groups(tmp_path), option="ngram")
 
 
@@ -120,12 +118,11 @@ def test_the_first_method_that_was_swept_is_drawn_and_the_others_are_named(tmp_p
     lookahead = [(info("lookahead", {"ngram": ngram}), 1.0) for ngram in (3, 4)]
     groups = measured(tmp_path, [(info("medusa", {"heads": 2}), 1.0), *DRAFTING, *lookahead])
     assert sweeps(groups)[0].name == "two_model"
-    assert write_picture("sweep", groups, tmp_path / "a.png", style_of()) == (
-        "the picture is of two_model. Also swept: --method lookahead.",
-    )
+    (note,) = write_picture("sweep", groups, tmp_path / "a.png", style_of())
+    assert "two_model" in note and "--method lookahead" in note
     assert sweeps(groups, ["lookahead"])[0].name == "lookahead"
     assert write_picture("sweep", groups, tmp_path / "b.png", style_of(), methods=["lookahead"]) == ()
-    with pytest.raises(UserError, match=r"no labels of medusa that differ in an option. .*--sweep 'two_model\["):
+    with refused("not_swept", "medusa", "--sweep"):
         sweeps(groups, ["medusa"])
 
 
@@ -133,7 +130,7 @@ def test_labels_that_differ_in_more_than_one_option_are_said_to_show_no_effect_o
     """Two unlike versions of a method, each a point alone, were drawn as a sweep of the first number they differ in."""
     groups = measured(tmp_path, [(drafts(2, 0.0), 1.0), (drafts(4, 0.5), 1.0)])
     (note,) = write_picture("sweep", groups, tmp_path / "a.png", style_of())
-    assert note == "no two labels of two_model differ in draft_tokens alone: the picture does not show its effect."
+    assert "two_model" in note and "draft_tokens alone" in note
 
 
 def test_an_option_that_one_version_of_a_method_lacks_is_a_line_of_its_own(tmp_path: Path) -> None:
@@ -176,17 +173,9 @@ def test_each_line_has_its_interval_as_a_band(tmp_path: Path) -> None:
 
 def test_more_lines_than_can_be_told_apart_are_refused(tmp_path: Path) -> None:
     groups = measured(tmp_path, [(drafts(tokens, place / 10), 1.0) for tokens in (2, 4) for place in range(9)])
-    with pytest.raises(UserError, match="9 lines by draft_tokens.*8.*--method.*--by"):
+    with refused("too_many_lines", "9 lines by draft_tokens", "8", "--method", "--by"):
         write_picture("sweep", groups, tmp_path / "plot.png", style_of(), by="draft_tokens")
     write_picture("sweep", groups, tmp_path / "plot.png", style_of())  # by confidence: two lines
-
-
-def test_each_group_that_has_measured_the_method_has_a_part(tmp_path: Path) -> None:
-    one = drafting_groups(tmp_path)[0].files[0]
-    other = measured(tmp_path, DRAFTING, "other", threads=2)[0].files[0]
-    apart = leaving_groups(tmp_path, exits(0.9, "copy"))[0].files[0]
-    groups = compare([one, other, replace(apart, run=replace(apart.run, threads=3))])
-    assert [found.group.run.threads for found in sweeps(groups)] == [1, 2]
 
 
 @pytest.mark.parametrize(("theme", "size", "ending"), LOOKS)

@@ -7,11 +7,11 @@ import pytest
 from fixtures_pictures import texts as texts_of
 from fixtures_records import DRAFTED, EXITING, KOALA, RUN, baseline_row, drafted_row, failed, method, usual_rows, write
 from pictures import write_picture
+from refusals import refused
 
 from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.plots.axes import check_image
 from benchctl.analysis.plots.style import style_of
-from benchctl.errors import UserError
 from benchctl.records.schema import Row, Run
 from benchctl.records.writer import read
 
@@ -65,12 +65,6 @@ def test_a_sweep_is_a_curve_and_labels_that_would_cover_each_other_become_number
     assert "baseline" in lines
 
 
-def test_two_points_are_no_curve(tmp_path: Path) -> None:
-    out = tmp_path / "plot.svg"
-    write_picture("pareto", _sweep(tmp_path, 2), out, style_of())
-    assert "by threshold" not in texts_of(out)
-
-
 def test_the_plot_says_that_prompts_are_an_embedded_sample(tmp_path: Path) -> None:
     out = tmp_path / "plot.svg"
     write_picture(
@@ -88,14 +82,14 @@ def test_exact_match_can_stand_for_fidelity_where_answers_can_be_checked(tmp_pat
     out = tmp_path / "plot.svg"
     write_picture("pareto", _groups(tmp_path, rows, checked), out, style_of(), y="exact")
     assert "exact match on 20 prompts" in texts_of(out) and "token agreement" not in texts_of(out)
-    with pytest.raises(UserError, match="no answers that can be checked.* --bench tasks"):
+    with refused("no_fidelity", "--bench tasks"):
         write_picture("pareto", _groups(tmp_path, rows), out, style_of(), y="exact")
 
 
 def test_speed_and_exact_match_of_different_prompts_are_not_drawn_as_one_point(tmp_path: Path) -> None:
     """Pooled suites once gave the speed-up over all prompts and the exact match over the few that can be checked."""
     partly = replace(RUN, suites=(replace(KOALA, exact_answers={f"p{n}": ("4",) for n in range(5)}),))
-    with pytest.raises(UserError, match="only 5 of 20 prompts have an exact answer"):
+    with refused("prompts_differ", "5 of 20"):
         write_picture("pareto", _groups(tmp_path, usual_rows(), partly), tmp_path / "plot.svg", style_of(), y="exact")
 
 
@@ -103,23 +97,8 @@ def test_a_broken_claim_is_not_drawn_as_lossless(tmp_path: Path) -> None:
     rows = [baseline_row(), replace(drafted_row(), verdict="lossy", first_divergence=1)]
     out = tmp_path / "plot.svg"
     write_picture("pareto", _groups(tmp_path, rows), out, style_of())
-    assert "claims to be exact, but answers differ" in texts_of(out)
+    assert "but answers differ" in texts_of(out)
     assert "lossless" not in texts_of(out)
-
-
-@pytest.mark.parametrize("methods", [1, 2, 8])
-def test_a_picture_is_drawn_for_any_number_of_exact_methods(tmp_path: Path, methods: int) -> None:
-    labels = [f"two_model[draft_tokens={number}]" for number in range(methods - 1)]
-    rows = [replace(drafted_row(step_s=1 + 0.01 * number), label=label) for number, label in enumerate(labels)]
-    out = tmp_path / "plot.png"
-    write_picture(
-        "pareto",
-        _groups(tmp_path, [baseline_row(), *rows], replace(RUN, methods=(*RUN.methods, *map(method, labels)))),
-        out,
-        style_of(),
-    )
-    width, height = (int.from_bytes(out.read_bytes()[start : start + 4]) for start in (16, 20))
-    assert width == 1152 and height > 200 + 25 * methods
 
 
 @pytest.mark.parametrize(
@@ -136,7 +115,7 @@ def test_runs_that_are_not_comparable_get_a_panel_each(tmp_path: Path) -> None:
     two = write(tmp_path / "2.jsonl", usual_rows(3), replace(RUN, dtype="bfloat16"))
     out = tmp_path / "plot.svg"
     write_picture("pareto", compare([read(one), read(two)]), out, style_of())
-    assert "not comparable with the first panel: dtype is bfloat16" in texts_of(out).replace("\n", " ")
+    assert "dtype is bfloat16" in texts_of(out).replace("\n", " ")
 
 
 def test_too_many_panels_are_refused(tmp_path: Path) -> None:
@@ -144,13 +123,13 @@ def test_too_many_panels_are_refused(tmp_path: Path) -> None:
         read(write(tmp_path / f"{threads}.jsonl", usual_rows(2), replace(RUN, threads=threads)))
         for threads in range(1, 14)
     ]
-    with pytest.raises(UserError, match="13 panels"):
+    with refused("too_many_panels", "13 panels"):
         write_picture("pareto", compare(files), tmp_path / "plot.png", style_of())
 
 
 def test_sampled_answers_cannot_be_plotted(tmp_path: Path) -> None:
     rows = [baseline_row(), replace(drafted_row(), verdict="sampled")]
-    with pytest.raises(UserError, match="--temperature 0"):
+    with refused("no_fidelity", "--temperature 0"):
         write_picture(
             "pareto", _groups(tmp_path, rows, replace(RUN, temperature=0.5)), tmp_path / "plot.png", style_of()
         )
@@ -162,18 +141,11 @@ def test_a_method_that_always_failed_is_left_out(tmp_path: Path) -> None:
     assert DRAFTED.partition("[")[0] not in texts_of(out)
 
 
-def test_a_run_whose_baseline_always_failed_cannot_be_plotted(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no prompt was answered by the baseline"):
-        write_picture(
-            "pareto", _groups(tmp_path, [failed(baseline_row()), drafted_row()]), tmp_path / "plot.png", style_of()
-        )
-
-
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [("plot.gif", "End --out in .png"), ("plot", "End --out in .png"), ("a/b.png", "cannot be written")],
+    ("name", "id"),
+    [("plot.gif", "unknown_picture_format"), ("plot", "unknown_picture_format"), ("a/b.png", "unwritable_file")],
 )
-def test_a_picture_that_cannot_be_written_is_refused_before_work(tmp_path: Path, name: str, message: str) -> None:
+def test_a_picture_that_cannot_be_written_is_refused_before_work(tmp_path: Path, name: str, id: str) -> None:
     (tmp_path / "a").write_text("a file")
-    with pytest.raises(UserError, match=message):
+    with refused(id, name.rpartition("/")[2]):
         check_image(tmp_path / name)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from fixtures_predict import DRAFTING, PLAIN, TOKENS, Step, both, file_of, row_of, usual_file
 from fixtures_records import BASELINE, DRAFTED, EXITING, LAYERS, RUN, TARGET, failed
+from refusals import refused
 
 from benchctl.analysis.predict.accounts import Sums, head_share, slope_of
 from benchctl.analysis.predict.speedup import Prediction, Unpredicted, predict
-from benchctl.errors import UserError
 from benchctl.records.schema import Row
 from benchctl.records.writer import RunFile
 
@@ -171,11 +171,8 @@ def test_without_a_profile_costs_come_from_how_step_times_follow_the_drafts() ->
 def test_steps_that_all_draft_alike_do_not_tell_what_a_drafted_token_costs() -> None:
     file = usual_file()
     (account,) = predict([file_of(row for row in file.rows if row.mode == "free" and row.label != EXITING)])
-    assert account == Unpredicted(
-        DRAFTED,
-        "nearly all its steps draft as many tokens, so what those cost cannot be told from what steps cost anyway. "
-        "Measure with --profile",
-    )
+    assert isinstance(account, Unpredicted) and account.label == DRAFTED
+    assert "draft as many tokens" in account.reason and "--profile" in account.reason
 
 
 def test_steps_that_told_no_phases_count_as_not_profiled() -> None:
@@ -260,7 +257,7 @@ def test_a_method_of_doubted_answers_alone_is_named() -> None:
     rows = [row_of(BASELINE, [PLAIN] * TOKENS), replace(row_of(DRAFTED, [DRAFTING] * 6), invalid="throttled")]
     (account,) = predict([file_of(rows)])
     assert isinstance(account, Unpredicted) and account.label == DRAFTED
-    assert "no valid answer to the same prompt" in account.reason
+    assert "no valid answer" in account.reason
 
 
 def test_only_what_both_answered_in_both_modes_counts() -> None:
@@ -274,21 +271,22 @@ def test_only_what_both_answered_in_both_modes_counts() -> None:
 def test_a_method_without_a_common_answer_is_named() -> None:
     rows = [row_of(BASELINE, [PLAIN] * TOKENS), row_of(DRAFTED, [DRAFTING] * 6, prompt_id="p1")]
     (account,) = predict([file_of(rows)])
-    assert isinstance(account, Unpredicted) and "no valid answer to the same prompt" in account.reason
+    assert isinstance(account, Unpredicted) and "no valid answer" in account.reason
 
 
 @pytest.mark.parametrize(
-    ("files", "message"),
+    ("files", "id", "fact"),
     [
-        ([], "no generations to predict from"),
-        ([file_of([row_of(BASELINE, [PLAIN])])], "has no method beside its baseline"),
+        ([], "no_generations", "--resume"),
+        ([file_of([row_of(BASELINE, [PLAIN])])], "only_baseline", "--method"),
         (
             [usual_file(), file_of(usual_file().rows, replace(RUN, dtype="bfloat16"), "other")],
+            "runs_differ",
             "other.jsonl: dtype is bf",
         ),
-        ([file_of([], replace(RUN, batch_size=4))], "Predict from a run of --batch-size 1"),
+        ([file_of([], replace(RUN, batch_size=4))], "batched_run", "--batch-size 1"),
     ],
 )
-def test_what_cannot_be_predicted_from_is_refused(files: list[RunFile], message: str) -> None:
-    with pytest.raises(UserError, match=message):
+def test_what_cannot_be_predicted_from_is_refused(files: list[RunFile], id: str, fact: str) -> None:
+    with refused(id, fact):
         predict(files)

@@ -150,14 +150,6 @@ def test_csv_has_a_line_per_suite_and_method_with_the_figures_of_json(tmp_path: 
     assert lines[1]["lossless"] == "True" and lines[1]["identical"] == "3"
 
 
-def test_markdown_is_one_table_per_suite_with_as_many_cells_in_each_line(tmp_path: Path) -> None:
-    text = _text(tmp_path, "md")
-    table = [line for line in text.splitlines() if line.startswith("|")]
-    assert len(table) == 2 + 3
-    assert len({line.count("|") for line in table}) == 1
-    assert f"| `{DRAFTED}` | 1.59x [" in text
-
-
 @pytest.mark.parametrize("format", FORMATS)
 def test_no_format_lets_an_embedded_sample_pass_for_the_published_suite(tmp_path: Path, format: Format) -> None:
     text = _text(tmp_path, format, run=replace(RUN, suites=(replace(KOALA, source="embedded"),)))
@@ -185,12 +177,6 @@ def test_warnings_stand_below_the_table(tmp_path: Path, format: Format) -> None:
     assert text.index("claims to be exact") > text.index("lossless")
 
 
-def test_only_borne_out_claims_are_called_lossless(tmp_path: Path) -> None:
-    broken = [_broken(row) for row in usual_rows()]
-    assert _figures(tmp_path)[DRAFTED]["lossless"] is True
-    assert _figures(tmp_path, broken)[DRAFTED]["lossless"] is False
-
-
 def test_sampled_answers_have_a_column_of_their_own_and_no_agreement(tmp_path: Path) -> None:
     rows = [replace(row, verdict="sampled", first_divergence=None) if row.verdict else row for row in usual_rows()]
     text = _text(tmp_path, rows=rows, run=replace(RUN, temperature=0.7, top_p=0.9, top_k=50))
@@ -206,7 +192,7 @@ def test_groups_that_are_not_comparable_name_what_differs(tmp_path: Path, format
     text = summary([one, two], format)
     if format in ("table", "brief", "md"):
         plain = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", text).split())
-        assert "Not comparable with group 1: dtype is bfloat16, there float32; threads is 2, there 1." in plain
+        assert "bfloat16, there float32; threads is 2" in plain
     elif format == "json":
         differs = [group["differs_from_first_group"] for group in json.loads(text)["groups"]]
         assert [[found["field"] for found in fields] for fields in differs] == [[], ["dtype", "threads"]]

@@ -10,7 +10,7 @@ import pytest
 from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, batch, drafted_row, failed, usual_rows, write
 
 from benchctl.analysis.comparison import Group, compare
-from benchctl.analysis.frame.row_figures import least_read_s
+from benchctl.analysis.frame.rows import least_read_s
 from benchctl.analysis.metrics.resources import BANDWIDTH_SHARE, ENERGY, PEAK_MEMORY, RESERVED_MEMORY
 from benchctl.analysis.tables.columns import metric_blocks
 from benchctl.analysis.tables.text import summary

@@ -4,13 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, drafted_row, usual_rows, write
+from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, drafted_row, write
 from warned import warned
 
 from benchctl.analysis.comparison import Group, MethodFigures, compare
 from benchctl.analysis.metrics.drafting import ACCEPTANCE_RATE
 from benchctl.analysis.metrics.speed import MEAN_SPEEDUP, SPEEDUP, TOKENS_PER_S
-from benchctl.analysis.tables.text import note
 from benchctl.records.schema import Row
 from benchctl.records.writer import read
 
@@ -76,11 +75,3 @@ def test_arms_measured_in_turns_need_no_second_session(tmp_path: Path) -> None:
         interval = found.estimate(SPEEDUP).interval
         assert interval is not None and interval.high / interval.low < 1.001
     assert warned(group, "no_shared_session") == []
-
-
-def test_the_note_says_how_many_sessions_there_are(tmp_path: Path) -> None:
-    paths = [write(tmp_path / f"{number}.jsonl", usual_rows()) for number in range(3)]
-    (one,) = compare([read(paths[0])])
-    (three,) = compare([read(path) for path in paths])
-    assert (one.sessions, three.sessions) == (1, 3)
-    assert "one session" in note(one) and "3 sessions" in note(three)

@@ -76,10 +76,10 @@ def test_one_section_is_measured_alone_and_leaves_the_figures_of_all_as_they_are
     }
     assert found["costs"]["methods"] == [COST]
     assert "m2r2[exit=2]" in result.output and "1.10x [1.05, 1.15]" in result.output
-    assert "verifications within 15% by the whole interval: 100%" in result.output
-    assert "left out: medusa: no modules" in result.output
-    assert "measured / predicted" in result.output, "above 1 the step was slower"
-    assert "on 1 thread" in result.output, "of those asked for it took the least"
+    assert "within 15%" in result.output and "100%" in result.output
+    assert "medusa: no modules" in result.output
+    assert "measured / predicted" in result.output
+    assert "on 1 thread" in result.output
 
 
 def test_labels_are_written_down_without_the_places_of_their_modules(

@@ -92,10 +92,8 @@ def test_exactly_one_picture_is_drawn(asked: list[str]) -> None:
     ("picture", "option"),
     [
         ("--latency", ["--y", "exact"]),
-        ("--depths", ["--by-suite"]),
         ("--pareto", ["--method", "two_model"]),
         ("--waterfall", ["--by", "draft_tokens"]),
-        ("--acceptance", ["--prompt", "p0"]),
         ("--alignment", ["--suite", "koala"]),
     ],
 )
@@ -113,7 +111,7 @@ def test_a_judge_without_quality_is_refused() -> None:
 
 def test_every_picture_has_a_flag_that_help_explains(tmp_path: Path) -> None:
     lines = [line.strip() for line in _plot("--help").stdout.splitlines()]
-    for name in ("pareto", "acceptance", "latency", "waterfall", "sweep", "depths", "alignment"):
+    for name in ("pareto", "acceptance", "latency", "waterfall", "sweep", "alignment"):
         assert any(line.startswith(f"--{name} ") for line in lines), name
         assert any(line.startswith(f"benchctl plot --{name}") for line in lines), name
 

@@ -337,7 +337,7 @@ def test_failed_generations_are_counted_and_when_all_fail_so_does_the_command(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr("benchctl.measuring.decoder.decode", fail)
+    monkeypatch.setattr("benchctl.measuring.measure.decode", fail)
     result = invoke("--method", "prompt_lookup")
     assert result.exit_code == 1
     assert "16 FAILED" in result.stderr
@@ -354,7 +354,7 @@ def test_an_interrupted_run_keeps_what_was_measured(here: Path, monkeypatch: pyt
             raise KeyboardInterrupt
         return decode(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("benchctl.measuring.decoder.decode", interrupt)
+    monkeypatch.setattr("benchctl.measuring.measure.decode", interrupt)
     result = invoke("--method", "prompt_lookup")
     assert result.exit_code == 130
     assert "--resume" in result.stderr

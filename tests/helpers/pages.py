@@ -14,7 +14,7 @@ from typing import Any
 from fixtures_records import DRAFTED, KOALA, MT_BENCH, RUN, usual_rows, write
 
 from benchctl.analysis.comparison import Group, compare
-from benchctl.analysis.frame.answer_rows import Decoders
+from benchctl.analysis.html.answers import Decoders
 from benchctl.analysis.html.report import report
 from benchctl.records.schema import Row, Run
 from benchctl.records.writer import read

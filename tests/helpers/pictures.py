@@ -14,7 +14,6 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from benchctl.analysis.comparison import Group
-from benchctl.analysis.frame.answer_rows import Decoders
 from benchctl.analysis.plots import catalogue
 from benchctl.analysis.plots.axes import save, settle
 from benchctl.analysis.plots.catalogue import Drawing, Request
@@ -30,11 +29,9 @@ def texts(path: Path) -> str:
     return "\n".join(unescape(re.sub(r"<[^>]*>", "", text)).strip() for text in found)
 
 
-def draw(
-    name: str, groups: Sequence[Group], style: Style, *, decoders: Decoders = lambda run: None, **asked: Any
-) -> Drawing:
+def draw(name: str, groups: Sequence[Group], style: Style, **asked: Any) -> Drawing:
     """A picture by its name, as `benchctl plot` draws it."""
-    return catalogue.plot(name).draw(groups, Request(style, decoders, **asked))
+    return catalogue.plot(name).draw(groups, Request(style, **asked))
 
 
 def figure_of(name: str, groups: Sequence[Group], style: Style, **asked: Any) -> Figure:

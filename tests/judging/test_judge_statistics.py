@@ -10,8 +10,16 @@ import pandas as pd
 import pytest
 from scipy.stats import spearmanr
 
-from benchctl.analysis.judges.agreement import deviation, kappa, margin, prompts_needed
-from benchctl.analysis.judges.figures import FIRST_WINS, SCORE_DIFFERENCE, by_prompt, length_correlation
+from benchctl.analysis.judges.figures import (
+    FIRST_WINS,
+    SCORE_DIFFERENCE,
+    by_prompt,
+    deviation,
+    kappa,
+    length_correlation,
+    margin,
+    prompts_needed,
+)
 from benchctl.analysis.stats.bootstrap import Floats, bootstrap_of
 from benchctl.analysis.stats.estimates import estimates
 

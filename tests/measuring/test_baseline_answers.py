@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from benchctl.decoding.loop import Generation
-from benchctl.measuring.baseline_answers import BaselineAnswers
+from benchctl.measuring.verdict import BaselineAnswers
 
 
 @dataclass

@@ -19,11 +19,10 @@ from benchctl.decoding.method import Context, Method, Step
 from benchctl.decoding.model.likelihood import Likelihood, likelihood
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
-from benchctl.measuring.baseline_answers import BaselineAnswers
-from benchctl.measuring.decoder import DecodingConfig
-from benchctl.measuring.faithfulness import Faithfulness, NotItsOwn, kl_nats, own_logits
-from benchctl.measuring.measure import Measurer
+from benchctl.measuring.measure import DecodingConfig, Measurer
 from benchctl.measuring.prompts.files import Prompt
+from benchctl.measuring.teacher_forcing import NotItsOwn, TeacherForcing, kl_nats, own_logits
+from benchctl.measuring.verdict import BaselineAnswers
 
 NEW_TOKENS = 12
 PROMPT = prompt_of(9)
@@ -98,7 +97,7 @@ def answers(tokens: Sequence[int] = ()) -> BaselineAnswers:
 
 def test_an_equal_answer_costs_nothing_and_another_is_set_beside_the_baselines() -> None:
     baseline, other = said_by(Plain()), said_by(Lying())
-    found = Faithfulness(pair("llama").target, answers(baseline))
+    found = TeacherForcing(pair("llama").target, answers(baseline))
     assert found.sums(PROMPT, baseline) == {}
     sums = found.sums(PROMPT, other)
     mine, theirs = truth(PROMPT, other), truth(PROMPT, baseline)
@@ -117,7 +116,7 @@ def test_the_divergence_of_a_sampled_answer_is_on_the_text_that_was_drawn() -> N
     theirs = own(logprobs, 1.0).log_softmax(-1)
     expected = float((logprobs.exp() * (logprobs - theirs))[1:].sum())
     found = [
-        Faithfulness(models.target, answers()).divergence(
+        TeacherForcing(models.target, answers()).divergence(
             method, DecodeRequest(PROMPT, NEW_TOKENS, sampling, seed=seed), answer
         )
         for seed in (3, 4)
@@ -134,7 +133,7 @@ def test_the_divergence_is_that_of_the_target_from_the_methods_own_distribution(
     method = Own(favour)
     answer = said_by(method)
     assert (answer == said_by(Plain())) == (favour == 0.0)
-    found = Faithfulness(pair("llama").target, answers()).divergence(method, REQUEST, answer)
+    found = TeacherForcing(pair("llama").target, answers()).divergence(method, REQUEST, answer)
     logprobs = truth(PROMPT, answer)
     theirs = own(logprobs, favour).log_softmax(-1)
     expected = float((logprobs.exp() * (logprobs - theirs))[1:].sum())
@@ -145,7 +144,7 @@ def test_the_divergence_is_that_of_the_target_from_the_methods_own_distribution(
 def test_a_token_that_the_target_cannot_say_adds_nothing_to_the_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Vocabularies are padded with tokens of logit -inf, and 0 ln 0 is 0."""
     p = torch.tensor([[0.25, 0.75, 0.0]], dtype=torch.float64).log()
-    monkeypatch.setattr("benchctl.measuring.faithfulness.logprobs", lambda *_: iter([p]))
+    monkeypatch.setattr("benchctl.measuring.teacher_forcing.logprobs", lambda *_: iter([p]))
     q = torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64).log()
     expected = 0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.25)
     assert kl_nats(pair("llama").target, PROMPT, [1], [q]) == pytest.approx(expected)
@@ -158,8 +157,8 @@ def test_an_answer_whose_divergence_is_not_finite_is_counted_as_such(monkeypatch
     certain = torch.full((1, 24), -torch.inf)
     certain[0, answer[0]] = 0.0
     assert kl_nats(models.target, PROMPT, answer, [certain] * len(answer)) == math.inf
-    monkeypatch.setattr("benchctl.measuring.faithfulness.own_logits", lambda *_: [certain] * len(answer))
-    found = Faithfulness(models.target, answers()).divergence(method, REQUEST, answer)
+    monkeypatch.setattr("benchctl.measuring.teacher_forcing.own_logits", lambda *_: [certain] * len(answer))
+    found = TeacherForcing(models.target, answers()).divergence(method, REQUEST, answer)
     assert found == {"kl_infinite_tokens": 12}
 
 
@@ -170,7 +169,7 @@ def test_a_method_that_takes_its_tokens_from_the_target_has_no_distribution_of_i
     answer = said_by(method)
     with pytest.raises(NotItsOwn):
         own_logits(method, models.target, REQUEST, answer)
-    assert Faithfulness(models.target, answers()).divergence(method, REQUEST, answer) == {}
+    assert TeacherForcing(models.target, answers()).divergence(method, REQUEST, answer) == {}
 
 
 @pytest.mark.parametrize("label", ["early_exit[threshold=0.3]", "skip_decode"])
@@ -180,7 +179,7 @@ def test_methods_that_leave_layers_out_have_a_distribution_for_each_token(label:
     answer = said_by(method)
     heard = own_logits(method, models.target, REQUEST, answer)
     assert heard is not None and [int(logits.argmax()) for logits in heard] == answer
-    assert Faithfulness(models.target, answers()).divergence(method, REQUEST, answer)["kl_nats"] > 0
+    assert TeacherForcing(models.target, answers()).divergence(method, REQUEST, answer)["kl_nats"] > 0
 
 
 def test_the_answer_is_given_again_under_the_limit_it_was_given_under() -> None:
@@ -191,7 +190,7 @@ def test_the_answer_is_given_again_under_the_limit_it_was_given_under() -> None:
     target = models.with_stops(text[4])
     answer = decode(method, target, DecodeRequest(PROMPT, 40)).token_ids
     assert len(answer) < 40 and own_logits(method, target, DecodeRequest(PROMPT, len(answer)), answer) is None
-    assert Faithfulness(target, answers()).divergence(method, DecodeRequest(PROMPT, 40), answer)["kl_tokens"] == len(
+    assert TeacherForcing(target, answers()).divergence(method, DecodeRequest(PROMPT, 40), answer)["kl_tokens"] == len(
         answer
     )
 
@@ -208,8 +207,8 @@ def test_what_was_computed_once_is_kept_until_it_is_forgotten(monkeypatch: pytes
         asked.append(len(answer))
         return Likelihood(1, 1, 0.0)
 
-    monkeypatch.setattr("benchctl.measuring.faithfulness.likelihood", counted)
-    found = Faithfulness(pair("llama").target, answers([4]))
+    monkeypatch.setattr("benchctl.measuring.teacher_forcing.likelihood", counted)
+    found = TeacherForcing(pair("llama").target, answers([4]))
     for _ in range(3):
         found.sums(PROMPT, [2, 3])
     assert asked == [2, 1]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from fixtures_run import make_folder, make_settings, measured
+from refusals import refused
 
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
-from benchctl.errors import UserError
 from benchctl.measuring.check import check
 from benchctl.measuring.prompts.fit import TEXT, Filler, make_filler
 from benchctl.measuring.run import run
@@ -66,7 +66,7 @@ def test_the_filler_stands_behind_the_first_token_of_the_tokenizer() -> None:
 def test_no_filler_is_no_filler_and_one_that_leaves_no_room_is_refused(tokenizer: TargetTokenizer) -> None:
     assert make_filler(tokenizer, 0) == Filler()
     assert len(make_filler(tokenizer, 126).ids) == 126
-    with pytest.raises(UserError, match="--context 127 leaves no room for a prompt: the target takes 128 tokens"):
+    with refused("filler_too_long", "--context 127", "128 tokens"):
         make_filler(tokenizer, 127)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchctl.measuring.machine import facts as machine
+from benchctl.measuring.machine import host as machine
+from benchctl.measuring.machine import meter
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -88,18 +89,18 @@ def test_without_git_or_before_the_first_commit_there_is_no_commit(
 
 
 def test_the_processes_peak_memory_is_in_bytes_and_never_falls() -> None:
-    before = machine.peak_memory_bytes("cpu")
+    before = meter.peak_memory_bytes("cpu")
     block = torch.ones(64 * 2**20 // 4)
-    after = machine.peak_memory_bytes("cpu")
+    after = meter.peak_memory_bytes("cpu")
     del block
     assert before >= 2**26
     assert after >= before
-    assert machine.peak_memory_bytes("cpu") >= after
+    assert meter.peak_memory_bytes("cpu") >= after
 
 
 def test_on_a_gpu_the_peak_is_that_since_the_last_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     reset: list[str] = []
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 123)
-    machine.reset_peak_memory("cuda")
-    assert (reset, machine.peak_memory_bytes("cuda")) == (["cuda"], 123)
+    meter.reset_peak_memory("cuda")
+    assert (reset, meter.peak_memory_bytes("cuda")) == (["cuda"], 123)

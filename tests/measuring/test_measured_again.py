@@ -13,12 +13,12 @@ from fixtures_records import BASELINE, DRAFTED, EXITING
 from warned import warned
 
 from benchctl.analysis.comparison import Group, compare
-from benchctl.analysis.frame.build import load, pair, to_frame
-from benchctl.analysis.frame.fidelity import round_of
+from benchctl.analysis.frame.build import load, pair, round_of, to_frame
 from benchctl.analysis.warnings import planned_rounds
 from benchctl.measuring.measure import answer_seed
 from benchctl.measuring.plan import Plan, Task
 from benchctl.measuring.prompts.files import Prompt
+from benchctl.measuring.session import Progress
 from benchctl.measuring.validity import ENOUGH, PATIENCE, Bounds, Watch
 from benchctl.records.reader import row_key
 from benchctl.records.schema import Row
@@ -78,6 +78,26 @@ def test_it_comes_behind_all_repeats_of_its_prompt_and_before_the_next_prompt(tm
     assert order == [("p0", 0), ("p0", 1), ("p1", 0), ("p1", 1), ("p1", 2), ("p2", 0), ("p2", 1)]
 
 
+def test_the_speedup_so_far_of_a_resumed_run_includes_the_stored_retries(tmp_path: Path) -> None:
+    """A resumed run left them out while it finished the batch they belong to."""
+
+    def meet(task: Task) -> Met:
+        took_s = 2.0 + task.repeat if task.label == BASELINE else 1.0
+        return Met(LOUD if (task.prompt.id, task.repeat) in {("p0", 0), ("p0", 1)} else QUIET, took_s=took_s)
+
+    plan, path = Plan(PROMPTS[:1], LABELS, repeats=2), tmp_path / "a.jsonl"
+    whole: list[object] = []
+    resumed: list[object] = []
+    measure(path, plan, meet, watch(), whole.append)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]))
+    _, measured = measure(path, plan, meet, watch(), resumed.append)
+    assert [task.repeat for task in measured] == [3]
+    last, last_resumed = whole[-1], resumed[-1]
+    assert isinstance(last, Progress) and isinstance(last_resumed, Progress)
+    assert last_resumed.speedups == last.speedups == dict.fromkeys(LABELS[1:], 4.0)
+
+
 def test_figures_rest_on_what_was_measured_again_and_on_as_many_pairs_as_were_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     measure(path, PLAN, loud(("p1", 1), ("p2", 0), ("p2", 2)), watch())
@@ -108,7 +128,7 @@ def test_what_stays_disturbed_is_given_up_after_two_more_tries(kind: str, tmp_pa
     assert set(marked) == {*range(plan.repeats), *again}
     for _ in range(3):
         session, measured = measure(path, plan, meet, watch())
-        assert (session.lost, measured) == (1, []), "a process that has nothing to do told of none"
+        assert (session.lost, measured) == (1, [])
     assert path.read_bytes() == whole
     (values,) = warned(group_of(path), "rounds_disturbed")
     assert (values["disturbed"], values["repeated"]) == (1, 0)
@@ -169,7 +189,7 @@ def test_while_a_disturbance_lasts_nothing_is_measured_again_and_a_run_that_goes
     path = tmp_path / "a.jsonl"
     session, measured = measure(path, PLAN, lambda task: Met(THROTTLED), watch())
     tried = {(task.prompt.id, task.repeat) for task in measured if task.repeat >= PLAN.repeats}
-    assert tried == {("p0", 2)} and session.lost == 6, "its two planned rounds and this one are as many as PATIENCE"
+    assert tried == {("p0", 2)} and session.lost == 6  # two planned rounds and this one are PATIENCE
     _, measured = measure(path, PLAN, lambda task: Met(QUIET), watch())
     assert len(measured) == len(PLAN)
     assert measure(path, PLAN, lambda task: Met(THROTTLED), watch())[1] == []
@@ -248,7 +268,7 @@ def test_a_load_that_still_lasts_when_a_run_goes_on_is_held_against_the_rounds_b
     for _ in range(2):
         session, measured = measure(path, plan, lambda task: Met(LOUD), unwarmed())
         assert session.lost == lost_in(path) == 8
-        assert len(measured) == PATIENCE * len(LABELS), "until it is seen to last"
+        assert len(measured) == PATIENCE * len(LABELS)
         assert set(pair(load([path]), DRAFTED, BASELINE)["prompt_id"]) == {f"p{at}" for at in range(12)}
     session, measured = measure(path, plan, lambda task: Met(QUIET), unwarmed())
     tried_twice = {"p12", "p13", "p14", "p15"}

@@ -12,10 +12,17 @@ import torch
 from fakes_machine import HEAD, FakeNvml, healthy, lay, package, powercap, stat
 
 from benchctl.measuring.machine import meter as meters
-from benchctl.measuring.machine.gpu import Gpu
-from benchctl.measuring.machine.host import Host
-from benchctl.measuring.machine.meter import GpuWatch, HostWatch, Meter, SentinelWatch, make_meter
-from benchctl.measuring.machine.speed import Sentinel, flop_rate, memory_bandwidth_mb_s
+from benchctl.measuring.machine.gpu import Gpu, conditions
+from benchctl.measuring.machine.host import Host, between
+from benchctl.measuring.machine.meter import (
+    Meter,
+    Sentinel,
+    SentinelWatch,
+    StateWatch,
+    flop_rate,
+    make_meter,
+    memory_bandwidth_mb_s,
+)
 
 
 class Told:
@@ -73,7 +80,7 @@ def test_the_sentinel_is_the_slower_of_the_looks_before_and_after() -> None:
 def test_the_cpus_energy_is_told_only_where_the_cpu_decodes(tmp_path: Path) -> None:
     def shown(with_energy: bool) -> Mapping[str, float]:
         lay(tmp_path, {"proc/stat": stat(10.0)} | powercap("intel-rapl:0", package(7.0)))
-        watch = HostWatch(Host(clock_of(0.0, 2.0), tmp_path, cores=(0,)), with_energy)
+        watch = StateWatch(Host(clock_of(0.0, 2.0), tmp_path, (0,), with_energy).moment, between)
         watch.start()
         lay(tmp_path, {"proc/stat": stat(1e6)} | powercap("intel-rapl:0", package(9.0)))
         return watch.stop()
@@ -85,7 +92,7 @@ def test_the_cpus_energy_is_told_only_where_the_cpu_decodes(tmp_path: Path) -> N
 
 def test_a_gpu_is_read_before_and_after() -> None:
     answers = healthy()
-    watch = GpuWatch(Gpu(FakeNvml(answers), "handle"))
+    watch = StateWatch(Gpu(FakeNvml(answers), "handle").moment, conditions)
     watch.start()
     answers["nvmlDeviceGetTotalEnergyConsumption"] = 5_250_000
     assert watch.stop()["energy_j"] == pytest.approx(250.0)

@@ -147,6 +147,6 @@ def test_confidence_equal_to_the_threshold_leaves(confidence: Literal["softmax_g
 
 
 def test_exits_of_which_min_exit_leaves_none_are_refused_by_name() -> None:
-    with pytest.raises(UserError, match=r"every exit of 2 lies below min_exit 4"):
+    with pytest.raises(UserError, match="min_exit 4"):
         build("early_exit[exits=2,min_exit=4]")
     assert isinstance(build("early_exit[exits=2+4,min_exit=4]"), EarlyExit)

@@ -11,6 +11,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request
 
 import pytest
+from refusals import refused
 
 from benchctl.errors import UserError
 from benchctl.measuring.prompts import sources, suites
@@ -80,7 +81,7 @@ def test_fetched_file_is_announced_checked_kept_and_then_read_from_the_cache() -
     again = load(Network(OFFLINE), source="published", told=told)
     assert first == again
     assert (first.source, first.origin, first.sha256) == ("published", network.addresses[0], sha256(CONTENT))
-    assert told == [f"koala: fetching the published prompts from {network.addresses[0]}"]
+    assert len(told) == 1 and network.addresses[0] in told[0]
     assert [path.name for path in cache_folder().iterdir()] == ["koala_test_set.jsonl"]
 
 
@@ -119,11 +120,11 @@ def test_without_network_the_embedded_sample_steps_in_and_says_so() -> None:
     told: list[str] = []
     suite = load(Network(OFFLINE), told=told)
     assert (suite.source, len(suite.prompts)) == ("embedded", 30)
-    assert "out of reach (Name or service not known); using the embedded sample of 30 prompts" in told[-1]
+    assert "Name or service not known" in told[-1] and "sample of 30" in told[-1]
 
 
 def test_published_refuses_the_embedded_sample() -> None:
-    with pytest.raises(UserError, match="set BENCHCTL_DATA, or allow the sample with --source embedded"):
+    with refused("suite_unreachable", "koala", "BENCHCTL_DATA", "--source embedded"):
         load(Network(OFFLINE), source="published")
 
 
@@ -132,7 +133,7 @@ def test_embedded_touches_neither_network_nor_cache_and_says_embedded() -> None:
     load(network)
     assert load(network, source="embedded", told=told).source == "embedded"
     assert len(network.addresses) == 1
-    assert told == ["koala: embedded sample of 30 prompts, not the published 180"]
+    assert len(told) == 1 and "30" in told[0] and "180" in told[0]
 
 
 def test_machine_without_network_is_asked_once_for_all_suites() -> None:
@@ -175,7 +176,7 @@ def test_silent_network_is_given_up_after_the_first_answers_time() -> None:
 
     downloader = Downloader(silent, first_answer_s=0.02)
     for _ in range(2):
-        with pytest.raises(UnreachableError, match="no answer within 0.02 s"):
+        with pytest.raises(UnreachableError, match="0.02 s"):
             downloader.fetch("https://a.example")
     release.set()
     assert holds_up_the_end == [False]
@@ -217,9 +218,9 @@ def test_data_dir_is_read_in_the_published_layout_and_flat(tmp_path: Path, place
 def test_data_dir_without_the_file_never_falls_through(tmp_path: Path) -> None:
     network = Network(CONTENT)
     load(network)
-    with pytest.raises(UserError, match="has neither koala/koala_test_set.jsonl nor koala_test_set.jsonl"):
+    with refused("data_folder", "koala/koala_test_set.jsonl", str(tmp_path)):
         load(network, data_dir=tmp_path)
-    with pytest.raises(UserError, match="is not a folder"):
+    with refused("data_folder", "absent"):
         load(network, data_dir=tmp_path / "absent")
     assert len(network.addresses) == 1
 
@@ -230,8 +231,8 @@ def test_changed_file_in_data_dir_runs_as_a_file_but_never_as_published(tmp_path
     told: list[str] = []
     suite = load(Network(OFFLINE), data_dir=tmp_path, told=told)
     assert (suite.source, suite.origin, len(suite.prompts)) == ("file", str(path), 2)
-    assert "is not the published koala file" in told[0]
-    with pytest.raises(UserError, match="is not the published koala file"):
+    assert str(path) in told[0] and "koala" in told[0]
+    with refused("not_published_file", "koala_test_set.jsonl"):
         load(Network(OFFLINE), source="published", data_dir=tmp_path)
 
 
@@ -264,5 +265,5 @@ def test_file_that_may_not_be_read_is_told(monkeypatch: pytest.MonkeyPatch, tmp_
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "read_bytes", denied)
-    with pytest.raises(UserError, match="Permission denied; check the path and its permissions"):
+    with refused("cannot_read", "mine.jsonl", "Permission denied"):
         sources.read_file(tmp_path / "mine.jsonl")

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from fakes_sessions import LABELS, Met, row_of
 
-from benchctl.measuring.plan import Plan, Round, rounds
+from benchctl.measuring.plan import MOST_RETRIES, Plan, Retries, Round, rounds
 from benchctl.measuring.prompts.files import Prompt
-from benchctl.measuring.retries import MOST_RETRIES, Retries
 from benchctl.measuring.session import SpeedupsSoFar
 from benchctl.records.reader import RowKey, row_key
 from benchctl.records.schema import Row
@@ -101,7 +100,7 @@ def test_a_failed_retry_is_marked_where_another_one_follows(number: int, marked:
 
 
 def test_sessions_and_retries_need_no_torch(root: Path) -> None:
-    code = "import sys, benchctl.measuring.session, benchctl.measuring.retries; sys.exit('torch' in sys.modules)"
+    code = "import sys, benchctl.measuring.session, benchctl.measuring.plan; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from fixtures_run import LABELS, make_folder, make_settings, measured, timeless
+from refusals import refused
 from untrained import facts_of, untrained
 
 from benchctl.decoding.model.target import Target
@@ -98,7 +98,7 @@ def test_a_method_of_all_that_cannot_run_here_is_recorded_and_the_rest_goes_on(
     [
         ("early_exit[min_exit=9]", "min_exit 9 is not below the target's 3 layers"),
         ("early_exit[exits=40]", "exit 40 is not below the target's 3 layers; choose others with the option exits"),
-        ("lookahead[window=4000]", "window=4000 .* give a smaller window"),
+        ("lookahead[window=4000]", "window=4000"),
         ("skip_decode[min_layers=99,adapters=none]", "min_layers 99 is more than the target's 3 layers"),
         ("expert_offload", "the target is dense"),
     ],
@@ -107,7 +107,7 @@ def test_a_method_asked_for_by_name_that_cannot_run_here_ends_the_run_before_it_
     settings: ask.RunSettings, label: str, reason: str, tmp_path: Path
 ) -> None:
     """With exit code 0 nobody would see that it is missing."""
-    with pytest.raises(UserError, match=rf"{re.escape(label)} cannot run on this target: {reason}"):
+    with refused("cannot_run_here", label, reason):
         measure(replace(settings, methods=("all", label)))
     assert not (tmp_path / "out.jsonl").exists()
 
@@ -164,7 +164,7 @@ def test_resuming_with_other_settings_is_refused_and_changes_nothing(
 ) -> None:
     out = tmp_path / "out.jsonl"
     out.write_bytes(whole.path.read_bytes())
-    with pytest.raises(UserError, match="max_new_tokens differs: it has 6, this run has 7"):
+    with refused("other_settings", "max_new_tokens", "6", "7"):
         measure(replace(settings, answers=ask.AnswerSettings(max_new_tokens=7), resume=True))
     assert out.read_bytes() == whole.path.read_bytes()
 
@@ -195,7 +195,7 @@ def test_resuming_with_other_modules_is_refused(settings: ask.RunSettings, heads
     measure(asked)
     first = modules_sha256(str(heads))[:8]
     _save_heads(heads, Target.load(settings.models.target), seed=1)
-    with pytest.raises(UserError, match=f"methods differs: it has medusa.*modules {first}.*this run has medusa"):
+    with refused("other_settings", "methods", f"modules {first}"):
         measure(replace(asked, resume=True))
 
 
@@ -203,7 +203,7 @@ def test_modules_for_another_target_end_the_run_before_it_begins(
     settings: ask.RunSettings, heads: Path, folder: Path, tmp_path: Path
 ) -> None:
     _save_heads(heads, Target.load(folder / "draft"), seed=0)
-    with pytest.raises(UserError, match=r"made for tiny \(1 layers of 32, .*\), but the target has 3 layers of 32,"):
+    with pytest.raises(UserError, match="1 layers of 32.* 3 layers of 32"):
         measure(replace(settings, methods=(f"medusa[modules={heads}]",)))
     assert not (tmp_path / "out.jsonl").exists()
 

@@ -180,7 +180,7 @@ def test_what_a_round_met_is_said_of_it_in_its_last_rows() -> None:
     kept = warmed()
     assert kept.mark(told(LOUD), ends_round=False)[0].invalid == ""
     (row,) = kept.mark(told(QUIET), ends_round=True)
-    assert row.invalid == "its round: it waited for a core 25% of the time (usually 0%)"
+    assert row.invalid.startswith("its round: ") and "25%" in row.invalid and "0%" in row.invalid
     assert kept.mark(told(QUIET), ends_round=True)[0].invalid == ""
     assert kept.marked == 1
 
@@ -190,7 +190,7 @@ def test_every_reason_is_told_and_a_round_counts_once() -> None:
     both = {**THROTTLED, "foreign_processes": 1.0}
     for ends_round in (False, True):
         (row,) = kept.mark(told(both), ends_round=ends_round)
-        assert row.invalid == "the GPU slowed down: too hot (hardware); 1 other process computed on the GPU"
+        assert "too hot (hardware)" in row.invalid and "1 other process" in row.invalid
     assert kept.marked == 1
 
 
@@ -203,7 +203,7 @@ def test_a_failed_generation_has_no_conditions_and_ends_its_round_all_the_same()
     kept = warmed()
     kept.mark(told(LOUD), ends_round=False)
     (row,) = kept.mark((failed(baseline_row()),), ends_round=True)
-    assert row.error and row.invalid.startswith("its round: it waited for a core 50% of the time")
+    assert row.error and row.invalid.startswith("its round: ") and "50%" in row.invalid
 
 
 def test_rounds_that_are_only_observed_are_not_counted() -> None:
@@ -217,7 +217,7 @@ def test_a_disturbance_that_lasts_is_told_once_until_it_is_over() -> None:
     kept = watch(notices)
     for _ in range(PATIENCE + 2):
         kept.mark(told(THROTTLED), ends_round=True)
-    assert len(notices) == 1 and "the GPU slowed down: too hot (hardware)" in notices[0]
+    assert len(notices) == 1 and "too hot (hardware)" in notices[0]
     kept.mark(told(QUIET), ends_round=True)
     for _ in range(PATIENCE):
         kept.mark(told(THROTTLED), ends_round=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor
 
-from benchctl.measuring.verdict import Control, Judgement, Referee, Verdict, first_divergence
+from benchctl.decoding.loop import Generation
+from benchctl.measuring.verdict import BaselineAnswers, Control, Judgement, Referee, Verdict, first_divergence
 
 PROMPT = [1, 2]
 BASELINE = (5, 6, 7)
@@ -52,22 +52,14 @@ class Chosen:
         return self._noises
 
 
-def no_baseline(prompt_ids: list[int]) -> Sequence[int]:
-    pytest.fail("the baseline's answer was known")
-
-
 def no_control(prompt_ids: Sequence[int], answer: Sequence[int]) -> Control:
     pytest.fail("nothing was to be explained")
 
 
-@dataclass
-class Answers:
-    """The baseline's answer to every prompt."""
-
-    tokens: Sequence[int]
-
-    def answer(self, prompt_ids: Sequence[int]) -> Sequence[int]:
-        return self.tokens
+def baseline_answers(token_ids: Sequence[int]) -> BaselineAnswers:
+    """The baseline answers every prompt with these tokens."""
+    answer = Generation(tuple(token_ids), "length", 0.0, (), (), ())
+    return BaselineAnswers(lambda prompts: [answer for _ in prompts])
 
 
 def referee(
@@ -80,7 +72,7 @@ def referee(
     behind the first divergence."""
     target = Logits(logits, dtype)
     control = Chosen(target, noises, gaps)
-    judge = Referee(target, Answers((0, 1, 2)), control if noises else no_control)
+    judge = Referee(target, baseline_answers((0, 1, 2)), control if noises else no_control)
     return judge, target, control
 
 

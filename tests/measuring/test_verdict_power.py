@@ -15,7 +15,7 @@ import pytest
 import torch
 from oracles import in_float64, noisy_copy
 from runs import prompt_of
-from test_verdict import Answers
+from test_verdict import baseline_answers
 from tiny import tiny_model
 from torch import Tensor
 
@@ -117,10 +117,10 @@ def examine(method: Watched, target: Target, prompt: list[int]) -> Examined:
         said = [*answer[:place], token]
         if said == list(baseline[: place + 1]):
             return None  # it would have said what the baseline says
-        judge = Referee(target, Answers(baseline), lambda prompt_ids, answer: Spliced(honest, place, token))
+        judge = Referee(target, baseline_answers(baseline), lambda prompt_ids, answer: Spliced(honest, place, token))
         return judge.judge(prompt, said, sizes).verdict
 
-    referee = Referee(target, Answers(baseline), lambda prompt_ids, answer: honest)
+    referee = Referee(target, baseline_answers(baseline), lambda prompt_ids, answer: honest)
     return Examined(referee.judge(prompt, answer, sizes).verdict, [verdict_on(fault) for fault in method.faults])
 
 

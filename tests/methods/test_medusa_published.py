@@ -21,8 +21,7 @@ from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folder import modules_sha256
 from benchctl.errors import UserError
-from benchctl.measuring.check import check
-from benchctl.measuring.choices import Models, choose_methods
+from benchctl.measuring.check import Models, check, choose_methods
 from benchctl.measuring.run import run
 from benchctl.measuring.settings import RepeatSettings
 from benchctl.methods.medusa import Medusa

@@ -19,8 +19,7 @@ from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
 from benchctl.measuring import settings as ask
 from benchctl.measuring.check import check
-from benchctl.measuring.decoder import DecodingConfig
-from benchctl.measuring.measure import Measurer
+from benchctl.measuring.measure import DecodingConfig, Measurer
 from benchctl.measuring.plan import Plan
 from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.run import run

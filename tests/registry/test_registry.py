@@ -8,6 +8,7 @@ import pytest
 from refusals import refused
 
 from benchctl import registry
+from benchctl.records.labels import current_label
 from benchctl.registry import Label, parse_label
 
 TWO_STEP = '''
@@ -121,7 +122,7 @@ def test_a_package_is_a_method_and_a_folder_without_init_is_none(tmp_path: Path)
 def test_a_label_of_version_0_1_is_read_as_todays_and_the_new_one_is_printed_once(
     old: str, new: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    registry._renamed.cache_clear()
+    current_label.cache_clear()
     assert parse_label(old).text == parse_label(old).text == new
     assert capsys.readouterr().err.count(new) == (old != new)
 

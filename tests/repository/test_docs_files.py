@@ -18,9 +18,8 @@ from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.cli import VERBS, main
 from benchctl.decoding.experts.fast_tier import Counts
 from benchctl.decoding.phases import PHASES, UNSPLIT
-from benchctl.measuring.machine.facts import machine_facts, versions
 from benchctl.measuring.machine.gpu import GpuMoment, conditions
-from benchctl.measuring.machine.host import CpuMoment, between
+from benchctl.measuring.machine.host import CpuMoment, between, machine_facts, versions
 from benchctl.records.writer import read
 
 PAGE = DOCS / "file-format.md"

@@ -1,22 +1,68 @@
-"""Answers for a report's divergence viewer: which of them, and what of each: its text, its steps, where it leaves the
-baseline's."""
+"""The answers in a report's divergence viewer: text, steps, and where each first differs from the baseline's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import pandas as pd
 
 from benchctl.analysis.comparison import Group
-from benchctl.analysis.frame.answer_rows import Decode, Decoders, Place, pieces, rows_at
-from benchctl.analysis.frame.build import pair
 from benchctl.analysis.judges.judgements import judge_of
-from benchctl.records.schema import Row
+from benchctl.records.schema import Row, Run
 from benchctl.records.scores import Score, text_sha256
+from benchctl.records.writer import RunFile
+
+Decode = Callable[[Sequence[int]], str]
+"""Token ids to text, by the tokenizer that made the row's text."""
+Decoders = Callable[[Run], Decode | None]
+"""The decoder of a run; None where its tokenizer is not available."""
+
+_BEFORE = 8  # tokens of context to decode with: a token's text may depend on the few before it
+_PARTIAL = "\ufffd"  # what a part of a character is decoded to
+
+
+class Place(NamedTuple):
+    """A generation that runs freely. `file` numbers the group's files."""
+
+    file: int
+    suite: str
+    prompt_id: str
+    turn: int
+    label: str
+    repeat: int
+    session: int
+
+
+def rows_at(files: Sequence[RunFile], wanted: Collection[Place]) -> Mapping[Place, Row]:
+    """The rows at these places, in the order of files and rows."""
+    rows: dict[Place, Row] = {}
+    for number, file in enumerate(files):
+        for row in file.rows:
+            place = Place(number, row.suite, row.prompt_id, row.turn, row.label, row.repeat, row.session)
+            if row.mode == "free" and place in wanted:
+                rows[place] = row
+    return rows
+
+
+def pieces(row: Row, ends: Sequence[int], decode: Decode) -> list[str] | None:
+    """The part of the row's text that the tokens up to each of `ends` add, and the rest.
+
+    None where the pieces do not join to the row's text. A character of several tokens belongs to the last of them.
+    """
+    ids, texts, at = row.token_ids, list[str](), 0
+    for end in (*ends, len(ids)):
+        start = max(0, at - _BEFORE)
+        before = decode(ids[start:at]).rstrip(_PARTIAL)
+        after = decode(ids[start:end])
+        after = after if end == len(ids) else after.rstrip(_PARTIAL)
+        texts.append(after[len(before) :])
+        at = end
+    return texts if "".join(texts) == row.text else None
+
 
 MOST_OF_A_METHOD = 100  # in a list that nobody reads to its end
-_TELLING = ("lossy", "numeric", "tie", "sampled", "identical")  # what a reader looks for first
+_BY_INTEREST = ("lossy", "numeric", "tie", "sampled", "identical")  # verdicts that a reader looks for first come first
 _TURN = ["suite", "prompt_id", "turn"]
 _Item = TypeVar("_Item")
 
@@ -41,7 +87,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a judge said of an answer, as in its Score."""
+    """A judge's score and reply for an answer, as in its Score."""
 
     judge: str
     order: str
@@ -52,8 +98,8 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Beside:
-    """A method's answer beside the baseline's; `verdict`, `first_divergence`, `margin` and `noise` as in its row."""
+class ComparedAnswer:
+    """A method's answer and the baseline's; `verdict`, `first_divergence`, `margin` and `noise` as in its row."""
 
     group: int
     place: Place
@@ -66,17 +112,17 @@ class Beside:
     judgements: tuple[Judgement, ...] = ()
 
 
-def answers(number: int, group: Group, decoders: Decoders) -> tuple[Beside, ...]:
-    """Up to MOST_OF_A_METHOD answers of each method, each once, the most telling of all methods first: lossy ones, then
-    numeric ones, ties, and those that are the baseline's; suites take turns. `number` is that of the group."""
-    chosen = _in_turn([_of_method(group, label)[:MOST_OF_A_METHOD] for label in _labels(group)])
+def answers(number: int, group: Group, decoders: Decoders) -> tuple[ComparedAnswer, ...]:
+    """Up to MOST_OF_A_METHOD answers of each method, each once: lossy ones of all methods first, then
+    numeric ones, ties, and identical ones; suites take turns. `number` is that of the group."""
+    chosen = in_turn([_of_method(group, label)[:MOST_OF_A_METHOD] for label in _labels(group)])
     rows = rows_at(group.files, {place for pair_of_places in chosen for place in pair_of_places})
     decode = [decoders(file.run) for file in group.files]
     judged = _judged(group)
     return tuple(
-        _beside(number, place, rows[place], rows[usual], decode[place.file], judged.get(place, ()))
-        for place, usual in chosen
-        if place in rows and usual in rows
+        _compared_answer(number, place, rows[place], rows[baseline], decode[place.file], judged.get(place, ()))
+        for place, baseline in chosen
+        if place in rows and baseline in rows
     )
 
 
@@ -90,38 +136,38 @@ def _labels(group: Group) -> tuple[str, ...]:
 
 
 def _turns(group: Group, label: str) -> pd.DataFrame:
-    """An answer of a method to each turn that the baseline answered too: of its repeats and sessions the first of the
-    most telling ones, as only one of them may have left the baseline's."""
-    pairs = pair(group.frame, label, group.run.baseline)
-    rank = pairs["verdict"].map({verdict: place for place, verdict in enumerate(_TELLING)}).fillna(len(_TELLING))
+    """An answer of a method to each turn that the baseline answered too: of its repeats and sessions the first with the
+    verdict of most interest, since only one of them may differ from the baseline's."""
+    pairs = group.pairs(label)
+    ranks = {verdict: rank for rank, verdict in enumerate(_BY_INTEREST)}
+    rank = pairs["verdict"].map(ranks).fillna(len(ranks))
     return pairs.loc[rank.sort_values(kind="stable").index].drop_duplicates(_TURN).sort_index()
 
 
 def _of_method(group: Group, label: str) -> list[tuple[Place, Place]]:
-    """The places of a method's answers and of the baseline's beside them, the most telling first."""
+    """The places of a method's answers and of the baseline's, in the order of _BY_INTEREST."""
     found: list[tuple[Place, Place]] = []
     turns = _turns(group, label)
-    for verdict in (*_TELLING, None):
+    for verdict in (*_BY_INTEREST, None):
         alike = turns[turns["verdict"].isna() if verdict is None else turns["verdict"] == verdict]
-        found += _in_turn([_places(rows, label, group.run.baseline) for _, rows in alike.groupby("suite", sort=False)])
+        found += in_turn([_places(rows, label, group.run.baseline) for _, rows in alike.groupby("suite", sort=False)])
     return found
 
 
 def _places(rows: pd.DataFrame, label: str, baseline: str) -> list[tuple[Place, Place]]:
-    usual_repeat = "repeat_baseline" if "repeat_baseline" in rows else "repeat"
-    names = ["file", *_TURN, "repeat", "session", "file_baseline", usual_repeat, "session_baseline"]
-    return [
-        (
-            Place(int(file), suite, prompt_id, int(turn), label, int(repeat), int(session)),
-            Place(int(other_file), suite, prompt_id, int(turn), baseline, int(other_repeat), int(other_session)),
-        )
-        for file, suite, prompt_id, turn, repeat, session, other_file, other_repeat, other_session in zip(
-            *(rows[name] for name in names), strict=True
-        )
-    ]
+    def of(label: str, file: str, repeat: str, session: str) -> list[Place]:
+        columns = zip(*(rows[name] for name in (file, *_TURN, repeat, session)), strict=True)
+        return [
+            Place(int(file), suite, prompt_id, int(turn), label, int(repeat), int(session))
+            for file, suite, prompt_id, turn, repeat, session in columns
+        ]
+
+    baseline_repeat = "repeat_baseline" if "repeat_baseline" in rows else "repeat"
+    places = of(label, "file", "repeat", "session")
+    return list(zip(places, of(baseline, "file_baseline", baseline_repeat, "session_baseline"), strict=True))
 
 
-def _in_turn(lists: Sequence[Sequence[_Item]]) -> list[_Item]:
+def in_turn(lists: Sequence[Sequence[_Item]]) -> list[_Item]:
     """The first of each list, then the second of each, and so on: [1, 2, 3], [4] -> 1 4 2 3."""
     return [item for items in zip_longest(*lists) for item in items if item is not None]
 
@@ -136,17 +182,19 @@ def _judged(group: Group) -> Mapping[Place, list[Score]]:
     return found
 
 
-def _beside(number: int, place: Place, row: Row, usual: Row, decode: Decode | None, scores: Sequence[Score]) -> Beside:
-    texts = {text_sha256(row.text), text_sha256(usual.text), ""}
-    return Beside(
+def _compared_answer(
+    number: int, place: Place, row: Row, baseline: Row, decode: Decode | None, scores: Sequence[Score]
+) -> ComparedAnswer:
+    texts = {text_sha256(row.text), text_sha256(baseline.text), ""}
+    return ComparedAnswer(
         group=number,
         place=place,
         verdict=row.verdict,
         first_divergence=row.first_divergence,
         margin=row.margin,
         noise=row.noise,
-        answer=_answer(row, usual, row.first_divergence, decode),
-        baseline=_answer(usual, row, row.first_divergence, decode),
+        answer=_answer(row, baseline, row.first_divergence, decode),
+        baseline=_answer(baseline, row, row.first_divergence, decode),
         judgements=tuple(
             _judgement(score) for score in scores if {score.answer_sha256, score.baseline_sha256} <= texts
         ),

@@ -11,14 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
-from itertools import chain, zip_longest
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchctl.analysis.comparison import Group
-from benchctl.analysis.frame.answer_rows import Decoders
-from benchctl.analysis.html.answers import Beside, answered, answers
+from benchctl.analysis.html.answers import ComparedAnswer, Decoders, answered, answers, in_turn
 from benchctl.analysis.html.page import Section, section
 from benchctl.analysis.html.picture import dark_rules
 from benchctl.errors import UserError
@@ -39,19 +37,19 @@ class Report:
 
 
 def report(groups: Sequence[Group], decoders: Decoders, *, made: str) -> Report:
-    """The page of a comparison; `made` says by what and when.
+    """The page of a comparison; `made` names the program and the time.
 
-    Raises UserError where the page would be too large even without
-    a single answer.
+    Raises UserError where the page would be too large even without a single answer.
     """
     sections = [section(groups, group) for group in groups]
-    candidates = _in_turn([answers(number, group, decoders) for number, group in enumerate(groups, 1)])
+    candidates = in_turn([answers(number, group, decoders) for number, group in enumerate(groups, 1)])
     total = sum(map(answered, groups))
     room = MOST_BYTES - len(_page(sections, Viewer((), total), made).encode())
     if room < 0:
         raise UserError(
+            "report_too_large",
             f"the report would be larger than {MOST_BYTES / 1e6:.1f} MB even without answers: "
-            f"name fewer than {sum(len(group.files) for group in groups)} files."
+            f"name fewer than {sum(len(group.files) for group in groups)} files.",
         )
     viewer = Viewer(_fitting(candidates, room), total)
     return Report(_page(sections, viewer, made), len(viewer.answers), total)
@@ -61,7 +59,7 @@ def report(groups: Sequence[Group], decoders: Decoders, *, made: str) -> Report:
 class Viewer:
     """The answers shown, of how many."""
 
-    answers: tuple[Beside, ...]
+    answers: tuple[ComparedAnswer, ...]
     total: int
 
     def shown(self, group: int) -> int:
@@ -75,10 +73,10 @@ class Viewer:
         return _json({"texts": list(texts), "answers": entries})
 
 
-def _fitting(candidates: Iterable[Beside], room: int) -> tuple[Beside, ...]:
+def _fitting(candidates: Iterable[ComparedAnswer], room: int) -> tuple[ComparedAnswer, ...]:
     """As many of these, in order, as `room` bytes can hold; one that is too large does not keep others out."""
     texts: dict[str, int] = {}
-    kept: list[Beside] = []
+    kept: list[ComparedAnswer] = []
     for each in candidates:
         known = len(texts)
         entry = _entry(each, texts)
@@ -93,12 +91,12 @@ def _fitting(candidates: Iterable[Beside], room: int) -> tuple[Beside, ...]:
     return tuple(kept)
 
 
-def _entry(each: Beside, texts: dict[str, int]) -> dict[str, object]:
+def _entry(each: ComparedAnswer, texts: dict[str, int]) -> dict[str, object]:
     """An answer for the script, its texts by their numbers in `texts`, where new ones are added."""
-    found = vars(each) | {"place": each.place._asdict(), "judgements": [vars(said) for said in each.judgements]}
+    entry = vars(each) | {"place": each.place._asdict(), "judgements": list(map(vars, each.judgements))}
     for side, answer in (("answer", each.answer), ("baseline", each.baseline)):
-        found[side] = vars(answer) | {"text": texts.setdefault(answer.text, len(texts))}
-    return found
+        entry[side] = vars(answer) | {"text": texts.setdefault(answer.text, len(texts))}
+    return entry
 
 
 def _json(value: object) -> str:
@@ -150,7 +148,3 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-
-
-def _in_turn(lists: Sequence[Sequence[Beside]]) -> list[Beside]:
-    return [each for each in chain.from_iterable(zip_longest(*lists)) if each is not None]

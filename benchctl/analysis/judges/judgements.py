@@ -145,13 +145,16 @@ def alone(scores: Iterable[Score]) -> ScoredAnswers:
         for each, sha256 in ((key, score.answer_sha256), (key._replace(label=score.baseline), score.baseline_sha256)):
             if each.label and texts.setdefault(each, Text(sha256, None)).sha256 != sha256:
                 raise UserError(
+                    "several_runs_scored",
                     f"the scores are of two texts of {each.label} on {each.suite}/{each.prompt_id}, so they belong to "
-                    "two runs: name the results files of both."
+                    "two runs: name the results files of both.",
                 )
     baselines = dict.fromkeys(score.baseline for score in scores if score.baseline)
     if len(baselines) != 1:
         names = " and ".join(baselines) or "none"
-        raise UserError(f"the scores name as their baselines: {names}. Name the results files too.")
+        raise UserError(
+            "several_baselines_scored", f"the scores name as their baselines: {names}. Name the results files too."
+        )
     answers = ScoredAnswers(0, next(iter(baselines)), texts)
     for score in scores:
         answers.by_answer.setdefault((judge_of(score), answer_of(score)), []).append(score)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from benchctl.analysis.frame.row_figures import POSITION
+from benchctl.analysis.frame.rows import POSITION
 from benchctl.analysis.metrics.metric import Column, Metric, column, zeros
 
 _TABLE = "Drafting and depth"

@@ -8,7 +8,7 @@ from math import nan
 
 import pandas as pd
 
-from benchctl.analysis.frame.fidelity import agreed_tokens, compared_tokens, degenerates
+from benchctl.analysis.frame.build import agreed_tokens, compared_tokens, degenerates
 from benchctl.analysis.frame.rows import FIDELITY
 from benchctl.analysis.metrics.metric import Column, Metric, column, ones, zeros
 
@@ -121,7 +121,7 @@ DEGENERATION = Metric(
     title="degenerate",
     trivial=0.0,
 )
-"""Answers that end in a loop or run away from the baseline's length: see frame/fidelity.py."""
+"""Answers that end in a loop or run away from the baseline's length: see frame/build.py."""
 
 # Over the answers that can be checked (see exact_match.py). A generation that failed is no answer and leaves its pair
 # out: it counts as failed, neither as wrong nor as the baseline's loss.

@@ -30,7 +30,7 @@ class Metric:
 
     A ratio of sums gives every second, step or token the same weight. A mean of per-prompt ratios would count short
     answers as much as long ones. `less` has the top and bottom of a second ratio, which is subtracted.
-    `uses_baseline` says that the baseline's times or counts are part of the number: where the two were measured in
+    With `uses_baseline` the baseline's times or counts are part of the number: where the two were measured in
     different sessions, the difference between these sessions is part of its error.
 
     `mode` is the mode whose pairs are summed (replay and profile pairs exist only where a run measured them). `needs`

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from benchctl.analysis.frame.fidelity import either_degenerates
+from benchctl.analysis.frame.build import either_degenerates
 from benchctl.analysis.metrics.metric import Column, Metric, column, ones
 
 _PROMPT = ["file", "session", "file_baseline", "session_baseline", "suite", "prompt_id"]

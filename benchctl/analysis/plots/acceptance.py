@@ -11,12 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 
 from benchctl.analysis.comparison import Group, check_count, chosen
-from benchctl.analysis.frame.row_figures import POSITIONS
+from benchctl.analysis.frame.rows import POSITIONS
 from benchctl.analysis.metrics.drafting import ACCEPTANCE_RATE
 from benchctl.analysis.plots.axes import dress, new_panels, reaches
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
-from benchctl.analysis.plots.style import Mark, Style
-from benchctl.analysis.plots.words import broken_label, line_inches, shown_labels
+from benchctl.analysis.plots.style import Mark, Style, broken_label, line_inches, shown_labels
 from benchctl.analysis.tables.acceptance import Acceptance, acceptances_on
 from benchctl.errors import UserError
 
@@ -100,7 +99,7 @@ def drafting(groups: Sequence[Group], methods: Sequence[str] = ()) -> tuple[str,
         others = [label for label in chosen(groups) if label in drafted]
         instead = f"These did: {' '.join(others)}." if others else "Measure one that does: benchctl list methods."
         path = groups[0].files[0].path
-        raise UserError(f"{path}: none of {' '.join(methods) or 'its methods'} drafted a token. {instead}")
+        raise UserError("no_drafts", f"{path}: none of {' '.join(methods) or 'its methods'} drafted a token. {instead}")
     return labels
 
 

@@ -16,8 +16,7 @@ from matplotlib.figure import Figure
 from benchctl.analysis.comparison import Group
 from benchctl.analysis.plots.axes import dress, new_figure
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
-from benchctl.analysis.plots.style import Mark, Style
-from benchctl.analysis.plots.words import wrapped
+from benchctl.analysis.plots.style import Mark, Style, wrapped
 from benchctl.errors import UserError
 
 FACTS = "modules.json"
@@ -56,18 +55,21 @@ def read_alignment(folder: Path) -> Alignment:
     """Raises UserError where the folder holds no modules, or those of a method without an accelerated stream."""
     file = folder / FACTS
     if not file.is_file():
-        raise UserError(f"{folder}: holds no {FACTS}; name the folder that benchctl train m2r2 wrote.")
+        raise UserError("no_modules", f"{folder}: holds no {FACTS}; name the folder that benchctl train m2r2 wrote.")
     try:
         facts = json.loads(file.read_text(encoding="utf-8"))
         method, target = str(facts["method"]), facts["target"]
         name, layers = str(target["name"]), int(target["layers"])
         yardsticks = {str(key): float(value) for key, value in dict(facts["yardsticks"]).items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file}: cannot be read ({error!r}); train the modules again.") from error
+        raise UserError(
+            "unreadable_modules", f"{file}: cannot be read ({error!r}); train the modules again."
+        ) from error
     cosines, agreements = _by_layer(_COSINE, yardsticks), _by_layer(_GATE, yardsticks)
     if not {"slow", "accelerated", "target"} <= set(cosines) or not set(SOURCES) <= set(agreements):
         raise UserError(
-            f"{folder}: modules of {method} have no figures of two streams; name those of m2r2 or m2r2_dynamic."
+            "no_stream_figures",
+            f"{folder}: modules of {method} have no figures of two streams; name those of m2r2 or m2r2_dynamic.",
         )
     return Alignment(folder, f"{method} on {name}", layers, cosines, agreements)
 
@@ -93,7 +95,7 @@ _BAR_WIDTH = 0.27
 def draw(groups: Sequence[Group], request: Request) -> Drawing:
     """A row for each folder of modules in `request.paths`. Raises UserError as `read_alignment` does."""
     if not request.paths:
-        raise UserError("name the folders of trained modules to plot, as benchctl train m2r2 wrote them.")
+        raise UserError("no_folders", "name the folders of trained modules to plot, as benchctl train m2r2 wrote them.")
     return Drawing(draw_alignment([read_alignment(folder) for folder in request.paths], request.style))
 
 

@@ -18,8 +18,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 
 from benchctl.analysis.comparison import Group
-from benchctl.analysis.plots.style import Style
-from benchctl.analysis.plots.words import line_inches, shared_headline, text_inches, title_lines, wrapped
+from benchctl.analysis.plots.style import Style, line_inches, shared_headline, text_inches, title_lines, wrapped
 from benchctl.analysis.stats.estimates import Estimate
 from benchctl.errors import UserError
 from benchctl.records.writer import check_writable
@@ -38,7 +37,10 @@ _METADATA: Final = {
 def check_image(path: Path) -> None:
     """Raises UserError if `path` has no ending of a picture format, or cannot be written."""
     if path.suffix.lower() not in _METADATA:
-        raise UserError(f"{path}: the ending gives no picture format. End --out in {', '.join(_METADATA)}.")
+        raise UserError(
+            "unknown_picture_format",
+            f"{path}: the ending gives no picture format. End --out in {', '.join(_METADATA)}.",
+        )
     check_writable(path)
 
 
@@ -56,12 +58,16 @@ def check_groups(groups: Sequence[Group], style: Style, most: int | None = None)
     most = most or _MOST_GROUPS[style.size]
     if len(groups) > most:
         raise UserError(
+            "too_many_panels",
             f"{len(groups)} panels are too many for one picture of this size, which has room for {most}: name the "
-            "files to plot, or the suites with --suite."
+            "files to plot, or the suites with --suite.",
         )
     for group in groups:
         if not any(method.prompts for method in group.pooled.methods):
-            raise UserError(f"{group.files[0].path}: no prompt was answered by the baseline. See `benchctl compare`.")
+            raise UserError(
+                "no_baseline_answers",
+                f"{group.files[0].path}: no prompt was answered by the baseline. See `benchctl compare`.",
+            )
 
 
 def new_panels(groups: Sequence[Group], style: Style, heights: Sequence[float]) -> tuple[Figure, tuple[SubFigure, ...]]:
@@ -153,7 +159,7 @@ def check_names(figure: Figure, style: Style) -> None:
         names = [label.get_window_extent() for label in axes.get_yticklabels() if label.get_text()]
         rows = sorted(names, key=lambda box: box.y0)
         if any(lower.y1 - upper.y0 > _TOUCH * style.small * style.dpi / 72 for lower, upper in pairwise(rows)):
-            raise UserError("names overlap on a slide: choose fewer with --method, or --size screen.")
+            raise UserError("names_overlap", "names overlap on a slide: choose fewer with --method, or --size screen.")
 
 
 def settle(figure: Figure) -> None:
@@ -173,7 +179,9 @@ def save(figure: Figure, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         _write(figure, path, path.suffix.lower())
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}. Give another --out.") from error
+        raise UserError(
+            "unwritable_file", f"{path}: cannot be written: {error.strerror}. Give another --out."
+        ) from error
 
 
 def svg(figure: Figure) -> str:

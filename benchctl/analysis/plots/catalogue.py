@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from benchctl.analysis.comparison import Group
-    from benchctl.analysis.frame.answer_rows import Decoders
     from benchctl.analysis.plots.style import Style
 
 ENTRY_POINTS = "benchctl.plots"
@@ -30,17 +29,14 @@ ENTRY_POINTS = "benchctl.plots"
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for; "" and () where it says nothing. `paths` are its FILES. `decoders` gives the
-    tokenizer of a run."""
+    """What the command line asks for; "" and () for what it leaves out. `paths` are its FILES."""
 
     style: Style
-    decoders: Decoders
     paths: tuple[Path, ...] = ()
     methods: tuple[str, ...] = ()
     y: str = ""
     judge: str = ""
     by: str = ""
-    prompt: str = ""
 
 
 @dataclass(frozen=True)

@@ -41,11 +41,12 @@ class FidelityAxis:
         estimate = self._judged(method) if self.judge else method.estimate(self.metric)
         if self.metric is EXACT_MATCH and 0 < method.checked_prompts < method.prompts:
             raise UserError(
+                "prompts_differ",
                 f"{_file(group)}: only {method.checked_prompts} of {method.prompts} prompts have an exact answer, so "
-                "speed and exact match would rest on different prompts. Plot a run of --bench tasks alone."
+                "speed and exact match would rest on different prompts. Plot a run of --bench tasks alone.",
             )
         if estimate.value is None:
-            raise UserError(f"{_file(group)}: {method.label} has {self._lack()}")
+            raise UserError("no_fidelity", f"{_file(group)}: {method.label} has {self._lack()}")
         return estimate
 
     def title(self, group: Group) -> str:
@@ -81,10 +82,15 @@ def fidelity_axis(name: str, groups: tuple[Group, ...], judge: str = "") -> Fide
     judges = dict.fromkeys(each for group in groups if group.judging for each in group.judging.judges)
     matching = [each for each in judges if judge in each.name]
     if not judges:
-        raise UserError(f"{_file(groups[0])}: no judge has scored these answers. Run `benchctl judge` on it first.")
+        raise UserError(
+            "no_judge_scores",
+            f"{_file(groups[0])}: no judge has scored these answers. Run `benchctl judge` on it first.",
+        )
     if len(matching) != 1:
         names = ", ".join(f"'{each.name}'" for each in judges)
-        raise UserError(f"--judge must name one of {names}; '{judge}' is in the names of {len(matching)}.")
+        raise UserError(
+            "unknown_judge", f"--judge must name one of {names}; '{judge}' is in the names of {len(matching)}."
+        )
     return FidelityAxis(SCORE_DIFFERENCE, matching[0])
 
 

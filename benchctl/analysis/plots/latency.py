@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 from matplotlib.lines import Line2D
@@ -14,13 +15,64 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullLocator
 
 from benchctl.analysis.comparison import Group, check_count, chosen
+from benchctl.analysis.metrics.metric import Metric
 from benchctl.analysis.metrics.speed import TPOT, TTFT
 from benchctl.analysis.plots.axes import add_legend, check_groups, check_names, dress, legend_inches, new_panels
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
-from benchctl.analysis.plots.style import Style
-from benchctl.analysis.plots.words import broken_label, line_inches, shown_labels, three_digits
-from benchctl.analysis.tables.latency import FEW, Latency, latencies
+from benchctl.analysis.plots.style import Style, broken_label, line_inches, shown_labels, three_digits
+from benchctl.analysis.stats.bootstrap import Floats
+from benchctl.analysis.stats.estimates import Estimate
 from benchctl.errors import UserError
+
+FEW = 20  # of fewer generations the 95th percentile is hardly more than the slowest one
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Seconds of a method's generations, [generations]. `mean` is the figure of the tables.
+
+    For TPOT that is the mean over all tokens, which gives long answers more weight; for TTFT over all generations.
+    """
+
+    label: str
+    seconds: Floats
+    mean: Estimate
+
+    @property
+    def few(self) -> bool:
+        """Whether there are too few generations for a 95th percentile."""
+        return len(self.seconds) < FEW
+
+
+def latencies(group: Group, metric: Metric, labels: Sequence[str]) -> tuple[Latency, ...]:
+    """TPOT or TTFT of those of `labels` that the group has measured, in that order, without those that have no times.
+
+    Imported files may have none.
+    """
+    methods = {method.label: method for method in group.pooled.methods}
+    measured = (
+        Latency(label, times(group, label)[metric.name].dropna().to_numpy(), methods[label].estimate(metric))
+        for label in labels
+        if label in methods
+    )
+    return tuple(latency for latency in measured if len(latency.seconds))
+
+
+def times(group: Group, label: str) -> pd.DataFrame:
+    """The suite, TPOT and TTFT (columns of these metrics' names) of each generation that a method's figures rest on.
+
+    NaN where a generation has no further token or no times.
+    """
+    pairs = group.pairs(label)
+    committed = pairs["committed_tokens"].astype(float)
+    return pd.DataFrame(
+        {
+            "suite": pairs["suite"],
+            TPOT.name: pairs["decode_s"].astype(float) / committed.where(committed > 0),
+            TTFT.name: pairs["ttft_s"].astype(float),
+        }
+    )
+
 
 _QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
 _MOST: Final = {"screen": 16, "column": 6, "slide": 8}  # methods
@@ -55,7 +107,7 @@ def draw(groups: Sequence[Group], request: Request) -> Drawing:
     by_group = [(group, [panel for panel in _panels(group, labels, style) if panel.latencies]) for group in groups]
     shown = [(group, panels) for group, panels in by_group if panels]
     if not shown:
-        raise UserError(f"{groups[0].files[0].path}: no generation has times. Measure: benchctl run.")
+        raise UserError("no_times", f"{groups[0].files[0].path}: no generation has times. Measure: benchctl run.")
     figure, parts = new_panels([group for group, _ in shown], style, [_height(panels, style) for _, panels in shown])
     for part, (_, panels) in zip(parts, shown, strict=True):
         _draw(part, panels, style)

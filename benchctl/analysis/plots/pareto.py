@@ -22,15 +22,17 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
 from benchctl.analysis.comparison import Group, MethodFigures, label_lines
-from benchctl.analysis.frame.fidelity import claims_exact
+from benchctl.analysis.frame.build import claims_exact
 from benchctl.analysis.metrics.faithfulness import TARGET_ANSWERS, TOKEN_AGREEMENT
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.plots.axes import check_groups, dress, new_figure, settle
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
 from benchctl.analysis.plots.fidelity_axis import AGAINST_BASELINE, DEFAULT, METRICS, FidelityAxis, fidelity_axis
-from benchctl.analysis.plots.style import Dashes, Mark, Style
-from benchctl.analysis.plots.words import (
+from benchctl.analysis.plots.style import (
     LINE_SPACING,
+    Dashes,
+    Mark,
+    Style,
     in_lines,
     line_inches,
     shared_headline,
@@ -152,7 +154,10 @@ def panel_of(group: Group, axis: FidelityAxis) -> Panel:
     """The dots of a group, all its suites together. Raises UserError as `FidelityAxis.of` does."""
     methods = [method for method in group.pooled.methods if method.estimate(SPEEDUP).value is not None]
     if not methods:
-        raise UserError(f"{group.files[0].path}: no prompt was answered by the baseline. See `benchctl compare`.")
+        raise UserError(
+            "no_baseline_answers",
+            f"{group.files[0].path}: no prompt was answered by the baseline. See `benchctl compare`.",
+        )
     fidelity = [axis.of(group, method) for method in methods]
     xs = [1.0 if method.is_baseline else method.estimate(SPEEDUP).value or 0.0 for method in methods]
     points = [(x, estimate.value or 0.0) for x, estimate in zip(xs, fidelity, strict=True)]

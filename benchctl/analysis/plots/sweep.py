@@ -19,8 +19,7 @@ from benchctl.analysis.metrics.metric import Metric
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.plots.axes import add_legend, dress, legend_inches, new_panels, reaches
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
-from benchctl.analysis.plots.style import Mark, Style
-from benchctl.analysis.plots.words import line_inches
+from benchctl.analysis.plots.style import Mark, Style, line_inches
 from benchctl.errors import UserError
 from benchctl.records.schema import MethodInfo, Scalar
 
@@ -70,8 +69,9 @@ def sweeps(groups: Sequence[Group], wanted: Sequence[str] = (), option: str = ""
     if not names:
         whose = " ".join(wanted) or "any method"
         raise UserError(
+            "not_swept",
             f"{groups[0].files[0].path}: has no labels of {whose} that differ in an option. Measure some: "
-            "benchctl run --sweep 'two_model[draft_tokens=2|4|8]'."
+            "benchctl run --sweep 'two_model[draft_tokens=2|4|8]'.",
         )
     by_group = [(group, _by_name(group, labels).get(names[0], [])) for group in groups]
     swept = [(group, methods) for group, methods in by_group if _differing(methods)]
@@ -88,7 +88,8 @@ def _sweep(group: Group, methods: Sequence[MethodInfo], option: str) -> Sweep:
     options = _differing(methods)
     if option and option not in options:
         raise UserError(
-            f"--by {option}: the labels of {methods[0].name} do not differ in it. They do in: {' '.join(options)}."
+            "unknown_option",
+            f"--by {option}: the labels of {methods[0].name} do not differ in it. They do in: {' '.join(options)}.",
         )
     along = option or max(options, key=lambda each: (_all_numbers(options[each]), len(options[each])))
     values = options[along]
@@ -182,8 +183,9 @@ def draw(groups: Sequence[Group], request: Request) -> Drawing:
     titles = list(dict.fromkeys(line.title for sweep in found for line in sweep.lines))
     if len(titles) > _MOST_LINES:
         raise UserError(
+            "too_many_lines",
             f"{name}: its labels make {len(titles)} lines by {option}, and a picture has room for {_MOST_LINES}. Name "
-            "the labels of fewer with --method, or another option with --by."
+            "the labels of fewer with --method, or another option with --by.",
         )
     marks = {title: style.mark(number) for number, title in enumerate(titles)}
     figure, panels = new_panels([sweep.group for sweep in found], style, [_height(sweep, style) for sweep in found])

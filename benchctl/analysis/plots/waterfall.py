@@ -14,8 +14,7 @@ from matplotlib.figure import SubFigure
 from benchctl.analysis.comparison import Group, check_count, chosen
 from benchctl.analysis.plots.axes import dress, new_panels
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
-from benchctl.analysis.plots.style import Style
-from benchctl.analysis.plots.words import broken_label, line_inches, shown_labels, three_digits
+from benchctl.analysis.plots.style import Style, broken_label, line_inches, shown_labels, three_digits
 from benchctl.analysis.predict.accounts import UNEXPLAINED
 from benchctl.analysis.predict.speedup import Figure, Prediction, Unpredicted, predict
 from benchctl.analysis.stats.bootstrap import Interval
@@ -187,8 +186,9 @@ def draw(groups: Sequence[Group], request: Request) -> Drawing:
     profiled = [waterfall.label for _, each in by_group for waterfall in each.profiled]
     if not profiled:
         raise UserError(
+            "not_profiled",
             f"{groups[0].files[0].path}: no method was profiled together with the baseline, so the phases of steps are "
-            "not known. Measure with `benchctl run --profile`."
+            "not known. Measure with `benchctl run --profile`.",
         )
     check_count(profiled, layout.most, "methods that were profiled")
     shown = [(group, _in_rows(each.profiled, layout.columns)) for group, each in by_group if each.profiled]

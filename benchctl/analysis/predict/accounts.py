@@ -182,21 +182,19 @@ def _account(parts_s: Mapping[str, Floats], rest: str, known: Set[str], baseline
 
 
 def slope_of(step_s: Floats, drafted: Floats) -> float | str:
-    """Seconds that a drafted token adds to a step, by least squares over steps [N]; or why that cannot be told.
+    """Seconds that a drafted token adds to a step, by least squares over steps [N]; or why that is unknown.
 
     As many steps that draft 1, 2 and 3 tokens in 3, 5 and 7 s: 2 s.
     """
     counts = np.unique(drafted, return_counts=True)[1]
     if len(drafted) - counts.max() < _FEWEST_OTHERS:
-        return (
-            "nearly all its steps draft as many tokens, so what those cost cannot be told from what steps cost anyway"
-        )
+        return "nearly all its steps draft as many tokens, so the cost of drafts cannot be separated from that of steps"
     away = drafted - drafted.mean()
     slope = float(away @ step_s / (away @ away))
     left = step_s - step_s.mean() - slope * away
     error = float(np.sqrt(left @ left / (len(left) - 2) / (away @ away)))
     if error * drafted.mean() > _LARGEST_ERROR * step_s.mean():
-        return "its step times vary too much to tell what drafts cost"
+        return "its step times vary too much to estimate what drafts cost"
     return slope
 
 

@@ -1,12 +1,11 @@
-"""What a method's speed-up ought to be by its acceptance and its costs, and where the measured one differs from that.
+"""The speed-up that a method's acceptance and costs predict, and where the measured one differs.
 
-By the usual account a step costs one step of the baseline, its drafting, and what verifying several rows takes beyond
-verifying one; what it commits for that makes the speed-up (Leviathan et al., Fast Inference from Transformers via
-Speculative Decoding, 2023, arXiv 2211.17192, theorem 3.8; with tokens per step as measured where the theorem takes each
-acceptance for a coin's toss, and with the cost of several rows where it takes that for nothing). A method that drafts
-nothing costs the layers it runs and a head for every step (one, where a rule that asks it at each exit asks more: rows
-do not count them). All else is the gap. Times are of decoding, and shares of what the baseline takes for a token, so
-that the parts of an account add up; so speed-ups are those of a token, whatever the answers' lengths.
+A step costs one step of the baseline, its drafting, and what verifying several rows takes beyond verifying one. The
+tokens it commits for that make the speed-up (Leviathan et al., Fast Inference from Transformers via Speculative
+Decoding, 2023, arXiv 2211.17192, theorem 3.8). Unlike the theorem we use the measured tokens per step, and the measured
+cost of several rows. A method that drafts nothing costs the layers it runs and one head per step; rows do not count
+further heads. All else is the gap. Times are of decoding, as shares of the baseline's time for a token, so the parts of
+an account add up. Speed-ups are per token, whatever the lengths of the answers.
 """
 
 from collections import Counter
@@ -16,8 +15,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from benchctl.analysis.frame.fidelity import Round, round_of
-from benchctl.analysis.frame.groups import differences
+from benchctl.analysis.comparison import differences
+from benchctl.analysis.frame.build import Round, round_of
 from benchctl.analysis.predict.accounts import (
     PHASES,
     UNEXPLAINED,
@@ -39,7 +38,7 @@ Basis = Literal["profile", "steps"]
 
 @dataclass(frozen=True)
 class Figure:
-    """A number and its 95% interval, None where there is no telling."""
+    """A number and its 95% interval, None where it is unknown."""
 
     value: float
     interval: Interval | None
@@ -66,7 +65,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A method's account. `basis` says where the costs come from: profile rows, or how step times follow the drafts.
+    """A method's account. `basis` is the source of the costs: profile rows, or how step times follow the drafts.
 
     The parts add up to 1 / measured, those that the prediction knows of to 1 / predicted; the gap is measured less
     predicted. `baseline_token_s` is what the baseline takes for a token.
@@ -130,7 +129,8 @@ def predict(files: Sequence[RunFile]) -> Accounts:
     labels = dict.fromkeys(label for label, _ in found if label != run.baseline)
     if not labels:
         raise UserError(
-            f"{files[0].path}: has no method beside its baseline. Measure one with `benchctl run --method`."
+            "only_baseline",
+            f"{files[0].path}: has only its baseline. Measure one with `benchctl run --method`.",
         )
     return tuple(_predict(found, label, run) for label in labels)
 
@@ -138,30 +138,37 @@ def predict(files: Sequence[RunFile]) -> Accounts:
 def _one_run(files: Sequence[RunFile]) -> Run:
     """The run that stands for all of them. Raises UserError as `predict` does."""
     if not files:
-        raise UserError("no generations to predict from. Run `benchctl run --profile`, or continue it with --resume.")
+        raise UserError(
+            "no_generations",
+            "no generations to predict from. Run `benchctl run --profile`, or continue it with --resume.",
+        )
     run = files[0].run
     for file in files:
         if found := differences(run, file.run):
             field, one, other = found[0].field, found[0].first, found[0].second
-            raise UserError(f"{file.path}: {field} is {other}, in {files[0].path} {one}. Predict for each by itself.")
+            raise UserError(
+                "runs_differ", f"{file.path}: {field} is {other}, in {files[0].path} {one}. Predict for each by itself."
+            )
     if run.batch_size > 1:
-        raise UserError(f"{files[0].path}: was decoded in batches. Predict from a run of --batch-size 1.")
+        raise UserError(
+            "batched_run", f"{files[0].path}: was decoded in batches. Predict from a run of --batch-size 1."
+        )
     return run
 
 
 def _collect(files: Sequence[RunFile]) -> _Found:
     """The answers that have steps and whose times can be trusted, by label and mode."""
     found: _Found = {}
-    doubted: set[Round] = set()
+    invalid_rounds: set[Round] = set()
     for number, file in enumerate(files):
         for row in file.rows:
             if row.invalid:
-                doubted.add(round_of(number, row))
+                invalid_rounds.add(round_of(number, row))
             if row.repeat >= 0 and row.error is None and row.step_s:
                 cell = _Cell(number, row.suite, row.prompt_id, row.turn, row.repeat, row.session)
                 found.setdefault((row.label, row.mode), {})[cell] = row
     return {
-        key: {cell: row for cell, row in answers.items() if round_of(cell.file, row) not in doubted}
+        key: {cell: row for cell, row in answers.items() if round_of(cell.file, row) not in invalid_rounds}
         for key, answers in found.items()
     }
 
@@ -175,7 +182,7 @@ def _predict(found: _Found, label: str, run: Run) -> Prediction | Unpredicted:
 
 
 def _is_split(answers: _Answers) -> bool:
-    """Whether the steps told what they spent their time on."""
+    """Whether every row has the time of each phase."""
     return all(set(row.phases) == set(PHASES) for row in answers.values())
 
 

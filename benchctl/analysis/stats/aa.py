@@ -49,13 +49,17 @@ def compare_with_itself(files: Sequence[RunFile], *, splits: int = SPLITS, seed:
     """
     run = files[0].run
     if run.temperature > 0:
-        raise UserError(f"{files[0].path}: its answers are sampled: each repeat is another text. Measure greedily.")
+        raise UserError(
+            "sampled_answers",
+            f"{files[0].path}: its answers are sampled: each repeat is another text. Measure greedily.",
+        )
     times_s, levels = _cells(to_frame(files), run.baseline)
     prompts = int(levels.prompt.max(initial=-1)) + 1
     if prompts < 2:
         raise UserError(
+            "too_few_repeats",
             f"{files[0].path}: has fewer than two prompts that {run.baseline} answered twice or more in a session. "
-            "Measure with --repeats 4 or more."
+            "Measure with --repeats 4 or more.",
         )
     above, below = _deal(times_s, splits, np.random.default_rng(seed))
     intervals = [interval for interval in bootstrap(above, below, levels, seed=seed) if interval is not None]

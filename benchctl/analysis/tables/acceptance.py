@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from benchctl.analysis.comparison import POOLED, Group, SuiteFigures
 from benchctl.analysis.frame.build import pair
-from benchctl.analysis.frame.row_figures import POSITIONS
+from benchctl.analysis.frame.rows import POSITIONS
 from benchctl.analysis.gate import Gates
 from benchctl.analysis.metrics.drafting import (
     ACCEPTANCE_RATE,
@@ -62,7 +62,7 @@ def render_acceptance(groups: Sequence[Group], format: str = "table", gates: Gat
     """
     drafting = [each for number, group in enumerate(groups, 1) for each in acceptances(number, group)]
     if not drafting:
-        raise UserError("no method drafted a token. Measure one that does: benchctl list methods.")
+        raise UserError("no_drafts", "no method drafted a token. Measure one that does: benchctl list methods.")
     if format == "json":
         document = {"acceptance": [_document(each) for each in drafting]} | (
             {"gates": gates.document()} if gates else {}
@@ -81,12 +81,14 @@ def acceptances(number: int, group: Group) -> Iterator[Acceptance]:
 
 def acceptances_on(number: int, group: Group, suite: SuiteFigures) -> Iterator[Acceptance]:
     """The same on one of its suites."""
-    frame = group.frame if suite.suite == POOLED else group.frame[group.frame["suite"] == suite.suite]
+    is_pooled = suite.suite == POOLED
+    frame = group.frame if is_pooled else group.frame[group.frame["suite"] == suite.suite]
     metrics = by_position(frame)
     for method in suite.methods:
         if method.estimate(ACCEPTANCE_RATE).value is None:
             continue
-        shares = estimates(pair(frame, method.label, group.run.baseline), metrics.metrics)
+        pairs = group.pairs(method.label) if is_pooled else pair(frame, method.label, group.run.baseline)
+        shares = estimates(pairs, metrics.metrics)
         deepest = len(metrics.conditional)
         tried = max(
             (position for position, each in enumerate(shares[:deepest], 1) if each.value is not None), default=0

@@ -10,8 +10,7 @@ from dataclasses import asdict
 
 from benchctl.analysis.comparison import Group, MethodFigures, SuiteFigures
 from benchctl.analysis.gate import Gates
-from benchctl.analysis.judges.agreement import Agreement
-from benchctl.analysis.judges.figures import MARGIN, JudgedFigures
+from benchctl.analysis.judges.figures import MARGIN, Agreement, JudgedFigures
 from benchctl.analysis.stats.estimates import Estimate
 from benchctl.analysis.warnings import Warning, warnings
 from benchctl.analysis.winner import Winner, fastest

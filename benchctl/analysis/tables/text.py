@@ -13,8 +13,7 @@ from rich.text import Text
 
 from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.gate import Gates
-from benchctl.analysis.tables.columns import Block, Column, brief, metric_blocks
-from benchctl.analysis.tables.judges import agreement_sentences, judge_blocks
+from benchctl.analysis.tables.columns import Block, Column, agreement_sentences, brief, judge_blocks, metric_blocks
 from benchctl.analysis.warnings import warnings
 from benchctl.analysis.winner import fastest, sentence
 from benchctl.records.schema import Run

@@ -45,7 +45,7 @@ def surroundings(options: TrainOptions) -> Iterator[Surroundings]:
     # A thread that waits for its sibling must leave the core to others; read by OpenMP when torch is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from benchctl.measuring.clock import Clock
-    from benchctl.measuring.machine.facts import commit, versions
+    from benchctl.measuring.machine.host import commit, versions
     from benchctl.training.distributed import joined
     from benchctl.training.jobs import Surroundings, check_device
     from benchctl.training.train_options import Provenance

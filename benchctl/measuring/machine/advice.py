@@ -10,10 +10,9 @@ import numpy as np
 import torch
 
 from benchctl.measuring.clock import Clock
-from benchctl.measuring.machine.facts import Fact, machine_facts
 from benchctl.measuring.machine.gpu import BRAKES, POWER_CAP, GpuMoment, open_gpu
-from benchctl.measuring.machine.host import Host, Setup, between, read_setup, usable_cores
-from benchctl.measuring.machine.speed import Sentinel, flop_rate, memory_bandwidth_mb_s
+from benchctl.measuring.machine.host import Fact, Host, Setup, between, machine_facts, read_setup, usable_cores
+from benchctl.measuring.machine.meter import Sentinel, flop_rate, memory_bandwidth_mb_s
 from benchctl.measuring.validity import MARGIN
 
 _LOOKS = 200  # of about 5 ms: a second

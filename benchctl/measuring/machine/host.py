@@ -1,16 +1,26 @@
-"""The CPU as Linux reports it: its setup, and other processes' load, waiting time and energy during a measurement.
+"""The machine: facts for the header, its setup, and other load, waiting time and energy during a measurement.
 
-Everything is read from the files under `root`, where tests put their own. On other systems, or where a file is not
-readable, a fact is missing, never guessed.
+Names and addresses are left out. Linux's files are read under `root`, where tests put their own. On other systems, or
+where a file is not readable, a fact is missing, never guessed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
+import re
 import resource
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+import torch
+
+import benchctl
 
 _CPU = "sys/devices/system/cpu"
 _CGROUP = "sys/fs/cgroup"
@@ -42,12 +52,18 @@ class CpuMoment:
 class Host:
     """The files of a Linux system. `cores` are the numbers of those this process may use."""
 
-    def __init__(self, clock: Callable[[], float], root: Path = Path("/"), cores: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        root: Path = Path("/"),
+        cores: Sequence[int] | None = None,
+        with_energy: bool = True,
+    ) -> None:
         self._clock = clock
         self._root = root
         self._cores = usable_cores() if cores is None else tuple(cores)
         self._ticks = os.sysconf("SC_CLK_TCK")
-        self._packages = _packages(root)
+        self._packages = _packages(root) if with_energy else ()
 
     def moment(self) -> CpuMoment:
         """The counters now."""
@@ -98,9 +114,8 @@ def between(start: CpuMoment, end: CpuMoment) -> dict[str, float]:
     conditions = {}
     if start.busy_s is not None and end.busy_s is not None:
         foreign_s = end.busy_s - start.busy_s - (end.own_s - start.own_s)
-        conditions["foreign_cores"] = (
-            max(foreign_s, 0.0) / wall_s
-        )  # ticks are coarse: over a short time own_s may exceed busy_s
+        # Ticks are coarse: over a short time own_s may exceed busy_s.
+        conditions["foreign_cores"] = max(foreign_s, 0.0) / wall_s
     if start.waited_s is not None and end.waited_s is not None:
         # A thread that began in between starts at 0.
         most_s = max(now_s - start.waited_s.get(thread, 0.0) for thread, now_s in end.waited_s.items())
@@ -188,3 +203,78 @@ def _packages(root: Path) -> tuple[Path, ...]:
 def _number(path: Path) -> float | None:
     text = read_text(path)
     return float(text) if text.isdigit() else None
+
+
+Fact = str | int | float | list[float]
+_LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
+_COMMAND_TIMEOUT_S = 10
+
+
+def machine_facts(device: str) -> dict[str, Fact]:
+    """The machine as it is now. `device` is "cpu" or "cuda"; the GPU's facts are empty on a CPU."""
+    gpu, driver = _gpu() if device.startswith("cuda") else ("", "")
+    return {
+        "hostname_hash": hashlib.sha256(platform.node().encode()).hexdigest()[:8],
+        "os": platform.platform(),
+        "cpu": _cpu(),
+        "cores": len(usable_cores()),
+        "governor": ", ".join(read_setup(usable_cores()).governors),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "gpu": gpu,
+        "gpu_driver": driver,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of benchctl, Python and the libraries that decide how fast a model runs."""
+    libraries = {name: _version(name) for name in _LIBRARIES}
+    return {"benchctl": benchctl.__version__, "python": platform.python_version(), **libraries}
+
+
+def commit(folder: Path | None = None) -> str:
+    """The git commit of the running code, with "+dirty" if tracked files have changed since; "" outside a clone.
+
+    Only a `.git` directly in `folder` (default: the parent of the benchctl package) counts: a benchctl installed inside
+    another repository must not report that repository's commit.
+    """
+    root = folder or Path(benchctl.__file__).parent.parent
+    if not (root / ".git").exists():
+        return ""
+    head = _output("git", "-C", str(root), "rev-parse", "HEAD")
+    if not head:
+        return ""
+    return head + ("+dirty" if _output("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no") else "")
+
+
+def _cpu() -> str:
+    """The processor's name, or the architecture if the name is unknown."""
+    if sys.platform == "darwin":
+        return _output("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    name = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
+    return name[1].strip() if name else platform.processor() or platform.machine()
+
+
+def _gpu() -> tuple[str, str]:
+    """The first GPU's name and its driver's version."""
+    if not torch.cuda.is_available():
+        return "", ""
+    driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return torch.cuda.get_device_name(), driver.splitlines()[0] if driver else ""
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _output(*command: str) -> str:
+    """What a program prints, or "" if it is missing, fails or hangs: these facts are optional."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

@@ -1,15 +1,152 @@
-"""Reads memory, energy and the machine's conditions around a generation."""
+"""Measures the machine: its speed by work of known size, and memory, energy and conditions around a generation.
+
+`python -m benchctl.measuring.machine.meter THREADS` prints the bandwidth of the CPU's memory.
+"""
 
 from __future__ import annotations
 
+import resource
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
 
 from benchctl.measuring.clock import Clock
 from benchctl.measuring.machine import gpu, host
-from benchctl.measuring.machine.facts import peak_memory_bytes, reserved_memory_bytes, reset_peak_memory
-from benchctl.measuring.machine.speed import Sentinel
+from benchctl.measuring.machine.host import read_text
+
+_TIMEOUT_S = 60.0
+# 4 MiB of float32, beyond a core's own caches, as a layer's weights are; 64 MiB, beyond most GPUs' cache.
+_CPU_WIDTH, _GPU_WIDTH = 1024, 4096
+_ROUND_S = 1.5e-3
+_ROUNDS = 3
+_LEAST_BYTES = 1 << 26
+_CPU_MOST_BYTES, _GPU_BYTES = 1 << 30, 1 << 28
+_GPU_SUMS = 8  # so that launching and waiting take little of the time
+_CACHES = 4  # times the largest cache, so that one pass leaves little for the next
+_PASSES = 5
+_CPU_MATRIX, _GPU_MATRIX = 768, 8192
+_State = TypeVar("_State")
+
+
+class Sentinel:
+    """The reference kernel: one row times a matrix, like most of a decoding step, repeated for about 1.5 ms.
+
+    The number of products is fixed at creation, so all times are of the same work. `__call__` gives the seconds of one
+    product in the best of three rounds: a slower clock or lasting load slows all three, a short interruption of the
+    kernel itself does not count. It holds no memory between calls, since that would count as the generation's.
+    """
+
+    def __init__(self, clock: Callable[[], float], device: str = "cpu") -> None:
+        self._clock, self._device = clock, device
+        self._width = _GPU_WIDTH if device.startswith("cuda") else _CPU_WIDTH
+        self._products = 1
+        product_s = self._best_s(_PASSES)
+        self._products = max(1, round(_ROUND_S / product_s)) if product_s > 0 else 1
+
+    def __call__(self) -> float:
+        """Seconds of one product."""
+        return self._best_s(_ROUNDS) / self._products
+
+    @torch.inference_mode()
+    def _best_s(self, rounds: int) -> float:
+        row = torch.ones(1, self._width, device=self._device)
+        matrix = torch.full((self._width, self._width), 1 / self._width, device=self._device)
+        times_s = []
+        for _ in range(rounds):
+            started_s = self._clock()
+            for _ in range(self._products):
+                torch.mm(row, matrix)
+            times_s.append(self._clock() - started_s)
+        return min(times_s)
+
+
+@torch.inference_mode()
+def memory_bandwidth_mb_s(clock: Callable[[], float], device: str = "cpu", root: Path = Path("/")) -> float:
+    """Megabytes (10^6) per second that torch's threads read from memory, in the best of five passes.
+
+    A pass sums numbers that do not fit into any cache: it reads all and writes almost nothing. GPU memory is freed
+    afterwards, so that it is not counted.
+    """
+    on_gpu = device.startswith("cuda")
+    size_bytes, sums = (_GPU_BYTES, _GPU_SUMS) if on_gpu else (_beyond_caches(root), 1)
+    took_s = _sums_s(clock, torch.ones(size_bytes // 4, dtype=torch.float32, device=device), sums)
+    if on_gpu:
+        torch.cuda.empty_cache()
+    return sums * size_bytes / took_s / 1e6
+
+
+@torch.inference_mode()
+def flop_rate(clock: Callable[[], float], dtype: torch.dtype = torch.float32, device: str = "cpu") -> float:
+    """Floating-point operations a second of a product of two square matrices, in the best of five: 2 n^3 of them."""
+    size = _GPU_MATRIX if device.startswith("cuda") else _CPU_MATRIX
+    left, right = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+    return 2 * float(size) ** 3 / _best_s(clock, lambda: torch.mm(left, right))
+
+
+def _sums_s(clock: Callable[[], float], numbers: Tensor, sums: int) -> float:
+    return _best_s(clock, lambda: [numbers.sum() for _ in range(sums)])
+
+
+def _best_s(clock: Callable[[], float], work: Callable[[], object]) -> float:
+    """Seconds of the fastest of _PASSES runs, after one that touches the memory first."""
+    work()
+    times_s = []
+    for _ in range(_PASSES):
+        started_s = clock()
+        work()
+        times_s.append(clock() - started_s)
+    return min(times_s)
+
+
+def _beyond_caches(root: Path) -> int:
+    """A size several times that of the largest cache, which Linux writes as "32768K"."""
+    texts = [read_text(path) for path in (root / "sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    largest = max((int(text[:-1]) << 10 for text in texts if text[:-1].isdigit() and text.endswith("K")), default=0)
+    return min(max(_CACHES * largest, _LEAST_BYTES), _CPU_MOST_BYTES)
+
+
+def bandwidth_mb_s(device: str, threads: int) -> float | None:
+    """memory_bandwidth_mb_s of a CPU in a process of its own, of a GPU in this one; None if that process fails.
+
+    The numbers, several times the largest cache, would stay in this process's peak memory, which never falls, and so
+    in the figures of every method.
+    """
+    if device.startswith("cuda"):
+        return memory_bandwidth_mb_s(Clock(device), device)
+    command = (sys.executable, "-m", __name__, str(threads))
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
+        return float(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+def peak_memory_bytes(device: str) -> int:
+    """The most memory held so far: by the process on a CPU (it never falls), on a GPU since `reset_peak_memory`."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.max_memory_allocated(device))
+    # Linux counts in KiB, macOS in bytes.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def reserved_memory_bytes(device: str) -> int | None:
+    """The most GPU memory that torch has reserved since `reset_peak_memory`, used or cached; None on a CPU."""
+    if not device.startswith("cuda"):
+        return None
+    return int(torch.cuda.max_memory_reserved(device))
+
+
+def reset_peak_memory(device: str) -> None:
+    """Start a new peak on a GPU; the peak of a process cannot be reset."""
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 @dataclass(frozen=True)
@@ -68,42 +205,35 @@ class SentinelWatch:
         return {"sentinel_s": max(before_s, self._before_s)}
 
 
-class HostWatch:
-    """The CPU's conditions (see host.between). Its energy is left out where a GPU decodes."""
+class StateWatch(Generic[_State]):
+    """The conditions between the states of a CPU (see host.between) or a GPU (see gpu.conditions) at start and stop."""
 
-    def __init__(self, read: host.Host, with_energy: bool) -> None:
-        self._read, self._with_energy = read, with_energy
-
-    def start(self) -> None:
-        self._start = self._read.moment()
-
-    def stop(self) -> Mapping[str, float]:
-        conditions = host.between(self._start, self._read.moment())
-        if not self._with_energy:
-            conditions.pop("energy_j", None)
-        return conditions
-
-
-class GpuWatch:
-    """The GPU's conditions (see gpu.conditions)."""
-
-    def __init__(self, read: gpu.Gpu) -> None:
-        self._read = read
+    def __init__(self, read: Callable[[], _State], between: Callable[[_State, _State], Mapping[str, float]]) -> None:
+        self._read, self._between = read, between
 
     def start(self) -> None:
-        self._start = self._read.moment()
+        self._start = self._read()
 
     def stop(self) -> Mapping[str, float]:
-        return gpu.conditions(self._start, self._read.moment())
+        return self._between(self._start, self._read())
 
 
 def make_meter(device: str, *, watch: bool) -> Meter:
-    """The meter of a run: with `watch` it has all instruments of this machine, without it none."""
+    """The meter of a run: with `watch` it has all instruments of this machine, without it none.
+
+    Where a GPU decodes, the CPU's energy is left out.
+    """
     if not watch:
         return Meter(device)
     instruments: list[Instrument] = [SentinelWatch(Sentinel(Clock(device), device))]
     card = gpu.open_gpu(device)
     if card is not None:
-        instruments.append(GpuWatch(card))
-    instruments.append(HostWatch(host.Host(Clock()), with_energy=not device.startswith("cuda")))
+        instruments.append(StateWatch(card.moment, gpu.conditions))
+    cpu = host.Host(Clock(), with_energy=not device.startswith("cuda"))
+    instruments.append(StateWatch(cpu.moment, host.between))
     return Meter(device, instruments)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(int(sys.argv[1]))
+    sys.stdout.write(f"{memory_bandwidth_mb_s(Clock())}\n")

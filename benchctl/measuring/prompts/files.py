@@ -15,8 +15,8 @@ class Line:
     number: int
     fields: Mapping[str, object]
 
-    def error(self, problem: str) -> UserError:
-        return line_error(self.file, self.number, problem)
+    def error(self, id: str, problem: str) -> UserError:
+        return line_error(self.file, self.number, id, problem)
 
     def has(self, field: str) -> bool:
         """Whether the field is there and not null."""
@@ -41,7 +41,7 @@ class Line:
         """A list of one or more texts, none blank."""
         values = self._list(field)
         if not values:
-            raise self.error(f'field "{field}" is an empty list; give at least one text')
+            raise self.error("empty_field", f'field "{field}" is an empty list; give at least one text')
         return tuple(self._filled(f"{field}[{n}]", value) for n, value in enumerate(values))
 
     def optional_texts(self, field: str, at_most: int) -> tuple[str, ...]:
@@ -50,54 +50,62 @@ class Line:
             return ()
         values = [self.fields[field]] if isinstance(self.fields[field], str) else self._list(field)
         if len(values) > at_most:
-            raise self.error(f'field "{field}" has {len(values)} entries for {at_most} turn(s); give one per turn')
+            raise self.error(
+                "wrong_turn_count",
+                f'field "{field}" has {len(values)} entries for {at_most} turn(s); give one per turn',
+            )
         return tuple(self._text(f"{field}[{n}]", value) for n, value in enumerate(values))
 
     def optional_answers(self, field: str, at_most: int) -> tuple[str, ...]:
         """Like optional_texts; each is empty or has a letter or digit, so that an answer can be checked."""
         answers = self.optional_texts(field, at_most)
         if any(answer.strip() and not any(map(str.isalnum, answer)) for answer in answers):
-            raise self.error(f'field "{field}" holds no letter or digit, so no answer could be checked; leave it out')
+            raise self.error(
+                "uncheckable_answer",
+                f'field "{field}" holds no letter or digit, so no answer could be checked; leave it out',
+            )
         return tuple(answer.strip() for answer in answers)
 
     def only_object(self, field: str) -> "Line":
         """The object in a list of exactly one, as a Line with the same position."""
         values = self._list(field)
         if len(values) != 1 or not isinstance(values[0], dict):
-            raise self.error(f'field "{field}" must be a list of exactly one object')
+            raise self.error("wrong_field_type", f'field "{field}" must be a list of exactly one object')
         return Line(self.file, self.number, values[0])
 
     def _value(self, field: str) -> object:
         if not self.has(field):
             raise self.error(
-                f'field "{field}" is missing; add it (the line has: {", ".join(self.fields) or "nothing"})'
+                "missing_field",
+                f'field "{field}" is missing; add it (the line has: {", ".join(self.fields) or "nothing"})',
             )
         return self.fields[field]
 
     def _list(self, field: str) -> list[object]:
         value = self._value(field)
         if not isinstance(value, list):
-            raise self.error(f'field "{field}" must be a list, not {kind(value)}')
+            raise self.error("wrong_field_type", f'field "{field}" must be a list, not {kind(value)}')
         return value
 
     def _text(self, field: str, value: object) -> str:
         if not isinstance(value, str):
-            raise self.error(f'field "{field}" must be text, not {kind(value)}')
+            raise self.error("wrong_field_type", f'field "{field}" must be text, not {kind(value)}')
         if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
             raise self.error(
-                f'field "{field}" holds half a surrogate pair, which is no character; write the text as UTF-8'
+                "half_surrogate",
+                f'field "{field}" holds half a surrogate pair, which is no character; write the text as UTF-8',
             )
         return value
 
     def _filled(self, field: str, value: object) -> str:
         text = self._text(field, value)
         if not text.strip():
-            raise self.error(f'field "{field}" is empty; fill it in or delete the line')
+            raise self.error("empty_field", f'field "{field}" is empty; fill it in or delete the line')
         return text
 
 
-def line_error(file: str, number: int, problem: str) -> UserError:
-    return UserError(f"{file}:{number}: {problem}")
+def line_error(file: str, number: int, id: str, problem: str) -> UserError:
+    return UserError(id, f"{file}:{number}: {problem}")
 
 
 def kind(value: object) -> str:
@@ -135,11 +143,13 @@ def read_prompts(suite: str, file: str, content: bytes, reader: Reader) -> tuple
     for line in _lines(file, content):
         prompt = reader(suite, line)
         if prompt.id in first_line:
-            raise line.error(f'id "{prompt.id}" is also that of line {first_line[prompt.id]}; give each prompt its own')
+            raise line.error(
+                "id_twice", f'id "{prompt.id}" is also that of line {first_line[prompt.id]}; give each prompt its own'
+            )
         first_line[prompt.id] = line.number
         prompts.append(prompt)
     if not prompts:
-        raise line_error(file, 1, "the file holds no prompt; put one JSON object on each line")
+        raise line_error(file, 1, "no_prompts", "the file holds no prompt; put one JSON object on each line")
     return tuple(prompts)
 
 
@@ -148,7 +158,9 @@ def read_user_line(suite: str, line: Line) -> Prompt:
     `exact_answer` for the score `exact match`."""
     if line.has("prompt") == line.has("turns"):
         known = ", ".join(line.fields) or "nothing"
-        raise line.error(f'give either "prompt" (text) or "turns" (a list of texts); the line has: {known}')
+        raise line.error(
+            "prompt_or_turns", f'give either "prompt" (text) or "turns" (a list of texts); the line has: {known}'
+        )
     turns = (line.text("prompt"),) if line.has("prompt") else line.texts("turns")
     return Prompt(
         id=line.identifier("id") if line.has("id") else str(line.number),
@@ -170,13 +182,13 @@ def _object(file: str, number: int, raw: bytes) -> dict[str, object]:
     try:
         value = json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
-        problem = f"not UTF-8 (byte {error.start + 1} of the line); save the file as UTF-8"
+        id, problem = "not_utf8", f"not UTF-8 (byte {error.start + 1} of the line); save the file as UTF-8"
     except json.JSONDecodeError as error:
-        problem = f"broken JSON at column {error.colno} ({error.msg}); each line is one object"
+        id, problem = "broken_json", f"broken JSON at column {error.colno} ({error.msg}); each line is one object"
     except (ValueError, RecursionError) as error:
-        problem = f"broken JSON ({error}); each line is one object"
+        id, problem = "broken_json", f"broken JSON ({error}); each line is one object"
     else:
         if isinstance(value, dict):
             return value
-        problem = f'{kind(value)} instead of an object; write a line like {{"prompt": "..."}}'
-    raise line_error(file, number, problem)
+        id, problem = "no_object", f'{kind(value)} instead of an object; write a line like {{"prompt": "..."}}'
+    raise line_error(file, number, id, problem)

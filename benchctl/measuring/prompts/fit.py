@@ -60,7 +60,9 @@ def fit_suite(
         raise _refusal(suite, long_prompts, room, tokenizer.context_tokens)
     kept = tuple(prompt for prompt in suite.prompts if policy == "cut" or prompt.id not in long_prompts)
     if not kept:
-        raise UserError(f"No prompt of {suite.name} fits into the target's context; use another --bench or --model.")
+        raise UserError(
+            "no_prompt_fits", f"No prompt of {suite.name} fits into the context; use another --bench or --model."
+        )
     remark = f"{len(long_prompts)} longer than the context {'left out' if policy == 'skip' else 'cut'}"
     notify(f"{suite.name}: {len(suite.prompts)} prompts, {remark}")
     return replace(suite, prompts=kept, origin=f"{suite.origin}, {remark}")
@@ -72,10 +74,11 @@ def _refusal(suite: Suite, long_prompts: Mapping[str, int], room: int, context_t
     more = f" and {len(long_prompts) - _LISTED} more" if len(long_prompts) > _LISTED else ""
     left = "" if room == context_tokens else f", of which --context leaves {room}"
     return UserError(
+        "prompt_too_long",
         f"{len(long_prompts)} of {len(suite.prompts)} prompts of {suite.name} do not fit into the target's context of "
         f"{context_tokens} tokens{left}; ids (tokens): {listed}{more}. "
         "Leave them out with --long-prompts skip, keep their last tokens with --long-prompts cut, "
-        f"{'or' if room == context_tokens else 'fill less, or'} give a --model with a longer context."
+        f"{'or' if room == context_tokens else 'fill less, or'} give a --model with a longer context.",
     )
 
 
@@ -135,7 +138,8 @@ def make_filler(tokenizer: TargetTokenizer, tokens: int) -> Filler:
         return Filler()
     if tokens > tokenizer.context_tokens - 2:
         raise UserError(
+            "filler_too_long",
             f"--context {tokens} leaves no room for a prompt: the target takes {tokenizer.context_tokens} tokens in "
-            "all. Give fewer, or a --model with a longer context."
+            "all. Give fewer, or a --model with a longer context.",
         )
     return Filler(tuple(islice(cycle(tokenizer.encode_text(TEXT)), tokens)), tokenizer.first_id)

@@ -219,7 +219,9 @@ def read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}; check the path and its permissions") from None
+        raise UserError(
+            "cannot_read", f"cannot read {path}: {error.strerror or error}; check its permissions"
+        ) from None
 
 
 def _embedded(spec: SuiteSpec) -> SuiteBytes:
@@ -235,19 +237,23 @@ def _in_folder(spec: SuiteSpec, folder: Path, source: str, notify: Notify) -> Su
         return SuiteBytes(content, "published", spec.address, str(path))
     difference = f"{path} is not the published {spec.name} file (sha256 {sha256(content)}, expected {spec.sha256})"
     if source == "published":
-        raise UserError(f"{difference}; fetch it again from {spec.address}, or use --source auto to run it as it is")
+        raise UserError(
+            "not_published_file", f"{difference}; fetch it from {spec.address}, or use --source auto to run it"
+        )
     notify(f"{difference}; the run says source: file")
     return SuiteBytes(content, "file", str(path), str(path))
 
 
 def _path_in(spec: SuiteSpec, folder: Path) -> Path:
     if not os.path.isdir(folder):
-        raise UserError(f"BENCHCTL_DATA={folder} is not a folder; set it to the folder with {spec.file}")
+        raise UserError("data_folder", f"BENCHCTL_DATA={folder} is not a folder; set it to the folder with {spec.file}")
     for path in (folder / spec.file, folder / Path(spec.file).name):
         if os.path.isfile(path):
             return path
     name = Path(spec.file).name
-    raise UserError(f"BENCHCTL_DATA={folder} has neither {spec.file} nor {name}; put {spec.address} there")
+    raise UserError(
+        "data_folder", f"BENCHCTL_DATA={folder} has neither {spec.file} nor {name}; put {spec.address} there"
+    )
 
 
 def _at_address(spec: SuiteSpec, source: str, downloader: Downloader, notify: Notify) -> SuiteBytes:
@@ -259,9 +265,10 @@ def _at_address(spec: SuiteSpec, source: str, downloader: Downloader, notify: No
         return _instead(spec, source, str(error), notify)
     if sha256(content) != spec.sha256:
         raise UserError(
+            "not_published_file",
             f"{spec.address} gave a file that is not the published {spec.name} "
             f"(sha256 {sha256(content)}, expected {spec.sha256}): the transfer broke off, a proxy replaced it, or the "
-            "set was changed; try again, or set BENCHCTL_DATA or use --source embedded"
+            "set was changed; try again, or set BENCHCTL_DATA or use --source embedded",
         )
     keep(Path(spec.file).name, content, notify)
     return SuiteBytes(content, "published", spec.address, spec.address)
@@ -270,8 +277,9 @@ def _at_address(spec: SuiteSpec, source: str, downloader: Downloader, notify: No
 def _instead(spec: SuiteSpec, source: str, reason: str, notify: Notify) -> SuiteBytes:
     if source == "published":
         raise UserError(
+            "suite_unreachable",
             f"the published {spec.name} prompts are not available: no copy in {cache_folder()}, and {spec.address} "
-            f"is out of reach ({reason}); set BENCHCTL_DATA, or allow the sample with --source embedded"
+            f"is out of reach ({reason}); set BENCHCTL_DATA, or allow the sample with --source embedded",
         )
     notify(
         f"{spec.name}: out of reach ({reason}); using the embedded sample of {spec.embedded_prompts} prompts instead "

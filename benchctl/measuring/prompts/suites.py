@@ -48,7 +48,7 @@ def read_mt_bench(suite: str, line: Line) -> Prompt:
     """Both turns. Only some lines have references, and the second may be empty."""
     turns = line.texts("turns")
     if len(turns) != 2:
-        raise line.error(f'field "turns" has {len(turns)} entries; a line of {suite} has 2')
+        raise line.error("wrong_turn_count", f'field "turns" has {len(turns)} entries; a line of {suite} has 2')
     reference = line.optional_texts("reference", at_most=2)
     return Prompt(line.identifier("question_id"), suite, turns, reference, category=line.text("category"))
 
@@ -161,9 +161,9 @@ def load_suite(
     substitute. Raises UserError.
     """
     if source not in SOURCES:
-        raise UserError(f'unknown source "{source}"; use one of: {", ".join(SOURCES)}')
+        raise UserError("unknown_source", f'unknown source "{source}"; use one of: {", ".join(SOURCES)}')
     if limit is not None and limit < 1:
-        raise UserError(f"the limit of prompts is {limit}; it must be 1 or more")
+        raise UserError("limit_too_small", f"the limit of prompts is {limit}; it must be 1 or more")
     spec = next((spec for spec in SUITES if spec.name == name_or_path), None)
     if spec is None:
         return _suite(*_own_file(name_or_path), read_user_line, limit)
@@ -186,7 +186,7 @@ def _suite(name: str, content: SuiteBytes, reader: Reader, limit: int | None) ->
 def _own_file(text: str) -> tuple[str, SuiteBytes]:
     path = Path(text)
     if not (os.path.exists(path) or path.suffix or len(path.parts) > 1):
-        raise UserError(_unknown(text))
+        raise UserError("unknown_suite", _unknown(text))
     # A file named like a known suite keeps its suffix, so that no table shows it as that suite.
     name = path.name if path.stem in suite_names() else path.stem
     return name, SuiteBytes(read_file(path), "file", text, text)

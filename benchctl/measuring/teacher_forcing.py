@@ -32,10 +32,10 @@ from benchctl.decoding.loop import DecodeRequest, decode, untimed
 from benchctl.decoding.method import Context, Method, Step
 from benchctl.decoding.model.likelihood import Likelihood, likelihood, logprobs
 from benchctl.decoding.model.target import Target
-from benchctl.measuring.baseline_answers import BaselineAnswers
+from benchctl.measuring.verdict import BaselineAnswers
 
 
-class Faithfulness:
+class TeacherForcing:
     """Computes the sums of answers, and caches them until `forget`."""
 
     def __init__(self, target: Target, baseline_answers: BaselineAnswers) -> None:
