@@ -138,7 +138,7 @@ def test_what_all_brings_in_does_not_keep_weights_from_being_read(unread: Path, 
 
 def test_batches_on_a_target_with_an_encoder_are_refused_before_its_weights_are_read(unread: Path) -> None:
     options = ("--method", "autoregressive", "--model", "encoding", "--draft-model", "", "--batch-size", "2")
-    assert "encoding has an encoder; batches are for targets without one" in refused(invoke(*options))
+    assert "encoding has an encoder" in refused(invoke(*options))
 
 
 def test_json_is_all_there_is_on_stdout(here: Path) -> None:
@@ -237,7 +237,7 @@ class TestRefusals:
 
     def test_a_gpu_that_is_not_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-        assert "no GPU that torch can use; run with --device cpu" in refused(invoke("--device", "cuda"))
+        assert "--device cpu" in refused(invoke("--device", "cuda"))
 
     def test_a_hub_id_without_network(self) -> None:
         """The tests run offline."""

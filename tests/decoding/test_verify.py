@@ -1,4 +1,4 @@
-"""Verdicts on literal drafts. test_sampled_distribution.py shows that sampled verdicts have the target's distribution."""
+"""Verdicts on literal drafts. For the distribution of sampled verdicts see test_sampled_distribution.py."""
 
 from __future__ import annotations
 
