@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fakes_judges import MadeUpPrompt
 from fixtures_records import RUN, baseline_row, drafted_row, exiting_row, write
 from judge_server import MODEL, Asked
 
@@ -24,15 +25,6 @@ from benchctl.records.writer import read
 
 KEY_ENV = "BENCHCTL_TEST_KEY"
 PRICE = Price(2.0, 8.0)
-
-
-@dataclass(frozen=True)
-class MadeUpPrompt:
-    """What judging asks of a prompt."""
-
-    turns: tuple[str, ...]
-    reference: tuple[str, ...] = ()
-    category: str = ""
 
 
 def good_and_bad(prompts: int) -> list[Row]:

@@ -143,7 +143,7 @@ def test_likelihood_refuses_a_model_with_other_weights(
     [
         ({"tokenizer_sha256": "b" * 64}, "other tokenizer"),
         ({"chat_template_sha256": ""}, "other chat template"),
-        ({"name": "nowhere"}, "is needed; say where it lies with --model"),
+        ({"name": "nowhere"}, "--model"),
     ],
 )
 def test_likelihood_refuses_another_text_to_ids_before_any_weights_are_read(
