@@ -112,8 +112,8 @@ def _checked(file: Path, sha256: str, name: str) -> Path:
     if not file.is_file():
         raise UserError("damaged_embedded_model", f"The embedded {name} lacks {file.name}; reinstall benchctl.")
     with file.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != sha256:
+        actual = hashlib.file_digest(stream, "sha256").hexdigest()
+    if actual != sha256:
         raise UserError(
             "damaged_embedded_model", f"{file.name} of the embedded {name} is not the one shipped; reinstall benchctl."
         )

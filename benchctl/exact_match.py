@@ -1,4 +1,4 @@
-"""Whether an answer is right, told without a judge: it ends with the exact answer that its prompt came with.
+"""Whether an answer is right, without a judge: it ends with the exact answer that its prompt came with.
 
 Only prompts that came with one are checked (SuiteInfo.exact_answers): a reference in free text, such as those of
 self-instruct and mt-bench, is never taken for one. A prompt without an exact answer has no score, rather than 0.
@@ -64,8 +64,8 @@ def _words(text: str) -> list[_Word]:
     plain = unicodedata.normalize("NFKC", raised).casefold().replace("\N{MINUS SIGN}", "-")
     whole = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), plain)
     parts = ["", *_GAP.split(_COMPARISON.sub(r" \1 ", whole))]  # gap, word, gap, word ...
-    found = ((_core(word), gap) for gap, word in zip(parts[::2], parts[1::2], strict=True))
-    return [_Word(core, gap) for core, gap in found if core]
+    words = ((_core(word), gap) for gap, word in zip(parts[::2], parts[1::2], strict=True))
+    return [_Word(core, gap) for core, gap in words if core]
 
 
 def _core(word: str) -> str:

@@ -115,8 +115,8 @@ def _builtin(group: str) -> tuple[str, ...]:
 
 def method_class(name: str) -> type[Method]:
     """The class behind a name. Raises UserError, listing the known names, for any other."""
-    found: type[Method] = _class(METHODS, name)
-    return found
+    method: type[Method] = _class(METHODS, name)
+    return method
 
 
 def method_options(name: str) -> tuple[Option, ...]:
@@ -126,8 +126,8 @@ def method_options(name: str) -> tuple[Option, ...]:
 
 def judge_class(name: str) -> type[Judge]:
     """The class behind a judge's name. Raises UserError, listing the known names, for any other."""
-    found: type[Judge] = _class(JUDGES, name)
-    return found
+    judge: type[Judge] = _class(JUDGES, name)
+    return judge
 
 
 def judge_options(name: str) -> tuple[Option, ...]:

@@ -10,8 +10,8 @@ from benchctl.decoding.modules.folder import modules_sha256
 from benchctl.errors import UserError
 from benchctl.measuring.check import Choice
 from benchctl.measuring.clock import utc_now
-from benchctl.measuring.header import model_info
 from benchctl.measuring.machine.host import commit, machine_facts, versions
+from benchctl.measuring.run import model_info
 from benchctl.registry import parse_label
 
 

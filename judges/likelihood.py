@@ -58,8 +58,8 @@ class Likelihood(GradingJudge):
         Raises UserError where the prompt is not the one that was answered, and where the likelihood is no number.
         """
         target, row = self._target(run), rows[-1]
-        found = likelihood(target, _prompt_ids(target.tokenizer, row, question), row.token_ids)
-        mean = found.logprob / found.tokens
+        answer = likelihood(target, _prompt_ids(target.tokenizer, row, question), row.token_ids)
+        mean = answer.logprob / answer.tokens
         if not math.isfinite(mean):
             raise UserError(
                 "likelihood_not_finite",
@@ -85,12 +85,11 @@ class Likelihood(GradingJudge):
                 raise
             raise UserError(
                 "target_not_found",
-                f"The target of {run.name} is needed; say where it lies with --model, beside --judge likelihood. "
-                f"{error}",
+                f"The target of {run.name} is needed; name its folder with --model and --judge likelihood. {error}",
             ) from error
 
-    def _check_same(self, what: str, found: str, recorded: str, run: Run) -> None:
-        if found != recorded:
+    def _check_same(self, what: str, actual: str, recorded: str, run: Run) -> None:
+        if actual != recorded:
             raise UserError(
                 "other_target",
                 f"'{self.model or run.target.name}' has other {what} than the target of {run.name}, "

@@ -75,7 +75,7 @@ def doctor(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Examine this machine: its facts, a sentinel kernel, memory bandwidth and FLOP rate, and what to mend.
+    """Examine this machine: its facts, a sentinel kernel, memory bandwidth and FLOP rate, and what to improve.
 
     With --aa, compare the baseline with itself: the false-positive rate (5% is expected), and the smallest effect that
     is detected with 80% power.
@@ -117,35 +117,35 @@ def show_machine(device: str, threads: int, as_json: bool) -> None:
     from benchctl.measuring.settings import ModelSettings
 
     chosen, _ = choose_device(ModelSettings(device=device))
-    found = examine_machine(chosen, threads)
+    examination = examine_machine(chosen, threads)
     if as_json:
-        click.echo(json.dumps(asdict(found), indent=2))
+        click.echo(json.dumps(asdict(examination), indent=2))
         return
-    for name, text in _facts(found):
+    for name, text in _facts(examination):
         click.echo(_labelled(name, text))
-    for advice in found.advice:
+    for advice in examination.advice:
         click.echo(textwrap.fill(advice[0].upper() + advice[1:], _WIDTH, initial_indent="* ", subsequent_indent="  "))
-    if not found.advice:
-        click.echo("Nothing to mend was found.")
+    if not examination.advice:
+        click.echo("No problem was found.")
 
 
-def _facts(found: Examination) -> Iterator[tuple[str, str]]:
-    facts, seen = found.facts, found.seen
+def _facts(examination: Examination) -> Iterator[tuple[str, str]]:
+    facts, seen = examination.facts, examination.seen
     yield "cpu", f"{facts['cpu']}, {facts['cores']} usable"
     yield "memory", f"{int(str(facts['memory_bytes'])) / 2**30:.1f} GiB"
     yield "system", str(facts["os"])
     if facts["gpu"]:
         yield "gpu", f"{facts['gpu']}, driver {facts['gpu_driver']}"
-    if found.gpu is not None:
-        yield "gpu now", _gpu(found.gpu)
-    threads = "1 thread" if found.threads == 1 else f"{found.threads} threads"
-    yield "measured on", threads if found.device == "cpu" else found.device
+    if examination.gpu is not None:
+        yield "gpu now", _gpu(examination.gpu)
+    threads = "1 thread" if examination.threads == 1 else f"{examination.threads} threads"
+    yield "measured on", threads if examination.device == "cpu" else examination.device
     yield (
         "sentinel",
-        f"{found.sentinel_s * 1e6:.1f} us a product, the slowest twentieth {seen.sentinel_spread:.0%} longer",
+        f"{examination.sentinel_s * 1e6:.1f} us a product, the slowest twentieth {seen.sentinel_spread:.0%} longer",
     )
-    yield "memory bandwidth", f"{found.memory_bandwidth_mb_s / 1e3:.1f} GB/s"
-    yield "FLOP rate", f"{found.flops_per_s / 1e9:,.0f} GFLOP/s ({found.flop_dtype})"
+    yield "memory bandwidth", f"{examination.memory_bandwidth_mb_s / 1e3:.1f} GB/s"
+    yield "FLOP rate", f"{examination.flops_per_s / 1e9:,.0f} GFLOP/s ({examination.flop_dtype})"
     if seen.foreign_cores is not None:
         yield "others", f"used {seen.foreign_cores:.1f} cores"
     if seen.waited_share is not None:
@@ -238,16 +238,16 @@ def print_findings(methods: Iterable[tuple[str, Iterable[Finding]]], what: Mappi
 
     `what` says of each check what passes it. Exits with 1 where a check fails.
     """
-    found: list[Finding] = []
+    all_findings: list[Finding] = []
     for label, findings in methods:
         if not as_json:
             click.echo(label)
         for finding in findings:
-            found.append(finding)
+            all_findings.append(finding)
             if not as_json:
                 click.echo(_finding_line(finding, what))
-    click.echo(json.dumps([asdict(finding) for finding in found], indent=2) if as_json else _sum(found))
-    if any(finding.verdict == "fail" for finding in found):
+    click.echo(json.dumps([asdict(finding) for finding in all_findings], indent=2) if as_json else _sum(all_findings))
+    if any(finding.verdict == "fail" for finding in all_findings):
         raise click.exceptions.Exit(1)
 
 
@@ -262,6 +262,6 @@ def _finding_line(finding: Finding, what: Mapping[str, str]) -> str:
     return textwrap.fill(text, 80, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
 
 
-def _sum(found: Sequence[Finding]) -> str:
-    counts = Counter(finding.verdict for finding in found)
+def _sum(all_findings: Sequence[Finding]) -> str:
+    counts = Counter(finding.verdict for finding in all_findings)
     return f"{counts['pass']} passed, {counts['fail']} failed, {counts['skip']} skipped."

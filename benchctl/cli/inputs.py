@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def read_files(names: Sequence[str]) -> list[RunFile]:
     """The files of `names`, which may be patterns such as results/*.jsonl; what is left out of them is said on stderr.
-    Files of scores, which such a pattern also matches, are found beside the results that they are of.
+    Files of scores, which such a pattern also matches, are skipped here.
 
     Raises UserError for a pattern without a match, for a file that cannot be read, and for a copy of another one.
     """
@@ -32,7 +32,7 @@ def read_files(names: Sequence[str]) -> list[RunFile]:
     if names and not paths:
         raise UserError(
             "scores_not_results",
-            f"{names[0]}: holds scores, not results. Name the results file beside it, or use --scores.",
+            f"{names[0]}: holds scores, not results. Name the results file next to it, or use --scores.",
         )
     files = [scan(path) for path in paths]
     for file in files:
@@ -76,7 +76,7 @@ def print_warnings(groups: Sequence[Group]) -> None:
 
 def paths_of(names: Sequence[str]) -> list[Path]:
     """The files that `names` mean, each once, patterns expanded. Raises UserError for a pattern without a match."""
-    found: dict[Path, Path] = {}
+    paths: dict[Path, Path] = {}
     for name in names:
         matches = sorted(glob(name)) if has_magic(name) and not Path(name).exists() else [name]
         if not matches:
@@ -84,8 +84,8 @@ def paths_of(names: Sequence[str]) -> list[Path]:
                 "no_file_matches", f"no file matches {name}. Measure with `benchctl run` first, or name results files."
             )
         for path in map(Path, matches):
-            found.setdefault(path.resolve(), path)
-    return list(found.values())
+            paths.setdefault(path.resolve(), path)
+    return list(paths.values())
 
 
 def decoder(run: Run) -> Callable[[Sequence[int]], str] | None:

@@ -20,6 +20,7 @@ from benchctl.options import setting
 
 if TYPE_CHECKING:
     from benchctl.cli.display import JudgeDisplay
+    from benchctl.judging.budget import Price
     from benchctl.judging.items import Prompts
     from benchctl.judging.judge import Judge
     from benchctl.judging.scoring import JudgeSettings, Judging, Summary
@@ -143,7 +144,7 @@ def judge(
 ) -> None:
     """Let a judge score the answers in results files against the baseline's, in both orders.
 
-    Scores go beside each file: first.scores.jsonl beside first.jsonl. What is there is not judged again, every reply is
+    Scores of first.jsonl go into first.scores.jsonl next to it. What is there is not judged again. Every reply is
     kept before it is used, and equal answers are never asked about. An interrupted judging goes on when called again.
 
     Exit code: 0; 1 where --max-usd, or a question too long for the judge, left judgements undone; 2 where it cannot be
@@ -223,23 +224,18 @@ def _judging(
 
 def settings_of(options: JudgeOptions, files: Sequence[RunFile]) -> JudgeSettings:
     """The settings of a judging, its judge prepared. Raises UserError for what a user can put right."""
-    from benchctl.judging.budget import price_of
     from benchctl.judging.items import JudgeName
     from benchctl.judging.judge import Place
     from benchctl.judging.scoring import JudgeSettings
-    from benchctl.registry import build_judge
 
-    label = judge_label(options)
-    judge = build_judge(label)
-    _check_used(options, label.name, judge)
+    label, judge = _build_judge(options)
     judge.prepare(Place(options.base_url, options.key_env, tuple(file.run for file in files)))
-    price = price_of(judge.model, options.price_in, options.price_out, at_usual_address=not options.base_url)
     return JudgeSettings(
         judge=JudgeName(_name(judge, label), judge),
         cache=options.cache or files[0].path.parent / CACHE,
         baseline=options.baseline_label,
         samples=options.repeats,
-        price=price,
+        price=_price(judge, options),
         max_usd=options.max_usd,
         concurrency=options.concurrency,
         tries=options.tries,
@@ -249,22 +245,39 @@ def settings_of(options: JudgeOptions, files: Sequence[RunFile]) -> JudgeSetting
 def check_judge(options: JudgeOptions, settings: RunSettings) -> None:
     """Check a judge, and the run that it is to judge, before the run is measured. Raises UserError for what a user can
     put right."""
-    from benchctl.judging.budget import check_budget, price_of
+    from benchctl.judging.budget import check_budget
     from benchctl.judging.judge import AskedJudge, Place
-    from benchctl.registry import build_judge
 
-    label = judge_label(options)
-    judge = build_judge(label)
-    _check_used(options, label.name, judge)
+    _, judge = _build_judge(options)
     _check_answers(judge, settings)
     if not isinstance(judge, AskedJudge):
         return  # what else it needs is seen when the answers are there
     judge.prepare(Place(options.base_url, options.key_env, ()))
     if not judge.paid:
         return
-    price = price_of(judge.model, options.price_in, options.price_out, at_usual_address=not options.base_url)
-    check_budget(judge, price, options.max_usd)
+    check_budget(judge, _price(judge, options), options.max_usd)
     judge.reach()
+
+
+def _build_judge(options: JudgeOptions) -> tuple[Label, Judge]:
+    """The judge, not prepared yet. Raises UserError for an option that a judge of its family does not use."""
+    from benchctl.judging.budget import is_paid
+    from benchctl.judging.judge import AskedJudge
+    from benchctl.registry import build_judge
+
+    label = judge_label(options)
+    judge = build_judge(label)
+    unused = (*(() if isinstance(judge, AskedJudge) else _OF_ASKED), *(() if is_paid(judge) else _OF_PAID))
+    for option in unused:
+        if getattr(options, option) != getattr(JudgeOptions, option):
+            raise UserError("unused_judge_option", f"{label.name} takes no --{option.replace('_', '-')}: leave it out.")
+    return label, judge
+
+
+def _price(judge: Judge, options: JudgeOptions) -> Price | None:
+    from benchctl.judging.budget import price_of
+
+    return price_of(judge.model, options.price_in, options.price_out, at_usual_address=not options.base_url)
 
 
 def _check_answers(judge: Judge, settings: RunSettings) -> None:
@@ -276,7 +289,7 @@ def _check_answers(judge: Judge, settings: RunSettings) -> None:
     if labels <= {BASELINE}:
         raise UserError(
             "nothing_to_judge",
-            f"judges set answers beside those of {BASELINE}, and nothing else is to be measured: add a --method, or "
+            f"judges compare answers with those of {BASELINE}, and nothing else is to be measured: add a --method, or "
             "leave --judge out.",
         )
     if judge.protocol == "likelihood" and settings.prompts.context_fill:
@@ -292,17 +305,6 @@ def _check_answers(judge: Judge, settings: RunSettings) -> None:
                 "nothing to grade by: measure the suite tasks or a file of prompts with exact answers, or take another "
                 "--judge.",
             )
-
-
-def _check_used(options: JudgeOptions, name: str, judge: Judge) -> None:
-    """Raises UserError for an option that a judge of this family would pass over."""
-    from benchctl.judging.budget import is_paid
-    from benchctl.judging.judge import AskedJudge
-
-    unused = (*(() if isinstance(judge, AskedJudge) else _OF_ASKED), *(() if is_paid(judge) else _OF_PAID))
-    for option in unused:
-        if getattr(options, option) != getattr(JudgeOptions, option):
-            raise UserError("unused_judge_option", f"{name} takes no --{option.replace('_', '-')}: leave it out.")
 
 
 def beside_run(options: JudgeOptions, target: str) -> JudgeOptions:

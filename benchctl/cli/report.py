@@ -50,9 +50,9 @@ def report(files: tuple[str, ...], out: Path, scores: tuple[str, ...]) -> None:
     from benchctl.measuring.clock import utc_now
 
     _check_page(out)
-    found = read_files(files or ("results/*.jsonl",))
-    groups = compare(found, read_scores(scores))
-    named = f"{len(found)} file{'s' if len(found) > 1 else ''}"
+    results = read_files(files or ("results/*.jsonl",))
+    groups = compare(results, read_scores(scores))
+    named = f"{len(results)} file{'s' if len(results) > 1 else ''}"
     made = f"Of {named}, made by benchctl {__version__} on {utc_now():%Y-%m-%d at %H:%M} UTC."
     page = page_of(groups, decoder, made=made)
     _write(out, page.html)

@@ -25,10 +25,10 @@ _POINTS: Final[Mapping[str, float]] = {"model_1": 1.0, "tie": 0.5, "model_2": 0.
 
 @dataclass(frozen=True)
 class Reply:
-    """What a judge said of `model`'s answer to one turn, alone ("" for `other`) or beside `other`'s.
+    """A judgement of `model`'s answer to one turn, alone ("" for `other`) or compared with `other`'s.
 
-    `points` are the answer's score, or 1, 0.5 or 0 beside another one; None where nothing could be read. `first` stood
-    first. `prompt` is what the judge was shown, with the answers in it ("" where the file does not tell).
+    `points` are the answer's score, or 1, 0.5 or 0 in a comparison; None where nothing could be read. `first` stood
+    first. `prompt` is what the judge was shown, with the answers in it ("" where the file lacks it).
     """
 
     model: str

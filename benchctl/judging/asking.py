@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from benchctl.judging.budget import NOTHING, Budget, OutOfBudget
 from benchctl.judging.items import Item
@@ -142,14 +141,7 @@ class Asker:
         )
 
 
-class Answered(NamedTuple):
-    """A question and its outcome."""
-
-    task: Task
-    outcome: Outcome
-
-
-def ask_all(asker: Asker, tasks: Sequence[Task], at_once: int) -> Generator[Answered]:
+def ask_all(asker: Asker, tasks: Sequence[Task], at_once: int) -> Generator[tuple[Task, Outcome]]:
     """Ask questions, `at_once` at a time, and give what came of them in the order in which they are done.
 
     The first is asked alone, so that a wrong key fails once. After the first error nothing more is sent; what is in
@@ -173,10 +165,10 @@ def ask_all(asker: Asker, tasks: Sequence[Task], at_once: int) -> Generator[Answ
         raise failure
 
 
-def _futures(asker: Asker, pool: ThreadPoolExecutor, tasks: Sequence[Task]) -> Iterator[Future[Answered]]:
-    def answer(task: Task) -> Answered:
+def _futures(asker: Asker, pool: ThreadPoolExecutor, tasks: Sequence[Task]) -> Iterator[Future[tuple[Task, Outcome]]]:
+    def answer(task: Task) -> tuple[Task, Outcome]:
         try:
-            return Answered(task, asker.ask(task))
+            return task, asker.ask(task)
         except BaseException:
             asker.stop.set()  # in this thread, which would take the next task before others learn of the error
             raise

@@ -85,7 +85,7 @@ def pairs_of(file: RunFile, prompts: Prompts, baseline: str, *, alone: bool) -> 
     session. A further repeat has the answers of the one that it measures again, of which only the times were in doubt
     (see measuring.plan).
 
-    `alone` takes every answer, the baseline's too, for itself; else each is set beside that of `baseline` to the same
+    `alone` takes every answer alone, the baseline's too; else each is compared with that of `baseline` to the same
     turn, repeat and session. Raises UserError where the file has no answer of `baseline`, nothing to judge, or answers
     a prompt that `prompts` does not have.
     """
@@ -129,11 +129,11 @@ def _check_labels(file: RunFile, rows: Mapping[RowKey, Row], baseline: str) -> N
         raise UserError(
             "unknown_baseline",
             f"{file.path}: holds no answers of the baseline '{baseline}'. Its labels: {', '.join(labels)}. "
-            "Name one of them by --baseline-label, or measure the baseline beside them.",
+            "Name one of them by --baseline-label, or measure the baseline with them.",
         )
     if len(labels) == 1:
         raise UserError(
-            "nothing_to_judge", f"{file.path}: holds answers of the baseline alone. Measure a method beside it."
+            "nothing_to_judge", f"{file.path}: holds answers of the baseline alone. Measure a method with it."
         )
 
 
@@ -277,7 +277,7 @@ def _blank(name: JudgeName, pair: Pair, order: Order, sample: int, template: str
 
 
 class Grades:
-    """Grades answers; the baseline's answer is set beside every label's, and repeats are often equal."""
+    """Grades answers; each once, because the same answer is compared with several."""
 
     def __init__(self, judge: GradingJudge) -> None:
         self._judge = judge

@@ -63,7 +63,7 @@ class Cache:
     """The replies of one judge, read from its file and appended to it. May be used by several threads.
 
     Entering raises UserError where another judging uses the file or it cannot be written, and InvalidData for a line
-    that is no reply; a torn last line is cut off, told through `notify`.
+    that is no reply; a torn last line is cut off, and `notify` is called.
     """
 
     def __init__(self, folder: Path, judge: str, *, notify: Callable[[str], None] = lambda notice: None) -> None:

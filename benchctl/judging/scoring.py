@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchctl.judging.asking import Answered, Asker, Task, ask_all, tasks_of
+from benchctl.judging.asking import Asker, Task, ask_all, tasks_of
 from benchctl.judging.budget import Budget, Price, Spent, check_budget, is_paid
 from benchctl.judging.items import (
     FilePairs,
@@ -23,7 +23,7 @@ from benchctl.judging.items import (
     with_outcome,
 )
 from benchctl.judging.judge import AskedJudge, GradingJudge, Usage
-from benchctl.judging.reply_cache import Cache
+from benchctl.judging.reply_cache import Cache, Outcome
 from benchctl.records.scores import Score, ScoreWriter, read_scores, score_key, scores_path
 from benchctl.records.writer import RunFile
 
@@ -205,19 +205,19 @@ class Judging:
         waiting = []
         for task, outcome in outcomes:
             if outcome is not None:
-                self._answered(Answered(task, outcome))
+                self._write_scores(task, outcome)
             elif task.fits(judge):
                 waiting.append(task)
             else:
                 self._counts.update(too_long=len(task.items))
         # Closed on the way out, whatever happens: what is not in flight then is never sent.
         with closing(ask_all(asker, waiting, self._settings.concurrency if judge.parallel else 1)) as answers:
-            for answered in answers:
-                self._answered(answered)
+            for task, outcome in answers:
+                self._write_scores(task, outcome)
         self._counts["unasked"] = sum(len(task.items) for task in waiting) - self._counts["asked"]
 
-    def _answered(self, answered: Answered) -> None:
-        task, outcome = answered
+    def _write_scores(self, task: Task, outcome: Outcome) -> None:
+        """The scores of the items of a question; the first carries the bill."""
         fresh = outcome.fresh
         bills = [self._budget.cost_usd(usage) for usage in (kept.reply.usage or task.most for kept in fresh)]
         known = [bill for bill in bills if bill is not None]

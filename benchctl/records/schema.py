@@ -41,7 +41,7 @@ Mode = Literal["free", "replay", "profile"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:
-    """A model, and the hashes that tell whether another run used the same one. Numbers are 0 in imported files."""
+    """A model, and the hashes that show whether another run used the same one. Numbers are 0 in imported files."""
 
     name: str
     family: str
@@ -104,7 +104,7 @@ class Run:
     of its rows. `context_fill` is the number of tokens put before each prompt. A step of the baseline reads
     `step_bytes` of weights, and `cache_token_bytes` of keys and values for every token of the text so far; 0 where that
     is not known. `imported` names the program whose file this was made from ("" for our own); such a run says 0 and ""
-    of what that file does not tell.
+    of what that file lacks.
     """
 
     kind: Literal["run"] = "run"
@@ -149,7 +149,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    """What an imported file tells of a generation, of which it keeps no lists. None is what it does not tell."""
+    """Sums of a generation in an imported file, which has no lists. None is what the file lacks."""
 
     new_tokens: Count | None = None
     steps: Count | None = None
@@ -164,7 +164,7 @@ class Row:
     `token_ids`. `committed[i]` is `accepted[i]`, plus one where the target added its bonus token, so that
     `len(token_ids) == 1 + sum(committed)`. A failed generation has an `error` and no numbers.
 
-    `counters` is what a method counts beside its steps, by name; of expert loading those of experts.fast_tier.Counts,
+    `counters` is what a method counts besides its steps, by name; of expert loading those of experts.fast_tier.Counts,
     over the decoding, with `bandwidth_mb_s` where loading was throttled to that.
 
     `batch` has the ids of the prompts that were decoded together, this one among them; their rows stand together, in

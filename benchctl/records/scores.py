@@ -1,4 +1,4 @@
-"""What judging writes and analysis reads: beside a results file, a JSONL file with a Score per judgement.
+"""What judging writes and analysis reads: next to a results file, a JSONL file with a Score per judgement.
 
 Each line says all that it rests on, so that it can be read alone; a file may hold those of several judges.
 """
@@ -37,13 +37,13 @@ class Score:
     """One judgement of an answer: what of, by whom, how, and how it turned out. Higher scores are better.
 
     The answer is that of the free row of `suite`, `prompt_id`, `turn`, `label`, `repeat` and `session` in the results
-    file beside; `baseline` is the label of the answer that it was set against, in its row of the same suite, prompt,
+    file next to it; `baseline` is the label of the answer it was compared with, in its row of the same suite, prompt,
     turn, repeat and session ("" for `single`, where the baseline's own rows are judged like all others).
     `answer_sha256` and `baseline_sha256` ("" for `single`) are of the texts judged: a score is of no other text. Both
-    are "" where an imported file does not tell the texts.
+    are "" where an imported file lacks the texts.
 
     `judge` is the judge's label with its options, `model` what it asked ("" for `exact`), `template` names the prompt
-    it asked with, and the first 16 digits of its sha256 ("" where it has none). `sample` tells repeated judgements of
+    it asked with, and the first 16 digits of its sha256 ("" where it has none). `sample` numbers repeated judgements of
     the same answers apart.
 
     By protocol: `pairwise` has both `score` and `baseline_score`, from 1 to 10, for each `order` of the two answers;
@@ -173,7 +173,7 @@ class ScoreFile:
 
 
 def scores_path(results: Path | str) -> Path:
-    """Where the scores of a results file are: `first.scores.jsonl` beside `first.jsonl`."""
+    """Where the scores of a results file are: `first.scores.jsonl` next to `first.jsonl`."""
     results = Path(results)
     return results.with_name(results.name.removesuffix(".jsonl") + SUFFIX)
 
@@ -220,9 +220,9 @@ def _with_current_labels(score: Score) -> Score:
 
 
 class ScoreWriter:
-    """Appends scores to the file beside a results file, and holds it for itself while it is open.
+    """Appends scores to the file next to a results file, and holds it for itself while it is open.
 
-    An existing file is gone on with: a torn last line is cut off (told through `notify`), and `stored` holds what is
+    An existing file is gone on with: a torn last line is cut off, with a notice,, and `stored` holds what is
     judged. Entering raises UserError if the file is being written or cannot be, and what `read_scores` raises.
     """
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from benchctl.errors import InvalidData, UserError
-from benchctl.records.reader import RowKey, StoredRows, index, is_json, row_key, run_of, torn_batch, with_current_labels
+from benchctl.records.reader import StoredRows, index, is_json, run_of, torn_batch, with_current_labels
 from benchctl.records.schema import ModelInfo, Row, Run, SuiteInfo, to_line
 
 _SAME_ON_RESUME = (
@@ -50,7 +50,7 @@ def _difference(old: Any, new: Any) -> str:
     """What `old` has and `new` has not, by name where it has one: lists of methods and suites are long."""
     if not (isinstance(old, tuple) and isinstance(new, tuple)):
         return f"it has {_short(old)}, this run has {_short(new)}"
-    lost, added = ([item for item in one if item not in other] for one, other in ((old, new), (new, old)))
+    lost, added = [item for item in old if item not in new], [item for item in new if item not in old]
     if not (lost or added):
         return "it has them in another order"
     return f"it has {_names(lost)}, this run has {_names(added)} instead"
@@ -81,10 +81,6 @@ class RunFile:
     rows: Sequence[Row] = ()
     notices: tuple[str, ...] = ()
     whole_bytes: int = 0
-
-    def keys(self) -> frozenset[RowKey]:
-        """The generations that are done, failed ones included."""
-        return frozenset(map(row_key, self.rows))
 
 
 def read(path: Path | str) -> RunFile:
@@ -159,8 +155,8 @@ def check_writable(path: Path) -> None:
 
 
 class LineFile:
-    """Holds a file for itself while it is open. `writer` says who writes such files, for whom another one is told to
-    wait, `instead` what else can be done, and `full` what to do once the disk refuses a line.
+    """Holds a file for itself while it is open. For the errors, `writer` names the program that writes such files,
+    `instead` is the advice while another process holds the file, and `full` the advice for a full disk.
 
     Raises UserError, on opening, if the file is being written or cannot be.
     """
@@ -210,11 +206,11 @@ class LineFile:
 class Writer:
     """Appends rows to a results file, and holds the file for itself while it is open.
 
-    With `resume` an existing file is continued: a torn last line is cut off (told through `notify`) and `stored` holds
+    With `resume` an existing file is continued: a torn last line is cut off, with a notice, and `stored` holds
     the rows that are done. Entering raises UserError if the file is another run's, is being written, or cannot be.
 
         with Writer(path, run, resume=True) as writer:
-            done = writer.stored.keys()
+            done = writer.stored.rows
             writer.append(row)
     """
 

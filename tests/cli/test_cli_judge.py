@@ -100,16 +100,16 @@ def test_scores_files_among_the_results_are_passed_over(results: Path, reply: Ca
     """The shell makes results/*.jsonl into both."""
     assert gpt(results).exit_code == 0
     told = gpt(results, "--dry-run", "--base-url", "http://localhost:1/v1").stdout
-    assert "To ask: 0 questions" in told and "Cost: nothing." in told, "though nobody knows the price there"
+    assert " 0 questions" in told and "Cost: nothing." in told
     again = judge(*sorted(results.parent.glob("*.jsonl")), "--judge", "gpt", "--model", "gpt-4o")
-    assert again.exit_code == 0 and "0 of 9 judgements written, 9 were there before" in again.stderr
+    assert again.exit_code == 0 and " 0 of 9 " in again.stderr and " 9 were there" in again.stderr
 
 
 def test_a_dry_run_needs_no_key_and_writes_nothing(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     result = gpt(results, "--dry-run")
     assert result.exit_code == 0, result.output
-    assert "To ask: 6 questions" in result.stdout and "Cost: about $0.00" in result.stdout
+    assert " 6 questions" in result.stdout and "$0.00" in result.stdout
     assert sorted(path.name for path in results.parent.iterdir()) == ["first.jsonl"]
 
 
@@ -148,7 +148,7 @@ def test_how_a_judge_is_reached_makes_no_other_judge_of_it(results: Path, reply:
     """With another time-out everything was once asked and paid for again, by a judge of another name."""
     assert judge(results, "--judge", "gpt[model=gpt-4o]").exit_code == 0
     again = judge(results, "--judge", "gpt[model=gpt-4o,timeout_s=300]")
-    assert "gpt[model=gpt-4o]: 0 of 9 judgements written, 9 were there before; nothing spent." in again.stderr
+    assert again.stderr.startswith("gpt[model=gpt-4o]: 0 of 9 ")
     other = judge(results, "--judge", "gpt[model=gpt-4o,temperature=1]", "--dry-run")
     assert "To ask: 6 questions" in other.stdout
 
@@ -170,7 +170,7 @@ def test_a_dry_run_gives_an_upper_bound(results: Path, reply: Callable[[Any], No
     ("arguments", "problem"),
     [
         (("--judge", "gpt"), "gpt needs a model"),
-        (("--judge", "gtp", "--model", "m"), "Unknown judge 'gtp'. Did you mean 'gpt'?"),
+        (("--judge", "gtp", "--model", "m"), "'gtp'. Did you mean 'gpt'"),
         (("--judge", "gpt[modle=m]"), "gpt has no option 'modle'"),
         (("--judge", "gpt[model=m]", "--model", "m"), "both name a model"),
         (("--judge", "exact", "--model", "m"), "exact has no option 'model'|exact takes no --model"),
@@ -274,7 +274,7 @@ def test_the_default_judge_is_gpt_with_a_key_and_likelihood_without(monkeypatch:
     assert judge_label(JudgeOptions()).text == "likelihood"
     assert judge_label(JudgeOptions(model="m")).text == "gpt[model=m]"
     assert judge_label(JudgeOptions(judge="local", model="m")).text == "local[model=m]"
-    assert judge_label(JudgeOptions(key_env="MY_KEY")).text == "gpt", "its error then names the variable"
+    assert judge_label(JudgeOptions(key_env="MY_KEY")).text == "gpt", "MY_KEY"
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     assert judge_label(JudgeOptions()).text == "gpt"
 

@@ -39,7 +39,7 @@ def test_the_tables_say_what_was_predicted_measured_and_where_the_gap_lies(profi
     lines = lines_of(invoke(profiled))
     assert max(map(len, lines)) <= 80
     text = "\n".join(lines)
-    assert lines[0] == f"Decoding, against {BASELINE} on reference; prefill left out."
+    assert f"{BASELINE} on reference" in lines[0]
     assert "two_model           2.67x [2.67, 2.67]  2.14x [2.14, 2.14]  -0.53  unexplained" in text
     assert "early_exit          1.58x [1.58, 1.58]  1.14x [1.14, 1.14]  -0.45" in text
     (shares,) = [line.split() for line in lines if line.startswith("two_model") and "25.0" in line]
@@ -72,14 +72,14 @@ def test_json_has_every_figure(profiled: Path) -> None:
 def test_what_cannot_be_predicted_is_a_note_with_what_to_do(tmp_path: Path) -> None:
     lines = lines_of(invoke(write(tmp_path / "free.jsonl", usual_rows(3))))
     text = " ".join(" ".join(lines).split())
-    assert f"Note: {DRAFTED} is not predicted: nearly all its steps draft as many tokens" in text
+    assert f"Note: {DRAFTED} is not predicted" in text
     assert "Measure with --profile." in text
     assert "early_exit" in text
 
 
 def test_a_run_without_generations_is_refused(tmp_path: Path) -> None:
     result = invoke(write(tmp_path / "empty.jsonl", [], RUN))
-    assert result.exit_code == 2 and "no generations to predict from" in result.stderr
+    assert result.exit_code == 2 and "no generations" in result.stderr
 
 
 def test_a_run_with_profile_is_predicted_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def test_a_sweep_measures_every_combination_and_names_the_best(here: Path) -> No
         "two_model[draft_tokens=3]",
         "two_model[draft_tokens=3,confidence=0.5]",
     ]
-    assert "best of 4 labels of two_model" in " ".join(result.stdout.split())
+    assert "4 labels of two_model" in " ".join(result.stdout.split())
     both = invoke(*sweep, "--method", "prompt_lookup", "--repeats", "1", "--out", "both.jsonl")
     assert both.exit_code == 0, both.output
     assert len(read(here / "both.jsonl").run.methods) == 6
@@ -126,19 +126,20 @@ def test_modules_for_a_target_of_other_sizes_are_refused_before_weights_are_read
     method, other = Medusa(heads=2), tiny_target("llama", layers=4)
     save_modules(unread / "heads", untrained(method, other), facts_of("medusa", method, other))
     told = refused(invoke("--method", "medusa[heads=2,modules=heads]", "--model", "absent"))
-    assert "heads: made for tiny (4 layers of 32, vocabulary 96), but the target has 3 layers of 32" in told
-    assert told.endswith("name modules trained for this target")
+    assert "heads: made for tiny" in told and "4 layers of 32" in told and "3 layers of 32" in told
+    assert told.endswith("trained for this target")
 
 
 @pytest.mark.parametrize("model", ["absent", "broken"])
 def test_what_all_brings_in_does_not_keep_weights_from_being_read(unread: Path, model: str) -> None:
     told = refused(invoke("--method", "all", "--model", model))
-    assert "cannot load" in told and "cannot run on this target" not in told
+    assert "cannot load" in told and "cannot run" not in told
 
 
 def test_batches_on_a_target_with_an_encoder_are_refused_before_its_weights_are_read(unread: Path) -> None:
     options = ("--method", "autoregressive", "--model", "encoding", "--draft-model", "", "--batch-size", "2")
-    assert "encoding has an encoder; batches are for targets without one" in refused(invoke(*options))
+    told = refused(invoke(*options))
+    assert "encoding has an encoder" in told and "--batch-size" in told
 
 
 def test_json_is_all_there_is_on_stdout(here: Path) -> None:
@@ -151,9 +152,9 @@ def test_away_from_a_terminal_there_is_a_line_at_the_start_and_one_at_the_end(he
     """What transformers draws while it loads is its own."""
     lines = invoke("--method", "prompt_lookup").stderr.splitlines()
     ours = [line for line in lines if line and not line.startswith("Loading weights")]
-    assert ours[0].startswith("Prompts: 3 of three (file). Target: target, float32, cpu, 1 thread.")
-    assert ours[0].endswith("Methods: autoregressive, prompt_lookup. -> out.jsonl")
-    assert ours[1].startswith("16 generations measured in ") and ours[1].endswith("% of the time outside steps.")
+    assert all(fact in ours[0] for fact in ("3 of three (file)", "target, float32, cpu, 1 thread"))
+    assert ours[0].endswith("autoregressive, prompt_lookup. -> out.jsonl")
+    assert ours[1].startswith("16 generations ") and "% of the time" in ours[1]
     assert len(ours) == 2
 
 
@@ -190,7 +191,7 @@ def test_all_runs_every_method_and_says_which_cannot(here: Path) -> None:
     usual = "run --model target --bench three.jsonl --device cpu --max-new-tokens 3 --out out.jsonl"
     result = CliRunner().invoke(main, usual.split())
     assert result.exit_code == 0, result.output
-    assert "two_model cannot run here: it needs a draft model; name one with --draft-model." in result.stderr
+    assert "two_model cannot run here" in result.stderr and "--draft-model" in result.stderr
     labels = {row.label for row in read(here / "out.jsonl").rows}
     assert {"autoregressive", "prompt_lookup", "early_exit"} <= labels and "two_model" not in labels
 
@@ -237,12 +238,12 @@ class TestRefusals:
 
     def test_a_gpu_that_is_not_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-        assert "no GPU that torch can use; run with --device cpu" in refused(invoke("--device", "cuda"))
+        assert "--device cpu" in refused(invoke("--device", "cuda"))
 
     def test_a_hub_id_without_network(self) -> None:
         """The tests run offline."""
         message = refused(invoke("--model", "nobody/no-such-model"))
-        assert "cannot load nobody/no-such-model" in message and "network" in message
+        assert "nobody/no-such-model" in message and "network" in message
 
     def test_a_folder_that_holds_no_model(self, here: Path) -> None:
         (here / "empty").mkdir()
@@ -254,17 +255,17 @@ class TestRefusals:
         tokenizer["model"]["vocab"] = {token: 319 - index for token, index in tokenizer["model"]["vocab"].items()}
         (other / "tokenizer.json").write_text(json.dumps(tokenizer))
         message = refused(invoke("--draft-model", "other"))
-        assert "'other' has another tokenizer than the target 'target'" in message and "--draft-model" in message
+        assert "'other'" in message and "tokenizer" in message and "--draft-model" in message
 
     def test_a_method_without_its_draft_model(self) -> None:
         usual = "run --model target --bench three.jsonl --method two_model"
         message = refused(CliRunner().invoke(main, usual.split()))
-        assert message == "two_model cannot run: it needs a draft model; name one with --draft-model."
+        assert message.startswith("two_model cannot run") and "--draft-model" in message
 
     def test_a_prompt_longer_than_the_context(self, here: Path) -> None:
         write_prompts(here / "long.jsonl", [{"id": "endless", "prompt": "Say something. " * 100}, {"prompt": "Hi"}])
         message = refused(invoke("--bench", "long.jsonl"))
-        assert "1 of 2 prompts of long do not fit" in message and "endless (" in message
+        assert "1 of 2 prompts of long" in message and "endless (" in message
         assert "--long-prompts skip" in message and "--long-prompts cut" in message
 
     @pytest.mark.parametrize(
@@ -284,7 +285,7 @@ class TestRefusals:
         """A path below an ordinary file: permissions would not stop the root user."""
         (here / "wall").write_text("")
         message = refused(invoke("--out", "wall/out.jsonl"))
-        assert "wall" in message and "Give another --out" in message
+        assert "wall" in message and "--out" in message
 
     def test_a_file_that_is_a_folder(self) -> None:
         assert "is not an ordinary file" in refused(invoke("--out", "target"))
@@ -310,7 +311,7 @@ class TestRefusals:
 def test_an_existing_file_is_never_written_over(here: Path, no_weights: None) -> None:
     (here / "out.jsonl").write_text("dear\n")
     message = refused(invoke())
-    assert "exists. Continue it with --resume, or give another --out" in message
+    assert "--resume" in message and "--out" in message
     assert (here / "out.jsonl").read_text() == "dear\n"
 
 
@@ -328,7 +329,7 @@ def test_a_finished_run_resumed_prints_its_table_again(here: Path) -> None:
     second = invoke("--method", "prompt_lookup", "--resume")
     assert second.exit_code == 0
     assert second.stdout == first.stdout
-    assert "0 generations measured in 0 s; 16 " in second.stderr
+    assert "0 generations measured" in second.stderr and "; 16 " in second.stderr
 
 
 def test_failed_generations_are_counted_and_when_all_fail_so_does_the_command(
@@ -340,7 +341,7 @@ def test_failed_generations_are_counted_and_when_all_fail_so_does_the_command(
     monkeypatch.setattr("benchctl.measuring.measure.decode", fail)
     result = invoke("--method", "prompt_lookup")
     assert result.exit_code == 1
-    assert "16 FAILED: see `error` in their rows" in result.stderr
+    assert "16 FAILED" in result.stderr
     errors = {row.error for row in read(here / "out.jsonl").rows if row.turn == 0}
     assert errors == {"RuntimeError: out of luck"}
 

@@ -1,4 +1,4 @@
-"""Verdicts on literal drafts. That sampled verdicts have the target's distribution is shown in test_distribution.py."""
+"""Verdicts on literal drafts. For the distribution of sampled verdicts see test_sampled_distribution.py."""
 
 from __future__ import annotations
 

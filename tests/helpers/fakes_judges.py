@@ -62,7 +62,7 @@ class Scripted(AskedJudge):
 
 
 @dataclass(frozen=True)
-class Asked:
+class MadeUpPrompt:
     """What judging asks of a prompt."""
 
     turns: tuple[str, ...]
@@ -86,14 +86,14 @@ class Bench:
 
     folder: Path
     rows: Sequence[Row]
-    prompts: dict[tuple[str, str], Asked] = field(default_factory=dict)
+    prompts: dict[tuple[str, str], MadeUpPrompt] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
     on_progress: Callable[[Progress], None] = lambda progress: None
 
     def __post_init__(self) -> None:
         self.results = write(self.folder / "first.jsonl", self.rows)
-        known = {(row.suite, row.prompt_id): Asked((f"Ask {row.prompt_id}?",)) for row in self.rows}
+        known = {(row.suite, row.prompt_id): MadeUpPrompt((f"Ask {row.prompt_id}?",)) for row in self.rows}
         self.prompts = known | self.prompts
 
     def judging(self, judge: Any, **settings: Any) -> Judging:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fakes_judges import MadeUpPrompt
 from fixtures_records import RUN, baseline_row, drafted_row, exiting_row, write
 from judge_server import MODEL, Asked
 
@@ -15,24 +16,15 @@ from benchctl.judging.budget import Price
 from benchctl.judging.items import JudgeName
 from benchctl.judging.judge import Place
 from benchctl.judging.scoring import JudgeSettings, Judging, Summary, World
-from benchctl.measuring.header import suite_info
 from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.prompts.suites import load_suite
+from benchctl.measuring.run import suite_info
 from benchctl.records.schema import Row
 from benchctl.records.scores import Score, read_scores, scores_path
 from benchctl.records.writer import read
 
 KEY_ENV = "BENCHCTL_TEST_KEY"
 PRICE = Price(2.0, 8.0)
-
-
-@dataclass(frozen=True)
-class MadeUpPrompt:
-    """What judging asks of a prompt."""
-
-    turns: tuple[str, ...]
-    reference: tuple[str, ...] = ()
-    category: str = ""
 
 
 def good_and_bad(prompts: int) -> list[Row]:

@@ -19,7 +19,7 @@ from benchctl.errors import UserError
 from benchctl.judges.exact import Exact
 from benchctl.judges.likelihood import Likelihood
 from benchctl.judging.judge import Place, Question
-from benchctl.measuring.header import model_info
+from benchctl.measuring.run import model_info
 from benchctl.records.schema import Row, Run
 
 STOP = 2
@@ -143,7 +143,7 @@ def test_likelihood_refuses_a_model_with_other_weights(
     [
         ({"tokenizer_sha256": "b" * 64}, "other tokenizer"),
         ({"chat_template_sha256": ""}, "other chat template"),
-        ({"name": "nowhere"}, "is needed; say where it lies with --model"),
+        ({"name": "nowhere"}, "--model"),
     ],
 )
 def test_likelihood_refuses_another_text_to_ids_before_any_weights_are_read(

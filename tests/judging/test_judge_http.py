@@ -28,7 +28,7 @@ from judge_server import (
     Says,
     marks,
 )
-from judged import KEY_ENV, PRICE, Court, answers_shown, fair, good_and_bad
+from judged import KEY_ENV, PRICE, Court, fair, good_and_bad
 from refusals import refused
 
 from benchctl.errors import UserError
@@ -72,26 +72,6 @@ def outcomes(scores: list[Score]) -> Counter[tuple[str, float | None, float | No
 
 
 RIGHT = Counter({(EXITING, 3.0, 9.0): QUESTIONS, (DRAFTED, None, None): PROMPTS})
-
-
-def test_both_orders_are_asked_and_equal_answers_are_not(court: Court) -> None:
-    with JudgeServer(lambda asked: Says(fair(asked))) as server:
-        summary = court.judge(server.url)
-    shown = Counter(tuple(answers_shown(asked)) for asked in server.asked)
-    assert shown == {("good", "bad"): PROMPTS, ("bad", "good"): PROMPTS}
-    assert outcomes(court.scores()) == RIGHT
-    assert (summary.written, summary.ties, summary.unreadable) == (ALL, PROMPTS, 0)
-    assert {score.order for score in court.scores()} == {"baseline_first", "baseline_second", ""}
-
-
-def test_a_judge_that_likes_what_stands_first_gives_each_answer_both_places(court: Court) -> None:
-    with JudgeServer(lambda asked: Says("8 4")) as server:
-        court.judge(server.url)
-    judged = [score for score in court.scores() if not score.identical]
-    assert {(score.order, score.score, score.baseline_score) for score in judged} == {
-        ("baseline_first", 4.0, 8.0),
-        ("baseline_second", 8.0, 4.0),
-    }
 
 
 def in_a_minute() -> str:
@@ -146,28 +126,6 @@ def test_a_reply_that_cannot_be_read_is_asked_for_again_and_kept_with_its_bill(c
     assert outcomes(court.scores()) == RIGHT
     assert (summary.unreadable, len(server.asked)) == (0, 2 * QUESTIONS)
     assert {score.tries for score in court.scores() if not score.identical} == {2}
-
-
-@pytest.mark.parametrize(
-    "reply", ["Assistant A: {}/10, assistant B: {}/10", "{} {}\n\nBoth are short.", "**{} {}**", "{}, {}", "{}.0 {}.0"]
-)
-def test_scores_with_words_around_them_are_read_at_once(court: Court, reply: str) -> None:
-    with JudgeServer(lambda asked: Says(reply.format(*fair(asked).split()))) as server:
-        court.judge(server.url)
-    assert outcomes(court.scores()) == RIGHT
-    assert len(server.asked) == QUESTIONS
-
-
-@pytest.mark.parametrize("reply", ["11 0", "7", "7 8 9", "-3 5", "A is better.", "8 or 7? I cannot tell 9 from 8."])
-def test_what_stays_unreadable_is_counted_and_never_scored(court: Court, reply: str) -> None:
-    with JudgeServer(lambda asked: Says(reply)) as server:
-        summary = court.judge(server.url)
-    judged = [score for score in court.scores() if not score.identical]
-    assert (summary.unreadable, len(judged), len(server.asked)) == (QUESTIONS, QUESTIONS, 3 * QUESTIONS)
-    assert {(score.score, score.baseline_score, score.tries, score.reply) for score in judged} == {
-        (None, None, 3, reply)
-    }
-    assert all(score.unreadable for score in judged)
 
 
 @pytest.mark.parametrize(("asked", "least_s", "most_s"), [("7", 7.0, 7.0), ("date", 50.0, 61.0)])

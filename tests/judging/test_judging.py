@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from fakes_judges import COST_USD, MOST_USD, Asked, Bench, Scripted, rows_of, says
+from fakes_judges import COST_USD, MOST_USD, Bench, MadeUpPrompt, Scripted, rows_of, says
 from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, failed, write
 from refusals import refused
 
@@ -176,13 +176,6 @@ def test_what_another_judging_wrote_while_the_judge_was_reached_is_not_written_a
     assert len(scores_path(bench.results).read_bytes().splitlines()) == len(bench.scores()) == 9
 
 
-def test_a_reply_that_can_be_read_ends_the_tries(bench: Bench) -> None:
-    judge = Scripted(lambda messages, tries: says("no" if tries == 0 else "5 5")(messages, tries))
-    bench.judging(judge).run()
-    judged = [score for score in bench.scores() if score.label == EXITING]
-    assert [(score.tries, score.score, score.reply) for score in judged] == [(2, 5.0, "5 5")] * 6
-
-
 def test_every_reply_is_in_the_cache_before_anything_else_happens_with_it(bench: Bench) -> None:
     """Also what costs a try: a kill between the two tries once paid for the first one again."""
 
@@ -267,12 +260,6 @@ def test_the_budget_is_never_passed_and_says_what_it_left(bench: Bench) -> None:
     more = Scripted(fair)
     assert bench.judging(more, max_usd=1.0).run().unasked == 0
     assert len(more.asked) == 4
-
-
-def test_a_budget_of_nothing_asks_nothing(bench: Bench) -> None:
-    judge = Scripted(fair)
-    assert bench.judging(judge, max_usd=0.0).run().unasked == 6
-    assert judge.asked == []
 
 
 def test_with_many_in_flight_the_budget_waits_for_what_they_turn_out_to_cost(tmp_path: Path) -> None:
@@ -392,7 +379,7 @@ def two_turns(prompt_id: str) -> list:  # type: ignore[type-arg]
 
 
 def test_a_second_turn_is_judged_with_the_first_as_context(tmp_path: Path) -> None:
-    prompts = {("koala", "p0"): Asked(("First?", "Second?"))}
+    prompts = {("koala", "p0"): MadeUpPrompt(("First?", "Second?"))}
     bench = Bench(tmp_path, two_turns("p0"), prompts)
     judge = Scripted(fair)
     bench.judging(judge).run()
@@ -412,7 +399,7 @@ def test_reference_answers_are_shown_where_an_answer_is_right_or_wrong(
     tmp_path: Path, protocol: Literal["single", "pairwise"], category: str, seen: bool
 ) -> None:
     """Pairs were once judged without them; their prompt with one is another, so that scores tell which was asked."""
-    prompts = {("koala", "p0"): Asked(("First?", "Second?"), ("It is 4.", "It is 5."), category)}
+    prompts = {("koala", "p0"): MadeUpPrompt(("First?", "Second?"), ("It is 4.", "It is 5."), category)}
     bench = Bench(tmp_path, two_turns("p0"), prompts)
     judge = Scripted(says("7" if protocol == "single" else "7 8"), protocol=protocol)
     bench.judging(judge).run()

@@ -12,7 +12,7 @@ from refusals import refused
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
 from benchctl.measuring.check import check
-from benchctl.measuring.prompts.fit import TEXT, Filler, make_filler
+from benchctl.measuring.prompts.fit import Filler, filler_text, make_filler
 from benchctl.measuring.run import run
 from benchctl.measuring.settings import RunSettings
 from benchctl.records.writer import RunFile, read
@@ -45,11 +45,11 @@ def filled(settings: RunSettings, fill: int) -> RunSettings:
 def test_a_filler_has_exactly_so_many_tokens_of_the_text(tokenizer: TargetTokenizer, tokens: int) -> None:
     ids = make_filler(tokenizer, tokens).ids
     assert len(ids) == tokens
-    assert TEXT.startswith(tokenizer.decode_text(ids))
+    assert filler_text().startswith(tokenizer.decode_text(ids))
 
 
 def test_where_the_text_ends_it_begins_again(tokenizer: TargetTokenizer) -> None:
-    once = tokenizer.encode_text(TEXT)
+    once = tokenizer.encode_text(filler_text())
     tokenizer.context_tokens = 10 * len(once)
     ids = list(make_filler(tokenizer, len(once) + 3).ids)
     assert ids == [*once, *once[:3]]

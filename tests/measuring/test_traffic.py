@@ -11,7 +11,7 @@ from tiny import tiny_model
 from tiny_encoder import random_folder
 
 from benchctl.decoding.model.target import Target
-from benchctl.measuring.header import Traffic, traffic_of
+from benchctl.measuring.run import Traffic, traffic_of
 
 
 def read_of(model: Any, share: float = 1.0) -> int:

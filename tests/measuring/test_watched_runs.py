@@ -15,8 +15,8 @@ from fixtures_run import GENERATIONS, LABELS, make_folder, make_settings, measur
 
 from benchctl.cli import doctor as doctor_aa
 from benchctl.cli import main
-from benchctl.measuring import header, validity
 from benchctl.measuring import run as runs
+from benchctl.measuring import validity
 from benchctl.measuring.check import check
 from benchctl.measuring.machine import advice as examinations
 from benchctl.measuring.machine.advice import LoadSample
@@ -66,7 +66,7 @@ def show(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Chosen]:
 
     def make(*shown: Mapping[str, float]) -> Chosen:
         chosen = Chosen(*shown)
-        monkeypatch.setattr(header, "bandwidth_mb_s", lambda device, threads: None)
+        monkeypatch.setattr(runs, "bandwidth_mb_s", lambda device, threads: None)
         monkeypatch.setattr(runs, "make_meter", lambda device, watch: Meter(device, [chosen]))
         return chosen
 

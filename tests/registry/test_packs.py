@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from refusals import refused
 
 from benchctl import bundled
 from benchctl.cli import main
 from benchctl.decoding.modules import folder as modules
-from benchctl.errors import UserError
 
 WEIGHTS, TOKENIZER = b"weights", b"{}"
 PACK_BYTES = 64 * 2**20
@@ -68,7 +68,7 @@ def test_a_folder_with_an_embedded_name_is_neither_taken_nor_passed_over(
     """A draft model was trained for an hour on the answers of the embedded model of that name."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "big").mkdir()
-    with pytest.raises(UserError, match=r"'big' is an embedded model, and a folder here has the same name.* \./big"):
+    with refused("ambiguous_model", "./big"):
         bundled.resolve("big")
     assert bundled.resolve("./big") == Path("big")
     assert bundled.resolve("small") == pack / "small-folder"
@@ -77,10 +77,10 @@ def test_a_folder_with_an_embedded_name_is_neither_taken_nor_passed_over(
 @pytest.mark.parametrize("file", [bundled.WEIGHTS, bundled.TOKENIZER])
 def test_an_altered_or_missing_file_is_refused(pack: Path, file: str) -> None:
     (pack / "big-folder" / file).write_bytes(b"other")
-    with pytest.raises(UserError, match=f"{file} of the embedded model 'big' is not the one shipped"):
+    with refused("damaged_embedded_model", file, "'big'"):
         bundled.resolve("big")
     (pack / "small-folder" / file).unlink()
-    with pytest.raises(UserError, match=f"'small' lacks {file}"):
+    with refused("damaged_embedded_model", file, "'small'"):
         bundled.resolve("small")
 
 
@@ -97,7 +97,7 @@ def test_modules_belong_to_a_model_and_are_checked(pack: Path) -> None:
     assert bundled.modules_for("small", "medusa") is None
     _forget()
     (folder / bundled.MODULES).write_bytes(b"other")
-    with pytest.raises(UserError, match="modules.safetensors of the embedded modules of medusa for 'big' is not"):
+    with refused("damaged_embedded_model", "modules.safetensors", "medusa", "'big'"):
         bundled.modules_for("big", "medusa")
 
 
@@ -118,14 +118,14 @@ def test_owner_and_name_is_a_hub_id(pack: Path) -> None:
 
 @pytest.mark.parametrize("name", ["bigg", "./missing/folder", "/missing/folder", "../missing", "a/b/c", ""])
 def test_anything_else_lists_the_embedded_names(pack: Path, name: str) -> None:
-    with pytest.raises(UserError, match="Embedded models: big, small; or give a folder"):
+    with refused("unknown_model", f"'{name}'", "big, small"):
         bundled.resolve(name)
 
 
 def test_a_package_without_models_says_so(pack: Path) -> None:
     (pack / "index.json").unlink()
     assert bundled.models() == ()
-    with pytest.raises(UserError, match="carries no embedded target"):
+    with refused("no_embedded_target", "--model"):
         bundled.default_target()
 
 

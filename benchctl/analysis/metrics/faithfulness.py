@@ -1,6 +1,6 @@
 """Fidelity that needs no judge: token agreement, what the target thinks of an answer, degeneration and exact match.
 
-The sums about the target's opinion come from measuring/faithfulness.py. Rows that agree with the baseline have none:
+The sums about the target's opinion come from measuring/teacher_forcing.py. Rows that agree with the baseline have none:
 all their tokens are the target's, and their difference in log-likelihood is 0.
 """
 

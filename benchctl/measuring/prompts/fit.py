@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from itertools import cycle, islice
 
 from benchctl.decoding.model.tokenizer import Message, TargetTokenizer, talk
@@ -87,34 +88,6 @@ def _longest_turn_tokens(prompt: Prompt, tokenizer: TargetTokenizer) -> int:
     return len(tokenizer.encode_chat(messages(prompt, [""] * (len(prompt.turns) - 1))))
 
 
-TEXT = """\
-The harbour at the mouth of the river was built twice. The first pier was made of oak, and the winter storms took it
-apart within a generation, beam by beam, until only a row of black stumps was left at low tide. The second one was made
-of granite that came down from the hills on flat boats, and it has not moved since. Fishermen mend their nets on it when
-the weather is dry, and children sit at its end and count the ferries that cross to the islands.
-
-Behind the harbour there is a market. On Tuesdays farmers bring cheese, plums, honey and wool, and on Fridays people
-come from the villages to sell what they have found in their attics: clocks without hands, maps of countries that have
-changed their names, a box of brass buttons, a violin with two strings. An old man repairs umbrellas beside the
-fountain. He says that he has never lost one, though he has found many.
-
-The road to the north follows the river as far as the mill and then climbs through beech woods. In spring the ground
-there is white with anemones; in autumn the leaves lie so deep that one hears a walker long before seeing him. At the
-top stands a tower from which a watchman once looked for fires. It has ninety-one steps, a leaking roof, and a book in
-which visitors write the date and the weather. Most of them write about the wind.
-
-Trains reach the town from the east. The line was opened late, after an argument about a bridge that lasted eleven
-years, and the station is larger than anyone has ever needed. Its clock is four minutes fast, on purpose, and nobody who
-lives here has missed a train because of it. In the waiting room there is a stove, a timetable from another century, and
-a cat that belongs to no one and is fed by everybody.
-
-South of the town the land is flat. Ditches run straight to the horizon, herons stand in them, and the farms lie on low
-mounds because the sea used to come in. The dykes are inspected twice a year by a committee whose members walk the whole
-length in silence and then eat soup together. Whoever finds a hole made by a mole or a rabbit puts a small flag beside
-it, and by the next morning somebody has filled it in.
-"""
-
-
 @dataclass(frozen=True)
 class Filler:
     """The `ids` put before a prompt, behind the tokenizer's own first token `first` where a prompt begins with that."""
@@ -132,6 +105,11 @@ class Filler:
         return [*prompt_ids[:head], *self.ids, *prompt_ids[head:]]
 
 
+def filler_text() -> str:
+    """The text that fills the context, repeated as often as needed."""
+    return files("benchctl").joinpath("assets/prompts/filler.txt").read_text(encoding="utf-8")
+
+
 def make_filler(tokenizer: TargetTokenizer, tokens: int) -> Filler:
     """A filler of exactly so many tokens. Raises UserError for more than leave room for a prompt and an answer."""
     if tokens == 0:
@@ -142,4 +120,4 @@ def make_filler(tokenizer: TargetTokenizer, tokens: int) -> Filler:
             f"--context {tokens} leaves no room for a prompt: the target takes {tokenizer.context_tokens} tokens in "
             "all. Give fewer, or a --model with a longer context.",
         )
-    return Filler(tuple(islice(cycle(tokenizer.encode_text(TEXT)), tokens)), tokenizer.first_id)
+    return Filler(tuple(islice(cycle(tokenizer.encode_text(filler_text())), tokens)), tokenizer.first_id)
