@@ -8,10 +8,13 @@ class UserError(Exception):
     callers and tests do not depend on the wording.
     """
 
-    def __init__(self, *id_and_message: str) -> None:
-        self.message = id_and_message[-1]
-        self.id = id_and_message[0] if len(id_and_message) > 1 else ""
-        super().__init__(self.message)
+    def __init__(self, id: str, message: str) -> None:
+        super().__init__(id, message)
+        self.id = id
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class InvalidData(UserError):

@@ -63,7 +63,7 @@ class Deed(ExitPolicy, Trainable):
 
     def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
         if problem := self.unsupported(info):
-            raise UserError(f"deed cannot be trained for this target: {problem}")
+            raise UserError("cannot_be_trained", f"deed cannot be trained for this target: {problem}")
         scale = self.alpha / self.rank
         shape = (info.hidden_size, self.rank, lm_head.device, False, scale)
         return Exits({layer: ExitModule(*shape) for layer in self.exit_layers(info)}, {})

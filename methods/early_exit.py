@@ -111,9 +111,11 @@ class EarlyExit(ExitPolicy, Trainable):
         """For each exit a module where they are trained, and a linear score of its state where it is classified."""
         if not self.needs_modules:
             others = "early_exit[head=trained] and early_exit[confidence=classifier] have"
-            raise UserError(f"head=target with confidence={self.confidence} has nothing to train; {others}")
+            raise UserError(
+                "nothing_to_train", f"head=target with confidence={self.confidence} has nothing to train; {others}"
+            )
         if problem := self.unsupported(info):
-            raise UserError(f"early_exit cannot be trained for this target: {problem}")
+            raise UserError("cannot_be_trained", f"early_exit cannot be trained for this target: {problem}")
         layers, width, device = self.exit_layers(info), info.hidden_size, lm_head.device
         trained, classified = self.head == "trained", self.confidence == "classifier"
         scale = self.alpha / self.rank

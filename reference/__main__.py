@@ -141,7 +141,7 @@ def _refuse_sizes(init_from: str) -> None:
     names = [*(field.name for field in fields(ModelShape)), "vocabulary"]
     given = [name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     if given:
-        raise UserError(f"{init_from} has sizes of its own; leave out --{given[0].replace('_', '-')}")
+        raise UserError("shape_is_given", f"{init_from} has sizes of its own; leave out --{given[0].replace('_', '-')}")
 
 
 if __name__ == "__main__":

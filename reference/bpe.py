@@ -62,7 +62,9 @@ def token_id(tokenizer: Tokenizer, token: str) -> int:
     """The id of a special token. Raises UserError when the tokenizer is not one of ours."""
     found = tokenizer.token_to_id(token)
     if found is None:
-        raise UserError(f"this tokenizer has no token {token}; use one that `python -m reference target` made")
+        raise UserError(
+            "other_tokenizer", f"this tokenizer has no token {token}; use one that `python -m reference target` made"
+        )
     return int(found)
 
 
@@ -87,7 +89,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a model folder. Raises UserError when tokenizer.json is missing."""
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise UserError(f"{path}: no tokenizer here; train the target first or point to its folder")
+        raise UserError("no_tokenizer", f"{path}: no tokenizer here; train the target first or point to its folder")
     return Tokenizer.from_file(str(path))
 
 
@@ -133,8 +135,9 @@ def joints_of(chat: ChatFormat, system_prompt: str) -> Joints:
         second.startswith(whole) and first.endswith(later) and with_system.endswith(later) and whole.startswith(first)
     ):
         raise UserError(
+            "unusable_chat_template",
             "the turns of this tokenizer's chat template do not stand one after the other, as the recipe of the "
-            "reference models needs; train with a tokenizer that `python -m reference target` made"
+            "reference models needs; train with a tokenizer that `python -m reference target` made",
         )
     answered = whole.removeprefix(first)
     opening, with_system = first.removesuffix(later), with_system.removesuffix(later)

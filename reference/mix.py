@@ -50,7 +50,7 @@ class Mix:
         """Every document as often as its source weighs. Raises UserError when none has any weight."""
         chosen = [document for document in self.documents for _ in range(_copies(self._times(document), random))]
         if not chosen:
-            raise UserError(NO_WEIGHT)
+            raise UserError("no_weight", NO_WEIGHT)
         pieces = [
             chunk for document in chosen if not document.turns for chunk in chunks(document.text, self.row_tokens)
         ]
@@ -70,13 +70,14 @@ class Mix:
         """Answers that no row has room for, wherever their chat is put. Raises UserError when nothing else is there."""
         read = [document for document in self.documents if self._times(document) > 0]
         if not read:
-            raise UserError(NO_WEIGHT)
+            raise UserError("no_weight", NO_WEIGHT)
         starts = [answer_starts(document.turns) for document in read if document.turns]
         kept = [chat for chat in starts if chat[0] < self._latest_start]
         if not kept and len(starts) == len(read):
             raise UserError(
+                "rows_too_short",
                 f"every prompt is longer than three quarters of a row of {self.row_tokens} tokens, and so leaves an "
-                "answer too little room; every stage needs something to read: add shorter chats or texts"
+                "answer too little room; every stage needs something to read: add shorter chats or texts",
             )
         return sum(map(len, starts)) - sum(start < self.row_tokens for chat in kept for start in chat)
 

@@ -34,7 +34,9 @@ def check_moe_shape(shape: MoeShape) -> None:
     """Raises UserError for sizes that no model can have."""
     check_shape(shape)
     if shape.experts_per_token > shape.experts:
-        raise UserError(f"--experts-per-token {shape.experts_per_token} is more than --experts {shape.experts}")
+        raise UserError(
+            "shapes_do_not_fit", f"--experts-per-token {shape.experts_per_token} is more than --experts {shape.experts}"
+        )
 
 
 SHARED = (  # what a layer of a mixture of experts has in common with a dense one

@@ -108,7 +108,10 @@ def train_moe(
     files = find_target(model_name)
     fits = can_take_over(shape, files.config)
     if init_from == "model" and not fits:
-        raise UserError(f"these sizes do not fit those of {files.name}; leave them out, or give --init-from scratch")
+        raise UserError(
+            "shapes_do_not_fit",
+            f"these sizes do not fit those of {files.name}; leave them out, or give --init-from scratch",
+        )
     chat = chat_of(files)
     corpus = around.read_corpus(options.data)
     _check_run(chat, shape.positions, corpus, options, around)

@@ -177,7 +177,10 @@ def objective_config(exits: str, depths: str, layers: int) -> ObjectiveConfig:
     Raises UserError for both, and for what a model of these layers cannot learn.
     """
     if exits and depths:
-        raise UserError("give --exits or --depths, not both: each makes a model for a method of its own")
+        raise UserError(
+            "options_exclude_each_other",
+            "give --exits or --depths, not both: each makes a model for a method of its own",
+        )
     if depths:
         return _of_depths(depths, layers)
     return _of_exits(exits, layers) if exits else ObjectiveConfig()
@@ -187,9 +190,9 @@ def _of_exits(text: str, layers: int) -> ObjectiveConfig:
     try:
         exits = read_exits(text)
     except ValueError as error:
-        raise UserError(f"--{error}") from error
+        raise UserError("bad_option", f"--{error}") from error
     if exits[-1] >= layers:
-        raise UserError(f"--exits {text}: exit {exits[-1]} is not below the model's {layers} layers")
+        raise UserError("unknown_exit", f"--exits {text}: exit {exits[-1]} is not below the model's {layers} layers")
     joined = "+".join(map(str, exits))
     card_text = _EXITS.format(exits=joined) + _OTHER
     return ObjectiveConfig(
@@ -200,9 +203,12 @@ def _of_exits(text: str, layers: int) -> ObjectiveConfig:
 def _of_depths(text: str, layers: int) -> ObjectiveConfig:
     method = build(text)
     if not isinstance(method, FixedDepths):
-        raise UserError(f"--depths {text}: its depths are not fixed in advance; give skip_decode, with its options")
+        raise UserError(
+            "depths_not_fixed",
+            f"--depths {text}: its depths are not fixed in advance; give skip_decode, with its options",
+        )
     if problem := method.beyond(layers):
-        raise UserError(f"--depths {text}: {problem}")
+        raise UserError("label_cannot_run", f"--depths {text}: {problem}")
     schedule, label = method.schedule(layers), _untrained(parse_label(text))
     card_text = _DEPTHS.format(label=label) + _OTHER
     return ObjectiveConfig(lambda tokens: ScheduledDepth(tokens, schedule), card_text, label, {"depths": str(schedule)})

@@ -60,9 +60,13 @@ def add_to_pack(model: Path, entry: PackEntry, pack: Path) -> PackModel:
     _check_files(model, FILES, "model")
     folder = pack / entry.name
     if folder.resolve() == model.resolve():
-        raise UserError(f"{model}: lies in this pack already; name the folder that it was trained into")
+        raise UserError(
+            "already_packed", f"{model}: lies in this pack already; name the folder that it was trained into"
+        )
     if entry.draft and entry.draft not in {there.name for there in _entries(pack)}:
-        raise UserError(f"{pack} has no model '{entry.draft}' to draft for {entry.name}; pack that one first")
+        raise UserError(
+            "draft_not_packed", f"{pack} has no model '{entry.draft}' to draft for {entry.name}; pack that one first"
+        )
     list_it = lambda: _write_index(pack, _line(entry, folder))  # noqa: E731
     with writing(pack, f"the model {entry.name}"), replacing(folder, list_it) as partial:
         for name in FILES:
@@ -97,7 +101,10 @@ def add_modules_to_pack(modules: Path, pack: Path) -> PackModel:
     facts = read_facts(str(modules))
     model = next((entry for entry in _entries(pack) if entry.name == facts.target.name), None)
     if model is None or folder_sha256(pack / model.folder) != facts.target.weights_sha256:
-        raise UserError(f"{modules}: made for {facts.target.name}, which is not in {pack} with the same weights")
+        raise UserError(
+            "modules_of_other_target",
+            f"{modules}: made for {facts.target.name}, which is not in {pack} with the same weights",
+        )
     folder = pack / model.folder / "modules" / facts.method
     halved = {name: weight.to(torch.bfloat16) for name, weight in load_file(modules / MODULES).items()}
     packed = replace(model, modules={**model.modules, facts.method: hashlib.sha256(save(halved)).hexdigest()})
@@ -114,7 +121,10 @@ def add_modules_to_pack(modules: Path, pack: Path) -> PackModel:
 def _check_files(folder: Path, names: Sequence[str], what: str) -> None:
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
-        raise UserError(f"{folder} is not a finished {what}: {', '.join(missing)} missing; train it to its end first")
+        raise UserError(
+            "training_unfinished",
+            f"{folder} is not a finished {what}: {', '.join(missing)} missing; train it to its end first",
+        )
 
 
 def stored_parameters(weights: Path) -> int:

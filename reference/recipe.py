@@ -112,8 +112,9 @@ def _fitting(name: str, pieces: Sequence[Piece]) -> list[Piece]:
     found = [piece for piece in pieces if len(piece.tokens) <= HELD_OUT.row_tokens]
     if not found:
         raise UserError(
+            "rows_too_short",
             f"every held-out chat of '{name}' is longer than {HELD_OUT.row_tokens} tokens, so nothing is left to "
-            "measure; put some shorter ones into a file whose name ends in _val"
+            "measure; put some shorter ones into a file whose name ends in _val",
         )
     return found
 

@@ -95,7 +95,10 @@ def load_checkpoint(folder: Path, notify: Notify = lambda notice: None) -> Check
         except CANNOT_READ as error:
             notify(f"{path}: this checkpoint is damaged ({_said(error)}); falling back to the one before")
     if found:
-        raise UserError(f"{folder}: every checkpoint is damaged; start again without --resume in a fresh --out folder")
+        raise UserError(
+            "damaged_checkpoints",
+            f"{folder}: every checkpoint is damaged; start again without --resume in a fresh --out folder",
+        )
     return None
 
 
@@ -120,8 +123,9 @@ def check_fingerprint(path: Path, saved: Mapping[str, str], current: Mapping[str
     more = [f"  and {len(lines) - NAMED_DIFFERENCES} more"] if len(lines) > NAMED_DIFFERENCES else []
     differences = "\n".join(lines[:NAMED_DIFFERENCES] + more)
     raise UserError(
+        "other_training",
         f"{path}: this run cannot be resumed, it was started with something else:\n{differences}\n"
-        "Use the same again, or train into a fresh --out folder."
+        "Use the same again, or train into a fresh --out folder.",
     )
 
 
@@ -129,7 +133,9 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Puts saved weights into the trained parameters. Raises UserError unless they are those of this module."""
     own = trained_parameters(module)
     if own.keys() != weights.keys() or any(own[name].shape != weights[name].shape for name in own):
-        raise UserError("the checkpoint belongs to a model of another shape; train into a fresh --out folder")
+        raise UserError(
+            "other_training", "the checkpoint belongs to a model of another shape; train into a fresh --out folder"
+        )
     with torch.no_grad():
         for name, parameter in own.items():
             parameter.copy_(weights[name])
@@ -174,7 +180,8 @@ def writing(folder: Path, what: str) -> Iterator[None]:
         newest = checkpoints(folder)[-1:]
         kept = f"{newest[0]} is kept; then continue from it with --resume" if newest else "nothing is saved yet"
         raise UserError(
-            f"{folder}: cannot write {what} ({_said(error)}); {_free_space(folder)}.\nFree some space; {kept}."
+            "file_not_writable",
+            f"{folder}: cannot write {what} ({_said(error)}); {_free_space(folder)}.\nFree some space; {kept}.",
         ) from error
 
 

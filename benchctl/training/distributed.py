@@ -99,7 +99,8 @@ def joined(device: str) -> Iterator[World]:
         distributed.init_process_group("nccl" if on_gpus else "gloo", timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
         raise UserError(
-            f"the training processes cannot reach one another ({error}); start them with torchrun"
+            "processes_not_connected",
+            f"the training processes cannot reach one another ({error}); start them with torchrun",
         ) from error
     try:
         yield world
@@ -114,12 +115,16 @@ def _world() -> World:
         return World(rank, size, int(os.environ.get("LOCAL_RANK", rank)))
     except (KeyError, ValueError) as error:
         raise UserError(
-            f"RANK is set, but not what goes with it ({error}); start the processes with torchrun"
+            "processes_not_connected",
+            f"RANK is set, but not what goes with it ({error}); start the processes with torchrun",
         ) from error
 
 
 def _take_gpu(world: World) -> None:
     there = torch.cuda.device_count()
     if world.local_rank >= there:
-        raise UserError(f"process {world.rank} needs a GPU of its own and there are {there}; start {there} processes")
+        raise UserError(
+            "too_few_gpus",
+            f"process {world.rank} needs a GPU of its own and there are {there}; start {there} processes",
+        )
     torch.cuda.set_device(world.local_rank)

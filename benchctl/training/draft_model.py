@@ -90,25 +90,29 @@ def check_start(start: DraftStart, files: TargetFiles) -> None:
     config = files.config
     if start.init_from == FROM_TARGET and not _fits(start, config):
         raise UserError(
+            "shapes_do_not_fit",
             f"the draft model cannot begin with layers of {files.name}, which are {config.hidden_size} wide with "
             f"{config.num_attention_heads} heads, {config.num_key_value_heads} key/value heads and an MLP of "
-            f"{config.intermediate_size}; leave out the sizes or give --init-from {FROM_SCRATCH}"
+            f"{config.intermediate_size}; leave out the sizes or give --init-from {FROM_SCRATCH}",
         )
     if start.init_from in ("", FROM_TARGET, FROM_SCRATCH):
         resolved = _resolved(start, config)
         if resolved.init_from == FROM_SCRATCH:
             check_shape(_shape(resolved, config))
         elif (start.layers or 0) > config.num_hidden_layers:
-            raise UserError(f"{files.name} has {config.num_hidden_layers} layers; give fewer --layers")
+            raise UserError(
+                "too_many_layers", f"{files.name} has {config.num_hidden_layers} layers; give fewer --layers"
+            )
         return
     other = find_target(start.init_from)
     if other.config.vocab_size != config.vocab_size or not other.tokenizer.same_vocabulary(files.tokenizer):
         raise UserError(
+            "other_vocabulary",
             f"{start.init_from} has another vocabulary than {files.name}, so it cannot draft for it; give --init-from "
-            f"a model of the same tokenizer, or {FROM_SCRATCH}"
+            f"a model of the same tokenizer, or {FROM_SCRATCH}",
         )
     if any((start.layers, start.hidden, start.heads, start.kv_heads, start.mlp)):
-        raise UserError(f"{start.init_from} has sizes of its own; leave out --layers and the like")
+        raise UserError("shape_is_given", f"{start.init_from} has sizes of its own; leave out --layers and the like")
 
 
 def kept_layers(layers: int, of: int) -> list[int]:

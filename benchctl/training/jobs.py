@@ -110,14 +110,14 @@ def check_run(options: TrainOptions, stages: Sequence[Stage], facts: Mapping[str
 def check_device(device: str) -> None:
     """Raises UserError for a GPU that is not there."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise UserError(f"unknown device '{device}'; there are cpu, cuda and cuda:1")
+        raise UserError("unknown_device", f"unknown device '{device}'; there are cpu, cuda and cuda:1")
     if not device.startswith("cuda"):
         return
     there = torch.cuda.device_count()
     if there == 0:
-        raise UserError("there is no usable GPU here; train with --device cpu")
+        raise UserError("no_gpu", "there is no usable GPU here; train with --device cpu")
     if int(device.partition(":")[2] or 0) >= there:
-        raise UserError(f"there is no {device}: this machine has {there}, counted from 0")
+        raise UserError("unknown_device", f"there is no {device}: this machine has {there}, counted from 0")
 
 
 def target_dtype(options: TrainOptions) -> str:
@@ -246,16 +246,18 @@ def _check_out(options: TrainOptions, read: Sequence[str]) -> None:
     cannot be written is an error before hours of training."""
     out = options.out
     if out.exists() and not out.is_dir():
-        raise UserError(f"{out}: is a file; name a folder with --out")
+        raise UserError("out_not_usable", f"{out}: is a file; name a folder with --out")
     if any(name and Path(name).resolve() == out.resolve() for name in read):
-        raise UserError(f"{out}: this run reads what is there; name another folder with --out")
+        raise UserError("out_not_usable", f"{out}: this run reads what is there; name another folder with --out")
     _check_empty(options)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{out}: cannot be made ({error.strerror}); name another folder with --out") from error
+        raise UserError(
+            "out_not_usable", f"{out}: cannot be made ({error.strerror}); name another folder with --out"
+        ) from error
     if not os.access(out, os.W_OK | os.X_OK):
-        raise UserError(f"{out}: cannot be written to; name another folder with --out")
+        raise UserError("out_not_usable", f"{out}: cannot be written to; name another folder with --out")
 
 
 def _check_empty(options: TrainOptions) -> None:
@@ -265,19 +267,23 @@ def _check_empty(options: TrainOptions) -> None:
     there = [name for name in WRITTEN if (out / name).exists()]
     if there and not options.resume:
         raise UserError(
+            "out_not_empty",
             f"{out}: holds {there[0]} already; if that is of an earlier run, continue it with --resume, else name "
-            "another folder with --out"
+            "another folder with --out",
         )
     begun = (out / CHECKPOINTS).is_dir() and not {RECORD, MODULES, WEIGHTS}.intersection(there)
     if there and not begun and not checkpoints(out / CHECKPOINTS):
         raise UserError(
+            "out_not_empty",
             f"{out}: holds {there[0]} but no checkpoint, so there is nothing to continue and it would be overwritten; "
-            "name another folder with --out"
+            "name another folder with --out",
         )
 
 
 def _refuse_busy(out: Path) -> None:
-    raise UserError(f"{out}: another run is training into it; wait for it, or name another folder with --out")
+    raise UserError(
+        "folder_in_use", f"{out}: another run is training into it; wait for it, or name another folder with --out"
+    )
 
 
 def export_checkpoint(run: Path, out: Path, notify: Notify) -> None:
@@ -287,12 +293,16 @@ def export_checkpoint(run: Path, out: Path, notify: Notify) -> None:
     run is one of modules, where `out` holds something, and when the disk is full: nothing of `out` is then left.
     """
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise UserError(f"{out}: is a file, or holds something already; name a fresh folder with --out")
+        raise UserError(
+            "out_not_empty", f"{out}: is a file, or holds something already; name a fresh folder with --out"
+        )
     found = load_checkpoint(run / CHECKPOINTS, notify)
     if found is None:
-        raise UserError(f"{run}: no checkpoint in its folder '{CHECKPOINTS}' yet")
+        raise UserError("no_checkpoint", f"{run}: no checkpoint in its folder '{CHECKPOINTS}' yet")
     if not (run / "config.json").is_file():
-        raise UserError(f"{run}: trains modules of a method, not a model; finish it with --resume instead")
+        raise UserError(
+            "not_a_model_run", f"{run}: trains modules of a method, not a model; finish it with --resume instead"
+        )
     model = empty_model(run)
     load_weights(model, found.weights)
     with writing(out, "the model"), replacing(out.resolve()) as partial:

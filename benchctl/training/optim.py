@@ -68,7 +68,7 @@ def optimizer_name(text: str) -> OptimizerName:
     names: tuple[OptimizerName, ...] = get_args(OptimizerName)
     found = next((name for name in names if name == text), None)
     if found is None:
-        raise UserError(f"unknown optimiser '{text}'; there are {' and '.join(names)}")
+        raise UserError("unknown_optimizer", f"unknown optimiser '{text}'; there are {' and '.join(names)}")
     return found
 
 
@@ -90,7 +90,9 @@ def _muon(matrices: list[nn.Parameter], settings: OptimizerSettings) -> torch.op
     if not matrices:
         return None
     if not hasattr(torch.optim, "Muon"):
-        raise UserError(f"Muon comes with torch 2.9, this is {torch.__version__}; use --optimizer adamw")
+        raise UserError(
+            "library_too_old", f"Muon comes with torch 2.9, this is {torch.__version__}; use --optimizer adamw"
+        )
     return torch.optim.Muon(matrices, lr=settings.matrix_rate, weight_decay=settings.matrix_decay)
 
 

@@ -71,7 +71,9 @@ class TrainOptions:
         """These options with every None filled in. Raises UserError unless the length is given in one way."""
         given = [length for length in (self.minutes, self.steps, self.epochs) if length is not None]
         if len(given) > 1 or (not given and learning.epochs is None):
-            raise UserError("Give the length of the training with one of --minutes, --steps and --epochs.")
+            raise UserError(
+                "no_training_length", "Give the length of the training with one of --minutes, --steps and --epochs."
+            )
         return replace(
             self,
             epochs=self.epochs if given else learning.epochs,
@@ -132,9 +134,14 @@ def check_shape(shape: ModelShape) -> None:
         ("--heads", shape.heads, "--kv-heads", shape.kv_heads),
     ):
         if size % divisor:
-            raise UserError(f"{flag} {size} is no multiple of {divisor_flag} {divisor}; give a multiple")
+            raise UserError(
+                "shapes_do_not_fit", f"{flag} {size} is no multiple of {divisor_flag} {divisor}; give a multiple"
+            )
     if shape.hidden // shape.heads % 2:
-        raise UserError(f"heads of {shape.hidden // shape.heads} are odd, and positions turn pairs; give other --heads")
+        raise UserError(
+            "shapes_do_not_fit",
+            f"heads of {shape.hidden // shape.heads} are odd, and positions turn pairs; give other --heads",
+        )
 
 
 @dataclass(frozen=True)

@@ -214,14 +214,16 @@ class Trainer:
     def _begin(self) -> None:
         if self._saved_step == 0 and checkpoints(self._folder):
             raise UserError(
+                "out_not_empty",
                 f"{self._folder}: there are checkpoints of an earlier run here; "
-                "continue it with --resume or train into a fresh --out folder"
+                "continue it with --resume or train into a fresh --out folder",
             )
         first = int(self._world.from_first(self.position.step, self.device))
         if first != self.position.step:
             raise UserError(
+                "processes_disagree",
                 f"{self._folder}: one process goes on from step {first}, another from step {self.position.step}; give "
-                "all of them the same folder and start them again with --resume"
+                "all of them the same folder and start them again with --resume",
             )
         if self.position.step == 0:
             torch.manual_seed(self._settings.seed + self._world.rank)
@@ -281,7 +283,9 @@ class Trainer:
         what = f"the gradient is {gradient}" if math.isfinite(number) else f"the loss is {number}"
         kept = checkpoints(self._folder)[-1:]
         after = f"continue from {kept[0]} with --resume and" if kept else "no checkpoint is saved yet; start again with"
-        raise UserError(f"training stopped at step {self.position.step}: {what}; {after} a lower --rate")
+        raise UserError(
+            "training_diverged", f"training stopped at step {self.position.step}: {what}; {after} a lower --rate"
+        )
 
     def _precision(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, dtype=torch.bfloat16) if self._bf16 else nullcontext()
@@ -337,9 +341,10 @@ def check_shares(stages: Sequence[Stage], batch_tokens: int, world: World) -> No
         if count % world.size:
             tokens = stage.row_tokens * stage.micro_rows
             raise UserError(
+                "uneven_batches",
                 f"stage {number} reads {count} micro-batches of {stage.micro_rows} x {stage.row_tokens} tokens a step, "
                 f"which {world.size} processes cannot share evenly; "
-                f"set --batch-tokens to a multiple of {tokens * world.size}"
+                f"set --batch-tokens to a multiple of {tokens * world.size}",
             )
 
 

@@ -63,7 +63,7 @@ class TwoStreamMethod(Method, Trainable):
     def build_streams(self, info: TargetInfo, lm_head: Tensor) -> TwoStreams:
         """Fresh adapters of all intervals. Raises UserError for a target that has no such intervals."""
         if problem := self.unsupported(info):
-            raise UserError(f"m2r2 cannot be trained for this target: {problem}")
+            raise UserError("cannot_be_trained", f"m2r2 cannot be trained for this target: {problem}")
         settings = AdapterSettings(self.adapters, self.rank, self.alpha)
         return TwoStreams(info, self.intervals(info.layers), settings, lm_head.device, self.compared)
 

@@ -90,8 +90,9 @@ class Medusa(Speculative, Trainable):
     def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
         if not isinstance(trained.get("heads"), int) or self.heads > trained["heads"]:
             raise UserError(
+                "too_few_heads",
                 f"{folder}: holds {trained.get('heads')} heads, and heads={self.heads} asks for more; give fewer, "
-                f"or train as many: benchctl train 'medusa[heads={self.heads}]' --model MODEL --out FOLDER"
+                f"or train as many: benchctl train 'medusa[heads={self.heads}]' --model MODEL --out FOLDER",
             )
 
     def prepare(self, target: Target) -> None:
@@ -111,7 +112,9 @@ class Medusa(Speculative, Trainable):
         try:
             return sparse_plan(findings.get("tree", {}), self.heads, self.nodes, vocabulary)
         except (ValueError, TypeError) as error:
-            raise UserError(f"{self.modules}: {FACTS} holds no tree ({error}); train the heads again") from error
+            raise UserError(
+                "no_tree", f"{self.modules}: {FACTS} holds no tree ({error}); train the heads again"
+            ) from error
 
     def start(self, context: Context) -> int:
         self._state = self.prefill(context)

@@ -46,13 +46,17 @@ class Published:
         lm_head = list(self.weights[f"0.{self.blocks}.weight"].shape)
         if lm_head != [vocabulary, width]:
             raise UserError(
+                "modules_of_other_target",
                 f"{self.folder}: made for {self.base_model}, with LM heads of {lm_head} (vocabulary and width), but "
-                f"the target's is one of {[vocabulary, width]}; name heads made for it"
+                f"the target's is one of {[vocabulary, width]}; name heads made for it",
             )
         for name, weight in self.weights.items():
             wanted = _shape(name, self.blocks, width, vocabulary)
             if list(weight.shape) != wanted:
-                raise UserError(f"{self.folder}: {name} has shape {list(weight.shape)}, not {wanted}; get it again")
+                raise UserError(
+                    "shapes_do_not_fit",
+                    f"{self.folder}: {name} has shape {list(weight.shape)}, not {wanted}; get it again",
+                )
         wanted_heads = {str(head) for head in range(heads)}
         asked = {name: weight for name, weight in self.weights.items() if name.partition(".")[0] in wanted_heads}
         return {name: weight.to(target.device, target.dtype) for name, weight in asked.items()}
@@ -84,7 +88,9 @@ def _config(file: Path) -> Mapping[str, Any]:
             raise ValueError("medusa_num_heads and medusa_num_layers must be positive")
         return dict(config)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file}: cannot be read as that of Medusa heads ({error!r}); get the folder again") from error
+        raise UserError(
+            "file_not_readable", f"{file}: cannot be read as that of Medusa heads ({error!r}); get the folder again"
+        ) from error
 
 
 def _read(file: Path) -> dict[str, Tensor]:
@@ -101,10 +107,10 @@ def _read(file: Path) -> dict[str, Tensor]:
         return dict(weights)
     except pickle.UnpicklingError as error:
         raise UserError(
-            f"{file}: holds more than tensors, or is torn, and was not read; get one that holds no more"
+            "unsafe_file", f"{file}: holds more than tensors, or is torn, and was not read; get one that holds no more"
         ) from error
     except (OSError, ValueError, RuntimeError, AttributeError, SafetensorError) as error:
-        raise UserError(f"{file}: cannot be read ({error}); get it again") from error
+        raise UserError("file_not_readable", f"{file}: cannot be read ({error}); get it again") from error
 
 
 def _check_names(file: Path, weights: Mapping[str, Tensor], heads: int, blocks: int) -> None:
@@ -112,9 +118,11 @@ def _check_names(file: Path, weights: Mapping[str, Tensor], heads: int, blocks: 
     wanted = {f"{head}.{part}" for head in range(heads) for part in (*parts, f"{blocks}.weight")}
     expected = f"{CONFIG} has medusa_num_layers={blocks}, and there seem to be {heads} heads"
     if missing := sorted(wanted - weights.keys()):
-        raise UserError(f"{file}: lacks {missing[0]} ({expected}); name heads that have LM heads of their own")
+        raise UserError(
+            "not_medusa_heads", f"{file}: lacks {missing[0]} ({expected}); name heads that have LM heads of their own"
+        )
     if unknown := sorted(weights.keys() - wanted):
-        raise UserError(f"{file}: holds {unknown[0]}, which is none of such heads ({expected})")
+        raise UserError("not_medusa_heads", f"{file}: holds {unknown[0]}, which is none of such heads ({expected})")
 
 
 def _shape(name: str, blocks: int, width: int, vocabulary: int) -> list[int]:

@@ -61,7 +61,7 @@ class MixtureOfDepths(Method, Trainable):
 
     def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
         if problem := self.unsupported(info):
-            raise UserError(f"mixture_of_depths cannot be trained for this target: {problem}")
+            raise UserError("cannot_be_trained", f"mixture_of_depths cannot be trained for this target: {problem}")
         settings = AdapterSettings("lora", self.rank, self.alpha)
         return RoutedDepth(info, settings, self.capacity, lm_head.device)
 

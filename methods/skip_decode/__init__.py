@@ -96,9 +96,9 @@ class SkipDecode(Method, Batched, FixedDepths, Trainable):
 
     def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
         if not self.needs_modules:
-            raise UserError("adapters=none has nothing to train; skip_decode[adapters=lora] has")
+            raise UserError("nothing_to_train", "adapters=none has nothing to train; skip_decode[adapters=lora] has")
         if problem := self.unsupported(info):
-            raise UserError(f"skip_decode cannot be trained for this target: {problem}")
+            raise UserError("cannot_be_trained", f"skip_decode cannot be trained for this target: {problem}")
         return Adapters(info, AdapterSettings("lora", self.rank, self.alpha), lm_head.device)
 
     def loss(self, module: nn.Module, lesson: Lesson) -> Tensor:

@@ -82,8 +82,9 @@ class FixedDepths(ABC):
         asked, least = self.schedule(layers).least, as_trained.schedule(layers).least
         if asked < least:
             raise UserError(
+                "depths_not_trained",
                 f"{folder}: trained for depths of {least} layers and more, not for {asked}; give min_layers={least} or "
-                "more and no lower max_layers, or train adapters for lower depths"
+                "more and no lower max_layers, or train adapters for lower depths",
             )
 
 

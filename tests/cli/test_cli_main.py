@@ -113,7 +113,7 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
 
 
 def test_a_user_error_is_one_message_and_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    verb_that_raises(monkeypatch, UserError("No file 'x'; name one that exists."))
+    verb_that_raises(monkeypatch, UserError("no_file", "No file 'x'; name one that exists."))
     result = CliRunner().invoke(main, ["list"])
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == "Error: No file 'x'; name one that exists.\n"

@@ -155,7 +155,7 @@ def test_a_judge_that_cannot_be_reached_leaves_no_file_behind(bench: Bench) -> N
 
     class Keyless(Scripted):
         def reach(self) -> None:
-            raise UserError("there is no key")
+            raise UserError("no_key", "there is no key")
 
     with pytest.raises(UserError, match="there is no key"):
         bench.judging(Keyless(fair)).run()
@@ -227,7 +227,7 @@ def test_an_error_that_no_try_mends_stops_the_judging_and_keeps_what_is_in_fligh
             return fair(messages, tries)
         if "p3" in content:
             refused.set()
-            raise UserError("no credit left")
+            raise UserError("no_credit", "no credit left")
         assert refused.wait(10)
         return fair(messages, tries)
 
@@ -243,7 +243,7 @@ def test_the_first_question_is_asked_alone(bench: Bench) -> None:
     """A wrong key or model fails once then, and not as often as questions may be in flight."""
 
     def refuse(messages: object, tries: int) -> Reply:
-        raise UserError("unknown model")
+        raise UserError("unknown_model", "unknown model")
 
     judge = Scripted(refuse)
     with pytest.raises(UserError, match="unknown model"):

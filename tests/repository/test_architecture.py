@@ -269,10 +269,6 @@ def test_two_files_share_a_name_only_in_parallel_packages() -> None:
     assert {name: twice[name] for name, clash in clashes.items() if len(clash) > 1} == {}
 
 
-ERRORS_WITH_ID = (
-    *("benchctl/cli/", "benchctl/judging/", "judges/"),
-    *("benchctl/bundled", "benchctl/options", "benchctl/registry", "benchctl/exact_match"),
-)
 ERRORS = {"UserError", "InvalidData", "NoReply"}
 
 
@@ -281,7 +277,6 @@ def test_every_error_for_users_has_an_id() -> None:
     without = [
         f"{path_of(file)}:{node.lineno}"
         for file in FILES
-        if path_of(file).startswith(ERRORS_WITH_ID) and "cli/train" not in path_of(file)
         for node in nodes_of(file)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ERRORS
         if not has_id(node)

@@ -211,8 +211,9 @@ def _calibrate(options: TeacherOptions, label: str, promised: str, prompts: int)
     click.echo(f"Wrote {options.out}/calibration.json.")
     if result.label is None:
         raise UserError(
+            "no_safe_threshold",
             f"over {result.prompts} prompts not even threshold {result.calibration.tested[0].threshold:g} was shown to "
-            f"keep the risk below {risk.delta:g}; train the exits, give more prompts, or allow a larger delta"
+            f"keep the risk below {risk.delta:g}; train the exits, give more prompts, or allow a larger delta",
         )
     click.echo(
         f"With probability {1 - risk.epsilon:g}, answers lose at most a share {risk.delta:g} of the target's own.\n"

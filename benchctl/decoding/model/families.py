@@ -52,16 +52,25 @@ def check_family(config: Any) -> None:
     """UserError unless the configuration is of a family, and of a variant, this forward reproduces."""
     known = (*FAMILIES, *ENCODER_DECODERS)
     if config.model_type not in known:
-        raise UserError(f"models of type {config.model_type!r} are not supported; known: {', '.join(known)}")
+        raise UserError(
+            "unknown_family", f"models of type {config.model_type!r} are not supported; known: {', '.join(known)}"
+        )
     if getattr(config, "quantization_config", None):
-        raise UserError("quantised checkpoints are not supported; name the unquantised model")
+        raise UserError("quantised_checkpoint", "quantised checkpoints are not supported; name the unquantised model")
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "dynamic":
-        raise UserError("rope type 'dynamic' is not supported: its keys change with the length of the text")
+        raise UserError(
+            "unsupported_rope", "rope type 'dynamic' is not supported: its keys change with the length of the text"
+        )
     if getattr(config, "use_bidirectional_attention", None):
-        raise UserError("bidirectional attention is not supported: such a model does not generate text")
+        raise UserError(
+            "unsupported_attention", "bidirectional attention is not supported: such a model does not generate text"
+        )
     if activation_name(config) not in ACTIVATIONS:
-        raise UserError(f"activation {activation_name(config)!r} is not supported; known: {', '.join(ACTIVATIONS)}")
+        raise UserError(
+            "unsupported_activation",
+            f"activation {activation_name(config)!r} is not supported; known: {', '.join(ACTIVATIONS)}",
+        )
 
 
 def context_tokens(config: Any) -> int:

@@ -46,8 +46,9 @@ def decoder_start(model: Any) -> int:
         if start is not None:
             return int(start)
     raise UserError(
+        "no_decoder_start",
         "the model's configuration does not say which token its decoder begins with; add decoder_start_token_id, or "
-        "pad_token_id, to its config.json"
+        "pad_token_id, to its config.json",
     )
 
 

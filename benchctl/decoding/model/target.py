@@ -123,7 +123,7 @@ def check_complete(path: str | Path, info: Mapping[str, Any]) -> None:
     for key, told in (("missing_keys", "lacks {} weights of"), ("unexpected_keys", "has {} weights that are not in")):
         if names := sorted(info[key]):
             what = told.format(len(names))
-            raise UserError(f"{path} {what} its configuration, such as {names[0]}; get it anew")
+            raise UserError("weights_do_not_fit", f"{path} {what} its configuration, such as {names[0]}; get it anew")
 
 
 class Target:
@@ -171,8 +171,9 @@ class Target:
         del model
         if (error := probe.error(target._probe_logits)) is not None:
             raise UserError(
+                "logits_differ",
                 f"{path}: logits differ from those of transformers by {error:.2g} of their spread; this variant of "
-                f"{target.config.model_type!r} is not supported, or its weights overflow {dtype}: try another --dtype"
+                f"{target.config.model_type!r} is not supported, or its weights overflow {dtype}: try another --dtype",
             )
         return target
 
@@ -189,7 +190,7 @@ class Target:
     @property
     def tokenizer(self) -> TargetTokenizer:
         if self.tokenizer_or_none is None:
-            raise UserError("this target was made without a tokenizer")
+            raise UserError("no_tokenizer", "this target was made without a tokenizer")
         return self.tokenizer_or_none
 
     @property

@@ -134,12 +134,13 @@ def from_pretrained(kind: Any, path: str | Path, **options: Any) -> Any:
     except Exception as error:  # a broken folder raises whatever the reader of the broken file happens to raise
         if options.get("local_files_only"):
             raise UserError(
+                "unknown_model",
                 f"cannot load {path}: it is no folder here, the model hub cannot be reached, and its cache does not "
-                "hold it. Connect to the network, or name a local folder or an embedded model (benchctl list models)"
+                "hold it. Connect to the network, or name a local folder or an embedded model (benchctl list models)",
             ) from error
         lines = str(error).strip().splitlines() or ["no reason given"]
         reason = lines[0] if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {lines[0]}"
-        raise UserError(f"cannot load {path}: {reason}") from error
+        raise UserError("model_not_loadable", f"cannot load {path}: {reason}") from error
 
 
 def _stop_ids(path: str | Path, config: Any, tokenizer: Any) -> frozenset[int]:

@@ -130,11 +130,13 @@ def _refuse_others(folder: str, asked: Sequence[int], there: Sequence[int]) -> N
     trained = f"{folder}: trained for exits {'+'.join(map(str, there))}"
     if not asked:
         raise UserError(
-            f"{trained}, all of them below min_exit; give a lower min_exit, or train modules for higher exits"
+            "exits_not_trained",
+            f"{trained}, all of them below min_exit; give a lower min_exit, or train modules for higher exits",
         )
     missing = [layer for layer in asked if layer not in there]
     if missing:
         raise UserError(
+            "exits_not_trained",
             f"{trained}, not for {missing[0]}; choose among those with the option exits, or train modules for the "
-            "exits you want"
+            "exits you want",
         )

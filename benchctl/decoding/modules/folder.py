@@ -79,7 +79,9 @@ def check_modules(name: str, folder: str) -> ModuleFacts:
     """
     facts = read_facts(folder)
     if facts.method != name:
-        raise UserError(f"{folder}: holds modules of {facts.method}, not of {name}; name those of {name}")
+        raise UserError(
+            "modules_of_other_method", f"{folder}: holds modules of {facts.method}, not of {name}; name those of {name}"
+        )
     return facts
 
 
@@ -89,7 +91,7 @@ def trained_options(method: Trainable, name: str, folder: str) -> Mapping[str, A
     Raises UserError as check_modules does, where no folder was named, and where they cannot serve the method's options.
     """
     if not folder:
-        raise UserError(f"{name} cannot run: {no_modules(name)}")
+        raise UserError("modules_missing", f"{name} cannot run: {no_modules(name)}")
     published = method.published(folder)
     options = check_modules(method.modules_name(name), folder).options if published is None else published
     method.refuse(folder, options)
@@ -106,23 +108,28 @@ def check_sizes(method: Trainable, info: TargetInfo) -> None:
         return
     made = read_facts(method.modules).target
     if (made.layers, made.hidden_size, made.vocabulary) != (info.layers, info.hidden_size, info.vocabulary):
-        raise UserError(_made_for_another(method.modules, made, _sizes(made), _sizes(info)))
+        raise UserError("modules_of_other_target", _made_for_another(method.modules, made, _sizes(made), _sizes(info)))
 
 
 def read_facts(folder: str) -> ModuleFacts:
     """What modules.json in ``folder`` says. Raises UserError where it is missing or cannot be read."""
     place = Path(folder)
     if not place.is_dir():
-        raise UserError(f"{folder}: no such folder; name the folder that benchctl train wrote")
+        raise UserError("no_modules_folder", f"{folder}: no such folder; name the folder that benchctl train wrote")
     if not ((place / FACTS).is_file() and (place / WEIGHTS).is_file()):
-        raise UserError(f"{folder}: holds no {FACTS} with its {WEIGHTS}; name the folder that benchctl train wrote")
+        raise UserError(
+            "no_modules_folder",
+            f"{folder}: holds no {FACTS} with its {WEIGHTS}; name the folder that benchctl train wrote",
+        )
     try:
         found = json.loads((place / FACTS).read_text(encoding="utf-8"))
         target = MadeFor(**{name: found["target"][name] for name in MadeFor.__dataclass_fields__})
         measured, findings = shares(found.get("yardsticks", {})), dict(found.get("findings", {}))
         return ModuleFacts(found["method"], dict(found["options"]), target, measured, findings)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{place / FACTS}: cannot be read ({error!r}); train the modules anew") from error
+        raise UserError(
+            "file_not_readable", f"{place / FACTS}: cannot be read ({error!r}); train the modules anew"
+        ) from error
 
 
 def shares(found: Mapping[str, Any]) -> dict[str, float]:
@@ -160,7 +167,7 @@ def load_modules(method: Trainable, name: str, target: Target, folder: str) -> n
     options that make other modules.
     """
     if not folder:
-        raise UserError(f"{name} cannot run: {no_modules(name)}")
+        raise UserError("modules_missing", f"{name} cannot run: {no_modules(name)}")
     facts = check_modules(method.modules_name(name), folder)
     _check_target(folder, facts, target.info, target.weights_sha256)
     with torch.random.fork_rng(devices=[]):
@@ -169,7 +176,7 @@ def load_modules(method: Trainable, name: str, target: Target, folder: str) -> n
     if stage is not None:
         first = _without(weights, stage.part)
         if stage.needed and len(first) == len(weights):
-            raise UserError(_no_second_stage(name, folder, stage))
+            raise UserError("modules_missing", _no_second_stage(name, folder, stage))
         weights = weights if stage.needed else first
     _check_fit(method, name, folder, facts, _shapes(module.state_dict()) == _shapes(weights))
     module.load_state_dict(weights)
@@ -195,7 +202,9 @@ def _read_weights(folder: str) -> dict[str, Tensor]:
     try:
         return load_file(Path(folder) / WEIGHTS)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{folder}: {WEIGHTS} cannot be read ({error}); train the modules anew") from error
+        raise UserError(
+            "file_not_readable", f"{folder}: {WEIGHTS} cannot be read ({error}); train the modules anew"
+        ) from error
 
 
 def _without(weights: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
@@ -217,11 +226,14 @@ def _no_second_stage(name: str, folder: str, stage: SecondStage) -> str:
 def _check_fit(method: Trainable, name: str, folder: str, facts: ModuleFacts, shapes_fit: bool) -> None:
     if not shapes_fit:
         reason = _other_options(name, facts, method)
-        raise UserError(f"{folder}: these modules have other shapes than {name} needs; {reason}")
+        raise UserError("shapes_do_not_fit", f"{folder}: these modules have other shapes than {name} needs; {reason}")
     for option in method.trained_for:
         made, asked = facts.options.get(option), getattr(method, option)
         if option in facts.options and made != asked:
-            raise UserError(f"{folder}: trained with {option}={made}, not {asked}; give {option}={made}")
+            raise UserError(
+                "trained_with_other_option",
+                f"{folder}: trained with {option}={made}, not {asked}; give {option}={made}",
+            )
 
 
 def _check_target(folder: str, facts: ModuleFacts, info: TargetInfo, weights_sha256: str) -> None:
@@ -229,7 +241,9 @@ def _check_target(folder: str, facts: ModuleFacts, info: TargetInfo, weights_sha
     if made.weights_sha256 == weights_sha256:
         return
     theirs, ours = (f"weights {sha256[:8]}, " for sha256 in (made.weights_sha256, weights_sha256))
-    raise UserError(_made_for_another(folder, made, theirs + _sizes(made), ours + _sizes(info)))
+    raise UserError(
+        "modules_of_other_target", _made_for_another(folder, made, theirs + _sizes(made), ours + _sizes(info))
+    )
 
 
 def _sizes(of: MadeFor | TargetInfo) -> str:

@@ -109,7 +109,7 @@ class ChatFormat:
             head = self.render(record.messages[:count], ask=True)
             whole = self.render(record.messages[: count + 1], ask=False)
             if not (head.startswith(done) and whole.startswith(head)):
-                raise UserError(_not_a_prefix(record, count))
+                raise UserError("unusable_chat_template", _not_a_prefix(record, count))
             answer = self.through_stop(whole.removeprefix(head))
             spans += [head.removeprefix(done), answer]
             done = head + answer
@@ -129,8 +129,9 @@ class ChatFormat:
             text = self._tokenizer.apply_chat_template(fields, tokenize=False, add_generation_prompt=ask)
         except Exception as error:  # a template raises whatever its author or its mistakes make it raise
             raise UserError(
+                "refused_by_chat_template",
                 f"the chat template of the target refuses this chat: {error}. Change or leave out the record that "
-                f"begins with {messages[0].role}: {messages[0].content[:60]!r}"
+                f"begins with {messages[0].role}: {messages[0].content[:60]!r}",
             ) from error
         return str(text)
 

@@ -7,15 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchctl.errors import UserError
+from benchctl.errors import InvalidData
 
 HELD_OUT_OF = 100  # where no held-out file is given, one record in so many is kept for the held-out loss
 ROLES = ("system", "user", "assistant")
 FIELDS = '"messages", or "instruction" and "output" (with an "input" or without), or "text"'
-
-
-class CorpusError(UserError):
-    """Training data that cannot be used; the message names the file and the line."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +58,9 @@ def is_held_out(record: Record) -> bool:
 
 
 def record_of(fields: Any, where: str, source: str) -> Record:
-    """The record that these fields hold; `source` counts where they name none. Raises CorpusError naming `where`."""
+    """The record that these fields hold; `source` counts where they name none. Raises InvalidData naming `where`."""
     if not isinstance(fields, Mapping):
-        raise CorpusError(f"{where}: a record must be a JSON object, not {type(fields).__name__}")
+        raise InvalidData("bad_record", f"{where}: a record must be a JSON object, not {type(fields).__name__}")
     source = _text(fields, "source", where) if "source" in fields else source
     if "messages" in fields:
         return Record(source, _messages(fields["messages"], where))
@@ -72,32 +68,40 @@ def record_of(fields: Any, where: str, source: str) -> Record:
         return Record.chat(source, _prompt(fields, where), _text(fields, "output", where))
     if "text" in fields:
         return Record.plain(source, _text(fields, "text", where))
-    raise CorpusError(f"{where}: needs {FIELDS}; found {sorted(fields)}")
+    raise InvalidData("bad_record", f"{where}: needs {FIELDS}; found {sorted(fields)}")
 
 
 def _messages(value: Any, where: str) -> tuple[Message, ...]:
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-        raise CorpusError(f'{where}: field "messages" must be a list of objects with "role" and "content"')
+        raise InvalidData(
+            "bad_record", f'{where}: field "messages" must be a list of objects with "role" and "content"'
+        )
     messages = tuple(_message(entry, f"{where}: message {number}") for number, entry in enumerate(value, start=1))
     if messages[-1].role != "assistant":
-        raise CorpusError(f"{where}: the last message is the {messages[-1].role}'s; it must be the assistant's answer")
+        raise InvalidData(
+            "last_message_not_answer",
+            f"{where}: the last message is the {messages[-1].role}'s; it must be the assistant's answer",
+        )
     turns = messages[1:] if messages[0].role == "system" else messages
     for number, message in enumerate(turns):
         if message.role != ("user", "assistant")[number % 2]:
             place = number + 1 + len(messages) - len(turns)
-            raise CorpusError(
+            raise InvalidData(
+                "wrong_turns",
                 f"{where}: message {place} is the {message.role}'s; after a system message, if any, user and assistant "
-                "must take turns, the user first"
+                "must take turns, the user first",
             )
     return messages
 
 
 def _message(entry: Any, where: str) -> Message:
     if not isinstance(entry, Mapping):
-        raise CorpusError(f'{where}: must be an object with "role" and "content", not {type(entry).__name__}')
+        raise InvalidData(
+            "bad_record", f'{where}: must be an object with "role" and "content", not {type(entry).__name__}'
+        )
     role = _text(entry, "role", where)
     if role not in ROLES:
-        raise CorpusError(f'{where}: unknown role "{role}"; use one of: {", ".join(ROLES)}')
+        raise InvalidData("unknown_role", f'{where}: unknown role "{role}"; use one of: {", ".join(ROLES)}')
     return Message(role, _text(entry, "content", where))
 
 
@@ -110,14 +114,15 @@ def _prompt(fields: Mapping[str, Any], where: str) -> str:
 
 def _text(fields: Mapping[str, Any], name: str, where: str) -> str:
     if name not in fields:
-        raise CorpusError(f'{where}: field "{name}" is missing')
+        raise InvalidData("bad_record", f'{where}: field "{name}" is missing')
     value = fields[name]
     if not isinstance(value, str):
-        raise CorpusError(f'{where}: field "{name}" must be text, not {type(value).__name__}')
+        raise InvalidData("bad_record", f'{where}: field "{name}" must be text, not {type(value).__name__}')
     if not value.strip():
-        raise CorpusError(f'{where}: field "{name}" is empty')
+        raise InvalidData("bad_record", f'{where}: field "{name}" is empty')
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise CorpusError(
-            f'{where}: field "{name}" holds half of a surrogate pair, which is not valid text; correct its escapes'
+        raise InvalidData(
+            "bad_record",
+            f'{where}: field "{name}" holds half of a surrogate pair, which is not valid text; correct its escapes',
         )
     return value.strip()

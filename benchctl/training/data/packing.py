@@ -181,7 +181,9 @@ class PackedCorpus:
         order = random.permutation(len(pieces))
         rows = fill_rows([pieces[index] for index in order], self.row_tokens, self.pad_id)
         if not rows:
-            raise UserError(f"nothing to read fits into rows of {self.row_tokens} tokens; give shorter prompts")
+            raise UserError(
+                "rows_too_short", f"nothing to read fits into rows of {self.row_tokens} tokens; give shorter prompts"
+            )
         return [rows[index] for index in random.permutation(len(rows))]
 
 

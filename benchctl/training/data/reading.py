@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchctl.decoding.model.tokenizer import hub_reachable
-from benchctl.errors import UserError
-from benchctl.training.data.corpus import CorpusError, Message, Record, is_held_out, record_of
+from benchctl.errors import InvalidData, UserError
+from benchctl.training.data.corpus import Message, Record, is_held_out, record_of
 
 Rows = Iterable[Mapping[str, Any]]
 
@@ -91,11 +91,14 @@ def read_corpus(sources: Sequence[str]) -> Corpus:
     held_out += [record for record, out in zip(train, moved, strict=True) if out]
     train = [record for record, out in zip(train, moved, strict=True) if not out]
     if not train:
-        raise UserError("all of the data has a name with val or test and is held out; give files to train on")
+        raise UserError(
+            "no_training_data", "all of the data has a name with val or test and is held out; give files to train on"
+        )
     if not held_out:
         raise UserError(
+            "too_few_records",
             f"{len(train)} records are too few to hold out one in a hundred; give {ENOUGH_RECORDS} or more, or put "
-            "some of them into a file whose name ends in _val"
+            "some of them into a file whose name ends in _val",
         )
     by_kind = {
         "instruct": [record for record in held_out if record.messages],
@@ -105,7 +108,7 @@ def read_corpus(sources: Sequence[str]) -> Corpus:
 
 
 def read_parts(sources: Sequence[str]) -> Iterator[Part]:
-    """Everything that files, folders and names of data sets on the hub hold. Raises CorpusError or UserError."""
+    """Everything that files, folders and names of data sets on the hub hold. Raises InvalidData or UserError."""
     for source in sources:
         path = Path(source)
         if path.is_dir() and is_saved(path):
@@ -117,29 +120,32 @@ def read_parts(sources: Sequence[str]) -> Iterator[Part]:
         elif HUB_NAME.fullmatch(source) and not source.endswith(sum(KINDS, ())):
             yield from _split_parts(source, hub_splits(source))
         else:
-            raise CorpusError(
+            raise InvalidData(
+                "no_data_files",
                 f"{source}: no such file or folder; give a JSON lines file, a folder of them, or a data set on the hub "
-                "(owner/name)"
+                "(owner/name)",
             )
 
 
 def folder_files(folder: Path) -> list[Path]:
-    """The data files of a folder, sorted, see KINDS; parquet files at any depth. Raises CorpusError without any."""
+    """The data files of a folder, sorted, see KINDS; parquet files at any depth. Raises InvalidData without any."""
     files = sorted({*(entry for entry in folder.iterdir() if entry.is_file()), *folder.rglob("*.parquet")})
     for kind in KINDS:
         if found := [file for file in files if file.name.endswith(kind)]:
             return found
-    raise CorpusError(f"{folder}: no *.jsonl, *.jsonl.gz, *.parquet, *.json, *.txt or *.md file in this folder")
+    raise InvalidData(
+        "no_data_files", f"{folder}: no *.jsonl, *.jsonl.gz, *.parquet, *.json, *.txt or *.md file in this folder"
+    )
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """The records of one file. Raises CorpusError naming file and line; an empty file is an error."""
+    """The records of one file. Raises InvalidData naming file and line; an empty file is an error."""
     count = 0
     for record in _records(path):
         count += 1
         yield record
     if count == 0:
-        raise CorpusError(f"{path}: no records in this file")
+        raise InvalidData("no_records", f"{path}: no records in this file")
 
 
 def sections(text: str) -> Iterator[str]:
@@ -159,8 +165,8 @@ def _file_part(path: Path) -> Part:
         records = list(read_records(path))
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
-        raise CorpusError(
-            f"{path}: cannot be read ({error.strerror or error}); check the file and its rights"
+        raise InvalidData(
+            "file_not_readable", f"{path}: cannot be read ({error.strerror or error}); check the file and its rights"
         ) from error
     return Part(path.name, is_held_out_name(path.name), records, digest)
 
@@ -175,7 +181,7 @@ def _split_parts(name: str, splits: dict[str, Rows]) -> Iterator[Part]:
         digest = hashlib.sha256()
         records = list(_row_records(rows, f"{name}[{split}]", name.partition(":")[0], digest))
         if not records:
-            raise CorpusError(f"{name}: its split {split} is empty")
+            raise InvalidData("no_records", f"{name}: its split {split} is empty")
         held_out = is_held_out_name(split) or TEST_SPLIT.search(split.lower()) is not None
         yield Part(f"{name}[{split}]", held_out, records, digest.hexdigest())
 
@@ -215,14 +221,16 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
             for number, line in enumerate(lines, start=1):
                 yield number, line
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise CorpusError(f"{path}:{number + 1}: broken gzip data ({error}); fetch the file again") from error
+        raise InvalidData(
+            "broken_gzip", f"{path}:{number + 1}: broken gzip data ({error}); fetch the file again"
+        ) from error
 
 
 def _decoded(line: bytes, where: str) -> str:
     try:
         return line.decode("utf-8-sig")  # some editors begin a file with a byte order mark
     except UnicodeDecodeError as error:
-        raise CorpusError(f"{where}: not UTF-8 (byte {error.start}); convert the file to UTF-8") from error
+        raise InvalidData("not_utf8", f"{where}: not UTF-8 (byte {error.start}); convert the file to UTF-8") from error
 
 
 def _json(text: str, where: str) -> Any:
@@ -230,7 +238,7 @@ def _json(text: str, where: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
-        raise CorpusError(f"{where}: not JSON ({error.msg} at {place})") from error
+        raise InvalidData("not_json", f"{where}: not JSON ({error.msg} at {place})") from error
 
 
 def is_saved(folder: Path) -> bool:
@@ -244,7 +252,9 @@ def saved_splits(folder: Path) -> dict[str, Rows]:
     try:
         return _by_split(datasets.load_from_disk(str(folder)))
     except Exception as error:  # a broken folder raises whatever the reader of the broken file happens to raise
-        raise UserError(f"{folder}: not a folder that save_to_disk of `datasets` wrote: {_reason(error)}") from error
+        raise UserError(
+            "file_not_readable", f"{folder}: not a folder that save_to_disk of `datasets` wrote: {_reason(error)}"
+        ) from error
 
 
 def parquet_rows(path: Path) -> Rows:
@@ -253,7 +263,9 @@ def parquet_rows(path: Path) -> Rows:
     try:
         return list(datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True))
     except Exception as error:  # as above
-        raise UserError(f"{path}: not a parquet file that can be read: {_reason(error)}") from error
+        raise UserError(
+            "file_not_readable", f"{path}: not a parquet file that can be read: {_reason(error)}"
+        ) from error
 
 
 def hub_splits(name: str) -> dict[str, Rows]:
@@ -263,16 +275,18 @@ def hub_splits(name: str) -> dict[str, Rows]:
     cached = Path(datasets.config.HF_DATASETS_CACHE) / identity.replace("/", "___")
     if not hub_reachable() and not cached.is_dir():  # the library would try for half a minute before it says so
         raise UserError(
+            "unknown_data_set",
             f"{name}: no such file or folder here, the hub cannot be reached, and its cache does not hold such a data "
             "set. Correct the path, connect to the network, or give the folder that save_to_disk of `datasets` wrote "
-            "where there is one"
+            "where there is one",
         )
     try:
         return _by_split(datasets.load_dataset(identity, configuration or None))
     except Exception as error:  # the hub's client raises many kinds; every one of them ends the reading
         raise UserError(
+            "unknown_data_set",
             f"{name}: no such file or folder here, and not to be had from the hub ({_reason(error)}). Correct the path "
-            f"or the name; where the data set asks for a configuration, write {identity}:CONFIGURATION"
+            f"or the name; where the data set asks for a configuration, write {identity}:CONFIGURATION",
         ) from error
 
 
@@ -281,8 +295,9 @@ def _library(wanted: str) -> Any:
         import datasets  # type: ignore[import-untyped]
     except ImportError as error:
         raise UserError(
+            "library_missing",
             f"{wanted}: reading this needs the library `datasets`; install it with "
-            "`pip install 'benchctl[datasets]'`, or give JSON lines files"
+            "`pip install 'benchctl[datasets]'`, or give JSON lines files",
         ) from error
     return datasets
 

@@ -209,17 +209,21 @@ def _check_method(label: Label, model: str) -> str:
     modules are not there.
     """
     if all(option.name != THRESHOLD for option in method_options(label.name)):
-        raise UserError(f"{label.name} has no threshold to calibrate; early_exit and deed have")
+        raise UserError("nothing_to_calibrate", f"{label.name} has no threshold to calibrate; early_exit and deed have")
     if any(name == THRESHOLD for name, _ in label.options):
-        raise UserError(f"{label.text}: leave out {THRESHOLD}; it is what is calibrated")
+        raise UserError("option_is_calibrated", f"{label.text}: leave out {THRESHOLD}; it is what is calibrated")
     method = _method(label, THRESHOLDS[0], "")
     if not isinstance(method, MonotoneThreshold):
         raise UserError(
+            "threshold_not_monotone",
             f"a higher threshold of {label.name} is not a safer one, as calibration takes it to be; compare thresholds "
-            "with benchctl run --sweep"
+            "with benchctl run --sweep",
         )
     if method.exactness != "lossy":
-        raise UserError(f"{label.text} says what the target says whatever its threshold; calibrate a lossy mode")
+        raise UserError(
+            "nothing_to_calibrate",
+            f"{label.text} says what the target says whatever its threshold; calibrate a lossy mode",
+        )
     if not (isinstance(method, Trainable) and method.needs_modules):
         return ""
     modules = method.modules or str(bundled.modules_for(model, method.modules_name(label.name)) or "")
@@ -230,15 +234,19 @@ def _check_method(label: Label, model: str) -> str:
 def _check_room(out: Path, promised: Risk, prompts: int, around: Surroundings) -> None:
     """Raises UserError for what would come to nothing after minutes of decoding."""
     if around.world.size > 1:
-        raise UserError("a calibration is one process; start it without torchrun")
+        raise UserError("one_process_only", "a calibration is one process; start it without torchrun")
     if (out / FILE).exists():
-        raise UserError(f"{out}: holds {FILE} of an earlier calibration; name another folder with --out")
+        raise UserError(
+            "out_not_empty", f"{out}: holds {FILE} of an earlier calibration; name another folder with --out"
+        )
     if prompts < promised.fewest:
-        raise UserError(_too_few(f"{prompts} prompts", promised))
+        raise UserError("too_few_prompts", _too_few(f"{prompts} prompts", promised))
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{out}: cannot be made ({error.strerror}); name another folder with --out") from error
+        raise UserError(
+            "out_not_usable", f"{out}: cannot be made ({error.strerror}); name another folder with --out"
+        ) from error
 
 
 def _too_few(what: str, promised: Risk) -> str:
@@ -259,7 +267,7 @@ def _heads(
     heads = [ids for head in chat.heads(list(messages)) if len(ids := [int(token) for token in head]) <= room]
     if len(heads) < promised.fewest:
         room_for = f"with room for {options.answer_tokens} tokens of answer"
-        raise UserError(_too_few(f"{len(heads)} held-out prompts {room_for}", promised))
+        raise UserError("too_few_prompts", _too_few(f"{len(heads)} held-out prompts {room_for}", promised))
     return heads[:prompts]
 
 
@@ -280,4 +288,6 @@ def _write(out: Path, result: Calibrated, facts: Mapping[str, Any]) -> None:
     try:
         (out / FILE).write_text(json.dumps({**facts, **outcome}, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{out}: cannot be written ({error.strerror}); name another --out") from error
+        raise UserError(
+            "file_not_writable", f"{out}: cannot be written ({error.strerror}); name another --out"
+        ) from error

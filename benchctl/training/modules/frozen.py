@@ -74,8 +74,9 @@ def find_target(name_or_path: str, encoders: bool = False) -> TargetFiles:
     tokenizer = load_tokenizer(path)
     if tokenizer.is_encoder_decoder and not encoders:
         raise UserError(
+            "encoder_not_supported",
             f"{name_or_path} has an encoder, and what you ask for is for models without one; name another model, or "
-            f"train modules that know encoders: {', '.join(_know_encoders())}"
+            f"train modules that know encoders: {', '.join(_know_encoders())}",
         )
     return TargetFiles(_name(name_or_path, path), path, tokenizer)
 
@@ -84,7 +85,7 @@ def check_method(method: Method, label: Label, files: TargetFiles) -> None:
     """Raises UserError for a method that cannot run on this target, or whose modules are of one of other sizes."""
     info = TargetInfo.of(files.config)
     if problem := method.unsupported(info):
-        raise UserError(f"{label.text} cannot run on {files.name}: {problem}")
+        raise UserError("label_cannot_run", f"{label.text} cannot run on {files.name}: {problem}")
     if isinstance(method, Trainable):
         check_sizes(method, info)
 
@@ -95,8 +96,9 @@ def chat_of(files: TargetFiles) -> ChatFormat:
     chat, known = kind.load(files.path), int(files.config.vocab_size)
     if chat.vocabulary > known:
         raise UserError(
+            "other_vocabulary",
             f"{files.name}: its tokenizer has {chat.vocabulary:,} ids and its configuration a vocabulary of {known:,}; "
-            "put the tokenizer that belongs to the model into its folder"
+            "put the tokenizer that belongs to the model into its folder",
         )
     return chat
 
@@ -111,7 +113,7 @@ def check_rows(files: TargetFiles, row_tokens: int) -> None:
     """Raises UserError for rows longer than what the target sees."""
     sees = seen_tokens(files)
     if row_tokens > sees:
-        raise UserError(f"{files.name} sees {sees} tokens at a time; give --row-tokens {sees} or fewer")
+        raise UserError("row_too_long", f"{files.name} sees {sees} tokens at a time; give --row-tokens {sees} or fewer")
 
 
 def load_target(files: TargetFiles, device: torch.device, dtype: str) -> FrozenTarget:

@@ -38,13 +38,19 @@ def trainable(label: Label) -> Trainable:
     """The method that a label asks for. Raises UserError, listing what can be trained, where it has no modules."""
     if label.name not in method_names() or not issubclass(method_class(label.name), Trainable):
         names = ("draft", *trainable_names())
-        raise UserError(f"'{label.name}' has nothing to train; what can be trained: {', '.join(names)}.")
+        raise UserError(
+            "nothing_to_train", f"'{label.name}' has nothing to train; what can be trained: {', '.join(names)}."
+        )
     method = build(label.text)
     assert isinstance(method, Trainable)
     if method.modules and not _second_stage(method):
-        raise UserError(f"{label.text}: leave out modules; what is trained goes to the folder --out")
+        raise UserError(
+            "modules_are_trained", f"{label.text}: leave out modules; what is trained goes to the folder --out"
+        )
     if not method.needs_modules:
-        raise UserError(f"{label.text} works without modules, so there is nothing to train; give other options")
+        raise UserError(
+            "nothing_to_train", f"{label.text} works without modules, so there is nothing to train; give other options"
+        )
     return method
 
 
@@ -111,8 +117,9 @@ def _check_first_stage(method: Trainable, label: Label) -> None:
     if not method.modules:
         wanted = Label(label.name, (*label.options, ("modules", "FOLDER")))
         raise UserError(
+            "modules_missing",
             f"{label.text} is trained on top of other modules; train those first: benchctl train {owner} "
-            f"--model MODEL --out FOLDER, then: benchctl train '{wanted.text}' --model MODEL --out NEW"
+            f"--model MODEL --out FOLDER, then: benchctl train '{wanted.text}' --model MODEL --out NEW",
         )
     check_modules(owner, method.modules)
 

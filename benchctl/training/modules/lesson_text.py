@@ -52,8 +52,9 @@ def readable(corpus: Corpus, files: TargetFiles, around: Surroundings) -> Corpus
     held_out = {name: chats for name, records in corpus.held_out.items() if (chats := _chats(records))}
     if not (train and held_out):
         raise UserError(
+            "chats_missing",
             f"{files.name} has an encoder, which reads prompts, and the {'held-out' if train else 'training'} data "
-            "are plain texts only; give chats, some of them in a file whose name ends in _val"
+            "are plain texts only; give chats, some of them in a file whose name ends in _val",
         )
     left, unseen = len(corpus.train) - len(train), _count(corpus.held_out) - _count(held_out)
     if (left or unseen) and around.world.leads:
@@ -141,8 +142,9 @@ class LessonText:
             return
         if not self._unseen:
             raise UserError(
+                "chats_missing",
                 "no held-out record has a prompt that the target could answer; put chats into a file whose name ends "
-                "in _val, or give --self-distil 0"
+                "in _val, or give --self-distil 0",
             )
         for prompts in (self._prompts, *self._unseen.values()):
             heads = heads_of(prompts, self.files, self.chat, self.options.answer_tokens)
@@ -178,7 +180,9 @@ class LessonText:
         requests = [request for request in made if request not in held_out]
         prompts = requests + pick_prompts(records, asked - len(requests), seed, recipe)
         if not prompts:
-            raise UserError("the data hold no prompts that the target could answer; give chats or --self-distil 0")
+            raise UserError(
+                "chats_missing", "the data hold no prompts that the target could answer; give chats or --self-distil 0"
+            )
         if len(prompts) < asked and self.around.world.leads:
             self.around.notify(f"There are {len(prompts)} prompts; --self-distil {asked} asks for more.")
         return prompts
@@ -239,11 +243,12 @@ def held_out_batches(pieces: Sequence[Piece], stage: Stage, pad_id: int) -> list
 
 def _cut(documents: Sequence[Document], row_tokens: int, prompt_weight: float) -> CutPieces:
     if not 0 <= prompt_weight <= 1:
-        raise UserError(f"the weight of prompts is {prompt_weight:g}; give one from 0 to 1")
+        raise UserError("weight_out_of_range", f"the weight of prompts is {prompt_weight:g}; give one from 0 to 1")
     cut = cut_pieces(documents, row_tokens, round(FULL * prompt_weight))
     if not cut.pieces:
         raise UserError(
-            f"every prompt is longer than a row of {row_tokens} tokens; give longer rows or shorter prompts"
+            "rows_too_short",
+            f"every prompt is longer than a row of {row_tokens} tokens; give longer rows or shorter prompts",
         )
     return cut
 

@@ -222,8 +222,9 @@ def heads_of(prompts: Sequence[Prompt], files: TargetFiles, chat: ChatFormat, ne
     heads = [ids for head in chat.heads(prompts) if len(ids := tuple(map(int, head))) <= room]
     if prompts and not heads:
         raise UserError(
+            "answers_too_long",
             f"no prompt and {new_tokens} tokens of answer fit into the {context} tokens of {files.name}; "
-            "give fewer --answer-tokens or shorter prompts"
+            "give fewer --answer-tokens or shorter prompts",
         )
     return heads
 
@@ -288,8 +289,9 @@ class OwnText:
             yield
         except OSError as error:
             raise UserError(
+                "file_not_writable",
                 f"{self.path}: cannot be written ({error.strerror}); free some space, then repeat the command with "
-                "--resume: the answers that are there are kept"
+                "--resume: the answers that are there are kept",
             ) from error
 
     def _answer(

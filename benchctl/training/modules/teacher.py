@@ -93,7 +93,9 @@ class ModuleObjective:
         try:
             shares({name: tally.share for name, tally in measured.items()})
         except ValueError as error:
-            raise UserError(f"{type(self.method).__name__}: {error}; correct what its yardsticks() returns") from error
+            raise UserError(
+                "wrong_yardsticks", f"{type(self.method).__name__}: {error}; correct what its yardsticks() returns"
+            ) from error
         return {"loss": Tally(loss, float(loss_weights(batch).sum())), **measured}
 
 
@@ -228,6 +230,7 @@ def _placed(states: Tensor, real: Tensor) -> Tensor:
 
 def _decoder_only(asked: object) -> NoReturn:
     raise UserError(
+        "encoder_not_supported",
         "lessons of a target with an encoder hold states, norm and head, not its layers or rotations; a method that "
-        "learns from those is for targets without an encoder: leave supports_encoder_decoder False"
+        "learns from those is for targets without an encoder: leave supports_encoder_decoder False",
     )
