@@ -275,6 +275,9 @@ def _check_current(plugin: type[Any], owner: str) -> type[Any]:
     outdated = {name: advice for name, advice in _OUTDATED.items() if hasattr(plugin, name)}
     if "prepare" in vars(plugin) and len(signature(plugin.prepare).parameters) != 2:
         outdated["prepare"] = "`prepare(self, target)`, and a draft model comes by the mix-in `UsesDraftModel`"
+    # Only the mix-in's counters are read: those of another class would be dropped in silence.
+    if hasattr(plugin, "counters") and all(base.__name__ != "OffloadsExperts" for base in plugin.__mro__):
+        outdated["counters"] = "the mix-in `OffloadsExperts` of benchctl.decoding.method with `counters`"
     for name, advice in outdated.items():
         raise UserError(
             "outdated_plugin",

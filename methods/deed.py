@@ -15,8 +15,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from benchctl.decoding.adaptive import KvFill, View
-from benchctl.decoding.exit_rows import deferred_exact
+from benchctl.decoding.adaptive import KvFill, View, deferred_exact
 from benchctl.decoding.method import Context
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exit_policy import ExitPolicy

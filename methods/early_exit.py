@@ -16,8 +16,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchctl.decoding.adaptive import KvFill, View
-from benchctl.decoding.exit_rows import copy_h, deferred_exact
+from benchctl.decoding.adaptive import KvFill, View, copy_h, deferred_exact
 from benchctl.decoding.method import Context, PlainDrafter
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exit_policy import ExitPolicy, decayed, read_exits

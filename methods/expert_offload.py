@@ -3,7 +3,7 @@
 The comparators of expert loading ahead of time: which expert a full fast tier lets go (`policy`), and whether the next
 layer's experts are fetched while the present layer computes (`prefetch`). Eliseev, Mazur: Fast Inference of
 Mixture-of-Experts Language Models with Offloading, 2023, arXiv 2312.17238 (LRU, next gate); Hoang et al.: SpecMD: A
-Comprehensive Study On Speculative Expert Prefetching, 2026, arXiv 2602.03921 (Least-Stale, see experts.policies).
+Comprehensive Study On Speculative Expert Prefetching, 2026, arXiv 2602.03921 (Least-Stale, see experts.fast_tier).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
+from benchctl.decoding.experts.fast_tier import PolicyName
 from benchctl.decoding.experts.offload import NextGate, Offload, OffloadSettings, OffloadsExperts, Tier
-from benchctl.decoding.experts.policies import PolicyName
 from benchctl.decoding.experts.tiers import Timer
 from benchctl.decoding.method import Context, Method, Step, one_token
 from benchctl.decoding.model.target import Target, TargetInfo
@@ -57,7 +57,7 @@ class ExpertOffload(Method, OffloadsExperts):
         return OffloadSettings(self.policy, self.capacity, self.bandwidth_mb_s, self.tier, self.blocking)
 
     def unsupported(self, target: TargetInfo) -> str | None:
-        return super().unsupported(target) or self._settings().unsupported(target)
+        return self._settings().unsupported(target)
 
     def prepare(self, target: Target) -> None:
         self._offload = Offload(target, self._settings())

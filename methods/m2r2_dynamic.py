@@ -14,8 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from benchctl.decoding.adaptive import AdaptiveDepth, KvFill, View
-from benchctl.decoding.exit_rows import absent, copy_h, copy_p, deferred_exact
+from benchctl.decoding.adaptive import AdaptiveDepth, KvFill, View, absent, copy_h, copy_p, deferred_exact
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, MonotoneThreshold, Step
 from benchctl.decoding.model.target import Target, TargetInfo
@@ -23,8 +22,7 @@ from benchctl.decoding.modules.exits import balanced_loss, exit_yardsticks
 from benchctl.decoding.modules.trainable import Lesson, SecondStage, Tally, TrainingDefaults
 
 from .m2r2.base import TwoStreamMethod
-from .m2r2.gates import Interval, between
-from .m2r2.routers import Decider, Router
+from .m2r2.gates import Decider, Interval, Router, between
 from .m2r2.streams import PairedRun
 from .m2r2.training import Trajectories, TwoStreams, gate_loss, gate_yardsticks
 

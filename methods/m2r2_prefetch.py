@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchctl.decoding.experts.fast_tier import PolicyName
 from benchctl.decoding.experts.offload import Offload, OffloadSettings, OffloadsExperts, Tier, rank_experts
-from benchctl.decoding.experts.policies import PolicyName
 from benchctl.decoding.experts.tiers import Timer
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Step, all_layers, one_token

@@ -10,8 +10,7 @@ import click
 from click.core import ParameterSource
 
 from benchctl.cli.options import options_from
-from benchctl.cli.train import Parts, data_options, draft, model_option
-from benchctl.cli.train.session import REFERENCE, run_job
+from benchctl.cli.train import REFERENCE, Parts, data_options, draft, model_option, run_job
 from benchctl.errors import UserError
 from benchctl.options import setting
 from benchctl.training.data.reading import read_corpus

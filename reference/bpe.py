@@ -15,8 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from benchctl.errors import UserError
-from benchctl.training.data.chats import ChatFormat
-from benchctl.training.data.corpus import Message
+from benchctl.training.data.chats import ChatFormat, Message
 from benchctl.training.data.packing import Tokens
 from benchctl.training.models import TokenIds
 

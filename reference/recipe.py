@@ -9,8 +9,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from benchctl.errors import UserError
-from benchctl.training.data.chats import ChatFormat
-from benchctl.training.data.corpus import Message, Record
+from benchctl.training.data.chats import ChatFormat, Message, Record
 from benchctl.training.data.packing import PROMPT_WEIGHT, Document, PackedCorpus, Piece, chunks, conversation
 from benchctl.training.data.reading import Corpus, read_corpus
 from benchctl.training.modules.lesson_text import held_out_batches

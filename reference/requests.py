@@ -10,7 +10,7 @@ import random
 import re
 from collections.abc import Iterable
 
-from benchctl.training.data.corpus import Message, Record
+from benchctl.training.data.chats import Message, Record
 
 GLOSSARY = "openstax_glossary"
 _TRIES = 5  # draws for each request: how many there are depends on the glossary

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from benchctl.training.data.corpus import Record
+from benchctl.training.data.chats import Record
 from reference.tasks import NAMES, listed, suite_tasks, training_tasks
 
 Chat = tuple[str, str]

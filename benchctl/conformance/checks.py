@@ -8,7 +8,7 @@ from typing import get_args
 
 import torch
 
-from benchctl.conformance.enumeration import distribution, total_variation
+from benchctl.conformance.distributions import distribution, total_variation
 from benchctl.conformance.findings import Deviation, Result, Skipped, shown
 from benchctl.conformance.method_under_test import MethodUnderTest, Watched, answer
 from benchctl.conformance.random_models import (
@@ -24,7 +24,7 @@ from benchctl.conformance.random_models import (
 from benchctl.decoding.batch import decode_batch, why_not_batched
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, Generation
-from benchctl.decoding.method import Exactness, Step
+from benchctl.decoding.method import Exactness, Step, why_unsupported
 from benchctl.decoding.replay import Unforced
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
@@ -68,7 +68,7 @@ def _kinds(option: str) -> str:
 def unsupported(subject: MethodUnderTest) -> Result:
     """None or a reason, on every target, and None on one at least."""
     method = subject.fresh()
-    reasons = {kind: method.unsupported(random_models(kind).target.info) for kind in KINDS}
+    reasons = {kind: why_unsupported(method, random_models(kind).target.info) for kind in KINDS}
     for kind, reason in reasons.items():
         if reason is not None and (not isinstance(reason, str) or not reason.strip()):
             action = "let unsupported return a sentence for the user, or None"
@@ -113,7 +113,7 @@ def sampled(subject: MethodUnderTest, models: RandomModels) -> Result:
     if method.exactness != "exact":
         return Skipped(f"claims {method.exactness}, not exactness under sampling")
     few = random_models(models.kind, FEW_TOKENS)
-    if reason := method.unsupported(few.target.info):
+    if reason := why_unsupported(method, few.target.info):
         return Skipped(f"cannot run with a vocabulary of {FEW_TOKENS}: {reason}")
     # A fresh method each time: what one keeps of an earlier prompt is for another check to find.
     found = distribution(lambda _: answer(subject.prepared(few), few, _SHORT_PROMPT, _SHORT, _WARM).token_ids)
@@ -245,7 +245,7 @@ def isolation(subject: MethodUnderTest, models: RandomModels) -> Result:
             after = answer(used, models, prompt, NEW_TOKENS, sampling)
             alone = answer(subject.prepared(models), models, prompt, NEW_TOKENS, sampling)
             if problem := _differs(alone, after, "alone", "after other prompts"):
-                return replace(problem, action="make everything anew in start() that belongs to one prompt")
+                return replace(problem, action="create all state of one prompt in start()")
     return None
 
 

@@ -11,6 +11,7 @@ from benchctl.conformance import checks
 from benchctl.conformance.findings import Deviation, Finding, Result, Skipped, finding
 from benchctl.conformance.method_under_test import MethodUnderTest
 from benchctl.conformance.random_models import KINDS, RandomModels, random_models
+from benchctl.decoding.method import why_unsupported
 
 OF_THE_METHOD: dict[str, Callable[[MethodUnderTest], Result]] = {
     "options": checks.options,
@@ -67,7 +68,7 @@ def examine(label: str) -> Iterator[Finding]:
 
 
 def _barred(subject: MethodUnderTest, models: RandomModels) -> Result:
-    reason = subject.fresh().unsupported(models.target.info)
+    reason = why_unsupported(subject.fresh(), models.target.info)
     return Skipped(reason) if reason else None
 
 

@@ -15,8 +15,7 @@ from functools import partial
 import torch
 from scipy import special, stats
 
-from benchctl.conformance.drawing import Drawing, Text
-from benchctl.conformance.enumeration import distribution, total_variation
+from benchctl.conformance.distributions import Drawing, Text, distribution, total_variation
 from benchctl.conformance.examine import guarded
 from benchctl.conformance.findings import Deviation, Finding, Held, Result, Skipped, finding, shown
 from benchctl.decoding.loop import DecodeRequest, Generation, decode, open_context

@@ -1,4 +1,7 @@
-"""The family of methods that choose, token by token, how many layers of the target to run."""
+"""The family of methods that choose, token by token, how many layers of the target to run.
+
+`copy_h`, `copy_p`, `deferred_exact` and `absent` decide what the layers above an exit hold of a row that left there.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ class View:
 
 
 KvFill = Callable[[Stream, View], None]
-"""Gives the layers above the exit that a row leaves by what later rows are to see of it there; see kv_fill."""
+"""Gives the layers above the exit that a row leaves by what later rows are to see of it there, such as `copy_h`."""
 
 
 class AdaptiveDepth(Method):
@@ -127,3 +130,22 @@ class AdaptiveDepth(Method):
                 break  # every row has run all layers now: this token is the target's own, the bonus of this step
             context.stream.push((chain.add(view.logits),))
         return chain.draft()
+
+
+def copy_h(stream: Stream, view: View) -> None:
+    """Of the slow state at the exit, in every layer: state propagation (CALM 2207.07061, section 3.1)."""
+    stream.fill(view.layer)
+
+
+def copy_p(stream: Stream, view: View) -> None:
+    """Of the state that spoke at the exit, in every layer."""
+    stream.fill(view.layer, view.state)
+
+
+def deferred_exact(stream: Stream, view: View) -> None:
+    """The row's own, computed with the next row that goes deeper (DEED 2311.08623)."""
+
+
+def absent(stream: Stream, view: View) -> None:
+    """Nothing: later rows do not see it there (as Mixture-of-Depths, 2404.02258, has it)."""
+    stream.skip(view.layer)

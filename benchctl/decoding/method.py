@@ -150,10 +150,8 @@ class Method(ABC):
     def unsupported(self, target: TargetInfo) -> str | None:
         """Why this method cannot run on a target with these facts, or None. Asked before weights are read.
 
-        Methods with further conditions override this and ask ``super().unsupported(target)`` first.
+        Targets with an encoder are refused elsewhere, see `why_unsupported`.
         """
-        if target.is_encoder_decoder and not self.supports_encoder_decoder:
-            return "the target has an encoder, and this method is for targets without one"
         return None
 
     def prepare(self, target: Target) -> None:  # noqa: B027 optional
@@ -223,6 +221,13 @@ class Outcome:
     states: Tensor
     kept_rows: Sequence[int]
     step: Step
+
+
+def why_unsupported(method: Method, target: TargetInfo) -> str | None:
+    """Why a method cannot run on a target with these facts, or None. No method can leave out the check of encoders."""
+    if target.is_encoder_decoder and not method.supports_encoder_decoder:
+        return "the target has an encoder, and this method is for targets without one"
+    return method.unsupported(target)
 
 
 class Speculative(Method):

@@ -12,7 +12,7 @@ import torch
 
 from benchctl import bundled, registry
 from benchctl.decoding.batch import why_not_batched
-from benchctl.decoding.method import Method, UsesDraftModel
+from benchctl.decoding.method import Method, UsesDraftModel, why_unsupported
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
 from benchctl.decoding.modules.folder import check_sizes, no_modules, trained_options
@@ -164,7 +164,7 @@ class Choice:
 
         Raises UserError if that method was asked for by name, and for named modules of a target of other sizes.
         """
-        reason = self.unsupported or self.method.unsupported(target) or ""
+        reason = self.unsupported or why_unsupported(self.method, target) or ""
         if reason and self.named:
             raise UserError("cannot_run_here", f"{self.label} cannot run on this target: {reason}.")
         if isinstance(self.method, Trainable) and not reason:

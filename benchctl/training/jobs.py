@@ -34,9 +34,8 @@ from benchctl.training.models import TOKENIZER_FILES, copy_tokenizer, empty_mode
 from benchctl.training.modules.objective import HeldOut, Objective
 from benchctl.training.modules.own_text import Answered
 from benchctl.training.optim import Budget, OptimizerSettings, Stage, optimizer_name
-from benchctl.training.progress import Progress
 from benchctl.training.train_options import Provenance, TrainOptions
-from benchctl.training.trainer import Data, Trainer, TrainSettings, bf16_helps, check_shares
+from benchctl.training.trainer import Data, Progress, Trainer, TrainSettings, bf16_helps, check_shares
 
 CHECKPOINTS = "checkpoints"
 RECORD = "training.json"

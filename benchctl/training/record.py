@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 
 from benchctl.decoding.model.families import experts_per_token
 from benchctl.training.checkpoint import writing
-from benchctl.training.data.chats import ChatFormat
-from benchctl.training.data.corpus import Message
+from benchctl.training.data.chats import ChatFormat, Message
 from benchctl.training.data.reading import Corpus
 from benchctl.training.jobs import CHECKPOINTS, RECORD, Finished
 from benchctl.training.modules.objective import HeldOut

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.modules.exits import AdapterKind, AdapterSettings
 from benchctl.decoding.modules.folder import load_modules
-from benchctl.decoding.modules.low_rank import AdapterKind, AdapterSettings
 from benchctl.decoding.modules.trainable import Lesson, SecondStage, Tally, Trainable, TrainingDefaults
 from benchctl.errors import UserError
 
@@ -55,7 +55,7 @@ class TwoStreamMethod(Method, Trainable):
         return intervals_between(gates, layers, self.rate or self.default_rate)
 
     def unsupported(self, target: TargetInfo) -> str | None:
-        return super().unsupported(target) or unfit_gates(self.intervals(target.layers), target.layers)
+        return unfit_gates(self.intervals(target.layers), target.layers)
 
     def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
         return self.build_streams(info, lm_head)

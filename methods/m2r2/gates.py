@@ -1,11 +1,20 @@
-"""Gates: the layers where the accelerated stream of M2R2 (arXiv 2502.02040) may be read, and the intervals between."""
+"""Gates of M2R2 (arXiv 2502.02040): the layers where the accelerated stream may be read, and routers that decide it.
+
+A router reads the accelerated states of one interval and decides whether the last of them may speak for the target.
+Accelerated residual latent attention (ARLA) of Bhendawade et al., 2025, arXiv 2502.02040, is a reconstruction: what the
+paper states and what is ours is in docs/m2r2.md. No router needs the vocabulary. States are divided by their root
+mean square first (ours), for residuals grow from layer to layer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 _SHARES = (1 / 8, 1 / 4, 1 / 2)
 
@@ -72,3 +81,102 @@ def unfit_gates(intervals: Sequence[Interval], layers: int) -> str | None:
 def intervals_between(gates: Sequence[int], layers: int, rate: float = 0.0) -> list[Interval]:
     """The intervals that end at these gates, ascending."""
     return [Interval(first, gate, layers, rate) for first, gate in zip((0, *gates), gates, strict=False)]
+
+
+LATENT = 64
+EPS = torch.finfo(torch.float32).eps  # added to mean squares; what half precision has would drown those of early states
+
+Decider = Callable[[Sequence[Tensor]], float]
+"""Accelerated states of one token, [1, width] each, to the chance that the last of them agrees with the last layer."""
+
+
+class Arla(nn.Module):
+    """z = down(trail / rms) + depth; the last z attends to all; score = w [context; last z] + b."""
+
+    def __init__(self, width: int, states: int, device: torch.device) -> None:
+        super().__init__()
+        self.down = nn.Linear(width, LATENT, bias=False, device=device)
+        self.depth = nn.Parameter(torch.zeros(states, LATENT, device=device))
+        self.score = nn.Linear(2 * LATENT, 1, device=device)
+
+    def forward(self, trail: Tensor) -> Tensor:
+        """Scores [...] of trails [..., states, width]."""
+        latent: Tensor = self.down(F.rms_norm(trail, trail.shape[-1:], eps=EPS)) + self.depth
+        last = latent[..., -1:, :]
+        shares = (last @ latent.mT * LATENT**-0.5).softmax(-1)
+        scores: Tensor = self.score(torch.cat((shares @ latent, last), -1))
+        return scores[..., 0, 0]
+
+    def decider(self) -> Decider:
+        """The same for one token, in few operations: a module call costs much compared with a small layer."""
+        down, depth = self.down.weight.t().contiguous(), self.depth.detach()
+        of_context, of_last = self.score.weight[0].view(2, LATENT)
+        bias, eps = self.score.bias, _eps(depth)
+
+        def decide(trail: Sequence[Tensor]) -> float:
+            states = torch.cat(tuple(trail))
+            latent = torch.addcmul(depth, torch.mm(states, down), _factor(states, eps))
+            last = latent[-1]
+            shares = torch.mv(latent, last).mul_(LATENT**-0.5).softmax(0)
+            return _chance(torch.mv(latent, of_context).dot(shares) + last.dot(of_last) + bias)
+
+        return decide
+
+
+class Last(nn.Module):
+    """A linear score of the last state of a trail."""
+
+    def __init__(self, width: int, device: torch.device) -> None:
+        super().__init__()
+        self.score = nn.Linear(width, 1, device=device)
+
+    def forward(self, trail: Tensor) -> Tensor:
+        """Scores [...] of trails [..., states, width]."""
+        scores: Tensor = self.score(F.rms_norm(trail[..., -1, :], trail.shape[-1:], eps=EPS))
+        return scores[..., 0]
+
+    def decider(self) -> Decider:
+        """The same for one token."""
+        weight, bias = self.score.weight[0], self.score.bias
+        eps = _eps(weight)
+
+        def decide(trail: Sequence[Tensor]) -> float:
+            return _chance(torch.mv(trail[-1], weight).mul_(_factor(trail[-1], eps)[0]) + bias)
+
+        return decide
+
+
+class Router(nn.ModuleDict):
+    """A scorer for each gate, named after it: one that attends to the interval, or one of its last state only."""
+
+    def __init__(self, intervals: Sequence[Interval], width: int, device: torch.device, attends: bool) -> None:
+        super().__init__()
+        for interval in intervals:
+            states = interval.gate - interval.first + 1
+            self[str(interval.gate)] = Arla(width, states, device) if attends else Last(width, device)
+
+    def score(self, gate: int, trail: Sequence[Tensor]) -> Tensor:
+        """Scores [...] of accelerated states [..., width]: where one is above 0, agreement is likelier than not."""
+        scores: Tensor = self[str(gate)](torch.stack(list(trail), -2))
+        return scores
+
+    def decider(self, gate: int) -> Decider:
+        scorer = self[str(gate)]
+        assert isinstance(scorer, Arla | Last)
+        return scorer.decider()
+
+
+def _eps(like: Tensor) -> Tensor:
+    """EPS where ``like`` is, in float32 at least: squares of half precision overflow."""
+    return torch.tensor([EPS], dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
+
+
+def _factor(states: Tensor, eps: Tensor) -> Tensor:
+    """[states, 1]: what divides each of ``states`` [states, width], or a product of it, by its root mean square."""
+    length = torch.linalg.vector_norm(states, dim=1, keepdim=True, dtype=eps.dtype)
+    return torch.addcmul(eps, length, length, value=1 / states.shape[1]).rsqrt_().to(states.dtype)
+
+
+def _chance(score: Tensor) -> float:
+    """Of a tensor of one element; a sigmoid that cannot overflow."""
+    return 0.5 + 0.5 * math.tanh(0.5 * float(score))

@@ -21,7 +21,7 @@ from benchctl.decoding.kv.layout import Layout
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.model.layers import Layer, Mlp, mix, project
 from benchctl.decoding.model.target import TargetInfo
-from benchctl.decoding.modules.low_rank import AdapterSettings, Delta, LowRank
+from benchctl.decoding.modules.exits import AdapterSettings, Delta, LowRank
 
 OnState = Callable[[Tensor], None]
 
@@ -153,6 +153,9 @@ class PairedRun:
         trail: list[Tensor] = []
         run = partial(self._run, pairs, trail)
         if self._defers_last:
+            absent = stream.cache.absent
+            if absent[self._last] != absent[self._first]:  # run_rows checks the layers before the last
+                raise ValueError(f"rows are absent from some of layers {self._first} to {self._last + 1} only")
             stream.run_rows(self._first, self._last, run, rows=pairs)
         else:
             stream.run_rows(self._first, self._last + 1, run)

@@ -15,13 +15,11 @@ from torch import Tensor, nn
 
 from benchctl.decoding.model.layers import Layer, Mlp
 from benchctl.decoding.model.target import TargetInfo
-from benchctl.decoding.modules.attention import TextAttention
-from benchctl.decoding.modules.exits import ExitModule, exit_losses, log_shares
-from benchctl.decoding.modules.low_rank import AdapterSettings
+from benchctl.decoding.modules.adapters import TextAttention
+from benchctl.decoding.modules.exits import AdapterSettings, ExitModule, exit_losses, log_shares
 from benchctl.decoding.modules.trainable import Lesson, Tally
 
-from .gates import Interval, between
-from .routers import Router
+from .gates import Interval, Router, between
 from .streams import AcceleratedLayer, Adapter, OnState, PairedRun
 
 COSINE_SHARE = 0.1  # of the distance to the trajectory

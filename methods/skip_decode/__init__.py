@@ -21,8 +21,8 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Method, Step, one_token
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.adapters import Adapters
+from benchctl.decoding.modules.exits import AdapterSettings
 from benchctl.decoding.modules.folder import load_modules, trained_options
-from benchctl.decoding.modules.low_rank import AdapterSettings
 from benchctl.decoding.modules.trainable import Lesson, Tally, Trainable, TrainingDefaults
 from benchctl.errors import UserError
 
@@ -81,7 +81,7 @@ class SkipDecode(Method, Batched, FixedDepths, Trainable):
         return self.adapters == "lora"
 
     def unsupported(self, target: TargetInfo) -> str | None:
-        return super().unsupported(target) or self.beyond(target.layers)
+        return self.beyond(target.layers)
 
     def beyond(self, layers: int) -> str | None:
         for name in ("max_layers", "min_layers", "warmup_layers"):

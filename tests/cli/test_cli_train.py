@@ -11,12 +11,11 @@ from click.testing import CliRunner
 from fixtures_training import benchctl, done, refused, write_data
 from tiny import tiny_folder
 
-from benchctl.cli.train import train
-from benchctl.cli.train.session import command_line, describe, describe_held_out
+from benchctl.cli.train import command_line, describe, describe_held_out, train
 from benchctl.decoding.modules.trainable import Tally
 from benchctl.training.jobs import check_device
 from benchctl.training.modules.job import trainable_names
-from benchctl.training.progress import Progress
+from benchctl.training.trainer import Progress
 
 
 @pytest.fixture(scope="module")

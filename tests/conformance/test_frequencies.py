@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from benchctl.conformance.drawing import Drawing, Text
+from benchctl.conformance.distributions import Drawing, Text
 from benchctl.conformance.own_model import POWER, SIGNIFICANCE, GTest, g_test
 from benchctl.decoding import verify
 from benchctl.decoding.draft import Draft

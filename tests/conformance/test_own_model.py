@@ -19,7 +19,7 @@ from runs import CONTEXT_TOKENS, answer, pair, prepared, prompt_of
 
 from benchctl.cli import main
 from benchctl.conformance import checks, own_model
-from benchctl.conformance.drawing import Drawing, Text
+from benchctl.conformance.distributions import Drawing, Text
 from benchctl.conformance.findings import Deviation, Held, Skipped
 from benchctl.conformance.own_model import Case, chances, draws, g_test, greedy, sampled, steps, verify
 from benchctl.conformance.random_models import FEW_TOKENS, random_models

@@ -12,7 +12,7 @@ from fakes_batches import Shallower
 from runs import CONTEXT_TOKENS, LAYERS, pair, prompt_of
 from tiny import VARIANTS
 
-from benchctl.conformance.reference import autoregressive
+from benchctl.conformance.random_models import autoregressive
 from benchctl.decoding.batch import MOST_SEQUENCES, decode_batch
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Context, Method

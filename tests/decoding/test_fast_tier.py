@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from offloading import drive, settle, visits_of
 
-from benchctl.decoding.experts.fast_tier import Counts, FastTier
-from benchctl.decoding.experts.policies import Key, Lru, OnDemand, policy_of
+from benchctl.decoding.experts.fast_tier import Counts, FastTier, Key, Lru, OnDemand, policy_of
 
 
 def _tier(capacity: int) -> FastTier:

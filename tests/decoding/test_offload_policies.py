@@ -9,7 +9,7 @@ from itertools import combinations
 import pytest
 from offloading import Visits, loads, visits_of
 
-from benchctl.decoding.experts.policies import POLICIES, Key, LeastStale, Lfu, Lru, PolicyName
+from benchctl.decoding.experts.fast_tier import POLICIES, Key, LeastStale, Lfu, Lru, PolicyName
 
 A, B, C, D = (Key(0, expert) for expert in range(4))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchctl.decoding.kv.cache import Cache
 from benchctl.decoding.kv.stream import Stream
-from benchctl.methods.mixture_of_depths.run import run_some
+from benchctl.methods.mixture_of_depths import run_some
 
 MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
 TEXT = prompt_of(20)

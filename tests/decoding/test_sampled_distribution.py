@@ -16,7 +16,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from benchctl.conformance.enumeration import Chance, distribution, total_variation
+from benchctl.conformance.distributions import Chance, distribution, total_variation
 from benchctl.decoding.draft import ROOT, Draft
 from benchctl.decoding.sampling import Sampling, draw
 from benchctl.decoding.verify import verify_rejection

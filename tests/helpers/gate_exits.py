@@ -16,8 +16,7 @@ from oracles import Naive, caught_up
 from torch import Tensor
 from two_streams import accelerated_beside
 
-from benchctl.methods.m2r2.gates import Interval
-from benchctl.methods.m2r2.routers import EPS
+from benchctl.methods.m2r2.gates import EPS, Interval
 from benchctl.methods.m2r2.training import TwoStreams
 
 

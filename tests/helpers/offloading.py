@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 from unittest.mock import patch
 
-from benchctl.decoding.experts.fast_tier import Counts, FastTier
-from benchctl.decoding.experts.policies import Key, PolicyName, policy_of
+from benchctl.decoding.experts.fast_tier import Counts, FastTier, Key, PolicyName, policy_of
 
 Visits = Sequence[tuple[int, Sequence[int]]]
 

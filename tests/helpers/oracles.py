@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchctl.conformance.reference import Naive, autoregressive, in_float64, noisy_copy
+from benchctl.conformance.random_models import Naive, autoregressive, in_float64, noisy_copy
 
 __all__ = ["Naive", "autoregressive", "in_float64", "noisy_copy"]
 

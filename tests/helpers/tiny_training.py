@@ -22,8 +22,7 @@ from benchctl.training.data.packing import Batch
 from benchctl.training.distributed import World, joined
 from benchctl.training.modules.objective import HeldOut, loss_weights
 from benchctl.training.optim import Budget, OptimizerSettings, Stage, optimizer_name
-from benchctl.training.progress import Progress
-from benchctl.training.trainer import Data, Trainer, TrainSettings
+from benchctl.training.trainer import Data, Progress, Trainer, TrainSettings
 
 VOCABULARY, WIDTH = 13, 6
 STAGES = (Stage(0.5, 8, 2), Stage(1.0, 16, 1))

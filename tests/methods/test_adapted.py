@@ -18,11 +18,11 @@ from untrained import untrained
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.adapters import AdaptedTexts, Adapters, LayerAdapter, agreements
-from benchctl.decoding.modules.low_rank import AdapterSettings
+from benchctl.decoding.modules.exits import AdapterSettings
 from benchctl.decoding.modules.trainable import Lesson
 from benchctl.methods.skip_decode import SkipDecode
 from benchctl.training.data.packing import Batch
-from benchctl.training.modules.teacher import LessonMaker
+from benchctl.training.modules.frozen import LessonMaker
 
 FAMILIES = ("llama", "qwen3", "mistral_window", "llama_biases")
 SETTINGS = SkipDecode(rank=5, alpha=7.0)

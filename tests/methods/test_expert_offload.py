@@ -17,9 +17,8 @@ from offloading import HandTimer, Simulation, recorded_visits
 from tiny import tiny_folder, tiny_target
 from torch import Tensor
 
-from benchctl.decoding.experts.fast_tier import FastTier
+from benchctl.decoding.experts.fast_tier import POLICIES, FastTier, Key, Lru, PolicyName, policy_of
 from benchctl.decoding.experts.offload import NextGate, Offload, OffloadSettings, Predictor, mixtures_of, rank_experts
-from benchctl.decoding.experts.policies import POLICIES, Key, Lru, PolicyName, policy_of
 from benchctl.decoding.experts.tiers import FileTier, Link, Loader, MemoryTier, Slots, SlowTier, Timer
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method

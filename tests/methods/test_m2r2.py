@@ -24,8 +24,7 @@ from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folder import save_modules
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
-from benchctl.methods.m2r2 import M2R2
-from benchctl.methods.m2r2.drafting import draft_beam, draft_chain
+from benchctl.methods.m2r2 import M2R2, draft_beam, draft_chain
 from benchctl.methods.m2r2.gates import Interval, default_gates
 from benchctl.methods.m2r2.training import TwoStreams
 from benchctl.registry import build
@@ -115,6 +114,24 @@ def test_rows_that_have_run_the_layers_cannot_be_accompanied() -> None:
         stream.advance(1)
         with pytest.raises(ValueError, match="layers 0 to 2 do not lack exactly the rows from 2 to 2"):
             accompanied(models.target, module, module.intervals[0], stream, 1)
+
+
+@torch.inference_mode()
+def test_layers_whose_absent_rows_differ_cannot_share_a_mask_with_the_deferred_one() -> None:
+    """Lost in a rewrite: the mask of the first layer also served the last one, from which other rows were absent."""
+    models = pair("llama")
+    module = untrained(M2R2(gates="2"), models.target)
+    assert isinstance(module, TwoStreams)
+    stream = Stream(models.target, CONTEXT_TOKENS)
+    stream.push([3, 4])
+    stream.advance(1)
+    stream.pass_by(1, 2)  # both rows are absent from the second layer only
+    stream.advance()
+    stream.keep(range(2))
+    stream.push([5])
+    with pytest.raises(ValueError, match="layers 0 to 2"):
+        module.run(module.intervals[0], models.target.blocks, defers_last=True)(stream, 1)
+    assert stream.cache.lengths[:2] == [2, 2]
 
 
 @torch.inference_mode()

@@ -12,8 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.model.target import TargetInfo
-from benchctl.methods.m2r2.gates import Interval, intervals_between
-from benchctl.methods.m2r2.routers import LATENT
+from benchctl.methods.m2r2.gates import LATENT, Interval, intervals_between
 
 RANK = 5
 aten = torch.ops.aten

@@ -16,7 +16,7 @@ from test_sampled_methods import PROMPT, SAMPLING, TOKENS, model, truth
 from torch import nn
 from untrained import facts_of, untrained
 
-from benchctl.conformance.enumeration import distribution, total_variation
+from benchctl.conformance.distributions import distribution, total_variation
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folder import FACTS, save_modules

@@ -42,11 +42,10 @@ from benchctl.decoding.modules.exits import CE_SHARE
 from benchctl.decoding.modules.folder import read_facts, save_modules
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
-from benchctl.methods.mixture_of_depths import MixtureOfDepths
+from benchctl.methods.mixture_of_depths import MixtureOfDepths, bound_of
 from benchctl.methods.mixture_of_depths.routers import RoutedDepth, most_weighty, routed_blocks, routed_texts
-from benchctl.methods.mixture_of_depths.run import bound_of
 from benchctl.registry import build
-from benchctl.training.modules.teacher import LessonMaker, ModuleObjective
+from benchctl.training.modules.frozen import LessonMaker, ModuleObjective
 from benchctl.training.trainer import Data, Trainer
 
 MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))

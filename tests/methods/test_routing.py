@@ -28,8 +28,7 @@ from benchctl.decoding.modules.exits import exit_yardsticks
 from benchctl.decoding.modules.folder import WEIGHTS, read_facts
 from benchctl.decoding.modules.trainable import Lesson
 from benchctl.methods.m2r2 import M2R2
-from benchctl.methods.m2r2.gates import Interval
-from benchctl.methods.m2r2.routers import LATENT, Router
+from benchctl.methods.m2r2.gates import LATENT, Interval, Router
 from benchctl.methods.m2r2.training import TwoStreams, gate_loss
 from benchctl.methods.m2r2_dynamic import M2R2Dynamic, router_loss, router_scores
 from benchctl.registry import build

@@ -10,7 +10,7 @@ import torch
 from runs import prepared
 from tiny import tiny_model, tiny_target
 
-from benchctl.conformance.enumeration import distribution, total_variation
+from benchctl.conformance.distributions import distribution, total_variation
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling

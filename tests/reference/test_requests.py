@@ -7,7 +7,7 @@ from importlib.resources import files
 
 import pytest
 
-from benchctl.training.data.corpus import Record
+from benchctl.training.data.chats import Record
 from reference.requests import GLOSSARY, user_requests
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchctl.training.data.corpus import Message, Record
+from benchctl.training.data.chats import Message, Record
 from benchctl.training.optim import Stage
 from reference import recipe
 from reference.bpe import chat_format

@@ -163,6 +163,7 @@ def test_a_plugin_that_cannot_be_imported_is_named() -> None:
         ("    needs_draft_model = True\n", "needs_draft_model", "UsesDraftModel"),
         ("    knows_encoders = True\n", "knows_encoders", "supports_encoder_decoder"),
         ("    def prepare(self, target, models, draft_model): ...\n", "prepare", "prepare(self, target)"),
+        ("    def counters(self): ...\n", "counters", "OffloadsExperts"),
     ],
 )
 @pytest.mark.parametrize(("name", "owner"), [("far_step", "elsewhere 1.0"), ("two_step", "fake_methods.two_step")])

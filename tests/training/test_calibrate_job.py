@@ -13,8 +13,7 @@ from tiny import tiny_folder
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.registry import build
-from benchctl.training.data.chats import ChatFormat
-from benchctl.training.data.corpus import Message
+from benchctl.training.data.chats import ChatFormat, Message
 from benchctl.training.modules.calibrate import THRESHOLDS, p_value
 
 PROMPTS = [f"What is {a} and {b}?" for a in ("red", "green", "blue") for b in ("dog", "cat", "bird", "fish")]

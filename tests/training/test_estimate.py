@@ -13,9 +13,9 @@ from tiny import tiny_folder
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.trainable import Trainable
 from benchctl.registry import build
-from benchctl.training.estimate import estimate
 from benchctl.training.models import parameter_count
 from benchctl.training.modules.frozen import find_target, load_target
+from benchctl.training.modules.job import estimate
 from benchctl.training.train_options import TeacherOptions
 
 

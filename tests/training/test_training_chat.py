@@ -12,8 +12,7 @@ from transformers import AutoTokenizer
 from benchctl.decoding.model.tokenizer import load_tokenizer
 from benchctl.errors import UserError
 from benchctl.training.data import chats as chat_module
-from benchctl.training.data.chats import ChatFormat
-from benchctl.training.data.corpus import Message, Record
+from benchctl.training.data.chats import ChatFormat, Message, Record
 from benchctl.training.data.packing import Document
 from reference.bpe import chat_format, joints_of, save_tokenizer, train_tokenizer
 

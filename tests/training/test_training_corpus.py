@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from benchctl.errors import InvalidData, UserError
+from benchctl.errors import UserError
 from benchctl.training.data import reading
-from benchctl.training.data.corpus import Message, Record, is_held_out
+from benchctl.training.data.chats import Message, Record, is_held_out
 from benchctl.training.data.reading import is_held_out_name, read_corpus, read_parts, read_records, sections
 from reference.sources import LATE, MAIN, shorten, weight
 
@@ -64,7 +64,7 @@ def test_a_json_file_is_an_array_of_records_or_a_record_a_line(tmp_path: Path) -
     write_lines(lines, *(json.dumps(row).encode() for row in ROWS))
     assert list(read_records(array)) == list(read_records(lines))
     array.write_text('[\n{"text": ""}]')
-    with pytest.raises(InvalidData, match='array.json: entry 1: field "text" is empty'):
+    with pytest.raises(UserError, match='array.json: entry 1: field "text" is empty'):
         list(read_records(array))
 
 
@@ -99,14 +99,14 @@ def test_a_text_file_is_cut_at_blank_lines_into_sections_of_some_length(tmp_path
 )
 def test_a_broken_line_is_named_by_file_and_line(tmp_path: Path, line: bytes, complaint: str) -> None:
     path = write_lines(tmp_path / "bad.jsonl", b'{"text": "fine"}', line)
-    with pytest.raises(InvalidData) as error:
+    with pytest.raises(UserError) as error:
         list(read_records(path))
     assert f"{path}:2: " in str(error.value)
     assert complaint in str(error.value)
 
 
 def test_a_text_file_that_is_not_utf_8_is_named_by_file_and_line(tmp_path: Path) -> None:
-    with pytest.raises(InvalidData, match=r"a.txt:2: not UTF-8 \(byte 3\)"):
+    with pytest.raises(UserError, match=r"a.txt:2: not UTF-8 \(byte 3\)"):
         list(read_records(write_lines(tmp_path / "a.txt", b"fine", b"caf\xe9")))
 
 
@@ -115,18 +115,18 @@ def test_broken_gzip_data_is_an_error(tmp_path: Path, broken: str) -> None:
     whole = gzip.compress(b'{"text": "one"}\n' * 50)
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(whole[:-9] if broken == "cut" else whole[:10] + b"\xff" + whole[11:])
-    with pytest.raises(InvalidData, match="broken gzip data"):
+    with pytest.raises(UserError, match="broken gzip data"):
         list(read_records(path))
 
 
 def test_empty_files_and_folders_and_missing_ones_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(InvalidData, match="no records in this file"):
+    with pytest.raises(UserError, match="no records in this file"):
         list(read_records(write_lines(tmp_path / "empty.jsonl", b"")))
     (tmp_path / "folder").mkdir()
-    with pytest.raises(InvalidData, match=r"no \*.jsonl, .* file in this folder"):
+    with pytest.raises(UserError, match=r"no \*.jsonl, .* file in this folder"):
         list(read_parts([str(tmp_path / "folder")]))
     for missing in ("missing.jsonl", "nowhere", "data/missing.txt", "/data/missing"):
-        with pytest.raises(InvalidData, match="no such file or folder; give a JSON lines file"):
+        with pytest.raises(UserError, match="no such file or folder; give a JSON lines file"):
             list(read_parts([missing]))
 
 
@@ -263,7 +263,7 @@ def test_a_data_set_without_records_to_read_is_an_error(
     monkeypatch: pytest.MonkeyPatch, splits: dict[str, list[dict[str, Any]]], complaint: str
 ) -> None:
     use(monkeypatch, FakeLibrary(splits))
-    with pytest.raises(InvalidData, match=complaint):
+    with pytest.raises(UserError, match=complaint):
         list(read_parts(["owner/chats"]))
 
 

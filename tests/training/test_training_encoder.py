@@ -23,12 +23,11 @@ from benchctl.errors import UserError
 from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.prompts.fit import messages
 from benchctl.registry import build
-from benchctl.training.data.corpus import Message, Record
+from benchctl.training.data.chats import Message, Record
 from benchctl.training.data.packing import FULL, Batch, Document, Turn, batch_of, cut_pieces, fill_rows
-from benchctl.training.modules import teacher as encoder_lessons
-from benchctl.training.modules.frozen import chat_of, find_target
+from benchctl.training.modules import frozen as encoder_lessons
+from benchctl.training.modules.frozen import chat_of, find_target, lesson_maker
 from benchctl.training.modules.own_text import Answering, answer, prompt_room
-from benchctl.training.modules.teacher import lesson_maker
 
 CPU = torch.device("cpu")
 # Prompt and answer of each document; the first row holds two of them.

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from benchctl.decoding.model.target import Target
 from benchctl.errors import UserError
 from benchctl.training import jobs
-from benchctl.training.data.corpus import Record
+from benchctl.training.data.chats import Record
 from benchctl.training.data.packing import PackedCorpus, Piece, constant
 from benchctl.training.data.reading import Corpus
 from benchctl.training.jobs import export_checkpoint, steps_of

@@ -23,16 +23,15 @@ from benchctl.decoding.modules.trainable import Lesson, Tally, Trainable
 from benchctl.errors import UserError
 from benchctl.methods.medusa import Medusa
 from benchctl.registry import build
-from benchctl.training.data.corpus import Record
+from benchctl.training.data.chats import Record
 from benchctl.training.data.packing import Batch
 from benchctl.training.data.reading import Corpus
 from benchctl.training.jobs import Surroundings
 from benchctl.training.modules import frozen
 from benchctl.training.modules import job as module_job
-from benchctl.training.modules.frozen import chat_of, find_target, load_target
+from benchctl.training.modules.frozen import LessonMaker, ModuleObjective, chat_of, find_target, load_target
 from benchctl.training.modules.lesson_text import LessonText
 from benchctl.training.modules.objective import loss_weights
-from benchctl.training.modules.teacher import LessonMaker, ModuleObjective
 from benchctl.training.train_options import Provenance, TeacherOptions
 from reference.recipe import ReferenceRecipe
 

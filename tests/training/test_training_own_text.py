@@ -14,8 +14,7 @@ import torch
 from tiny import tiny_folder, tiny_model
 
 from benchctl.errors import UserError
-from benchctl.training.data.chats import ChatFormat
-from benchctl.training.data.corpus import Message, Record
+from benchctl.training.data.chats import ChatFormat, Message, Record
 from benchctl.training.modules import own_text
 from benchctl.training.modules.frozen import FrozenTarget, find_target, load_target
 from benchctl.training.modules.own_text import Answered, Answering, OwnText, Prompt, answer, pick_prompts

@@ -12,8 +12,7 @@ from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchctl.errors import UserError
-from benchctl.training.data.chats import ChatFormat
-from benchctl.training.data.corpus import Message, Record
+from benchctl.training.data.chats import ChatFormat, Message, Record
 from benchctl.training.data.packing import (
     Batch,
     Document,

@@ -19,8 +19,7 @@ from benchctl.decoding.model.target import Target
 from benchctl.errors import UserError
 from benchctl.training import distributed
 from benchctl.training.checkpoint import locked
-from benchctl.training.data.chats import ChatFormat
-from benchctl.training.data.corpus import Message
+from benchctl.training.data.chats import ChatFormat, Message
 from benchctl.training.distributed import World
 from benchctl.training.modules import lesson_text
 from benchctl.training.modules.frozen import find_target, load_target

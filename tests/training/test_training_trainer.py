@@ -35,9 +35,8 @@ from benchctl.training.optim import (
     is_matrix,
     optimizer_name,
 )
-from benchctl.training.progress import Progress
 from benchctl.training.train_options import ScheduleName
-from benchctl.training.trainer import Data, Trainer, TrainSettings
+from benchctl.training.trainer import Data, Progress, Trainer, TrainSettings
 
 
 class Killed(Exception):

@@ -12,8 +12,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchctl.decoding.experts.fast_tier import FastTier
-from benchctl.decoding.experts.policies import Key, PolicyName, policy_of
+from benchctl.decoding.experts.fast_tier import FastTier, Key, PolicyName, policy_of
 from benchctl.decoding.experts.tiers import FileTier, Link, Loader, MemoryTier, Slots, Timer
 from benchctl.decoding.model.layers import Experts, ExpertWeights, Layer
 from benchctl.decoding.model.target import Target, TargetInfo

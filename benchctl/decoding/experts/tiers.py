@@ -17,8 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from benchctl.decoding.experts.fast_tier import Counts, FastTier, Transfer
-from benchctl.decoding.experts.policies import Key
+from benchctl.decoding.experts.fast_tier import Counts, FastTier, Key, Transfer
 from benchctl.decoding.model.layers import Experts, ExpertWeights
 
 

@@ -19,7 +19,7 @@ from benchctl.decoding.model.layers import Attention, Experts, Layer, Mlp
 from benchctl.errors import UserError
 
 if TYPE_CHECKING:
-    from benchctl.decoding.model.encoder import Encoder
+    from benchctl.decoding.model.layers import Encoder
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "olmoe", "mixtral")
 MIXTURES = ("olmoe", "mixtral")  # those of them with experts; a stray field of a configuration makes none

@@ -1,13 +1,22 @@
-"""The forward pass of a Llama-like decoder over rows of one sequence: attention, MLP, experts.
+"""The forward pass of a decoder over rows of one sequence: attention, MLP, experts; and T5's encoder.
 
 A lean forward over the target's own weights: no module calls, queries, keys and values in one product, rotary
 embedding as one complex product in place. families.py fills these structures from transformers' models.
+
+`Filler` makes keys and values of a row that left early for the layers above its exit, without running them. Layer by
+layer, most of the time would go into starting small operations. So norms, rotations and sums of all layers are one
+operation each, and no queries are made.
+
+The encoder reads the prompt once; cross attention reads its states. Source: Raffel et al. 2020, arXiv 1910.10683,
+section 2.1.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -228,3 +237,120 @@ def run_layers(layers: Sequence[Layer], first: int, x: Tensor, cache: Cache, lay
             x = layer.cross(x)
         x = layer.mlp.add_to(x, layer.mlp_norm(x))
     return x
+
+
+class Filler:
+    """The key and value products of ``layers``, which are the model's from ``first`` on."""
+
+    def __init__(self, layers: Sequence[Layer], first: int) -> None:
+        self._first = first
+        self._norm = Norm.stacked([layer.attention_norm for layer in layers])
+        attentions = [layer.attention for layer in layers]
+        self._products = [attention.qkv.tail(attention.heads * attention.head_dim) for attention in attentions]
+        self._attention = replace(attentions[0], heads=0, query_norm=None, key_norm=_key_norm(attentions))
+
+    def fill(self, states: Tensor, cache: Cache, layout: Layout) -> None:
+        """Those of the layout's one row, in each layer from its own of ``states`` [layers, width]."""
+        normed = self._norm(states).unsqueeze(1)  # [layers, 1, width], each by the gain of its layer
+        flat = torch.cat([product(x) for product, x in zip(self._products, normed, strict=True)])
+        # To `finish` the layers are rows: all keys turn by the rotation of the row's one position.
+        held = finish(self._attention, flat, layout.rotary)[1]
+        for index in range(states.shape[0]):
+            cache.write(self._first + index, layout.start, held[:, index : index + 1])
+
+
+def _key_norm(attentions: Sequence[Attention]) -> Norm | None:
+    """That of all layers, each for its own row of keys; None where keys are not normed."""
+    norms = [attention.key_norm for attention in attentions if attention.key_norm is not None]
+    if not norms:
+        return None
+    norm = Norm.stacked(norms)
+    if attentions[0].norm_per_head:
+        norm.gain = norm.gain.unsqueeze(1)  # [layers, 1, head_dim] for keys [layers, kv_heads, head_dim]
+    return norm
+
+
+class CrossAttention:
+    """x -> x + what rows [rows, width] take from the encoder's states, after a norm; see ``read``."""
+
+    def __init__(self, norm: Norm, query: Linear, keys_values: Linear, out: Linear, heads: int) -> None:
+        self._norm, self._query, self._keys_values, self._out, self._heads = norm, query, keys_values, out, heads
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return (self._norm.gain, self._query.weight, self._keys_values.weight, self._out.weight)
+
+    def read(self, encoded: Tensor) -> None:
+        """From now on look at ``encoded`` [tokens, width], the encoder's states of one prompt."""
+        both = self._keys_values(encoded).view(encoded.shape[0], 2, self._heads, -1)
+        # Keys [heads, head_dim, tokens], ready for the product with queries; values [heads, tokens, head_dim].
+        self._keys, self._values = both[:, 0].permute(1, 2, 0).contiguous(), both[:, 1].transpose(0, 1).contiguous()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        assert self._keys is not None and self._values is not None, "no prompt was read"
+        # T5 does not scale scores by head_dim ** -0.5, and no position enters: every row sees the whole prompt.
+        queries = self._query(self._norm(x)).view(x.shape[0], self._heads, -1).transpose(0, 1)
+        scores = torch.bmm(queries, self._keys)  # [heads, rows, prompt tokens]
+        wide = torch.promote_types(x.dtype, torch.float32)
+        mixed = torch.bmm(scores.softmax(-1, dtype=wide).to(x.dtype), self._values)
+        return self._out.add_to(x, mixed.transpose(0, 1).reshape(x.shape[0], -1))
+
+
+class Encoder:
+    """The model's own encoder, and what the decoder's layers keep of its answer."""
+
+    def __init__(self, module: Any, crosses: Sequence[CrossAttention], start: int, biases: Tensor) -> None:
+        """``start`` is the decoder's first token, ``biases`` [heads, distances] what a distance adds to a score."""
+        self.start, self.biases = start, biases
+        self._module, self._crosses = module, crosses
+
+    def read(self, prompt_ids: Sequence[int]) -> None:
+        """Encode a prompt: what every decoder layer looks at from now on."""
+        ids = torch.tensor([list(prompt_ids)], device=self.biases.device)
+        encoded = self._module(input_ids=ids).last_hidden_state[0]
+        for cross in self._crosses:
+            cross.read(encoded)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All weights beside those of the decoder's own layers."""
+        yield from self._module.parameters()
+        for cross in self._crosses:
+            yield from cross.weights
+        yield self.biases
+
+
+class RelativeLayout(Layout):
+    """A layout whose scores depend on how far apart two rows are: ``biases`` [heads, distances]."""
+
+    def __init__(self, biases: Tensor, *where: Any) -> None:
+        super().__init__(*where)
+        self._biases = biases
+        self._by_head: Tensor | None = None
+
+    def bias(self, window: int | None, dtype: torch.dtype, copies: int = 1) -> Tensor:
+        """[heads, rows, slots], -inf where a row may not look; there are no windows and no groups of heads."""
+        if self._by_head is None:
+            visible = super().bias(None, dtype)
+            apart = self._distances()
+            self._by_head = self._biases[:, apart] if visible is None else self._biases[:, apart] + visible
+        return self._by_head
+
+    def _distances(self) -> Tensor:
+        """[rows, slots] how far each slot lies before each row; 0 where it lies behind, and is not seen."""
+        slots = torch.tensor([*range(self._base), *self._positions], device=self._device)
+        return (slots[self._base + self._skip :, None] - slots[None, :]).clamp_(min=0)
+
+
+def distance_biases(weight: Tensor, distances: int, furthest: int) -> Tensor:
+    """[heads, distances] from T5's table [buckets, heads].
+
+    With n buckets, h = n / 2 and distance d: bucket d for d < h, else h + floor(h ln(d / h) / ln(furthest / h)), at
+    most n - 1. Example of 32 buckets up to 128: distance 5 is bucket 5, 16 is 16, 32 is 21, 128 and more are 31.
+    """
+    single = weight.shape[0] // 2
+    far = torch.arange(distances, device=weight.device)
+    steps = torch.log(far.clamp(min=1).float() / single) / math.log(furthest / single) * (weight.shape[0] - single)
+    grown = (single + steps.long()).clamp(max=weight.shape[0] - 1)
+    return weight[torch.where(far < single, far, grown)].t().contiguous()

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchctl.decoding.model.encoder import CrossAttention, Encoder, distance_biases
 from benchctl.decoding.model.families import ACTIVATIONS, Parts, activation_name, context_tokens
 from benchctl.decoding.model.kernels import Linear, Norm
-from benchctl.decoding.model.layers import Attention, Layer, Mlp
+from benchctl.decoding.model.layers import Attention, CrossAttention, Encoder, Layer, Mlp, distance_biases
 from benchctl.errors import UserError
 
 

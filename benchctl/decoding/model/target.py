@@ -1,10 +1,15 @@
-"""The target model: load it, and run rows of one sequence through its layers."""
+"""The target model: load it, check it, and run rows of one sequence through its layers.
+
+`Probe` compares our logits with transformers' own whenever a model is loaded. So a configuration or a version of
+transformers that we do not know ends in a refusal, never in numbers about another model. The probe is too short to see
+windows or rotary scaling beyond its length: tests/decoding/test_families.py covers those.
+"""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,9 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchctl.decoding.kv.cache import Cache
-from benchctl.decoding.kv.kv_fill import Filler
 from benchctl.decoding.kv.layout import Layout
-from benchctl.decoding.model.encoder import RelativeLayout
 from benchctl.decoding.model.families import (
     ENCODER_DECODERS,
     check_family,
@@ -31,11 +34,48 @@ from benchctl.decoding.model.families import (
     read_parts,
 )
 from benchctl.decoding.model.kernels import may_copy
-from benchctl.decoding.model.layers import Layer, run_layers
-from benchctl.decoding.model.probe import SPLIT, Probe
+from benchctl.decoding.model.layers import Filler, Layer, RelativeLayout, run_layers
 from benchctl.decoding.model.t5 import read_t5
 from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
 from benchctl.errors import UserError
+
+_TOKENS = 24
+SPLIT = 20  # more rows than the batched attention takes, then fewer: both ways of attending are checked
+# The share of the logits' spread that rounding may move; a part left out or read wrongly moves far more.
+_ROUNDING = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Token ids spread over the vocabulary, and transformers' own logits [rows, vocabulary] for them.
+
+    A model with an encoder gets them as prompt and as answer.
+    """
+
+    ids: list[int]
+    their_logits: Tensor
+
+    @classmethod
+    @torch.inference_mode()
+    def take(cls, model: Any) -> Probe:
+        """Ask the transformers model."""
+        rows = min(_TOKENS, context_tokens(model.config))
+        ids = torch.linspace(0, model.config.vocab_size - 1, rows).long()
+        both = ids[None].to(model.device)
+        decoder = {"decoder_input_ids": both} if model.config.is_encoder_decoder else {}
+        return cls(ids.tolist(), model(both, **decoder, use_cache=False).logits[0])
+
+    @torch.inference_mode()
+    def error(self, forward: Callable[[list[int]], Tensor]) -> float | None:
+        """None when ``forward`` (ids -> logits) agrees up to rounding; otherwise the error as a share of the spread.
+
+        The error is the median over rows, since half precision may send a row to another expert in either forward.
+        """
+        theirs = self.their_logits.double()
+        off = (forward(self.ids).double() - theirs).square().mean(-1).sqrt() / theirs.std(-1)
+        error = float(off.median())
+        return None if error < _ROUNDING[self.their_logits.dtype] else error  # nan is refused too
+
 
 DTYPES = {
     "float32": torch.float32,

@@ -1,24 +1,72 @@
-"""Low-rank adapters on the target's own layers: trained beside frozen weights, merged into copies of them to decode.
+"""Low-rank adapters on the target's own layers: trained next to frozen weights, merged into copies of them to decode.
 
 Hu et al.: LoRA: Low-Rank Adaptation of Large Language Models, 2021, arXiv 2106.09685: W + (alpha / r) B A, B zero at
 the start. Merged layers cost what the target's cost. They belong to the method that uses them: the target, which the
 baseline and other methods of the run decode on, is never written to.
+
+`TextAttention` is attention over whole texts at once, documents apart: training uses it in place of a cache.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchctl.decoding.model.kernels import Linear, may_copy
-from benchctl.decoding.model.layers import Layer, Mlp
+from benchctl.decoding.model.layers import Attention, Layer, Mlp, project
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.modules.attention import TextAttention
-from benchctl.decoding.modules.exits import exit_losses, log_shares
-from benchctl.decoding.modules.low_rank import AdapterSettings, LowRank
+from benchctl.decoding.modules.exits import AdapterSettings, LowRank, exit_losses, log_shares
 from benchctl.decoding.modules.trainable import Lesson
+
+
+class TextAttention:
+    """Each token of a lesson sees those before it in its document, itself included, within the layer's window."""
+
+    def __init__(self, lesson: Lesson) -> None:
+        self._lesson = lesson
+        self._rotary = lesson.rotary(lesson.positions.flatten()).unsqueeze(1)
+        self._visible: dict[int | None, Tensor] = {}
+
+    def project(
+        self, attention: Attention, normed: Tensor, adapt: Callable[[Tensor], None] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Queries, and keys with values, of ``normed`` [rows * n, width]; see layers.project."""
+        return project(attention, normed, self._rotary, adapt)
+
+    def mix(self, attention: Attention, queries: Tensor, held: Tensor, absent: Tensor | None = None) -> Tensor:
+        """[rows, n, queries] what queries take from the values of ``held``, both as project gives them.
+
+        Tokens where ``absent`` [rows, n] is true are seen by nobody but themselves.
+        """
+        rows, n = self._lesson.tokens.shape
+        keys, values = held.view(2, attention.kv_heads, rows, n, -1).transpose(1, 2).to(queries.dtype)
+        mixed = F.scaled_dot_product_attention(
+            queries.view(rows, n, attention.heads, -1).transpose(1, 2),
+            keys,
+            values,
+            attn_mask=self._mask(attention.window, absent),
+            scale=attention.scale,
+            enable_gqa=attention.heads != attention.kv_heads,
+        )
+        return mixed.transpose(1, 2).flatten(2)
+
+    def _mask(self, window: int | None, absent: Tensor | None) -> Tensor:
+        """[rows, 1, n, n] which tokens each may see."""
+        if window not in self._visible:
+            documents, positions = self._lesson.documents, self._lesson.positions
+            visible = (documents[:, :, None] == documents[:, None, :]).tril()
+            if window is not None:
+                visible = visible & (positions[:, :, None] - positions[:, None, :] < window)
+            self._visible[window] = visible[:, None]
+        visible = self._visible[window]
+        if absent is None:
+            return visible
+        itself = torch.eye(visible.shape[-1], dtype=torch.bool, device=visible.device)
+        return visible & (itself | ~absent[:, None, None])
 
 
 class LayerAdapter(nn.Module):

@@ -86,8 +86,6 @@ class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold):
         return self.allowed(read_exits(self.exits) or self._trained or self.default_exits(target.layers))
 
     def unsupported(self, target: TargetInfo) -> str | None:
-        if problem := super().unsupported(target):
-            return problem
         exits = self.exit_layers(target)
         if not exits or exits[-1] >= target.layers:
             least = f"exit {exits[-1] if exits else 1} is not below the target's {target.layers} layers"

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchctl.decoding.model.tokenizer import hub_reachable
-from benchctl.errors import InvalidData, UserError
-from benchctl.training.data.corpus import Message, Record, is_held_out, record_of
+from benchctl.errors import UserError
+from benchctl.training.data.chats import Message, Record, is_held_out, record_of
 
 Rows = Iterable[Mapping[str, Any]]
 
@@ -108,7 +108,7 @@ def read_corpus(sources: Sequence[str]) -> Corpus:
 
 
 def read_parts(sources: Sequence[str]) -> Iterator[Part]:
-    """Everything that files, folders and names of data sets on the hub hold. Raises InvalidData or UserError."""
+    """Everything that files, folders and names of data sets on the hub hold. Raises UserError or UserError."""
     for source in sources:
         path = Path(source)
         if path.is_dir() and is_saved(path):
@@ -120,7 +120,7 @@ def read_parts(sources: Sequence[str]) -> Iterator[Part]:
         elif HUB_NAME.fullmatch(source) and not source.endswith(sum(KINDS, ())):
             yield from _split_parts(source, hub_splits(source))
         else:
-            raise InvalidData(
+            raise UserError(
                 "no_data_files",
                 f"{source}: no such file or folder; give a JSON lines file, a folder of them, or a data set on the hub "
                 "(owner/name)",
@@ -128,24 +128,24 @@ def read_parts(sources: Sequence[str]) -> Iterator[Part]:
 
 
 def folder_files(folder: Path) -> list[Path]:
-    """The data files of a folder, sorted, see KINDS; parquet files at any depth. Raises InvalidData without any."""
+    """The data files of a folder, sorted, see KINDS; parquet files at any depth. Raises UserError without any."""
     files = sorted({*(entry for entry in folder.iterdir() if entry.is_file()), *folder.rglob("*.parquet")})
     for kind in KINDS:
         if found := [file for file in files if file.name.endswith(kind)]:
             return found
-    raise InvalidData(
+    raise UserError(
         "no_data_files", f"{folder}: no *.jsonl, *.jsonl.gz, *.parquet, *.json, *.txt or *.md file in this folder"
     )
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """The records of one file. Raises InvalidData naming file and line; an empty file is an error."""
+    """The records of one file. Raises UserError naming file and line; an empty file is an error."""
     count = 0
     for record in _records(path):
         count += 1
         yield record
     if count == 0:
-        raise InvalidData("no_records", f"{path}: no records in this file")
+        raise UserError("no_records", f"{path}: no records in this file")
 
 
 def sections(text: str) -> Iterator[str]:
@@ -165,7 +165,7 @@ def _file_part(path: Path) -> Part:
         records = list(read_records(path))
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
-        raise InvalidData(
+        raise UserError(
             "file_not_readable", f"{path}: cannot be read ({error.strerror or error}); check the file and its rights"
         ) from error
     return Part(path.name, is_held_out_name(path.name), records, digest)
@@ -181,7 +181,7 @@ def _split_parts(name: str, splits: dict[str, Rows]) -> Iterator[Part]:
         digest = hashlib.sha256()
         records = list(_row_records(rows, f"{name}[{split}]", name.partition(":")[0], digest))
         if not records:
-            raise InvalidData("no_records", f"{name}: its split {split} is empty")
+            raise UserError("no_records", f"{name}: its split {split} is empty")
         held_out = is_held_out_name(split) or TEST_SPLIT.search(split.lower()) is not None
         yield Part(f"{name}[{split}]", held_out, records, digest.hexdigest())
 
@@ -221,7 +221,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
             for number, line in enumerate(lines, start=1):
                 yield number, line
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InvalidData(
+        raise UserError(
             "broken_gzip", f"{path}:{number + 1}: broken gzip data ({error}); fetch the file again"
         ) from error
 
@@ -230,7 +230,7 @@ def _decoded(line: bytes, where: str) -> str:
     try:
         return line.decode("utf-8-sig")  # some editors begin a file with a byte order mark
     except UnicodeDecodeError as error:
-        raise InvalidData("not_utf8", f"{where}: not UTF-8 (byte {error.start}); convert the file to UTF-8") from error
+        raise UserError("not_utf8", f"{where}: not UTF-8 (byte {error.start}); convert the file to UTF-8") from error
 
 
 def _json(text: str, where: str) -> Any:
@@ -238,7 +238,7 @@ def _json(text: str, where: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
-        raise InvalidData("not_json", f"{where}: not JSON ({error.msg} at {place})") from error
+        raise UserError("not_json", f"{where}: not JSON ({error.msg} at {place})") from error
 
 
 def is_saved(folder: Path) -> bool:

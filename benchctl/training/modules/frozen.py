@@ -1,27 +1,37 @@
-"""A target as training needs it: transformers' own model, which stands still, with its tokenizer and its identity."""
+"""A frozen target as training needs it: transformers' own model, its tokenizer and identity, and its states.
+
+Packed rows go in, and what the target made of them comes out: what a method's modules learn from.
+"""
 
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from benchctl import bundled
-from benchctl.decoding.method import Method
-from benchctl.decoding.model.families import context_tokens
+from benchctl.decoding.method import Method, why_unsupported
+from benchctl.decoding.model.families import context_tokens, read_layer, rotary_table
+from benchctl.decoding.model.layers import Layer
+from benchctl.decoding.model.t5 import decoder_start, head_scale
 from benchctl.decoding.model.target import DTYPES, Target, TargetInfo, check_complete, quiet
 from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
-from benchctl.decoding.modules.folder import check_sizes
-from benchctl.decoding.modules.trainable import Trainable
+from benchctl.decoding.modules.folder import check_sizes, shares
+from benchctl.decoding.modules.trainable import Lesson, Tally, Trainable
 from benchctl.errors import UserError
 from benchctl.registry import Label, method_class, method_names
 from benchctl.training.data.chats import ChatFormat, EncoderChat
+from benchctl.training.data.packing import Batch
+from benchctl.training.modules.objective import HeldOut, loss_weights
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,7 @@ def find_target(name_or_path: str, encoders: bool = False) -> TargetFiles:
 def check_method(method: Method, label: Label, files: TargetFiles) -> None:
     """Raises UserError for a method that cannot run on this target, or whose modules are of one of other sizes."""
     info = TargetInfo.of(files.config)
-    if problem := method.unsupported(info):
+    if problem := why_unsupported(method, info):
         raise UserError("label_cannot_run", f"{label.text} cannot run on {files.name}: {problem}")
     if isinstance(method, Trainable):
         check_sizes(method, info)
@@ -146,3 +156,217 @@ def _name(asked: str, path: Path | str) -> str:
     """The name for cards: an embedded name or hub id as it is, a folder by its own name only."""
     embedded = any(model.name == asked for model in bundled.models())
     return asked if embedded or isinstance(path, str) else path.resolve().name
+
+
+class LessonMaker:
+    """Runs a transformers model of a known family over batches, without gradient and in eval mode, on `device`.
+
+    The residuals are taken where they pass from layer to layer, so states[-1] is what the final norm reads, which
+    transformers' own `output_hidden_states` does not give.
+    """
+
+    def __init__(self, target: nn.Module, device: torch.device) -> None:
+        self._target: Any = target.eval().requires_grad_(False)
+        self._device = device
+        self._rotary: Tensor | None = None
+        self._layers: dict[int, Layer] = {}
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.no_grad()
+    def __call__(self, batch: Batch) -> Lesson:
+        """The lesson of a batch; everything in it lies on the device."""
+        batch = batch.to(self._device)
+        body = self._target.base_model
+        with residuals(body.layers) as states:
+            output = body(
+                input_ids=batch.tokens, attention_mask=batch.mask, position_ids=batch.positions, use_cache=False
+            )
+        return Lesson(
+            tokens=batch.tokens,
+            weights=batch.weights,
+            documents=batch.documents,
+            positions=batch.positions,
+            states=tuple(states),
+            final=output.last_hidden_state,
+            norm=body.norm,
+            head=self._target.get_output_embeddings(),
+            layer=self._layer,
+            rotary=self._rotate,
+        )
+
+    def _layer(self, index: int) -> Layer:
+        """Read when first asked for: its products are copies, and no method needs all of a large target's layers."""
+        if index not in self._layers:
+            self._layers[index] = read_layer(self._target, index, fast=False)
+        return self._layers[index]
+
+    def _rotate(self, positions: Tensor) -> Tensor:
+        if self._rotary is None:
+            config, weight = self._target.config, self._target.get_input_embeddings().weight
+            self._rotary = rotary_table(self._target, context_tokens(config), weight.dtype)
+        return self._rotary[positions]
+
+
+@dataclass(frozen=True)
+class ModuleObjective:
+    """What a method says of its modules as the trainer's objective."""
+
+    method: Trainable
+    lessons: Callable[[Batch], Lesson]
+
+    def pace(self, module: nn.Module, progress: float) -> None:
+        """What changes as the training goes on; see Trainable.pace."""
+        self.method.pace(module, progress)
+
+    def __call__(self, module: nn.Module, batch: Batch) -> Tensor:
+        return self.method.loss(module, self.lessons(batch))
+
+    def measure(self, module: nn.Module, batch: Batch) -> HeldOut:
+        """`loss`, and the method's own yardsticks. Raises UserError for those that modules.json could not hold."""
+        lesson = self.lessons(batch)
+        loss = float(self.method.loss(module, lesson))
+        measured = self.method.yardsticks(module, lesson)
+        try:
+            shares({name: tally.share for name, tally in measured.items()})
+        except ValueError as error:
+            raise UserError(
+                "wrong_yardsticks", f"{type(self.method).__name__}: {error}; correct what its yardsticks() returns"
+            ) from error
+        return {"loss": Tally(loss, float(loss_weights(batch).sum())), **measured}
+
+
+@contextmanager
+def residuals(layers: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
+    """While open, each pass through `layers` leaves its residuals in the list: the embedding's, then each layer's."""
+    states: list[Tensor] = []
+    handles = [layers[0].register_forward_pre_hook(_keep_input(states), with_kwargs=True)]
+    handles += [layer.register_forward_hook(_keep_output(states)) for layer in layers]
+    try:
+        yield states
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _keep_input(states: list[Tensor]) -> Callable[..., None]:
+    def hook(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        states.append(inputs[0] if inputs else named["hidden_states"])
+
+    return hook
+
+
+def _keep_output(states: list[Tensor]) -> Callable[..., None]:
+    def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        states.append(output[0] if isinstance(output, tuple) else output)
+
+    return hook
+
+
+TOKENS_AT_ONCE = 16384  # of padded prompts or texts: a row of short answers has many, and each of them is encoded
+
+
+def lesson_maker(target: Any, device: torch.device) -> Callable[[Batch], Lesson]:
+    """What makes lessons of batches for this transformers model, with an encoder or without one."""
+    return (EncoderLessons if target.config.is_encoder_decoder else LessonMaker)(target, device)
+
+
+class EncoderLessons:
+    """Runs a T5 of transformers over batches with prompts, without gradient and in eval mode, on `device`.
+
+    Each document of a row goes through the decoder by itself, with its own prompt; its states are then put where its
+    tokens stand in the row. States of padding are 0.
+    """
+
+    def __init__(self, target: nn.Module, device: torch.device) -> None:
+        self._target: Any = target.eval().requires_grad_(False)
+        self._device = device
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.no_grad()
+    def __call__(self, batch: Batch) -> Lesson:
+        """The lesson of a batch; everything in it lies on the device."""
+        batch = batch.to(self._device)
+        assert batch.prompts is not None
+        real = batch.documents >= 0
+        tokens = torch.where(real & (batch.positions == 0), decoder_start(self._target), batch.tokens)
+        texts = torch.split(tokens[real], _sizes(batch.positions[real]))
+        states = [_placed(state, real) for state in self._states(batch.prompts, texts)]
+        return Lesson(
+            tokens=tokens,
+            weights=batch.weights,
+            documents=batch.documents,
+            positions=batch.positions,
+            states=tuple(states),
+            final=self._norm(states[-1]),
+            norm=self._norm,
+            head=self._target.get_output_embeddings(),
+            layer=_decoder_only,
+            rotary=_decoder_only,
+        )
+
+    def _states(self, prompts: Tensor, texts: Sequence[Tensor]) -> list[Tensor]:
+        """Of all texts, one after the other, each with its prompt: layers + 1 residuals [tokens, width]."""
+        prompt_tokens, text_tokens = (prompts >= 0).sum(1).tolist(), [len(text) for text in texts]
+        states: dict[int, list[Tensor]] = {}
+        for group in _similar_groups(prompt_tokens, text_tokens):
+            width = max(prompt_tokens[number] for number in group)
+            padded = self._pass(prompts[group, :width], pad_sequence([texts[n] for n in group], batch_first=True))
+            for row, number in enumerate(group):
+                states[number] = [state[row, : text_tokens[number]] for state in padded]
+        return [torch.cat(layer) for layer in zip(*(states[number] for number in range(len(texts))), strict=True)]
+
+    def _pass(self, prompts: Tensor, texts: Tensor) -> list[Tensor]:
+        """Of padded prompts and texts [documents, tokens]: layers + 1 residuals [documents, tokens, width].
+
+        The decoder needs no mask of its own: what pads a text stands behind it.
+        """
+        mask = prompts >= 0
+        encoded = self._target.encoder(input_ids=prompts.clamp(min=0), attention_mask=mask.long()).last_hidden_state
+        prompt_states = {"encoder_hidden_states": encoded, "encoder_attention_mask": mask.long()}
+        decoder = self._target.decoder
+        with residuals(decoder.block) as states:
+            decoder(input_ids=texts, use_cache=False, **prompt_states)
+        return states
+
+    def _norm(self, residual: Tensor) -> Tensor:
+        normed: Tensor = self._target.decoder.final_layer_norm(residual)
+        return normed * head_scale(self._target.config)
+
+
+def _sizes(positions: Tensor) -> list[int]:
+    """The tokens of each document, from the positions of all of them: 0, 1, 2, 0, 0, 1 are documents of 3, 1 and 2."""
+    begins: list[int] = (positions == 0).nonzero().flatten().tolist()
+    return [end - begin for begin, end in zip(begins, [*begins[1:], len(positions)], strict=True)]
+
+
+def _similar_groups(prompts: Sequence[int], texts: Sequence[int]) -> Iterator[list[int]]:
+    """The numbers of documents that go through the model together, given the tokens of each.
+
+    No text of a group is twice as long as another, so that less than half of what the decoder reads is padding, however
+    long one answer among short ones is; of those, prompts of similar length stand together.
+    """
+    order = sorted(range(len(texts)), key=lambda number: (texts[number].bit_length(), prompts[number]))
+    for _, similar in groupby(order, key=lambda number: texts[number].bit_length()):
+        group, widest = list[int](), 0
+        for number in similar:
+            widest = max(widest, prompts[number], texts[number])
+            if group and widest * (len(group) + 1) > TOKENS_AT_ONCE:
+                yield group
+                group, widest = [], max(prompts[number], texts[number])
+            group.append(number)
+        yield group
+
+
+def _placed(states: Tensor, real: Tensor) -> Tensor:
+    """[rows, n, width] with the states [tokens, width] where ``real`` [rows, n] is."""
+    placed = states.new_zeros(*real.shape, states.shape[-1])
+    placed[real] = states
+    return placed
+
+
+def _decoder_only(asked: object) -> NoReturn:
+    raise UserError(
+        "encoder_not_supported",
+        "lessons of a target with an encoder hold states, norm and head, not its layers or rotations; a method that "
+        "learns from those is for targets without an encoder: leave supports_encoder_decoder False",
+    )

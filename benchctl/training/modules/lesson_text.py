@@ -9,8 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from benchctl.errors import UserError
-from benchctl.training.data.chats import ChatFormat
-from benchctl.training.data.corpus import Record
+from benchctl.training.data.chats import ChatFormat, Record
 from benchctl.training.data.packing import (
     FULL,
     NO_TOKENS,

@@ -26,8 +26,7 @@ from benchctl.decoding.model.families import context_tokens, decoder_layers
 from benchctl.decoding.model.t5 import decoder_start
 from benchctl.errors import UserError
 from benchctl.training.checkpoint import Notify, locked
-from benchctl.training.data.chats import ChatFormat
-from benchctl.training.data.corpus import Message, Record
+from benchctl.training.data.chats import ChatFormat, Message, Record
 from benchctl.training.data.packing import Document, side_by_side, token_dtype
 from benchctl.training.data.reading import Recipe
 from benchctl.training.modules.frozen import FrozenTarget, TargetFiles
