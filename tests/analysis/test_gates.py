@@ -62,6 +62,7 @@ def _unjudged(row: Row) -> Row:
     return replace(row, verdict=None, fidelity={"failed_controls": 1.0})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "dtype", "met"),
     [
@@ -83,6 +84,7 @@ def test_requirements_are_met_by_their_verdict_and_stricter_ones(
     assert codes == {required: int(required not in met) for required in REQUIREMENTS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "code", "counted"),
     [(failed, 0, "20 identical"), (_unjudged, 0, "20 identical"), (_lossy, 1, "19 identical, 1 lossy")],
@@ -113,6 +115,7 @@ def test_a_try_that_failed_and_is_the_last_breaks_every_requirement(tmp_path: Pa
     assert _warnings(result)["generations_failed"]["generations"] == 1
 
 
+@pytest.mark.slow
 def test_what_came_of_gates_is_in_the_json_of_acceptance_too(tmp_path: Path) -> None:
     """A program that asked for acceptance had to read it from stderr, in words."""
     path = write(tmp_path / "run.jsonl", usual_rows())
@@ -157,6 +160,7 @@ def test_a_file_of_the_baseline_alone_meets_no_requirement(tmp_path: Path) -> No
     assert result.exit_code == 1 and result.stderr.startswith(f"FAIL: only {BASELINE} ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("required", REQUIREMENTS)
 def test_what_was_to_be_measured_and_was_not_meets_no_requirement(tmp_path: Path, required: str) -> None:
     """A method without any answer, as one that hangs; a run that was killed; and one that lost a turn of a prompt."""
@@ -244,6 +248,7 @@ def _noisy(spread: float, mean: float, seed: int) -> list[Row]:
     return rows
 
 
+@pytest.mark.slow
 def test_what_may_be_chance_is_told_and_does_not_fail(tmp_path: Path) -> None:
     old = write(tmp_path / "old.jsonl", _noisy(0.5, 1.0, 1))
     new = write(tmp_path / "new.jsonl", _noisy(0.5, 1.3, 2), replace(RUN, name="new"))
@@ -256,6 +261,7 @@ def test_what_may_be_chance_is_told_and_does_not_fail(tmp_path: Path) -> None:
     assert found.undecided(0.95) and "below 0.95" in result.stderr and "FAIL" not in result.stderr
 
 
+@pytest.mark.slow
 def test_a_method_without_a_speed_up_now_has_kept_nothing(tmp_path: Path) -> None:
     gone = [failed(row) if row.label == DRAFTED else row for row in usual_rows()]
     missing = [row for row in usual_rows() if row.label != DRAFTED]

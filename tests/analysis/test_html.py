@@ -120,6 +120,7 @@ def test_the_policy_lets_only_the_page_s_own_script_run_and_fetches_nothing() ->
     assert not any("style" in element.attributes for element in parsed.elements)
 
 
+@pytest.mark.slow
 def test_every_suite_and_method_can_be_toggled(tmp_path: Path) -> None:
     parsed = parse(page_of(groups_of(tmp_path, two_suites(), TWO_SUITES)))
     boxes = [element.attributes for element in parsed.named("input")]

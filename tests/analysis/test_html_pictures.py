@@ -31,6 +31,7 @@ def test_the_page_has_the_picture_that_plot_draws() -> None:
     assert "✓ lossless" in _words(picture.svg) and picture.missing == ()
 
 
+@pytest.mark.slow
 def test_a_picture_needs_nothing_but_the_page() -> None:
     """No style attribute, which the policy forbids, no address outside, and every id once, in all pictures together."""
     page = usual_page()
@@ -61,6 +62,7 @@ def test_every_colour_of_a_picture_has_a_dark_one() -> None:
     assert {colour for colour in colours if f'[fill="{colour}"]' not in dark_rules()} == set()
 
 
+@pytest.mark.slow
 def test_each_suite_has_a_picture(tmp_path: Path) -> None:
     (group,) = groups_of(tmp_path, two_suites(), TWO_SUITES)
     found = pictures(1, group)
@@ -68,6 +70,7 @@ def test_each_suite_has_a_picture(tmp_path: Path) -> None:
     assert [any("koala, mt-bench: 40 prompts" in word for word in _words(each.svg)) for each in found] == [1, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_method_without_figures_on_a_suite_is_named_with_its_picture(tmp_path: Path) -> None:
     rows = [row for row in two_suites() if row.label != EXITING or row.suite == "koala"]
     rows += [failed(row) for row in two_suites() if row.label == EXITING and row.suite == "mt-bench"]

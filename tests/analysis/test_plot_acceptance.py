@@ -144,6 +144,7 @@ def test_no_interval_is_drawn_where_none_can_be_told(tmp_path: Path) -> None:
     assert caps and np.isnan(np.concatenate([np.asarray(cap.get_ydata(), dtype=float) for cap in caps])).all()
 
 
+@pytest.mark.slow
 def test_a_method_that_was_asked_for_and_drafted_nothing_is_named(tmp_path: Path) -> None:
     """It was passed over in silence."""
     notes = write_picture(
@@ -154,6 +155,7 @@ def test_a_method_that_was_asked_for_and_drafted_nothing_is_named(tmp_path: Path
     assert not any(EXITING in note for note in unasked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("theme", "size", "ending"), LOOKS)
 def test_every_text_can_be_read(theme: str, size: str, ending: str, tmp_path: Path) -> None:
     long = "early_exit[mode=draft,head=trained,threshold=0.5,exits=4,draft_tokens=2]"

@@ -121,6 +121,7 @@ def test_only_the_methods_asked_for_are_drawn(tmp_path: Path) -> None:
         write_picture("latency", groups, out, style_of(), methods=["medusa"])
 
 
+@pytest.mark.slow
 def test_too_many_methods_or_groups_are_refused_with_what_to_do(tmp_path: Path) -> None:
     labels = [f"two_model[draft_tokens={number}]" for number in range(1, 17)]
     rows = [replace(row, label=label) for row in usual_rows(2) if row.label == DRAFTED for label in labels]

@@ -179,6 +179,7 @@ def test_words_of_a_few_methods_cover_nothing(style: Style) -> None:
     assert all(contrast(to_hex(text.get_color()), style.ground) >= 4.5 for text in words_of(figure))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 def test_words_of_fourteen_methods_cover_nothing(size: str) -> None:
     """Of 14 labels around one line at 1, most covered each other, or bars."""
@@ -189,6 +190,7 @@ def test_words_of_fourteen_methods_cover_nothing(size: str) -> None:
     assert high == 7.5 if size == "slide" else high < 9.5  # it fits on a page of a paper
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 def test_a_panel_for_each_suite_shares_one_key(size: str) -> None:
     style, groups = style_of("dark", size), by_suite(many(2))
@@ -202,6 +204,7 @@ def test_a_panel_for_each_suite_shares_one_key(size: str) -> None:
     assert "koala: 3 prompts" in titles and "mt-bench: 3 prompts" in titles
 
 
+@pytest.mark.slow
 def test_numbers_beside_dots_are_those_of_the_key() -> None:
     """Fourteen long labels do not fit into one column of a paper."""
     axes = panel(figure := draw_pareto(many(), FidelityAxis(), style_of("light", "column")))
@@ -230,6 +233,7 @@ def test_a_curve_has_a_line_and_a_marker_of_its_own() -> None:
     assert "swept, by threshold" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_named_is_counted() -> None:
     """Sixty methods outside the band: the key counts those without a number, and the best one has one."""
     one = next(dot for dot in panel_of(usual()[0], FidelityAxis()).dots if dot.label == DRAFTED)
@@ -254,6 +258,7 @@ def test_what_cannot_be_named_is_counted() -> None:
     assert len(points(panel(figure))) == 60
 
 
+@pytest.mark.slow
 def test_panels_name_their_own_leaders_where_there_is_no_room_for_more() -> None:
     """Five panels of fourteen methods on a slide."""
     found = panel_of(many()[0], FidelityAxis())

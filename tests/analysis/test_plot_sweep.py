@@ -171,6 +171,7 @@ def test_each_line_has_its_interval_as_a_band(tmp_path: Path) -> None:
             assert np.abs(heights - interval.low).min() < 1e-9 and np.abs(heights - interval.high).min() < 1e-9
 
 
+@pytest.mark.slow
 def test_more_lines_than_can_be_told_apart_are_refused(tmp_path: Path) -> None:
     groups = measured(tmp_path, [(drafts(tokens, place / 10), 1.0) for tokens in (2, 4) for place in range(9)])
     with refused("too_many_lines", "9 lines by draft_tokens", "8", "--method", "--by"):

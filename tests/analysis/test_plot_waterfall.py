@@ -191,6 +191,7 @@ def test_the_picture_says_what_its_bars_are(tmp_path: Path) -> None:
     assert "not in profile" not in found  # where it is nothing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("theme", "size", "ending"), LOOKS)
 def test_every_text_can_be_read(theme: str, size: str, ending: str, tmp_path: Path) -> None:
     groups, style = groups_of(noisy_file(random.Random(0))), style_of(theme, size)

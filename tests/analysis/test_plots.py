@@ -51,6 +51,7 @@ def _sweep(tmp_path: Path, count: int) -> tuple[Group, ...]:
     return _groups(tmp_path, rows, replace(RUN, methods=tuple(methods)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "in_words"), [(4, True), (18, False)])
 def test_a_sweep_is_a_curve_and_labels_that_would_cover_each_other_become_numbers(
     tmp_path: Path, count: int, in_words: bool
@@ -118,6 +119,7 @@ def test_runs_that_are_not_comparable_get_a_panel_each(tmp_path: Path) -> None:
     assert "dtype is bfloat16" in texts_of(out).replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_too_many_panels_are_refused(tmp_path: Path) -> None:
     files = [
         read(write(tmp_path / f"{threads}.jsonl", usual_rows(2), replace(RUN, threads=threads)))

@@ -71,6 +71,7 @@ def test_the_table_fits_80_columns_and_cuts_no_label(tmp_path: Path) -> None:
     assert [joined.count(part) for part in ("confidence=softmax_gap", "threshold=0.95", "kv=deferred_exact")] == [4] * 3
 
 
+@pytest.mark.slow
 def test_options_stand_beside_the_name_where_the_screen_has_room(tmp_path: Path) -> None:
     """Twelve methods with an option on each line made five hundred lines of a comparison, on any screen."""
     label = "early_exit[confidence=softmax_gap,threshold=0.95]"

@@ -121,6 +121,7 @@ def test_a_few_generations_that_waited_long_are_no_lasting_load() -> None:
     assert warned(group_of(rows), "waited_for_cores") == []
 
 
+@pytest.mark.slow
 def test_answers_whose_controls_failed_are_counted_and_their_method_is_not_lossless() -> None:
     """Their verdicts are missing, and the others would speak for them."""
     good, bad = drafted_row("p0"), replace(drafted_row("p1"), verdict=None, fidelity={"failed_controls": 1.0})
@@ -136,6 +137,7 @@ def lossless(rows: Sequence[Row]) -> bool:
     return next(method.lossless for method in group_of(rows).pooled.methods if method.label == DRAFTED)
 
 
+@pytest.mark.slow
 def test_a_round_measured_again_does_not_replace_a_prompt_that_is_missing() -> None:
     """A repeat that is missing and another that was measured twice come to as many rows as were planned."""
     run = replace(RUN, repeats=2)
@@ -204,6 +206,7 @@ def tried(row: Row, fails: Sequence[str]) -> Row:
     return failed(row) if row.label in fails else row
 
 
+@pytest.mark.slow
 def test_the_mean_kl_names_the_answers_that_it_leaves_out() -> None:
     sums: tuple[dict[str, float], ...] = (
         {"kl_tokens": 9.0, "kl_nats": 1.0},

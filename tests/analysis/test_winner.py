@@ -214,6 +214,7 @@ def test_holm_s_steps(p_values: tuple[float, ...], told: str) -> None:
     assert {name for name, _ in found} == set(told)
 
 
+@pytest.mark.slow
 def test_of_ten_equal_methods_one_is_called_faster_once_in_twenty_runs_at_most() -> None:
     """45 pairs, of which the best and the worst were picked by the same numbers: a t test of just those two would tell
     them apart in most runs."""

@@ -59,6 +59,7 @@ def counted(label: str) -> list[StepCost]:
         return time_steps(method, models.target, PROMPT, NEW_TOKENS, lambda: float(counter.get_total_flops()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", EXPLAINED)
 def test_a_bare_pass_computes_as_much_as_the_step_it_predicts(label: str) -> None:
     steps = counted(label)
@@ -78,6 +79,7 @@ def test_keys_and_values_for_layers_that_a_token_left_out_are_not_predicted_but_
     assert {step.took.parts["fill"] for step in steps} == {filled}
 
 
+@pytest.mark.slow
 def test_what_is_asked_at_exits_is_told_apart() -> None:
     target = pair("llama").target
     head = 2 * target.info.hidden_size * target.vocabulary
@@ -89,6 +91,7 @@ def test_what_is_asked_at_exits_is_told_apart() -> None:
         assert step.took.parts["decide"] == asked * head
 
 
+@pytest.mark.slow
 def test_what_a_method_hands_its_steps_to_is_told_by_part_and_no_part_twice() -> None:
     """Each part counts what it does itself, so all parts and the head of a token that left nowhere are the step."""
     target = pair("llama").target
@@ -139,6 +142,7 @@ def test_a_bare_pass_that_disturbs_decoding_is_an_error(monkeypatch: pytest.Monk
         counted("autoregressive")
 
 
+@pytest.mark.slow
 def test_heads_that_a_verification_asks_for_besides_its_own_are_not_predicted_but_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

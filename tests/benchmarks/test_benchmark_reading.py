@@ -33,6 +33,7 @@ def test_answers_that_differ_do_so_from_where_they_say_on() -> None:
         assert ours[DRAFTING].text == ours[BASELINE].text != ours[EXITING].text
 
 
+@pytest.mark.slow
 def test_what_it_took_is_that_of_the_process_that_compared(tmp_path: Path) -> None:
     MadeUp().write(tmp_path / "run.jsonl", 40)
     found = took(["compare", str(tmp_path / "run.jsonl")])

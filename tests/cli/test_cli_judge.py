@@ -232,11 +232,16 @@ def everything(folder: Path) -> bytes:
 
 @pytest.mark.parametrize("trouble", ["none", "unreadable", "raises", "gives up", "crashes"])
 def test_the_key_is_in_no_file_and_in_no_output(
-    results: Path, reply: Callable[[Any], None], trouble: str, caplog: pytest.LogCaptureFixture
+    results: Path,
+    reply: Callable[[Any], None],
+    trouble: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also when the server says it back, and in the traceback of what nobody foresaw."""
     from openai import APIConnectionError
 
+    monkeypatch.setattr("benchctl.judging.asking.PATIENCE_S", 0.0)
     from benchctl.judges.gpt import read_completion, sent
 
     def say(self: Any, messages: Any) -> Any:

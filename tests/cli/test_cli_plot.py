@@ -116,6 +116,7 @@ def test_every_picture_has_a_flag_that_help_explains(tmp_path: Path) -> None:
         assert any(line.startswith(f"benchctl plot --{name}") for line in lines), name
 
 
+@pytest.mark.slow
 def test_suites_can_be_chosen_or_stand_apart(tmp_path: Path) -> None:
     rows = [replace(row, suite=suite) for suite in ("koala", "mt-bench") for row in usual_rows(3)]
     file = write(tmp_path / "run.jsonl", rows, replace(RUN, suites=(KOALA, MT_BENCH)))

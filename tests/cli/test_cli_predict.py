@@ -82,6 +82,7 @@ def test_a_run_without_generations_is_refused(tmp_path: Path) -> None:
     assert result.exit_code == 2 and "no generations" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_run_with_profile_is_predicted_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From measuring to the account: a draft of two tokens takes some of the target's time, one of no layers all."""
     make_folder(tmp_path)

@@ -158,6 +158,7 @@ def test_away_from_a_terminal_there_is_a_line_at_the_start_and_one_at_the_end(he
     assert len(ours) == 2
 
 
+@pytest.mark.slow
 def test_the_command_line_is_in_the_record(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/somewhere/bin/benchctl", "run", "--seed", "7"])
     invoke("--seed", "7")
@@ -179,6 +180,7 @@ def test_every_option_reaches_the_record(here: Path) -> None:
     assert [(row.label, row.verdict) for row in file.rows] == [("autoregressive", None), ("two_model", "sampled")]
 
 
+@pytest.mark.slow
 def test_without_out_a_run_makes_a_file_in_results(here: Path) -> None:
     usual = "run --model target --bench three.jsonl --device cpu --max-new-tokens 3 --method prompt_lookup"
     result = CliRunner().invoke(main, [*usual.split(), "--repeats", "1"])
@@ -324,6 +326,7 @@ def test_resuming_with_other_settings_is_refused_and_keeps_every_row(here: Path)
     assert (here / "out.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_finished_run_resumed_prints_its_table_again(here: Path) -> None:
     first = invoke("--method", "prompt_lookup")
     second = invoke("--method", "prompt_lookup", "--resume")

@@ -82,6 +82,7 @@ def test_a_mistake_is_found_by_its_check(check: str, mutant: type[Method], words
     assert found.seen and found.action
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plugins")
 @pytest.mark.parametrize("label", ["Plain", "two_model"])
 def test_what_the_mutants_spoil_passes_every_check(label: str) -> None:
@@ -106,6 +107,7 @@ def test_a_method_that_cannot_be_replayed_is_told_why(tmp_path: Path) -> None:
     assert _checked("greedy", "ChoosesItself", tmp_path) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", [*registry.builtin_names(), *MODES])
 def test_every_built_in_method_passes(label: str) -> None:
     found = list(examine(label))
@@ -138,6 +140,7 @@ def _doctor(*words: str) -> Result:
     return CliRunner().invoke(main, ["doctor", *words])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plugins")
 def test_doctor_exits_with_one_where_a_check_fails_and_says_what_to_do() -> None:
     result = _doctor("--method", "BonusCounted")
@@ -149,6 +152,7 @@ def test_doctor_exits_with_one_where_a_check_fails_and_says_what_to_do() -> None
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_doctor_prints_json_and_exits_with_nought_where_all_is_well() -> None:
     result = _doctor("--method", "early_exit[threshold=0.90]", "--method", "expert_offload", "--json")
     lines = json.loads(result.stdout)

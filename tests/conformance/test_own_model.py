@@ -43,6 +43,7 @@ def case(
     return Case(label, method, models.target, models.draft, PROMPTS, 24, draws)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "label",
     ["two_model[draft_tokens=3,confidence=0.4]", "prompt_lookup", "early_exit[mode=draft,threshold=0.3]"],
@@ -123,6 +124,7 @@ def test_steps_that_do_not_follow_from_the_text_are_skipped(label: str) -> None:
     assert isinstance(steps(case(label)), Skipped)
 
 
+@pytest.mark.slow
 def test_a_wrong_rule_is_found_by_enumeration() -> None:
     found = sampled(case(UnrepairedTwoModel(draft_tokens=4)))
     assert isinstance(found, Deviation) and float(found.seen) > 0.001
@@ -137,6 +139,7 @@ class SameDraws(TwoModel):
         return first
 
 
+@pytest.mark.slow
 def test_numbers_that_are_not_drawn_are_found_by_frequencies_alone() -> None:
     same = case(SameDraws(draft_tokens=4), draws=80)
     assert isinstance(sampled(same), Held)
@@ -144,6 +147,7 @@ def test_numbers_that_are_not_drawn_are_found_by_frequencies_alone() -> None:
     assert isinstance(found, Deviation) and "80 draws" in found.seen
 
 
+@pytest.mark.slow
 def test_most_draws_are_not_decoded_and_the_least_deviation_found_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     """40 answers are decoded, 3,960 follow from their numbers. Of the 40 those count that took the way of an earlier
     one: each misses a share q that does not follow from its numbers with 1 - q, all of them together with 0.01."""
@@ -177,6 +181,7 @@ def test_most_draws_are_not_decoded_and_the_least_deviation_found_is_printed(mon
     assert 40 <= len(decoded) < 200
 
 
+@pytest.mark.slow
 def test_of_draws_that_are_all_decoded_none_is_taken_to_follow_from_its_numbers() -> None:
     asked = case("two_model[draft_tokens=3]", draws=300)
     found = draws(asked)
@@ -243,6 +248,7 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["verify", *usual.split(), *arguments])
 
 
+@pytest.mark.slow
 def test_verify_prints_a_line_for_each_check_and_their_sum(here: Path) -> None:
     result = invoke("--method", "two_model", "--method", "early_exit")
     assert result.exit_code == 0, result.output

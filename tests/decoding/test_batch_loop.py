@@ -71,6 +71,7 @@ def test_every_family_and_variant_decodes_in_batches(family: str) -> None:
     assert_same(together(Autoregressive(), target, asked), alone(Autoregressive(), target, asked))
 
 
+@pytest.mark.slow
 def test_sequences_that_stop_early_leave_the_others_alone() -> None:
     """Each token that any sequence says is tried as the stop token: sequences leave from every place, at every step."""
     models, asked = pair("llama", 1), prompts(7)

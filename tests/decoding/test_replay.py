@@ -47,6 +47,7 @@ def _assert_rounds(label: str, drafter: Drafter, family: str, seed: int) -> None
         assert [step.rows for step in got.steps] == [1 + step.drafted for step in got.steps]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "seed"), MODELS)
 @pytest.mark.parametrize(("draft_tokens", "confidence"), TWO_MODEL)
 def test_two_model_steps_equal_replay(draft_tokens: int, confidence: float, family: str, seed: int) -> None:
@@ -64,6 +65,7 @@ def test_prompt_lookup_steps_equal_replay(
     _assert_rounds(f"prompt_lookup[{options}]", drafter, family, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "seed"), MODELS)
 @pytest.mark.parametrize(("options", "rule", "draft_tokens"), EXITS)
 def test_early_exit_draft_steps_equal_replay(
@@ -85,6 +87,7 @@ def _steps_of(draft: Drafter, prompt_tokens: int = 13) -> Rounds:
     return replay(prompt_of(prompt_tokens), text, len(text), draft)
 
 
+@pytest.mark.slow
 def test_replayed_settings_hold_every_kind_of_step() -> None:
     """Nothing accepted, part, all; an empty draft; one cut short by the limit: else the tests above prove little."""
     models = pair("llama")

@@ -220,6 +220,7 @@ def first_two(draft: Draft, rows: Tensor, target_probs: Model, generator: torch.
     return tokens if len(tokens) == 2 else (*tokens, draw(target_probs(tokens), generator))
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_real_draws_pass_the_g_test_on_the_first_two_tokens() -> None:
     wide_target, wide_drafter = model(3, Sampling(1.0), WIDE), model(4, Sampling(1.0), WIDE)
     generator = torch.Generator().manual_seed(11)

@@ -107,6 +107,7 @@ def test_what_a_gateway_gave_up_waiting_for_may_be_billed_and_counts(court: Cour
     assert feared * reply_usd <= spent.doubtful_usd <= feared * 10 * reply_usd
 
 
+@pytest.mark.slow
 def test_a_request_that_is_never_answered_is_given_up_and_asked_again(court: Court) -> None:
     """One of them, and with patience: every question under 0.15 s once failed on a machine that was busy otherwise."""
     with JudgeServer(lambda asked: Hangs(60.0) if asked.number == 0 else Says(fair(asked))) as server:

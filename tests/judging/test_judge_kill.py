@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from fixtures_records import BASELINE
 from judge_server import KEY, MODEL, Asked, Deed, Hangs, JudgeServer, Says
 from judged import KEY_ENV, fair, measured_file
@@ -30,6 +31,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, KEY_ENV: KEY}
 
 
+@pytest.mark.slow
 def test_a_judging_killed_twice_judges_everything_and_pays_for_nothing_twice(tmp_path: Path) -> None:
     """Killed by SIGKILL while its third and then its sixth request is in flight, which the server never answers."""
     results = tmp_path / "first.jsonl"

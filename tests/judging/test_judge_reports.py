@@ -50,6 +50,7 @@ def _warned(tmp_path: Path, id: str, scores: Sequence[Score], rows: Sequence[Row
     return warned(group, id)
 
 
+@pytest.mark.slow
 def test_compare_shows_what_each_judge_says_and_how_far_they_agree(tmp_path: Path) -> None:
     """Of 12 pairs the judges agree on 9: 3 won and 6 lost by both; chance makes that of 0.375."""
     path = _file(tmp_path, [*_scores(), *_scores("local", better=6)])
@@ -81,6 +82,7 @@ def test_a_pattern_that_matches_files_of_scores_too_means_the_results(tmp_path: 
     assert (alone.exit_code, "holds scores, not results" in alone.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_scores_alone_tell_how_far_their_judges_agree(tmp_path: Path) -> None:
     one = scores_path(_file(tmp_path, _scores()))
     two = tmp_path / "other.scores.jsonl"
@@ -137,6 +139,7 @@ def test_a_judge_s_biases_are_warned_of(tmp_path: Path) -> None:
     assert found == [{"judge": judge, "favoured": "longer", "labels": EXITING}]
 
 
+@pytest.mark.slow
 def test_missing_judgements_are_warned_of(tmp_path: Path) -> None:
     judge = "gpt gpt-4o pairwise"
     assert _warned(tmp_path, "judge_incomplete", _scores()) == []
@@ -155,6 +158,7 @@ def test_missing_judgements_are_warned_of(tmp_path: Path) -> None:
         assert _warned(tmp_path, "judge_prompts_mixed", mixed) == [{"judge": judge}]
 
 
+@pytest.mark.slow
 def test_scores_of_one_file_are_not_missed_in_another(tmp_path: Path) -> None:
     """Given by --scores they were once looked for in every file, and of the other ones "of answers that are not here".
     What is of no file is still told of, once."""
@@ -228,6 +232,7 @@ def test_a_comparison_can_be_held_to_quality(tmp_path: Path, scores: list[Score]
     assert (gates["passed"], gates["require_quality"], bool(gates["unmet"])) == (not problem, points, bool(problem))
 
 
+@pytest.mark.slow
 def test_quality_is_shown_on_every_turn_that_was_answered(tmp_path: Path) -> None:
     """Of two turns the first alone was once enough, so a judge that could read no second turn let everything pass."""
     rows = [replace(row, turn=turn) for row in _rows() for turn in (0, 1)]
@@ -252,6 +257,7 @@ def test_quality_cannot_be_shown_on_a_few_prompts_nor_of_nothing(tmp_path: Path)
     assert _run("compare", path, "--require-quality", "1", "--over", EXITING).exit_code == 2
 
 
+@pytest.mark.slow
 def test_a_report_takes_scores_from_elsewhere_as_compare_does(tmp_path: Path) -> None:
     path = write_both(tmp_path / "run.jsonl", _rows(), [], RUN)
     given = tmp_path / "given.scores.jsonl"
@@ -277,6 +283,7 @@ def _texts(path: Path) -> str:
     return unescape("\n".join(re.sub(r"<[^>]*>", "", text) for text in found))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("height", "title"),
     [

@@ -99,6 +99,7 @@ def test_a_model_behind_transformers_serve_judges_over_http(server: str, model: 
     assert sorted(map(told, here.scores())) == sorted(map(told, served.scores()))
 
 
+@pytest.mark.slow
 def test_the_reference_model_reads_the_same_questions_over_http_as_here(tmp_path: Path) -> None:
     """ref-draft cannot judge: what counts is that each question reaches it whole, is billed, and is told of."""
     folder = shutil.copytree(bundled.resolve("ref-draft"), tmp_path / "ref-draft")

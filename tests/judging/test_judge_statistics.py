@@ -58,6 +58,7 @@ def _frame(difference: Floats, places: Floats | None = None) -> pd.DataFrame:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("prompts", "turns", "samples"), [(80, 2, 1), (30, 1, 3)])
 def test_the_interval_of_the_mean_difference_covers_the_true_one_in_93_to_97_of_100_data_sets(
     prompts: int, turns: int, samples: int
@@ -94,6 +95,7 @@ def _lengths(rng: np.random.Generator, prompts: int, correlation: float) -> pd.D
     return frame.assign(length=500 + 100 * np.exp(x), baseline_length=500.0, identical=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("true", [0.0, 0.5])
 def test_the_interval_of_the_rank_correlation_covers_the_true_one(true: float) -> None:
     """Of two normal variables it is 6 / pi asin(r / 2), whatever grows with either."""

@@ -140,6 +140,7 @@ def test_a_chat_has_a_frame() -> None:
 TEXTS = ("", "plain", "It\u2019s 4 \u20ac, \U0001f600!", "half \ud83d a pair", "\u4f60\u597d\u4e16\u754c" * 9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("vocabulary", ["cl100k_base", "o200k_base"])
 def test_no_text_is_billed_above_its_bound(text: str, vocabulary: str) -> None:

@@ -152,6 +152,7 @@ def test_a_batched_run_counts_every_generation(settings: ask.RunSettings, tmp_pa
     assert progress == [1, 2, 3, 4, 5, 6, 8, 10]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost_lines", [1, 2, 3, 5])
 def test_a_batched_run_resumes_where_it_was_killed(settings: ask.RunSettings, tmp_path: Path, lost_lines: int) -> None:
     """The last batch has two rows: with one of them gone, it is measured again whole."""

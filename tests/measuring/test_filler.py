@@ -94,6 +94,7 @@ def test_every_label_answers_the_filled_prompt_and_the_run_says_so(folder: Path,
         text.append(token)
 
 
+@pytest.mark.slow
 def test_a_prompt_that_is_cut_keeps_the_whole_filler_before_it(folder: Path, tmp_path: Path) -> None:
     settings = filled(make_settings(folder, tmp_path / "out.jsonl"), 100)
     cut = replace(settings, prompts=replace(settings.prompts, long_prompts="cut"))

@@ -76,6 +76,7 @@ def _planned_logits(models: Pair, prompt: list[int], expected: ExitAnswer, polic
     return models.naive.logits(torch.stack([states[depths[row], row] for row in rows]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "seed"), MODELS)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(("options", "rule"), RULES)

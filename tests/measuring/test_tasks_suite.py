@@ -116,6 +116,7 @@ def test_a_reference_in_free_text_is_no_exact_answer(checkable: RunFile) -> None
     assert len({row.prompt_id for row in measured(checkable)}) == 11
 
 
+@pytest.mark.slow
 def test_the_tasks_are_measured_by_their_name_and_shown_without_the_warning_for_samples(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "models")
     settings = make_settings(folder, tmp_path / "out.jsonl")

@@ -73,6 +73,7 @@ def show(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Chosen]:
     return make
 
 
+@pytest.mark.slow
 def test_a_watched_run_tells_of_every_generation_and_of_the_machine(settings: RunSettings) -> None:
     file = measure(settings)
     assert all(row.conditions["sentinel_s"] > 0 for row in file.rows)
@@ -107,6 +108,7 @@ def warm_up_of(settings: RunSettings) -> RunSettings:
     return replace(settings, repeat=replace(settings.repeat, warm_up=1))
 
 
+@pytest.mark.slow
 def test_the_last_row_of_a_disturbed_round_has_the_reason_and_the_round_is_measured_again(
     settings: RunSettings, show: Callable[..., Chosen]
 ) -> None:
@@ -130,6 +132,7 @@ def test_the_last_row_of_a_disturbed_round_has_the_reason_and_the_round_is_measu
     assert rows.index(again[0]) == 5 * 3 + 5 * 6
 
 
+@pytest.mark.slow
 def test_a_round_that_a_stop_cut_in_two_is_judged_as_a_whole(
     settings: RunSettings, show: Callable[..., Chosen], monkeypatch: pytest.MonkeyPatch
 ) -> None:

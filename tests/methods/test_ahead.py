@@ -180,6 +180,7 @@ def test_the_loss_needs_no_value_of_its_tensors() -> None:
         assert aot().loss(streams(models), lesson).shape == ()
 
 
+@pytest.mark.slow
 def test_training_names_more_of_the_needed_experts_than_the_slow_state_does() -> None:
     models, method = pair("mixtral", 3), aot()
     texts = [[*prompt_of(6, seed), *autoregressive(models.naive, prompt_of(6, seed), 30)] for seed in range(8)]

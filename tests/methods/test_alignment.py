@@ -176,6 +176,7 @@ def _texts(models: Pair, count: int) -> list[list[int]]:
     return [[*prompt_of(6, seed), *autoregressive(models.naive, prompt_of(6, seed), 40)] for seed in range(count)]
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_and_the_trained_stream_drafts_better_than_the_slow_state(tmp_path: Path) -> None:
     models, method = pair("llama"), M2R2(gates="1+2")
     lesson = lesson_of(models.naive, _texts(models, 12))

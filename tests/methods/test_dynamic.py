@@ -83,6 +83,7 @@ def assert_as_told(found: Logged, expected: GateAnswer) -> None:
     assert (found.logits - expected.logits).abs().max() < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "seed"), MODELS)
 @pytest.mark.parametrize("fill", FILLS)
 def test_tokens_exits_and_logits_are_those_of_full_recomputation(
@@ -118,6 +119,7 @@ def test_stand_ins_of_a_slower_trajectory_end_at_the_gate(monkeypatch: pytest.Mo
     assert_as_told(logged(monkeypatch, label_of(rule, "2", more), models, prompt_of(13), NEW_TOKENS), expected)
 
 
+@pytest.mark.slow
 def test_what_is_filled_in_matters_to_what_comes_after() -> None:
     """So the comparison can fail: no two ways give the same logits, nor does the trajectory read half a layer late."""
     models, prompt = pair("llama"), prompt_of(13)
@@ -130,6 +132,7 @@ def test_what_is_filled_in_matters_to_what_comes_after() -> None:
             assert (one.logits[: alike + 1] - other.logits[: alike + 1]).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 def test_fills_say_different_things_in_the_end() -> None:
     models, told = pair("llama"), {}
     for fill in FILLS:
@@ -163,6 +166,7 @@ def test_a_token_that_left_is_done_with_unless_its_layers_are_put_off(fill: str)
         assert stream.cache.lengths == [26] * LAYERS
 
 
+@pytest.mark.slow
 def test_above_one_no_token_leaves_and_at_nought_each_does_at_the_first_gate() -> None:
     models, text = pair("llama"), answer("llama", 0, 13)
     for router in THRESHOLDS:
@@ -173,6 +177,7 @@ def test_above_one_no_token_leaves_and_at_nought_each_does_at_the_first_gate() -
             assert always.layers == (LAYERS,) + (2,) * 11
 
 
+@pytest.mark.slow
 def test_nothing_of_one_prompt_is_left_for_the_next() -> None:
     models = pair("llama")
     for fill in FILLS:

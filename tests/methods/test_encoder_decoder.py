@@ -75,6 +75,7 @@ def test_rows_of_a_tree_see_their_own_branch_at_its_distances() -> None:
         torch.testing.assert_close(stream.logits()[row], exact, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("label", ["autoregressive", "prompt_lookup", "early_exit[mode=draft,exits=2,threshold=0.1]"])
 def test_exact_methods_give_the_answer_of_the_plain_decoder(label: str, kind: str) -> None:

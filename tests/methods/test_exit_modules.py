@@ -50,6 +50,7 @@ def _generate(method: Method, models: Pair, prompt: list[int], limit: int = NEW_
     return decode(method, models.target, DecodeRequest(prompt, limit))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "seed"), MODELS)
 @pytest.mark.parametrize(("label", "confidence"), POLICIES)
 def test_tokens_and_exits_are_those_of_the_plain_rule(
@@ -71,6 +72,7 @@ def test_tokens_and_exits_are_those_of_the_plain_rule(
     assert len(left) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "seed"), MODELS)
 @pytest.mark.parametrize(("label", "confidence"), POLICIES)
 def test_drafts_of_trained_exits_take_the_steps_of_replay(
@@ -233,6 +235,7 @@ def _lessons(models: Pair) -> tuple[Lesson, Lesson]:
     return lesson_of(models.naive, _texts(models, range(24))), lesson_of(models.naive, _texts(models, range(24, 32)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [EarlyExit(head="trained", rank=8), Deed(rank=8)], ids=["early_exit", "deed"])
 def test_training_lowers_the_loss_and_lifts_agreement_above_the_bare_exits(method: EarlyExit | Deed) -> None:
     """On text that was not learnt from, at every exit."""

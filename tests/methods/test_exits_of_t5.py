@@ -74,6 +74,7 @@ def with_deferred(depths: list[int]) -> list[int]:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("kind", ["relu", "gated-gelu"])
 @pytest.mark.parametrize(

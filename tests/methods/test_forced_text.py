@@ -58,6 +58,7 @@ def foreign_text() -> tuple[int, ...]:
     return tuple(text[:LIMIT])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", [*EXACT, *LOSSY])
 def test_every_method_says_the_text_that_is_forced_upon_it(label: str) -> None:
     got = forced_run(label, foreign_text())
@@ -71,6 +72,7 @@ def test_methods_for_mixtures_of_experts_do_so_too(label: str) -> None:
     assert forced_run(label, foreign_text(), family="mixtral").token_ids == foreign_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", [*EXACT, *LOSSY])
 def test_a_method_forced_to_say_its_own_text_takes_its_own_steps_and_agrees_with_all_of_it(label: str) -> None:
     models = pair("llama")

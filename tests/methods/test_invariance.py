@@ -52,6 +52,7 @@ def _renamed(model: Any, token: int) -> Any:
     return twin
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_exchanging_a_frequent_token_with_id_nought_changes_no_step(family: str) -> None:
     """Padding with 0 is how published code loses tokens; here 0 becomes the most frequent token of all."""
@@ -72,7 +73,9 @@ def _decode(method: Method, models: Pair, prompt_tokens: int, sampling: Sampling
     return decode(method, models.target, DecodeRequest(prompt_of(prompt_tokens), 20, sampling, seed=prompt_tokens))
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), pytest.param(WARM, marks=pytest.mark.slow)], ids=["greedy", "sampled"]
+)
 @pytest.mark.parametrize("label", [*EXACT, *LOSSY])
 def test_prompt_gives_the_same_whatever_ran_before(label: str, sampling: Sampling) -> None:
     models = pair("llama")
@@ -85,6 +88,7 @@ def test_prompt_gives_the_same_whatever_ran_before(label: str, sampling: Samplin
     assert forward == backward[::-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "label", ["autoregressive", "two_model", "prompt_lookup", "early_exit[mode=draft,exits=3]", "medusa", "lookahead"]
 )
@@ -103,6 +107,7 @@ def test_sampled_answers_depend_on_the_seeds_alone(label: str) -> None:
     assert len({answer(seed, prompt_seed) for seed in (1, 2) for prompt_seed in (1, 2)}) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", [*EXACT, *LOSSY])
 def test_drawing_from_the_top_token_alone_takes_the_greedy_steps(label: str) -> None:
     """Drafts are drawn from warped distributions too: with top_k=1 nothing is left to chance."""
@@ -205,7 +210,14 @@ def _interleaved(fresh: Tensor, kv_heads: int) -> Tensor:
     return torch.cat((keys, fresh[kv_heads:]))
 
 
-@pytest.mark.parametrize(("family", "seed"), [("llama", 0), ("qwen3", 2), ("mistral_window", 4)])
+@pytest.mark.parametrize(
+    ("family", "seed"),
+    [
+        ("llama", 0),
+        pytest.param("qwen3", 2, marks=pytest.mark.slow),
+        pytest.param("mistral_window", 4, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("label", [label for label in (*EXACT, *LOSSY) if label not in SKIPPING])
 def test_every_commit_leaves_the_cache_as_if_rejected_rows_had_never_been(
     monkeypatch: pytest.MonkeyPatch, label: str, family: str, seed: int

@@ -44,6 +44,7 @@ def _generate(method: Method, prompt: Sequence[int], limit: int = NEW_TOKENS, se
     return decode(method, pair("llama").target, DecodeRequest(prompt, limit, Sampling(seed=seed)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "seed"), MODELS)
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.label)
 def test_steps_and_their_rows_equal_replay(setting: Setting, family: str, seed: int) -> None:
@@ -61,6 +62,7 @@ def test_the_window_shrinks_towards_the_end_of_the_context(prompt_tokens: int) -
     assert _rounds(got) == _expected(setting, "llama", 0, prompt_tokens)
 
 
+@pytest.mark.slow
 def test_a_window_as_wide_as_the_context_fits() -> None:
     setting = Setting(5, CONTEXT_TOKENS - 3, 2)
     prompt, text = prompt_of(1), answer("llama", 0, 1)[:12]

@@ -26,7 +26,8 @@ from tiny import tiny_model
 from benchctl.decoding.model.target import Target
 from benchctl.registry import build, builtin_names, parse_label
 
-MODELS = (("llama", 0), ("llama", 1), ("qwen3", 2), ("mixtral", 3), ("mistral_window", 4), ("qwen2_window", 5))
+OTHER_MODELS = (("llama", 1), ("qwen3", 2), ("mixtral", 3), ("mistral_window", 4), ("qwen2_window", 5))
+MODELS = (("llama", 0), *(pytest.param(*model, marks=pytest.mark.slow) for model in OTHER_MODELS))
 
 
 def test_each_list_holds_what_its_labels_claim() -> None:
@@ -47,6 +48,7 @@ def test_exact_method_gives_the_target_s_own_tokens(label: str, family: str, see
         assert got.stop_reason == ("length" if prompt_tokens + NEW_TOKENS <= CONTEXT_TOKENS else "context")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["olmoe", "mixtral"])
 @pytest.mark.parametrize("label", OF_EXPERTS)
 def test_a_method_for_mixtures_of_experts_gives_their_own_tokens(label: str, family: str) -> None:
@@ -57,6 +59,7 @@ def test_a_method_for_mixtures_of_experts_gives_their_own_tokens(label: str, fam
         assert list(got.token_ids) == answer(family, 3, prompt_tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", EXACT)
 def test_exact_method_stops_at_any_limit(label: str) -> None:
     """One, two, and a token less, as many, one and two more than are drafted (1, 2, 3, 4, 5, 6 and 10 above)."""
@@ -76,6 +79,7 @@ def _first_places(prompt_tokens: int) -> dict[int, int]:
     return places
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", EXACT)
 def test_answer_ends_with_the_first_stop_token_wherever_it_falls(label: str) -> None:
     models = pair("llama")
@@ -148,6 +152,7 @@ def test_threshold_nought_leaves_at_the_first_exit_and_above_one_never() -> None
         assert never.layers == (LAYERS,) * 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wider", ["draft", "target"])
 def test_heads_padded_to_different_widths_draft_what_they_share(wider: str) -> None:
     """One tokenizer, padded to 48 in one model and to 56 in the other. The wide draft's own favourites are padding."""

@@ -172,6 +172,7 @@ REPLAYED: Sequence[dict[str, object]] = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "seed"), MODELS[:3])
 @pytest.mark.parametrize("options", REPLAYED, ids=_label)
 def test_steps_equal_replay(options: dict[str, object], family: str, seed: int) -> None:

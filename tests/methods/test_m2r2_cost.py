@@ -83,6 +83,7 @@ def cost() -> Cost:
     return Cost(models.target.info, models.model.config.head_dim, models.model.config.num_key_value_heads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gate", "draft_tokens"), [(1, 4), (3, 2)])
 def test_a_draft_costs_the_layers_below_the_gate_and_no_more(gate: int, draft_tokens: int) -> None:
     prompt = prompt_of(9)

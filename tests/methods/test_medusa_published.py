@@ -210,6 +210,7 @@ def test_a_file_of_strangers_runs_nothing_and_a_torn_one_is_told(tmp_path: Path)
             read_published(folder)
 
 
+@pytest.mark.slow
 def test_a_run_takes_published_heads_and_records_their_hash(tmp_path: Path) -> None:
     settings = make_settings(make_folder(tmp_path), tmp_path / "out.jsonl")
     heads = published(tmp_path / "heads", made(Target.load(tmp_path / "target"), 3, 1))

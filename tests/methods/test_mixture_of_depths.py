@@ -205,6 +205,7 @@ def test_nothing_of_one_prompt_is_left_for_the_next() -> None:
     assert found[1].token_ids == run(NAME, models.target, prompt_of(2), NEW_TOKENS).token_ids
 
 
+@pytest.mark.slow
 def test_it_conducts_itself_as_every_method_must() -> None:
     verdicts = {(finding.check, finding.target): finding.verdict for finding in examine(NAME)}
     assert "fail" not in verdicts.values()
@@ -340,6 +341,7 @@ def _texts(naive: Naive) -> list[list[int]]:
     return [[*prompt_of(6, seed), *autoregressive(naive, prompt_of(6, seed), 40)] for seed in range(12)]
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_and_the_predictors_foresee_who_is_chosen(tmp_path: Path) -> None:
     """Capacity falls meanwhile, so the loss is compared at the same capacity, that of decoding."""
     models, method = pair("llama"), MixtureOfDepths(capacity=0.25)

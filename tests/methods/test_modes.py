@@ -108,6 +108,7 @@ def test_profile_rows_say_what_the_free_ones_say_and_their_phases_add_up_to_thei
     assert all(row.phases == {} for row in whole.rows if row.mode != "profile")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [5, 31])
 def test_a_resumed_run_of_several_modes_is_the_run_it_resumes(
     whole: RunFile, folder: Path, tmp_path: Path, kept: int
@@ -158,6 +159,7 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["run", *usual.split(), *options.split(), "--out", "out.jsonl", *arguments])
 
 
+@pytest.mark.slow
 def test_the_modes_have_tables_of_their_own_and_the_headline_is_of_free_rows(here: Path) -> None:
     result = invoke("--replay", "--profile")
     assert result.exit_code == 0, result.output
@@ -203,6 +205,7 @@ def test_what_cannot_be_measured_so_is_refused_before_weights_are_read(
     assert message in " ".join(result.stderr.partition("Error: ")[2].split())
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_only_in_the_modes_it_began_with(here: Path) -> None:
     assert invoke().exit_code == 0
     for arguments in (("--replay",), ("--context", "9")):

@@ -72,6 +72,7 @@ def _run(made: Path, out: Path, label: str) -> tuple[str, ...]:
     return ("run", "--method", label, *map(str, words))
 
 
+@pytest.mark.slow
 def test_packed_modules_serve_a_run_that_names_none(made: Path, pack: Path, tmp_path: Path) -> None:
     done("reference", "pack", "--model", made / "adapters", "--role", "modules", "--pack", pack)
     bundled.models.cache_clear()
@@ -109,6 +110,7 @@ def test_modules_of_another_target_are_not_packed(made: Path, pack: Path, tmp_pa
     )
 
 
+@pytest.mark.slow
 def test_embedded_modules_for_other_options_leave_a_method_out_of_all(
     made_moe: Path, pack_moe: Path, tmp_path: Path
 ) -> None:

@@ -176,6 +176,7 @@ def _with_trained_adapters(method: M2R2, lesson: Lesson, models: Pair) -> TwoStr
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_teaches_where_the_accelerated_state_agrees(kind: str) -> None:
     models, method = pair("llama"), method_of(kind)

@@ -82,6 +82,7 @@ def test_there_are_many_answers() -> None:
     assert sum(truth().values()) == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", LABELS)
 def test_exact_method_samples_from_the_target_s_distribution(label: str) -> None:
     found = distribution(lambda chance: generate(label))
@@ -99,6 +100,7 @@ def padded(seed: int, padding_logit: float) -> Target:
     return Target(model, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wider", ["draft", "target"])
 def test_heads_padded_to_different_widths_leave_the_distribution_alone(wider: str) -> None:
     """A trained target never says its padding; what a draft model says of its own must not matter."""

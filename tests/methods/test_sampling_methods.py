@@ -125,6 +125,7 @@ LABELS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", LABELS)
 def test_joint_distribution_of_three_tokens_is_the_target_s(label: str) -> None:
     assert _p_value(_counts(_runs(label)), _joint()) > SIGNIFICANCE
@@ -166,6 +167,7 @@ def test_total_variation_of_five_hundredths_is_flagged() -> None:
     assert _share_flagged(_joint()) < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mutant",
     [

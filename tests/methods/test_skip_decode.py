@@ -164,6 +164,7 @@ def test_a_batch_says_what_each_of_its_sequences_says_alone(options: str) -> Non
     assert len(set(together[0].layers)) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", ["skip_decode", "skip_decode[adapters=none,fall_tokens=10]"])
 def test_it_conducts_itself_as_every_method_must(label: str) -> None:
     verdicts = {(finding.check, finding.target): finding.verdict for finding in examine(label)}
@@ -284,6 +285,7 @@ def test_the_loss_is_the_divergence_of_each_token_at_its_depth() -> None:
     assert (by_depth.right, by_depth.of) == (pytest.approx(right), pytest.approx(total))
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_and_the_trained_layers_say_more_of_what_the_target_says(tmp_path: Path) -> None:
     models, method = pair("llama"), SkipDecode(min_layers=2, fall_tokens=8)
     lesson = lesson_of(models.naive, _texts(models.naive), [[0.3] * 6 + [1.0] * 40 for _ in range(12)])

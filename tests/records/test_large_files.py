@@ -37,6 +37,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_row_costs_little_more_than_to_parse_it(path: Path) -> None:
     lines = path.read_bytes().splitlines()
     parsing_s = _least_s(lambda: [None for line in lines if json.loads(line) is None])
@@ -46,6 +47,7 @@ def test_a_row_costs_little_more_than_to_parse_it(path: Path) -> None:
     assert comparing_s < 3 * parsing_s
 
 
+@pytest.mark.slow
 def test_rows_are_not_held_while_they_are_compared(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     MadeUp(tokens=1601).write(path, 120)

@@ -86,6 +86,7 @@ def test_the_busiest_and_the_idlest_expert_are_told_against_the_mean() -> None:
     assert (told["busiest_expert"].share, told["idlest_expert"].share) == (1.5, 0.5)
 
 
+@pytest.mark.slow
 def test_it_begins_with_the_embedding_and_the_attention_of_the_dense_model_where_sizes_fit(moe: Path) -> None:
     """Nothing learnt at rates of 0: what is copied is still what it was."""
     dense, data, out = moe.parent / "dense", moe.parent / "data", moe.parent / "still"

@@ -111,6 +111,7 @@ def test_kept_files_have_nothing_in_their_maps_that_the_page_does_not_name(root:
             assert found <= named_in_maps(word), (name, word)
 
 
+@pytest.mark.slow
 def test_the_lines_for_pandas_give_the_speedups_of_compare(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ratio of sums, computed by nothing of benchctl."""
     monkeypatch.chdir(root)

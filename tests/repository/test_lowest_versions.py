@@ -59,6 +59,7 @@ def test_the_help_of_every_verb_is_printed(benchctl: Benchctl) -> None:
     assert benchctl("--help").returncode == 0
 
 
+@pytest.mark.slow
 def test_results_are_compared_and_drawn(benchctl: Benchctl, root: Path, tmp_path: Path) -> None:
     results = str(root / "results" / "reference" / "default.jsonl")
     done = benchctl("compare", results, "--format", "json")

@@ -136,6 +136,7 @@ def test_prompt_lookup_steps_equal_prompt_lookup_generation(
     _assert_same_rounds(label, models, prompt_of(13, seed), drafter, settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "seed"), MODELS)
 @pytest.mark.parametrize(("exit_layer", "draft_tokens"), [(1, 2), (2, 4), (3, 5)])
 def test_layer_prefix_drafts_take_the_steps_of_early_exit_generation(
@@ -148,6 +149,7 @@ def test_layer_prefix_drafts_take_the_steps_of_early_exit_generation(
     _assert_same_rounds(label, models, prompt_of(13, seed), drafter, {"assistant_early_exit": exit_layer})
 
 
+@pytest.mark.slow
 def test_stop_token_ends_assisted_generation_after_the_same_number_of_steps() -> None:
     """Its drafts end at a stop token and count it as the bonus, so tokens and the number of steps are what compares."""
     models = pair("llama")

@@ -86,6 +86,7 @@ def test_calibration_finds_a_threshold_where_there_is_one() -> None:
     assert sum(low is not None and low <= 0.8 for low in lows) > 100
 
 
+@pytest.mark.slow
 def test_without_its_corrections_the_promise_would_be_broken() -> None:
     """So the simulation can tell: means alone break it where risks rise, tests out of order where all are too high."""
     assert _wrong(RISING, _by_means)[0] > 3 * PROMISED.epsilon

@@ -59,6 +59,7 @@ def _losses(folder: Path, label: str) -> list[float]:
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", ["early_exit[exits=1+2,confidence=state_cosine]", "deed[modules={folder}/deed]"])
 def test_risks_are_those_of_the_methods_answers(label: str, made: Path, tmp_path: Path) -> None:
     """Recounted at the threshold chosen and at the one where testing stopped; those between are the grid's."""
@@ -76,6 +77,7 @@ def test_risks_are_those_of_the_methods_answers(label: str, made: Path, tmp_path
     assert f"threshold {tested[0]['threshold']}: risk {tested[0]['risk']:.4f} over 12 prompts" in told
 
 
+@pytest.mark.slow
 def test_it_says_for_what_it_was_found_and_where_nothing_lies(made: Path, tmp_path: Path) -> None:
     _, found = _calibrated(made, tmp_path / "out", f"deed[modules={made}/deed]", "0.9,0.4")
     assert found["method"] == "deed[modules=deed]"

@@ -59,6 +59,7 @@ def test_a_model_agrees_with_its_own_greedy_text() -> None:
     assert drafting(model, [Document("own", (Turn(text[:3], text[3:]),))])["greedy_agreement"].right < 6
 
 
+@pytest.mark.slow
 def test_acceptance_is_that_of_drafting_step_by_step() -> None:
     """A draft model of other weights, which says some of the target's tokens: both decode one token after the other."""
     target = tiny_model("llama", dtype=torch.float64)

@@ -210,6 +210,7 @@ def _contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b"" for path in found}
 
 
+@pytest.mark.slow
 def test_a_target_goes_on_from_a_model_with_its_sizes_and_tokenizer(data: Path, target: Path, tmp_path: Path) -> None:
     words = ("reference", "target", "--init-from", target, "--data", data, *COMMON, "--batch-tokens", 2048, "--steps")
     done(*words, 1, "--rate", 0, "--matrix-rate", 0, "--out", tmp_path / "still")

@@ -163,6 +163,7 @@ def test_a_target_distilled_into_itself_costs_nothing() -> None:
     assert float(Distillation(model, BYTES)(llama(), batch)) == pytest.approx(0, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_draft_learns_to_agree_with_a_target_that_stands_still(tmp_path: Path) -> None:
     target = llama().train()
     target.lm_head.weight.mul_(20)

@@ -48,6 +48,7 @@ def test_a_gpu_that_emulates_it_gets_float32_unless_bfloat16_is_asked_for(monkey
     assert target_dtype(TrainOptions(data=(), out=Path(), device="cuda", dtype="bfloat16")) == "bfloat16"
 
 
+@pytest.mark.slow
 def test_a_run_falls_back_to_float32_and_says_so_there_and_in_its_record(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

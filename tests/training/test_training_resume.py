@@ -107,6 +107,7 @@ def test_a_refused_resume_leaves_all_as_it_was(
     assert contents(home / part) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", MADE)
 def test_the_same_run_is_resumed_at_other_rates(home: Path, part: str, tmp_path: Path) -> None:
     out = shutil.copytree(home / part, tmp_path / part)
@@ -172,6 +173,7 @@ def test_what_a_run_reads_is_not_where_it_writes(home: Path, monkeypatch: pytest
     assert {name: contents(home / name) for name in folders} == before
 
 
+@pytest.mark.slow
 def test_two_runs_do_not_train_into_one_folder(home: Path, tmp_path: Path) -> None:
     def never() -> None:
         raise AssertionError
