@@ -187,7 +187,7 @@ def _modules_command(label: str) -> click.Command:
     modules.help = (
         f"Train the modules of the method {label} on a frozen target.\n\n\b\nExamples:\n"
         f"  benchctl train {typed} --model ref-dense --data my.jsonl --out {parse_label(label).name}-modules\n"
-        f"  benchctl train {typed} --model TinyLlama/TinyLlama-1.1B-Chat-v1.0 --estimate"
+        f"  benchctl train {typed} --model ref-dense --estimate"
     )
     return modules
 
@@ -195,15 +195,16 @@ def _modules_command(label: str) -> click.Command:
 def _print_estimate(options: TeacherOptions, label: str) -> None:
     from benchctl.training.modules.job import estimate
 
-    found = estimate(options, label)
-    click.echo(f"{label} on {options.model}: by formula, not measured. Training prints its real speed.")
-    click.echo(f"parameters: target {found.target_parameters:,}, modules {found.module_parameters:,}")
-    for name, size in found.memory_bytes.items():
+    needed = estimate(options, label)
+    click.echo(f"{label} on {options.model}: memory by formula, not measured.")
+    click.echo(f"parameters: target {needed.target_parameters:,}, modules {needed.module_parameters:,}")
+    for name, size in needed.memory_bytes.items():
         click.echo(f"{name:<12}{size / 1e9:>9.3f} GB")
-    click.echo(f"{'sum':<12}{sum(found.memory_bytes.values()) / 1e9:>9.3f} GB")
-    steps = "" if options.steps is None else f", {options.steps * found.step_tokens:,} in {options.steps:,} steps"
+    click.echo(f"{'sum':<12}{sum(needed.memory_bytes.values()) / 1e9:>9.3f} GB")
+    steps = "" if options.steps is None else f", {options.steps * needed.step_tokens:,} in {options.steps:,} steps"
     click.echo("Logits are those of one prediction per token: multiply them by the heads or exits that are trained.")
-    click.echo(f"tokens: {found.step_tokens:,} per step{steps}")
+    click.echo(f"tokens: {needed.step_tokens:,} per step{steps}")
+    click.echo("Time is not estimated: training prints its speed after the first steps.")
 
 
 def _calibrate(options: TeacherOptions, label: str, promised: str, prompts: int) -> None:
