@@ -20,7 +20,7 @@ from benchctl.decoding.method import Context
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exit_policy import ExitPolicy
 from benchctl.decoding.modules.exits import ExitModule, Exits, deep_supervision_loss, exits_yardsticks
-from benchctl.decoding.modules.trainable import Lesson, Tally, Trainable
+from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch
 from benchctl.errors import UserError
 
 
@@ -67,13 +67,13 @@ class Deed(ExitPolicy, Trainable):
         shape = (info.hidden_size, self.rank, lm_head.device, False, scale)
         return Exits({layer: ExitModule(*shape) for layer in self.exit_layers(info)}, {})
 
-    def loss(self, module: nn.Module, lesson: Lesson) -> Tensor:
+    def loss(self, module: nn.Module, batch: TrainingBatch) -> Tensor:
         assert isinstance(module, Exits)
-        return deep_supervision_loss(module, lesson)
+        return deep_supervision_loss(module, batch)
 
-    def yardsticks(self, module: nn.Module, lesson: Lesson) -> Mapping[str, Tally]:
+    def yardsticks(self, module: nn.Module, batch: TrainingBatch) -> Mapping[str, Tally]:
         assert isinstance(module, Exits)
-        return exits_yardsticks(module, lesson)
+        return exits_yardsticks(module, batch)
 
     def prepare(self, target: Target) -> None:
         self.load_exits("deed", target)

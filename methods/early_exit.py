@@ -21,7 +21,7 @@ from benchctl.decoding.method import Context, PlainDrafter
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exit_policy import ExitPolicy, decayed, read_exits
 from benchctl.decoding.modules.exits import ExitModule, Exits, chance, classifier_loss, exits_loss, exits_yardsticks
-from benchctl.decoding.modules.trainable import Lesson, SecondStage, Tally, Trainable, TrainingDefaults
+from benchctl.decoding.modules.trainable import SecondStage, Tally, Trainable, TrainingBatch, TrainingDefaults
 from benchctl.errors import UserError
 
 
@@ -123,14 +123,14 @@ class EarlyExit(ExitPolicy, Trainable):
             module.requires_grad_(not classified)
         return Exits(modules, {layer: nn.Linear(width, 1, device=device) for layer in layers if classified})
 
-    def loss(self, module: nn.Module, lesson: Lesson) -> Tensor:
+    def loss(self, module: nn.Module, batch: TrainingBatch) -> Tensor:
         """Of all exits together; a token's weight is that of the one it must predict."""
         assert isinstance(module, Exits)
-        return classifier_loss(module, lesson) if module.classifier else exits_loss(module, lesson)
+        return classifier_loss(module, batch) if module.classifier else exits_loss(module, batch)
 
-    def yardsticks(self, module: nn.Module, lesson: Lesson) -> Mapping[str, Tally]:
+    def yardsticks(self, module: nn.Module, batch: TrainingBatch) -> Mapping[str, Tally]:
         assert isinstance(module, Exits)
-        return exits_yardsticks(module, lesson)
+        return exits_yardsticks(module, batch)
 
     def prepare(self, target: Target) -> None:
         if self.needs_modules:

@@ -19,7 +19,7 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, MonotoneThreshold, Step
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import balanced_loss, exit_yardsticks
-from benchctl.decoding.modules.trainable import Lesson, SecondStage, Tally, TrainingDefaults
+from benchctl.decoding.modules.trainable import SecondStage, Tally, TrainingBatch, TrainingDefaults
 
 from .m2r2.base import TwoStreamMethod
 from .m2r2.gates import Decider, Interval, Router, between
@@ -84,13 +84,13 @@ class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, MonotoneThreshold):
             streams.router = Router(streams.intervals, info.hidden_size, lm_head.device, attends)
         return streams
 
-    def loss(self, module: nn.Module, lesson: Lesson) -> Tensor:
+    def loss(self, module: nn.Module, batch: TrainingBatch) -> Tensor:
         assert isinstance(module, TwoStreams)
-        return gate_loss(module, lesson) if module.router is None else router_loss(module, lesson)
+        return gate_loss(module, batch) if module.router is None else router_loss(module, batch)
 
-    def yardsticks(self, module: nn.Module, lesson: Lesson) -> Mapping[str, Tally]:
+    def yardsticks(self, module: nn.Module, batch: TrainingBatch) -> Mapping[str, Tally]:
         assert isinstance(module, TwoStreams)
-        return gate_yardsticks(module, lesson) if module.router is None else router_yardsticks(module, lesson)
+        return gate_yardsticks(module, batch) if module.router is None else router_yardsticks(module, batch)
 
     def prepare(self, target: Target) -> None:
         streams = self.load_streams("m2r2_dynamic", target)
@@ -156,29 +156,29 @@ class RouterScores:
     agrees: Mapping[int, Tensor]
 
 
-def router_scores(module: TwoStreams, lesson: Lesson) -> RouterScores:
-    """Scores and labels of the texts of a lesson; only the scores carry a gradient."""
+def router_scores(module: TwoStreams, batch: TrainingBatch) -> RouterScores:
+    """Scores and labels of the texts of a batch; only the scores carry a gradient."""
     assert isinstance(module.router, Router)
-    trajectories, last = Trajectories(module, lesson), lesson.head(lesson.final).argmax(-1)
+    trajectories, last = Trajectories(module, batch), batch.head(batch.final).argmax(-1)
     scores: dict[int, Tensor] = {}
     agrees: dict[int, Tensor] = {}
     for interval in module.intervals:
         with torch.no_grad():
             trail = trajectories.along(interval)
-            agrees[interval.gate] = lesson.head(lesson.norm(trail[-1])).argmax(-1) == last
+            agrees[interval.gate] = batch.head(batch.norm(trail[-1])).argmax(-1) == last
         scores[interval.gate] = module.router.score(interval.gate, trail)
     return RouterScores(scores, agrees)
 
 
-def router_loss(module: TwoStreams, lesson: Lesson) -> Tensor:
+def router_loss(module: TwoStreams, batch: TrainingBatch) -> Tensor:
     """Sum over gates of class-balanced binary cross-entropies; a token's weight is that of the one it must predict."""
-    at_gates, weights = router_scores(module, lesson), lesson.ahead(1).weights
+    at_gates, weights = router_scores(module, batch), batch.ahead(1).weights
     losses = [balanced_loss(at_gates.scores[gate], at_gates.agrees[gate], weights) for gate in at_gates.scores]
     return torch.stack(losses).sum()
 
 
 @torch.no_grad()
-def router_yardsticks(module: TwoStreams, lesson: Lesson) -> dict[str, Tally]:
+def router_yardsticks(module: TwoStreams, batch: TrainingBatch) -> dict[str, Tally]:
     """Those of exit_yardsticks, where the accelerated states are what leaves."""
-    at_gates = router_scores(module, lesson)
-    return exit_yardsticks(at_gates.scores, lesson, at_gates.agrees)
+    at_gates = router_scores(module, batch)
+    return exit_yardsticks(at_gates.scores, batch, at_gates.agrees)

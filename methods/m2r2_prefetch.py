@@ -23,7 +23,7 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Step, all_layers, one_token
 from benchctl.decoding.model.layers import Experts, Layer
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.modules.trainable import Lesson, Tally, tally
+from benchctl.decoding.modules.trainable import Tally, TrainingBatch, tally
 
 from .m2r2.base import TwoStreamMethod
 from .m2r2.gates import Interval
@@ -70,13 +70,13 @@ class M2R2Prefetch(TwoStreamMethod, OffloadsExperts):
     def unsupported(self, target: TargetInfo) -> str | None:
         return super().unsupported(target) or self._settings().unsupported(target)
 
-    def loss(self, module: nn.Module, lesson: Lesson) -> Tensor:
+    def loss(self, module: nn.Module, target_batch: TrainingBatch) -> Tensor:
         assert isinstance(module, TwoStreams)
-        return forecast_loss(module, lesson)
+        return forecast_loss(module, target_batch)
 
-    def yardsticks(self, module: nn.Module, lesson: Lesson) -> Mapping[str, Tally]:
+    def yardsticks(self, module: nn.Module, target_batch: TrainingBatch) -> Mapping[str, Tally]:
         assert isinstance(module, TwoStreams)
-        return forecast_yardsticks(module, lesson)
+        return forecast_yardsticks(module, target_batch)
 
     def prepare(self, target: Target) -> None:
         streams = self.load_streams("m2r2_prefetch", target)
@@ -134,17 +134,17 @@ def coming(interval: Interval, layer: int) -> range:
     return range(max(int(first), layer), int(last))
 
 
-def forecast_loss(module: TwoStreams, lesson: Lesson) -> Tensor:
+def forecast_loss(module: TwoStreams, target_batch: TrainingBatch) -> Tensor:
     """Weighted sum over tokens, of KL(true choice of experts || predicted one), meaned over the layers predicted, plus
     COSINE_SHARE * the mean over layers of 1 - cos(p^l, h^tau(l))."""
-    weights, trajectories = lesson.ahead(1).weights, Trajectories(module, lesson)
+    weights, trajectories = target_batch.ahead(1).weights, Trajectories(module, target_batch)
     losses = torch.zeros_like(weights, dtype=torch.float32)
     for interval in module.intervals:
         trail = trajectories.along(interval)
-        divergences = [_divergence(*pair) for _, *pair in _choices(lesson, trajectories, interval, trail)]
+        divergences = [_divergence(*pair) for _, *pair in _choices(target_batch, trajectories, interval, trail)]
         if divergences:
             losses = losses + torch.stack(divergences).mean(0)
-        distances = [1 - cosine for cosine in trajectory_cosines(lesson, interval, trail)]
+        distances = [1 - cosine for cosine in trajectory_cosines(target_batch, interval, trail)]
         losses = losses + COSINE_SHARE * torch.stack(distances).mean(0)
     return (losses * weights).sum()
 
@@ -156,12 +156,12 @@ def _divergence(true: Tensor, predicted: Tensor) -> Tensor:
 
 
 def _choices(
-    lesson: Lesson, trajectories: Trajectories, interval: Interval, trail: Sequence[Tensor]
+    target_batch: TrainingBatch, trajectories: Trajectories, interval: Interval, trail: Sequence[Tensor]
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """For each coming layer its number, its true gate logits [rows, n, experts] and the predicted ones."""
     for layer, state in enumerate(trail[1:], interval.first + 1):
         for ahead in coming(interval, layer):
-            block = lesson.layer(ahead)
+            block = target_batch.layer(ahead)
             if isinstance(block.mlp, Experts):
                 with torch.no_grad():
                     true = _gate(block, trajectories.attended(ahead))
@@ -174,24 +174,24 @@ def _gate(block: Layer, state: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def forecast_yardsticks(module: TwoStreams, lesson: Lesson) -> Mapping[str, Tally]:
+def forecast_yardsticks(module: TwoStreams, target_batch: TrainingBatch) -> Mapping[str, Tally]:
     """Of the experts that a token needs, the share that is among as many predicted ones.
 
     recall_6         of layer 6, by the last accelerated state that is asked before it
     recall_6_slow    by the slow state at the same moment, with the same norm and gate: next_gate, looking further ahead
     recall           all predicted layers together, and recall_slow
     """
-    weights, trajectories = lesson.ahead(1).weights, Trajectories(module, lesson)
+    weights, trajectories = target_batch.ahead(1).weights, Trajectories(module, target_batch)
     tallies: dict[str, Tally] = {}
     for interval in module.intervals:
         trail = trajectories.along(interval)
         slow = [
-            lesson.states[interval.first],
+            target_batch.states[interval.first],
             *(trajectories.attended(index) for index in range(interval.first, interval.gate)),
         ]
         for kind, states in (("", trail), ("_slow", slow)):
-            for number, true, predicted in _choices(lesson, trajectories, interval, states):
-                mlp = lesson.layer(number - 1).mlp
+            for number, true, predicted in _choices(target_batch, trajectories, interval, states):
+                mlp = target_batch.layer(number - 1).mlp
                 assert isinstance(mlp, Experts)
                 tallies[f"recall_{number}{kind}"] = _recall(true, predicted, mlp.top_k, weights)
     for kind in ("", "_slow"):

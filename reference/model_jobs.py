@@ -16,7 +16,7 @@ from benchctl.training.checkpoint import checkpoints, writing
 from benchctl.training.data.chats import ChatFormat
 from benchctl.training.data.packing import PROMPT_WEIGHT
 from benchctl.training.data.reading import Corpus
-from benchctl.training.jobs import CHECKPOINTS, Surroundings, check, check_run, data_facts, train
+from benchctl.training.jobs import CHECKPOINTS, JobContext, check, check_run, data_facts, train
 from benchctl.training.models import (
     TokenIds,
     build_model,
@@ -71,7 +71,7 @@ def train_target(
     init_from: str,
     exits: str,
     depths: str,
-    around: Surroundings,
+    job_context: JobContext,
 ) -> Result | None:
     """Trains a target into a folder that transformers reads; None in all but the first process.
 
@@ -79,31 +79,31 @@ def train_target(
     layers `exits`, joined by +, learn to speak as the last one does, or tokens to do with the `depths` of a label.
     """
     options = options.with_defaults(MODEL_LEARNING)
-    check(options, around, init_from)
+    check(options, job_context, init_from)
     check_shape(shape)
     files = find_target(init_from) if init_from else None
     objective = objective_config(exits, depths, shape.layers if files is None else int(files.config.num_hidden_layers))
-    corpus = around.read_corpus(options.data)
+    corpus = job_context.read_corpus(options.data)
     if files is not None:
-        begun = _going_on(files, corpus, options, around)
-        return _train_model("target", begun, seen_tokens(files), corpus, options, around, objective)
+        begun = _going_on(files, corpus, options, job_context)
+        return _train_model("target", begun, seen_tokens(files), corpus, options, job_context, objective)
     tokenizer = _tokenizer(options, corpus, vocabulary)
     chat, facts = chat_format(tokenizer), {"vocabulary asked for": str(vocabulary)}
-    _check_run(chat, shape.positions, corpus, options, around)
+    _check_run(chat, shape.positions, corpus, options, job_context)
     model = build_model(llama_config(shape, token_ids(tokenizer)), options.seed)
     begun = _Begun(model, chat, lambda folder: save_tokenizer(tokenizer, folder, shape.positions), facts=facts)
-    return _train_model("target", begun, shape.positions, corpus, options, around, objective)
+    return _train_model("target", begun, shape.positions, corpus, options, job_context, objective)
 
 
 def train_moe(
-    options: TrainOptions, shape: MoeShape, model_name: str, init_from: str, around: Surroundings
+    options: TrainOptions, shape: MoeShape, model_name: str, init_from: str, job_context: JobContext
 ) -> Result | None:
     """Trains a mixture of experts that shares the tokenizer of `model_name`; None in all but the first process.
 
     It begins with the embedding and attention of that model where `init_from` is "model", or empty and the sizes fit.
     """
     options = options.with_defaults(MODEL_LEARNING)
-    check(options, around, model_name)
+    check(options, job_context, model_name)
     check_moe_shape(shape)
     files = find_target(model_name)
     fits = can_take_over(shape, files.config)
@@ -113,17 +113,17 @@ def train_moe(
             f"these sizes do not fit those of {files.name}; leave them out, or give --init-from scratch",
         )
     chat = chat_of(files)
-    corpus = around.read_corpus(options.data)
-    _check_run(chat, shape.positions, corpus, options, around)
+    corpus = job_context.read_corpus(options.data)
+    _check_run(chat, shape.positions, corpus, options, job_context)
     model = build_model(olmoe_config(shape, TokenIds.of_config(files.config)), options.seed)
     if not fits or init_from == "scratch":
         begun = _Begun(model, chat, partial(copy_tokenizer, files.folder))
-        return _train_model("moe", begun, shape.positions, corpus, options, around)
+        return _train_model("moe", begun, shape.positions, corpus, options, job_context)
     dense = load_target(files, torch.device("cpu"), "float32")
     take_over(model, dense.model)
     began = f"It began with the embedding, norms and attention of {files.name}; its experts with random weights."
     begun = _Begun(model, chat, partial(copy_tokenizer, files.folder), began, {"began as": dense.weights_sha256[:16]})
-    return _train_model("moe", begun, shape.positions, corpus, options, around)
+    return _train_model("moe", begun, shape.positions, corpus, options, job_context)
 
 
 def _train_model(
@@ -132,7 +132,7 @@ def _train_model(
     longest_row: int,
     corpus: Corpus,
     options: TrainOptions,
-    around: Surroundings,
+    job_context: JobContext,
     learns: ObjectiveConfig | None = None,
 ) -> Result | None:
     model, chat, stages = begun.model, begun.chat, fitting(STAGES, longest_row)
@@ -146,8 +146,8 @@ def _train_model(
         save_config(model, options.out)
         begun.write_tokenizer(options.out)
 
-    run = train(model, objective, data, stages, options, around, facts, begin)
-    if not around.world.leads:
+    run = train(model, objective, data, stages, options, job_context, facts, begin)
+    if not job_context.world.leads:
         return None
     with writing(options.out / CHECKPOINTS, "the model"):
         save_model(model, options.out)
@@ -163,7 +163,7 @@ def _train_model(
         held_out={**run.held_out, **experts},
         samples=greedy_samples(model, chat, find_target(str(options.out)).tokenizer.stop_ids),
     )
-    write_result(options.out, result, run, corpus, "", around.provenance)
+    write_result(options.out, result, run, corpus, "", job_context.provenance)
     return result
 
 
@@ -174,14 +174,16 @@ def _method(begun: _Begun, corpus: Corpus, options: TrainOptions) -> str:
     return METHOD.format(began=begun.began, weighed=weighed, counted=counted)
 
 
-def _check_run(chat: ChatFormat, longest_row: int, corpus: Corpus, options: TrainOptions, around: Surroundings) -> None:
-    check_run(options, fitting(STAGES, longest_row), data_facts(corpus, chat), around)
+def _check_run(
+    chat: ChatFormat, longest_row: int, corpus: Corpus, options: TrainOptions, job_context: JobContext
+) -> None:
+    check_run(options, fitting(STAGES, longest_row), data_facts(corpus, chat), job_context)
 
 
-def _going_on(files: TargetFiles, corpus: Corpus, options: TrainOptions, around: Surroundings) -> _Begun:
+def _going_on(files: TargetFiles, corpus: Corpus, options: TrainOptions, job_context: JobContext) -> _Begun:
     """The model of `files`, to be trained further with its own tokenizer."""
     chat = chat_of(files)
-    _check_run(chat, seen_tokens(files), corpus, options, around)
+    _check_run(chat, seen_tokens(files), corpus, options, job_context)
     found = load_target(files, torch.device("cpu"), "float32")
     facts = {"began as": found.weights_sha256[:16]}
     began, write_tokenizer = trained_before(files.name, files.folder), partial(copy_tokenizer, files.folder)

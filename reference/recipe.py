@@ -12,7 +12,7 @@ from benchctl.errors import UserError
 from benchctl.training.data.chats import ChatFormat, Message, Record
 from benchctl.training.data.packing import PROMPT_WEIGHT, Document, PackedCorpus, Piece, chunks, conversation
 from benchctl.training.data.reading import Corpus, read_corpus
-from benchctl.training.modules.lesson_text import held_out_batches
+from benchctl.training.modules.training_text import held_out_batches
 from benchctl.training.optim import Stage
 from benchctl.training.trainer import Data
 from reference.bpe import Joints, joints_of, train_tokenizer

@@ -22,7 +22,7 @@ from benchctl.training.train_options import DraftOptions, DraftStart, TeacherOpt
 
 if TYPE_CHECKING:
     from benchctl.measuring.clock import Clock
-    from benchctl.training.jobs import Surroundings
+    from benchctl.training.jobs import JobContext
     from benchctl.training.modules.calibrate import Risk
     from benchctl.training.modules.objective import HeldOut
     from benchctl.training.modules.own_text import Answered
@@ -121,10 +121,10 @@ def draft(options: DraftOptions, start: DraftStart) -> None:
       benchctl train draft --model ref-dense --data my.jsonl --out my-draft --minutes 15
     """
 
-    def job(around: Surroundings) -> Result | None:
+    def job(job_context: JobContext) -> Result | None:
         from benchctl.training.draft_model import train_draft
 
-        return train_draft(options, start, around)
+        return train_draft(options, start, job_context)
 
     run_job(job, options, options.model)
 
@@ -176,10 +176,10 @@ def _modules_command(label: str) -> click.Command:
             _print_estimate(options, label)
             return
 
-        def job(around: Surroundings) -> Result | None:
+        def job(job_context: JobContext) -> Result | None:
             from benchctl.training.modules.job import train_modules
 
-            return train_modules(options, label, around)
+            return train_modules(options, label, job_context)
 
         run_job(job, options, options.model)
 
@@ -213,10 +213,10 @@ def _calibrate(options: TeacherOptions, label: str, promised: str, prompts: int)
     Raises UserError where no threshold was shown to be safe.
     """
     risk = _risk(promised)
-    with surroundings(options) as around:
+    with open_job(options) as job_context:
         from benchctl.training.modules.calibrate import calibrate
 
-        result = calibrate(options, label, risk, prompts, around)
+        result = calibrate(options, label, risk, prompts, job_context)
     click.echo(f"Wrote {options.out}/calibration.json.")
     if result.label is None:
         raise UserError(
@@ -267,17 +267,17 @@ SHOWN_MEASURES = 13
 REFERENCE = "python -m reference"
 
 
-def run_job(job: Callable[[Surroundings], Result | None], options: TrainOptions, model: str = "") -> None:
+def run_job(job: Callable[[JobContext], Result | None], options: TrainOptions, model: str = "") -> None:
     """Runs `job` in the processes that torchrun has started, or in this one; only the first one shows anything."""
-    with surroundings(options) as around:
-        result = job(around)
+    with open_job(options) as job_context:
+        result = job(job_context)
     if result is not None:
         click.echo(_end(result, options.out, model))
 
 
 @contextmanager
-def surroundings(options: TrainOptions) -> Iterator[Surroundings]:
-    """What a job needs besides its options. Its progress is shown while this is open.
+def open_job(options: TrainOptions) -> Iterator[JobContext]:
+    """What a job needs in addition to its options. Its progress is shown while this is open.
 
     An `obj` of the click context is what reads the data in place of `read_corpus`: reference/ sets one.
     """
@@ -286,7 +286,7 @@ def surroundings(options: TrainOptions) -> Iterator[Surroundings]:
     from benchctl.measuring.clock import Clock
     from benchctl.measuring.machine.host import commit, versions
     from benchctl.training.distributed import joined
-    from benchctl.training.jobs import Surroundings, check_device
+    from benchctl.training.jobs import JobContext, check_device
     from benchctl.training.train_options import Provenance
     from benchctl.training.trainer import use_threads
 
@@ -299,8 +299,8 @@ def surroundings(options: TrainOptions) -> Iterator[Surroundings]:
         TrainingDisplay(Clock(options.device), world.leads) as shown,
         ExitStack() as held,
     ):
-        around = Surroundings(shown.clock, provenance, shown.progress, shown.answered, shown.notify, world, held)
-        yield replace(around, read_corpus=context.obj) if context.obj else around
+        job_context = JobContext(shown.clock, provenance, shown.progress, shown.answered, shown.notify, world, held)
+        yield replace(job_context, read_corpus=context.obj) if context.obj else job_context
 
 
 def command_line(context: click.Context) -> str:

@@ -117,7 +117,7 @@ def untrained(method: Trainable, target: Target, seed: int = 0) -> nn.Module:
 
 
 def facts_of(label: str, method: Any, target: Target, **more: Any) -> Mapping[str, Any]:
-    """What training writes beside the weights."""
+    """What training writes next to the weights."""
     name = parse_label(label).name
     info = target.info
     made = MadeFor("tiny", target.weights_sha256, info.layers, info.hidden_size, info.vocabulary)

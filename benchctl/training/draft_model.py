@@ -15,7 +15,7 @@ from benchctl.decoding.modules.trainable import Tally
 from benchctl.errors import UserError
 from benchctl.training.checkpoint import writing
 from benchctl.training.data.packing import Document
-from benchctl.training.jobs import CHECKPOINTS, Surroundings, check, train
+from benchctl.training.jobs import CHECKPOINTS, JobContext, check, train
 from benchctl.training.models import (
     TokenIds,
     build_from_target,
@@ -27,8 +27,8 @@ from benchctl.training.models import (
     save_model,
 )
 from benchctl.training.modules.frozen import FrozenTarget, TargetFiles, chat_of, check_rows, find_target, load_target
-from benchctl.training.modules.lesson_text import LessonText, stage_of
 from benchctl.training.modules.objective import Distillation
+from benchctl.training.modules.training_text import TrainingText, stage_of
 from benchctl.training.record import Result, model_shape, trained_before, write_result
 from benchctl.training.train_options import (
     DRAFT_LAYERS,
@@ -44,17 +44,19 @@ from benchctl.training.train_options import (
 PURPOSE = "It drafts tokens for the target that it was distilled from; on its own it writes poor text."
 
 
-def train_draft(options: TeacherOptions, start: DraftStart, around: Surroundings) -> Result | None:
+def train_draft(options: TeacherOptions, start: DraftStart, job_context: JobContext) -> Result | None:
     """Distils a draft model for `options.model` and writes it as a model folder; None in all but the first process."""
     options = options.with_defaults(DRAFT_LEARNING)
-    check(options, around, options.model, "" if start.init_from in (FROM_TARGET, FROM_SCRATCH) else start.init_from)
+    check(
+        options, job_context, options.model, "" if start.init_from in (FROM_TARGET, FROM_SCRATCH) else start.init_from
+    )
     files = find_target(options.model)
     check_start(start, files)
     check_rows(files, options.row_tokens)
     chat = chat_of(files)
-    corpus = around.read_corpus(options.data)
+    corpus = job_context.read_corpus(options.data)
     start = _resolved(start, files.config)
-    text = LessonText(files, chat, corpus, options, around)
+    text = TrainingText(files, chat, corpus, options, job_context)
     target, facts = text.load_target({"start": str(start)})
     draft = _begin(start, target, options.seed)
     facts["shape"] = model_shape(draft.config)
@@ -65,8 +67,8 @@ def train_draft(options: TeacherOptions, start: DraftStart, around: Surroundings
         copy_tokenizer(files.folder, options.out)
 
     objective = Distillation(target.model, data.token_bytes)
-    run = train(draft, objective, data, (stage_of(options),), options, around, facts, begin)
-    if not around.world.leads:
+    run = train(draft, objective, data, (stage_of(options),), options, job_context, facts, begin)
+    if not job_context.world.leads:
         return None
     with writing(options.out / CHECKPOINTS, "the draft model"):
         save_model(draft, options.out)
@@ -81,7 +83,7 @@ def train_draft(options: TeacherOptions, start: DraftStart, around: Surroundings
         use="benchctl run --method two_model --model {model} --draft-model {folder}",
         held_out={**run.held_out, **drafted},
     )
-    write_result(options.out, result, run, corpus, files.name, around.provenance)
+    write_result(options.out, result, run, corpus, files.name, job_context.provenance)
     return result
 
 

@@ -53,7 +53,7 @@ WRITTEN = (  # into the output folder, by one part or another
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class JobContext:
     """What a job needs in addition to its options: a clock in seconds, callbacks, the processes that share the work.
 
     `held` holds locks until the job is over. `read_corpus` reads the data.
@@ -78,24 +78,26 @@ class Finished:
     held_out: Mapping[str, HeldOut]
 
 
-def check(options: TrainOptions, around: Surroundings, *models: str) -> None:
+def check(options: TrainOptions, job_context: JobContext, *models: str) -> None:
     """Takes the output folder for this run. `models` are the names of those that it reads, empty ones aside.
 
     Raises UserError for what can be seen to be wrong before anything is read.
     """
     check_device(options.device)
-    if around.world.leads:
+    if job_context.world.leads:
         _check_out(options, (*models, *options.data))
-        around.held.enter_context(locked(options.out / ".lock", lambda: _refuse_busy(options.out)))
+        job_context.held.enter_context(locked(options.out / ".lock", lambda: _refuse_busy(options.out)))
 
 
-def check_run(options: TrainOptions, stages: Sequence[Stage], facts: Mapping[str, str], around: Surroundings) -> None:
+def check_run(
+    options: TrainOptions, stages: Sequence[Stage], facts: Mapping[str, str], job_context: JobContext
+) -> None:
     """Raises UserError for a step that cannot be shared, and for a resume of another run as far as `facts` show.
 
     This is before anything is loaded or answered; the trainer then compares all that the result depends on.
     """
     assert options.batch_tokens
-    check_shares(stages, options.batch_tokens, around.world)
+    check_shares(stages, options.batch_tokens, job_context.world)
     folder = options.out / CHECKPOINTS
     saved = newest_fingerprint(folder) if options.resume else None
     if saved is not None:
@@ -163,7 +165,7 @@ def train(
     data: Data,
     stages: tuple[Stage, ...],
     options: TrainOptions,
-    around: Surroundings,
+    job_context: JobContext,
     facts: Mapping[str, str],
     begin: Callable[[], None] = lambda: None,
 ) -> Finished:
@@ -176,26 +178,28 @@ def train(
     epochs = options.epochs
     steps = options.steps if epochs is None else steps_of(epochs, stages, data, options.batch_tokens)
     settings = settings_of(options, stages, steps)
-    if around.world.leads:
-        _tell_losses(data, settings, around.notify)
+    if job_context.world.leads:
+        _tell_losses(data, settings, job_context.notify)
         if options.dtype == "auto" and not settings.bf16:
-            around.notify("This processor has no bfloat16 products: training in float32; --dtype bfloat16 insists.")
+            job_context.notify(
+                "This processor has no bfloat16 products: training in float32; --dtype bfloat16 insists."
+            )
     trainer = Trainer(
         module,
         objective,
         data,
         settings,
         options.out / CHECKPOINTS,
-        around.clock,
-        around.report,
-        around.world,
-        around.notify,
+        job_context.clock,
+        job_context.report,
+        job_context.world,
+        job_context.notify,
         facts,
     )
     resumed = options.resume and trainer.resume()
-    if around.world.leads and not resumed:
+    if job_context.world.leads and not resumed:
         if options.resume:
-            around.notify(f"{options.out}: nothing to resume yet; starting at the beginning")
+            job_context.notify(f"{options.out}: nothing to resume yet; starting at the beginning")
         with writing(options.out / CHECKPOINTS, "the configuration"):
             (options.out / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
             begin()

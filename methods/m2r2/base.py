@@ -12,7 +12,7 @@ from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import AdapterKind, AdapterSettings
 from benchctl.decoding.modules.folder import load_modules
-from benchctl.decoding.modules.trainable import Lesson, SecondStage, Tally, Trainable, TrainingDefaults
+from benchctl.decoding.modules.trainable import SecondStage, Tally, Trainable, TrainingBatch, TrainingDefaults
 from benchctl.errors import UserError
 
 from .gates import Interval, default_gates, intervals_between, read_gates, unfit_gates
@@ -73,10 +73,10 @@ class TwoStreamMethod(Method, Trainable):
         assert isinstance(streams, TwoStreams)
         return streams
 
-    def loss(self, module: nn.Module, lesson: Lesson) -> Tensor:
+    def loss(self, module: nn.Module, batch: TrainingBatch) -> Tensor:
         assert isinstance(module, TwoStreams)
-        return gate_loss(module, lesson)
+        return gate_loss(module, batch)
 
-    def yardsticks(self, module: nn.Module, lesson: Lesson) -> Mapping[str, Tally]:
+    def yardsticks(self, module: nn.Module, batch: TrainingBatch) -> Mapping[str, Tally]:
         assert isinstance(module, TwoStreams)
-        return gate_yardsticks(module, lesson)
+        return gate_yardsticks(module, batch)

@@ -17,7 +17,7 @@ from benchctl.decoding.model.layers import Layer, Mlp
 from benchctl.decoding.model.target import TargetInfo
 from benchctl.decoding.modules.adapters import TextAttention
 from benchctl.decoding.modules.exits import AdapterSettings, ExitModule, exit_losses, log_shares
-from benchctl.decoding.modules.trainable import Lesson, Tally
+from benchctl.decoding.modules.trainable import Tally, TrainingBatch
 
 from .gates import Interval, Router, between
 from .streams import AcceleratedLayer, Adapter, OnState, PairedRun
@@ -76,18 +76,18 @@ def _lite_exit(width: int, parameters: int, device: torch.device, scale: float) 
 
 
 class Trajectories:
-    """The accelerated stream over the texts of a lesson, interval by interval."""
+    """The accelerated stream over the texts of a batch, interval by interval."""
 
-    def __init__(self, module: TwoStreams, lesson: Lesson) -> None:
-        self._module, self._lesson = module, lesson
-        self._attention = TextAttention(lesson)
+    def __init__(self, module: TwoStreams, batch: TrainingBatch) -> None:
+        self._module, self._batch = module, batch
+        self._attention = TextAttention(batch)
 
     def along(self, interval: Interval) -> list[Tensor]:
         """Accelerated states [rows, n, width] from the interval's start, where they are the slow ones, to its gate."""
-        state = self._lesson.states[interval.first].float()
+        state = self._batch.states[interval.first].float()
         trail = [state]
         for layer in range(interval.first + 1, interval.gate + 1):
-            state = self._through(self._lesson.layer(layer - 1), self._module.adapter(layer), layer, state)
+            state = self._through(self._batch.layer(layer - 1), self._module.adapter(layer), layer, state)
             trail.append(state)
         return trail
 
@@ -120,41 +120,41 @@ class Trajectories:
     @torch.no_grad()
     def attended(self, index: int) -> Tensor:
         """[rows, n, width] the slow state behind the attention of layer ``index``: what its MLP's norm reads."""
-        layer = self._lesson.layer(index)
+        layer = self._batch.layer(index)
         mixed = self._attention.mix(layer.attention, *self._slow(index))
-        attended: Tensor = self._lesson.states[index] + layer.attention.out(mixed)
+        attended: Tensor = self._batch.states[index] + layer.attention.out(mixed)
         return attended
 
     @torch.no_grad()
     def _slow(self, index: int) -> tuple[Tensor, Tensor]:
         """Queries, and keys with values, of the slow stream in layer ``index``; see layers.project."""
-        layer = self._lesson.layer(index)
-        normed = layer.attention_norm(self._lesson.states[index]).flatten(0, 1)
+        layer = self._batch.layer(index)
+        normed = layer.attention_norm(self._batch.states[index]).flatten(0, 1)
         return self._attention.project(layer.attention, normed)
 
 
-def gate_loss(module: TwoStreams, lesson: Lesson) -> Tensor:
+def gate_loss(module: TwoStreams, batch: TrainingBatch) -> Tensor:
     """Weighted sum over tokens, gates and both kinds of exit.
 
     Each is KL(target's final distribution || gate's) + CE_SHARE * cross-entropy with the text; the accelerated stream
     adds COSINE_SHARE * the mean over its layers of 1 - cos(p^l, h^tau(l)).
     """
-    labels, trajectories = lesson.ahead(1), Trajectories(module, lesson)
-    final = log_shares(lesson.head(lesson.final))
+    labels, trajectories = batch.ahead(1), Trajectories(module, batch)
+    final = log_shares(batch.head(batch.final))
     losses = torch.zeros_like(labels.weights, dtype=torch.float32)
     for interval in module.intervals:
         trail = trajectories.along(interval)
-        losses = losses + exit_losses(final, lesson.head(lesson.norm(trail[-1])), labels.tokens)
-        losses = losses + exit_losses(final, module.exit(interval.gate).logits(lesson, interval.gate), labels.tokens)
-        distances = [1 - cosine for cosine in trajectory_cosines(lesson, interval, trail)]
+        losses = losses + exit_losses(final, batch.head(batch.norm(trail[-1])), labels.tokens)
+        losses = losses + exit_losses(final, module.exit(interval.gate).logits(batch, interval.gate), labels.tokens)
+        distances = [1 - cosine for cosine in trajectory_cosines(batch, interval, trail)]
         losses = losses + COSINE_SHARE * torch.stack(distances).mean(0)
     return (losses * labels.weights).sum()
 
 
-def trajectory_cosines(lesson: Lesson, interval: Interval, trail: Sequence[Tensor]) -> Iterator[Tensor]:
+def trajectory_cosines(batch: TrainingBatch, interval: Interval, trail: Sequence[Tensor]) -> Iterator[Tensor]:
     """[rows, n] for each layer of the interval: cosine of the accelerated state and the slow one it is to become."""
     for layer, state in enumerate(trail[1:], interval.first + 1):
-        yield F.cosine_similarity(state, slow_state(lesson.states, interval.reaches(layer)), dim=-1)
+        yield F.cosine_similarity(state, slow_state(batch.states, interval.reaches(layer)), dim=-1)
 
 
 def slow_state(states: Sequence[Tensor], depth: float) -> Tensor:
@@ -164,7 +164,7 @@ def slow_state(states: Sequence[Tensor], depth: float) -> Tensor:
 
 
 @torch.no_grad()
-def gate_yardsticks(module: TwoStreams, lesson: Lesson) -> Mapping[str, Tally]:
+def gate_yardsticks(module: TwoStreams, batch: TrainingBatch) -> Mapping[str, Tally]:
     """How early the streams align with the last layer; every token counts by the weight of the one it must predict.
 
     gate_4_slow, gate_4_accelerated, gate_4_exit  share of tokens whose likeliest successor there is the last layer's:
@@ -172,9 +172,9 @@ def gate_yardsticks(module: TwoStreams, lesson: Lesson) -> Mapping[str, Tally]:
     cosine_3_slow, cosine_3_accelerated  mean cosine of the state after layer 3 with the last layer's
     cosine_3_target                      mean cosine of the accelerated state with the slow one it is to equal
     """
-    weights, trajectories = lesson.ahead(1).weights, Trajectories(module, lesson)
-    total, last = float(weights.sum()), lesson.states[-1].float()
-    final = lesson.head(lesson.final).argmax(-1)
+    weights, trajectories = batch.ahead(1).weights, Trajectories(module, batch)
+    total, last = float(weights.sum()), batch.states[-1].float()
+    final = batch.head(batch.final).argmax(-1)
     tallies: dict[str, Tally] = {}
 
     def note(name: str, values: Tensor) -> None:
@@ -182,12 +182,12 @@ def gate_yardsticks(module: TwoStreams, lesson: Lesson) -> Mapping[str, Tally]:
 
     trails = [trajectories.along(interval) for interval in module.intervals]
     for interval, trail in zip(module.intervals, trails, strict=True):
-        note(f"gate_{interval.gate}_slow", lesson.head(lesson.norm(lesson.states[interval.gate])).argmax(-1) == final)
-        note(f"gate_{interval.gate}_accelerated", lesson.head(lesson.norm(trail[-1])).argmax(-1) == final)
-        note(f"gate_{interval.gate}_exit", module.exit(interval.gate).logits(lesson, interval.gate).argmax(-1) == final)
+        note(f"gate_{interval.gate}_slow", batch.head(batch.norm(batch.states[interval.gate])).argmax(-1) == final)
+        note(f"gate_{interval.gate}_accelerated", batch.head(batch.norm(trail[-1])).argmax(-1) == final)
+        note(f"gate_{interval.gate}_exit", module.exit(interval.gate).logits(batch, interval.gate).argmax(-1) == final)
     for interval, trail in zip(module.intervals, trails, strict=True):
-        for layer, target in enumerate(trajectory_cosines(lesson, interval, trail), interval.first + 1):
-            note(f"cosine_{layer}_slow", F.cosine_similarity(lesson.states[layer].float(), last, dim=-1))
+        for layer, target in enumerate(trajectory_cosines(batch, interval, trail), interval.first + 1):
+            note(f"cosine_{layer}_slow", F.cosine_similarity(batch.states[layer].float(), last, dim=-1))
             note(f"cosine_{layer}_accelerated", F.cosine_similarity(trail[layer - interval.first], last, dim=-1))
             note(f"cosine_{layer}_target", target)
     return tallies

@@ -19,7 +19,7 @@ from benchctl.decoding.draft import Draft
 from benchctl.decoding.method import Context, Exactness, Outcome, Speculative
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.folder import FACTS, load_modules, read_facts, trained_options
-from benchctl.decoding.modules.trainable import Lesson, Tally, Trainable
+from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch
 from benchctl.decoding.verify import Verdict, verify_typical
 from benchctl.errors import UserError
 
@@ -74,14 +74,14 @@ class Medusa(Speculative, Trainable):
     def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
         return fresh_heads(lm_head, self.heads)
 
-    def loss(self, module: nn.Module, lesson: Lesson) -> Tensor:
-        return heads_loss(module, lesson)
+    def loss(self, module: nn.Module, batch: TrainingBatch) -> Tensor:
+        return heads_loss(module, batch)
 
-    def yardsticks(self, module: nn.Module, lesson: Lesson) -> Mapping[str, Tally]:
-        return top_shares(module, lesson)
+    def yardsticks(self, module: nn.Module, batch: TrainingBatch) -> Mapping[str, Tally]:
+        return top_shares(module, batch)
 
-    def findings(self, module: nn.Module, lessons: Iterable[Lesson]) -> Mapping[str, Any]:
-        return {"tree": tree_findings(path_shares(module, lessons))}
+    def findings(self, module: nn.Module, batches: Iterable[TrainingBatch]) -> Mapping[str, Any]:
+        return {"tree": tree_findings(path_shares(module, batches))}
 
     def published(self, folder: str) -> Mapping[str, Any] | None:
         heads = read_published(folder)

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchctl.decoding.modules.trainable import Lesson, Tally, tally
+from benchctl.decoding.modules.trainable import Tally, TrainingBatch, tally
 
 from .trees import Path, likeliest, sparse_tree
 
@@ -89,42 +89,42 @@ def _turned(weight: Tensor) -> Tensor:
     return turned.contiguous() if weight.device.type == "cpu" and weight.dtype == torch.float32 else turned
 
 
-def heads_loss(heads: nn.Module, lesson: Lesson) -> Tensor:
+def heads_loss(heads: nn.Module, batch: TrainingBatch) -> Tensor:
     """Sum over heads i = 1, 2, .. of KL(target's distribution of the token i + 1 ahead || the head's), each weighted
     _FADE ** i and by that token's weight."""
     with torch.no_grad():
-        said = lesson.head(lesson.final).float().log_softmax(-1)
-    total = lesson.final.new_zeros((), dtype=torch.float32)
+        said = batch.head(batch.final).float().log_softmax(-1)
+    total = batch.final.new_zeros((), dtype=torch.float32)
     for number, head in enumerate(heads.children(), 1):
         wanted = said.roll(-number, 1)  # what comes round to the end of a row has no weight
-        says = head(lesson.final).float().log_softmax(-1)
+        says = head(batch.final).float().log_softmax(-1)
         divergence = F.kl_div(says, wanted, reduction="none", log_target=True).sum(-1)
-        total = total + _FADE**number * (divergence * lesson.ahead(number + 1).weights).sum()
+        total = total + _FADE**number * (divergence * batch.ahead(number + 1).weights).sum()
     return total
 
 
-def _ranks(heads: nn.Module, lesson: Lesson) -> Iterator[tuple[Tensor, Tensor]]:
+def _ranks(heads: nn.Module, batch: TrainingBatch) -> Iterator[tuple[Tensor, Tensor]]:
     """For each head: how many of its picks come before the token it is for, _RANKS where that is not among them.
 
     With the weight of each token; both [rows, n].
     """
     for number, head in enumerate(heads.children(), 1):
-        tokens, weights = lesson.ahead(number + 1)
-        draft_logits = head(lesson.final)
+        tokens, weights = batch.ahead(number + 1)
+        draft_logits = head(batch.final)
         hits = draft_logits.topk(min(_RANKS, draft_logits.shape[-1])).indices == tokens.unsqueeze(-1)
         yield torch.where(hits.any(-1), hits.int().argmax(-1), _RANKS), weights
 
 
-def top_shares(heads: nn.Module, lesson: Lesson) -> dict[str, Tally]:
+def top_shares(heads: nn.Module, batch: TrainingBatch) -> dict[str, Tally]:
     """How often the token is among the first picks of each head, such as ``head_1_top4``."""
     tallies: dict[str, Tally] = {}
-    for number, (ranks, weights) in enumerate(_ranks(heads, lesson), 1):
+    for number, (ranks, weights) in enumerate(_ranks(heads, batch), 1):
         for top in _TOPS:
             tallies[f"head_{number}_top{top}"] = tally(ranks < top, weights)
     return tallies
 
 
-def path_shares(heads: nn.Module, lessons: Iterable[Lesson]) -> dict[Path, float]:
+def path_shares(heads: nn.Module, batches: Iterable[TrainingBatch]) -> dict[Path, float]:
     """How often each path of picks is right as a whole; those that never are, are left out.
 
     Measured together, unlike in the paper, which multiplies the heads' own shares: where one head is right the next is
@@ -133,8 +133,8 @@ def path_shares(heads: nn.Module, lessons: Iterable[Lesson]) -> dict[Path, float
     """
     right: Counter[Path] = Counter()
     everywhere = 0.0
-    for lesson in lessons:
-        of_heads, weights_of_heads = zip(*_ranks(heads, lesson), strict=True)
+    for batch in batches:
+        of_heads, weights_of_heads = zip(*_ranks(heads, batch), strict=True)
         ranks, weights = (torch.stack(each, -1).flatten(0, 1) for each in (of_heads, weights_of_heads))
         weights = weights.amin(-1)
         everywhere += float(weights.sum())

@@ -25,7 +25,7 @@ from benchctl.decoding.model.layers import Layer, mix, project, run_layers
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import AdapterSettings
 from benchctl.decoding.modules.folder import load_modules
-from benchctl.decoding.modules.trainable import Lesson, Tally, Trainable, TrainingDefaults
+from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, TrainingDefaults
 from benchctl.errors import UserError
 
 from .routers import EPS, BlockRouter, RoutedDepth, blend, routed_blocks, routed_loss, routed_yardsticks
@@ -74,13 +74,13 @@ class MixtureOfDepths(Method, Trainable):
         assert isinstance(module, RoutedDepth)
         module.pace(progress)
 
-    def loss(self, module: nn.Module, lesson: Lesson) -> Tensor:
+    def loss(self, module: nn.Module, target_batch: TrainingBatch) -> Tensor:
         assert isinstance(module, RoutedDepth)
-        return routed_loss(module, lesson)
+        return routed_loss(module, target_batch)
 
-    def yardsticks(self, module: nn.Module, lesson: Lesson) -> Mapping[str, Tally]:
+    def yardsticks(self, module: nn.Module, target_batch: TrainingBatch) -> Mapping[str, Tally]:
         assert isinstance(module, RoutedDepth)
-        return routed_yardsticks(module, lesson, bound_of(self.threshold))
+        return routed_yardsticks(module, target_batch, bound_of(self.threshold))
 
     def prepare(self, target: Target) -> None:
         module = load_modules(self, "mixture_of_depths", target, self.modules)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from benchctl.decoding.model.target import TargetInfo
 from benchctl.decoding.modules.adapters import AdaptedTexts, Adapters, agreements, distil_losses
 from benchctl.decoding.modules.exits import AdapterSettings
-from benchctl.decoding.modules.trainable import Lesson, Tally
+from benchctl.decoding.modules.trainable import Tally, TrainingBatch
 
 EPS = torch.finfo(torch.float32).eps  # added to mean squares; half precision's own would drown small states
 FALLING = 0.5  # share of the training in which capacity falls
@@ -111,19 +111,19 @@ class RoutedTexts:
     passed: Mapping[int, Tensor]
 
 
-def routed_texts(module: RoutedDepth, lesson: Lesson, bound: float | None = None) -> RoutedTexts:
+def routed_texts(module: RoutedDepth, batch: TrainingBatch, bound: float | None = None) -> RoutedTexts:
     """Who passes are the most weighty, or, with a ``bound``, those whom the predictor scores above it, as in decoding.
 
     A row of packed text counts as one sequence; padding is never among its most weighty.
     """
-    texts, state = AdaptedTexts(module.adapters, lesson), lesson.states[0].float()
+    texts, state = AdaptedTexts(module.adapters, batch), batch.states[0].float()
     among, scores, passed = {}, {}, {}
-    for index in range(len(lesson.states) - 1):
+    for index in range(len(batch.states) - 1):
         if str(index + 1) not in module.routers:
             state = texts.through(index, state)
             continue
         weights, scores[index] = module.router(index)(state)
-        among[index] = most_weighty(weights, lesson.documents >= 0, module.share())
+        among[index] = most_weighty(weights, batch.documents >= 0, module.share())
         passed[index] = among[index] if bound is None else scores[index] > bound
         after = texts.through(index, state, absent=~passed[index])
         state = torch.where(passed[index].unsqueeze(-1), blend(state, after, weights.unsqueeze(-1)), state)
@@ -146,24 +146,24 @@ def most_weighty(weights: Tensor, real: Tensor, share: Tensor) -> Tensor:
     return (rank < (share * real.sum(1, keepdim=True)).round().clamp(min=1)) & real
 
 
-def routed_loss(module: RoutedDepth, lesson: Lesson) -> Tensor:
+def routed_loss(module: RoutedDepth, batch: TrainingBatch) -> Tensor:
     """Divergence from the target, a token weighing what the one it must predict does, + the predictor's cross-entropy.
 
     That is the mean over routed blocks and tokens, all but padding weighing the same, for prompts are routed too; it is
     multiplied by the sum of the weights, by which the trainer divides.
     """
-    texts, weights = routed_texts(module, lesson), lesson.ahead(1).weights
-    real = (lesson.documents >= 0).to(weights.dtype)
+    texts, weights = routed_texts(module, batch), batch.ahead(1).weights
+    real = (batch.documents >= 0).to(weights.dtype)
     errors = [
         F.binary_cross_entropy_with_logits(texts.scores[index].float(), among.float(), reduction="none")
         for index, among in texts.among.items()
     ]
     foreseen = (torch.stack(errors).mean(0) * real).sum() / real.sum().clamp_min(1)
-    return (distil_losses(lesson, texts.state) * weights).sum() + foreseen * weights.sum()
+    return (distil_losses(batch, texts.state) * weights).sum() + foreseen * weights.sum()
 
 
 @torch.no_grad()
-def routed_yardsticks(module: RoutedDepth, lesson: Lesson, bound: float) -> Mapping[str, Tally]:
+def routed_yardsticks(module: RoutedDepth, batch: TrainingBatch, bound: float) -> Mapping[str, Tally]:
     """What is decoded by the predictor, whom it lets pass above ``bound``.
 
     agreement         share of tokens whose likeliest successor is the target's; each weighs what that one does
@@ -171,14 +171,14 @@ def routed_yardsticks(module: RoutedDepth, lesson: Lesson, bound: float) -> Mapp
     block_2_foreseen  share of tokens of which the predictor says rightly whether they are among the most weighty
     block_2_passed    share of tokens that it lets pass
     """
-    texts, weights = routed_texts(module, lesson, bound), lesson.ahead(1).weights
-    total, layers = float(weights.sum()), len(lesson.states) - 1
+    texts, weights = routed_texts(module, batch, bound), batch.ahead(1).weights
+    total, layers = float(weights.sum()), len(batch.states) - 1
     passed = torch.stack(list(texts.passed.values())).float().sum(0)
     tallies = {
-        "agreement": Tally(float((agreements(lesson, texts.state) * weights).sum()), total),
+        "agreement": Tally(float((agreements(batch, texts.state) * weights).sum()), total),
         "depth": Tally(float(((layers - len(texts.passed) + passed) * weights).sum()), layers * total),
     }
-    real = lesson.documents >= 0
+    real = batch.documents >= 0
     for index, among in texts.among.items():
         right = (texts.passed[index] == among) & real
         tallies[f"block_{index + 1}_foreseen"] = Tally(float(right.sum()), float(real.sum()))

@@ -23,7 +23,7 @@ from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.adapters import Adapters
 from benchctl.decoding.modules.exits import AdapterSettings
 from benchctl.decoding.modules.folder import load_modules, trained_options
-from benchctl.decoding.modules.trainable import Lesson, Tally, Trainable, TrainingDefaults
+from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, TrainingDefaults
 from benchctl.errors import UserError
 
 from .schedule import DepthSchedule, FixedDepths, schedule_loss, schedule_yardsticks
@@ -101,13 +101,13 @@ class SkipDecode(Method, Batched, FixedDepths, Trainable):
             raise UserError("cannot_be_trained", f"skip_decode cannot be trained for this target: {problem}")
         return Adapters(info, AdapterSettings("lora", self.rank, self.alpha), lm_head.device)
 
-    def loss(self, module: nn.Module, lesson: Lesson) -> Tensor:
+    def loss(self, module: nn.Module, target_batch: TrainingBatch) -> Tensor:
         assert isinstance(module, Adapters)
-        return schedule_loss(self.schedule(module.info.layers), module, lesson)
+        return schedule_loss(self.schedule(module.info.layers), module, target_batch)
 
-    def yardsticks(self, module: nn.Module, lesson: Lesson) -> Mapping[str, Tally]:
+    def yardsticks(self, module: nn.Module, target_batch: TrainingBatch) -> Mapping[str, Tally]:
         assert isinstance(module, Adapters)
-        return schedule_yardsticks(self.schedule(module.info.layers), module, lesson)
+        return schedule_yardsticks(self.schedule(module.info.layers), module, target_batch)
 
     def prepare(self, target: Target) -> None:
         if self.needs_modules:

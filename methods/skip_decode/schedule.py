@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchctl.decoding.modules.adapters import AdaptedTexts, Adapters, agreements, distil_losses
 from benchctl.decoding.modules.folder import read_facts
-from benchctl.decoding.modules.trainable import Lesson, Tally, tally
+from benchctl.decoding.modules.trainable import Tally, TrainingBatch, tally
 from benchctl.errors import UserError
 
 _GOLDEN = 0.6180339887498949  # fractions of its multiples are spread evenly: draws that are the same every time
@@ -89,7 +89,7 @@ class FixedDepths(ABC):
 
 
 class Texts(Protocol):
-    """Packed rows of text, [rows, n] each; see trainable.Lesson."""
+    """Packed rows of text, [rows, n] each; see trainable.TrainingBatch."""
 
     @property
     def weights(self) -> Tensor: ...
@@ -150,36 +150,36 @@ def _greatest(values: Tensor, documents: Tensor) -> Tensor:
     return values.new_zeros(rows, n + 1).scatter_reduce(1, place, values, "amax").gather(1, place)
 
 
-def scheduled_states(schedule: DepthSchedule, adapters: Adapters, lesson: Lesson, depths: Tensor) -> Tensor:
+def scheduled_states(schedule: DepthSchedule, adapters: Adapters, batch: TrainingBatch, depths: Tensor) -> Tensor:
     """[rows, n, width] final residuals of tokens that run the adapted layers of their depths [rows, n].
 
     Tokens that do not run a layer are seen there by none that does: depths fall along a document.
     """
-    texts, state = AdaptedTexts(adapters, lesson), lesson.states[0].float()
+    texts, state = AdaptedTexts(adapters, batch), batch.states[0].float()
     for index in range(schedule.layers):
         runs = schedule.runs(index, depths).unsqueeze(-1)
         state = torch.where(runs, texts.through(index, state), state)
     return state
 
 
-def schedule_loss(schedule: DepthSchedule, adapters: Adapters, lesson: Lesson) -> Tensor:
+def schedule_loss(schedule: DepthSchedule, adapters: Adapters, batch: TrainingBatch) -> Tensor:
     """Weighted sum over tokens: each learns at its depth what the target says after all layers."""
-    depths = text_depths(schedule, lesson, chance=adapters.training).depths
-    state = scheduled_states(schedule, adapters, lesson, depths)
-    return (distil_losses(lesson, state) * lesson.ahead(1).weights).sum()
+    depths = text_depths(schedule, batch, chance=adapters.training).depths
+    state = scheduled_states(schedule, adapters, batch, depths)
+    return (distil_losses(batch, state) * batch.ahead(1).weights).sum()
 
 
 @torch.no_grad()
-def schedule_yardsticks(schedule: DepthSchedule, adapters: Adapters, lesson: Lesson) -> Mapping[str, Tally]:
+def schedule_yardsticks(schedule: DepthSchedule, adapters: Adapters, batch: TrainingBatch) -> Mapping[str, Tally]:
     """Of the answers' tokens, each weighing what the one it must predict does.
 
     agreement          share whose likeliest successor is the target's
     depth              layers run for them, as a share of all
     depth_8_agreement  the first of these among tokens that run 8 layers
     """
-    depths, new = text_depths(schedule, lesson, chance=False)
-    agree = agreements(lesson, scheduled_states(schedule, adapters, lesson, depths))
-    weights = lesson.ahead(1).weights * new
+    depths, new = text_depths(schedule, batch, chance=False)
+    agree = agreements(batch, scheduled_states(schedule, adapters, batch, depths))
+    weights = batch.ahead(1).weights * new
     tallies = {
         "agreement": tally(agree, weights),
         "depth": Tally(float((depths * weights).sum()), schedule.layers * float(weights.sum())),

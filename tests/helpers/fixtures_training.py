@@ -20,7 +20,7 @@ CHATS = [
 TEXTS = [{"text": f"Once the {a} met the {b}. The {b} and the {a} went home."} for a in ANIMALS for b in ANIMALS]
 SHAPE = ["--layers", "3", "--hidden", "32", "--heads", "2", "--kv-heads", "1", "--positions", "128"]
 COMMON = ["--dtype", "float32", "--threads", "1"]
-LESSONS = ["--row-tokens", "64", "--micro-rows", "2", "--batch-tokens", "256"]
+BATCHES = ["--row-tokens", "64", "--micro-rows", "2", "--batch-tokens", "256"]
 
 
 def write_data(folder: Path) -> Path:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from lessons import lesson_of
 from oracles import Naive, in_float64
 from plain_depths import with_adapters
 from runs import LAYERS, pair, prompt_of, run
+from target_batches import batch_of
 from tiny import tiny_model, tiny_target
 from torch import Tensor
 from untrained import untrained
@@ -19,10 +19,10 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.adapters import AdaptedTexts, Adapters, LayerAdapter, agreements
 from benchctl.decoding.modules.exits import AdapterSettings
-from benchctl.decoding.modules.trainable import Lesson
+from benchctl.decoding.modules.trainable import TrainingBatch
 from benchctl.methods.skip_decode import SkipDecode
 from benchctl.training.data.packing import Batch
-from benchctl.training.modules.frozen import LessonMaker
+from benchctl.training.modules.frozen import BatchMaker
 
 FAMILIES = ("llama", "qwen3", "mistral_window", "llama_biases")
 SETTINGS = SkipDecode(rank=5, alpha=7.0)
@@ -56,15 +56,15 @@ def test_merged_layers_are_those_of_the_sums(family: str) -> None:
 
 @pytest.mark.parametrize("family", [*FAMILIES, "mixtral", "phi3", "olmoe"])
 def test_merged_layers_and_layers_beside_adapters_say_the_same(family: str) -> None:
-    """For a float32 lesson to the digits of its states; experts have no adapters, their attention has."""
+    """For a float32 batch to the digits of its states; experts have no adapters, their attention has."""
     models, texts = pair(family), [prompt_of(9), prompt_of(4, 1)]
     adapters = adapters_of(models.target)
-    lesson = lesson_of(models.naive, texts)
-    beside, state = AdaptedTexts(adapters, lesson), lesson.states[0]
+    batch = batch_of(models.naive, texts)
+    beside, state = AdaptedTexts(adapters, batch), batch.states[0]
     with torch.no_grad():
         for index in range(LAYERS):
             state = beside.through(index, state)
-        said = lesson.head(lesson.norm(state))
+        said = batch.head(batch.norm(state))
     view = adapters.double().merge(models.target)
     for row, text in enumerate(texts):
         torch.testing.assert_close(said[row, : len(text)], logits_of(view, text), rtol=1e-3, atol=1e-3)
@@ -122,16 +122,16 @@ def two_documents() -> Batch:
 def test_documents_in_one_row_do_not_see_each_other() -> None:
     model = tiny_model("llama", layers=LAYERS, vocab_size=24)
     adapters = adapters_of(Target(model, None))
-    together = last_state(adapters, LessonMaker(model, torch.device("cpu"))(two_documents()))
+    together = last_state(adapters, BatchMaker(model, torch.device("cpu"))(two_documents()))
     naive = Naive(in_float64(model.double()))
     for start, text in ((0, prompt_of(6)), (6, prompt_of(5, 1))):
-        alone = last_state(adapters, lesson_of(naive, [text]))
+        alone = last_state(adapters, batch_of(naive, [text]))
         torch.testing.assert_close(together[0, start : start + len(text)], alone[0], rtol=1e-4, atol=1e-4)
 
 
-def last_state(adapters: Adapters, lesson: Lesson, absent: Tensor | None = None) -> Tensor:
-    texts, state = AdaptedTexts(adapters, lesson), lesson.states[0]
-    for index in range(len(lesson.states) - 1):
+def last_state(adapters: Adapters, batch: TrainingBatch, absent: Tensor | None = None) -> Tensor:
+    texts, state = AdaptedTexts(adapters, batch), batch.states[0]
+    for index in range(len(batch.states) - 1):
         state = texts.through(index, state, absent)
     return state
 
@@ -143,15 +143,15 @@ def test_absent_tokens_are_seen_by_nobody_but_themselves() -> None:
     adapters = adapters_of(models.target)
     absent = torch.arange(9)[None] == 4
     for hidden, equal in ((absent, True), (None, False)):
-        one, two = (last_state(adapters, lesson_of(models.naive, [some]), hidden)[0] for some in (text, other))
+        one, two = (last_state(adapters, batch_of(models.naive, [some]), hidden)[0] for some in (text, other))
         assert torch.allclose(one[5:], two[5:], atol=1e-5) == equal
         assert torch.allclose(one[:4], two[:4], atol=1e-5) and not torch.allclose(one[4], two[4], atol=1e-3)
 
 
 def test_agreement_is_with_the_likeliest_token_of_the_target() -> None:
-    lesson = lesson_of(pair("llama").naive, [prompt_of(9)])
-    assert agreements(lesson, lesson.states[-1]).all()
-    assert not agreements(lesson, -lesson.states[-1]).any()
+    batch = batch_of(pair("llama").naive, [prompt_of(9)])
+    assert agreements(batch, batch.states[-1]).all()
+    assert not agreements(batch, -batch.states[-1]).any()
 
 
 def test_half_precision_is_added_up_in_float32() -> None:

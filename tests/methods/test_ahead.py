@@ -9,10 +9,10 @@ from functools import cache
 import pytest
 import torch
 import torch.nn.functional as F
-from lessons import lesson_of
 from offloading import recorded_visits
 from oracles import autoregressive
 from runs import NEW_TOKENS, Pair, answer, pair, prepared, prompt_of
+from target_batches import batch_of
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from two_streams import accelerated_states
@@ -152,14 +152,14 @@ def test_the_loss_is_the_divergence_of_choices_and_the_distance_to_the_trajector
             cosines = [F.cosine_similarity(p, h.double(), dim=0) for p, h in zip(trail[1:], wanted, strict=True)]
             loss = torch.stack(found).mean() + COSINE_SHARE * (1 - torch.stack(cosines).mean())
             expected += weights[at + 1] * loss
-    got = method.loss(module, lesson_of(models.naive, [text], [weights]))
+    got = method.loss(module, batch_of(models.naive, [text], [weights]))
     torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()
 def test_recall_is_the_share_of_needed_experts_that_were_named() -> None:
     models, text = pair("mixtral", 3), prompt_of(12)
-    found = aot().yardsticks(streams(models), lesson_of(models.naive, [text]))
+    found = aot().yardsticks(streams(models), batch_of(models.naive, [text]))
     hits: dict[int, float] = {1: 0.0, 2: 0.0, 3: 0.0}
     for at in range(len(text) - 1):
         true, predicted = gate_logits(models, text[: at + 1]), predicted_logits(models, text[: at + 1])
@@ -174,26 +174,26 @@ def test_recall_is_the_share_of_needed_experts_that_were_named() -> None:
 
 def test_the_loss_needs_no_value_of_its_tensors() -> None:
     models = pair("mixtral", 3)
-    lesson = lesson_of(models.naive, [[5, 6, 7, 8]])
-    assert aot().loss(streams(models), lesson).isfinite()
+    batch = batch_of(models.naive, [[5, 6, 7, 8]])
+    assert aot().loss(streams(models), batch).isfinite()
     with FakeTensorMode(allow_non_fake_inputs=True):
-        assert aot().loss(streams(models), lesson).shape == ()
+        assert aot().loss(streams(models), batch).shape == ()
 
 
 @pytest.mark.slow
 def test_training_names_more_of_the_needed_experts_than_the_slow_state_does() -> None:
     models, method = pair("mixtral", 3), aot()
     texts = [[*prompt_of(6, seed), *autoregressive(models.naive, prompt_of(6, seed), 30)] for seed in range(8)]
-    lesson = lesson_of(models.naive, texts)
+    batch = batch_of(models.naive, texts)
     torch.manual_seed(0)
     module = method.build(models.target.info, models.target.lm_head.weight)
     optimizer = torch.optim.AdamW([weight for weight in module.parameters() if weight.requires_grad], lr=1e-2)
     for _ in range(60):
-        loss = method.loss(module, lesson) / lesson.weights.sum()
+        loss = method.loss(module, batch) / batch.weights.sum()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    found = method.yardsticks(module, lesson)
+    found = method.yardsticks(module, batch)
     assert found["recall"].share > found["recall_slow"].share + 0.1
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from lessons import learn, lesson_of
 from oracles import autoregressive
 from runs import NEW_TOKENS, Pair, answer, pair, prompt_of
+from target_batches import batch_of, learn
 from tiny import FAMILIES
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -41,10 +41,10 @@ def streams_of(method: M2R2, models: Pair) -> TwoStreams:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral_window", "llama_biases"])
 def test_the_pass_over_whole_texts_gives_the_states_of_the_definition(family: str, kind: str) -> None:
-    """At every token of texts of different lengths, for a float32 lesson to seven digits of its states' size."""
+    """At every token of texts of different lengths, for a float32 batch to seven digits of its states' size."""
     models, method = pair(family), M2R2(gates="1+3", adapters=kind, rank=5, alpha=7.0)
     module, texts = streams_of(method, models), [prompt_of(9), prompt_of(4, 1)]
-    trajectories = Trajectories(module, lesson_of(models.naive, texts))
+    trajectories = Trajectories(module, batch_of(models.naive, texts))
     with torch.no_grad():
         for interval in module.intervals:
             trail = torch.stack(trajectories.along(interval), 2)
@@ -77,7 +77,7 @@ def test_the_loss_is_the_sum_over_gates_of_divergence_cross_entropy_and_cosine()
     """By hand, from full recomputation, for the last two tokens; the first one's successor has no weight."""
     models, method = pair("llama"), M2R2(gates="1+3")
     module, text, weights = streams_of(method, models), [5, 6, 7, 8], [1.0, 0.0, 1.0, 0.5]
-    lesson = lesson_of(models.naive, [text], [weights])
+    batch = batch_of(models.naive, [text], [weights])
     expected = torch.zeros((), dtype=torch.float64)
     for at in (1, 2):
         seen, states = text[: at + 1], models.naive.last_states(text[: at + 1])
@@ -96,26 +96,26 @@ def test_the_loss_is_the_sum_over_gates_of_divergence_cross_entropy_and_cosine()
             wanted = [slow_state(list(states.double()), interval.reaches(layer)) for layer in passed]
             cosines = [F.cosine_similarity(p, h.double(), dim=0) for p, h in zip(trail[1:], wanted, strict=True)]
             expected += weights[at + 1] * (loss + COSINE_SHARE * (1 - torch.stack(cosines).mean()))
-    torch.testing.assert_close(method.loss(module, lesson).double(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(method.loss(module, batch).double(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_loss_needs_no_value_of_its_tensors() -> None:
     """What a training would cost is estimated on shapes alone."""
-    lesson, method = lesson_of(pair("llama").naive, [[5, 6, 7, 8]]), M2R2()
+    batch, method = batch_of(pair("llama").naive, [[5, 6, 7, 8]]), M2R2()
     module = untrained(method, pair("llama").target)
-    assert method.loss(module, lesson).isfinite()  # reads the layers, which fake tensors cannot
+    assert method.loss(module, batch).isfinite()  # reads the layers, which fake tensors cannot
     with FakeTensorMode(allow_non_fake_inputs=True):
-        assert method.loss(module, lesson).shape == ()
+        assert method.loss(module, batch).shape == ()
 
 
 def test_every_adapter_and_exit_learns() -> None:
     """Even those that start as zero get a gradient, or what feeds them does; the slow stream gets none."""
     models = pair("llama")
-    lesson = lesson_of(models.naive, [prompt_of(12)])
+    batch = batch_of(models.naive, [prompt_of(12)])
     for kind in KINDS:
         method = M2R2(gates="1+3", adapters=kind)
         module = untrained(method, models.target)
-        method.loss(module, lesson).backward()
+        method.loss(module, batch).backward()
         assert all(weight.grad is not None and weight.grad.any() for weight in module.parameters())
     assert all(weight.grad is None for weight in models.model.parameters())
 
@@ -125,7 +125,7 @@ def test_the_adapters_of_every_family_learn(family: str) -> None:
     """Norms of queries (Qwen3, OLMoE) were written over before the backward pass had read what they were given."""
     models, method = pair(family), M2R2(gates="1+3")
     module = untrained(method, models.target)
-    method.loss(module, lesson_of(models.naive, [prompt_of(12)])).backward()
+    method.loss(module, batch_of(models.naive, [prompt_of(12)])).backward()
     assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in module.parameters())
 
 
@@ -144,7 +144,7 @@ def test_an_exit_has_as_many_parameters_as_the_adapters_of_its_interval() -> Non
 def test_yardsticks_compare_streams_with_the_last_layer() -> None:
     models, method, text = pair("llama"), M2R2(gates="1+3"), prompt_of(20)
     module = streams_of(method, models)
-    found = method.yardsticks(module, lesson_of(models.naive, [text]))
+    found = method.yardsticks(module, batch_of(models.naive, [text]))
     slow = models.naive.states(text)[:, :-1]
     final = _logits(models, slow[-1]).argmax(-1)
     for interval in module.intervals:
@@ -179,11 +179,11 @@ def _texts(models: Pair, count: int) -> list[list[int]]:
 @pytest.mark.slow
 def test_training_lowers_the_loss_and_the_trained_stream_drafts_better_than_the_slow_state(tmp_path: Path) -> None:
     models, method = pair("llama"), M2R2(gates="1+2")
-    lesson = lesson_of(models.naive, _texts(models, 12))
+    batch = batch_of(models.naive, _texts(models, 12))
     torch.manual_seed(0)
     module = method.build(models.target.info, models.target.lm_head.weight)
-    losses = learn(method, module, lesson, 60)
-    shares = {name: tally.share for name, tally in method.yardsticks(module, lesson).items()}
+    losses = learn(method, module, batch, 60)
+    shares = {name: tally.share for name, tally in method.yardsticks(module, batch).items()}
     assert losses[-1] < 0.5 * losses[0]
     assert shares["gate_1_accelerated"] > shares["gate_1_slow"] + 0.2
     assert shares["cosine_2_target"] > shares["cosine_2_slow"]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from lessons import lesson_of
 from oracles import ExitRule, Naive, autoregressive, exit_answer, exit_drafter, replay
 from runs import LAYERS, NEW_TOKENS, Pair, answer, pair, prompt_of, rounds_of, run
+from target_batches import batch_of
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from untrained import facts_of, untrained
@@ -17,7 +17,7 @@ from untrained import facts_of, untrained
 from benchctl.decoding.model.layers import Layer
 from benchctl.decoding.modules.exits import Exits, balanced_loss, exit_yardsticks
 from benchctl.decoding.modules.folder import save_modules
-from benchctl.decoding.modules.trainable import Lesson, Tally
+from benchctl.decoding.modules.trainable import Tally, TrainingBatch
 from benchctl.errors import UserError
 from benchctl.methods.early_exit import EarlyExit
 from benchctl.registry import build
@@ -77,19 +77,19 @@ def test_either_class_counts_by_the_share_of_the_other() -> None:
 
 def test_the_loss_is_that_of_every_exit_weighted_by_the_token_to_predict() -> None:
     models, weights = pair("llama"), [float(number % 3) for number in range(20)]
-    lesson = lesson_of(models.naive, [prompt_of(20)], [weights])
+    batch = batch_of(models.naive, [prompt_of(20)], [weights])
     method = EarlyExit(confidence="classifier", exits="1+3")
-    module, last = untrained(method, models.target), lesson.head(lesson.final).argmax(-1)
+    module, last = untrained(method, models.target), batch.head(batch.final).argmax(-1)
     expected = torch.zeros(())
     for layer in EXITS:
-        scores = module.get_submodule(f"classifier.{layer}")(lesson.states[layer])[..., 0]
-        agrees = lesson.head(lesson.norm(lesson.states[layer])).argmax(-1) == last
+        scores = module.get_submodule(f"classifier.{layer}")(batch.states[layer])[..., 0]
+        agrees = batch.head(batch.norm(batch.states[layer])).argmax(-1) == last
         expected = expected + balanced_loss(scores, agrees, torch.tensor([[*weights[1:], 0.0]]))
     assert float(expected.detach()) > 0
-    torch.testing.assert_close(method.loss(module, lesson), expected)
+    torch.testing.assert_close(method.loss(module, batch), expected)
 
 
-def _literal_lesson() -> Lesson:
+def _literal_batch() -> TrainingBatch:
     """A target of two layers and two tokens whose head reads the state itself: token 0 where its first number wins.
 
     By layer 1 tokens 0 and 1 say 0 0, tokens 2 and 3 say 1 1; by layer 2 it is 0 1 1 0: layer 1 is right on 0 and 2.
@@ -103,7 +103,7 @@ def _literal_lesson() -> Lesson:
     flat = torch.zeros(1, 5, dtype=torch.int64)
     same = lambda rows: rows  # noqa: E731
     texts = (flat, torch.ones(1, 5), flat, torch.arange(5)[None])
-    return Lesson(*texts, states, states[2], norm=same, head=same, layer=_unasked, rotary=same)
+    return TrainingBatch(*texts, states, states[2], norm=same, head=same, layer=_unasked, rotary=same)
 
 
 def _unasked(index: int) -> Layer:
@@ -112,15 +112,15 @@ def _unasked(index: int) -> Layer:
 
 def test_a_layer_speaks_through_the_final_norm() -> None:
     """A norm that exchanges the two tokens, as one with a gain may: layer 1 is then right where it was wrong."""
-    lesson = replace(_literal_lesson(), norm=lambda states: 1 - states)
+    batch = replace(_literal_batch(), norm=lambda states: 1 - states)
     classified = Exits({}, {1: nn.Linear(2, 1)})
-    assert classified.agreements(lesson)[1].tolist() == [[False, True, False, True, False]]
+    assert classified.agreements(batch)[1].tolist() == [[False, True, False, True, False]]
 
 
 def test_yardsticks_tell_what_is_let_go_and_what_is_held_back() -> None:
     """Of the four tokens with one ahead, 0 and 2 may leave at layer 1; the score lets 0, 1 and 2 go."""
     right = {1: torch.tensor([[True, False, True, False, False]])}
-    found = exit_yardsticks({1: torch.tensor([[1.0, 1.0, 1.0, -1.0, 1.0]])}, _literal_lesson(), right)
+    found = exit_yardsticks({1: torch.tensor([[1.0, 1.0, 1.0, -1.0, 1.0]])}, _literal_batch(), right)
     assert found["exit_1_found"] == Tally(2, 2)
     assert found["exit_1_held"] == Tally(1, 2)
     assert found["agreement"] == Tally(3, 4)
@@ -129,8 +129,8 @@ def test_yardsticks_tell_what_is_let_go_and_what_is_held_back() -> None:
 
 def test_a_token_leaves_at_the_first_exit_that_lets_it() -> None:
     """A second exit, here the last state itself, gets only what the first held back."""
-    lesson = _literal_lesson()
-    three = replace(lesson, states=[*lesson.states, lesson.states[2]])
+    batch = _literal_batch()
+    three = replace(batch, states=[*batch.states, batch.states[2]])
     right = Exits({}, {layer: nn.Linear(2, 1) for layer in (1, 2)}).agreements(three)
     scores = {1: torch.tensor([[1.0, -1.0, -1.0, -1.0, 0.0]]), 2: torch.tensor([[-1.0, 1.0, 1.0, -1.0, 0.0]])}
     found = exit_yardsticks(scores, three, right)
@@ -146,22 +146,22 @@ def test_training_lowers_the_loss_and_teaches_where_to_leave(tmp_path: Path) -> 
     """Trained classifiers tell agreement better than by chance, and run from the folder they were saved to."""
     models = pair("llama")
     method = EarlyExit(confidence="classifier", min_exit=1)
-    lesson = lesson_of(models.naive, _texts(models.naive))
+    batch = batch_of(models.naive, _texts(models.naive))
     module = untrained(method, models.target)
     optimizer = torch.optim.AdamW(module.parameters(), lr=3e-2)
     losses = []
     for _ in range(150):
-        loss = method.loss(module, lesson)
+        loss = method.loss(module, batch)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.6 * losses[0]
-    found = {name: tally.share for name, tally in method.yardsticks(module, lesson).items()}
+    found = {name: tally.share for name, tally in method.yardsticks(module, batch).items()}
     assert min(found[f"exit_{layer}_found"] + found[f"exit_{layer}_held"] for layer in range(1, LAYERS)) > 1.2
     assert isinstance(module, Exits)
-    right = {1: module.agreements(lesson)[1]}
-    careless = exit_yardsticks({1: torch.ones(lesson.tokens.shape)}, lesson, right)["agreement"].share
+    right = {1: module.agreements(batch)[1]}
+    careless = exit_yardsticks({1: torch.ones(batch.tokens.shape)}, batch, right)["agreement"].share
     assert found["agreement"] > careless + 0.2 and found["depth"] < 1.0
     save_modules(tmp_path, module, facts_of("early_exit", method, models.target))
     trained = build(f"early_exit[confidence=classifier,min_exit=1,threshold=0.5,modules={tmp_path}]")
@@ -173,7 +173,7 @@ def test_the_loss_needs_no_value_of_its_tensors() -> None:
     method = EarlyExit(confidence="classifier")
     module = untrained(method, pair("llama").target)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        assert method.loss(module, lesson_of(pair("llama").naive, [[5, 6, 7, 8]])).shape == ()
+        assert method.loss(module, batch_of(pair("llama").naive, [[5, 6, 7, 8]])).shape == ()
 
 
 def test_each_exit_has_its_own_classifier() -> None:

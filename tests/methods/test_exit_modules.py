@@ -13,9 +13,9 @@ from typing import cast
 import pytest
 import torch
 from exit_rules import noisy_exits, rule_of, speaker, with_modules
-from lessons import learn, lesson_of
 from oracles import ExitRule, autoregressive, exit_answer, exit_drafter, replay
 from runs import LAYERS, NEW_TOKENS, Pair, answer, pair, prepared, prompt_of, rounds_of, run
+from target_batches import batch_of, learn
 from tiny import tiny_model
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -27,7 +27,7 @@ from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.exit_policy import ExitPolicy, decayed
 from benchctl.decoding.modules.exits import CE_SHARE, ExitHead, ExitModule, Exits
 from benchctl.decoding.modules.folder import save_modules, trained_options
-from benchctl.decoding.modules.trainable import Lesson
+from benchctl.decoding.modules.trainable import TrainingBatch
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.methods.deed import Deed
@@ -95,12 +95,12 @@ def test_drafts_of_trained_exits_take_the_steps_of_replay(
 def test_an_exit_says_the_same_in_decoding_in_training_and_in_plain_algebra(label: str, family: str) -> None:
     models, module = pair(family), noisy_exits(label, pair(family))
     text = prompt_of(9)
-    states, lesson = models.naive.states(text), lesson_of(models.naive, [text])
+    states, batch = models.naive.states(text), batch_of(models.naive, [text])
     for layer in module.layers:
         expected = torch.stack([speaker(models.naive, module)(layer, state) for state in states[layer]])
         said = module.heads(models.target)[layer](states[layer])
         torch.testing.assert_close(said, expected, rtol=1e-9, atol=1e-9)
-        learnt = module.float().logits(lesson, layer)[0].double()
+        learnt = module.float().logits(batch, layer)[0].double()
         torch.testing.assert_close(learnt, expected, rtol=1e-4, atol=1e-4)
         module.double()
 
@@ -207,22 +207,22 @@ def _by_hand(models: Pair, module: Exits, text: list[int], weights: list[float])
 
 def test_the_loss_of_trained_exits_is_their_mean() -> None:
     models, weights = pair("llama"), [float(number % 3) for number in range(20)]
-    module, lesson = (
+    module, batch = (
         noisy_exits("early_exit[head=trained]", models),
-        lesson_of(models.naive, [prompt_of(20)], [weights]),
+        batch_of(models.naive, [prompt_of(20)], [weights]),
     )
     losses = _by_hand(models, module, prompt_of(20), weights)
     expected = (losses[1] + losses[2] + losses[3]) / 3
-    got = EarlyExit(head="trained").loss(module.float(), lesson).double()
+    got = EarlyExit(head="trained").loss(module.float(), batch).double()
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_deep_supervision_is_the_mean_over_all_layers_and_the_last_again() -> None:
     models, weights = pair("llama"), [float(number % 3) for number in range(20)]
-    module, lesson = noisy_exits("deed[exits=1+3]", models), lesson_of(models.naive, [prompt_of(20)], [weights])
+    module, batch = noisy_exits("deed[exits=1+3]", models), batch_of(models.naive, [prompt_of(20)], [weights])
     losses = _by_hand(models, module, prompt_of(20), weights)
     expected = (losses[1] + losses[3] + losses[LAYERS]) / 3 + losses[LAYERS]
-    got = Deed(exits="1+3").loss(module.float(), lesson).double()
+    got = Deed(exits="1+3").loss(module.float(), batch).double()
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -230,9 +230,9 @@ def _texts(models: Pair, seeds: range) -> list[list[int]]:
     return [[*prompt_of(6, seed), *autoregressive(models.naive, prompt_of(6, seed), 40)] for seed in seeds]
 
 
-def _lessons(models: Pair) -> tuple[Lesson, Lesson]:
+def _batches(models: Pair) -> tuple[TrainingBatch, TrainingBatch]:
     """To learn from, and held out."""
-    return lesson_of(models.naive, _texts(models, range(24))), lesson_of(models.naive, _texts(models, range(24, 32)))
+    return batch_of(models.naive, _texts(models, range(24))), batch_of(models.naive, _texts(models, range(24, 32)))
 
 
 @pytest.mark.slow
@@ -240,9 +240,9 @@ def _lessons(models: Pair) -> tuple[Lesson, Lesson]:
 def test_training_lowers_the_loss_and_lifts_agreement_above_the_bare_exits(method: EarlyExit | Deed) -> None:
     """On text that was not learnt from, at every exit."""
     models = pair("llama")
-    lesson, held_out = _lessons(models)
+    batch, held_out = _batches(models)
     module = method.build(models.target.info, models.target.lm_head.weight)
-    losses = learn(method, module, lesson, 60)
+    losses = learn(method, module, batch, 60)
     assert losses[-1] < 0.8 * losses[0]
     found = {name: tally.share for name, tally in method.yardsticks(module, held_out).items()}
     for layer in (1, 2, 3):
@@ -255,7 +255,7 @@ def test_yardsticks_of_fresh_modules_are_those_of_the_bare_exits() -> None:
     method = Deed(exits="1+3")
     module = method.build(models.target.info, models.target.lm_head.weight)
     text = prompt_of(20)
-    found = method.yardsticks(module, lesson_of(models.naive, [text]))
+    found = method.yardsticks(module, batch_of(models.naive, [text]))
     states = models.naive.states(text)[:, :-1]
     said = {layer: models.naive.logits(states[layer]).argmax(-1) for layer in (1, 3, LAYERS)}
     for layer in (1, 3):
@@ -267,7 +267,7 @@ def test_yardsticks_of_fresh_modules_are_those_of_the_bare_exits() -> None:
 def test_classifiers_of_trained_exits_are_a_second_stage() -> None:
     """Only they learn, and their labels are what the trained exits say, not what the bare ones do."""
     models = pair("llama")
-    lesson = lesson_of(models.naive, _texts(models, range(4)))
+    batch = batch_of(models.naive, _texts(models, range(4)))
     method = EarlyExit(head="trained", confidence="classifier", exits="1+3")
     stage = method.second_stage
     assert stage is not None and (stage.part, stage.needed) == ("classifier", True)
@@ -276,9 +276,9 @@ def test_classifiers_of_trained_exits_are_a_second_stage() -> None:
     learning = {name for name, weight in module.named_parameters() if weight.requires_grad}
     assert learning == {name for name in module.state_dict() if name.startswith("classifier.")}
     bare = Exits({}, {layer: cast(nn.Linear, module.classifier[str(layer)]) for layer in (1, 3)})
-    assert float(method.loss(module, lesson).detach()) != pytest.approx(float(method.loss(bare, lesson).detach()))
-    learn(method, module, lesson, 40)
-    found = {name: tally.share for name, tally in method.yardsticks(module, lesson).items()}
+    assert float(method.loss(module, batch).detach()) != pytest.approx(float(method.loss(bare, batch).detach()))
+    learn(method, module, batch, 40)
+    found = {name: tally.share for name, tally in method.yardsticks(module, batch).items()}
     assert min(found[f"exit_{layer}_found"] + found[f"exit_{layer}_held"] for layer in (1, 3)) > 1.1
 
 
@@ -291,7 +291,7 @@ def test_the_loss_needs_no_value_of_its_tensors(label: str) -> None:
     assert isinstance(method, EarlyExit | Deed)
     module = untrained(method, pair("llama").target)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        assert method.loss(module, lesson_of(pair("llama").naive, [[5, 6, 7, 8]])).shape == ()
+        assert method.loss(module, batch_of(pair("llama").naive, [[5, 6, 7, 8]])).shape == ()
 
 
 def test_exits_are_chosen_among_those_trained(tmp_path: Path) -> None:

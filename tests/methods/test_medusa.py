@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from lessons import learn, lesson_of
 from mutants import LateMedusa
 from oracles import Naive, Rounds, TreeDrafter, autoregressive, replay_tree
 from runs import CONTEXT_TOKENS, NEW_TOKENS, VOCABULARY, Pair, answer, pair, pair_of, prepared, prompt_of, rounds_of
+from target_batches import batch_of, learn
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from untrained import facts_of, untrained, untrained_folder
@@ -176,7 +176,7 @@ def test_what_one_head_learns_moves_no_other() -> None:
     models, method = pair("llama"), Medusa()
     module = untrained(method, models.target)
     before = {name: weight.clone() for name, weight in module.state_dict().items()}
-    method.loss(module, lesson_of(models.naive, [[5, 6, 7]])).backward()
+    method.loss(module, batch_of(models.naive, [[5, 6, 7]])).backward()
     torch.optim.SGD(module.parameters(), lr=0.1).step()
     moved = {name for name, weight in module.state_dict().items() if not torch.equal(weight, before[name])}
     assert moved == {"0.0.linear.weight", "0.0.linear.bias", "0.1.weight"}
@@ -187,36 +187,36 @@ def test_the_loss_is_the_weighted_divergence_of_each_head_from_what_the_target_s
     teaches nothing."""
     models, method = pair("llama"), Medusa(heads=2)
     text, weights = [5, 6, 7, 8, 9], [0.0, 0.0, 0.0, 1.0, 0.5]
-    lesson = lesson_of(models.naive, [text, text[:2]], [weights, [1.0, 1.0]])
+    batch = batch_of(models.naive, [text, text[:2]], [weights, [1.0, 1.0]])
     module = untrained(method, models.target)
-    first, second = (head(lesson.final[0]).log_softmax(-1) for head in module.children())
-    said = models.naive.model.lm_head(lesson.final[0].double()).log_softmax(-1)
+    first, second = (head(batch.final[0]).log_softmax(-1) for head in module.children())
+    said = models.naive.model.lm_head(batch.final[0].double()).log_softmax(-1)
 
     def divergence(head: Tensor, at: int, number: int) -> Tensor:
         return sum((p * (p.log() - q) for p, q in zip(said[at + number].exp(), head[at], strict=True)), torch.zeros(()))
 
     expected = 0.8 * (divergence(first, 1, 1) + 0.5 * divergence(first, 2, 1))
     expected = (expected + 0.64 * (divergence(second, 0, 2) + 0.5 * divergence(second, 1, 2))).float()
-    torch.testing.assert_close(method.loss(module, lesson), expected, rtol=1e-5, atol=0.0)
+    torch.testing.assert_close(method.loss(module, batch), expected, rtol=1e-5, atol=0.0)
 
 
 def test_the_loss_needs_no_value_of_its_tensors() -> None:
     """What a training would cost is estimated on shapes alone."""
-    lesson = lesson_of(pair("llama").naive, [[5, 6, 7, 8]])
+    batch = batch_of(pair("llama").naive, [[5, 6, 7, 8]])
     module = untrained(Medusa(), pair("llama").target)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        assert Medusa().loss(module, lesson).shape == ()
+        assert Medusa().loss(module, batch).shape == ()
 
 
 def test_yardsticks_count_how_often_a_token_is_among_the_first_picks() -> None:
     models, method = pair("llama"), Medusa(heads=2)
     text = prompt_of(20)
-    lesson = lesson_of(models.naive, [text])
+    batch = batch_of(models.naive, [text])
     module = untrained(method, models.target)
-    found = method.yardsticks(module, lesson)
+    found = method.yardsticks(module, batch)
     assert set(found) == {f"head_{head}_top{k}" for head in (1, 2) for k in (1, 2, 4, 8)}
     for number, head in enumerate(module.children(), 1):
-        ranked = head(lesson.final[0]).argsort(-1, descending=True).tolist()
+        ranked = head(batch.final[0]).argsort(-1, descending=True).tolist()
         for k in (1, 2, 4, 8):
             hits = sum(text[at + number + 1] in ranked[at][:k] for at in range(len(text) - number - 1))
             assert found[f"head_{number}_top{k}"] == Tally(hits, len(text) - number - 1)
@@ -229,14 +229,14 @@ def _texts(models: Pair, count: int) -> list[list[int]]:
 def test_training_lowers_the_loss_and_the_trained_heads_draft_better(tmp_path: Path) -> None:
     """On the target's own answers; the shares measured afterwards shape the tree."""
     models, method = pair("llama"), Medusa()
-    lesson = lesson_of(models.naive, _texts(models, 12))
+    batch = batch_of(models.naive, _texts(models, 12))
     module = method.build(models.target.info, models.target.lm_head.weight)
-    before = {name: tally.share for name, tally in method.yardsticks(module, lesson).items()}
-    losses = learn(method, module, lesson, 60)
-    after = {name: tally.share for name, tally in method.yardsticks(module, lesson).items()}
+    before = {name: tally.share for name, tally in method.yardsticks(module, batch).items()}
+    losses = learn(method, module, batch, 60)
+    after = {name: tally.share for name, tally in method.yardsticks(module, batch).items()}
     assert losses[-1] < 0.6 * losses[0]
     assert all(after[f"head_{number}_top1"] > before[f"head_{number}_top1"] + 0.2 for number in (1, 2, 3))
-    findings = dict(method.findings(module, [lesson]))
+    findings = dict(method.findings(module, [batch]))
     save_modules(tmp_path / "trained", module, facts_of("medusa", method, models.target, findings=findings))
     trained = build(f"medusa[modules={tmp_path / 'trained'}]")
     trained.prepare(models.target)

@@ -1,4 +1,4 @@
-"""Medusa's sparse tree: measured on lessons, kept with the heads, used for whatever nodes and heads are asked for."""
+"""Medusa's sparse tree: measured on batches, kept with the heads, used for whatever nodes and heads are asked for."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from lessons import lesson_of
 from runs import answer, pair, prompt_of
+from target_batches import batch_of
 from test_sampled_methods import PROMPT, SAMPLING, TOKENS, model, truth
 from torch import nn
 from untrained import facts_of, untrained
@@ -31,12 +31,12 @@ def test_a_path_is_right_where_all_its_picks_are() -> None:
     """Counted by hand on two texts, the second of which is too short for any place to have three tokens ahead."""
     models, heads = pair("llama"), untrained(Medusa(heads=2), pair("llama").target)
     texts = [prompt_of(40), [7, 8, 9]]
-    lessons = [lesson_of(models.naive, texts), lesson_of(models.naive, [prompt_of(25, 1)])]
+    batches = [batch_of(models.naive, texts), batch_of(models.naive, [prompt_of(25, 1)])]
     right: Counter[tuple[int, ...]] = Counter()
     places = 0
-    for lesson, text in ((lessons[0], texts[0]), (lessons[1], prompt_of(25, 1))):
+    for batch, text in ((batches[0], texts[0]), (batches[1], prompt_of(25, 1))):
         first, second = (
-            head(lesson.final[0]).argsort(-1, descending=True)[:, :10].tolist() for head in heads.children()
+            head(batch.final[0]).argsort(-1, descending=True)[:, :10].tolist() for head in heads.children()
         )
         for at in range(len(text) - 3):
             places += 1
@@ -46,23 +46,23 @@ def test_a_path_is_right_where_all_its_picks_are() -> None:
                 if text[at + 3] in second[at]:
                     right[(rank, second[at].index(text[at + 3]))] += 1
     assert len(right) > 10
-    assert path_shares(heads, lessons) == pytest.approx({path: count / places for path, count in right.items()})
+    assert path_shares(heads, batches) == pytest.approx({path: count / places for path, count in right.items()})
 
 
 def test_a_place_counts_as_much_as_the_least_of_the_tokens_it_has_to_predict() -> None:
     """Weights 0, 0, 0, 1, 0.5: of the five tokens' two places, the first weighs 0 and the second a half."""
     models, heads = pair("llama"), untrained(Medusa(heads=2), pair("llama").target)
-    lesson = lesson_of(models.naive, [[5, 6, 7, 8, 9]], [[0.0, 0.0, 0.0, 1.0, 0.5]])
-    first, second = (head(lesson.final[0, 1]).argsort(descending=True).tolist() for head in heads.children())
+    batch = batch_of(models.naive, [[5, 6, 7, 8, 9]], [[0.0, 0.0, 0.0, 1.0, 0.5]])
+    first, second = (head(batch.final[0, 1]).argsort(descending=True).tolist() for head in heads.children())
     ranks = first.index(8), second.index(9)
     wanted = {ranks[:depth]: 1.0 for depth in (1, 2) if max(ranks[:depth]) < 10}
-    assert path_shares(heads, [lesson]) == wanted
+    assert path_shares(heads, [batch]) == wanted
 
 
 def test_nothing_measured_is_nothing_told() -> None:
     heads = untrained(Medusa(heads=2), pair("llama").target)
     assert tree_findings(path_shares(heads, [])) == {}
-    assert path_shares(heads, [lesson_of(pair("llama").naive, [[5, 6]])]) == {}
+    assert path_shares(heads, [batch_of(pair("llama").naive, [[5, 6]])]) == {}
 
 
 def test_the_likeliest_paths_are_told_first_and_no_more_than_are_kept() -> None:
@@ -158,11 +158,11 @@ def test_more_heads_than_were_trained_are_refused_by_the_facts_alone(tmp_path: P
 
 
 def test_the_measured_tree_drafts_better_than_the_assumed_one(tmp_path: Path) -> None:
-    """On the target's own answers, whose places are the lessons it was measured on."""
+    """On the target's own answers, whose places are the batches it was measured on."""
     models, heads = pair("llama"), untrained(Medusa(), pair("llama").target)
     texts = [[*prompt_of(13, seed), *answer("llama", seed, 13)] for seed in range(1)]
     with torch.no_grad():
-        told = tree_findings(path_shares(heads, [lesson_of(models.naive, texts)]))
+        told = tree_findings(path_shares(heads, [batch_of(models.naive, texts)]))
     steps = []
     for name, tree in (("measured", told), ("assumed", {})):
         method = Medusa(modules=_saved(tmp_path / name, heads, models.target, tree), nodes=5)

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from fixtures_training import COMMON, LESSONS, done, write_data
-from lessons import lesson_of
+from fixtures_training import BATCHES, COMMON, done, write_data
 from oracles import Naive, autoregressive
 from plain_depths import (
     Plan,
@@ -23,6 +22,7 @@ from plain_depths import (
     with_adapters,
 )
 from runs import LAYERS, NEW_TOKENS, Pair, pair, prepared, prompt_of, run
+from target_batches import batch_of
 from tiny import tiny_folder, tiny_target
 from tiny_training import CountingRows, TinyModule, TinyObjective, tiny_settings
 from torch import Tensor, nn
@@ -45,7 +45,7 @@ from benchctl.errors import UserError
 from benchctl.methods.mixture_of_depths import MixtureOfDepths, bound_of
 from benchctl.methods.mixture_of_depths.routers import RoutedDepth, most_weighty, routed_blocks, routed_texts
 from benchctl.registry import build
-from benchctl.training.modules.frozen import LessonMaker, ModuleObjective
+from benchctl.training.modules.frozen import BatchMaker, ModuleObjective
 from benchctl.training.trainer import Data, Trainer
 
 MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
@@ -255,7 +255,7 @@ def test_the_trainer_tells_how_far_it_is_before_each_step(tmp_path: Path) -> Non
 def test_the_objective_of_a_method_tells_the_method() -> None:
     models, method = pair("llama"), MixtureOfDepths(capacity=0.2)
     module = fresh(method, models)
-    ModuleObjective(method, LessonMaker(models.model, torch.device("cpu"))).pace(module, 0.25)
+    ModuleObjective(method, BatchMaker(models.model, torch.device("cpu"))).pace(module, 0.25)
     assert float(module.taken) == pytest.approx(0.6)
 
 
@@ -264,11 +264,9 @@ def test_at_capacity_one_the_fresh_modules_are_the_target() -> None:
     models = pair("llama")
     module = fresh(MixtureOfDepths(), models)
     module.pace(0.0)
-    lesson = lesson_of(models.naive, [prompt_of(9), prompt_of(5, 1)])
-    torch.testing.assert_close(routed_texts(module, lesson).state[0], lesson.states[-1][0], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(
-        routed_texts(module, lesson).state[1, :5], lesson.states[-1][1, :5], rtol=1e-4, atol=1e-4
-    )
+    batch = batch_of(models.naive, [prompt_of(9), prompt_of(5, 1)])
+    torch.testing.assert_close(routed_texts(module, batch).state[0], batch.states[-1][0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(routed_texts(module, batch).state[1, :5], batch.states[-1][1, :5], rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()
@@ -277,7 +275,7 @@ def test_the_loss_is_divergence_and_the_cross_entropy_of_the_predictors() -> Non
     models, text, weights = pair("llama"), prompt_of(8), [0.0, 0.3, 1, 1, 1, 0.5, 1, 1]
     method = MixtureOfDepths(capacity=0.5)
     module = module_of(method, models)
-    lesson = lesson_of(models.naive, [text, text[:3]], [weights, [0.0] * 3])
+    batch = batch_of(models.naive, [text, text[:3]], [weights, [0.0] * 3])
     parts, errors = [], []
     model = with_adapters(models.model, module.adapters.double())
     routers = dict(module.routers.state_dict())
@@ -299,14 +297,14 @@ def test_the_loss_is_divergence_and_the_cross_entropy_of_the_predictors() -> Non
     foreseen = torch.stack(errors).sum() / 2 / 11
     expected = torch.stack(parts).sum() + foreseen * sum(weights)
     module.float()
-    torch.testing.assert_close(method.loss(module, lesson).double(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(method.loss(module, batch).double(), expected, rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()
 def test_yardsticks_are_those_of_what_is_decoded() -> None:
     models, text, threshold = pair("llama"), prompt_of(12), 0.6
     method = MixtureOfDepths(threshold=threshold)
-    found = method.yardsticks(module_of(method, models).eval(), lesson_of(models.naive, [text]))
+    found = method.yardsticks(module_of(method, models).eval(), batch_of(models.naive, [text]))
     model, plan = truth(models, threshold)
     states = planned_states(model, text, plan)
     final, said = said_by(models.model, models.naive.states(text)), said_by(model, states)
@@ -323,11 +321,11 @@ def test_yardsticks_are_those_of_what_is_decoded() -> None:
 
 def test_the_predictors_learn_from_their_cross_entropy_alone_and_teach_nothing_else() -> None:
     models, method = pair("llama"), MixtureOfDepths(capacity=0.5)
-    lesson = lesson_of(models.naive, [prompt_of(12)])
+    batch = batch_of(models.naive, [prompt_of(12)])
     whole, without = module_of(method, models), module_of(method, models)
-    method.loss(whole, lesson).backward()
-    divergences = distil_losses(lesson, routed_texts(without, lesson).state)
-    (divergences * lesson.ahead(1).weights).sum().backward()  # type: ignore[no-untyped-call]
+    method.loss(whole, batch).backward()
+    divergences = distil_losses(batch, routed_texts(without, batch).state)
+    (divergences * batch.ahead(1).weights).sum().backward()  # type: ignore[no-untyped-call]
     others = dict(without.named_parameters())
     for name, weight in whole.named_parameters():
         other = others[name].grad
@@ -345,21 +343,21 @@ def _texts(naive: Naive) -> list[list[int]]:
 def test_training_lowers_the_loss_and_the_predictors_foresee_who_is_chosen(tmp_path: Path) -> None:
     """Capacity falls meanwhile, so the loss is compared at the same capacity, that of decoding."""
     models, method = pair("llama"), MixtureOfDepths(capacity=0.25)
-    lesson = lesson_of(models.naive, _texts(models.naive))
+    batch = batch_of(models.naive, _texts(models.naive))
     module = fresh(method, models)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
     with torch.no_grad():
-        before = float(method.loss(module.eval(), lesson))
+        before = float(method.loss(module.eval(), batch))
     module.train()
     for step in range(80):
         method.pace(module, step / 80)
-        loss = method.loss(module, lesson) / lesson.weights.sum()
+        loss = method.loss(module, batch) / batch.weights.sum()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     with torch.no_grad():
-        after = float(method.loss(module.eval(), lesson))
-        shares = {name: tally.share for name, tally in method.yardsticks(module, lesson).items()}
+        after = float(method.loss(module.eval(), batch))
+        shares = {name: tally.share for name, tally in method.yardsticks(module, batch).items()}
     assert after < 0.6 * before
     assert shares["agreement"] > 0.8 and shares["depth"] < 0.7
     for number in (2, 4):
@@ -374,11 +372,11 @@ def test_training_lowers_the_loss_and_the_predictors_foresee_who_is_chosen(tmp_p
 
 def test_the_loss_needs_no_value_of_its_tensors() -> None:
     """What a training would cost is estimated on shapes alone."""
-    lesson, method = lesson_of(pair("llama").naive, [[5, 6, 7, 8]]), MixtureOfDepths()
+    batch, method = batch_of(pair("llama").naive, [[5, 6, 7, 8]]), MixtureOfDepths()
     module = module_of(method, pair("llama"))
-    assert method.loss(module, lesson).isfinite()  # reads the layers, which fake tensors cannot
+    assert method.loss(module, batch).isfinite()  # reads the layers, which fake tensors cannot
     with FakeTensorMode(allow_non_fake_inputs=True):
-        assert method.loss(module, lesson).shape == ()
+        assert method.loss(module, batch).shape == ()
 
 
 @pytest.mark.parametrize(
@@ -422,7 +420,7 @@ def test_the_command_line_trains_what_decoding_then_runs(tmp_path: Path, label: 
     write_data(tmp_path / "data")
     tiny_folder(tmp_path / "target", layers=4)
     words = ("--model", tmp_path / "target", "--data", tmp_path / "data", "--out", tmp_path / "made")
-    told = done("train", label, *words, "--self-distil", 0, "--steps", 4, *LESSONS, *COMMON)
+    told = done("train", label, *words, "--self-distil", 0, "--steps", 4, *BATCHES, *COMMON)
     name = label.partition("[")[0]
     assert f"--method '{name}[modules={tmp_path / 'made'}," in told
     target = Target.load(tmp_path / "target")

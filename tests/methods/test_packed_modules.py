@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures_training import COMMON, LESSONS, done, refused, write_data
+from fixtures_training import BATCHES, COMMON, done, refused, write_data
 from safetensors.torch import load_file
 from tiny import tiny_folder
 
@@ -28,7 +28,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 (folder / name / file).write_text("{}")
     (folder / "mine.jsonl").write_text('{"id": "a", "turns": ["red blue"]}\n')
     words = ("--model", folder / "tiny-target", "--data", folder / "data", "--out", folder / "adapters", "--steps", 1)
-    assert "Wrote" in done("train", "m2r2[gates=1+2]", *words, *LESSONS, *COMMON)
+    assert "Wrote" in done("train", "m2r2[gates=1+2]", *words, *BATCHES, *COMMON)
     return folder
 
 
@@ -40,7 +40,7 @@ def made_moe(made: Path) -> Path:
         if not (made / "tiny-moe" / file).exists():
             (made / "tiny-moe" / file).write_text("{}")
     words = ("--model", made / "tiny-moe", "--data", made / "data", "--out", made / "ahead", "--steps", 1)
-    assert "Wrote" in done("train", "m2r2_prefetch[gates=1+2]", *words, *LESSONS, *COMMON)
+    assert "Wrote" in done("train", "m2r2_prefetch[gates=1+2]", *words, *BATCHES, *COMMON)
     return made
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from fixtures_training import COMMON, LESSONS, done, refused, write_data
+from fixtures_training import BATCHES, COMMON, done, refused, write_data
 from gate_exits import sureness
-from lessons import lesson_of
 from oracles import autoregressive
 from runs import Pair, pair, prompt_of
 from safetensors.torch import load_file
+from target_batches import batch_of
 from tiny import tiny_folder
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -26,7 +26,7 @@ from benchctl.analysis.plots.alignment import read_alignment
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.exits import exit_yardsticks
 from benchctl.decoding.modules.folder import WEIGHTS, read_facts
-from benchctl.decoding.modules.trainable import Lesson
+from benchctl.decoding.modules.trainable import TrainingBatch
 from benchctl.methods.m2r2 import M2R2
 from benchctl.methods.m2r2.gates import LATENT, Interval, Router
 from benchctl.methods.m2r2.training import TwoStreams, gate_loss
@@ -55,7 +55,7 @@ def test_a_router_says_of_whole_texts_what_it_says_when_decoding(kind: str, fami
     """By the formula, from states of full recomputation, at every token of two texts; labels alike."""
     models, texts = pair(family), [prompt_of(9), prompt_of(4, 1)]
     module = streams_of(method_of(kind), models)
-    found = router_scores(module, lesson_of(models.naive, texts))
+    found = router_scores(module, batch_of(models.naive, texts))
     for row, text in enumerate(texts):
         for at in range(len(text)):
             seen = text[: at + 1]
@@ -117,7 +117,7 @@ def test_the_loss_is_balanced_cross_entropy_by_hand() -> None:
     models, text, weights = pair("llama"), prompt_of(12), [1.0] * 6 + [0.5] * 6
     method = method_of("arla")
     module = streams_of(method, models)
-    found, expected = router_scores(module, lesson_of(models.naive, [text])), 0.0
+    found, expected = router_scores(module, batch_of(models.naive, [text])), 0.0
     for interval in module.intervals:
         scores, agrees = found.scores[interval.gate][0].tolist(), found.agrees[interval.gate][0].tolist()
         ahead = list(zip(scores, agrees, weights[1:], strict=False))
@@ -126,7 +126,7 @@ def test_the_loss_is_balanced_cross_entropy_by_hand() -> None:
             chance = torch.tensor(score, dtype=torch.float64).sigmoid()
             cost = -(1 - share) * chance.log() if right else -share * (1 - chance).log()
             expected += weight * float(cost)
-    loss = method.loss(module, lesson_of(models.naive, [text], [weights]))
+    loss = method.loss(module, batch_of(models.naive, [text], [weights]))
     assert float(loss) == pytest.approx(expected, rel=1e-5)
     assert expected > 0
 
@@ -136,7 +136,7 @@ def test_only_the_router_learns() -> None:
     for kind in KINDS:
         method = method_of(kind)
         module = streams_of(method, models)
-        method.loss(module, lesson_of(models.naive, [prompt_of(50)])).backward()
+        method.loss(module, batch_of(models.naive, [prompt_of(50)])).backward()
         learning = {name for name, weight in module.named_parameters() if weight.requires_grad}
         assert learning == {name for name, _ in module.named_parameters() if name.startswith("router.")}
         assert all(
@@ -146,11 +146,11 @@ def test_only_the_router_learns() -> None:
 
 def test_the_loss_needs_no_value_of_its_tensors() -> None:
     """What a training would cost is estimated on shapes alone."""
-    lesson, method = lesson_of(pair("llama").naive, [[5, 6, 7, 8]]), method_of("arla")
+    batch, method = batch_of(pair("llama").naive, [[5, 6, 7, 8]]), method_of("arla")
     module = untrained(method, pair("llama").target)
-    assert method.loss(module, lesson).isfinite()  # reads the layers, which fake tensors cannot
+    assert method.loss(module, batch).isfinite()  # reads the layers, which fake tensors cannot
     with FakeTensorMode(allow_non_fake_inputs=True):
-        assert method.loss(module, lesson).shape == ()
+        assert method.loss(module, batch).shape == ()
 
 
 def _texts(models: Pair, count: int) -> list[list[int]]:
@@ -163,7 +163,7 @@ def _train(module: torch.nn.Module, loss: Tensor, optimizer: torch.optim.Optimiz
     optimizer.zero_grad()
 
 
-def _with_trained_adapters(method: M2R2, lesson: Lesson, models: Pair) -> TwoStreams:
+def _with_trained_adapters(method: M2R2, batch: TrainingBatch, models: Pair) -> TwoStreams:
     """Adapters that agree with the last layer here and not there, under a fresh router."""
     torch.manual_seed(0)
     module = method.build(models.target.info, models.target.lm_head.weight)
@@ -171,7 +171,7 @@ def _with_trained_adapters(method: M2R2, lesson: Lesson, models: Pair) -> TwoStr
     module.adapters.requires_grad_(True)
     optimizer = torch.optim.AdamW(module.adapters.parameters(), lr=1e-2)
     for _ in range(8):
-        _train(module, gate_loss(module, lesson) / lesson.weights.sum(), optimizer)
+        _train(module, gate_loss(module, batch) / batch.weights.sum(), optimizer)
     module.adapters.requires_grad_(False)
     return module
 
@@ -180,19 +180,19 @@ def _with_trained_adapters(method: M2R2, lesson: Lesson, models: Pair) -> TwoStr
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_teaches_where_the_accelerated_state_agrees(kind: str) -> None:
     models, method = pair("llama"), method_of(kind)
-    lesson = lesson_of(models.naive, _texts(models, 12))
-    module = _with_trained_adapters(method, lesson, models)
-    before = {name: tally.share for name, tally in method.yardsticks(module, lesson).items()}
+    batch = batch_of(models.naive, _texts(models, 12))
+    module = _with_trained_adapters(method, batch, models)
+    before = {name: tally.share for name, tally in method.yardsticks(module, batch).items()}
     optimizer = torch.optim.AdamW([weight for weight in module.parameters() if weight.requires_grad], lr=1e-2)
     for _ in range(120):
-        _train(module, router_loss(module, lesson) / lesson.weights.sum(), optimizer)
-    after = {name: tally.share for name, tally in method.yardsticks(module, lesson).items()}
+        _train(module, router_loss(module, batch) / batch.weights.sum(), optimizer)
+    after = {name: tally.share for name, tally in method.yardsticks(module, batch).items()}
     for gate in (1, 3):
         fresh, learnt = (found[f"exit_{gate}_found"] + found[f"exit_{gate}_held"] for found in (before, after))
         assert learnt > max(fresh, 1.0) + 0.15
-    found = router_scores(module, lesson)
+    found = router_scores(module, batch)
     careless = {gate: torch.ones_like(scores) for gate, scores in found.scores.items()}
-    assert after["agreement"] > exit_yardsticks(careless, lesson, found.agrees)["agreement"].share + 0.1
+    assert after["agreement"] > exit_yardsticks(careless, batch, found.agrees)["agreement"].share + 0.1
     assert after["depth"] < 1.0
 
 
@@ -200,16 +200,16 @@ def test_training_teaches_where_the_accelerated_state_agrees(kind: str) -> None:
 def test_yardsticks_are_about_the_accelerated_state() -> None:
     """Where it agrees and the slow one does not, leaving is right."""
     models, method = pair("llama"), method_of("linear")
-    module, lesson = streams_of(method, models), lesson_of(models.naive, [prompt_of(30)])
-    found, weights = router_scores(module, lesson), lesson.ahead(1).weights
-    told = method.yardsticks(module, lesson)
+    module, batch = streams_of(method, models), batch_of(models.naive, [prompt_of(30)])
+    found, weights = router_scores(module, batch), batch.ahead(1).weights
+    told = method.yardsticks(module, batch)
     for interval in module.intervals:
         agrees, leaves = found.agrees[interval.gate], found.scores[interval.gate] >= 0
         assert told[f"exit_{interval.gate}_found"].right == float((weights * agrees * leaves).sum())
         assert told[f"exit_{interval.gate}_found"].of == float((weights * agrees).sum())
         assert told[f"exit_{interval.gate}_held"].right == float((weights * ~agrees * ~leaves).sum())
-    states = F.normalize(lesson.states[3], dim=-1)
-    assert not torch.equal(lesson.head(lesson.norm(states)).argmax(-1), found.agrees[3])
+    states = F.normalize(batch.states[3], dim=-1)
+    assert not torch.equal(batch.head(batch.norm(states)).argmax(-1), found.agrees[3])
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +218,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("routers")
     write_data(folder / "data")
     tiny_folder(folder / "target")
-    words = ("--model", folder / "target", "--data", folder / "data", *LESSONS, *COMMON)
+    words = ("--model", folder / "target", "--data", folder / "data", *BATCHES, *COMMON)
     done("train", "m2r2[gates=1+2]", *words, "--out", folder / "adapters", "--steps", 2)
     label = f"m2r2_dynamic[gates=1+2,modules={folder / 'adapters'}]"
     told = done("train", label, *words, "--out", folder / "both", "--steps", 3)
@@ -228,7 +228,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def words_of(trained: Path) -> tuple[object, ...]:
-    return ("--model", trained / "target", "--data", trained / "data", *LESSONS, *COMMON)
+    return ("--model", trained / "target", "--data", trained / "data", *BATCHES, *COMMON)
 
 
 def test_the_second_stage_leaves_the_adapters_as_they_were_bit_by_bit(trained: Path) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from lessons import learn, lesson_of
 from oracles import Naive, autoregressive
 from plain_depths import divergence, picked_from, plan_of_depths, planned_states, said_by, with_adapters
 from runs import LAYERS, NEW_TOKENS, Pair, answer, pair, prepared, prompt_of, run
+from target_batches import batch_of, learn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import DynamicCache
 from two_streams import halves
@@ -25,7 +25,7 @@ from benchctl.decoding.method import Context
 from benchctl.decoding.modules.adapters import Adapters
 from benchctl.decoding.modules.exits import CE_SHARE
 from benchctl.decoding.modules.folder import save_modules
-from benchctl.decoding.modules.trainable import Lesson, Tally
+from benchctl.decoding.modules.trainable import Tally, TrainingBatch
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.methods.skip_decode import SkipDecode
@@ -201,26 +201,26 @@ def test_many_depths_at_once_are_those_of_each() -> None:
         assert schedule.runs(index, torch.tensor(expected)).tolist() == bottom_or_top
 
 
-def texts(weights: list[float], documents: list[int]) -> Lesson:
+def texts(weights: list[float], documents: list[int]) -> TrainingBatch:
     """One row; nothing but its documents and weights is asked for."""
-    lesson = lesson_of(pair("llama").naive, [[5] * len(weights)], [weights])
+    target_batch = batch_of(pair("llama").naive, [[5] * len(weights)], [weights])
     numbers = torch.tensor([documents])
     starts = [documents.index(number) for number in documents]
     positions = torch.arange(len(weights))[None] - torch.tensor([starts])
-    return replace(lesson, documents=numbers, positions=positions)
+    return replace(target_batch, documents=numbers, positions=positions)
 
 
 def test_an_answer_begins_where_tokens_weigh_more_and_depth_falls_from_there() -> None:
     """A chat of one answer, which begins at its fourth token, and padding."""
-    lesson = texts([0.3, 0.3, 0.3, 1, 1, 1, 1, 0], [0, 0, 0, 0, 0, 0, 0, -1])
-    depths, new = text_depths(DepthSchedule(8, 8, 4, 1, 4), lesson, chance=False)
+    target_batch = texts([0.3, 0.3, 0.3, 1, 1, 1, 1, 0], [0, 0, 0, 0, 0, 0, 0, -1])
+    depths, new = text_depths(DepthSchedule(8, 8, 4, 1, 4), target_batch, chance=False)
     assert depths[0, :7].tolist() == [8, 8, 8, 8, 7, 6, 5]
     assert new[0, :7].tolist() == [False, False, False, True, True, True, True]
 
 
 def test_documents_of_one_row_each_have_a_prompt_of_their_own() -> None:
-    lesson = texts([0.3, 1, 1, 1, 0, 0, 0, 1], [0, 0, 0, 0, 1, 1, 1, 1])
-    depths = text_depths(DepthSchedule(8, 8, 4, 1, 2), lesson, chance=False).depths
+    target_batch = texts([0.3, 1, 1, 1, 0, 0, 0, 1], [0, 0, 0, 0, 1, 1, 1, 1])
+    depths = text_depths(DepthSchedule(8, 8, 4, 1, 2), target_batch, chance=False).depths
     assert depths.tolist() == [[8, 8, 6, 4, 8, 8, 8, 8]]
 
 
@@ -228,8 +228,8 @@ def test_in_training_every_answer_and_every_length_comes_up() -> None:
     """Two answers, either of which may be the one decoded; the fall ends between the document's end, three or seven
     tokens further, and fall_tokens. Depth never grows along a document."""
     weights = [0.3, 1, 1, 0.3, 0.3, 1, 1, 1]
-    lesson, schedule = texts(weights, [0] * 8), DepthSchedule(9, 9, 1, 1, 16)
-    drawn = [text_depths(schedule, lesson, chance=True) for _ in range(200)]
+    target_batch, schedule = texts(weights, [0] * 8), DepthSchedule(9, 9, 1, 1, 16)
+    drawn = [text_depths(schedule, target_batch, chance=True) for _ in range(200)]
     assert {int(new.float().argmax()) for _, new in drawn} == {1, 5}
     assert all((depths[:, 1:] <= depths[:, :-1]).all() for depths, _ in drawn)
     ends = {int(depths[0, 7]) for depths, new in drawn if not new[0, 1]}
@@ -238,18 +238,18 @@ def test_in_training_every_answer_and_every_length_comes_up() -> None:
 
 
 def test_a_text_without_answers_is_cut_anywhere_behind_its_first_token() -> None:
-    lesson = texts([1.0] * 6, [0] * 6)
+    target_batch = texts([1.0] * 6, [0] * 6)
     schedule = DepthSchedule(8, 8, 4, 1, 4)
-    drawn = {int(text_depths(schedule, lesson, chance=True).new.float().argmax()) for _ in range(300)}
+    drawn = {int(text_depths(schedule, target_batch, chance=True).new.float().argmax()) for _ in range(300)}
     assert drawn == {1, 2, 3, 4, 5}
-    same = [text_depths(schedule, lesson, chance=False).depths for _ in range(2)]
+    same = [text_depths(schedule, target_batch, chance=False).depths for _ in range(2)]
     assert same[0].equal(same[1])
 
 
 def test_a_row_of_documents_of_one_token_each_is_all_prompt() -> None:
-    lesson = texts([1.0] * 4, [0, 1, 2, 3])
+    target_batch = texts([1.0] * 4, [0, 1, 2, 3])
     for chance in (True, False):
-        assert text_depths(DepthSchedule(8, 8, 4, 1, 4), lesson, chance).depths.tolist() == [[8] * 4]
+        assert text_depths(DepthSchedule(8, 8, 4, 1, 4), target_batch, chance).depths.tolist() == [[8] * 4]
 
 
 def adapters_of(method: SkipDecode, models: Pair) -> Adapters:
@@ -264,8 +264,8 @@ def test_the_loss_is_the_divergence_of_each_token_at_its_depth() -> None:
     models, text, weights = pair("llama"), prompt_of(8), [0.0, 0.3, 1, 1, 1, 0.5, 1, 1]
     method = SkipDecode(min_layers=1, fall_tokens=4)
     module = adapters_of(method, models).eval()
-    lesson = lesson_of(models.naive, [text], [weights])
-    starts = text_depths(DepthSchedule(4, 4, 1, 1, 4), lesson, chance=False)
+    target_batch = batch_of(models.naive, [text], [weights])
+    starts = text_depths(DepthSchedule(4, 4, 1, 1, 4), target_batch, chance=False)
     depths = starts.depths[0].tolist()
     assert len(set(depths)) > 2
     model = with_adapters(models.model, module.double())
@@ -273,8 +273,10 @@ def test_the_loss_is_the_divergence_of_each_token_at_its_depth() -> None:
     said = said_by(model, planned_states(model, text, plan_of_depths(LAYERS, 1, depths)))
     final = said_by(models.model, models.naive.states(text))
     expected = sum(weights[at + 1] * divergence(model, final[at], said[at], text[at + 1], CE_SHARE) for at in range(7))
-    torch.testing.assert_close(method.loss(module, lesson).double(), torch.as_tensor(expected), rtol=1e-4, atol=1e-4)
-    found = method.yardsticks(module, lesson)
+    torch.testing.assert_close(
+        method.loss(module, target_batch).double(), torch.as_tensor(expected), rtol=1e-4, atol=1e-4
+    )
+    found = method.yardsticks(module, target_batch)
     counted = [at for at in range(7) if starts.new[0, at]]
     right = sum(weights[at + 1] for at in counted if said[at].argmax() == final[at].argmax())
     total = sum(weights[at + 1] for at in counted)
@@ -288,12 +290,12 @@ def test_the_loss_is_the_divergence_of_each_token_at_its_depth() -> None:
 @pytest.mark.slow
 def test_training_lowers_the_loss_and_the_trained_layers_say_more_of_what_the_target_says(tmp_path: Path) -> None:
     models, method = pair("llama"), SkipDecode(min_layers=2, fall_tokens=8)
-    lesson = lesson_of(models.naive, _texts(models.naive), [[0.3] * 6 + [1.0] * 40 for _ in range(12)])
+    target_batch = batch_of(models.naive, _texts(models.naive), [[0.3] * 6 + [1.0] * 40 for _ in range(12)])
     torch.manual_seed(0)
     module = method.build(models.target.info, models.target.lm_head.weight)
-    before = method.yardsticks(module, lesson)["agreement"].share
-    losses = learn(method, module, lesson, 60)
-    after = method.yardsticks(module, lesson)["agreement"].share
+    before = method.yardsticks(module, target_batch)["agreement"].share
+    losses = learn(method, module, target_batch, 60)
+    after = method.yardsticks(module, target_batch)["agreement"].share
     assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
     assert after > before + 0.2
     save_modules(tmp_path, module, facts_of("skip_decode", method, models.target))
@@ -318,28 +320,28 @@ def _texts(naive: Naive) -> list[list[int]]:
 def test_every_adapter_of_a_layer_that_runs_learns_and_the_target_does_not() -> None:
     models, method = pair("llama"), SkipDecode(fall_tokens=4)
     module = adapters_of(method, models)
-    method.loss(module, lesson_of(models.naive, [prompt_of(12)])).backward()
+    method.loss(module, batch_of(models.naive, [prompt_of(12)])).backward()
     assert all(weight.grad is not None and weight.grad.any() for weight in module.parameters())
     assert all(weight.grad is None for weight in models.model.parameters())
 
 
 def test_the_loss_needs_no_value_of_its_tensors() -> None:
     """What a training would cost is estimated on shapes alone."""
-    lesson, method = lesson_of(pair("llama").naive, [[5, 6, 7, 8]]), SkipDecode()
+    target_batch, method = batch_of(pair("llama").naive, [[5, 6, 7, 8]]), SkipDecode()
     module = adapters_of(method, pair("llama"))
-    assert method.loss(module, lesson).isfinite()  # reads the layers, which fake tensors cannot
+    assert method.loss(module, target_batch).isfinite()  # reads the layers, which fake tensors cannot
     with FakeTensorMode(allow_non_fake_inputs=True):
-        assert method.loss(module, lesson).shape == ()
+        assert method.loss(module, target_batch).shape == ()
 
 
-def test_adapters_beside_the_states_of_a_lesson_start_as_the_target_at_full_depth() -> None:
+def test_adapters_beside_the_states_of_a_target_batch_start_as_the_target_at_full_depth() -> None:
     models = pair("llama")
     fresh = SkipDecode().build(models.target.info, models.target.lm_head.weight)
     assert isinstance(fresh, Adapters)
-    lesson = lesson_of(models.naive, [prompt_of(9)])
+    target_batch = batch_of(models.naive, [prompt_of(9)])
     schedule = DepthSchedule(LAYERS, LAYERS, LAYERS, 1, 4)
-    state = scheduled_states(schedule, fresh, lesson, torch.full((1, 9), LAYERS))
-    torch.testing.assert_close(state, lesson.states[-1], rtol=1e-4, atol=1e-4)
+    state = scheduled_states(schedule, fresh, target_batch, torch.full((1, 9), LAYERS))
+    torch.testing.assert_close(state, target_batch.states[-1], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from benchctl.conformance.examine import WHAT, examine
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.records.writer import read
-from benchctl.training.jobs import Surroundings
+from benchctl.training.jobs import JobContext
 from benchctl.training.modules.job import train_modules
 from benchctl.training.train_options import Provenance, TeacherOptions
 
@@ -114,9 +114,9 @@ def test_the_method_it_shows_can_be_trained_and_gives_the_targets_tokens(tmp_pat
     data = tuple(str(tmp_path / name) for name in ("chats.jsonl", "chats_val.jsonl"))
     options = TeacherOptions(data, heads, model=str(folder), steps=8, row_tokens=64, batch_tokens=256)
     ticks = count()
-    around = Surroundings(lambda: float(next(ticks)), Provenance("", "", {}))
-    with around.held:
-        result = train_modules(options, "bigram", around)
+    job_context = JobContext(lambda: float(next(ticks)), Provenance("", "", {}))
+    with job_context.held:
+        result = train_modules(options, "bigram", job_context)
     assert result is not None
     assert result.held_out["instruct"]["top1"].of > 0
     target = Target.load(folder)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures_training import COMMON, LESSONS, done, refused, write_data
+from fixtures_training import BATCHES, COMMON, done, refused, write_data
 from tiny import tiny_folder
 
 from benchctl.decoding.loop import DecodeRequest, decode
@@ -28,7 +28,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_data(folder / "data")
     lines = [json.dumps({"source": "unit", "instruction": text, "output": "Yes."}) for text in PROMPTS]
     (folder / "data" / "val.jsonl").write_text("\n".join(lines))
-    done("train", "deed[exits=1]", *_words(folder), "--out", folder / "deed", "--steps", 2, *LESSONS, *COMMON)
+    done("train", "deed[exits=1]", *_words(folder), "--out", folder / "deed", "--steps", 2, *BATCHES, *COMMON)
     return folder
 
 
@@ -108,7 +108,7 @@ def _classifier(made: Path) -> Path:
     folder = made / "classifier"
     if not folder.exists():
         label = "early_exit[exits=1,confidence=classifier]"
-        done("train", label, *_words(made), "--out", folder, "--steps", 1, *LESSONS, *COMMON)
+        done("train", label, *_words(made), "--out", folder, "--steps", 1, *BATCHES, *COMMON)
         weights = load_file(folder / "modules.safetensors")
         weights["classifier.1.bias"] += 1000.0
         save_file(weights, folder / "modules.safetensors")

@@ -1,4 +1,4 @@
-"""Lessons count tokens ahead within their document; trained modules come back as they were saved, or not at all."""
+"""Labels are tokens ahead within their document; trained modules come back as they were saved, or not at all."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from benchctl.decoding.modules.folder import (
     read_facts,
     save_modules,
 )
-from benchctl.decoding.modules.trainable import Labels, Lesson, Tally
+from benchctl.decoding.modules.trainable import Labels, Tally, TrainingBatch
 from benchctl.errors import UserError
 from benchctl.methods.early_exit import EarlyExit
 from benchctl.methods.medusa import Medusa
 
 
-def lesson(tokens: list[int], documents: list[int], weights: list[float] | None = None) -> Lesson:
+def batch(tokens: list[int], documents: list[int], weights: list[float] | None = None) -> TrainingBatch:
     """One row whose states nobody asks for."""
     row = torch.tensor([tokens])
     nothing = row.new_zeros(1, len(tokens), 2)
@@ -41,7 +41,7 @@ def lesson(tokens: list[int], documents: list[int], weights: list[float] | None 
     def unasked(index: int) -> Layer:
         raise AssertionError(f"nobody asks for layer {index}")
 
-    return Lesson(
+    return TrainingBatch(
         tokens=row,
         weights=torch.ones(1, len(tokens)) if weights is None else torch.tensor([weights]),
         documents=torch.tensor([documents]),
@@ -61,25 +61,25 @@ def ahead(labels: Labels) -> tuple[list[int], list[float]]:
 
 def test_the_token_ahead_counts_only_within_its_document() -> None:
     """The example of the docstring."""
-    two = lesson([5, 6, 7, 8, 9], [0, 0, 0, 1, 1])
+    two = batch([5, 6, 7, 8, 9], [0, 0, 0, 1, 1])
     assert ahead(two.ahead(1)) == ([6, 7, 8, 9, 9], [1, 1, 0, 1, 0])
     assert ahead(two.ahead(2))[1] == [1, 0, 0, 0, 0]
 
 
 def test_nothing_is_ahead_of_padding_nor_padding_ahead_of_anything() -> None:
-    padded = lesson([5, 6, 0, 0, 0], [0, 0, -1, -1, -1])
+    padded = batch([5, 6, 0, 0, 0], [0, 0, -1, -1, -1])
     assert ahead(padded.ahead(1))[1] == [1, 0, 0, 0, 0]
     assert ahead(padded.ahead(2))[1] == [0, 0, 0, 0, 0]
 
 
 def test_the_weight_is_that_of_the_token_ahead() -> None:
-    answered = lesson([5, 6, 7, 8], [0, 0, 0, 0], [0.0, 0.3, 1.0, 1.0])
+    answered = batch([5, 6, 7, 8], [0, 0, 0, 0], [0.0, 0.3, 1.0, 1.0])
     assert ahead(answered.ahead(1))[1] == pytest.approx([0.3, 1.0, 1.0, 0.0])
     assert ahead(answered.ahead(2))[1] == pytest.approx([1.0, 1.0, 0.0, 0.0])
 
 
 def test_looking_beyond_the_row_finds_nothing() -> None:
-    assert ahead(lesson([5, 6], [0, 0]).ahead(7))[1] == [0, 0]
+    assert ahead(batch([5, 6], [0, 0]).ahead(7))[1] == [0, 0]
 
 
 def test_tallies_add_up() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures_training import COMMON, LESSONS, write_data
+from fixtures_training import BATCHES, COMMON, write_data
 from tiny import tiny_folder
 from tiny_training import tiny_settings, tiny_trainer
 from torch import nn
@@ -68,7 +68,7 @@ def test_two_processes_stop_at_the_same_step_when_the_time_is_over(tmp_path: Pat
 def test_two_processes_train_a_draft_model_and_measure_it(tmp_path: Path, own: int) -> None:
     """The first one alone measures the draft model at the end, on answers that both have waited for before."""
     data, target = write_data(tmp_path / "data"), tiny_folder(tmp_path / "target")
-    words = ["draft", "--model", target, "--data", data, "--out", tmp_path / "draft", "--steps", 2, *LESSONS, *COMMON]
+    words = ["draft", "--model", target, "--data", data, "--out", tmp_path / "draft", "--steps", 2, *BATCHES, *COMMON]
     run_two("-m", "benchctl", "train", *map(str, words), "--self-distil", str(own), "--answer-tokens", "6")
     held_out = json.loads((tmp_path / "draft" / "training.json").read_text())["outcome"]["held_out"]
     assert 0 <= held_out["instruct, drafting"]["acceptance_4"] <= 1

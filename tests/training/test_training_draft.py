@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fixtures_training import COMMON, LESSONS, done, refused, write_data
+from fixtures_training import BATCHES, COMMON, done, refused, write_data
 from tiny import VARIANTS, tiny_folder, tiny_model
 from transformers import AutoModelForCausalLM
 
@@ -106,7 +106,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def words(folder: Path) -> list[object]:
     own = ("--self-distil", 6, "--answer-tokens", 6)
-    return ["train", "draft", "--model", folder / "target", "--data", folder / "data", *own, *LESSONS, *COMMON]
+    return ["train", "draft", "--model", folder / "target", "--data", folder / "data", *own, *BATCHES, *COMMON]
 
 
 def test_it_is_a_model_of_the_same_tokenizer_for_decoding(trained: Path) -> None:

@@ -1,4 +1,4 @@
-"""Training for a target with an encoder: what its lessons hold, what it answers itself, and what cannot be trained."""
+"""Training for a target with an encoder: what its batches hold, what it answers itself, and what cannot be trained."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fixtures_training import CHATS, COLORS, COMMON, LESSONS, benchctl, done, refused, write_data
+from fixtures_training import BATCHES, CHATS, COLORS, COMMON, benchctl, done, refused, write_data
 from plain_t5 import LAYERS, START, PlainT5, Weights, spoken, tiny_t5
 from safetensors.torch import load_file
 from tiny_encoder import random_folder
@@ -25,8 +25,8 @@ from benchctl.measuring.prompts.fit import messages
 from benchctl.registry import build
 from benchctl.training.data.chats import Message, Record
 from benchctl.training.data.packing import FULL, Batch, Document, Turn, batch_of, cut_pieces, fill_rows
-from benchctl.training.modules import frozen as encoder_lessons
-from benchctl.training.modules.frozen import chat_of, find_target, lesson_maker
+from benchctl.training.modules import frozen as encoder_batches
+from benchctl.training.modules.frozen import batch_maker, chat_of, find_target
 from benchctl.training.modules.own_text import Answering, answer, prompt_room
 
 CPU = torch.device("cpu")
@@ -82,35 +82,35 @@ def test_states_are_those_of_each_prompt_and_answer_alone(
     kind: str, tied: bool, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In float64, as transformers gives them and as decoding computes them, however many prompts are read at once."""
-    monkeypatch.setattr(encoder_lessons, "TOKENS_AT_ONCE", at_once)
+    monkeypatch.setattr(encoder_batches, "TOKENS_AT_ONCE", at_once)
     model = tiny_t5(kind, tie_word_embeddings=tied)
-    lesson, target = lesson_maker(model, CPU)(batch()), Target(model, None)
-    assert len(lesson.states) == LAYERS + 1
+    target_batch, target = batch_maker(model, CPU)(batch()), Target(model, None)
+    assert len(target_batch.states) == LAYERS + 1
     for row, place, prompt, text in documents():
-        assert lesson.tokens[row, place].tolist() == text
+        assert target_batch.tokens[row, place].tolist() == text
         settings = {"decoder_input_ids": torch.tensor([text]), "output_hidden_states": True, "use_cache": False}
         theirs = model(input_ids=torch.tensor([prompt]), **settings)
         target.read(prompt)
         cache, layout, rows = target.new_cache(len(text)), target.layout(0, range(len(text))), target.embed(text)
-        for layer, state in enumerate(lesson.states):
+        for layer, state in enumerate(target_batch.states):
             if layer < LAYERS:  # transformers' last one is normed already
                 close(state[row, place], theirs.decoder_hidden_states[layer][0])
             close(state[row, place], rows)
             rows = target.run(rows, cache, layer, layer + 1, layout) if layer < LAYERS else rows
-        close(lesson.head(lesson.final)[row, place], theirs.logits[0])
-        close(lesson.head(lesson.norm(lesson.states[-1]))[row, place], target.head(rows))
-    assert not any(state.requires_grad for state in (*lesson.states, lesson.final))
+        close(target_batch.head(target_batch.final)[row, place], theirs.logits[0])
+        close(target_batch.head(target_batch.norm(target_batch.states[-1]))[row, place], target.head(rows))
+    assert not any(state.requires_grad for state in (*target_batch.states, target_batch.final))
 
 
 @pytest.mark.parametrize("at_once", [16384, 100])
 def test_one_long_answer_among_short_ones_does_not_pad_them_all(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All answers of a batch were padded to its longest: 2,021 tokens became 541 x 401 positions."""
-    monkeypatch.setattr(encoder_lessons, "TOKENS_AT_ONCE", at_once)
+    monkeypatch.setattr(encoder_batches, "TOKENS_AT_ONCE", at_once)
     turns = [Turn(ids(*range(2, 4 + number % 9)), ids(*range(3, 4 + number % 3), 1)) for number in range(60)]
     turns[40] = Turn(ids(7, 1), ids(*[9] * 90, 1))
     documents = [Document("unit", (turn,), apart=True) for turn in turns]
     made = batch_of(fill_rows(cut_pieces(documents, 96, 0).pieces, 96, pad_id=0))
-    maker, passed = encoder_lessons.EncoderLessons(tiny_t5(), CPU), list[tuple[int, int]]()
+    maker, passed = encoder_batches.EncoderBatches(tiny_t5(), CPU), list[tuple[int, int]]()
     one_pass = maker._pass
 
     def spied(prompts: torch.Tensor, texts: torch.Tensor) -> list[torch.Tensor]:
@@ -129,7 +129,7 @@ def close(left: torch.Tensor, right: torch.Tensor) -> None:
 
 
 def test_every_token_of_an_answer_is_to_be_predicted_and_nothing_else() -> None:
-    labels = lesson_maker(tiny_t5(), CPU)(batch()).ahead(1)
+    labels = batch_maker(tiny_t5(), CPU)(batch()).ahead(1)
     for row, place, _, text in documents():
         assert labels.tokens[row, place].tolist()[:-1] == text[1:]
         assert labels.weights[row, place].tolist() == [1.0] * (len(text) - 1) + [0.0]
@@ -181,7 +181,7 @@ def weightless(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_knows_no_encoders_is_refused_before_weights_are_read(part: str, weightless: Path, tmp_path: Path) -> None:
     words = ("--model", weightless / "t5", "--data", weightless / "data", "--out", tmp_path / "out", "--steps", 1)
     told = refused(
-        "reference" if part == "moe" else "train", part, *words, *([] if part == "moe" else LESSONS), *COMMON
+        "reference" if part == "moe" else "train", part, *words, *([] if part == "moe" else BATCHES), *COMMON
     )
     assert "t5 has an encoder, and what you ask for is for models without one" in told
     assert "train modules that know encoders: deed, early_exit" in told
@@ -199,7 +199,7 @@ def test_options_that_do_not_fit_are_refused_before_weights_are_read(
 ) -> None:
     """They were refused after the weights had been read, and by then prompts may have been answered."""
     words = ("--model", weightless / "t5", "--data", weightless / "data", "--out", tmp_path / "out", "--steps", 1)
-    told = refused("train", label, *words, *LESSONS, *COMMON)
+    told = refused("train", label, *words, *BATCHES, *COMMON)
     assert f"{label} cannot run on t5: {problem}" in " ".join(told.split())
 
 
@@ -212,7 +212,7 @@ def test_a_second_stage_on_modules_of_a_smaller_target_is_refused_before_weights
     save_modules(tmp_path / "exits", untrained(method, other), facts_of(label, method, other))
     second = label.replace("]", f",modules={tmp_path / 'exits'}]")
     words = ("--model", weightless / "t5", "--data", weightless / "data", "--out", tmp_path / "out", "--steps", 1)
-    told = " ".join(refused("train", second, *words, *LESSONS, *COMMON).split())
+    told = " ".join(refused("train", second, *words, *BATCHES, *COMMON).split())
     assert "made for tiny (3 layers of 32, vocabulary 320), but the target has 4 layers of 32, vocabulary 320;" in told
 
 
@@ -224,7 +224,7 @@ def test_a_model_with_an_encoder_is_no_beginning_of_a_target(weightless: Path, t
 def test_plain_texts_have_no_prompt_that_an_encoder_could_read(weightless: Path, tmp_path: Path) -> None:
     for name in ("train", "val"):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": "Once upon a time."}))
-    words = ("--model", weightless / "t5", "--out", tmp_path / "out", "--steps", 1, *LESSONS, *COMMON)
+    words = ("--model", weightless / "t5", "--out", tmp_path / "out", "--steps", 1, *BATCHES, *COMMON)
     told = refused("train", "deed", *words, "--data", tmp_path)
     assert "which reads prompts, and the training data are plain texts only; give chats" in " ".join(told.split())
     (tmp_path / "train.jsonl").write_text(json.dumps(CHATS[0]))
@@ -239,7 +239,7 @@ def test_modules_learn_from_what_the_target_answers_itself(label: str, tmp_path:
     random_folder(tmp_path / "t5")
     words = ("--model", tmp_path / "t5", "--data", tmp_path / "data", "--out", tmp_path / "modules", "--steps", 2)
     own = ("--self-distil", 6, "--answer-tokens", 6)
-    told = done("train", label, *words, *own, *LESSONS, *COMMON)
+    told = done("train", label, *words, *own, *BATCHES, *COMMON)
     told = " ".join(told.split())
     assert "36 plain texts to train on and 15 held-out ones are left out: the encoder of t5 reads prompts" in told
     facts = json.loads((tmp_path / "modules" / "modules.json").read_text())
@@ -307,7 +307,7 @@ def test_a_threshold_is_calibrated_on_a_target_with_an_encoder(tmp_path: Path) -
     assert json.loads((tmp_path / "out" / "calibration.json").read_text())["prompts"] == 2
 
 
-def test_a_method_that_asks_for_layers_of_such_a_lesson_is_told_why_there_are_none() -> None:
-    lesson = lesson_maker(tiny_t5(), CPU)(batch())
+def test_a_method_that_asks_for_layers_of_such_a_target_batch_is_told_why_there_are_none() -> None:
+    target_batch = batch_maker(tiny_t5(), CPU)(batch())
     with pytest.raises(UserError, match="leave supports_encoder_decoder False"):
-        lesson.layer(0)
+        target_batch.layer(0)

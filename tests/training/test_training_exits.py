@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from fixtures_training import COMMON, LESSONS, done, refused, write_data
+from fixtures_training import BATCHES, COMMON, done, refused, write_data
 from oracles import Naive, in_float64
 from safetensors.torch import load_file
 from tiny import tiny_folder, tiny_model
@@ -36,7 +36,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _train(folder: Path, label: str, out: str, target: str = "target") -> str:
     words = ("--model", folder / target, "--data", folder / "data", "--out", folder / out, "--steps", 2)
-    return done("train", label, *words, *LESSONS, *COMMON)
+    return done("train", label, *words, *BATCHES, *COMMON)
 
 
 def _prepare(folder: Path, label: str, target: str = "target") -> None:
@@ -65,7 +65,7 @@ def test_exits_without_classifiers_say_how_to_train_them(made: Path) -> None:
     ):
         _prepare(made, f"early_exit[head=trained,confidence=classifier,modules={made / 'exits'}]")
     words = ("--model", made / "target", "--data", made / "data", "--out", made / "none", "--steps", 1)
-    told = refused("train", "early_exit[head=trained,confidence=classifier]", *words, *LESSONS, *COMMON)
+    told = refused("train", "early_exit[head=trained,confidence=classifier]", *words, *BATCHES, *COMMON)
     assert "is trained on top of other modules; train those first" in told
 
 

@@ -1,4 +1,4 @@
-"""Modules of a method: the lessons they learn from, and a run from the command line to decoding."""
+"""Modules of a method: the batches that they learn from, and a run from the command line to decoding."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures_training import COMMON, LESSONS, done, refused, write_data
+from fixtures_training import BATCHES, COMMON, done, refused, write_data
 from tiny import tiny_folder, tiny_model
 from torch import Tensor
 
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folder import load_modules, shares
-from benchctl.decoding.modules.trainable import Lesson, Tally, Trainable
+from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch
 from benchctl.errors import UserError
 from benchctl.methods.medusa import Medusa
 from benchctl.registry import build
 from benchctl.training.data.chats import Record
 from benchctl.training.data.packing import Batch
 from benchctl.training.data.reading import Corpus
-from benchctl.training.jobs import Surroundings
+from benchctl.training.jobs import JobContext
 from benchctl.training.modules import frozen
 from benchctl.training.modules import job as module_job
-from benchctl.training.modules.frozen import LessonMaker, ModuleObjective, chat_of, find_target, load_target
-from benchctl.training.modules.lesson_text import LessonText
+from benchctl.training.modules.frozen import BatchMaker, ModuleObjective, chat_of, find_target, load_target
 from benchctl.training.modules.objective import loss_weights
+from benchctl.training.modules.training_text import TrainingText
 from benchctl.training.train_options import Provenance, TeacherOptions
 from reference.recipe import ReferenceRecipe
 
@@ -74,23 +74,23 @@ def close(left: Tensor, right: Tensor) -> bool:
 def test_states_are_those_of_each_document_run_alone(batch: Batch, family: str) -> None:
     """In float64. transformers' hidden_states end with the normed state, so the last residual is left to the norm."""
     model = tiny_model(family, dtype=torch.float64)
-    lesson = LessonMaker(model, CPU)(batch)
-    assert len(lesson.states) == model.config.num_hidden_layers + 1
+    target_batch = BatchMaker(model, CPU)(batch)
+    assert len(target_batch.states) == model.config.num_hidden_layers + 1
     for row, place in documents_of(batch):
         alone = model(batch.tokens[row : row + 1, place], output_hidden_states=True)
-        for state, expected in zip(lesson.states[:-1], alone.hidden_states[:-1], strict=True):
+        for state, expected in zip(target_batch.states[:-1], alone.hidden_states[:-1], strict=True):
             assert close(state[row, place], expected[0])
-        assert close(lesson.final[row, place], alone.hidden_states[-1][0])
-        assert close(lesson.norm(lesson.states[-1])[row, place], lesson.final[row, place])
-        assert close(lesson.head(lesson.final)[row, place], alone.logits[0])
+        assert close(target_batch.final[row, place], alone.hidden_states[-1][0])
+        assert close(target_batch.norm(target_batch.states[-1])[row, place], target_batch.final[row, place])
+        assert close(target_batch.head(target_batch.final)[row, place], alone.logits[0])
 
 
-def test_lessons_carry_no_gradient_but_norm_and_head_pass_it_on(batch: Batch) -> None:
+def test_target_batches_carry_no_gradient_but_norm_and_head_pass_it_on(batch: Batch) -> None:
     model = tiny_model("llama", dtype=torch.float64)
-    lesson = LessonMaker(model, CPU)(batch)
-    assert not any(state.requires_grad for state in (*lesson.states, lesson.final))
-    probe = lesson.states[1].clone().requires_grad_(True)
-    lesson.head(lesson.norm(probe)).sum().backward()
+    target_batch = BatchMaker(model, CPU)(batch)
+    assert not any(state.requires_grad for state in (*target_batch.states, target_batch.final))
+    probe = target_batch.states[1].clone().requires_grad_(True)
+    target_batch.head(target_batch.norm(probe)).sum().backward()
     assert probe.grad is not None and bool((probe.grad != 0).any())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not model.model.layers[0]._forward_hooks
@@ -102,14 +102,14 @@ def test_the_objective_is_what_the_method_says(batch: Batch) -> None:
     assert isinstance(method, Trainable)
     target = Target(model, None)
     module = method.build(target.info, model.lm_head.weight)
-    objective = ModuleObjective(method, LessonMaker(model, CPU))
-    lesson: Lesson = LessonMaker(model, CPU)(batch)
+    objective = ModuleObjective(method, BatchMaker(model, CPU))
+    target_batch: TrainingBatch = BatchMaker(model, CPU)(batch)
     with torch.no_grad():
-        loss = float(method.loss(module, lesson))
+        loss = float(method.loss(module, target_batch))
         assert float(objective(module, batch)) == loss
         measured = objective.measure(module, batch)
     assert (measured["loss"].right, measured["loss"].of) == (loss, float(loss_weights(batch).sum()))
-    assert measured["head_1_top4"] == method.yardsticks(module, lesson)["head_1_top4"]
+    assert measured["head_1_top4"] == method.yardsticks(module, target_batch)["head_1_top4"]
 
 
 def test_a_yardstick_that_no_folder_could_hold_is_refused_when_it_is_first_measured(
@@ -119,7 +119,7 @@ def test_a_yardstick_that_no_folder_could_hold_is_refused_when_it_is_first_measu
     model, method = tiny_model("llama"), build("medusa[heads=2]")
     assert isinstance(method, Trainable)
     module = method.build(Target(model, None).info, model.lm_head.weight)
-    objective = ModuleObjective(method, LessonMaker(model, CPU))
+    objective = ModuleObjective(method, BatchMaker(model, CPU))
     for measured, wrong in ((Tally(30, 10), True), (Tally(10.000001, 10), False), (Tally(-10, 10), False)):
         monkeypatch.setattr(Medusa, "yardsticks", lambda *_, measured=measured: {"mine": measured})
         told = "Medusa: yardstick 'mine' is 3; .*between -1 and 1"
@@ -135,7 +135,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_data(folder / "data")
     tiny_folder(folder / "target")
     words = ("--model", folder / "target", "--data", folder / "data", "--out", folder / "heads")
-    told = done("train", "medusa[heads=2]", *words, "--self-distil", 6, "--answer-tokens", 6, *LESSONS, *COMMON)
+    told = done("train", "medusa[heads=2]", *words, "--self-distil", 6, "--answer-tokens", 6, *BATCHES, *COMMON)
     assert f"--method 'medusa[modules={folder / 'heads'},heads=2]'" in told
     return folder
 
@@ -185,9 +185,9 @@ def test_a_prompt_that_is_held_out_is_not_answered_for_training(trained: Path, t
     options = own_text_options(trained, tmp_path, 9)
     files = find_target(options.model)
     told = list[str]()
-    around = Surroundings(lambda: 0.0, Provenance("", "", {}), notify=told.append)
+    job_context = JobContext(lambda: 0.0, Provenance("", "", {}), notify=told.append)
     corpus = Corpus([learnt, Record.chat("unit", "Who is red?", "other")], {"instruct": [held_out]}, {})
-    LessonText(files, chat_of(files), corpus, options, around).load_target({})
+    TrainingText(files, chat_of(files), corpus, options, job_context).load_target({})
     assert told == ["There are 1 prompts; --self-distil 9 asks for more."]
 
 
@@ -207,10 +207,10 @@ def test_with_the_reference_mix_half_of_the_prompts_are_requests(trained: Path, 
     options = own_text_options(trained, tmp_path, 6)
     files = find_target(options.model)
     told = list[str]()
-    around = Surroundings(lambda: 0.0, Provenance("", "", {}), notify=told.append)
+    job_context = JobContext(lambda: 0.0, Provenance("", "", {}), notify=told.append)
     learnt, held_out = Record.chat("unit", "Who is blue?", "B"), Record.chat("unit", "Who is red?", "A")
     corpus = Corpus([learnt], {"instruct": [held_out]}, {}, ReferenceRecipe())
-    text = LessonText(files, chat_of(files), corpus, options, around)
+    text = TrainingText(files, chat_of(files), corpus, options, job_context)
     text.data(text.load_target({})[0])
     assert told == ["There are 4 prompts; --self-distil 6 asks for more."]
     assert "half made by rule" in text.described and "half to requests" in text.fact
@@ -232,7 +232,7 @@ def test_a_tokenizer_with_ids_that_the_model_lacks_is_refused(trained: Path, tmp
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 50}))
     words = ("--model", folder, "--data", trained / "data", "--out", tmp_path / "out", "--steps", 1)
-    for part, *rows in (("medusa", *LESSONS), ("draft", *LESSONS), ("moe",)):
+    for part, *rows in (("medusa", *BATCHES), ("draft", *BATCHES), ("moe",)):
         told = refused("reference" if part == "moe" else "train", part, *words, *rows)
         assert "its tokenizer has 320 ids and its configuration a vocabulary of 50" in told
 
@@ -245,13 +245,13 @@ def test_a_full_disk_at_the_end_names_the_checkpoint_that_is_kept(
 
     monkeypatch.setattr(module_job, "save_modules", full_disk)
     words = ("--model", trained / "target", "--data", trained / "data", "--out", tmp_path / "out", "--steps", 1)
-    told = refused("train", "medusa[heads=1]", *words, *LESSONS, *COMMON)
+    told = refused("train", "medusa[heads=1]", *words, *BATCHES, *COMMON)
     assert "cannot write the modules (OSError: [Errno 28] No space left on device)" in told
     assert "step-0000001 is kept; then continue from it with --resume" in told
 
 
 def test_the_run_resumes_only_as_it_was(trained: Path) -> None:
-    words = ["--model", trained / "target", "--data", trained / "data", "--out", trained / "heads", *LESSONS, *COMMON]
+    words = ["--model", trained / "target", "--data", trained / "data", "--out", trained / "heads", *BATCHES, *COMMON]
     own = ["--self-distil", 6, "--answer-tokens", 6]
     assert "Wrote" in done("train", "medusa[heads=2]", *words, *own, "--resume")
     assert "own answers" in refused("train", "medusa[heads=2]", *words, "--self-distil", 5, *own[2:], "--resume")

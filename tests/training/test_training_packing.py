@@ -28,8 +28,8 @@ from benchctl.training.data.packing import (
     token_dtype,
 )
 from benchctl.training.data.reading import Corpus
-from benchctl.training.modules.lesson_text import lesson_data, lesson_rows
 from benchctl.training.modules.objective import logits_of
+from benchctl.training.modules.training_text import training_data, training_rows
 from benchctl.training.optim import Stage
 from reference.bpe import BOS, END, PAD, Joints, chat_format, joints_of, token_id, train_tokenizer
 from reference.mix import Mix, joined_turns
@@ -269,9 +269,9 @@ def test_rows_of_nothing_are_an_error() -> None:
         PackedCorpus(lambda random: [], 8, PADDING, seed=0).rows(0, 1)
 
 
-def test_lessons_read_every_record_once_a_pass_whatever_its_source(chat: ChatFormat) -> None:
+def test_target_batches_read_every_record_once_a_pass_whatever_its_source(chat: ChatFormat) -> None:
     records = [Record.plain("llms_from_scratch", "one"), Record.plain("tinyshakespeare", "two")]
-    rows = lesson_rows(chat.tokenize(records), chat, row_tokens=16, seed=0, prompt_weight=0)
+    rows = training_rows(chat.tokenize(records), chat, row_tokens=16, seed=0, prompt_weight=0)
     assert texts_of_one_pass(rows, chat) == {"one": 1, "two": 1}
 
 
@@ -298,7 +298,7 @@ def test_rows_depend_on_their_number_alone(chat: ChatFormat) -> None:
 
 
 def test_the_next_pass_has_the_same_documents_in_another_order(chat: ChatFormat) -> None:
-    rows = lesson_rows(chat.tokenize(CHATS), chat, row_tokens=64, seed=0, prompt_weight=0)
+    rows = training_rows(chat.tokenize(CHATS), chat, row_tokens=64, seed=0, prompt_weight=0)
     count = rows.rows_per_pass()
     first, second = rows.rows(0, count), rows.rows(count, count)
     assert not torch.equal(first.tokens, second.tokens)
@@ -313,8 +313,8 @@ def test_too_long_a_prompt_is_left_out_and_too_long_an_answer_is_cut(chat: ChatF
     assert token_id(tokenizer, END) in batch.tokens[0, :10].tolist()
 
 
-def test_lessons_weigh_answers_alone_and_teach_to_stop(chat: ChatFormat, tokenizer: Tokenizer) -> None:
-    data = lesson_data(Corpus(CHATS, {"instruct": CHATS[:3]}, {}), chat, 64, micro_rows=2, seed=0, prompt_weight=0)
+def test_target_batches_weigh_answers_alone_and_teach_to_stop(chat: ChatFormat, tokenizer: Tokenizer) -> None:
+    data = training_data(Corpus(CHATS, {"instruct": CHATS[:3]}, {}), chat, 64, micro_rows=2, seed=0, prompt_weight=0)
     batch = data.stages[0].rows(0, 4)
     learnt = batch.tokens[batch.weights == 1].tolist()
     answers = sum(int(documents.max()) + 1 for documents in batch.documents)
@@ -328,8 +328,8 @@ def test_lessons_weigh_answers_alone_and_teach_to_stop(chat: ChatFormat, tokeniz
     ("row_tokens", "prompt_weight", "complaint"),
     [(4, 0.0, "every prompt is longer than a row of 4 tokens"), (64, 30.0, "give one from 0 to 1")],
 )
-def test_lessons_that_cannot_be_made_say_why(
+def test_target_batches_that_cannot_be_made_say_why(
     chat: ChatFormat, row_tokens: int, prompt_weight: float, complaint: str
 ) -> None:
     with pytest.raises(UserError, match=complaint):
-        lesson_rows(chat.tokenize(CHATS), chat, row_tokens, 0, prompt_weight)
+        training_rows(chat.tokenize(CHATS), chat, row_tokens, 0, prompt_weight)

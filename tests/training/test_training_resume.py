@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures_training import CHATS, COLORS, COMMON, LESSONS, SHAPE, done, refused, train_tiny_target, write_data
+from fixtures_training import BATCHES, CHATS, COLORS, COMMON, SHAPE, done, refused, train_tiny_target, write_data
 from safetensors.torch import load_file, save_file
 from tiny import tiny_folder
 
@@ -21,7 +21,7 @@ from benchctl.training import distributed
 from benchctl.training.checkpoint import locked
 from benchctl.training.data.chats import ChatFormat, Message
 from benchctl.training.distributed import World
-from benchctl.training.modules import lesson_text
+from benchctl.training.modules import training_text
 from benchctl.training.modules.frozen import find_target, load_target
 from benchctl.training.modules.own_text import Answered, Answering, OwnText
 from reference import model_jobs
@@ -54,12 +54,12 @@ def moe(home: Path) -> tuple[object, ...]:
 
 def draft(home: Path) -> tuple[object, ...]:
     words = ("--model", home / "random", "--data", home / "data", "--steps", 1)
-    return ("train", "draft", *words, *OWN, *LESSONS, *COMMON)
+    return ("train", "draft", *words, *OWN, *BATCHES, *COMMON)
 
 
 def heads(home: Path) -> tuple[object, ...]:
     words = ("--model", home / "random", "--data", home / "data", "--steps", 1)
-    return ("train", "medusa[heads=1]", *words, *OWN, *LESSONS, *COMMON)
+    return ("train", "medusa[heads=1]", *words, *OWN, *BATCHES, *COMMON)
 
 
 def further(home: Path) -> tuple[object, ...]:
@@ -245,7 +245,7 @@ def test_what_can_never_work_is_refused_before_a_model_is_loaded(
     changed: tuple[object, ...],
     complaint: str,
 ) -> None:
-    for place in (lesson_text, model_jobs):
+    for place in (training_text, model_jobs):
         monkeypatch.setattr(place, "load_target", None)
     monkeypatch.setattr(distributed, "joined", lambda device: nullcontext(world))
     data = tmp_path / "data"

@@ -314,7 +314,7 @@ class Encoder:
             cross.read(encoded)
 
     def tensors(self) -> Iterator[Tensor]:
-        """All weights beside those of the decoder's own layers."""
+        """All weights except those of the decoder's own layers."""
         yield from self._module.parameters()
         for cross in self._crosses:
             yield from cross.weights

@@ -163,7 +163,7 @@ def check_complete(path: str | Path, info: Mapping[str, Any]) -> None:
     for key, told in (("missing_keys", "lacks {} weights of"), ("unexpected_keys", "has {} weights that are not in")):
         if names := sorted(info[key]):
             what = told.format(len(names))
-            raise UserError("weights_do_not_fit", f"{path} {what} its configuration, such as {names[0]}; get it anew")
+            raise UserError("weights_do_not_fit", f"{path} {what} its configuration, such as {names[0]}; get it again")
 
 
 class Target:

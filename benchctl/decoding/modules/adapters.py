@@ -20,15 +20,15 @@ from benchctl.decoding.model.kernels import Linear, may_copy
 from benchctl.decoding.model.layers import Attention, Layer, Mlp, project
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import AdapterSettings, LowRank, exit_losses, log_shares
-from benchctl.decoding.modules.trainable import Lesson
+from benchctl.decoding.modules.trainable import TrainingBatch
 
 
 class TextAttention:
-    """Each token of a lesson sees those before it in its document, itself included, within the layer's window."""
+    """Each token of a batch sees those before it in its document, itself included, within the layer's window."""
 
-    def __init__(self, lesson: Lesson) -> None:
-        self._lesson = lesson
-        self._rotary = lesson.rotary(lesson.positions.flatten()).unsqueeze(1)
+    def __init__(self, batch: TrainingBatch) -> None:
+        self._batch = batch
+        self._rotary = batch.rotary(batch.positions.flatten()).unsqueeze(1)
         self._visible: dict[int | None, Tensor] = {}
 
     def project(
@@ -42,7 +42,7 @@ class TextAttention:
 
         Tokens where ``absent`` [rows, n] is true are seen by nobody but themselves.
         """
-        rows, n = self._lesson.tokens.shape
+        rows, n = self._batch.tokens.shape
         keys, values = held.view(2, attention.kv_heads, rows, n, -1).transpose(1, 2).to(queries.dtype)
         mixed = F.scaled_dot_product_attention(
             queries.view(rows, n, attention.heads, -1).transpose(1, 2),
@@ -57,7 +57,7 @@ class TextAttention:
     def _mask(self, window: int | None, absent: Tensor | None) -> Tensor:
         """[rows, 1, n, n] which tokens each may see."""
         if window not in self._visible:
-            documents, positions = self._lesson.documents, self._lesson.positions
+            documents, positions = self._batch.documents, self._batch.positions
             visible = (documents[:, :, None] == documents[:, None, :]).tril()
             if window is not None:
                 visible = visible & (positions[:, :, None] - positions[:, None, :] < window)
@@ -123,18 +123,18 @@ class Adapters(nn.Module):
 
 
 class AdaptedTexts:
-    """The adapted layers over the texts of a lesson, all tokens at once, documents apart."""
+    """The adapted layers over the texts of a batch, all tokens at once, documents apart."""
 
-    def __init__(self, adapters: Adapters, lesson: Lesson) -> None:
-        self._adapters, self._lesson = adapters, lesson
-        self._attention = TextAttention(lesson)
+    def __init__(self, adapters: Adapters, batch: TrainingBatch) -> None:
+        self._adapters, self._batch = adapters, batch
+        self._attention = TextAttention(batch)
 
     def through(self, index: int, state: Tensor, absent: Tensor | None = None) -> Tensor:
         """[rows, n, width] after layer ``index`` for what arrives there.
 
         Tokens where ``absent`` [rows, n] is true are seen by nobody but themselves.
         """
-        layer, adapter = self._lesson.layer(index), self._adapters.of(index)
+        layer, adapter = self._batch.layer(index), self._adapters.of(index)
         normed = layer.attention_norm(state).flatten(0, 1)
         queries, held = self._attention.project(layer.attention, normed, lambda flat: _add(flat, adapter.qkv(normed)))
         mixed = self._attention.mix(layer.attention, queries, held, absent)
@@ -152,14 +152,14 @@ def _add(flat: Tensor, change: Tensor) -> None:
     flat.add_(change)
 
 
-def distil_losses(lesson: Lesson, state: Tensor) -> Tensor:
+def distil_losses(batch: TrainingBatch, state: Tensor) -> Tensor:
     """[rows, n] how far the distributions of final residuals ``state`` [rows, n, width] are from the target's; see
     exit_modules.exit_losses."""
-    final = log_shares(lesson.head(lesson.final))
-    return exit_losses(final, lesson.head(lesson.norm(state)), lesson.ahead(1).tokens)
+    final = log_shares(batch.head(batch.final))
+    return exit_losses(final, batch.head(batch.norm(state)), batch.ahead(1).tokens)
 
 
 @torch.no_grad()
-def agreements(lesson: Lesson, state: Tensor) -> Tensor:
+def agreements(batch: TrainingBatch, state: Tensor) -> Tensor:
     """[rows, n] whether final residuals ``state`` have the target's own likeliest next token."""
-    return lesson.head(lesson.norm(state)).argmax(-1) == lesson.head(lesson.final).argmax(-1)
+    return batch.head(batch.norm(state)).argmax(-1) == batch.head(batch.final).argmax(-1)

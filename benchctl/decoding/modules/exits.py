@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from benchctl.decoding.model.kernels import Norm
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.trainable import Lesson, Tally, tally
+from benchctl.decoding.modules.trainable import Tally, TrainingBatch, tally
 
 AdapterKind = Literal["lora", "bottleneck", "hybrid"]
 
@@ -81,9 +81,9 @@ def chance(score: Tensor) -> float:
     return float(score.to(torch.promote_types(score.dtype, torch.float32)).sigmoid())
 
 
-def bare_logits(lesson: Lesson, layer: int) -> Tensor:
+def bare_logits(batch: TrainingBatch, layer: int) -> Tensor:
     """[rows, n, vocabulary] of the state after ``layer`` layers through the target's own norm and head."""
-    return lesson.head(lesson.norm(lesson.states[layer]))
+    return batch.head(batch.norm(batch.states[layer]))
 
 
 def balanced_loss(scores: Tensor, agrees: Tensor, weights: Tensor) -> Tensor:
@@ -100,7 +100,9 @@ def balanced_loss(scores: Tensor, agrees: Tensor, weights: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def exit_yardsticks(scores: Mapping[int, Tensor], lesson: Lesson, right: Mapping[int, Tensor]) -> dict[str, Tally]:
+def exit_yardsticks(
+    scores: Mapping[int, Tensor], batch: TrainingBatch, right: Mapping[int, Tensor]
+) -> dict[str, Tally]:
     """What the scores of exit layers, ascending, are good for at threshold 0.5.
 
     ``right`` says for each, [rows, n], where what leaves there agrees with the last layer.
@@ -110,7 +112,7 @@ def exit_yardsticks(scores: Mapping[int, Tensor], lesson: Lesson, right: Mapping
     agreement     share of tokens that agree with the last layer when each leaves at the first exit that lets it
     depth         layers run for them, as a share of all
     """
-    weights, layers = lesson.ahead(1).weights, len(lesson.states) - 1
+    weights, layers = batch.ahead(1).weights, len(batch.states) - 1
     found: dict[str, Tally] = {}
     open_weights, lost, saved = weights, 0.0, 0.0
     for layer, agrees in right.items():
@@ -137,11 +139,11 @@ class ExitModule(nn.Module):
         self.change = LowRank(width, width, rank, scale, device, bends=True)
         self.gain = nn.Parameter(torch.ones(width, device=device)) if own_gain else None
 
-    def logits(self, lesson: Lesson, layer: int) -> Tensor:
-        """[rows, n, vocabulary] for the states of a lesson after ``layer`` layers."""
-        state = lesson.states[layer].float()
-        normed = lesson.norm(state + self.change(lesson.norm(state)))
-        return lesson.head(normed if self.gain is None else normed * self.gain)
+    def logits(self, batch: TrainingBatch, layer: int) -> Tensor:
+        """[rows, n, vocabulary] for the states of a batch after ``layer`` layers."""
+        state = batch.states[layer].float()
+        normed = batch.norm(state + self.change(batch.norm(state)))
+        return batch.head(normed if self.gain is None else normed * self.gain)
 
 
 class ExitHead:
@@ -176,23 +178,23 @@ class Exits(nn.Module):
         """For decoding; none where the target's own head speaks."""
         return {int(name): ExitHead(_exit(module), target) for name, module in self.exits.items()}
 
-    def logits(self, lesson: Lesson, layer: int) -> Tensor:
+    def logits(self, batch: TrainingBatch, layer: int) -> Tensor:
         """[rows, n, vocabulary] of what leaves after ``layer`` layers."""
-        return _exit(self.exits[str(layer)]).logits(lesson, layer) if self.exits else bare_logits(lesson, layer)
+        return _exit(self.exits[str(layer)]).logits(batch, layer) if self.exits else bare_logits(batch, layer)
 
-    def scores(self, lesson: Lesson) -> dict[int, Tensor]:
+    def scores(self, batch: TrainingBatch) -> dict[int, Tensor]:
         """[rows, n] for each exit layer: above 0 where agreement is likelier than not."""
         found: dict[int, Tensor] = {}
         for name, score in self.classifier.items():
-            states = lesson.states[int(name)].to(next(score.parameters()).dtype)
+            states = batch.states[int(name)].to(next(score.parameters()).dtype)
             found[int(name)] = score(states)[..., 0]
         return found
 
     @torch.no_grad()
-    def agreements(self, lesson: Lesson) -> dict[int, Tensor]:
+    def agreements(self, batch: TrainingBatch) -> dict[int, Tensor]:
         """[rows, n] for each exit layer: whether its likeliest next token is the last layer's."""
-        last = lesson.head(lesson.final).argmax(-1)
-        return {layer: self.logits(lesson, layer).argmax(-1) == last for layer in self.layers}
+        last = batch.head(batch.final).argmax(-1)
+        return {layer: self.logits(batch, layer).argmax(-1) == last for layer in self.layers}
 
 
 def _exit(module: nn.Module) -> ExitModule:
@@ -215,52 +217,52 @@ def exit_losses(final: Tensor, exit_logits: Tensor, tokens: Tensor) -> Tensor:
     return divergence - CE_SHARE * said.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
-def exits_loss(module: Exits, lesson: Lesson) -> Tensor:
+def exits_loss(module: Exits, batch: TrainingBatch) -> Tensor:
     """Mean over exits of the weighted sums of exit_losses: equal weights, as LITE has them.
 
     CALM's, which grow with depth, would change nothing here: exits share no weights, and AdamW takes out the scale.
     """
-    return _mean_loss(module, lesson, log_shares(lesson.head(lesson.final)))
+    return _mean_loss(module, batch, log_shares(batch.head(batch.final)))
 
 
-def deep_supervision_loss(module: Exits, lesson: Lesson) -> Tensor:
+def deep_supervision_loss(module: Exits, batch: TrainingBatch) -> Tensor:
     """DEED's L = L_avg + L_N: the mean over exits and last layer, and the last layer's again.
 
     The extra term keeps a last layer that learns too from suffering. Here it stands still: its two terms are constants.
     """
-    (tokens, weights), exits = lesson.ahead(1), len(module.layers)
-    final = log_shares(lesson.head(lesson.final))
+    (tokens, weights), exits = batch.ahead(1), len(module.layers)
+    final = log_shares(batch.head(batch.final))
     last = (exit_losses(final, final, tokens) * weights).sum()
-    return (exits * _mean_loss(module, lesson, final) + last) / (exits + 1) + last
+    return (exits * _mean_loss(module, batch, final) + last) / (exits + 1) + last
 
 
-def _mean_loss(module: Exits, lesson: Lesson, final: Tensor) -> Tensor:
-    tokens, weights = lesson.ahead(1)
-    losses = [exit_losses(final, module.logits(lesson, layer), tokens) for layer in module.layers]
+def _mean_loss(module: Exits, batch: TrainingBatch, final: Tensor) -> Tensor:
+    tokens, weights = batch.ahead(1)
+    losses = [exit_losses(final, module.logits(batch, layer), tokens) for layer in module.layers]
     return (torch.stack(losses).mean(0) * weights).sum()
 
 
-def classifier_loss(module: Exits, lesson: Lesson) -> Tensor:
+def classifier_loss(module: Exits, batch: TrainingBatch) -> Tensor:
     """Sum over exits of class-balanced binary cross-entropies; a token's weight is that of the one it must predict."""
-    scores, right, weights = module.scores(lesson), module.agreements(lesson), lesson.ahead(1).weights
+    scores, right, weights = module.scores(batch), module.agreements(batch), batch.ahead(1).weights
     return torch.stack([balanced_loss(scores[layer], right[layer], weights) for layer in scores]).sum()
 
 
 @torch.no_grad()
-def exits_yardsticks(module: Exits, lesson: Lesson) -> dict[str, Tally]:
+def exits_yardsticks(module: Exits, batch: TrainingBatch) -> dict[str, Tally]:
     """Every token counts by the weight of the one it must predict.
 
     exit_4_top1, exit_4_bare_top1  share of tokens whose likeliest successor at layer 4 is the last layer's: by the
         trained exit, and by the target's own norm and head on the bare state
     and those of exit_yardsticks where the exits are classified
     """
-    right = module.agreements(lesson)
+    right = module.agreements(batch)
     if module.classifier:
-        return exit_yardsticks(module.scores(lesson), lesson, right)
-    weights, last = lesson.ahead(1).weights, lesson.head(lesson.final).argmax(-1)
+        return exit_yardsticks(module.scores(batch), batch, right)
+    weights, last = batch.ahead(1).weights, batch.head(batch.final).argmax(-1)
     found: dict[str, Tally] = {}
     for layer, agrees in right.items():
-        bare = bare_logits(lesson, layer).argmax(-1) == last
+        bare = bare_logits(batch, layer).argmax(-1) == last
         found[f"exit_{layer}_top1"] = tally(agrees, weights)
         found[f"exit_{layer}_bare_top1"] = tally(bare, weights)
     return found

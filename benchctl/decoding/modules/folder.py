@@ -128,7 +128,7 @@ def read_facts(folder: str) -> ModuleFacts:
         return ModuleFacts(found["method"], dict(found["options"]), target, measured, findings)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            "file_not_readable", f"{place / FACTS}: cannot be read ({error!r}); train the modules anew"
+            "file_not_readable", f"{place / FACTS}: cannot be read ({error!r}); train the modules again"
         ) from error
 
 
@@ -203,7 +203,7 @@ def _read_weights(folder: str) -> dict[str, Tensor]:
         return load_file(Path(folder) / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise UserError(
-            "file_not_readable", f"{folder}: {WEIGHTS} cannot be read ({error}); train the modules anew"
+            "file_not_readable", f"{folder}: {WEIGHTS} cannot be read ({error}); train the modules again"
         ) from error
 
 

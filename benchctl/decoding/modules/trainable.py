@@ -42,7 +42,7 @@ def tally(right: Tensor, weights: Tensor) -> Tally:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TrainingBatch:
     """Packed rows of text as the frozen target saw them; nothing here carries a gradient.
 
     tokens     [rows, n]; documents within a row do not see one another
@@ -141,22 +141,22 @@ class Trainable(ABC):
         """Before each optimiser step: how much of the training is over, from 0 to 1; for what changes meanwhile."""
 
     @abstractmethod
-    def loss(self, module: nn.Module, lesson: Lesson) -> Tensor:
+    def loss(self, module: nn.Module, batch: TrainingBatch) -> Tensor:
         """Weighted sum of the losses in nats.
 
-        The trainer divides by the sum of the weights of ``ahead(1)`` over all lessons of an optimiser step, those of
+        The trainer divides by the sum of the weights of ``ahead(1)`` over all batches of an optimiser step, those of
         other processes included: by the tokens that have one of their own document before them.
         """
 
     @abstractmethod
-    def yardsticks(self, module: nn.Module, lesson: Lesson) -> Mapping[str, Tally]:
+    def yardsticks(self, module: nn.Module, batch: TrainingBatch) -> Mapping[str, Tally]:
         """What the modules are good for, by name, such as ``head_1_top1``; measured on held-out text.
 
         Each is a share or a cosine, from -1 to 1.
         """
 
-    def findings(self, module: nn.Module, lessons: Iterable[Lesson]) -> Mapping[str, Any]:
-        """What else modules.json keeps of trained modules, as JSON; measured on all held-out ``lessons``, once."""
+    def findings(self, module: nn.Module, batches: Iterable[TrainingBatch]) -> Mapping[str, Any]:
+        """What else modules.json keeps of trained modules, as JSON; measured on all held-out ``batches``, once."""
         return {}
 
     def published(self, folder: str) -> Mapping[str, Any] | None:

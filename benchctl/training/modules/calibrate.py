@@ -26,7 +26,7 @@ from benchctl.decoding.modules.folder import modules_sha256, trained_options
 from benchctl.decoding.modules.trainable import Trainable
 from benchctl.errors import UserError
 from benchctl.registry import BASELINE, Label, build, method_class, method_options, parse_label
-from benchctl.training.jobs import Surroundings, check_device, target_dtype
+from benchctl.training.jobs import JobContext, check_device, target_dtype
 from benchctl.training.modules.frozen import TargetFiles, chat_of, check_method, find_target
 from benchctl.training.modules.own_text import pick_prompts, prompt_room
 from benchctl.training.train_options import TeacherOptions
@@ -143,7 +143,7 @@ class Calibrated:
 
 
 def calibrate(
-    options: TeacherOptions, label_text: str, promised: Risk, prompts: int, around: Surroundings
+    options: TeacherOptions, label_text: str, promised: Risk, prompts: int, job_context: JobContext
 ) -> Calibrated:
     """Finds the lowest safe threshold of a method on `options.model` and writes it into `options.out`.
 
@@ -152,11 +152,11 @@ def calibrate(
     """
     label = parse_label(label_text)
     modules = _check_method(label, options.model)
-    _check_room(options.out, promised, prompts, around)
+    _check_room(options.out, promised, prompts, job_context)
     check_device(options.device)
     files = find_target(options.model, method_class(label.name).supports_encoder_decoder)
     check_method(_method(label, THRESHOLDS[0], modules), label, files)
-    heads = _heads(files, options, promised, prompts, around)
+    heads = _heads(files, options, promised, prompts, job_context)
     target = Target.load(files.path, dtype=target_dtype(options), device=options.device)
     answers = _Answers(target, heads, options.answer_tokens)
     references = answers.of(build(BASELINE))
@@ -165,14 +165,16 @@ def calibrate(
         found = answers.of(_method(label, threshold, modules))
         return [disagreement(one, other) for one, other in zip(found, references, strict=True)]
 
-    found = learn_then_test(THRESHOLDS, losses_at, promised, lambda tested: around.notify(_told(tested, len(heads))))
+    found = learn_then_test(
+        THRESHOLDS, losses_at, promised, lambda tested: job_context.notify(_told(tested, len(heads)))
+    )
     result = Calibrated(None if found.chosen is None else _at(label, found.chosen.threshold).text, len(heads), found)
     facts = {
         "method": label.without_places.text,
         "target": {"name": files.name, "weights_sha256": target.weights_sha256, "dtype": target_dtype(options)},
         "modules_sha256": modules_sha256(modules) if modules else None,
         "answer_tokens": options.answer_tokens,
-        "provenance": asdict(around.provenance),
+        "provenance": asdict(job_context.provenance),
     }
     _write(options.out, result, facts)
     return result
@@ -231,9 +233,9 @@ def _check_method(label: Label, model: str) -> str:
     return modules
 
 
-def _check_room(out: Path, promised: Risk, prompts: int, around: Surroundings) -> None:
+def _check_room(out: Path, promised: Risk, prompts: int, job_context: JobContext) -> None:
     """Raises UserError for what would come to nothing after minutes of decoding."""
-    if around.world.size > 1:
+    if job_context.world.size > 1:
         raise UserError("one_process_only", "a calibration is one process; start it without torchrun")
     if (out / FILE).exists():
         raise UserError(
@@ -257,10 +259,10 @@ def _too_few(what: str, promised: Risk) -> str:
 
 
 def _heads(
-    files: TargetFiles, options: TeacherOptions, promised: Risk, prompts: int, around: Surroundings
+    files: TargetFiles, options: TeacherOptions, promised: Risk, prompts: int, job_context: JobContext
 ) -> list[list[int]]:
     """The ids of held-out prompts, each once, that leave room for an answer; modules have learnt from none of them."""
-    chat, corpus = chat_of(files), around.read_corpus(options.data)
+    chat, corpus = chat_of(files), job_context.read_corpus(options.data)
     records = [record for found in corpus.held_out.values() for record in found]
     messages = dict.fromkeys(pick_prompts(records, len(records), options.seed, corpus.recipe))
     room = prompt_room(files, options.answer_tokens)

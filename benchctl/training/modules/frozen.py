@@ -26,7 +26,7 @@ from benchctl.decoding.model.t5 import decoder_start, head_scale
 from benchctl.decoding.model.target import DTYPES, Target, TargetInfo, check_complete, quiet
 from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
 from benchctl.decoding.modules.folder import check_sizes, shares
-from benchctl.decoding.modules.trainable import Lesson, Tally, Trainable
+from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch
 from benchctl.errors import UserError
 from benchctl.registry import Label, method_class, method_names
 from benchctl.training.data.chats import ChatFormat, EncoderChat
@@ -158,7 +158,7 @@ def _name(asked: str, path: Path | str) -> str:
     return asked if embedded or isinstance(path, str) else path.resolve().name
 
 
-class LessonMaker:
+class BatchMaker:
     """Runs a transformers model of a known family over batches, without gradient and in eval mode, on `device`.
 
     The residuals are taken where they pass from layer to layer, so states[-1] is what the final norm reads, which
@@ -173,15 +173,15 @@ class LessonMaker:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
-    def __call__(self, batch: Batch) -> Lesson:
-        """The lesson of a batch; everything in it lies on the device."""
+    def __call__(self, batch: Batch) -> TrainingBatch:
+        """What the frozen target makes of a batch of packed rows; all of it lies on the device."""
         batch = batch.to(self._device)
         body = self._target.base_model
         with residuals(body.layers) as states:
             output = body(
                 input_ids=batch.tokens, attention_mask=batch.mask, position_ids=batch.positions, use_cache=False
             )
-        return Lesson(
+        return TrainingBatch(
             tokens=batch.tokens,
             weights=batch.weights,
             documents=batch.documents,
@@ -212,20 +212,20 @@ class ModuleObjective:
     """What a method says of its modules as the trainer's objective."""
 
     method: Trainable
-    lessons: Callable[[Batch], Lesson]
+    training_batch_of: Callable[[Batch], TrainingBatch]
 
     def pace(self, module: nn.Module, progress: float) -> None:
         """What changes as the training goes on; see Trainable.pace."""
         self.method.pace(module, progress)
 
     def __call__(self, module: nn.Module, batch: Batch) -> Tensor:
-        return self.method.loss(module, self.lessons(batch))
+        return self.method.loss(module, self.training_batch_of(batch))
 
     def measure(self, module: nn.Module, batch: Batch) -> HeldOut:
         """`loss`, and the method's own yardsticks. Raises UserError for those that modules.json could not hold."""
-        lesson = self.lessons(batch)
-        loss = float(self.method.loss(module, lesson))
-        measured = self.method.yardsticks(module, lesson)
+        target_batch = self.training_batch_of(batch)
+        loss = float(self.method.loss(module, target_batch))
+        measured = self.method.yardsticks(module, target_batch)
         try:
             shares({name: tally.share for name, tally in measured.items()})
         except ValueError as error:
@@ -265,12 +265,12 @@ def _keep_output(states: list[Tensor]) -> Callable[..., None]:
 TOKENS_AT_ONCE = 16384  # of padded prompts or texts: a row of short answers has many, and each of them is encoded
 
 
-def lesson_maker(target: Any, device: torch.device) -> Callable[[Batch], Lesson]:
-    """What makes lessons of batches for this transformers model, with an encoder or without one."""
-    return (EncoderLessons if target.config.is_encoder_decoder else LessonMaker)(target, device)
+def batch_maker(target: Any, device: torch.device) -> Callable[[Batch], TrainingBatch]:
+    """Makes training batches of packed rows with this transformers model, with an encoder or without one."""
+    return (EncoderBatches if target.config.is_encoder_decoder else BatchMaker)(target, device)
 
 
-class EncoderLessons:
+class EncoderBatches:
     """Runs a T5 of transformers over batches with prompts, without gradient and in eval mode, on `device`.
 
     Each document of a row goes through the decoder by itself, with its own prompt; its states are then put where its
@@ -283,15 +283,15 @@ class EncoderLessons:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
-    def __call__(self, batch: Batch) -> Lesson:
-        """The lesson of a batch; everything in it lies on the device."""
+    def __call__(self, batch: Batch) -> TrainingBatch:
+        """What the frozen target makes of a batch of packed rows; all of it lies on the device."""
         batch = batch.to(self._device)
         assert batch.prompts is not None
         real = batch.documents >= 0
         tokens = torch.where(real & (batch.positions == 0), decoder_start(self._target), batch.tokens)
         texts = torch.split(tokens[real], _sizes(batch.positions[real]))
         states = [_placed(state, real) for state in self._states(batch.prompts, texts)]
-        return Lesson(
+        return TrainingBatch(
             tokens=tokens,
             weights=batch.weights,
             documents=batch.documents,
@@ -367,6 +367,6 @@ def _placed(states: Tensor, real: Tensor) -> Tensor:
 def _decoder_only(asked: object) -> NoReturn:
     raise UserError(
         "encoder_not_supported",
-        "lessons of a target with an encoder hold states, norm and head, not its layers or rotations; a method that "
-        "learns from those is for targets without an encoder: leave supports_encoder_decoder False",
+        "training batches of a target with an encoder hold states, norm and head, not its layers or rotations; a "
+        "method that learns from those is for targets without an encoder: leave supports_encoder_decoder False",
     )

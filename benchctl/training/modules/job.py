@@ -23,23 +23,23 @@ from benchctl.decoding.modules.folder import (
     read_facts,
     save_modules,
 )
-from benchctl.decoding.modules.trainable import Lesson, SecondStage, Tally, Trainable
+from benchctl.decoding.modules.trainable import SecondStage, Tally, Trainable, TrainingBatch
 from benchctl.errors import UserError
 from benchctl.registry import Label, build, method_class, method_names, method_options, parse_label
 from benchctl.training.checkpoint import writing
-from benchctl.training.jobs import CHECKPOINTS, Surroundings, check, train
+from benchctl.training.jobs import CHECKPOINTS, JobContext, check, train
 from benchctl.training.models import parameter_count
 from benchctl.training.modules.frozen import (
     FrozenTarget,
     ModuleObjective,
+    batch_maker,
     chat_of,
     check_method,
     check_rows,
     find_target,
-    lesson_maker,
 )
-from benchctl.training.modules.lesson_text import LessonText, readable, stage_of
 from benchctl.training.modules.objective import HeldOut
+from benchctl.training.modules.training_text import TrainingText, readable, stage_of
 from benchctl.training.optim import Stage, is_matrix
 from benchctl.training.record import Result, write_result
 from benchctl.training.train_options import Learning, TeacherOptions
@@ -72,7 +72,7 @@ def trainable_names() -> list[str]:
     return [name for name in method_names() if issubclass(method_class(name), Trainable)]
 
 
-def train_modules(options: TeacherOptions, label_text: str, around: Surroundings) -> Result | None:
+def train_modules(options: TeacherOptions, label_text: str, job_context: JobContext) -> Result | None:
     """Trains the modules of a method for `options.model` and writes them; None in all but the first process.
 
     Where the method's options ask for a second stage, it goes on from the folder that they name, and what was trained
@@ -83,24 +83,24 @@ def train_modules(options: TeacherOptions, label_text: str, around: Surroundings
     label = _without_modules(parse_label(label_text))
     _check_first_stage(method, label)
     options = options.with_defaults(_learning(method))
-    check(options, around, options.model, method.modules)
+    check(options, job_context, options.model, method.modules)
     files = find_target(options.model, method_class(label.name).supports_encoder_decoder)
     check_method(method, label, files)
     check_rows(files, options.row_tokens)
     chat = chat_of(files)
-    corpus = readable(around.read_corpus(options.data), files, around)
-    text = LessonText(files, chat, corpus, options, around)
+    corpus = readable(job_context.read_corpus(options.data), files, job_context)
+    text = TrainingText(files, chat, corpus, options, job_context)
     target, facts = text.load_target({"method": label.text} | _first_stage_fact(method))
     torch.manual_seed(options.seed)
     module = method.build(target.info, target.lm_head)
     if _second_stage(method):
         go_on_from_modules(module, method, label.name, target.info, target.weights_sha256)
-    objective = ModuleObjective(method, lesson_maker(target.model, target.device))
+    objective = ModuleObjective(method, batch_maker(target.model, target.device))
     data = text.data(target)
-    run = train(module, objective, data, (stage_of(options),), options, around, facts)
-    if not around.world.leads:
+    run = train(module, objective, data, (stage_of(options),), options, job_context, facts)
+    if not job_context.world.leads:
         return None
-    held_out = (objective.lessons(batch) for batches in data.held_out.values() for batch in batches)
+    held_out = (objective.training_batch_of(batch) for batches in data.held_out.values() for batch in batches)
     _save(module, method, label, target, run.held_out.values(), held_out, options)
     result = Result(
         part=label.text,
@@ -112,7 +112,7 @@ def train_modules(options: TeacherOptions, label_text: str, around: Surroundings
         held_out=run.held_out,
         tokens="decoder tokens" if target.info.is_encoder_decoder else "tokens",
     )
-    write_result(options.out, result, run, corpus, files.name, around.provenance)
+    write_result(options.out, result, run, corpus, files.name, job_context.provenance)
     return result
 
 
@@ -167,7 +167,7 @@ def _save(
     label: Label,
     target: FrozenTarget,
     measured: Iterable[HeldOut],
-    held_out: Iterable[Lesson],
+    held_out: Iterable[TrainingBatch],
     options: TeacherOptions,
 ) -> None:
     info, chosen = target.info, [option.name for option in method_options(label.name) if option.name != "modules"]
@@ -189,7 +189,7 @@ def _earlier_yardsticks(method: Trainable) -> Mapping[str, float]:
 
 
 @torch.no_grad()
-def _findings(module: nn.Module, method: Trainable, held_out: Iterable[Lesson]) -> Mapping[str, Any]:
+def _findings(module: nn.Module, method: Trainable, held_out: Iterable[TrainingBatch]) -> Mapping[str, Any]:
     """What the method finds with its trained modules in held-out text."""
     return method.findings(module.eval(), held_out)
 

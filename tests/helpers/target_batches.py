@@ -1,4 +1,4 @@
-"""A lesson made by hand: what a tiny target saw of literal texts, without a trainer or its batches."""
+"""A target_batch made by hand: what a tiny target saw of literal texts, without a trainer or its batches."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from oracles import Naive
 from torch import nn
 
 from benchctl.decoding.model.families import read_layer, rotary_table
-from benchctl.decoding.modules.trainable import Lesson, Trainable
+from benchctl.decoding.modules.trainable import Trainable, TrainingBatch
 
 
-def lesson_of(naive: Naive, texts: Sequence[Sequence[int]], weights: Sequence[Sequence[float]] | None = None) -> Lesson:
+def batch_of(
+    naive: Naive, texts: Sequence[Sequence[int]], weights: Sequence[Sequence[float]] | None = None
+) -> TrainingBatch:
     """A row per text, padded to the longest with id 0; by default every token weighs 1."""
     length = max(map(len, texts))
     shape = (len(texts), length)
@@ -27,7 +29,7 @@ def lesson_of(naive: Naive, texts: Sequence[Sequence[int]], weights: Sequence[Se
         weight[row, : len(text)] = 1.0 if weights is None else torch.tensor(weights[row])
         states[:, row, : len(text)] = naive.states(text).float()
     norm, head = naive.model.model.norm, naive.model.lm_head
-    return Lesson(
+    return TrainingBatch(
         tokens=tokens,
         weights=weight,
         documents=documents,
@@ -48,12 +50,12 @@ def _single(naive: Naive) -> Any:
     return copy.deepcopy(naive.model).float()
 
 
-def learn(method: Trainable, module: nn.Module, lesson: Lesson, steps: int) -> list[float]:
-    """The loss per token at each of so many steps of AdamW on this one lesson."""
+def learn(method: Trainable, module: nn.Module, target_batch: TrainingBatch, steps: int) -> list[float]:
+    """The loss per token at each of so many steps of AdamW on this one target_batch."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
     losses = []
     for _ in range(steps):
-        loss = method.loss(module, lesson) / lesson.weights.sum()
+        loss = method.loss(module, target_batch) / target_batch.weights.sum()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()

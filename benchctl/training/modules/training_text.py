@@ -24,7 +24,7 @@ from benchctl.training.data.packing import (
     fill_rows,
 )
 from benchctl.training.data.reading import Corpus
-from benchctl.training.jobs import Surroundings, check_run, data_facts, target_dtype, wait_for_first
+from benchctl.training.jobs import JobContext, check_run, data_facts, target_dtype, wait_for_first
 from benchctl.training.modules.frozen import FrozenTarget, TargetFiles, load_target, seen_tokens
 from benchctl.training.modules.own_text import SOURCE, Answering, OwnText, Prompt, heads_of, pick_prompts
 from benchctl.training.optim import Stage
@@ -40,7 +40,7 @@ def stage_of(options: TeacherOptions) -> Stage:
     return Stage(1.0, options.row_tokens, options.micro_rows)
 
 
-def readable(corpus: Corpus, files: TargetFiles, around: Surroundings) -> Corpus:
+def readable(corpus: Corpus, files: TargetFiles, job_context: JobContext) -> Corpus:
     """What the target can read of `corpus`: without plain texts where an encoder reads prompts, for they have none.
 
     Raises UserError where that leaves nothing to train on or to hold out; what is left out is reported.
@@ -56,8 +56,8 @@ def readable(corpus: Corpus, files: TargetFiles, around: Surroundings) -> Corpus
             "are plain texts only; give chats, some of them in a file whose name ends in _val",
         )
     left, unseen = len(corpus.train) - len(train), _count(corpus.held_out) - _count(held_out)
-    if (left or unseen) and around.world.leads:
-        around.notify(
+    if (left or unseen) and job_context.world.leads:
+        job_context.notify(
             f"{left:,} plain texts to train on and {unseen:,} held-out ones are left out: the encoder of {files.name} "
             "reads prompts."
         )
@@ -65,14 +65,14 @@ def readable(corpus: Corpus, files: TargetFiles, around: Surroundings) -> Corpus
 
 
 @dataclass(frozen=True)
-class LessonText:
+class TrainingText:
     """Makes the data of a run on a frozen target."""
 
     files: TargetFiles
     chat: ChatFormat
     corpus: Corpus
     options: TeacherOptions
-    around: Surroundings
+    job_context: JobContext
 
     def load_target(self, facts: Mapping[str, str]) -> tuple[FrozenTarget, dict[str, str]]:
         """The target, and `facts` with all else that a resumed run must share with its beginning.
@@ -83,11 +83,11 @@ class LessonText:
         stages, dtype = (stage_of(self.options),), target_dtype(self.options)
         known = {**facts, "text": self.fact, "target dtype": dtype}
         known |= data_facts(self.corpus, self.chat)
-        check_run(self.options, stages, known, self.around)
+        check_run(self.options, stages, known, self.job_context)
         self._check_text()
-        target = load_target(self.files, self.around.world.device(self.options.device), dtype)
+        target = load_target(self.files, self.job_context.world.device(self.options.device), dtype)
         known["target"] = target.weights_sha256[:16]
-        check_run(self.options, stages, known, self.around)
+        check_run(self.options, stages, known, self.job_context)
         return target, known
 
     def data(self, target: FrozenTarget) -> Data:
@@ -102,9 +102,10 @@ class LessonText:
         options, stage, weight = self.options, stage_of(self.options), self._prompt_weight
         how = Answering(options.answer_tokens, options.self_distil_temperature, options.seed)
         documents = self._answered(target, self._prompts, how)
-        packed = lesson_rows(documents, self.chat, stage.row_tokens, options.seed, weight)
+        packed = training_rows(documents, self.chat, stage.row_tokens, options.seed, weight)
         held_out = {
-            name: lesson_batches(documents, self.chat, stage, weight) for name, documents in self.greedy(target).items()
+            name: training_batches(documents, self.chat, stage, weight)
+            for name, documents in self.greedy(target).items()
         }
         return Data([packed], held_out, self.chat.token_bytes())
 
@@ -148,13 +149,13 @@ class LessonText:
         for prompts in (self._prompts, *self._unseen.values()):
             heads = heads_of(prompts, self.files, self.chat, self.options.answer_tokens)
             unanswered = [self.chat.answered(SOURCE, np.asarray(head), NO_TOKENS) for head in heads]
-            lesson_rows(unanswered, self.chat, self.options.row_tokens, self.options.seed, self._prompt_weight)
+            training_rows(unanswered, self.chat, self.options.row_tokens, self.options.seed, self._prompt_weight)
 
     @cached_property
     def _recorded(self) -> Data:
         """Every record once a pass."""
         rows = (self.options.row_tokens, self.options.micro_rows, self.options.seed)
-        return lesson_data(self.corpus, self.chat, *rows, prompt_weight=self._prompt_weight)
+        return training_data(self.corpus, self.chat, *rows, prompt_weight=self._prompt_weight)
 
     @cached_property
     def _unseen(self) -> Mapping[str, list[Prompt]]:
@@ -182,8 +183,8 @@ class LessonText:
             raise UserError(
                 "chats_missing", "the data hold no prompts that the target could answer; give chats or --self-distil 0"
             )
-        if len(prompts) < asked and self.around.world.leads:
-            self.around.notify(f"There are {len(prompts)} prompts; --self-distil {asked} asks for more.")
+        if len(prompts) < asked and self.job_context.world.leads:
+            self.job_context.notify(f"There are {len(prompts)} prompts; --self-distil {asked} asks for more.")
         return prompts
 
     @property
@@ -193,33 +194,33 @@ class LessonText:
 
     def _answered(self, target: FrozenTarget, prompts: Sequence[Prompt], how: Answering) -> list[Document]:
         """Answers that the first process writes and the others then read."""
-        world = self.around.world
+        world = self.job_context.world
         folder = self.options.cache or self.options.out / "own_text"
-        own = OwnText(target, self.chat, how, folder, self.around.clock, self.around.notify)
+        own = OwnText(target, self.chat, how, folder, self.job_context.clock, self.job_context.notify)
         if not world.leads:
             wait_for_first(world, target.device)
             return own.documents(prompts, lambda answered: None)
-        documents = own.documents(prompts, self.around.answered)
+        documents = own.documents(prompts, self.job_context.answered)
         wait_for_first(world, target.device)
         return documents
 
 
-def lesson_data(
+def training_data(
     corpus: Corpus, chat: ChatFormat, row_tokens: int, micro_rows: int, seed: int, prompt_weight: float
 ) -> Data:
     """Data for any target: every record is read once a pass, as it is, and prompts weigh `prompt_weight` (0 to 1).
 
     Raises UserError when rows of `row_tokens` tokens hold no answer at all.
     """
-    rows = lesson_rows(chat.tokenize(corpus.train), chat, row_tokens, seed, prompt_weight)
+    rows = training_rows(chat.tokenize(corpus.train), chat, row_tokens, seed, prompt_weight)
     held_out = {
-        name: lesson_batches(chat.tokenize(records), chat, Stage(1.0, row_tokens, micro_rows), prompt_weight)
+        name: training_batches(chat.tokenize(records), chat, Stage(1.0, row_tokens, micro_rows), prompt_weight)
         for name, records in corpus.held_out.items()
     }
     return Data([rows], held_out, chat.token_bytes())
 
 
-def lesson_rows(
+def training_rows(
     documents: Sequence[Document], chat: ChatFormat, row_tokens: int, seed: int, prompt_weight: float, stage: int = 0
 ) -> PackedCorpus:
     """Every document once a pass; a chat is cut at the end of a row, see PackedCorpus for what is left out then."""
@@ -228,8 +229,10 @@ def lesson_rows(
     return PackedCorpus(lambda random: cut.pieces, row_tokens, chat.pad_id, seed, stage, *left_out)
 
 
-def lesson_batches(documents: Sequence[Document], chat: ChatFormat, stage: Stage, prompt_weight: float) -> list[Batch]:
-    """Held-out batches of documents as `lesson_rows` cuts them."""
+def training_batches(
+    documents: Sequence[Document], chat: ChatFormat, stage: Stage, prompt_weight: float
+) -> list[Batch]:
+    """Held-out batches of documents as `training_rows` cuts them."""
     return held_out_batches(_cut(documents, stage.row_tokens, prompt_weight).pieces, stage, chat.pad_id)
 
 
