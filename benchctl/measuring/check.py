@@ -134,6 +134,7 @@ class Choice:
     unsupported  why it cannot run here, or empty
     embedded     folder of the package's own modules for method and target, if no modules were named
     named        asked for by name, so that anything it lacks ends the run
+    prepare_s    seconds that its preparation took; None before it
     """
 
     label: str
@@ -141,6 +142,7 @@ class Choice:
     unsupported: str = ""
     embedded: str = ""
     named: bool = True
+    prepare_s: float | None = None
 
     def draft_model(self, default: str) -> str:
         """The draft model it loads: its own option before the run's; empty for a method that needs none."""

@@ -1,8 +1,12 @@
-"""The clock of every measurement; the only module that imports time."""
+"""The clock of every measurement; the only module that imports time.
 
-import time
+Functions of `time` are bound here when benchctl is imported: what a plug-in puts in their place later changes nothing.
+"""
+
 from collections.abc import Callable
 from datetime import UTC, datetime
+from time import perf_counter, process_time, sleep
+from time import time as wall_clock
 
 _OVERSHOOT_S = 1e-4  # of a short sleep, measured on Linux
 
@@ -20,7 +24,7 @@ class Clock:
     def __call__(self) -> float:
         """Seconds since an arbitrary moment."""
         self._wait()
-        return time.perf_counter()
+        return perf_counter()
 
 
 class Timer:
@@ -28,12 +32,22 @@ class Timer:
 
     def now_s(self) -> float:
         """Seconds since an arbitrary moment, of the same clock as Clock's."""
-        return time.perf_counter()
+        return perf_counter()
 
     def wait_until(self, moment_s: float) -> None:
         """Return at this moment: sleep, then poll, because sleep overshoots."""
-        while (left_s := moment_s - time.perf_counter()) > 0:
-            time.sleep(max(left_s - _OVERSHOOT_S, 0.0))
+        while (left_s := moment_s - perf_counter()) > 0:
+            sleep(max(left_s - _OVERSHOOT_S, 0.0))
+
+
+def wall_s() -> float:
+    """Seconds since 1970, to order generations and compare their times with, never for measuring one."""
+    return wall_clock()
+
+
+def cpu_s() -> float:
+    """Seconds of processor time of this process, all its threads together."""
+    return process_time()
 
 
 def utc_now() -> datetime:

@@ -14,12 +14,15 @@ from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import Message
 from benchctl.decoding.sampling import Sampling
+from benchctl.errors import UserError
+from benchctl.measuring.clock import cpu_s, wall_s
 from benchctl.measuring.machine.meter import Meter, Reading
 from benchctl.measuring.plan import SESSION, Job, Task
 from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.prompts.fit import Filler, cut_prompt, fits, messages
 from benchctl.measuring.teacher_forcing import TeacherForcing
 from benchctl.measuring.verdict import AnswerControl, BaselineAnswers, Judgement, Referee, pass_sizes
+from benchctl.measuring.weights import WeightGuard
 from benchctl.records.schema import Mode, Row
 
 
@@ -37,6 +40,14 @@ class DecodingConfig:
     cut: bool = False
     batch_size: int = 1
     filler: Filler = Filler()
+
+
+@dataclass(frozen=True)
+class Start:
+    """When a generation started, in seconds since 1970, and the processor time that it took the process."""
+
+    wall_s: float
+    cpu_s: float
 
 
 @dataclass
@@ -62,6 +73,7 @@ class Measurer:
     meter: Meter = field(default_factory=Meter)
 
     def __post_init__(self) -> None:
+        self._weights = WeightGuard(self.target)
         self._answers = BaselineAnswers(self._decode_baseline)
         self._referee = Referee(self.target, self._answers, partial(AnswerControl, self.target))
         self._teacher_forcing = TeacherForcing(self.target, self._answers)
@@ -76,13 +88,23 @@ class Measurer:
 
     def measure(self, job: Job) -> tuple[Row, ...]:
         """Decode and judge: a row for each task. Any exception of a method becomes rows with `error` and no numbers,
-        for the whole batch: the rest of the batch would be another batch than the baseline's."""
-        started_s = self.clock()
+        for the whole batch: the rest of the batch would be another batch than the baseline's.
+
+        Raises UserError where the weights of the target are no longer those it was loaded with.
+        """
+        started_s, counted_s = self.clock(), self.timings.generations_s + self.timings.controls_s
         try:
-            return self._measure(job)
+            rows = self._measure(job)
         except Exception as problem:
-            self.timings.generations_s += self.clock() - started_s
-            return tuple(_empty_row(task, self._batch_ids(job), _in_words(problem)) for task in job)
+            spent_s = self.timings.generations_s + self.timings.controls_s - counted_s
+            self.timings.generations_s += self.clock() - started_s - spent_s
+            rows = tuple(_empty_row(task, self._batch_ids(job), _in_words(problem)) for task in job)
+        self._weights.check(job[0].label, sample=True)
+        return rows
+
+    def check_weights(self) -> None:
+        """Raises UserError where any weight of the target has changed since the start."""
+        self._weights.check("A method of this run")
 
     def recall(self, task: Task, row: Row) -> None:
         """Take a row that is in the file already: later turns and verdicts build on it."""
@@ -94,11 +116,13 @@ class Measurer:
     def _measure(self, job: Job) -> tuple[Row, ...]:
         requests = self._requests(job)
         self.meter.start()
+        started = Start(wall_s(), cpu_s())
         generations = self._decode(job[0].label, requests)
+        started = replace(started, cpu_s=cpu_s() - started.cpu_s)
         reading = self.meter.stop()
         self.timings.generations_s += max(generation.ttft_s + sum(generation.step_s) for generation in generations)
         return tuple(
-            self._row(task, self._batch_ids(job), request, generation, reading)
+            self._row(task, self._batch_ids(job), request, generation, reading, started)
             for task, request, generation in zip(job, requests, generations, strict=True)
         )
 
@@ -147,14 +171,20 @@ class Measurer:
         return tuple(task.prompt.id for task in job) if self.config.batch_size > 1 else ()
 
     def _row(
-        self, task: Task, batch: tuple[str, ...], request: DecodeRequest, generation: Generation, reading: Reading
+        self,
+        task: Task,
+        batch: tuple[str, ...],
+        request: DecodeRequest,
+        generation: Generation,
+        reading: Reading,
+        started: Start,
     ) -> Row:
         text = self.target.tokenizer.decode_text(generation.token_ids)
         started_s = self.clock()
         judgement, fidelity = self._control(task, request, generation, max(len(batch), 1))
         self.timings.controls_s += self.clock() - started_s
         self._histories[task.prompt].remember(task, text)
-        return _row(task, batch, len(request.prompt_ids), generation, text, reading, judgement, fidelity)
+        return _row(task, batch, len(request.prompt_ids), generation, text, reading, started, judgement, fidelity)
 
     def _control(
         self, task: Task, request: DecodeRequest, generation: Generation, together: int
@@ -251,6 +281,7 @@ def _row(
     generation: Generation,
     text: str,
     reading: Reading,
+    started: Start,
     judgement: Judgement,
     fidelity: Mapping[str, float],
 ) -> Row:
@@ -261,12 +292,15 @@ def _row(
         token_ids=tuple(generation.token_ids),
         text=text,
         stop_reason=generation.stop_reason,
+        started_s=started.wall_s,
+        cpu_s=started.cpu_s,
         ttft_s=generation.ttft_s,
         step_s=tuple(generation.step_s),
         committed=tuple(len(step.tokens) for step in steps),
         drafted=tuple(step.drafted for step in steps),
         accepted=tuple(step.accepted for step in steps),
         rows=tuple(step.rows for step in steps),
+        passes=tuple(step.passes for step in steps) if any(step.passes != 1 for step in steps) else (),
         layers=tuple(generation.layers),
         counters=dict(generation.counters),
         phases=dict(generation.phases),
@@ -301,4 +335,5 @@ def _empty_row(task: Task, batch: tuple[str, ...], error: str = "not measured") 
 
 
 def _in_words(problem: Exception) -> str:
-    return f"{type(problem).__name__}: {problem}".strip()
+    name = problem.id if isinstance(problem, UserError) else type(problem).__name__
+    return f"{name}: {problem}".strip()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -35,6 +35,7 @@ from benchctl.measuring.prompts.suites import Suite
 from benchctl.measuring.session import Notice, Report, Session
 from benchctl.measuring.settings import ModelSettings, PromptSettings
 from benchctl.measuring.validity import Bounds, Watch
+from benchctl.measuring.weights import WeightGuard
 from benchctl.records.schema import MethodInfo, ModelInfo, Run, SuiteInfo
 from benchctl.records.writer import Writer
 
@@ -88,7 +89,8 @@ def run(checked: CheckedRun, report: Report) -> RunSummary:
     torch.set_num_threads(checked.settings.models.threads)
     models = ModelStore(checked.dtype, checked.device)
     target = models(checked.models.target)
-    choices = tuple(choice.prepare(target, models, checked.models.draft) for choice in checked.choices)
+    guard, clock = WeightGuard(target), Clock(checked.device)
+    choices = tuple(_prepared(choice, target, models, checked.models.draft, guard, clock) for choice in checked.choices)
     for choice in choices:
         if choice.unsupported:
             report(Notice(f"{choice.label} cannot run here: {choice.unsupported}."))
@@ -97,6 +99,19 @@ def run(checked: CheckedRun, report: Report) -> RunSummary:
         checked.out, header, resume=checked.settings.resume, notify=lambda text: report(Notice(text))
     ) as writer:
         return _measure(checked, choices, target, writer, report)
+
+
+def _prepared(
+    choice: Choice, target: Target, models: ModelStore, draft_model: str, guard: WeightGuard, clock: Clock
+) -> Choice:
+    """The choice with its method prepared, and the time that took; raises UserError if that changed the target."""
+    if draft := choice.draft_model(draft_model):
+        models(draft)  # loading it is no work of the method
+    started_s = clock()
+    prepared = choice.prepare(target, models, draft_model)
+    prepared = replace(prepared, prepare_s=clock() - started_s)
+    guard.check(f"{choice.label}, while it was prepared,")
+    return prepared
 
 
 def _measure(
@@ -127,6 +142,7 @@ def _measure(
         started_s = clock()
         session.measure(checked.settings.repeat.warm_up)
         wall_s = clock() - started_s
+    measurer.check_weights()
     return RunSummary(
         run=writer.stored.run,
         measured=session.measured,
@@ -240,6 +256,7 @@ def _run_record(checked: CheckedRun, choices: Sequence[Choice], models: ModelSto
         order=ORDER,
         step_bytes=traffic.step_bytes,
         cache_token_bytes=traffic.cache_token_bytes,
+        prepare_s={choice.label: choice.prepare_s for choice in choices if choice.prepare_s is not None},
         machine={**machine_facts(checked.device), **_measured(checked)},
         versions=versions(),
         commit=commit(),

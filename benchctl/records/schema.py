@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from functools import cache
 from inspect import cleandoc
-from itertools import compress, count
+from itertools import compress, count, repeat
 from math import isfinite
 from operator import le, lt, sub
 from types import GenericAlias
@@ -20,8 +20,10 @@ import msgspec
 from msgspec import Meta
 
 # Version 1 lacks exact answers, 2 the counters of rows, 3 batches, 4 modes, `invalid`, energy, fidelity and totals.
-# Older files are read as they are: their answers were decoded one by one and freely.
-SCHEMA_VERSION: Final = 5
+# Older files are read as they are: their answers were decoded one by one and freely. Up to version 5 counts are those
+# that methods reported about themselves, and the clock started after `Method.serve`.
+SCHEMA_VERSION: Final = 6
+COUNTED_SINCE: Final = 6  # the version whose counts are the harness's own
 
 UNKNOWN_TARGET: Final = "unknown, of answers by "  # the name of an imported target begins with it if none was given
 _AGREED_OF_ALL = (("target_agreed_tokens", "scored_tokens"), ("replay_agreed_tokens", "replay_judged_tokens"))
@@ -30,6 +32,7 @@ Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(gt=0)]
 Amount = Annotated[float, Meta(ge=0)]
 Seconds = Amount
+Duration = Annotated[float, Meta(gt=0, le=86_400)]  # no step takes no time, none takes more than a day
 Counts = tuple[Count, ...]
 Texts = tuple[str, ...]
 Scalar = str | bool | int | float | None
@@ -103,12 +106,12 @@ class Run:
     `batch_size` is the most prompts that are decoded together; where it is 1 there are no batches. `modes` are those
     of its rows. `context_fill` is the number of tokens put before each prompt. A step of the baseline reads
     `step_bytes` of weights, and `cache_token_bytes` of keys and values for every token of the text so far; 0 where that
-    is not known. `imported` names the program whose file this was made from ("" for our own); such a run says 0 and ""
-    of what that file lacks.
+    is not known. `prepare_s` has the seconds that a method's preparation took, by label. `imported` names the program
+    whose file this was made from ("" for our own); such a run says 0 and "" of what that file lacks.
     """
 
     kind: Literal["run"] = "run"
-    schema_version: Literal[1, 2, 3, 4, 5] = SCHEMA_VERSION
+    schema_version: Literal[1, 2, 3, 4, 5, 6] = SCHEMA_VERSION
     name: str
     created: str
     command: Texts
@@ -133,6 +136,7 @@ class Run:
     context_fill: Count = 0
     step_bytes: Count = 0
     cache_token_bytes: Count = 0
+    prepare_s: Mapping[str, Seconds] = field(default_factory=dict)
     imported: str = ""
     order: str
     machine: Mapping[str, Fact]
@@ -162,7 +166,11 @@ class Row:
 
     `step_s`, `committed`, `drafted`, `accepted` and `rows` have one entry per step; `layers` has one per token of
     `token_ids`. `committed[i]` is `accepted[i]`, plus one where the target added its bonus token, so that
-    `len(token_ids) == 1 + sum(committed)`. A failed generation has an `error` and no numbers.
+    `len(token_ids) == 1 + sum(committed)`. A failed generation has an `error` and no numbers. `passes` has the number
+    of the target's passes in each step, and is empty where each was one; a pass adds at most one bonus token.
+
+    `started_s` is the wall-clock time of its start, in seconds since 1970. `cpu_s` is the processor time of the process
+    while it was decoded, and that of its batch.
 
     `counters` is what a method counts besides its steps, by name; of expert loading those of experts.fast_tier.Counts,
     over the decoding, with `bandwidth_mb_s` where loading was throttled to that.
@@ -196,12 +204,15 @@ class Row:
     token_ids: Counts = ()
     text: str = ""
     stop_reason: Literal["stop", "length", "context"] | None = None
-    ttft_s: Seconds | None = None
-    step_s: tuple[Seconds, ...] = ()
+    started_s: Amount | None = None
+    cpu_s: Amount | None = None
+    ttft_s: Duration | None = None
+    step_s: tuple[Duration, ...] = ()
     committed: tuple[Positive, ...] = ()
     drafted: Counts = ()
     accepted: Counts = ()
     rows: Counts = ()
+    passes: Counts = ()
     layers: Counts = ()
     counters: Mapping[str, Amount] = field(default_factory=dict)
     mode: Mode = "free"
@@ -225,7 +236,7 @@ class Row:
 
 
 def _problem(row: Row) -> str:
-    finite = not_finite((row.ttft_s, row.energy_j, row.margin, row.noise))
+    finite = not_finite((row.started_s, row.cpu_s, row.ttft_s, row.energy_j, row.margin, row.noise))
     return finite or _ledger_problem(row) or _verdict_problem(row) or _batch_problem(row)
 
 
@@ -249,6 +260,8 @@ def _ledger_problem(row: Row) -> str:
         return "phases are those of profile rows, and have one entry per step"
     if any(len(per_step) != steps for per_step in (row.committed, row.drafted, row.accepted, row.rows)):
         return "step_s, committed, drafted, accepted and rows differ in length"
+    if row.passes and (len(row.passes) != steps or not all(row.passes)):
+        return "passes are at least 1 for each step, or left out where each step was one pass"
     if len(row.token_ids) != 1 + (committed := sum(row.committed)):
         return f"{len(row.token_ids)} token_ids, but prefill and steps committed {1 + committed}"
     if len(row.layers) != len(row.token_ids):
@@ -257,15 +270,19 @@ def _ledger_problem(row: Row) -> str:
         return ""  # a token in each step, as most rows have it: nothing more to look at step by step
     if not all(map(lt, compress(row.drafted, row.drafted), compress(row.rows, row.drafted))):
         return "a step that drafts has a row of the target for each drafted token, and one for the token before them"
-    possible = set(map(sub, row.committed, row.accepted)) <= {0, 1} and all(map(le, row.accepted, row.drafted))
+    bonus = map(sub, row.committed, row.accepted)
+    few_enough = all(map(le, bonus, row.passes)) if row.passes else set(bonus) <= {0, 1}
+    possible = few_enough and all(map(le, row.accepted, row.committed)) and all(map(le, row.accepted, row.drafted))
     return "" if possible else _impossible_step(row)  # to look for it takes ten times as long as to know of it
 
 
 def _impossible_step(row: Row) -> str:
     return next(
         f"step {step}: {committed} committed, {accepted} accepted of {drafted} drafted cannot be"
-        for step, committed, accepted, drafted in zip(count(), row.committed, row.accepted, row.drafted, strict=False)
-        if committed - accepted not in (0, 1) or accepted > drafted
+        for step, committed, accepted, drafted, passes in zip(
+            count(), row.committed, row.accepted, row.drafted, row.passes or repeat(1), strict=False
+        )
+        if not 0 <= committed - accepted <= passes or accepted > drafted
     )
 
 

@@ -59,6 +59,8 @@ def timeless(rows: Sequence[Row]) -> list[Row]:
     return [
         replace(
             row,
+            started_s=None,
+            cpu_s=None,
             ttft_s=0.0,
             step_s=(0.0,) * len(row.step_s),
             phases={name: (0.0,) * len(seconds) for name, seconds in row.phases.items()},

@@ -230,7 +230,7 @@ def _unknown_key(line: dict[str, Any]) -> None:
     [
         (_no_run, r"run.jsonl:1: is not the start of a benchctl run"),
         (lambda line: line.update(schema_version=True), r"run.jsonl:1: schema_version: true is no version"),
-        (_newer, r"run.jsonl:1: written by a newer benchctl, schema 7 \(this one reads 5\); upgrade"),
+        (_newer, r"run.jsonl:1: written by a newer benchctl, schema 7 \(this one reads 6\); upgrade"),
         (_unknown_key, r"run.jsonl:1: wonder: "),
         (lambda line: line.pop("dtype"), r"run.jsonl:1: dtype: "),
         (lambda line: line.update(baseline="other"), r"run.jsonl:1: the baseline 'other' is not among"),

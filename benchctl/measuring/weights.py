@@ -1,0 +1,73 @@
+"""Whether a target still has the weights that it was loaded with, so that no method changes what it is measured on."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
+
+import torch
+from torch import Tensor
+
+from benchctl.decoding.model.target import Target
+from benchctl.errors import UserError
+
+_SAMPLES = 128  # numbers of each tensor that are looked at after each generation
+
+
+class WeightGuard:
+    """Compares the tensors that a target computes with, all layouts of a weight included, with those at the start.
+
+    Layouts that the target makes when they are first needed are left out: they come from the others.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._all, self._sample = self._checksums(), self._checksums(_SAMPLES)
+
+    def check(self, culprit: str, *, sample: bool = False) -> None:
+        """Raises UserError, naming who ran last, if a weight has changed; with ``sample`` some numbers of each tensor
+        are compared, which takes milliseconds, otherwise all."""
+        now, start = (self._checksums(_SAMPLES), self._sample) if sample else (self._checksums(), self._all)
+        if changed := next((path for path, checksum in start.items() if now.get(path) != checksum), None):
+            raise UserError(
+                "weights_changed",
+                f"{culprit} changed the weights of the target ({changed.lstrip('.')}), so nothing measured afterwards "
+                "would be of this model. Let the method work on a copy (`Method.serve` may return a view), and measure "
+                "again.",
+            )
+
+    def _checksums(self, samples: int = 0) -> dict[str, int]:
+        checksums: dict[str, int] = {}
+        for path, tensor in _tensors("", self._target, set()):
+            if tensor.is_mkldnn:  # packed for one shape of products; unpacking takes too long for each generation
+                if samples:
+                    continue
+                tensor = tensor.to_dense()
+            # A transposed layout is flattened in the order of its memory, without a copy.
+            values = (tensor if tensor.is_contiguous() or tensor.ndim < 2 else tensor.mT).detach().reshape(-1)
+            if samples:
+                values = values[:: max(1, values.numel() // samples)]
+            checksums[path] = zlib.crc32(values.contiguous().view(torch.uint8).cpu().numpy().data)
+        return checksums
+
+
+def _tensors(path: str, value: object, seen: set[int]) -> Iterator[tuple[str, Tensor]]:
+    """All tensors within a target's attributes, each once, by where they are."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        yield path, value
+        return
+    inner: Iterable[tuple[object, object]] = ()
+    if isinstance(value, list | tuple):
+        inner = enumerate(value)
+    elif isinstance(value, dict):
+        inner = list(value.items())
+    elif is_dataclass(value) and not isinstance(value, type):
+        inner = [(item.name, getattr(value, item.name)) for item in fields(value)]
+    elif type(value).__module__.startswith("benchctl.decoding.model"):
+        inner = list(vars(value).items())
+    for name, item in inner:
+        yield from _tensors(f"{path}.{name}", item, seen)
