@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +63,7 @@ def values_of(tmp_path: Path, rows: list[Row]) -> dict[str, float | None]:
     frame = load([write(tmp_path / "run.jsonl", baselines + rows, run)])
     pairs = pair(frame, DRAFTED, BASELINE)
     named = (ACCEPTANCE_RATE, ROW_ACCEPTANCE, MEAN_ACCEPTED, BLOCK_EFFICIENCY)
-    return {found.metric.name: found.value for found in estimates(pairs, (*named, *by_position(frame).metrics))}
+    return {found.metric.name: found.value for found in estimates(pairs, (*named, *chain(*by_position(frame))))}
 
 
 def test_the_example_of_the_docstring() -> None:

@@ -6,6 +6,7 @@ import json
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from benchctl.analysis.comparison import POOLED, Group, SuiteFigures
 from benchctl.analysis.frame.build import pair
@@ -88,7 +89,7 @@ def acceptances_on(number: int, group: Group, suite: SuiteFigures) -> Iterator[A
         if method.estimate(ACCEPTANCE_RATE).value is None:
             continue
         pairs = group.pairs(method.label) if is_pooled else pair(frame, method.label, group.run.baseline)
-        shares = estimates(pairs, metrics.metrics)
+        shares = estimates(pairs, tuple(chain(*metrics)))
         deepest = len(metrics.conditional)
         tried = max(
             (position for position, each in enumerate(shares[:deepest], 1) if each.value is not None), default=0
