@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb, log
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -167,8 +168,7 @@ def holm(p_values: Mapping[_Pair, float], level: float = LEVEL) -> set[_Pair]:
     return significant
 
 
-@dataclass(frozen=True)
-class _Ratio:
+class _Ratio(NamedTuple):
     """The logarithm of (time of the second / time of the first) of a pair, and its p-value."""
 
     logarithm: float

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from statistics import fmean
 from typing import Final, Literal, NamedTuple, TypeVar, get_args
 
@@ -91,9 +92,8 @@ class ScoredAnswers:
         baselines = self.baseline_keys(key) if score.baseline else []
         if key not in self.texts or (score.baseline and not baselines):
             return "gone"
-        same_baseline = not score.baseline or any(
-            score.baseline_sha256 in ("", self.texts[each].sha256) for each in baselines
-        )
+        theirs = ("", *(self.texts[each].sha256 for each in baselines))
+        same_baseline = not score.baseline or score.baseline_sha256 in theirs
         return "" if same_baseline and score.answer_sha256 in ("", self.texts[key].sha256) else "changed"
 
     def length(self, key: RowKey, sha256: str) -> int | None:
@@ -286,26 +286,27 @@ def _pair(
     first = scores[0]
     read = {order: [score for score in scores if score.order == order and not score.unreadable] for order in asked}
     whole = first.identical or all(read.values())
-    pairs = [pair for scores in read.values() for pair in _scores(scores)]
-    differences = [fmean(own - theirs for own, theirs in given) for given in map(_scores, read.values()) if given]
-    signs = [_sign(difference) for difference in differences]
+    given = {order: _scores(of_order) for order, of_order in read.items()}
+    pairs = list(chain(*given.values()))
+    differences = {order: fmean(own - theirs for own, theirs in both) for order, both in given.items() if both}
+    signs = {order: _sign(difference) for order, difference in differences.items()}
+    first_won = sum(sign == (-1 if order == "baseline_first" else 1) for order, sign in signs.items())
+    alike = len(set(signs.values())) == 1
     compared = len(asked) if whole and not first.identical else 0
     return JudgedPair(
         *_key_columns(answers, judge, key),
         score=fmean(own for own, _ in pairs) if pairs else first.score,
         baseline_score=fmean(theirs for _, theirs in pairs) if pairs else first.baseline_score,
-        difference=fmean(differences) if differences and not first.identical else 0.0,
-        verdict=signs[0] if len(set(signs)) == 1 and not first.identical else 0,
+        difference=fmean(differences.values()) if differences and not first.identical else 0.0,
+        verdict=next(iter(signs.values())) if alike and not first.identical else 0,
         whole=whole,
         identical=first.identical,
         asked=0 if first.identical else len(scores),
         unreadable=sum(bool(score.unreadable) for score in scores),
         orders=compared,
-        consistent=int(compared == 2 and len(set(signs)) == 1),
-        decided=sum(map(abs, signs)) if compared == 2 else 0,
-        first_won=sum(sign == (-1 if order == "baseline_first" else 1) for order, sign in zip(read, signs, strict=True))
-        if compared == 2
-        else 0,
+        consistent=int(compared == 2 and alike),
+        decided=sum(map(abs, signs.values())) if compared == 2 else 0,
+        first_won=first_won if compared == 2 else 0,
         length=answers.length(key, first.answer_sha256),
         baseline_length=answers.length(next(iter(answers.baseline_keys(key)), key), first.baseline_sha256),
     )
@@ -313,8 +314,7 @@ def _pair(
 
 def _single(answers: ScoredAnswers, judge: Judge, key: RowKey, scores: Sequence[Score]) -> JudgedPair:
     """Of answers judged alone, compared with the baseline's score of the same turn."""
-    of_baseline = (answers.by_answer.get((judge, each), ()) for each in answers.baseline_keys(key))
-    baselines = [score for scores_of_one in of_baseline for score in scores_of_one]
+    baselines = list(chain(*(answers.by_answer.get((judge, each), ()) for each in answers.baseline_keys(key))))
     own, theirs = ([score.score for score in each if score.score is not None] for each in (scores, baselines))
     texts = {score.answer_sha256 for score in (*scores, *baselines)}
     identical = key.label == answers.baseline or (len(texts) == 1 and texts != {""})

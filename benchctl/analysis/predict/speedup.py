@@ -9,7 +9,7 @@ an account add up. Speed-ups are per token, whatever the lengths of the answers.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -192,7 +192,9 @@ def _predict(found: _Found, label: str, run: Run) -> Prediction | Unpredicted:
     levels = Levels(sessions, codes_of([(cell.suite, cell.prompt_id) for cell in cells]))
     tops = np.column_stack([account.baseline_s, theirs.for_tokens(theirs.seconds, ours.tokens)])
     bottoms = np.column_stack([account.known_s, ours.seconds])
-    predicted, measured, gap = _figures(tops, bottoms, levels)
+    values = (tops.sum(axis=0) / bottoms.sum(axis=0)).tolist()
+    predicted, measured = map(Figure, values, bootstrap(tops, bottoms, levels))
+    (interval,) = bootstrap(tops[:, 1:], bottoms[:, 1:], levels, less=(tops[:, :1], bottoms[:, :1]))
     return Prediction(
         label=label,
         basis="profile" if len(sums) > 2 else "steps",
@@ -202,7 +204,7 @@ def _predict(found: _Found, label: str, run: Run) -> Prediction | Unpredicted:
         costs=_costs(sums),
         predicted=predicted,
         measured=measured,
-        gap=gap,
+        gap=Figure(measured.value - predicted.value, interval),
         parts=_with_intervals(account, ours.seconds, tops[:, 1], levels),
     )
 
@@ -218,29 +220,20 @@ def _with_intervals(account: Account, seconds: Floats, baseline_s: Floats, level
     return tuple(replace(part, interval=found) for part, found in zip(account.parts, intervals, strict=True))
 
 
-def _figures(tops: Floats, bottoms: Floats, levels: Levels) -> Iterator[Figure]:
-    """Predicted, measured, and by how much the second is more; two [answers, 2]."""
-    values = tops.sum(axis=0) / bottoms.sum(axis=0)
-    intervals = bootstrap(tops, bottoms, levels)
-    for value, interval in zip(values, intervals, strict=True):
-        yield Figure(float(value), interval)
-    (gap,) = bootstrap(tops[:, 1:], bottoms[:, 1:], levels, less=(tops[:, :1], bottoms[:, :1]))
-    yield Figure(float(values[1] - values[0]), gap)
-
-
 def _costs(sums: Sequence[Sums]) -> Costs:
     ours = sums[0]
     steps, drafted = float(ours.steps.sum()), float(ours.drafted.sum())
-    costs = {
-        "tokens_per_step": ours.total_tokens / steps,
-        "drafted_per_step": drafted / steps,
-        "depth_fraction": float(ours.depth.sum()) / ours.total_tokens,
-        "text_tokens": ours.step_text_tokens,
-    }
-    ratios: dict[str, float] = {}
+    verify_ratio = draft_ratio = None
     if len(sums) > 2:
         split, verify_s = sums[2], sums[3].step_phase_s("verify")
-        ratios["verify_ratio"] = split.step_phase_s("verify") / verify_s
-        if drafted:
-            ratios["draft_ratio"] = float(split.phases["draft"].sum() / split.drafted.sum()) / verify_s
-    return Costs(**costs, rows=dict(Counter(ours.rows)), **ratios)
+        verify_ratio = split.step_phase_s("verify") / verify_s
+        draft_ratio = float(split.phases["draft"].sum() / split.drafted.sum()) / verify_s if drafted else None
+    return Costs(
+        tokens_per_step=ours.total_tokens / steps,
+        drafted_per_step=drafted / steps,
+        depth_fraction=float(ours.depth.sum()) / ours.total_tokens,
+        rows=dict(Counter(ours.rows)),
+        text_tokens=ours.step_text_tokens,
+        draft_ratio=draft_ratio,
+        verify_ratio=verify_ratio,
+    )

@@ -24,6 +24,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log, sqrt
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,8 +177,7 @@ def _critical(freedom: int) -> Floats:
     return np.asarray(-stdtrit(freedom, _LEVELS / 2))
 
 
-@dataclass(frozen=True)
-class _Sessions:
+class _Sessions(NamedTuple):
     """The part of a figure's standard error that sessions add, and the degrees of freedom of its estimate."""
 
     error: float
