@@ -5,17 +5,7 @@ from itertools import product
 
 import pytest
 from compared import file_of, frame_of, pairs_of
-from fixtures_records import (
-    BASELINE,
-    DRAFTED,
-    EXITING,
-    RUN,
-    baseline_row,
-    batch,
-    drafted_row,
-    exiting_row,
-    failed,
-)
+from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, baseline_row, batch, drafted_row, exiting_row, failed
 
 from benchctl.analysis.frame.build import pair, to_frame
 from benchctl.analysis.stats.estimates import measured_apart

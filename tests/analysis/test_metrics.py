@@ -9,17 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from compared import file_of, frame_of, group_of, pairs_of
-from fixtures_records import (
-    BASELINE,
-    DRAFTED,
-    EXITING,
-    KOALA,
-    RUN,
-    baseline_row,
-    drafted_row,
-    exiting_row,
-    failed,
-)
+from fixtures_records import BASELINE, DRAFTED, EXITING, KOALA, RUN, baseline_row, drafted_row, exiting_row, failed
 
 import benchctl.analysis.metrics as metrics_folder
 from benchctl.analysis.frame.build import pair, to_frame
@@ -100,10 +90,7 @@ def checked_frame() -> pd.DataFrame:
     rows = [
         row
         for prompt_id, (baseline, lossy) in said.items()
-        for row in (
-            replace(baseline_row(prompt_id), text=baseline),
-            replace(exiting_row(prompt_id), text=lossy),
-        )
+        for row in (replace(baseline_row(prompt_id), text=baseline), replace(exiting_row(prompt_id), text=lossy))
     ]
     rows[5] = failed(rows[5])
     suite = replace(KOALA, exact_answers={"p0": ("4",), "p1": ("5",), "p2": ("7",)})

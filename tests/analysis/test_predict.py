@@ -58,13 +58,13 @@ FIFTHS = {
 }
 
 
-@pytest.mark.parametrize("told_by", ["step_bytes", "parameters"])
-def test_a_method_that_drafts_nothing_is_predicted_by_the_layers_it_runs_and_a_head(told_by: str) -> None:
+@pytest.mark.parametrize("known_from", ["step_bytes", "parameters"])
+def test_a_method_that_drafts_nothing_is_predicted_by_the_layers_it_runs_and_a_head(known_from: str) -> None:
     """The head is a fifth: half of 4/5 of 8 s, 1.6 s for the head, commit 1 s and host 1 s: 10 / 6.8.
 
     Its passes took 5 s, which is 0.2 s more, and its host 2, so 8.
     """
-    account = account_of(file_of(usual_file().rows, FIFTHS[told_by]), EXITING)
+    account = account_of(file_of(usual_file().rows, FIFTHS[known_from]), EXITING)
     assert account.predicted.value == pytest.approx(10 / 6.8)
     assert account.measured.value == pytest.approx(10 / 8)
     assert account.costs.depth_fraction == pytest.approx(0.5)

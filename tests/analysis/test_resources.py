@@ -15,26 +15,26 @@ from benchctl.analysis.tables.columns import metric_blocks
 from benchctl.analysis.tables.text import render
 from benchctl.records.schema import Row, Run
 
-TOLD = replace(RUN, step_bytes=100, cache_token_bytes=10, machine={**RUN.machine, "memory_bandwidth_mb_s": 1.0})
+SIZED = replace(RUN, step_bytes=100, cache_token_bytes=10, machine={**RUN.machine, "memory_bandwidth_mb_s": 1.0})
 
 
 def test_the_bound_is_the_bytes_of_every_step_over_the_bandwidth() -> None:
     """A prompt of 3 tokens, 2 steps over 4 and 5 tokens: 2 * 100 + 9 * 10 bytes at 1 MB/s."""
     row = replace(baseline_row(tokens=3), prompt_tokens=3)
-    assert least_read_s(row, TOLD) == pytest.approx(290e-6)
+    assert least_read_s(row, SIZED) == pytest.approx(290e-6)
 
 
 @pytest.mark.parametrize(
     ("row", "run"),
     [
-        (drafted_row(), TOLD),
-        (drafted_row(), replace(TOLD, baseline=DRAFTED)),  # set against another method
-        (batch(baseline_row(), baseline_row("p1"))[0], TOLD),
-        (failed(baseline_row()), TOLD),
-        (baseline_row(), replace(TOLD, step_bytes=0)),
-        (baseline_row(), replace(TOLD, machine=RUN.machine)),
-        (baseline_row(), replace(TOLD, machine={"memory_bandwidth_mb_s": ""})),
-        (baseline_row(), replace(TOLD, machine={"memory_bandwidth_mb_s": 0.0})),
+        (drafted_row(), SIZED),
+        (drafted_row(), replace(SIZED, baseline=DRAFTED)),  # set against another method
+        (batch(baseline_row(), baseline_row("p1"))[0], SIZED),
+        (failed(baseline_row()), SIZED),
+        (baseline_row(), replace(SIZED, step_bytes=0)),
+        (baseline_row(), replace(SIZED, machine=RUN.machine)),
+        (baseline_row(), replace(SIZED, machine={"memory_bandwidth_mb_s": ""})),
+        (baseline_row(), replace(SIZED, machine={"memory_bandwidth_mb_s": 0.0})),
     ],
 )
 def test_there_is_no_bound_for_other_methods_batches_failures_and_headers_that_do_not_tell(row: Row, run: Run) -> None:
@@ -44,7 +44,7 @@ def test_there_is_no_bound_for_other_methods_batches_failures_and_headers_that_d
 def test_the_baselines_share_of_the_bound_is_a_ratio_of_sums() -> None:
     """Steps of 1 ms: 8 of 5 prompt tokens take 8 * 100 + (40 + 36) * 10 bytes, 1.56 ms of 8."""
     rows = [baseline_row("p0", step_s=1e-3), drafted_row("p0"), baseline_row("p1", step_s=1e-3), drafted_row("p1")]
-    group = group_of(rows, TOLD)
+    group = group_of(rows, SIZED)
     assert value_of(group, BANDWIDTH_SHARE, BASELINE) == pytest.approx(1.56 / 8)
     assert value_of(group, BANDWIDTH_SHARE, DRAFTED) is None
 
@@ -81,9 +81,9 @@ def test_the_table_has_the_columns_that_this_machine_can_tell() -> None:
 
     rows = [replace(row, peak_memory_bytes=9) for row in (baseline_row("p0"), baseline_row("p1"))]
     assert titles(rows, RUN) == []
-    assert titles(rows, TOLD) == ["of the bandwidth bound"]
+    assert titles(rows, SIZED) == ["of the bandwidth bound"]
     rows = [replace(row, reserved_memory_bytes=9, energy_j=1.0) for row in rows]
-    assert titles(rows, replace(TOLD, device="cuda")) == [
+    assert titles(rows, replace(SIZED, device="cuda")) == [
         "of the bandwidth bound",
         "J per token",
         "peak memory MB",

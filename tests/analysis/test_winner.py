@@ -192,18 +192,13 @@ def test_methods_of_different_sessions_are_not_told_from_each_other_by_prompts()
 
 
 @pytest.mark.parametrize(
-    ("p_values", "told"),
-    [
-        ((0.01, 0.02, 0.04), "ABC"),
-        ((0.01, 0.03, 0.04), "A"),
-        ((0.02, 0.02, 0.02), ""),
-        ((0.04, 0.016, 0.9), "B"),
-    ],
+    ("p_values", "significant"),
+    [((0.01, 0.02, 0.04), "ABC"), ((0.01, 0.03, 0.04), "A"), ((0.02, 0.02, 0.02), ""), ((0.04, 0.016, 0.9), "B")],
 )
-def test_holm_s_steps(p_values: tuple[float, ...], told: str) -> None:
+def test_holm_s_steps(p_values: tuple[float, ...], significant: str) -> None:
     """Against 0.05 / 3, then 0.05 / 2, then 0.05, up to the first that fails."""
     found = holm({(name, ""): value for name, value in zip("ABC", p_values, strict=True)})
-    assert {name for name, _ in found} == set(told)
+    assert {name for name, _ in found} == set(significant)
 
 
 @pytest.mark.slow

@@ -50,13 +50,7 @@ def _known_differences(pairs: pd.DataFrame) -> pd.Series:
 
 
 TOKEN_AGREEMENT = Metric(
-    "token_agreement",
-    "token agreement",
-    "share",
-    "higher",
-    agreed_tokens,
-    compared_tokens,
-    table="Fidelity",
+    "token_agreement", "token agreement", "share", "higher", agreed_tokens, compared_tokens, table="Fidelity"
 )
 # Up to rounding: answers that diverge at a tie, or by the rounding of another order of sums, are the target's too.
 TARGET_ANSWERS = Metric(

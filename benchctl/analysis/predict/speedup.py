@@ -147,8 +147,7 @@ def predict(files: Sequence[RunFile]) -> Accounts:
     labels = dict.fromkeys(label for label, _ in found if label != run.baseline)
     if not labels:
         raise UserError(
-            "only_baseline",
-            f"{files[0].path}: has only its baseline. Measure one with `benchctl run --method`.",
+            "only_baseline", f"{files[0].path}: has only its baseline. Measure one with `benchctl run --method`."
         )
     return tuple(_predict(found, label, run) for label in labels)
 
