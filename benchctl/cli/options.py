@@ -103,3 +103,19 @@ def _click_type(hint: Any, spec: CommandLineOption) -> click.ParamType[Any]:
             None if spec.least is None else int(spec.least), None if spec.most is None else int(spec.most)
         )
     return click.STRING
+
+
+def given(context: click.Context) -> Iterator[click.Parameter]:
+    """The parameters that stand on the command line."""
+    for parameter in context.command.params:
+        if context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE:
+            yield parameter
+
+
+def typed(option: click.Parameter, value: Any, separator: str) -> Iterator[str]:
+    """`--limit=3` for an option with a value, once for each of several values; `--watch` or `--no-watch` for a flag."""
+    if isinstance(value, bool):
+        yield (option.opts if value else option.secondary_opts)[0]
+        return
+    for each in value if isinstance(value, tuple) else (value,):
+        yield f"{option.opts[0]}{separator}{each}"

@@ -20,8 +20,10 @@ from fixtures_records import DRAFTED, EXITING, RUN, baseline_row, drafted_row, e
 from benchctl.cli import main
 from benchctl.judging.judge import Reply, Usage
 from benchctl.measuring.prompts.suites import load_suite
+from benchctl.options import options_of
 from benchctl.records.schema import SuiteInfo
 from benchctl.records.scores import read_scores
+from benchctl.registry import judge_class
 
 KEY = "sk-test-3f9a81c7d2e64b05"
 PROMPTS = [{"id": f"p{number}", "prompt": f"What is {number}?", "exact_answer": str(number)} for number in range(3)]
@@ -155,9 +157,8 @@ def test_how_a_judge_is_reached_makes_no_other_judge_of_it(results: Path, reply:
 
 @pytest.mark.parametrize("name", ["gpt", "local", "likelihood"])
 def test_what_does_not_change_what_a_judge_says_is_among_its_options(name: str) -> None:
-    from benchctl.registry import judge_class, judge_options
-
-    assert judge_class(name).unsaid and judge_class(name).unsaid < {option.name for option in judge_options(name)}
+    judge_type = judge_class(name)
+    assert judge_type.unsaid and judge_type.unsaid < {option.name for option in options_of(judge_type)}
 
 
 def test_a_dry_run_gives_an_upper_bound(results: Path, reply: Callable[[Any], None]) -> None:
@@ -338,7 +339,7 @@ def test_a_run_whose_judging_the_budget_cut_short_says_so_by_its_exit_code(
     measured = (SimpleNamespace(out=results), SimpleNamespace(measured=9, failed=0))
     monkeypatch.setattr(import_module("benchctl.cli.run"), "measure", lambda settings: measured)
     judged = SimpleNamespace(unfinished=unasked)
-    monkeypatch.setattr(import_module("benchctl.cli.judge"), "judge_files", lambda *_, **__: judged)
+    monkeypatch.setattr(import_module("benchctl.cli.run"), "judge_files", lambda *_, **__: judged)
     result = CliRunner().invoke(main, ["run", "--judge", "exact", "--bench", "tasks"])
     assert (result.exit_code, f"Results: {results}" in result.stdout) == (code, True), result.output
 

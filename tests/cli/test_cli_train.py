@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -11,7 +12,8 @@ from click.testing import CliRunner
 from fixtures_training import benchctl, done, refused, write_data
 from tiny import tiny_folder
 
-from benchctl.cli.train import command_line, describe, describe_held_out, train
+from benchctl.cli.display import TrainingDisplay
+from benchctl.cli.train import command_line, train
 from benchctl.decoding.modules.trainable import Tally
 from benchctl.training.jobs import check_device
 from benchctl.training.modules.job import trainable_names
@@ -111,17 +113,17 @@ def test_the_command_line_is_told_without_paths(tmp_path: Path) -> None:
     assert told == [f"benchctl probe --data {tmp_path.name} --data owner/name --out x --no-mix"]
 
 
-def test_progress_is_one_line_and_each_held_out_set_another() -> None:
+def test_progress_is_one_line_and_each_held_out_set_another(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of many measures the first are shown, and the others counted."""
+    many = {f"measure_{number}": Tally(1, 4) for number in range(15)}
     step = Progress(step=30, progress=0.25, loss=2.5, rate=1.0, tokens=900, elapsed_s=60.0, tokens_per_s=15.0)
-    assert describe(step) == "step 30  25.0%  loss 2.500  15 tokens/s  3 min left"
-    assert describe_held_out("text", {"loss": Tally(5, 2), "top1": Tally(1, 4)}) == "text: loss 2.500  top1 0.250"
+    with TrainingDisplay(lambda: 0.0) as display:
+        display.progress(replace(step, held_out={"text": {"loss": Tally(5, 2), "top1": Tally(1, 4)}, "many": many}))
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert first == "step 30  25.0%  loss 2.500  15 tokens/s  3 min left"
+    assert second == "  text: loss 2.500  top1 0.250"
+    assert third.endswith("measure_12 0.250  and 2 more in log.jsonl")
 
 
 def test_wrong_usage_of_the_group_itself_is_exit_code_2() -> None:
     assert benchctl("train", "--fly").exit_code == 2
-
-
-def test_of_many_measures_the_first_are_shown_and_the_others_counted() -> None:
-    held = {f"measure_{number}": Tally(1, 4) for number in range(15)}
-    assert describe_held_out("text", held).endswith("measure_12 0.250  and 2 more in log.jsonl")
-    assert describe_held_out("text", {"loss": Tally(1, 4)}) == "text: loss 0.250"

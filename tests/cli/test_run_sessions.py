@@ -20,7 +20,7 @@ from fixtures_records import usual_rows, write
 from fixtures_run import make_folder
 
 from benchctl.cli import main
-from benchctl.cli.run import given, run, session_files
+from benchctl.cli.run import run, session_arguments
 from benchctl.records.writer import read
 
 
@@ -190,10 +190,6 @@ def test_a_file_that_is_there_already_is_refused_before_any_session_begins(
     assert stubs == [] and not (here / "kept-1.jsonl").exists()
 
 
-def test_files_of_sessions_are_numbered_before_the_suffix() -> None:
-    assert session_files(Path("results/a.b.jsonl"), 2) == (Path("results/a.b-1.jsonl"), Path("results/a.b-2.jsonl"))
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -207,7 +203,7 @@ def test_a_session_is_asked_for_what_was_asked_for(words: str) -> None:
     """Parsed again, its words mean the same, defaults that were not named still being defaults."""
     of_all = "--sessions 3 --out a.jsonl --json --judge likelihood --max-usd 1 --base-url http://here"
     whole = run.make_context("run", [*of_all.split(), *words.split()])
-    again = run.make_context("run", list(given(whole)))
+    again = run.make_context("run", list(session_arguments(whole)))
     not_passed_on = ("sessions", "out", "as_json", "judge", "base_url", "max_usd")
     others = {name: value for name, value in whole.params.items() if name not in not_passed_on}
     assert {name: again.params[name] for name in others} == others
