@@ -90,10 +90,7 @@ def demo(context: click.Context, out: Path | None) -> None:
 
 
 def demo_labels() -> list[tuple[str, ...]]:
-    """For each of TARGETS the labels to measure there: those that methods name for the demo (`Method.demo`).
-
-    A label is measured on the first target that it can run on, and on none where it lacks a draft model or modules.
-    """
+    """For each of TARGETS the labels of `Method.demo` that it is the first to run: none that lack models or modules."""
     from benchctl import bundled
     from benchctl.decoding.model.target import TargetInfo
     from benchctl.decoding.model.tokenizer import load_tokenizer

@@ -233,10 +233,7 @@ def _lacking(left_out: Mapping[str, int]) -> list[str]:
 
 
 class TrainingDisplay(_Display):
-    """Shows a training: a bar in a terminal, elsewhere a line every half minute.
-
-    Nothing unless `shown`: only the first of several processes prints.
-    """
+    """A training: elsewhere than in a terminal a line every half minute, and nothing in a process not to be `shown`."""
 
     def __init__(self, clock: Callable[[], float], shown: bool = True, console: Console | None = None) -> None:
         super().__init__(bars.BarColumn(), bars.TimeElapsedColumn(), task="reading", console=console)

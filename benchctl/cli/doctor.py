@@ -94,7 +94,6 @@ def doctor(options: _Options, files: tuple[Path, ...]) -> None:
 
 
 def _examine_machine(options: _Options) -> None:
-    """Examine the machine and print what was found. Raises UserError for a GPU that is not there."""
     from benchctl.measuring.check import choose_device
     from benchctl.measuring.machine.advice import examine_machine
     from benchctl.measuring.settings import ModelSettings
@@ -145,10 +144,7 @@ def _facts(examination: Examination) -> Iterator[tuple[str, str]]:
 
 
 def _measure_baseline(options: _Options) -> Path:
-    """The results file of a small run: ten embedded prompts, eight times each.
-
-    Raises UserError for an `out` that exists or cannot be written.
-    """
+    """The results file of a small run: ten embedded prompts, eight times each."""
     from benchctl.cli.run import measure
     from benchctl.measuring import settings as ask
     from benchctl.measuring.clock import utc_now
@@ -168,7 +164,6 @@ def _measure_baseline(options: _Options) -> Path:
 
 
 def _compare_with_itself(files: Sequence[Path], as_json: bool) -> None:
-    """Compare the baseline with itself; print the result. Raises UserError for files with too few measurements."""
     from benchctl.analysis.stats import aa
     from benchctl.cli.inputs import read_files
 

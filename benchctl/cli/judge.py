@@ -183,11 +183,7 @@ def _judging(files: Sequence[RunFile], options: JudgeOptions, display: JudgeDisp
 
 
 def _suite(file: RunFile, info: SuiteInfo, source: str, notify: Notify) -> Suite:
-    """The prompts that a file answers, from where they came from: by their hash the first ones, or those that were not
-    too long for its target.
-
-    Raises UserError where they cannot be had any more.
-    """
+    """The prompts that a file answers: by their hash the first ones, or those that were not too long for its target."""
     from benchctl.measuring.prompts.suites import load_suite, suite_names
 
     # Of a known suite, the kind that was measured; "file" is one in BENCHCTL_DATA that differs from the published one.

@@ -63,25 +63,18 @@ def _click_options(kind: type[Any]) -> Iterator[Callable[[Command], Command]]:
             assert isinstance(hint, type)
             yield from _click_options(hint)
         elif (spec := each.metadata.get(CommandLineOption)) is not None:
-            yield _click_option(each.name, hint, each.default, spec)
-
-
-def _click_option(name: str, hint: Any, default: Any, spec: CommandLineOption) -> Callable[[Command], Command]:
-    word = name.replace("_", "-")
-    negatable = f"--{word}/--no-{word}" if default else f"--{word}"
-    flags = spec.flags or (negatable if hint is bool else f"--{word}",)
-    details: dict[str, Any] = {}
-    if hint is bool:
-        details["is_flag"] = True
-    else:
-        details["type"] = _click_type(hint, spec)
-        details["multiple"] = get_origin(hint) is tuple
-    if spec.completion:
-        details["shell_complete"] = getattr(completion, spec.completion)
-    shown = default is not None and default is not False and default not in ("", ())
-    return click.option(
-        *flags, name, default=default, show_default=shown, help=spec.help, metavar=spec.metavar, **details
-    )
+            word, default = each.name.replace("_", "-"), each.default
+            negatable = f"--{word}/--no-{word}" if default else f"--{word}"
+            details: dict[str, Any] = {"help": spec.help, "metavar": spec.metavar, "default": default}
+            details["show_default"] = default is not None and default is not False and default not in ("", ())
+            if hint is bool:
+                details["is_flag"] = True
+            else:
+                details |= {"type": _click_type(hint, spec), "multiple": get_origin(hint) is tuple}
+            if spec.completion:
+                details["shell_complete"] = getattr(completion, spec.completion)
+            flags = spec.flags or (negatable if hint is bool else f"--{word}",)
+            yield click.option(*flags, each.name, **details)
 
 
 def _click_type(hint: Any, spec: CommandLineOption) -> click.ParamType[Any]:

@@ -101,11 +101,8 @@ def _account_tables(predictions: Sequence[Prediction]) -> Iterator[Table]:
     def part_names(account: Prediction) -> tuple[str, ...]:
         return tuple(part.name for part in account.parts)
 
-    def share_of(index: int) -> Callable[[Prediction], str]:
-        return lambda account: f"{100 * account.parts[index].share:.1f}"
-
     for names, same_parts in groupby(sorted(predictions, key=part_names), key=part_names):
-        parts = [(name, share_of(index)) for index, name in enumerate(names)]
+        parts = [(name, lambda account, at=at: f"{100 * account.parts[at].share:.1f}") for at, name in enumerate(names)]
         total = ("in all", lambda account: f"{100 / account.measured.value:.1f}")
         yield _table("A token's time, %", list(same_parts), [*parts, total])
     yield _table(

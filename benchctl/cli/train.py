@@ -191,10 +191,7 @@ def _print_estimate(options: TeacherOptions, label: str) -> None:
 
 
 def _calibrate(options: TeacherOptions, label: str, promised: str, prompts: int) -> None:
-    """Calibrates a method's threshold and prints every threshold tested and the label to run.
-
-    Raises UserError where no threshold was shown to be safe.
-    """
+    """Calibrates a method's threshold. Raises UserError where no threshold was shown to be safe."""
     from benchctl.training.modules.calibrate import Risk, calibrate
 
     context = click.get_current_context()
