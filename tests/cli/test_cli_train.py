@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import click
 import pytest
 import torch
-from click.testing import CliRunner
-from fixtures_training import benchctl, done, refused, write_data
+from fixtures_training import done, refused, write_data
 from tiny import tiny_folder
 
 from benchctl.cli.display import TrainingDisplay
@@ -28,20 +26,15 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
 
 
 def test_help_lists_every_part_and_every_method_with_modules() -> None:
-    told = done("train", "--help")
-    assert [line.split()[0] for line in told.splitlines() if line.startswith("  ")].count("medusa") == 1
+    printed = done("train", "--help")
     for part in ("draft", "export", *trainable_names()):
-        assert f"\n  {part} " in told
-
-
-def test_a_method_has_a_help_of_its_own_by_its_label() -> None:
-    assert "benchctl train medusa --model" in done("train", "medusa", "--help")
+        assert printed.count(f"\n  {part} ") == 1
     assert "Usage: main train medusa[heads=3]" in done("train", "medusa[heads=3]", "--help")
 
 
 @pytest.mark.parametrize("part", ["fly", "prompt_lookup", "autoregressive"])
 def test_what_has_nothing_to_train_is_refused_with_what_has(part: str) -> None:
-    assert "what can be trained: draft, deed, early_exit, m2r2" in refused("train", part, "--help")
+    assert "draft, deed, early_exit, m2r2" in refused("train", part, "--help")
 
 
 @pytest.mark.parametrize(
@@ -77,40 +70,27 @@ def test_wrong_input_is_refused_before_anything_is_trained(
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    told = refused("reference", "target", "--data", "x", "--out", tmp_path / "out", "--steps", 1, "--device", "cuda")
-    assert "no usable GPU here; train with --device cpu" in told
+    words = ("--data", "x", "--out", tmp_path / "out", "--steps", 1, "--device", "cuda")
+    assert "--device cpu" in refused("reference", "target", *words)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     check_device("cuda:1")
 
 
 def test_an_out_folder_that_cannot_be_used_is_refused(words: list[object], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert "is a file" in refused("train", "medusa", *words, "--out", tmp_path / "file")
-    assert "cannot be made" in refused("train", "medusa", *words, "--out", tmp_path / "file" / "below")
     (tmp_path / "done").mkdir()
     (tmp_path / "done" / "modules.json").write_text("{}")
-    assert "continue it with --resume" in refused("train", "medusa", *words, "--out", tmp_path / "done")
+    for out, fact in (("file", "is a file"), ("file/below", "cannot be made"), ("done", "--resume")):
+        assert fact in refused("train", "medusa", *words, "--out", tmp_path / out)
 
 
-def test_the_command_line_is_told_without_paths(tmp_path: Path) -> None:
-    told: list[str] = []
-
-    @train.command("probe")
-    @click.option("--data", multiple=True)
-    @click.option("--out", type=click.Path(path_type=Path))
-    @click.option("--steps", type=int)
-    @click.option("--resume", is_flag=True)
-    @click.option("--mix/--no-mix")
-    def probe(**values: object) -> None:
-        told.append(command_line(click.get_current_context()))
-
-    try:
-        runner = CliRunner()
-        arguments = ["--data", str(tmp_path), "--data", "owner/name", "--out", str(tmp_path / "x"), "--no-mix"]
-        runner.invoke(train, ["probe", *arguments, "--resume"], catch_exceptions=False)
-    finally:
-        del train.commands["probe"]
-    assert told == [f"benchctl probe --data {tmp_path.name} --data owner/name --out x --no-mix"]
+def test_the_command_line_is_recorded_without_paths(tmp_path: Path) -> None:
+    context = train.make_context("train", ["draft"])
+    out, data = tmp_path / "x", ("--data", str(tmp_path), "--data", "owner/name")
+    words = [*data, "--out", str(out), "--model", "medusa", "--answers-only", "--resume", "--steps", "3"]
+    draft = train.commands["draft"].make_context("draft", words, parent=context)
+    given = f"--out x --data {tmp_path.name} --data owner/name --model medusa"
+    assert sorted(command_line(draft).split()) == sorted(f"benchctl draft {given} --answers-only --steps 3".split())
 
 
 def test_progress_is_one_line_and_each_held_out_set_another(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,7 +103,3 @@ def test_progress_is_one_line_and_each_held_out_set_another(capsys: pytest.Captu
     assert first == "step 30  25.0%  loss 2.500  15 tokens/s  3 min left"
     assert second == "  text: loss 2.500  top1 0.250"
     assert third.endswith("measure_12 0.250  and 2 more in log.jsonl")
-
-
-def test_wrong_usage_of_the_group_itself_is_exit_code_2() -> None:
-    assert benchctl("train", "--fly").exit_code == 2
