@@ -14,7 +14,6 @@ from benchctl.cli import main
 from benchctl.decoding.modules import folder as modules
 
 WEIGHTS, TOKENIZER = b"weights", b"{}"
-PACK_BYTES = 64 * 2**20
 
 
 @pytest.fixture
@@ -54,11 +53,10 @@ def _entry(name: str, role: str, draft: str = "") -> dict[str, object]:
     }
 
 
-def test_an_embedded_name_is_its_folder(pack: Path) -> None:
+def test_names_folders_and_hub_ids_are_resolved(pack: Path, tmp_path: Path) -> None:
     assert bundled.resolve("big") == pack / "big-folder"
-
-
-def test_the_default_target_is_the_first_of_that_role_and_names_its_draft_model(pack: Path) -> None:
+    assert bundled.resolve(tmp_path) == bundled.resolve(str(tmp_path)) == tmp_path
+    assert bundled.resolve("owner/some-model_1.1B") == "owner/some-model_1.1B"
     assert (bundled.default_target().name, bundled.default_target().draft) == ("big", "small")
 
 
@@ -107,15 +105,6 @@ def test_weights_are_hashed_once_per_process(pack: Path) -> None:
     assert bundled.resolve("big") == pack / "big-folder"
 
 
-def test_a_folder_is_itself(pack: Path, tmp_path: Path) -> None:
-    assert bundled.resolve(tmp_path) == tmp_path
-    assert bundled.resolve(str(tmp_path)) == tmp_path
-
-
-def test_owner_and_name_is_a_hub_id(pack: Path) -> None:
-    assert bundled.resolve("owner/some-model_1.1B") == "owner/some-model_1.1B"
-
-
 @pytest.mark.parametrize("name", ["bigg", "./missing/folder", "/missing/folder", "../missing", "a/b/c", ""])
 def test_anything_else_lists_the_embedded_names(pack: Path, name: str) -> None:
     with refused("unknown_model", f"'{name}'", "big, small"):
@@ -141,13 +130,9 @@ def test_the_shipped_index_is_true() -> None:
             assert bundled.modules_for(model.name, method) == model.modules_path(method)
 
 
-def test_the_shipped_models_and_modules_are_within_64_mebibytes() -> None:
-    assert sum(file.stat().st_size for file in bundled.MODELS.rglob("*") if file.is_file()) < PACK_BYTES
-
-
-def test_modules_are_called_alike_where_they_are_trained_and_where_they_are_packed() -> None:
-    """Neither of the two may import the other."""
-    assert bundled.MODULES == modules.WEIGHTS
+def test_the_shipped_models_are_within_64_mebibytes_and_modules_are_named_as_training_names_them() -> None:
+    assert sum(file.stat().st_size for file in bundled.MODELS.rglob("*") if file.is_file()) < 64 * 2**20
+    assert bundled.MODULES == modules.WEIGHTS  # neither of the two may import the other
 
 
 def test_the_list_has_a_line_of_80_columns_for_each_model(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
