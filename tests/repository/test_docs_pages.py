@@ -52,7 +52,9 @@ def test_commands_are_read_as_a_shell_would_read_them() -> None:
 def of_readme(section: str, language: str = "") -> str:
     """The first fenced block of a section of README."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").partition(f"\n## {section}\n")[2].partition("\n## ")[0]
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[0]
+    shown = re.search(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert shown is not None
+    return shown[1]
 
 
 def test_the_method_of_readme_is_found_by_its_file_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
