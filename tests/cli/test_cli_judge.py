@@ -24,7 +24,6 @@ from benchctl.cli import main
 from benchctl.cli.judge import JudgeOptions, judge_label
 from benchctl.judging.judge import Reply, Usage
 from benchctl.measuring.prompts.suites import load_suite
-from benchctl.options import options_of
 from benchctl.records.schema import SuiteInfo
 from benchctl.records.scores import read_scores
 from benchctl.registry import judge_class
@@ -153,12 +152,6 @@ def test_how_a_judge_is_reached_makes_no_other_judge_of_it(results: Path, reply:
     assert "To ask: 6 questions" in other.stdout
 
 
-@pytest.mark.parametrize("name", ["gpt", "local", "likelihood"])
-def test_what_does_not_change_what_a_judge_says_is_among_its_options(name: str) -> None:
-    judge_type = judge_class(name)
-    assert judge_type.unsaid and judge_type.unsaid < {option.name for option in options_of(judge_type)}
-
-
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
@@ -188,17 +181,14 @@ def test_what_cannot_be_done_is_refused(results: Path, reply: Callable[[Any], No
     assert not (results.parent / "first.scores.jsonl").exists()
 
 
-def test_an_exhausted_budget_ends_with_1(results: Path, reply: Callable[[Any], None]) -> None:
-    result = gpt(results, "--max-usd", "0.0001")
-    assert result.exit_code == 1 and re.search(r"^6 .*--max-usd", result.stderr, re.MULTILINE)
-
-
-def test_questions_too_long_for_the_judge_end_with_1_and_their_count(
+def test_an_exhausted_budget_and_questions_too_long_for_the_judge_end_with_1_and_their_count(
     results: Path, reply: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A judging that left them out once ended with 0."""
     from benchctl.judges.gpt import Gpt
 
+    poor = gpt(results, "--max-usd", "0.0001")
+    assert poor.exit_code == 1 and re.search(r"^6 .*--max-usd", poor.stderr, re.MULTILINE)
     monkeypatch.setattr(Gpt, "context_tokens", 10)
     result = gpt(results, "--json")
     assert (result.exit_code, json.loads(result.stdout)["too_long"]) == (1, 6), result.output
@@ -303,8 +293,10 @@ def test_a_run_whose_judging_the_budget_cut_short_says_so_by_its_exit_code(
 
 
 def test_judges_are_listed_with_their_options() -> None:
+    """Those that do not change what a judge says are among them."""
     result = CliRunner().invoke(main, ["list", "judges", "--json"])
-    listed = {line["name"]: line for line in json.loads(result.stdout)}
-    assert {"exact", "gpt", "likelihood", "local"} <= set(listed)
-    assert "model" in {option["name"] for option in listed["gpt"]["options"]}
-    assert all(line["description"] for line in listed.values())
+    listed = {line["name"]: {option["name"] for option in line["options"]} for line in json.loads(result.stdout)}
+    assert {"exact", "gpt", "likelihood", "local"} <= set(listed) and "model" in listed["gpt"]
+    assert all(line["description"] for line in json.loads(result.stdout))
+    for name in ("gpt", "local", "likelihood"):
+        assert set() < judge_class(name).unsaid < listed[name]

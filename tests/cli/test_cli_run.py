@@ -72,13 +72,8 @@ def test_a_sweep_measures_every_combination_and_names_the_best(here: Path) -> No
     result = invoke(*sweep, "--repeats", "1")
     assert result.exit_code == 0, result.output
     labels = [method.label for method in read(here / "out.jsonl").run.methods]
-    assert labels == [
-        "autoregressive",
-        "two_model[draft_tokens=2]",
-        "two_model[draft_tokens=2,confidence=0.5]",
-        "two_model[draft_tokens=3]",
-        "two_model[draft_tokens=3,confidence=0.5]",
-    ]
+    options = ("draft_tokens=2", "draft_tokens=2,confidence=0.5", "draft_tokens=3", "draft_tokens=3,confidence=0.5")
+    assert labels == ["autoregressive", *(f"two_model[{each}]" for each in options)]
     assert "4 labels of two_model" in " ".join(result.stdout.split())
     both = invoke(*sweep, "--method", "prompt_lookup", "--repeats", "1", "--out", "both.jsonl")
     assert both.exit_code == 0, both.output
@@ -125,17 +120,15 @@ def test_modules_for_a_target_of_other_sizes_are_refused_before_weights_are_read
     printed = refused(invoke("--method", "medusa[heads=2,modules=heads]", "--model", "absent"))
     assert "4 layers of 32" in printed and "3 layers of 32" in printed
 
+    options = ("--method", "autoregressive", "--model", "encoding", "--draft-model", "", "--batch-size", "2")
+    printed = refused(invoke(*options))
+    assert "encoding has an encoder" in printed and "--batch-size" in printed
+
 
 @pytest.mark.parametrize("model", ["absent", "broken"])
 def test_what_all_brings_in_does_not_keep_weights_from_being_read(unread: Path, model: str) -> None:
     printed = refused(invoke("--method", "all", "--model", model))
     assert "cannot load" in printed and "cannot run" not in printed
-
-
-def test_batches_on_a_target_with_an_encoder_are_refused_before_its_weights_are_read(unread: Path) -> None:
-    options = ("--method", "autoregressive", "--model", "encoding", "--draft-model", "", "--batch-size", "2")
-    printed = refused(invoke(*options))
-    assert "encoding has an encoder" in printed and "--batch-size" in printed
 
 
 def test_away_from_a_terminal_there_is_a_line_at_the_start_and_one_at_the_end(here: Path) -> None:
@@ -220,10 +213,12 @@ class TestRefusals:
         message = refused(invoke("--draft-model", "other"))
         assert "'other'" in message and "tokenizer" in message and "--draft-model" in message
 
-    def test_a_method_without_its_draft_model(self) -> None:
-        usual = "run --model target --bench three.jsonl --method two_model"
-        message = refused(CliRunner().invoke(main, usual.split()))
-        assert message.startswith("two_model cannot run") and "--draft-model" in message
+    @pytest.mark.parametrize(
+        ("words", "advice"), [("two_model", "--draft-model"), ("prompt_lookup --resume", "--out FILE")]
+    )
+    def test_what_lacks_its_draft_model_or_its_file(self, words: str, advice: str) -> None:
+        usual = "run --model target --bench three.jsonl --method"
+        assert advice in refused(CliRunner().invoke(main, [*usual.split(), *words.split()]))
 
     def test_a_prompt_longer_than_the_context(self, here: Path) -> None:
         write_prompts(here / "long.jsonl", [{"id": "endless", "prompt": "Say something. " * 100}, {"prompt": "Hi"}])
@@ -240,10 +235,6 @@ class TestRefusals:
         (here / "wall").write_text("")
         message = refused(invoke("--out", "wall/out.jsonl"))
         assert "wall" in message and "--out" in message
-
-    def test_resume_without_a_file(self) -> None:
-        usual = "run --model target --bench three.jsonl --method prompt_lookup --resume"
-        assert "--out FILE" in refused(CliRunner().invoke(main, usual.split()))
 
     def test_an_existing_file_is_never_written_over(self, here: Path) -> None:
         """Nor by --resume where it is no results file."""
