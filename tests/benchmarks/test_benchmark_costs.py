@@ -217,8 +217,9 @@ def test_costs_are_sums_over_the_same_steps() -> None:
     fast = replace(slow, took=Took(0.003, {"advance": 0.002}), bare=Bare(0.001, 0.001))
     cost = cost_of("two_model", [[slow, fast], [slow, fast]])
     assert (cost.timed, cost.prompts, cost.steps, cost.rows, cost.layer_rows) == ("verification", 2, 4, 2, 8)
-    assert (cost.measured_ms, cost.predicted_ms) == pytest.approx((4.5, 3.0))
-    assert (cost.ratio, cost.low, cost.high) == pytest.approx((1.5, 1.5, 1.5))
+    assert (cost.measured_ms, cost.predicted_ms, cost.ratio, cost.low, cost.high) == pytest.approx(
+        (4.5, 3, 1.5, 1.5, 1.5)
+    )
     assert cost.parts_ms == pytest.approx({"advance": 3.0, "verify": 0.5})
     assert cost.predicted_parts_ms == pytest.approx({"layers": 2.0, "heads": 1.0})
     assert cost.goal.startswith("missed")
