@@ -201,10 +201,6 @@ class TestRefusals:
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)
         assert message in refused(invoke(*arguments.split()))
 
-    def test_a_folder_that_holds_no_model(self, here: Path) -> None:
-        (here / "empty").mkdir()
-        assert "cannot load" in refused(invoke("--model", "empty"))
-
     def test_a_draft_model_with_another_tokenizer(self, here: Path) -> None:
         other = tiny_folder(here / "other", layers=1)
         tokenizer = json.loads((other / "tokenizer.json").read_text())
@@ -226,15 +222,19 @@ class TestRefusals:
         assert "1 of 2 prompts of long" in message and "endless (" in message
         assert "--long-prompts skip" in message and "--long-prompts cut" in message
 
-    def test_a_broken_data_file_by_its_line(self, here: Path) -> None:
-        (here / "bad.jsonl").write_text('{"prompt": "Hi"}\n{"prompt": \n')
-        assert "bad.jsonl:2" in refused(invoke("--bench", "bad.jsonl"))
-
-    def test_a_file_that_cannot_be_written(self, here: Path) -> None:
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            ("--bench bad.jsonl", "bad.jsonl:2"),
+            ("--out bad.jsonl/out.jsonl", "--out"),
+            ("--model empty", "cannot load"),
+        ],
+    )
+    def test_files_and_folders_that_cannot_be_used(self, here: Path, words: str, message: str) -> None:
         """A path below an ordinary file: permissions would not stop the root user."""
-        (here / "wall").write_text("")
-        message = refused(invoke("--out", "wall/out.jsonl"))
-        assert "wall" in message and "--out" in message
+        (here / "empty").mkdir()
+        (here / "bad.jsonl").write_text('{"prompt": "Hi"}\n{"prompt": \n')
+        assert message in refused(invoke(*words.split()))
 
     def test_an_existing_file_is_never_written_over(self, here: Path) -> None:
         """Nor by --resume where it is no results file."""

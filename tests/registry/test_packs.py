@@ -65,7 +65,11 @@ def test_a_folder_with_an_embedded_name_is_neither_taken_nor_passed_over(
 
 @pytest.mark.parametrize("file", [bundled.WEIGHTS, bundled.TOKENIZER])
 def test_an_altered_or_missing_file_is_refused(pack: Path, file: str) -> None:
+    """Files are hashed once per process."""
+    bundled.resolve("big")
     (pack / "big-folder" / file).write_bytes(b"other")
+    assert bundled.resolve("big") == pack / "big-folder"
+    _forget()
     with refused("damaged_embedded_model", file, "'big'"):
         bundled.resolve("big")
     (pack / "small-folder" / file).unlink()
@@ -88,12 +92,6 @@ def test_modules_belong_to_a_model_and_are_checked(pack: Path) -> None:
     (folder / bundled.MODULES).write_bytes(b"other")
     with refused("damaged_embedded_model", "modules.safetensors", "medusa", "'big'"):
         bundled.modules_for("big", "medusa")
-
-
-def test_weights_are_hashed_once_per_process(pack: Path) -> None:
-    bundled.resolve("big")
-    (pack / "big-folder" / bundled.WEIGHTS).write_bytes(b"other")
-    assert bundled.resolve("big") == pack / "big-folder"
 
 
 @pytest.mark.parametrize("name", ["bigg", "./missing/folder", "/missing/folder", "../missing", "a/b/c", ""])
