@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import pandas as pd
 
-from benchctl.analysis.frame.build import Fidelity, Repeats, claims_exact, fidelity, is_lossless, pair, to_frames
+from benchctl.analysis.frame.build import (
+    Fidelity,
+    Repeats,
+    claims_exact,
+    fidelity,
+    is_lossless,
+    pair,
+    remembering,
+    to_frames,
+)
 from benchctl.analysis.judges.figures import JudgedFigures, Judging, judging
 from benchctl.analysis.judges.judgements import share_out
 from benchctl.analysis.metrics.metric import Metric, all_metrics
@@ -170,6 +180,11 @@ class Group:
         if label not in self._pairs:
             self._pairs[label] = pair(self.frame, label, self.run.baseline)
         return self._pairs[label]
+
+    @cached_property
+    def remembering(self) -> frozenset[str]:
+        """Labels whose greedy answer to a prompt was the same again, but came in other steps: they remember."""
+        return frozenset(remembering(self.frame) if self.run.temperature == 0 else ())
 
     @property
     def repeats(self) -> Repeats:

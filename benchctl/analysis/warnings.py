@@ -20,13 +20,16 @@ from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.bootstrap import Interval
 from benchctl.analysis.stats.estimates import measured_apart
 from benchctl.analysis.winner import best_labels
-from benchctl.records.schema import UNKNOWN_TARGET
+from benchctl.records.schema import UNKNOWN_TARGET, Run
 
 _FEW_PROMPTS = 10
 _OTHER_LENGTH = 0.1  # share of the baseline's tokens by which a method's answers may be shorter or longer
 _UNREADABLE = 0.02  # share of judgements that may be unreadable without a warning
 _UNBIASED = 0.5  # share that the first, or the longer, answer wins of a judge without that bias
 _SUM_WITHIN = 0.02  # by which the phases of a step may miss its time
+_LONG_DRAFTS, _FORESEEN = 6, 0.98  # tokens a step, and the share of them accepted, that no drafter reaches
+_MORE_CORES = 1.25  # times the threads of the run, that the process may use while the baseline decodes
+_LESS_BUSY = 0.85  # times the methods' share of processor time, that the baseline's is at least
 _SPARE_CORES = 0.5  # by which load and threads may exceed the cores
 _MOST_WAITED = 0.05  # of the time ready to run, but without a core
 
@@ -59,6 +62,23 @@ _TEMPLATES = {  # the gravest first
     "claim_broken": (
         "{label} claims to be exact, but {answers} of its answers differ from the baseline's by more than rounding. "
         "The method has a bug: do not use its figures."
+    ),
+    "remembers": (
+        "{label} gave the same answer again in other steps, so it remembers answers, and would be slower on new "
+        "prompts. Do not use its figures. A method creates all state of a prompt in `start`."
+    ),
+    "drafts_foreseen": (
+        "{label} drafted {drafted:.0f} tokens a step and had {rate:.1%} of them accepted, as if it knew the answers. "
+        "Check that it does not read results or earlier answers."
+    ),
+    "threads_left_running": (
+        "{file}: while the baseline decoded, the process used {cores:.1f} cores, but has {threads} threads. A method "
+        "left threads running, which slows the baseline. Stop them in the method and measure again."
+    ),
+    "baseline_waits": (
+        "{file}: while {baseline} decoded, the process computed for {share:.0%} of the time, and for {others:.0%} of "
+        "that of the methods. If something makes the baseline wait, all speed-ups are too high. Remove it and measure "
+        "again."
     ),
     "output_length_differs": (
         "{label} wrote {tokens} tokens, the baseline {baseline_tokens}. Part of its speed-up comes from the different "
@@ -191,6 +211,11 @@ def _of_methods(group: Group) -> Iterator[Warning]:
             apart.append(label)
         if answers and claims:
             yield _warn("claim_broken", label=label, answers=answers)
+        if label in group.remembering:
+            yield _warn("remembers", label=label)
+        drafted, rate = _drafts(group.pairs(label))
+        if drafted >= _LONG_DRAFTS and rate >= _FORESEEN and method.prompts >= _FEW_PROMPTS:
+            yield _warn("drafts_foreseen", label=label, drafted=drafted, rate=rate)
         tokens, baseline_tokens = method.tokens, method.baseline_tokens
         if abs(tokens - baseline_tokens) > _OTHER_LENGTH * baseline_tokens:
             yield _warn("output_length_differs", label=label, tokens=tokens, baseline_tokens=baseline_tokens)
@@ -208,6 +233,12 @@ def _of_methods(group: Group) -> Iterator[Warning]:
     for info in group.methods:
         if info.unsupported:
             yield _warn("not_measured", label=info.label, reason=info.unsupported)
+
+
+def _drafts(pairs: pd.DataFrame) -> tuple[float, float]:
+    """Drafted tokens per step that drafted, and the share of them that was accepted."""
+    drafted, steps = float(pairs["drafted_tokens"].sum()), float(pairs["drafting_steps"].sum())
+    return (drafted / steps, float(pairs["accepted_tokens"].sum()) / drafted) if drafted else (0.0, 0.0)
 
 
 def _of_generations(group: Group) -> Iterator[Warning]:
@@ -324,6 +355,20 @@ def _of_files(group: Group) -> Iterator[Warning]:
         load = float(loads[0]) if loads and isinstance(loads, list | tuple) else None
         if load is not None and isinstance(cores, int) and load + run.threads > cores + _SPARE_CORES:
             yield _warn("machine_busy", file=name, load=load, cores=cores, threads=run.threads)
+        yield from _of_processor_time(name, run, frame)
         waited = float(frame[waited_share].median()) if waited_share in frame else 0.0
         if waited > _MOST_WAITED:
             yield _warn("waited_for_cores", file=name, waited=waited)
+
+
+def _of_processor_time(name: str, run: Run, frame: pd.DataFrame) -> Iterator[Warning]:
+    """What the process did while the baseline decoded, and while methods did."""
+    answered = frame[frame["error"].isna() & frame["cpu_s"].notna() & (frame["whole_s"] > 0)]
+    cores = (answered["cpu_s"].astype(float) / answered["whole_s"]).groupby(answered["label"] == run.baseline).median()
+    if True not in cores:
+        return
+    if cores[True] > _MORE_CORES * run.threads:
+        yield _warn("threads_left_running", file=name, cores=float(cores[True]), threads=run.threads)
+    if False in cores and cores[True] < _LESS_BUSY * min(float(cores[False]), run.threads):
+        shares = {"share": float(cores[True]) / run.threads, "others": float(cores[False]) / run.threads}
+        yield _warn("baseline_waits", file=name, baseline=run.baseline, **shares)

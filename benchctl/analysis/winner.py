@@ -76,7 +76,7 @@ class BestLabel:
 def contest(group: Group) -> Contest:
     """Over all suites. Lossy methods take no part: the fastest of them is the one that loses most.
 
-    Neither do methods whose answers contradict their claim, nor those of imported files, which have none.
+    Neither do methods whose answers contradict their claim or that remember answers, nor those of imported files.
     """
     if group.run.imported:
         return Contest()
@@ -86,6 +86,7 @@ def contest(group: Group) -> Contest:
         # The same conditions hold for a baseline, since a lossy method may replace it (`--over`).
         if claims_exact(method.exactness, group.run.temperature)
         and not broken(method.fidelity, group.run.dtype)
+        and method.label not in group.remembering
         and method.estimate(SPEEDUP).value is not None
     ]
     unconfirmed = [method for method in claiming if method.fidelity.failed + method.fidelity.unjudged > 0]

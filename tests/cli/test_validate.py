@@ -28,7 +28,7 @@ def test_valid_files_are_counted(tmp_path: Path) -> None:
     result = _validate(tmp_path / "*.jsonl")
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
-        f"{path}: valid, {3 * n} generations, 3 labels, schema 5." for n, path in enumerate(paths, 1)
+        f"{path}: valid, {3 * n} generations, 3 labels, schema 6." for n, path in enumerate(paths, 1)
     ]
 
 
@@ -52,7 +52,7 @@ def test_every_invalid_file_is_named_with_its_line_and_the_valid_ones_are_still_
         (tmp_path / f"{name}.jsonl").write_bytes(whole)
     result = _validate(good, *(tmp_path / f"{name}.jsonl" for name in broken))
     assert result.exit_code == 3
-    assert result.stdout == f"{good}: valid, 9 generations, 3 labels, schema 5.\n"
+    assert result.stdout == f"{good}: valid, 9 generations, 3 labels, schema 6.\n"
     for message, (name, (_, problem)) in zip(result.stderr.splitlines(), broken.items(), strict=True):
         assert message.startswith(f"Error: {tmp_path / name}.jsonl{problem}")
 

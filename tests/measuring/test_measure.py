@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import pytest
-from fixtures_run import timeless
 from fakes_measuring import Broken, FakeClock, Lying, Plain, one, task
+from fixtures_run import timeless
 from runs import prepared
 from tiny import tiny_folder
 

@@ -124,6 +124,14 @@ def is_lossless(claim: bool, counts: Fidelity, dtype: str) -> bool:
     return claim and confirmed > 0 and broken(counts, dtype) + counts.sampled + counts.failed + counts.unjudged == 0
 
 
+def remembering(frame: pd.DataFrame) -> list[str]:
+    """Labels that gave an answer again in other steps. Greedy steps follow from the text, so such a method remembers
+    earlier answers, and its speed is not that of a prompt it has not seen."""
+    answered = frame[frame["error"].isna() & frame["steps"].gt(0)]
+    ways = answered.groupby(["label", "suite", "prompt_id", "turn", "answer_id"])["steps_id"].nunique()
+    return sorted(ways[ways > 1].index.unique("label"))
+
+
 def agreed_tokens(pairs: pd.DataFrame) -> pd.Series:
     """Tokens before the first divergence; 0 where there is no verdict (the baseline, sampling)."""
     diverged = pairs["verdict"].isin(["tie", "numeric", "lossy"])

@@ -109,7 +109,9 @@ class Line(NamedTuple):
     `right_answers` 1 where it also ends with that. `invalid` is the reason why its times are not to be trusted, or
     empty. In addition, `round_invalid` is true if any generation of its round, of any label and mode, has such a reason
     (see frame/build.py). `loops` is 1 where the answer ends in a loop, see `loops`. `energy_j` of a batch is shared as
-    its time is; `least_read_s` is the baseline's bound, see `least_read_s`.
+    its time is; `least_read_s` is the baseline's bound, see `least_read_s`. `passes` are those of the target, one per
+    step in files that do not count them. Generations with equal `answer_id` have equal token ids; with equal `steps_id`
+    they also came to these in equal steps. `cpu_s` of a batch is shared as its time is.
     """
 
     file: int
@@ -125,6 +127,7 @@ class Line(NamedTuple):
     prompt_tokens: int
     new_tokens: int | None
     steps: int | None
+    passes: int | None
     committed_tokens: int | None
     drafted_tokens: int
     accepted_tokens: int | None
@@ -143,6 +146,9 @@ class Line(NamedTuple):
     reserved_memory_bytes: int | None
     energy_j: float | None
     least_read_s: float | None
+    cpu_s: float | None
+    answer_id: int
+    steps_id: int
     stop_reason: str | None
     verdict: str | None
     first_divergence: int | None
@@ -179,6 +185,7 @@ def line_of(number: int, row: Row, run: Run, suite: SuiteInfo, batch_decode_s: f
         label=intern(row.label),
         new_tokens=len(row.token_ids),
         steps=len(row.step_s),
+        passes=sum(row.passes) if row.passes else len(row.step_s),
         committed_tokens=sum(row.committed),
         drafted_tokens=sum(row.drafted),
         accepted_tokens=sum(row.accepted),
@@ -194,6 +201,9 @@ def line_of(number: int, row: Row, run: Run, suite: SuiteInfo, batch_decode_s: f
         whole_decode_s=None if row.ttft_s is None else batch_decode_s * share,
         energy_j=None if row.energy_j is None else row.energy_j * share,
         least_read_s=least_read_s(row, run),
+        cpu_s=None if row.cpu_s is None else row.cpu_s * share,
+        answer_id=hash(row.token_ids),
+        steps_id=hash((row.token_ids, row.committed, row.drafted, row.accepted, row.rows, row.passes)),
     )
     if (totals := row.totals) is None:
         return line
@@ -202,6 +212,7 @@ def line_of(number: int, row: Row, run: Run, suite: SuiteInfo, batch_decode_s: f
     return line._replace(
         new_tokens=totals.new_tokens,
         steps=totals.steps,
+        passes=totals.steps,
         committed_tokens=totals.new_tokens,
         accepted_tokens=(totals.new_tokens or 0) - (totals.steps or 0) if is_counted else None,
         loops=None,

@@ -24,8 +24,8 @@ def _drafting(name: str, unit: Unit, top: str, bottom: str, cell: str = "{:.3f}"
     return Metric(name, label, unit, better, column(top), column(bottom), table="Drafting and depth", cell=cell)
 
 
-BLOCK_EFFICIENCY = _drafting("block_efficiency", "tokens", "committed_tokens", "steps", "{:.2f}")
-MEAN_ACCEPTED = _drafting("mean_accepted_tokens", "tokens", "accepted_tokens", "steps", "{:.2f}")
+BLOCK_EFFICIENCY = _drafting("block_efficiency", "tokens", "committed_tokens", "passes", "{:.2f}")
+MEAN_ACCEPTED = _drafting("mean_accepted_tokens", "tokens", "accepted_tokens", "passes", "{:.2f}")
 ACCEPTANCE_RATE = _drafting("acceptance_rate", "share", "accepted_tokens", "drafted_tokens")
 # Engines call this the acceptance rate of a tree: of its nodes, of which only one branch can be accepted. The rate
 # above divides by a tree's depth, so it is comparable with that of a chain. For a chain both are equal.
