@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from benchctl.measuring.plan import Job, Plan, Retries, Round, rounds, rows_of
+from benchctl.measuring.plan import Job, Plan, Round, rounds, rows_of
 from benchctl.measuring.validity import MARGIN, Watch, decoding_s
 from benchctl.records.reader import RowKey, row_key
 from benchctl.records.schema import Row
@@ -99,7 +99,6 @@ class Session:
 
     def __post_init__(self) -> None:
         self._stored = {row_key(row): row for row in self.writer.stored.rows}
-        self._retries = Retries(self.plan)
         self._speedups = SpeedupsSoFar(self.plan.labels[0])
         self.total = len(self.plan)
 
@@ -115,16 +114,16 @@ class Session:
                 self._speedups.add(rows_of(attempt, rows))
             if self._is_due(jobs, rows):
                 self._measure_batch(jobs, rows)
-            self.lost += sum(not self._retries.is_recovered(planned, rows) for planned in rounds(jobs))
+            self.lost += sum(not self.plan.is_recovered(planned, rows) for planned in rounds(jobs))
 
     def _is_due(self, jobs: Sequence[Job], rows: Mapping[RowKey, Row]) -> bool:
         return any(self._next_attempt(planned, rows) is not None for planned in rounds(jobs))
 
     def _next_attempt(self, planned: Round, rows: Mapping[RowKey, Row]) -> Round | None:
-        return self._retries.next_attempt(planned, rows, self.watch is not None and not self.watch.lasts)
+        return self.plan.next_attempt(planned, rows, self.watch is not None and not self.watch.lasts)
 
     def _stored_attempts(self, jobs: Sequence[Job]) -> Iterator[Round]:
-        return chain.from_iterable(self._retries.attempts(planned, self._stored) for planned in rounds(jobs))
+        return chain.from_iterable(self.plan.attempts(planned, self._stored) for planned in rounds(jobs))
 
     def _teach_watch(self) -> None:
         """Show the watch the undisturbed rounds of the file, as if this process had measured them.
@@ -142,7 +141,7 @@ class Session:
 
     def _measure_batch(self, jobs: Sequence[Job], rows: MutableMapping[RowKey, Row]) -> None:
         """Its rounds as planned, then the disturbed ones again: by then a passing load may be over."""
-        self.measurer.begin([task.prompt for task in jobs[0]])
+        self.measurer.begin()
         for planned in rounds(jobs):
             self._measure_round(planned, rows)
         for planned in rounds(jobs):
@@ -173,7 +172,7 @@ class Session:
         if self.watch is not None:
             rows = self.watch.mark(rows, ends_round=ends_round)
         if ends_round:
-            rows = self._retries.mark_failed([*before, *rows], rows)
+            rows = self.plan.mark_failed([*before, *rows], rows)
         self.writer.append(*rows)
         self.done += len(rows)
         self.measured += len(rows)
@@ -183,29 +182,24 @@ class Session:
 
     def _warm_up(self, most_rounds: int) -> None:
         """Rounds of the measured loop until two in a row take the same time, or `most_rounds` are done."""
-        before, previous_s = self._warm_ups_stored(), dict[str, float]()
-        for number in range(1, most_rounds + 1):
-            latest_s = self._warm_up_round(self.plan.warm_up(before + number))
-            self.warm_up_rounds = number
+        stored, previous_s = self._warm_ups_stored(), dict[str, float]()
+        for self.warm_up_rounds in range(1, most_rounds + 1):
+            jobs = self.plan.warm_up(stored + self.warm_up_rounds)
+            latest_s = {job[0].label: 0.0 for job in jobs}
+            self.measurer.begin()
+            for job in jobs:
+                rows = self.measurer.measure(job)
+                self.writer.append(*rows)
+                if self.watch is not None:
+                    self.watch.observe(rows, ends_round=job is jobs[-1])
+                latest_s[job[0].label] += max(map(decoding_s, rows))
+                self.report(Progress(self.done, self.total, job[0].label, warm_up=True))
             if previous_s and is_stable(previous_s, latest_s):
                 return
             previous_s = latest_s
 
     def _warm_ups_stored(self) -> int:
         return max((-row.repeat for row in self._stored.values() if row.repeat < 0), default=0)
-
-    def _warm_up_round(self, jobs: Sequence[Job]) -> dict[str, float]:
-        """Seconds of decoding per label."""
-        spent_s = {job[0].label: 0.0 for job in jobs}
-        self.measurer.begin([task.prompt for task in jobs[0]])
-        for job in jobs:
-            rows = self.measurer.measure(job)
-            self.writer.append(*rows)
-            if self.watch is not None:
-                self.watch.observe(rows, ends_round=job is jobs[-1])
-            spent_s[job[0].label] += max(map(decoding_s, rows))
-            self.report(Progress(self.done, self.total, job[0].label, warm_up=True))
-        return spent_s
 
 
 def is_stable(previous_s: Mapping[str, float], latest_s: Mapping[str, float]) -> bool:

@@ -67,26 +67,20 @@ class Bounds:
 
     def problems(self, conditions: Mapping[str, float]) -> tuple[str, ...]:
         """Why times under these conditions are not valid; empty where they are. Missing conditions are ignored."""
-        problems = self._waiting(conditions.get("waited_share")), self._crowded(conditions.get("foreign_cores"))
+        waited_share, foreign_cores = conditions.get("waited_share"), conditions.get("foreign_cores")
+        waiting, foreign = self._usual["waited_share"], self._usual["foreign_cores"]
+        problems = []
+        if waited_share is not None and waiting.known and waited_share > waiting.middle + waiting.reach(MARGIN):
+            problems.append(f"it waited for a core {waited_share:.0%} of the time (usually {waiting.middle:.0%})")
+        # Other processes disturb nothing as long as they fit onto the spare cores.
+        if foreign_cores is not None and foreign.known:
+            most = max(self._spare_cores + MARGIN, foreign.middle + foreign.reach(MARGIN))
+            usually = f"usually {foreign.middle:.1f}, {self._spare_cores:.0f} to spare"
+            problems += [f"others used {foreign_cores:.1f} cores ({usually})"] if foreign_cores > most else []
         for name in _JUDGED:
             if name in conditions:
                 self._usual[name].add(conditions[name])
-        return tuple(problem for problem in problems if problem)
-
-    def _waiting(self, waited_share: float | None) -> str:
-        usual = self._usual["waited_share"]
-        if waited_share is None or not usual.known or waited_share <= usual.middle + usual.reach(MARGIN):
-            return ""
-        return f"it waited for a core {waited_share:.0%} of the time (usually {usual.middle:.0%})"
-
-    def _crowded(self, foreign_cores: float | None) -> str:
-        """Other processes disturb nothing as long as they fit onto the spare cores."""
-        usual = self._usual["foreign_cores"]
-        if foreign_cores is None or not usual.known:
-            return ""
-        if foreign_cores <= max(self._spare_cores + MARGIN, usual.middle + usual.reach(MARGIN)):
-            return ""
-        return f"others used {foreign_cores:.1f} cores (usually {usual.middle:.1f}, {self._spare_cores:.0f} to spare)"
+        return tuple(problems)
 
 
 class Watch:
@@ -126,11 +120,8 @@ class Watch:
 
     def _end_round(self) -> None:
         problems, self._problems = self._problems, []
-        if not problems:
-            self._disturbed_in_a_row = 0
-            return
-        self.marked += 1
-        self._disturbed_in_a_row += 1
+        self._disturbed_in_a_row = self._disturbed_in_a_row + 1 if problems else 0
+        self.marked += bool(problems)
         if self._disturbed_in_a_row == PATIENCE:
             self._notify(
                 f"{PATIENCE} rounds in a row were disturbed ({problems[0]}). Figures leave them out, and no round is "

@@ -15,21 +15,17 @@ def test_the_clock_counts_seconds_and_never_runs_backwards() -> None:
     assert 0 < readings[-1] - readings[0] < 1
 
 
-def test_on_a_gpu_queued_work_is_waited_for_before_each_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("device", "waits"), [("cuda", ["cuda"] * 2), ("cpu", [])])
+def test_queued_work_of_a_gpu_is_waited_for_before_each_reading(
+    device: str, waits: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     waited: list[str] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    clock = Clock("cuda")
+    clock = Clock(device)
     assert waited == []
     clock()
     clock()
-    assert waited == ["cuda", "cuda"]
-
-
-def test_on_a_cpu_nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[str] = []
-    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    Clock("cpu")()
-    assert waited == []
+    assert waited == waits
 
 
 def test_a_timer_returns_at_its_moment_and_at_once_after_it() -> None:

@@ -200,7 +200,7 @@ def test_an_answer_that_is_not_repeated_has_no_distributions() -> None:
     assert own_logits(Plain(), pair("llama").target, REQUEST, [*said_by(Plain())[:-1], 3]) is None
 
 
-def test_what_was_computed_once_is_kept_until_it_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_answer_is_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     def counted(target: Target, prompt_ids: Sequence[int], answer: Sequence[int]) -> Likelihood:
@@ -212,9 +212,6 @@ def test_what_was_computed_once_is_kept_until_it_is_forgotten(monkeypatch: pytes
     for _ in range(3):
         found.sums(PROMPT, [2, 3])
     assert asked == [2, 1]
-    found.forget()
-    found.sums(PROMPT, [2, 3])
-    assert asked == [2, 1, 2, 1]
 
 
 EVIDENCE = {"gap", "decided_at"}  # behind a verdict, not of the answer as a whole
@@ -231,7 +228,7 @@ def test_a_row_has_the_sums_where_they_tell_something(target: Target, tmp_path: 
     baseline, warm-up and answers that were forced or profiled have none."""
     methods = {"plain": Plain(), "same": Plain(), "lying": Lying(), "own": Own(0.0)}
     run = Measurer(target, methods, "plain", DecodingConfig(4, Sampling()), FakeClock())
-    run.begin([TALK])
+    run.begin()
     rows = {label: one(run, task(label)) for label in methods}
     assert rows["plain"].fidelity == rows["same"].fidelity == {}
     assert set(rows["own"].fidelity) == {"kl_tokens", "kl_nats"}
@@ -246,7 +243,7 @@ def test_sampled_answers_are_not_scored_but_diverge(target: Target) -> None:
     """Drawn anew with the same seed they are the same, and each repeat has an answer of its own."""
     methods = {"plain": Plain(), "lying": Lying(), "own": Own(3.0)}
     run = Measurer(target, methods, "plain", DecodingConfig(4, Sampling(1.0)), FakeClock())
-    run.begin([TALK])
+    run.begin()
     one(run, task("plain"))
     assert one(run, task("lying")).fidelity == {}
     rows = [one(run, task("own", repeat=repeat)) for repeat in (0, 1)]

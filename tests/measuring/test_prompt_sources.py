@@ -147,7 +147,7 @@ def test_machine_without_network_is_asked_once_for_all_suites() -> None:
 def test_callers_that_share_nothing_still_share_the_process_downloader(monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network(OFFLINE)
     downloader = Downloader(network)
-    monkeypatch.setattr(suites, "_process_downloader", lambda: downloader)
+    monkeypatch.setattr(suites, "_DOWNLOADER", downloader)
     for name in ("koala", "wizardlm"):
         load_suite(name, source="auto", limit=None, notify=lambda text: None)
     assert len(network.addresses) == 1

@@ -269,17 +269,6 @@ def test_an_unknown_suite_or_file_is_refused(
         own(Path(name))
 
 
-@pytest.mark.parametrize("limit", [0, -3])
-def test_limit_below_one_is_refused(limit: int) -> None:
-    with refused("limit_too_small", str(limit)):
-        embedded("koala", limit=limit)
-
-
-def test_unknown_source_is_refused() -> None:
-    with refused("unknown_source", "hub", "auto, published, embedded"):
-        load_suite("koala", source="hub", limit=None, notify=lambda text: None)
-
-
 def test_prompts_are_read_without_loading_a_model_library() -> None:
     heavy = "{'torch', 'transformers', 'datasets', 'pandas', 'numpy'}"
     code = f"import sys, benchctl.measuring.prompts.suites; print(sorted({heavy} & set(sys.modules)))"
