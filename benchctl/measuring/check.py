@@ -243,19 +243,16 @@ def check_tokenizers(models: Models, choices: Iterable[Choice], batch_size: int 
         raise UserError("no_batches", f"{models.target} has an encoder; batches need a target without: no --batch-size")
     drafts = [models.draft, *(choice.draft_model(models.draft) for choice in choices)]
     for draft in filter(None, dict.fromkeys(drafts)):
-        draft_tokenizer = load_tokenizer(bundled.resolve(draft))
+        draft_tokenizer, problem = load_tokenizer(bundled.resolve(draft)), ""
         if draft_tokenizer.is_encoder_decoder:  # its encoder would keep the previous prompt
-            raise UserError(
-                "unsuitable_draft_model",
-                f"The draft model '{draft}' has an encoder, which reads no prompt while drafting. Name a draft model "
-                "without one with --draft-model.",
+            problem = "an encoder, which reads no prompt while drafting. Name a draft model without one"
+        elif draft_tokenizer.sha256 != tokenizer.sha256 and not tokenizer.same_vocabulary(draft_tokenizer):
+            problem = (
+                f"another tokenizer than the target '{models.target}', so its tokens mean something else. Name a draft "
+                "model of the target's own family"
             )
-        if draft_tokenizer.sha256 != tokenizer.sha256 and not tokenizer.same_vocabulary(draft_tokenizer):
-            raise UserError(
-                "unsuitable_draft_model",
-                f"The draft model '{draft}' has another tokenizer than the target '{models.target}', so its tokens "
-                "mean something else. Name a draft model of the target's own family with --draft-model.",
-            )
+        if problem:
+            raise UserError("unsuitable_draft_model", f"The draft model '{draft}' has {problem} with --draft-model.")
     return tokenizer
 
 

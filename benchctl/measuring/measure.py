@@ -90,13 +90,13 @@ class Measurer:
                 self._answers.remember(self._prompt_ids(task), row.token_ids)
 
     def _measure(self, job: Job) -> tuple[Row, ...]:
-        requests = self._requests(job)
+        requests, batch = self._requests(job), self._batch_ids(job)
         self.meter.start()
         generations = self._decode(job[0].label, requests)
         reading = self.meter.stop()
         self.timings.generations_s += max(generation.ttft_s + sum(generation.step_s) for generation in generations)
         return tuple(
-            self._row(task, self._batch_ids(job), request, generation, reading)
+            self._row(task, batch, request, generation, reading)
             for task, request, generation in zip(job, requests, generations, strict=True)
         )
 

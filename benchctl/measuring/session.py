@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
+from collections import ChainMap, defaultdict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -52,33 +52,26 @@ class SpeedupsSoFar:
         """Take the rows of a whole round."""
         if any(row.invalid for row in rows):
             return
-        by_label: dict[str, list[Row]] = {}
+        seconds: defaultdict[str, dict[object, float]] = defaultdict(dict)
+        failed = {row.label for row in rows if row.mode == "free" and row.error}
         for row in rows:
-            if row.mode == "free":
-                by_label.setdefault(row.label, []).append(row)
-        seconds = {label: _seconds(own) for label, own in by_label.items() if not any(row.error for row in own)}
-        for label in seconds.keys() - {self._baseline}:
-            if self._baseline in seconds:
-                baseline_s, own_s = self._seconds.get(label, (0.0, 0.0))
-                self._seconds[label] = baseline_s + seconds[self._baseline], own_s + seconds[label]
+            if row.mode == "free" and row.label not in failed:
+                # Rows of a batch share its time, which is that of the longest.
+                batch = (row.batch or row.prompt_id, row.turn, row.repeat)
+                seconds[row.label][batch] = max(seconds[row.label].get(batch, 0.0), decoding_s(row))
+        for label in seconds.keys() - {self._baseline} if self._baseline in seconds else ():
+            baseline_s, own_s = self._seconds.get(label, (0.0, 0.0))
+            baseline_s, own_s = baseline_s + sum(seconds[self._baseline].values()), own_s + sum(seconds[label].values())
+            self._seconds[label] = baseline_s, own_s
 
     def ratios(self) -> dict[str, float]:
         """By label, in no order; empty before the first whole round."""
         return {label: baseline_s / own_s for label, (baseline_s, own_s) in self._seconds.items() if own_s > 0}
 
 
-def _seconds(rows: Sequence[Row]) -> float:
-    """Time to decode the rows of a label; rows of a batch share its time, which is that of the longest."""
-    batches: dict[object, float] = {}
-    for row in rows:
-        batch = (row.batch or row.prompt_id, row.turn, row.repeat)
-        batches[batch] = max(batches.get(batch, 0.0), decoding_s(row))
-    return sum(batches.values())
-
-
 @dataclass
 class Session:
-    """Measures what the file lacks, and disturbed rounds again (retries.py). The file decides, so a resumed run
+    """Measures what the file lacks, and disturbed rounds again (plan.py). The file decides, so a resumed run
     continues where it stopped. Without `watch` only retries that have begun are finished.
 
     done            of `total` generations are in the file, retries of earlier processes left out of both

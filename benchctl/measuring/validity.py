@@ -1,7 +1,7 @@
 """Whether a round's times can be trusted: its conditions against the usual ones of the session, and GPU alarms.
 
 A round is one repeat of a prompt, or batch, by every label in every mode. Outside load is judged over the whole round,
-time-weighted. A disturbed round is marked, figures leave it out for all labels, and it is measured again (retries.py).
+time-weighted. A disturbed round is marked, figures leave it out for all labels, and it is measured again (plan.py).
 Readings at single moments (the reference kernel, the clock) are recorded but exclude nothing: they describe a short
 generation better than a long one, so exclusion by them shifted speed-ups by 1 to 5% in the simulation of the tests.
 GPU alarms do exclude, since no GPU should show them at all.
@@ -115,19 +115,16 @@ class Watch:
         problems += [f"its round: {problem}" for problem in self.observe(rows, ends_round=ends_round)]
         self._problems += problems
         if ends_round:
-            self._end_round()
+            of_round, self._problems = self._problems, []
+            self._disturbed_in_a_row = self._disturbed_in_a_row + 1 if of_round else 0
+            self.marked += bool(of_round)
+            if self._disturbed_in_a_row == PATIENCE:
+                self._notify(
+                    f"{PATIENCE} rounds in a row were disturbed ({of_round[0]}). Figures leave them out, and no round "
+                    "is repeated until one is undisturbed. Stop the other work: --resume measures them again. Or use "
+                    "--no-watch to measure regardless."
+                )
         return tuple(replace(row, invalid="; ".join(problems)) for row in rows) if problems else rows
-
-    def _end_round(self) -> None:
-        problems, self._problems = self._problems, []
-        self._disturbed_in_a_row = self._disturbed_in_a_row + 1 if problems else 0
-        self.marked += bool(problems)
-        if self._disturbed_in_a_row == PATIENCE:
-            self._notify(
-                f"{PATIENCE} rounds in a row were disturbed ({problems[0]}). Figures leave them out, and no round is "
-                "repeated until one is undisturbed. Stop the other work: --resume measures them again. Or use "
-                "--no-watch to measure regardless."
-            )
 
 
 def over_round(rows: Sequence[Row]) -> dict[str, float]:

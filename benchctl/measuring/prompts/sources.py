@@ -57,9 +57,7 @@ class Downloader:
     def __init__(
         self, opener: Opener = open_https, first_answer_s: float = FIRST_ANSWER_S, content_s: float = CONTENT_S
     ) -> None:
-        self._opener = opener
-        self._first_answer_s = first_answer_s
-        self._content_s = content_s
+        self._opener, self._first_answer_s, self._content_s = opener, first_answer_s, content_s
         self.offline = ""
 
     def fetch(self, address: str) -> bytes:
@@ -69,8 +67,7 @@ class Downloader:
         answers: queue.Queue[_Answer] = queue.Queue()
         # A thread, because a socket's timeout limits neither the name look-up nor the sum of all attempts;
         # a daemon, so that a stuck thread does not delay the end of the program.
-        worker = threading.Thread(target=self._answer, args=(address, answers), daemon=True)
-        worker.start()
+        threading.Thread(target=self._answer, args=(address, answers), daemon=True).start()
         self._next(answers, self._first_answer_s)
         return self._next(answers, self._content_s)
 
@@ -92,14 +89,11 @@ class Downloader:
             answer.close()
             raise UnreachableError(f"HTTP {answer.code} {answer.reason}")
         if isinstance(answer, Exception):
-            self.offline = _reason(answer)
+            cause = answer.reason if isinstance(answer, URLError) else answer
+            reason = cause.strerror if isinstance(cause, OSError) else None
+            self.offline = reason or str(cause) or type(answer).__name__
             raise UnreachableError(self.offline)
         return answer
-
-
-def _reason(error: Exception) -> str:
-    cause = error.reason if isinstance(error, URLError) else error
-    return (cause.strerror if isinstance(cause, OSError) else None) or str(cause) or type(error).__name__
 
 
 @dataclass(frozen=True)
@@ -136,12 +130,11 @@ def cache_folder() -> Path:
     """$BENCHCTL_CACHE/prompts, else benchctl/prompts in the user's cache folder."""
     if chosen := os.environ.get("BENCHCTL_CACHE"):
         return Path(chosen).expanduser() / "prompts"
-    if chosen := os.environ.get("XDG_CACHE_HOME"):
-        return Path(chosen) / "benchctl" / "prompts"
     try:
-        return Path.home() / ".cache" / "benchctl" / "prompts"
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError:  # a user without a home; the checksum guards against foreign files
-        return Path(tempfile.gettempdir()) / "benchctl" / "prompts"
+        cache = Path(tempfile.gettempdir())
+    return cache / "benchctl" / "prompts"
 
 
 def keep(name: str, content: bytes, notify: Notify) -> None:
