@@ -242,13 +242,12 @@ def suite_info(suite: Suite) -> SuiteInfo:
 
 
 def method_info(choice: Choice) -> MethodInfo:
-    method = choice.method
     return MethodInfo(
         label=choice.label,
         name=choice.name,
         options=choice.options,
-        exactness=method.exactness,
-        reason=method.reason,
+        exactness=choice.method.exactness,
+        reason=choice.method.reason,
         unsupported=choice.unsupported,
         modules_sha256=modules_sha256(choice.modules) if choice.modules and not choice.unsupported else "",
     )

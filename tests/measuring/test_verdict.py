@@ -129,14 +129,11 @@ def test_what_prefill_gives_is_judged_by_prefills_noise_alone(noises: tuple[floa
     assert judge.judge(PROMPT, (3, 1, 2), SIZES).verdict == verdict
 
 
-def test_a_token_that_is_not_among_the_tied_is_lossy_however_close_the_others() -> None:
-    judge, *_ = referee([0.0, 2.0, 0.0, 2.0])
-    assert judge.judge(PROMPT, (0, 2, 0), SIZES) == Judgement("lossy", 1, 0.0, None, 2.0, None, 1)
-
-
-def test_equal_best_logits_are_a_tie_without_any_noise() -> None:
+def test_equal_best_logits_are_a_tie_without_any_noise_and_any_other_token_is_lossy() -> None:
     judge, *_ = referee([0.0, 2.0, 0.0, 2.0], (0.0, 0.0, 0.0))
     assert judge.judge(PROMPT, (0, 3, 0), SIZES) == Judgement("tie", 1, 0.0, 0.0, 0.0, 0.0, 1)
+    judge, *_ = referee([0.0, 2.0, 0.0, 2.0])
+    assert judge.judge(PROMPT, (0, 2, 0), SIZES) == Judgement("lossy", 1, 0.0, None, 2.0, None, 1)
 
 
 def test_an_answer_that_only_ends_earlier_or_later_is_lossy_without_a_control() -> None:
@@ -219,18 +216,13 @@ class Decoding:
         return [Generation((prompt_ids[-1],) * 2, "length", 0.0, (), (), ()) for prompt_ids in prompts]
 
 
-def test_a_prompt_without_an_answer_is_decoded_once() -> None:
+def test_a_prompt_without_an_answer_is_decoded_once_and_a_timed_first_answer_stays() -> None:
     decoding = Decoding()
     answers = BaselineAnswers(decoding)
     assert [answers.answer([1, 2, 3]), answers.answer([1, 2, 3])] == [(3, 3), (3, 3)]
-    assert decoding.asked == [[[1, 2, 3]]]
-
-
-def test_a_timed_answer_is_used_and_the_first_one_stays() -> None:
-    answers = BaselineAnswers(Decoding())
     assert answers.remember([1], (7, 8)) and answers.remember([1], (7, 8))
     assert not answers.remember([1], (7, 9))
-    assert answers.answer([1]) == (7, 8)
+    assert answers.answer([1]) == (7, 8) and decoding.asked == [[[1, 2, 3]]]
 
 
 def test_a_batch_with_one_unknown_answer_is_decoded_as_a_whole() -> None:

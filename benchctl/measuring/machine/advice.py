@@ -59,7 +59,7 @@ def examine_machine(device: str, threads: int) -> Examination:
     clock, card = Clock(device), open_gpu(device)
     sentinel_s, load = _sample(Sentinel(clock, device), Host(Clock()))
     dtype = _GPU_DTYPE if device.startswith("cuda") else torch.float32
-    rates = memory_bandwidth_mb_s(clock, device), flop_rate(clock, dtype, device)
+    bandwidth_mb_s, flops_per_s = memory_bandwidth_mb_s(clock, device), flop_rate(clock, dtype, device)
     gpu = card.moment() if card is not None else None
     return Examination(
         facts=machine_facts(device),
@@ -67,8 +67,8 @@ def examine_machine(device: str, threads: int) -> Examination:
         threads=threads,
         sentinel_s=sentinel_s,
         seen=load,
-        memory_bandwidth_mb_s=rates[0],
-        flops_per_s=rates[1],
+        memory_bandwidth_mb_s=bandwidth_mb_s,
+        flops_per_s=flops_per_s,
         flop_dtype=str(dtype).removeprefix("torch."),
         gpu=gpu,
         advice=advise(read_setup(usable_cores(), Path("/")), load, threads, gpu),

@@ -105,10 +105,10 @@ class SuiteSpec:
 
     name: str
     prompts: int
-    turns: int
     licence: str
-    embedded_prompts: int
     read: Reader
+    turns: int = 1
+    embedded_prompts: int = 30
     address: str = ""
     sha256: str = ""
     file: str = ""

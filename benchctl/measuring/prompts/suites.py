@@ -35,9 +35,8 @@ def read_self_instruct(suite: str, line: Line) -> Prompt:
     given = instance.optional_text("input")
     instruction = line.text("instruction")
     text = f"{instruction}\n\n{given}" if given.strip() else instruction
-    return Prompt(
-        line.identifier("id"), suite, (text,), (instance.text("output"),), category=line.optional_text("motivation_app")
-    )
+    reference, category = (instance.text("output"),), line.optional_text("motivation_app")
+    return Prompt(line.identifier("id"), suite, (text,), reference, category)
 
 
 def read_wizardlm(suite: str, line: Line) -> Prompt:
@@ -63,35 +62,29 @@ SUITES = (
     SuiteSpec(
         name="koala",
         prompts=180,
-        turns=1,
         licence="Apache-2.0",
         address="https://raw.githubusercontent.com/arnav-gudibande/koala-test-set/main/koala_test_set.jsonl",
         sha256="c8cda5c53810dc30aad34fabbb828fe3eba0957119e00916650c971905d19886",
         file="koala/koala_test_set.jsonl",
-        embedded_prompts=30,
         read=read_koala,
     ),
     SuiteSpec(
         name="self-instruct",
         prompts=252,
-        turns=1,
         licence="Apache-2.0",
         address="https://raw.githubusercontent.com/yizhongw/self-instruct/main"
         "/human_eval/user_oriented_instructions.jsonl",
         sha256="81d60a117db495cecedecd9193504fd07c5b5a42f6699ef6b0f9da10fc22f42e",
         file="self_instruct/user_oriented_instructions.jsonl",
-        embedded_prompts=30,
         read=read_self_instruct,
     ),
     SuiteSpec(
         name="wizardlm",
         prompts=218,
-        turns=1,
         licence="CC BY-NC 4.0",
         address="https://raw.githubusercontent.com/nlpxucan/WizardLM/main/WizardLM/data/WizardLM_testset.jsonl",
         sha256="e216ec20538a7040b908f654f1f767305460f0a71f01b3db9f3989c8a78f8245",
         file="wizardlm/WizardLM_testset.jsonl",
-        embedded_prompts=30,
         read=read_wizardlm,
         terms="these prompts are licensed CC BY-NC 4.0: for non-commercial use only, naming their authors (WizardLM)",
     ),
@@ -110,7 +103,6 @@ SUITES = (
     SuiteSpec(
         name="tasks",
         prompts=280,
-        turns=1,
         licence="Apache-2.0",
         embedded_prompts=280,
         read=read_tasks,
