@@ -270,10 +270,7 @@ def _with_embedded(choice: Choice, target: str) -> Choice:
 
 
 def _check_needs(choice: Choice, draft: str, named: bool, batch_size: int = 1) -> Choice:
-    """The choice, unsupported if it lacks something.
-
-    Raises UserError for that if it was asked for by name, and for named modules that do not fit.
-    """
+    """The choice, unsupported if it lacks something: an error if it was `named`. Checks named modules."""
     missing = ""
     if isinstance(choice.method, UsesDraftModel) and not choice.draft_model(draft):
         missing = NO_DRAFT

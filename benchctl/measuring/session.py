@@ -119,10 +119,7 @@ class Session:
         return chain.from_iterable(self.plan.attempts(planned, self._stored) for planned in rounds(jobs))
 
     def _teach_watch(self) -> None:
-        """Show the watch the undisturbed rounds of the file, as if this process had measured them.
-
-        A process that knew nothing of them would take a load that still lasts for the usual one.
-        """
+        """Show the watch the undisturbed rounds of the file: without them, a load that still lasts would be usual."""
         if self.watch is None:
             return
         warm_up = map(self.plan.warm_up, range(1, self._warm_ups_stored() + 1))

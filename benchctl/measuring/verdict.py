@@ -257,10 +257,7 @@ class AnswerControl:
         return self._differences[size]
 
     def _read(self, size: int) -> Iterator[Tensor]:
-        """Logits [at most `size`, vocabulary] of the rows after the prompt, `size` rows per pass.
-
-        One reading ends before the next begins, so there is one cache at a time, as in decoding.
-        """
+        """Logits [at most `size`, vocabulary] of the rows after the prompt, `size` rows per pass, on one cache."""
         text = self._target.read(self._prompt_ids)
         stream = Stream(self._target, len(text) + len(self._rows))
         stream.push(text)

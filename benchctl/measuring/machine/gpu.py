@@ -6,7 +6,6 @@ does not report, facts are missing, never guessed.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -65,13 +64,9 @@ class Gpu:
         )
 
     def _foreign_processes(self) -> int | None:
-        """This process computes on the GPU too. If its own id is not listed (in a container the ids may be the host's),
-        one of the listed ids is still its own."""
         listed = self._ask("nvmlDeviceGetComputeRunningProcesses")
-        if listed is None:
-            return None
-        numbers = {process.pid for process in listed}
-        return max(len(numbers) - 1, 0) if os.getpid() not in numbers else len(numbers - {os.getpid()})
+        # One is this process, even if its id is not listed: in a container the ids may be the host's.
+        return None if listed is None else max(len({process.pid for process in listed}) - 1, 0)
 
     def _ask_milli(self, question: str) -> float | None:
         """The answer, given in thousandths of a unit, in that unit."""
