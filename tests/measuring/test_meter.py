@@ -1,4 +1,4 @@
-"""What is read around a generation, from instruments whose answers were chosen; the sentinel's own arithmetic, and the clock."""
+"""What is read around a generation, from instruments whose answers were chosen; the sentinel and the clock."""
 
 from __future__ import annotations
 
