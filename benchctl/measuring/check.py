@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,9 +58,8 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
     choices = tuple(choice.fit(info) for choice in choices)
     filler = make_filler(tokenizer, settings.prompts.context_fill)
     suites = load_suites(settings.prompts, notify)  # may be downloaded, so last
-    out = settings.out
-    if out is None:
-        out = settings.folder / f"{name_run(suites, choices, settings.labels)}.jsonl"
+    out = settings.out or settings.folder / f"{name_run(suites, choices, settings.labels)}.jsonl"
+    if settings.out is None:
         check_out(out, settings)
     room = tokenizer.context_tokens - len(filler.ids)
     suites = tuple(fit_suite(suite, tokenizer, settings.prompts.long_prompts, notify, room) for suite in suites)
@@ -82,12 +82,11 @@ def load_suites(settings: PromptSettings, notify: Callable[[str], None]) -> tupl
         load_suite(bench, source=settings.source, limit=settings.limit, notify=notify)
         for bench in dict.fromkeys(settings.benches)
     )
-    names = [suite.name for suite in suites]
-    double = next((name for name in names if names.count(name) > 1), None)
-    if double is not None:
-        raise UserError(
-            "suite_name_twice", f"Two suites are called '{double}', so their rows would be mixed up. Rename one file."
-        )
+    for name, count in Counter(suite.name for suite in suites).items():
+        if count > 1:
+            raise UserError(
+                "suite_name_twice", f"Two suites are called '{name}', so their rows would be mixed up. Rename one file."
+            )
     return suites
 
 
@@ -98,33 +97,29 @@ def check_out(out: Path | None, settings: RunSettings) -> None:
     if out is None:
         return
     check_output(out, resume=settings.resume)
-    if not out.exists():
-        _check_folder(out)
-    elif settings.resume and b"\n" in out.read_bytes():
-        read(out)
-
-
-def name_run(suites: Sequence[Suite], choices: Sequence[Choice], methods: Sequence[str]) -> str:
-    """`<suite>-<label>-<time>`, without characters that are special in a shell or a file pattern."""
-    benches = [suite.name for suite in suites]
-    labels = [choice.label for choice in choices[1:]] or [choices[0].label]
-    chosen = "all" if "all" in methods else _join(labels, "methods")
-    time = utc_now().strftime("%Y%m%dT%H%M%S")
-    return re.sub(r"[^\w.+=-]+", "-", f"{_join(benches, 'suites')}-{chosen}").strip("-") + f"-{time}"
-
-
-def _join(names: Sequence[str], noun: str) -> str:
-    return "+".join(names) if len(names) <= _NAMED else f"{len(names)}-{noun}"
-
-
-def _check_folder(out: Path) -> None:
-    """Tries to write: permission bits do not show a read-only file system, nor the rights of root."""
+    if out.exists():
+        if settings.resume and b"\n" in out.read_bytes():
+            read(out)
+        return
+    # Tries to write: permission bits do not show a read-only file system, nor the rights of root.
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out.parent):
             pass
     except OSError as error:
         raise UserError("cannot_write", f"{out}: cannot be written: {error.strerror}. Give another --out.") from error
+
+
+def name_run(suites: Sequence[Suite], choices: Sequence[Choice], methods: Sequence[str]) -> str:
+    """`<suite>-<label>-<time>`, without characters that are special in a shell or a file pattern."""
+
+    def join(names: Sequence[str], noun: str) -> str:
+        return "+".join(names) if len(names) <= _NAMED else f"{len(names)}-{noun}"
+
+    labels = [choice.label for choice in choices[1:]] or [choices[0].label]
+    chosen = "all" if "all" in methods else join(labels, "methods")
+    name = f"{join([suite.name for suite in suites], 'suites')}-{chosen}"
+    return re.sub(r"[^\w.+=-]+", "-", name).strip("-") + utc_now().strftime("-%Y%m%dT%H%M%S")
 
 
 @dataclass(frozen=True)
@@ -228,7 +223,12 @@ def choose_methods(texts: Sequence[str], models: Models, batch_size: int = 1) ->
     named = {_choose(text).label for text in texts if text.strip() != "all"}
     choices = [_choose(text) for text in (registry.BASELINE, *registry.split_labels(texts))]
     unique = {choice.label: _with_embedded(choice, models.target) for choice in choices}.values()
-    _check_one_draft([choice.draft_model(models.draft) for choice in unique])
+    drafts = dict.fromkeys(filter(None, (choice.draft_model(models.draft) for choice in unique)))
+    if len(drafts) > 1:  # the header names one draft model, so resume and compare could not see a second one
+        raise UserError(
+            "several_draft_models",
+            f"A run has one draft model, but its labels name {', '.join(drafts)}: measure each in its own run.",
+        )
     return tuple(_check_needs(choice, models.draft, choice.label in named, batch_size) for choice in unique)
 
 
@@ -245,19 +245,16 @@ def check_tokenizers(models: Models, choices: Iterable[Choice], batch_size: int 
         raise UserError("no_batches", f"{models.target} has an encoder; batches need a target without: no --batch-size")
     drafts = [models.draft, *(choice.draft_model(models.draft) for choice in choices)]
     for draft in filter(None, dict.fromkeys(drafts)):
-        draft_tokenizer = load_tokenizer(bundled.resolve(draft))
+        draft_tokenizer, problem = load_tokenizer(bundled.resolve(draft)), ""
         if draft_tokenizer.is_encoder_decoder:  # its encoder would keep the previous prompt
-            raise UserError(
-                "unsuitable_draft_model",
-                f"The draft model '{draft}' has an encoder, which reads no prompt while drafting. Name a draft model "
-                "without one with --draft-model.",
+            problem = "an encoder, which reads no prompt while drafting. Name a draft model without one"
+        elif draft_tokenizer.sha256 != tokenizer.sha256 and not tokenizer.same_vocabulary(draft_tokenizer):
+            problem = (
+                f"another tokenizer than the target '{models.target}', so its tokens mean something else. Name a draft "
+                "model of the target's own family"
             )
-        if draft_tokenizer.sha256 != tokenizer.sha256 and not tokenizer.same_vocabulary(draft_tokenizer):
-            raise UserError(
-                "unsuitable_draft_model",
-                f"The draft model '{draft}' has another tokenizer than the target '{models.target}', so its tokens "
-                "mean something else. Name a draft model of the target's own family with --draft-model.",
-            )
+        if problem:
+            raise UserError("unsuitable_draft_model", f"The draft model '{draft}' has {problem} with --draft-model.")
     return tokenizer
 
 
@@ -274,21 +271,8 @@ def _with_embedded(choice: Choice, target: str) -> Choice:
     return replace(choice, embedded=str(bundled.modules_for(target, name) or ""))
 
 
-def _check_one_draft(drafts: Sequence[str]) -> None:
-    """The header names one draft model, so resume and compare could not see a second one."""
-    names = list(dict.fromkeys(filter(None, drafts)))
-    if len(names) > 1:
-        raise UserError(
-            "several_draft_models",
-            f"A run has one draft model, but its labels name {', '.join(names)}: measure each in its own run.",
-        )
-
-
 def _check_needs(choice: Choice, draft: str, named: bool, batch_size: int = 1) -> Choice:
-    """The choice, unsupported if it lacks something.
-
-    Raises UserError for that if it was asked for by name, and for named modules that do not fit.
-    """
+    """The choice, unsupported if it lacks something: an error if it was `named`. Checks named modules."""
     missing = ""
     if isinstance(choice.method, UsesDraftModel) and not choice.draft_model(draft):
         missing = NO_DRAFT

@@ -19,7 +19,11 @@ class Clock:
     """
 
     def __init__(self, device: str = "cpu") -> None:
-        self._wait = _wait_for(device)
+        self._wait: Callable[[], None] = lambda: None
+        if device.startswith("cuda"):
+            import torch
+
+            self._wait = lambda: torch.cuda.synchronize(device)
 
     def __call__(self) -> float:
         """Seconds since an arbitrary moment."""
@@ -53,11 +57,3 @@ def cpu_s() -> float:
 def utc_now() -> datetime:
     """The current time in UTC, for names and headers, never for measuring."""
     return datetime.now(UTC)
-
-
-def _wait_for(device: str) -> Callable[[], None]:
-    if not device.startswith("cuda"):
-        return lambda: None
-    import torch
-
-    return lambda: torch.cuda.synchronize(device)

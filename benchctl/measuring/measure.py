@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,14 +13,13 @@ from benchctl.decoding.experts.tiers import Timer
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.model.tokenizer import Message
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.measuring.clock import cpu_s, wall_s
 from benchctl.measuring.machine.meter import Meter, Reading
 from benchctl.measuring.plan import SESSION, Job, Task
 from benchctl.measuring.prompts.files import Prompt
-from benchctl.measuring.prompts.fit import Filler, cut_prompt, fits, messages
+from benchctl.measuring.prompts.fit import Filler, cut_prompt, messages
 from benchctl.measuring.teacher_forcing import TeacherForcing
 from benchctl.measuring.verdict import AnswerControl, BaselineAnswers, Judgement, Referee, pass_sizes
 from benchctl.measuring.weights import WeightGuard
@@ -71,20 +71,19 @@ class Measurer:
     timer: Timer | None = None
     timings: Timings = field(default_factory=Timings)
     meter: Meter = field(default_factory=Meter)
+    guard: WeightGuard | None = None
 
     def __post_init__(self) -> None:
-        self._weights = WeightGuard(self.target)
-        self._answers = BaselineAnswers(self._decode_baseline)
-        self._referee = Referee(self.target, self._answers, partial(AnswerControl, self.target))
-        self._teacher_forcing = TeacherForcing(self.target, self._answers)
+        self._guard = self.guard or WeightGuard(self.target)
         self._reported: set[tuple[str, str]] = set()
 
-    def begin(self, prompts: Sequence[Prompt]) -> None:
-        """Start on the prompts of a batch with empty histories and no known answers."""
-        self._histories = {prompt: Histories(prompt) for prompt in prompts}
-        self._answers.forget()
-        self._referee.forget()
-        self._teacher_forcing.forget()
+    def begin(self) -> None:
+        """Start on another batch with empty histories and no known answers."""
+        # The answers of this batch by turn; a forced text counts as one.
+        self._histories: defaultdict[tuple[Prompt, str, int, Mode], dict[int, str]] = defaultdict(dict)
+        self._answers = BaselineAnswers(lambda prompts: self._decode(self.baseline, list(map(self._request, prompts))))
+        self._referee = Referee(self.target, self._answers, partial(AnswerControl, self.target))
+        self._teacher_forcing = TeacherForcing(self.target, self._answers)
 
     def measure(self, job: Job) -> tuple[Row, ...]:
         """Decode and judge: a row for each task. Any exception of a method becomes rows with `error` and no numbers,
@@ -99,22 +98,18 @@ class Measurer:
             spent_s = self.timings.generations_s + self.timings.controls_s - counted_s
             self.timings.generations_s += self.clock() - started_s - spent_s
             rows = tuple(_empty_row(task, self._batch_ids(job), _in_words(problem)) for task in job)
-        self._weights.check(job[0].label, sample=True)
+        self._guard.check(job[0].label, sample=True)
         return rows
-
-    def check_weights(self) -> None:
-        """Raises UserError where any weight of the target has changed since the start."""
-        self._weights.check("A method of this run")
 
     def recall(self, task: Task, row: Row) -> None:
         """Take a row that is in the file already: later turns and verdicts build on it."""
         if row.error is None:
-            self._histories[task.prompt].remember(task, row.text)
+            self._history(task)[task.turn] = row.text
             if task.label == self.baseline:
                 self._answers.remember(self._prompt_ids(task), row.token_ids)
 
     def _measure(self, job: Job) -> tuple[Row, ...]:
-        requests = self._requests(job)
+        requests, batch = self._requests(job), self._batch_ids(job)
         self.meter.start()
         started = Start(wall_s(), cpu_s())
         generations = self._decode(job[0].label, requests)
@@ -122,7 +117,7 @@ class Measurer:
         reading = self.meter.stop()
         self.timings.generations_s += max(generation.ttft_s + sum(generation.step_s) for generation in generations)
         return tuple(
-            self._row(task, self._batch_ids(job), request, generation, reading, started)
+            self._row(task, batch, request, generation, reading, started)
             for task, request, generation in zip(job, requests, generations, strict=True)
         )
 
@@ -142,9 +137,6 @@ class Measurer:
             for task, prompt_ids in zip(job, prompts, strict=True)
         ]
 
-    def _decode_baseline(self, prompts: Sequence[Sequence[int]]) -> Sequence[Generation]:
-        return self._decode(self.baseline, list(map(self._request, prompts)))
-
     def _decode(self, label: str, requests: Sequence[DecodeRequest]) -> tuple[Generation, ...]:
         """The answers to a batch of prompts, or to the only prompt of a run without batches."""
         if self.config.batch_size > 1:
@@ -157,14 +149,23 @@ class Measurer:
         config = self.config
         return DecodeRequest(prompt_ids, config.max_new_tokens, config.sampling, self.clock, seed, timer=self.timer)
 
+    def _history(self, task: Task) -> dict[int, str]:
+        return self._histories[task.prompt, task.label, task.repeat, task.mode]
+
     def _prompt_ids(self, task: Task) -> list[int]:
-        prompt_ids = self.target.tokenizer.encode_chat(self._histories[task.prompt].messages(task))
+        """Raises ValueError when there is no answer to a turn before the task's, and for a prompt that does not fit."""
+        answers = self._history(task)
+        missing = [before for before in range(task.turn) if before not in answers]
+        if missing:
+            raise ValueError(f"turn {missing[0]} of this prompt failed, so turn {task.turn} has no history")
+        chat = messages(task.prompt, [answers[before] for before in range(task.turn)])
+        prompt_ids = self.target.tokenizer.encode_chat(chat)
         room = self.target.context_tokens - len(self.config.filler.ids)
         if self.config.cut:
             prompt_ids = cut_prompt(prompt_ids, room, self.config.max_new_tokens)
-        if not fits(len(prompt_ids), room):
-            size = f"{task.prompt.id} has {len(prompt_ids)} tokens, which"
-            raise ValueError(f"prompt {size} do not fit into the context of {room}")
+        if len(prompt_ids) >= room:
+            size = f"{len(prompt_ids)} tokens, which do not fit into the context of {room}"
+            raise ValueError(f"prompt {task.prompt.id} has {size}")
         return self.config.filler.before(prompt_ids)
 
     def _batch_ids(self, job: Job) -> tuple[str, ...]:
@@ -183,35 +184,63 @@ class Measurer:
         started_s = self.clock()
         judgement, fidelity = self._control(task, request, generation, max(len(batch), 1))
         self.timings.controls_s += self.clock() - started_s
-        self._histories[task.prompt].remember(task, text)
-        return _row(task, batch, len(request.prompt_ids), generation, text, reading, started, judgement, fidelity)
+        self._history(task)[task.turn] = text
+        passes = tuple(step.passes for step in generation.steps)
+        return replace(
+            _empty_row(task, batch),
+            prompt_tokens=len(request.prompt_ids),
+            token_ids=tuple(generation.token_ids),
+            text=text,
+            stop_reason=generation.stop_reason,
+            started_s=started.wall_s,
+            cpu_s=started.cpu_s,
+            ttft_s=generation.ttft_s,
+            step_s=tuple(generation.step_s),
+            committed=tuple(len(step.tokens) for step in generation.steps),
+            drafted=tuple(step.drafted for step in generation.steps),
+            accepted=tuple(step.accepted for step in generation.steps),
+            rows=tuple(step.rows for step in generation.steps),
+            passes=passes if set(passes) - {1} else (),
+            layers=tuple(generation.layers),
+            counters=dict(generation.counters),
+            phases=dict(generation.phases),
+            peak_memory_bytes=reading.peak_memory_bytes,
+            reserved_memory_bytes=reading.reserved_memory_bytes,
+            energy_j=reading.energy_j,
+            conditions=dict(reading.conditions),
+            verdict=judgement.verdict,
+            first_divergence=judgement.first_divergence,
+            margin=judgement.margin,
+            noise=judgement.noise,
+            fidelity=fidelity,
+            error=None,
+        )
 
     def _control(
         self, task: Task, request: DecodeRequest, generation: Generation, together: int
     ) -> tuple[Judgement, dict[str, float]]:
         """Verdict and fidelity of an answer. Where one fails, as for lack of memory, the times stay valid: the row
         counts `failed_controls` and keeps the results of the others."""
-        judgement, failed = Judgement(), 0
+        judgement, failures = Judgement(), dict[str, Exception]()
         fidelity: dict[str, float] = {}
         try:
             judgement = self._judge(task, request, generation, together)
         except Exception as problem:
-            failed += self._report_failed_control(task, "verdict", problem)
+            failures["verdict"] = problem
         try:
             fidelity = self._fidelity(task, request, generation)
         except Exception as problem:
-            failed += self._report_failed_control(task, "fidelity", problem)
-        return judgement, judgement.evidence | fidelity | ({"failed_controls": float(failed)} if failed else {})
-
-    def _report_failed_control(self, task: Task, what: str, problem: Exception) -> int:
-        """Notify once per label; returns the 1 failure."""
-        if (task.label, what) not in self._reported:
-            self._reported.add((task.label, what))
-            self.notify(
-                f"{task.label} answered {task.prompt.suite} {task.prompt.id}, but its {what} could not be computed: "
-                f"{_in_words(problem)}. Its times are kept. `compare` counts further failures of this kind."
-            )
-        return 1
+            failures["fidelity"] = problem
+        for what, failure in failures.items():
+            if (task.label, what) not in self._reported:
+                self._reported.add((task.label, what))
+                self.notify(
+                    f"{task.label} answered {task.prompt.suite} {task.prompt.id}, but its {what} could not be "
+                    f"computed: {_in_words(failure)}. Its times are kept. `compare` counts further failures of this "
+                    "kind."
+                )
+        failed = {"failed_controls": float(len(failures))} if failures else {}
+        return judgement, judgement.evidence | fidelity | failed
 
     def _judge(self, task: Task, request: DecodeRequest, generation: Generation, together: int) -> Judgement:
         if task.mode == "replay":
@@ -244,25 +273,6 @@ class Measurer:
         return sums
 
 
-class Histories:
-    """The answers to the earlier turns of one prompt, by label, repeat and mode. A forced text counts as an answer."""
-
-    def __init__(self, prompt: Prompt) -> None:
-        self._prompt = prompt
-        self._answers: dict[tuple[str, int, Mode], dict[int, str]] = {}
-
-    def remember(self, task: Task, answer: str) -> None:
-        self._answers.setdefault((task.label, task.repeat, task.mode), {})[task.turn] = answer
-
-    def messages(self, task: Task) -> list[Message]:
-        """The chat to send for a task's turn. Raises ValueError when there is no answer to a turn before it."""
-        answers = self._answers.get((task.label, task.repeat, task.mode), {})
-        missing = [before for before in range(task.turn) if before not in answers]
-        if missing:
-            raise ValueError(f"turn {missing[0]} of this prompt failed, so turn {task.turn} has no history")
-        return messages(self._prompt, [answers[before] for before in range(task.turn)])
-
-
 def answer_seed(task: Task) -> int:
     """The seed of one answer: different for each prompt, turn and repeat, the same for every label and process.
 
@@ -272,49 +282,6 @@ def answer_seed(task: Task) -> int:
     repeat = task.repeat if task.instead_of is None else task.instead_of
     name = f"{task.prompt.suite}\n{task.prompt.id}\n{task.turn}\n{repeat}"
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
-
-
-def _row(
-    task: Task,
-    batch: tuple[str, ...],
-    prompt_tokens: int,
-    generation: Generation,
-    text: str,
-    reading: Reading,
-    started: Start,
-    judgement: Judgement,
-    fidelity: Mapping[str, float],
-) -> Row:
-    steps = generation.steps
-    return replace(
-        _empty_row(task, batch),
-        prompt_tokens=prompt_tokens,
-        token_ids=tuple(generation.token_ids),
-        text=text,
-        stop_reason=generation.stop_reason,
-        started_s=started.wall_s,
-        cpu_s=started.cpu_s,
-        ttft_s=generation.ttft_s,
-        step_s=tuple(generation.step_s),
-        committed=tuple(len(step.tokens) for step in steps),
-        drafted=tuple(step.drafted for step in steps),
-        accepted=tuple(step.accepted for step in steps),
-        rows=tuple(step.rows for step in steps),
-        passes=tuple(step.passes for step in steps) if any(step.passes != 1 for step in steps) else (),
-        layers=tuple(generation.layers),
-        counters=dict(generation.counters),
-        phases=dict(generation.phases),
-        peak_memory_bytes=reading.peak_memory_bytes,
-        reserved_memory_bytes=reading.reserved_memory_bytes,
-        energy_j=reading.energy_j,
-        conditions=dict(reading.conditions),
-        verdict=judgement.verdict,
-        first_divergence=judgement.first_divergence,
-        margin=judgement.margin,
-        noise=judgement.noise,
-        fidelity=fidelity,
-        error=None,
-    )
 
 
 def _empty_row(task: Task, batch: tuple[str, ...], error: str = "not measured") -> Row:

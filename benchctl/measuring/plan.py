@@ -16,6 +16,8 @@ from benchctl.measuring.prompts.files import Prompt
 from benchctl.records.reader import RowKey
 from benchctl.records.schema import Mode, Row
 
+MOST_RETRIES = 2
+_FAILED_RETRY = "its round: a generation failed, so it is measured once more"
 ORDER = "abba"  # the name of the order of a run in its header; files of version 0.1 may also have "shuffle"
 SESSION = 0  # of rows: each session writes a file of its own
 
@@ -48,24 +50,19 @@ Job = tuple[Task, ...]
 """What is decoded together: the tasks of a batch, with the same turn, label, repeat and mode; without batches one."""
 
 Round = tuple[Job, ...]
-"""One repeat of a batch in order: all its turns, by every label in every mode."""
+"""One repeat of a batch in order: all its turns, by every label in every mode. An attempt at a round is the planned
+round or one of its retries."""
 
-
-@dataclass(frozen=True)
-class Arm:
-    """A label in a mode."""
-
-    label: str
-    mode: Mode
+RowsByKey = Mapping[RowKey, Row]
 
 
 @dataclass(frozen=True)
 class Plan:
     """Every prompt `repeats` times by every label in every mode; `labels` starts with the baseline, `modes` with free.
 
-    Arms take turns within each turn of a prompt, and every other repeat runs them backwards (ABBA). With A B in repeat
-    0 and B A in repeat 1, both have the same mean place in time, so a drift of the machine affects both equally. The
-    baseline runs first in repeat 0, so that its answer is known when the others are judged.
+    Arms, a label in a mode each, take turns within each turn of a prompt, and every other repeat runs them backwards
+    (ABBA). With A B in repeat 0 and B A in repeat 1, both have the same mean place in time, so a drift of the machine
+    affects both equally. The baseline runs first in repeat 0, so that its answer is known when the others are judged.
 
     With a `batch_size` above 1 a batch of prompts takes the place of the prompt. A batch has prompts of one suite that
     follow each other and have as many turns: so it stays together turn by turn, and is the same for every arm.
@@ -78,12 +75,7 @@ class Plan:
     modes: tuple[Mode, ...] = ("free",)
 
     def __len__(self) -> int:
-        return sum(len(prompt.turns) for prompt in self.prompts) * len(self.arms) * self.repeats
-
-    @property
-    def arms(self) -> tuple[Arm, ...]:
-        """The baseline's first; the modes of a label follow each other, so that they are measured close in time."""
-        return tuple(Arm(label, mode) for label, mode in product(self.labels, self.modes))
+        return sum(len(prompt.turns) for prompt in self.prompts) * len(self.labels) * len(self.modes) * self.repeats
 
     @property
     def batches(self) -> tuple[tuple[Prompt, ...], ...]:
@@ -121,34 +113,14 @@ class Plan:
         return _number(jobs, (round_number - 1) * sum(map(len, jobs)))
 
     def _round(self, batch: Sequence[Prompt], repeat: int) -> list[Job]:
-        arms = self.arms[::-1] if repeat > 0 and repeat % 2 else self.arms  # warm-up repeats are negative
+        arms = list(product(self.labels, self.modes))
+        if repeat > 0 and repeat % 2:  # warm-up repeats are negative
+            arms.reverse()
         return [
-            tuple(Task(prompt, turn, arm.label, repeat, 0, arm.mode) for prompt in batch)
+            tuple(Task(prompt, turn, label, repeat, 0, mode) for prompt in batch)
             for turn in range(len(batch[0].turns))
-            for arm in arms
+            for label, mode in arms
         ]
-
-
-def rounds(jobs: Sequence[Job]) -> Iterator[Round]:
-    """The rounds of a batch, one after another."""
-    return (tuple(group) for _, group in groupby(jobs, lambda job: job[0].repeat))
-
-
-def _number(jobs: Sequence[Job], first: int) -> Round:
-    order = count(first)
-    return tuple(tuple(replace(task, order=next(order)) for task in job) for job in jobs)
-
-
-MOST_RETRIES = 2
-_FAILED_RETRY = "its round: a generation failed, so it is measured once more"
-RowsByKey = Mapping[RowKey, Row]
-
-
-@dataclass(frozen=True)
-class Retries:
-    """The retries of a plan's rounds. An attempt is the planned round or one of its retries."""
-
-    plan: Plan
 
     def next_attempt(self, planned: Round, rows: RowsByKey, may_retry: bool) -> Round | None:
         """What is to be measured next of a planned round, `rows` being what there is of it; None when it is done.
@@ -160,13 +132,13 @@ class Retries:
             return planned
         if self._is_good(whole[-1], rows) or len(whole) > MOST_RETRIES:
             return None
-        retry = self.plan.again(planned, len(whole))
+        retry = self.again(planned, len(whole))
         return retry if may_retry or any(job[0].key in rows for job in retry) else None
 
     def attempts(self, planned: Round, rows: RowsByKey) -> Iterator[Round]:
         """The whole attempts at a round, up to the first good one."""
         for number in range(MOST_RETRIES + 1):
-            attempt = self.plan.again(planned, number) if number else planned
+            attempt = self.again(planned, number) if number else planned
             if not all(job[0].key in rows for job in attempt):  # a batch is in a file as a whole, or not at all
                 return
             yield attempt
@@ -187,7 +159,7 @@ class Retries:
 
         Without the mark, the labels that did not fail would be counted in both attempts.
         """
-        number = last[0].repeat // self.plan.repeats
+        number = last[0].repeat // self.repeats
         if not 0 < number < MOST_RETRIES or not any(row.error for row in attempt):
             return last
         return tuple(replace(row, invalid="; ".join(filter(None, (row.invalid, _FAILED_RETRY)))) for row in last)
@@ -195,7 +167,17 @@ class Retries:
     def _is_good(self, attempt: Round, rows: RowsByKey) -> bool:
         """Whether an attempt needs no retry: no row is invalid and, in a retry, none failed. A failure in the planned
         round belongs to the method; in a retry the disturbance may have caused it."""
-        return not any(row.invalid or (row.error and row.repeat >= self.plan.repeats) for row in rows_of(attempt, rows))
+        return not any(row.invalid or (row.error and row.repeat >= self.repeats) for row in rows_of(attempt, rows))
+
+
+def rounds(jobs: Sequence[Job]) -> Iterator[Round]:
+    """The rounds of a batch, one after another."""
+    return (tuple(group) for _, group in groupby(jobs, lambda job: job[0].repeat))
+
+
+def _number(jobs: Sequence[Job], first: int) -> Round:
+    order = count(first)
+    return tuple(tuple(replace(task, order=next(order)) for task in job) for job in jobs)
 
 
 def rows_of(attempt: Round, rows: RowsByKey) -> list[Row]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -67,44 +67,74 @@ class RunSummary:
         return harness_s / self.wall_s if self.wall_s else 0.0
 
 
-class ModelStore:
+def model_store(dtype: str, device: str) -> Callable[[str], Target]:
     """Loads each model of a run once, by embedded name, folder or hub id."""
-
-    def __init__(self, dtype: str, device: str) -> None:
-        self._dtype, self._device = dtype, device
-        self._loaded: dict[str, Target] = {}
-
-    def __call__(self, name: str) -> Target:
-        if name not in self._loaded:
-            self._loaded[name] = Target.load(bundled.resolve(name), dtype=self._dtype, device=self._device)
-        return self._loaded[name]
+    return cache(lambda name: Target.load(bundled.resolve(name), dtype=dtype, device=device))
 
 
 def run(checked: CheckedRun, report: Report) -> RunSummary:
     """Measure a checked run. A method of `all` that cannot run on this target is left out, and its reason recorded.
 
-    Raises UserError for models that do not load, for a method asked for by name whose modules do not fit this target,
+    Raises UserError for models that do not load, for a method that changes the target's weights or was asked for by
+    name and has modules that do not fit this target,
     and for a results file that another run is writing or that has other settings.
     """
-    torch.set_num_threads(checked.settings.models.threads)
-    models = ModelStore(checked.dtype, checked.device)
+    settings = checked.settings
+
+    def notify(text: str) -> None:
+        report(Notice(text))
+
+    torch.set_num_threads(settings.models.threads)
+    models = model_store(checked.dtype, checked.device)
     target = models(checked.models.target)
     guard, clock = WeightGuard(target), Clock(checked.device)
     choices = tuple(_prepared(choice, target, models, checked.models.draft, guard, clock) for choice in checked.choices)
     for choice in choices:
         if choice.unsupported:
-            report(Notice(f"{choice.label} cannot run here: {choice.unsupported}."))
+            notify(f"{choice.label} cannot run here: {choice.unsupported}.")
     header = _run_record(checked, choices, models)
-    with Writer(
-        checked.out, header, resume=checked.settings.resume, notify=lambda text: report(Notice(text))
-    ) as writer:
-        return _measure(checked, choices, target, writer, report)
+    with Writer(checked.out, header, resume=settings.resume, notify=notify) as writer:
+        methods = {choice.label: choice.method for choice in choices if not choice.unsupported}
+        meter = make_meter(checked.device, watch=settings.watch)
+        config = _decoding_config(checked)
+        measurer = Measurer(target, methods, header.baseline, config, clock, notify, Timer(), meter=meter, guard=guard)
+        prompts = tuple(prompt for suite in checked.suites for prompt in suite.prompts)
+        plan = Plan(prompts, tuple(methods), settings.repeat.repeats, settings.batch_size, settings.repeat.modes)
+        bounds = Bounds(len(usable_cores()) - settings.models.threads)
+        watch = Watch(bounds, notify) if settings.watch else None
+        session = Session(plan, measurer, writer, report, watch)
+        # No garbage collection of the loaded objects: a full pass takes as long as many steps, at any time.
+        gc.collect()
+        gc.freeze()
+        try:
+            started_s = clock()
+            session.measure(settings.repeat.warm_up)
+            wall_s = clock() - started_s
+        finally:
+            gc.unfreeze()
+        guard.check("A method of this run")
+        return RunSummary(
+            run=writer.stored.run,
+            measured=session.measured,
+            recalled=session.done - session.measured,
+            failed=session.failed,
+            warm_up_rounds=session.warm_up_rounds,
+            wall_s=wall_s,
+            timings=measurer.timings,
+            marked=watch.marked if watch else 0,
+            lost=session.lost,
+        )
 
 
 def _prepared(
-    choice: Choice, target: Target, models: ModelStore, draft_model: str, guard: WeightGuard, clock: Clock
+    choice: Choice,
+    target: Target,
+    models: Callable[[str], Target],
+    draft_model: str,
+    guard: WeightGuard,
+    clock: Callable[[], float],
 ) -> Choice:
-    """The choice with its method prepared, and the time that took; raises UserError if that changed the target."""
+    """The choice with its method prepared, and the time that took. Raises UserError if that changed the target."""
     if draft := choice.draft_model(draft_model):
         models(draft)  # loading it is no work of the method
     started_s = clock()
@@ -114,64 +144,11 @@ def _prepared(
     return prepared
 
 
-def _measure(
-    checked: CheckedRun, choices: Sequence[Choice], target: Target, writer: Writer, report: Report
-) -> RunSummary:
-    def notify(text: str) -> None:
-        report(Notice(text))
-
-    clock = Clock(checked.device)
-    methods = {choice.label: choice.method for choice in choices if not choice.unsupported}
-    prompts = tuple(prompt for suite in checked.suites for prompt in suite.prompts)
-    repeat = checked.settings.repeat
-    plan = Plan(prompts, tuple(methods), repeat.repeats, checked.settings.batch_size, repeat.modes)
-    measurer = Measurer(
-        target,
-        methods,
-        choices[0].label,
-        _decoding_config(checked),
-        clock,
-        notify,
-        Timer(),
-        meter=make_meter(checked.device, watch=checked.settings.watch),
-    )
-    bounds = Bounds(len(usable_cores()) - checked.settings.models.threads)
-    watch = Watch(bounds, notify) if checked.settings.watch else None
-    session = Session(plan, measurer, writer, report, watch)
-    with _garbage_frozen():
-        started_s = clock()
-        session.measure(checked.settings.repeat.warm_up)
-        wall_s = clock() - started_s
-    measurer.check_weights()
-    return RunSummary(
-        run=writer.stored.run,
-        measured=session.measured,
-        recalled=session.done - session.measured,
-        failed=session.failed,
-        warm_up_rounds=session.warm_up_rounds,
-        wall_s=wall_s,
-        timings=measurer.timings,
-        marked=watch.marked if watch else 0,
-        lost=session.lost,
-    )
-
-
 def _decoding_config(checked: CheckedRun) -> DecodingConfig:
     answers = checked.settings.answers
     sampling = Sampling(answers.temperature, answers.top_p, answers.top_k, answers.seed)
     cut = checked.settings.prompts.long_prompts == "cut"
     return DecodingConfig(answers.max_new_tokens, sampling, cut, checked.settings.batch_size, checked.filler)
-
-
-@contextmanager
-def _garbage_frozen() -> Iterator[None]:
-    """Exclude all loaded objects from garbage collection: a full pass takes as long as many steps, at any time."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 @dataclass(frozen=True)
@@ -201,33 +178,32 @@ def prepare_own_model(
     tokenizer = check_tokenizers(names, choices)
     info = TargetInfo.of(tokenizer.config)
     choices = [choice.fit(info) for choice in choices]
-    suites = load_suites(asked, notify)  # may be downloaded, so last
-    suites = tuple(fit_suite(suite, tokenizer, "skip", notify) for suite in suites)
+    suites = [fit_suite(suite, tokenizer, "skip", notify) for suite in load_suites(asked, notify)]  # may be downloaded
     torch.set_num_threads(models.threads)
-    store = ModelStore("float64", device)
+    store = model_store("float64", device)
     target = store(names.target)
-
-    def draft_of(choice: Choice) -> Target | None:
-        draft = choice.draft_model(names.draft)
-        return store(draft) if draft else None
 
     return OwnModel(
         name=names.target,
         target=target,
         choices=tuple(choice.prepare(target, store, names.draft) for choice in choices),
-        drafts=draft_of,
+        drafts=lambda choice: store(draft) if (draft := choice.draft_model(names.draft)) else None,
         prompts=tuple(tokenizer.encode_chat(messages(prompt, [])) for suite in suites for prompt in suite.prompts),
     )
 
 
-def _run_record(checked: CheckedRun, choices: Sequence[Choice], models: ModelStore) -> Run:
+def _run_record(checked: CheckedRun, choices: Sequence[Choice], models: Callable[[str], Target]) -> Run:
     """The first record of the results file: everything fixed before the first generation.
 
     `choices` are those of the checked run, with methods marked that turned out unsupported.
     """
     settings, names = checked.settings, checked.models
     target = models(names.target)
-    traffic = traffic_of(target)
+    step_bytes, cache_token_bytes = traffic_of(target)
+    machine = dict(machine_facts(checked.device))
+    bandwidth = bandwidth_mb_s(checked.device, settings.models.threads) if settings.watch else None
+    if bandwidth is not None:
+        machine["memory_bandwidth_mb_s"] = round(bandwidth, 1)
     draft = next(filter(None, (choice.draft_model(names.draft) for choice in choices if not choice.unsupported)), "")
     answers = settings.answers
     return Run(
@@ -254,21 +230,13 @@ def _run_record(checked: CheckedRun, choices: Sequence[Choice], models: ModelSto
         modes=settings.repeat.modes,
         context_fill=settings.prompts.context_fill,
         order=ORDER,
-        step_bytes=traffic.step_bytes,
-        cache_token_bytes=traffic.cache_token_bytes,
+        step_bytes=step_bytes,
+        cache_token_bytes=cache_token_bytes,
         prepare_s={choice.label: choice.prepare_s for choice in choices if choice.prepare_s is not None},
-        machine={**machine_facts(checked.device), **_measured(checked)},
+        machine=machine,
         versions=versions(),
         commit=commit(),
     )
-
-
-def _measured(checked: CheckedRun) -> dict[str, float]:
-    """Facts that take a second or two to measure."""
-    if not checked.settings.watch:
-        return {}
-    bandwidth = bandwidth_mb_s(checked.device, checked.settings.models.threads)
-    return {} if bandwidth is None else {"memory_bandwidth_mb_s": round(bandwidth, 1)}
 
 
 def model_info(name: str, target: Target) -> ModelInfo:
@@ -296,39 +264,30 @@ def suite_info(suite: Suite) -> SuiteInfo:
 
 
 def method_info(choice: Choice) -> MethodInfo:
-    method = choice.method
     return MethodInfo(
         label=choice.label,
         name=choice.name,
         options=choice.options,
-        exactness=method.exactness,
-        reason=method.reason,
+        exactness=choice.method.exactness,
+        reason=choice.method.reason,
         unsupported=choice.unsupported,
         modules_sha256=modules_sha256(choice.modules) if choice.modules and not choice.unsupported else "",
     )
 
 
-@dataclass(frozen=True)
-class Traffic:
+def traffic_of(target: Target) -> tuple[int, int]:
     """Bytes that a step of one row at full depth reads: of weights, and of keys and values for each token before it and
-    its own. 0 where that cannot be said."""
+    its own. They are those of a target's layers, final norm and head, each weight read once; of experts those that a
+    token goes to. The one row of the embedding that a token takes is left out.
 
-    step_bytes: int = 0
-    cache_token_bytes: int = 0
-
-
-def traffic_of(target: Target) -> Traffic:
-    """Of a target's layers, final norm and head, each weight read once; of experts those that a token goes to. The one
-    row of the embedding that a token takes is left out.
-
-    Not said of a target with an encoder, nor of one that looks back through a window: what their caches cost does not
-    grow with the text.
+    0, 0 for a target with an encoder, and one that looks back through a window: what their caches cost does not grow
+    with the text.
 
     A target of one layer whose weights are 1,000 numbers, a head of 500 and keys and values of 8 each in float32:
-    `step_bytes` 6,000, `cache_token_bytes` 64.
+    6,000 and 64.
     """
     if target.encoder is not None or any(block.attention.window is not None for block in target.blocks):
-        return Traffic()
+        return 0, 0
     step_bytes = target.final_norm.gain.nbytes + target.lm_head.weight.nbytes
     cache_token_bytes = 0
     for block in target.blocks:
@@ -344,4 +303,4 @@ def traffic_of(target: Target) -> Traffic:
         step_bytes += sum(linear.bias.nbytes for linear in linears if linear.bias is not None)
         step_bytes += sum(norm.gain.nbytes for norm in norms if norm is not None)
         cache_token_bytes += 2 * attention.kv_heads * attention.head_dim * target.dtype.itemsize
-    return Traffic(step_bytes, cache_token_bytes)
+    return step_bytes, cache_token_bytes

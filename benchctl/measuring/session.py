@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
+from collections import ChainMap, defaultdict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from benchctl.measuring.plan import Job, Plan, Retries, Round, rounds, rows_of
+from benchctl.measuring.plan import Job, Plan, Round, rounds, rows_of
 from benchctl.measuring.validity import MARGIN, Watch, decoding_s
 from benchctl.records.reader import RowKey, row_key
 from benchctl.records.schema import Row
@@ -52,33 +52,26 @@ class SpeedupsSoFar:
         """Take the rows of a whole round."""
         if any(row.invalid for row in rows):
             return
-        by_label: dict[str, list[Row]] = {}
+        seconds: defaultdict[str, dict[object, float]] = defaultdict(dict)
+        failed = {row.label for row in rows if row.mode == "free" and row.error}
         for row in rows:
-            if row.mode == "free":
-                by_label.setdefault(row.label, []).append(row)
-        seconds = {label: _seconds(own) for label, own in by_label.items() if not any(row.error for row in own)}
-        for label in seconds.keys() - {self._baseline}:
-            if self._baseline in seconds:
-                baseline_s, own_s = self._seconds.get(label, (0.0, 0.0))
-                self._seconds[label] = baseline_s + seconds[self._baseline], own_s + seconds[label]
+            if row.mode == "free" and row.label not in failed:
+                # Rows of a batch share its time, which is that of the longest.
+                batch = (row.batch or row.prompt_id, row.turn, row.repeat)
+                seconds[row.label][batch] = max(seconds[row.label].get(batch, 0.0), decoding_s(row))
+        for label in seconds.keys() - {self._baseline} if self._baseline in seconds else ():
+            baseline_s, own_s = self._seconds.get(label, (0.0, 0.0))
+            baseline_s, own_s = baseline_s + sum(seconds[self._baseline].values()), own_s + sum(seconds[label].values())
+            self._seconds[label] = baseline_s, own_s
 
     def ratios(self) -> dict[str, float]:
         """By label, in no order; empty before the first whole round."""
         return {label: baseline_s / own_s for label, (baseline_s, own_s) in self._seconds.items() if own_s > 0}
 
 
-def _seconds(rows: Sequence[Row]) -> float:
-    """Time to decode the rows of a label; rows of a batch share its time, which is that of the longest."""
-    batches: dict[object, float] = {}
-    for row in rows:
-        batch = (row.batch or row.prompt_id, row.turn, row.repeat)
-        batches[batch] = max(batches.get(batch, 0.0), decoding_s(row))
-    return sum(batches.values())
-
-
 @dataclass
 class Session:
-    """Measures what the file lacks, and disturbed rounds again (retries.py). The file decides, so a resumed run
+    """Measures what the file lacks, and disturbed rounds again (plan.py). The file decides, so a resumed run
     continues where it stopped. Without `watch` only retries that have begun are finished.
 
     done            of `total` generations are in the file, retries of earlier processes left out of both
@@ -99,7 +92,6 @@ class Session:
 
     def __post_init__(self) -> None:
         self._stored = {row_key(row): row for row in self.writer.stored.rows}
-        self._retries = Retries(self.plan)
         self._speedups = SpeedupsSoFar(self.plan.labels[0])
         self.total = len(self.plan)
 
@@ -115,22 +107,19 @@ class Session:
                 self._speedups.add(rows_of(attempt, rows))
             if self._is_due(jobs, rows):
                 self._measure_batch(jobs, rows)
-            self.lost += sum(not self._retries.is_recovered(planned, rows) for planned in rounds(jobs))
+            self.lost += sum(not self.plan.is_recovered(planned, rows) for planned in rounds(jobs))
 
     def _is_due(self, jobs: Sequence[Job], rows: Mapping[RowKey, Row]) -> bool:
         return any(self._next_attempt(planned, rows) is not None for planned in rounds(jobs))
 
     def _next_attempt(self, planned: Round, rows: Mapping[RowKey, Row]) -> Round | None:
-        return self._retries.next_attempt(planned, rows, self.watch is not None and not self.watch.lasts)
+        return self.plan.next_attempt(planned, rows, self.watch is not None and not self.watch.lasts)
 
     def _stored_attempts(self, jobs: Sequence[Job]) -> Iterator[Round]:
-        return chain.from_iterable(self._retries.attempts(planned, self._stored) for planned in rounds(jobs))
+        return chain.from_iterable(self.plan.attempts(planned, self._stored) for planned in rounds(jobs))
 
     def _teach_watch(self) -> None:
-        """Show the watch the undisturbed rounds of the file, as if this process had measured them.
-
-        A process that knew nothing of them would take a load that still lasts for the usual one.
-        """
+        """Show the watch the undisturbed rounds of the file: without them, a load that still lasts would be usual."""
         if self.watch is None:
             return
         warm_up = map(self.plan.warm_up, range(1, self._warm_ups_stored() + 1))
@@ -142,7 +131,7 @@ class Session:
 
     def _measure_batch(self, jobs: Sequence[Job], rows: MutableMapping[RowKey, Row]) -> None:
         """Its rounds as planned, then the disturbed ones again: by then a passing load may be over."""
-        self.measurer.begin([task.prompt for task in jobs[0]])
+        self.measurer.begin()
         for planned in rounds(jobs):
             self._measure_round(planned, rows)
         for planned in rounds(jobs):
@@ -173,7 +162,7 @@ class Session:
         if self.watch is not None:
             rows = self.watch.mark(rows, ends_round=ends_round)
         if ends_round:
-            rows = self._retries.mark_failed([*before, *rows], rows)
+            rows = self.plan.mark_failed([*before, *rows], rows)
         self.writer.append(*rows)
         self.done += len(rows)
         self.measured += len(rows)
@@ -183,29 +172,24 @@ class Session:
 
     def _warm_up(self, most_rounds: int) -> None:
         """Rounds of the measured loop until two in a row take the same time, or `most_rounds` are done."""
-        before, previous_s = self._warm_ups_stored(), dict[str, float]()
-        for number in range(1, most_rounds + 1):
-            latest_s = self._warm_up_round(self.plan.warm_up(before + number))
-            self.warm_up_rounds = number
+        stored, previous_s = self._warm_ups_stored(), dict[str, float]()
+        for self.warm_up_rounds in range(1, most_rounds + 1):
+            jobs = self.plan.warm_up(stored + self.warm_up_rounds)
+            latest_s = {job[0].label: 0.0 for job in jobs}
+            self.measurer.begin()
+            for job in jobs:
+                rows = self.measurer.measure(job)
+                self.writer.append(*rows)
+                if self.watch is not None:
+                    self.watch.observe(rows, ends_round=job is jobs[-1])
+                latest_s[job[0].label] += max(map(decoding_s, rows))
+                self.report(Progress(self.done, self.total, job[0].label, warm_up=True))
             if previous_s and is_stable(previous_s, latest_s):
                 return
             previous_s = latest_s
 
     def _warm_ups_stored(self) -> int:
         return max((-row.repeat for row in self._stored.values() if row.repeat < 0), default=0)
-
-    def _warm_up_round(self, jobs: Sequence[Job]) -> dict[str, float]:
-        """Seconds of decoding per label."""
-        spent_s = {job[0].label: 0.0 for job in jobs}
-        self.measurer.begin([task.prompt for task in jobs[0]])
-        for job in jobs:
-            rows = self.measurer.measure(job)
-            self.writer.append(*rows)
-            if self.watch is not None:
-                self.watch.observe(rows, ends_round=job is jobs[-1])
-            spent_s[job[0].label] += max(map(decoding_s, rows))
-            self.report(Progress(self.done, self.total, job[0].label, warm_up=True))
-        return spent_s
 
 
 def is_stable(previous_s: Mapping[str, float], latest_s: Mapping[str, float]) -> bool:

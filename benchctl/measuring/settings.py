@@ -83,10 +83,8 @@ class RepeatSettings:
     @property
     def modes(self) -> tuple[Mode, ...]:
         """The modes of the run; the first is "free"."""
-        modes: list[Mode] = ["free"]
-        modes += ["replay"] if self.replay else []
-        modes += ["profile"] if self.profile else []
-        return tuple(modes)
+        asked: dict[Mode, bool] = {"free": True, "replay": self.replay, "profile": self.profile}
+        return tuple(mode for mode, wanted in asked.items() if wanted)
 
 
 @dataclass(frozen=True)

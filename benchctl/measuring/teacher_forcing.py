@@ -36,17 +36,12 @@ from benchctl.measuring.verdict import BaselineAnswers
 
 
 class TeacherForcing:
-    """Computes the sums of answers, and caches them until `forget`."""
+    """Computes the sums of answers, and caches them."""
 
     def __init__(self, target: Target, baseline_answers: BaselineAnswers) -> None:
         self._target, self._baseline_answers = target, baseline_answers
         self._likelihoods: dict[tuple[tuple[int, ...], tuple[int, ...]], Likelihood] = {}
         self._divergences: dict[tuple[int, tuple[int, ...], tuple[int, ...]], Mapping[str, float]] = {}
-
-    def forget(self) -> None:
-        """Drop the cache."""
-        self._likelihoods.clear()
-        self._divergences.clear()
 
     def sums(self, prompt_ids: Sequence[int], answer: Sequence[int]) -> dict[str, float]:
         """The target's scores of `answer` and of the baseline's answer to the same prompt; empty if they are equal."""
@@ -81,9 +76,8 @@ class TeacherForcing:
         if own is None:
             return {"kl_unrepeated_tokens": len(answer)}
         nats = kl_nats(self._target, request.prompt_ids, answer, own)
-        if not math.isfinite(nats):
-            return {"kl_infinite_tokens": len(answer)}
-        return {"kl_tokens": len(answer), "kl_nats": nats}
+        finite = {"kl_tokens": len(answer), "kl_nats": nats}
+        return finite if math.isfinite(nats) else {"kl_infinite_tokens": len(answer)}
 
     def _likelihood(self, prompt_ids: Sequence[int], answer: Sequence[int]) -> Likelihood:
         key = tuple(prompt_ids), tuple(answer)
@@ -111,32 +105,23 @@ def own_logits(method: Method, target: Target, request: DecodeRequest, answer: S
     """
     recorder = _Recorder(method)
     decode(recorder, target, replace(request, clock=untimed, timer=None, profile=False))
-    return [choice.logits for choice in recorder.choices] if _tokens(recorder.choices) == tuple(answer) else None
+    repeated = [token for _, token in recorder.choices] == list(answer)
+    return [logits for logits, _ in recorder.choices] if repeated else None
 
 
 class NotItsOwn(Exception):
     """The method committed a token that it did not choose from its own logits."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Choice:
-    logits: Tensor
-    token: int
-
-
-def _tokens(choices: Sequence[_Choice]) -> tuple[int, ...]:
-    return tuple(choice.token for choice in choices)
-
-
 @dataclass
 class _Recording(Context):
-    """A generation whose choices are recorded."""
+    """A generation whose choices are recorded: the logits [1, vocabulary] and the token of each."""
 
-    choices: list[_Choice] = field(default_factory=list)
+    choices: list[tuple[Tensor, int]] = field(default_factory=list)
 
     def pick(self, logits: Tensor) -> int:
         token = super().pick(logits)
-        self.choices.append(_Choice(logits.detach().cpu(), token))
+        self.choices.append((logits.detach().cpu(), token))
         return token
 
 
@@ -146,7 +131,7 @@ class _Recorder(Method):
     def __init__(self, method: Method) -> None:
         self._method = method
         self.exactness = method.exactness
-        self.choices: list[_Choice] = []
+        self.choices: list[tuple[Tensor, int]] = []
 
     def serve(self, target: Target, timer: Timer | None) -> AbstractContextManager[Target]:
         return self._method.serve(target, timer)

@@ -1,7 +1,7 @@
 """Whether a round's times can be trusted: its conditions against the usual ones of the session, and GPU alarms.
 
 A round is one repeat of a prompt, or batch, by every label in every mode. Outside load is judged over the whole round,
-time-weighted. A disturbed round is marked, figures leave it out for all labels, and it is measured again (retries.py).
+time-weighted. A disturbed round is marked, figures leave it out for all labels, and it is measured again (plan.py).
 Readings at single moments (the reference kernel, the clock) are recorded but exclude nothing: they describe a short
 generation better than a long one, so exclusion by them shifted speed-ups by 1 to 5% in the simulation of the tests.
 GPU alarms do exclude, since no GPU should show them at all.
@@ -67,26 +67,20 @@ class Bounds:
 
     def problems(self, conditions: Mapping[str, float]) -> tuple[str, ...]:
         """Why times under these conditions are not valid; empty where they are. Missing conditions are ignored."""
-        problems = self._waiting(conditions.get("waited_share")), self._crowded(conditions.get("foreign_cores"))
+        waited_share, foreign_cores = conditions.get("waited_share"), conditions.get("foreign_cores")
+        waiting, foreign = self._usual["waited_share"], self._usual["foreign_cores"]
+        problems = []
+        if waited_share is not None and waiting.known and waited_share > waiting.middle + waiting.reach(MARGIN):
+            problems.append(f"it waited for a core {waited_share:.0%} of the time (usually {waiting.middle:.0%})")
+        # Other processes disturb nothing as long as they fit onto the spare cores.
+        if foreign_cores is not None and foreign.known:
+            most = max(self._spare_cores + MARGIN, foreign.middle + foreign.reach(MARGIN))
+            usually = f"usually {foreign.middle:.1f}, {self._spare_cores:.0f} to spare"
+            problems += [f"others used {foreign_cores:.1f} cores ({usually})"] if foreign_cores > most else []
         for name in _JUDGED:
             if name in conditions:
                 self._usual[name].add(conditions[name])
-        return tuple(problem for problem in problems if problem)
-
-    def _waiting(self, waited_share: float | None) -> str:
-        usual = self._usual["waited_share"]
-        if waited_share is None or not usual.known or waited_share <= usual.middle + usual.reach(MARGIN):
-            return ""
-        return f"it waited for a core {waited_share:.0%} of the time (usually {usual.middle:.0%})"
-
-    def _crowded(self, foreign_cores: float | None) -> str:
-        """Other processes disturb nothing as long as they fit onto the spare cores."""
-        usual = self._usual["foreign_cores"]
-        if foreign_cores is None or not usual.known:
-            return ""
-        if foreign_cores <= max(self._spare_cores + MARGIN, usual.middle + usual.reach(MARGIN)):
-            return ""
-        return f"others used {foreign_cores:.1f} cores (usually {usual.middle:.1f}, {self._spare_cores:.0f} to spare)"
+        return tuple(problems)
 
 
 class Watch:
@@ -121,22 +115,16 @@ class Watch:
         problems += [f"its round: {problem}" for problem in self.observe(rows, ends_round=ends_round)]
         self._problems += problems
         if ends_round:
-            self._end_round()
+            of_round, self._problems = self._problems, []
+            self._disturbed_in_a_row = self._disturbed_in_a_row + 1 if of_round else 0
+            self.marked += bool(of_round)
+            if self._disturbed_in_a_row == PATIENCE:
+                self._notify(
+                    f"{PATIENCE} rounds in a row were disturbed ({of_round[0]}). Figures leave them out, and no round "
+                    "is repeated until one is undisturbed. Stop the other work: --resume measures them again. Or use "
+                    "--no-watch to measure regardless."
+                )
         return tuple(replace(row, invalid="; ".join(problems)) for row in rows) if problems else rows
-
-    def _end_round(self) -> None:
-        problems, self._problems = self._problems, []
-        if not problems:
-            self._disturbed_in_a_row = 0
-            return
-        self.marked += 1
-        self._disturbed_in_a_row += 1
-        if self._disturbed_in_a_row == PATIENCE:
-            self._notify(
-                f"{PATIENCE} rounds in a row were disturbed ({problems[0]}). Figures leave them out, and no round is "
-                "repeated until one is undisturbed. Stop the other work: --resume measures them again. Or use "
-                "--no-watch to measure regardless."
-            )
 
 
 def over_round(rows: Sequence[Row]) -> dict[str, float]:

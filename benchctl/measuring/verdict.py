@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -32,22 +32,6 @@ Verdict = Literal["identical", "tie", "numeric", "lossy", "sampled"]
 _MOST_ROUNDINGS = 256
 
 
-class Logits(Protocol):
-    """The target: logits [V] after a prompt and an answer, the last token read as a row of its own."""
-
-    def next_logits(self, prompt_ids: Sequence[int], answer: Sequence[int], *, one_by_one: bool) -> Tensor: ...
-
-
-class Control(Protocol):
-    """Plain decoding of an answer, see AnswerControl."""
-
-    def logits(self, index: int) -> Tensor: ...
-
-    def gaps(self) -> Sequence[float]: ...
-
-    def noises(self, sizes: Sequence[int]) -> Sequence[float]: ...
-
-
 class BaselineAnswers:
     """The baseline's answers to the prompts at hand, by token ids.
 
@@ -59,10 +43,6 @@ class BaselineAnswers:
     def __init__(self, decode: Callable[[Sequence[Sequence[int]]], Sequence[Generation]]) -> None:
         self._decode = decode
         self._answers: dict[tuple[int, ...], tuple[int, ...]] = {}
-
-    def forget(self) -> None:
-        """Drop all answers: another batch of prompts begins."""
-        self._answers.clear()
 
     def remember(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> bool:
         """Take an answer of the baseline. False if it gave another one before, which stays."""
@@ -111,25 +91,19 @@ class Judgement:
 
 
 class Referee:
-    """Judges greedy answers against the baseline's answers to the same token ids. Verdicts are cached until `forget`.
+    """Judges greedy answers against the baseline's answers to the same token ids. Verdicts are cached.
 
     `read_control` gives the control of an answer, see AnswerControl.
     """
 
     def __init__(
         self,
-        target: Logits,
+        target: Target,
         baseline_answers: BaselineAnswers,
-        read_control: Callable[[Sequence[int], Sequence[int]], Control],
+        read_control: Callable[[Sequence[int], Sequence[int]], AnswerControl],
     ) -> None:
-        self._target = target
-        self._baseline_answers = baseline_answers
-        self._read_control = read_control
+        self._target, self._baseline_answers, self._read_control = target, baseline_answers, read_control
         self._judged: dict[tuple[tuple[int, ...], ...], Judgement] = {}
-
-    def forget(self) -> None:
-        """Drop the cached verdicts."""
-        self._judged.clear()
 
     def judge(self, prompt_ids: Sequence[int], token_ids: Sequence[int], sizes: Sequence[int]) -> Judgement:
         """The verdict on a method's greedy answer `token_ids`, given in passes of one row and of these `sizes` (see
@@ -142,29 +116,20 @@ class Referee:
             return Judgement("lossy", divergence)
         key = tuple(prompt_ids), tuple(token_ids), tuple(sizes)
         if key not in self._judged:
-            self._judged[key] = self._explain(prompt_ids, baseline_ids, token_ids, divergence, sizes)
+            chosen = baseline_ids[divergence], token_ids[divergence]
+            near = self._target.next_logits(prompt_ids, baseline_ids[:divergence], one_by_one=True)
+            gap = _gap(near, chosen)
+            if gap > _MOST_ROUNDINGS * torch.finfo(near.dtype).eps * near.double().abs().max().item():
+                judgement = Judgement("lossy", divergence, _margin(near), gap=gap, decided_at=divergence)
+            else:
+                control = self._read_control(prompt_ids, token_ids)
+                gaps, noises = control.gaps(), control.noises(sizes)
+                gaps[divergence] = _gap(control.logits(divergence), chosen)
+                verdict, at = _worst(gaps, noises, divergence)
+                margin, most = _margin(control.logits(at)), max(noises[1:], default=0.0)
+                judgement = Judgement(verdict, divergence, margin, noises[at], gaps[at], most, at)
+            self._judged[key] = judgement
         return self._judged[key]
-
-    def _explain(
-        self,
-        prompt_ids: Sequence[int],
-        baseline_ids: Sequence[int],
-        token_ids: Sequence[int],
-        divergence: int,
-        sizes: Sequence[int],
-    ) -> Judgement:
-        """The verdict on an answer that leaves the baseline's at the token `divergence`."""
-        chosen = baseline_ids[divergence], token_ids[divergence]
-        near = self._target.next_logits(prompt_ids, baseline_ids[:divergence], one_by_one=True)
-        gap = _gap(near, chosen)
-        if gap > _MOST_ROUNDINGS * torch.finfo(near.dtype).eps * near.double().abs().max().item():
-            return Judgement("lossy", divergence, _margin(near), gap=gap, decided_at=divergence)
-        control = self._read_control(prompt_ids, token_ids)
-        gaps, noises = list(control.gaps()), control.noises(sizes)
-        gaps[divergence] = _gap(control.logits(divergence), chosen)
-        verdict, at = _worst(gaps, noises, divergence)
-        margin, most = _margin(control.logits(at)), max(noises[1:], default=0.0)
-        return Judgement(verdict, divergence, margin, noises[at], gaps[at], most, at)
 
 
 def first_divergence(first: Sequence[int], second: Sequence[int]) -> int | None:
@@ -240,9 +205,7 @@ class AnswerControl:
     """
 
     def __init__(self, target: Target, prompt_ids: Sequence[int], answer: Sequence[int]) -> None:
-        self._target = target
-        self._prompt_ids = prompt_ids
-        self._answer = list(answer)
+        self._target, self._prompt_ids, self._answer = target, prompt_ids, list(answer)
         self._rows = self._answer[:-1]  # the last token is chosen, but never read
         self._differences: dict[int, Tensor] = {}
 
@@ -294,10 +257,7 @@ class AnswerControl:
         return self._differences[size]
 
     def _read(self, size: int) -> Iterator[Tensor]:
-        """Logits [at most `size`, vocabulary] of the rows after the prompt, `size` rows per pass.
-
-        One reading ends before the next begins, so there is one cache at a time, as in decoding.
-        """
+        """Logits [at most `size`, vocabulary] of the rows after the prompt, `size` rows per pass, on one cache."""
         text = self._target.read(self._prompt_ids)
         stream = Stream(self._target, len(text) + len(self._rows))
         stream.push(text)

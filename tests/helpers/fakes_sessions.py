@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, cast
 from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, failed
 
 from benchctl.measuring.plan import Job, Plan, Task
-from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.session import Progress, Report, Session
 from benchctl.measuring.validity import Watch
 from benchctl.records.schema import Row, Run
@@ -39,7 +38,7 @@ class FakeMeasurer:
     batched: bool = False
     measured: list[Task] = field(default_factory=list)
 
-    def begin(self, prompts: Sequence[Prompt]) -> None:
+    def begin(self) -> None:
         """Nothing to begin."""
 
     def recall(self, task: Task, row: Row) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -63,15 +63,14 @@ def rows_of(
     run = Measurer(target, {"plain": Autoregressive(), "other": method}, "plain", terms, FakeClock())
     rows: list[Row] = []
     for jobs in Plan(tuple(prompts), ("plain", "other"), 1, batch_size).by_batch():
-        run.begin([task.prompt for task in jobs[0]])
+        run.begin()
         rows += [row for job in jobs for row in run.measure(job)]
     return rows
 
 
 def apart(rows: Sequence[Row]) -> dict[tuple[str, str, int], Row]:
     """Rows by label, prompt and turn, without what only batches have."""
-    same = [replace(row, batch=(), order=0) for row in timeless(rows)]
-    return {(row.label, row.prompt_id, row.turn): row for row in same}
+    return {(row.label, row.prompt_id, row.turn): replace(row, batch=(), order=0) for row in timeless(rows)}
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, seed=5)])
@@ -85,11 +84,8 @@ def test_turn_by_turn_a_batch_says_what_its_prompts_are_answered_one_by_one(targ
 def test_rows_of_a_batch_have_its_times_and_stand_together(target: Target) -> None:
     """The clock moves on by a second a reading: one before the prompts, one after all of them, one after each step."""
     rows = rows_of(target, Autoregressive())
-    assert [(row.turn, row.label, row.prompt_id) for row in rows[:7]] == [
-        *((0, "plain", name) for name in IDS),
-        *((0, "other", name) for name in IDS),
-        (1, "plain", "0"),
-    ]
+    first_turn = [(0, label, name) for label in ("plain", "other") for name in IDS]
+    assert [(row.turn, row.label, row.prompt_id) for row in rows[:7]] == [*first_turn, (1, "plain", "0")]
     assert [row.order for row in rows] == list(range(12))
     assert {row.ttft_s for row in rows} == {1.0}
     assert all(row.step_s == (1.0,) * (len(row.token_ids) - 1) for row in rows)
@@ -133,21 +129,17 @@ def settings(folder: Path, tmp_path: Path) -> ask.RunSettings:
     return replace(usual, methods=("autoregressive",), prompts=ask.PromptSettings(benches=(str(bench),)), batch_size=4)
 
 
-def measure(settings: ask.RunSettings, events: list[Notice | Progress] | None = None) -> RunSummary:
-    report = (lambda event: None) if events is None else events.append
+def measure(settings: ask.RunSettings, report: Callable[[Notice | Progress], None] = lambda _: None) -> RunSummary:
     return run(check(settings, lambda notice: None), report)
 
 
 def test_a_batched_run_counts_every_generation(settings: ask.RunSettings, tmp_path: Path) -> None:
     events: list[Notice | Progress] = []
-    summary = measure(settings, events)
+    summary = measure(settings, events.append)
     file = read(tmp_path / "out.jsonl")
     assert (file.run.batch_size, len(measured(file)), summary.measured) == (4, 10, 10)
-    assert [row.batch for row in measured(file) if row.repeat == 0] == [
-        *[("short",)],
-        *[("talk",)] * 2,
-        *[("story", "ball")] * 2,
-    ]
+    batches = [row.batch for row in measured(file) if row.repeat == 0]
+    assert batches == [("short",), *[("talk",)] * 2, *[("story", "ball")] * 2]
     progress = [event.done for event in events if isinstance(event, Progress) and not event.warm_up]
     assert progress == [1, 2, 3, 4, 5, 6, 8, 10]
 
@@ -179,33 +171,24 @@ def invoke(*arguments: str) -> Result:
 
 
 @pytest.mark.usefixtures("here")
-class TestRefusals:
-    """Each before any weights are loaded."""
-
-    @pytest.fixture(autouse=True)
-    def no_weights(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Target, "load", lambda *_, **__: pytest.fail("weights were loaded"))
-
-    @pytest.mark.parametrize(
-        ("label", "reason"),
-        [
-            ("two_model", "each sequence of a batch would accept a number of tokens of its own"),
-            ("prompt_lookup", "each sequence of a batch would accept a number of tokens of its own"),
-            ("lookahead", "each sequence of a batch would accept a number of tokens of its own"),
-            ("early_exit[threshold=0.5]", "each sequence of a batch would leave at a layer of its own"),
-            ("expert_offload", "each sequence of a batch would need experts of its own"),
-        ],
-    )
-    def test_a_method_for_one_sequence_is_named_with_its_reason(self, label: str, reason: str) -> None:
-        result = invoke("--batch-size", "4", "--method", label)
-        assert result.exit_code == 2 and result.stdout == ""
-        message = " ".join(result.stderr.partition("Error: ")[2].split())
-        assert message.startswith(label) and reason in message and "--batch-size" in message
-
-    @pytest.mark.parametrize("size", ["0", "17", "-1", "many"])
-    def test_a_size_that_is_none(self, size: str) -> None:
-        result = invoke("--batch-size", size)
-        assert result.exit_code == 2 and "Invalid value for '--batch-size'" in result.stderr
+@pytest.mark.parametrize(
+    ("label", "reason"),
+    [
+        ("two_model", "a number of tokens of its own"),
+        ("prompt_lookup", "a number of tokens of its own"),
+        ("lookahead", "a number of tokens of its own"),
+        ("early_exit[threshold=0.5]", "a layer of its own"),
+        ("expert_offload", "experts of its own"),
+    ],
+)
+def test_a_method_for_one_sequence_is_refused_with_its_reason_before_weights_are_loaded(
+    label: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Target, "load", lambda *_, **__: pytest.fail("weights were loaded"))
+    result = invoke("--batch-size", "4", "--method", label)
+    assert result.exit_code == 2 and result.stdout == ""
+    message = " ".join(result.stderr.partition("Error: ")[2].split())
+    assert message.startswith(label) and reason in message and "--batch-size" in message
 
 
 def test_the_largest_size_is_the_loop_s() -> None:
@@ -244,11 +227,11 @@ def test_a_batched_file_can_be_compared_and_plotted(here: Path) -> None:
 
 
 def batches_s(rows: Sequence[Row], label: str) -> float:
-    """What a label's batches took: of each the time of the answer that was there last."""
-    found: dict[object, float] = {}
+    """Seconds of a label's batches, each that of its longest answer."""
+    longest_s: dict[object, float] = {}
     for row in rows:
         if row.label == label:
             assert row.ttft_s is not None
             key = (row.batch, row.turn, row.repeat)
-            found[key] = max(found.get(key, 0.0), row.ttft_s + sum(row.step_s))
-    return sum(found.values())
+            longest_s[key] = max(longest_s.get(key, 0.0), row.ttft_s + sum(row.step_s))
+    return sum(longest_s.values())

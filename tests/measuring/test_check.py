@@ -50,21 +50,15 @@ def quiet_check(settings: ask.RunSettings) -> CheckedRun:
     return check(settings, lambda notice: None)
 
 
-def quiet_run(settings: ask.RunSettings) -> None:
-    run(quiet_check(settings), lambda event: None)
-
-
+@pytest.fixture
 def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Target, "load", lambda *_, **__: pytest.fail("weights were loaded"))
 
 
 def test_the_baseline_is_first_and_every_label_is_there_once() -> None:
     texts = ("early_exit[threshold=0.9]", "autoregressive", "two_model[draft_tokens=5]", "two_model", "early_exit")
-    assert [choice.label for choice in choose_methods(texts, Models("", "draft"))] == [
-        "autoregressive",
-        "early_exit",
-        "two_model",
-    ]
+    labels = [choice.label for choice in choose_methods(texts, Models("", "draft"))]
+    assert labels == ["autoregressive", "early_exit", "two_model"]
 
 
 def test_all_brings_in_every_method_and_notes_what_some_of_them_lack() -> None:
@@ -81,19 +75,19 @@ def test_a_method_asked_for_by_name_without_its_draft_model_is_refused() -> None
     assert choose_methods(("two_model[draft_model=x]",), Models("", ""))[1].unsupported == ""
 
 
+@pytest.mark.usefixtures("no_weights")
 @pytest.mark.parametrize(
-    ("label", "message"),
+    ("label", "id", "fact"),
     [
-        ("medusa", "medusa cannot run: no trained modules; train some with: benchctl train medusa"),
-        ("early_exit[confidence=classifier]", "cannot run: no trained modules; train some with: benchctl train early"),
-        ("medusa[modules=nowhere]", "nowhere: no such folder"),
+        ("medusa", "cannot_run_here", "benchctl train medusa"),
+        ("early_exit[confidence=classifier]", "cannot_run_here", "benchctl train early_exit"),
+        ("medusa[modules=nowhere]", "no_modules_folder", "nowhere"),
     ],
 )
 def test_a_method_asked_for_by_name_without_its_modules_is_refused_before_weights_are_loaded(
-    settings: ask.RunSettings, label: str, message: str, monkeypatch: pytest.MonkeyPatch
+    settings: ask.RunSettings, label: str, id: str, fact: str
 ) -> None:
-    no_weights(monkeypatch)
-    with pytest.raises(UserError, match=message):
+    with refused(id, fact):
         quiet_check(replace(settings, methods=("all", label)))
 
 
@@ -102,7 +96,7 @@ def test_modules_of_another_method_are_refused_before_weights_are_loaded(
 ) -> None:
     target = Target.load(folder / "target")
     save_modules(tmp_path / "heads", untrained(Medusa(), target), facts_of("medusa", Medusa(), target))
-    no_weights(monkeypatch)
+    monkeypatch.setattr(Target, "load", lambda *_, **__: pytest.fail("weights were loaded"))
     label = f"early_exit[confidence=classifier,modules={tmp_path / 'heads'}]"
     with pytest.raises(UserError, match="medusa.*early_exit"):
         quiet_check(replace(settings, methods=(label,)))
@@ -117,14 +111,14 @@ def test_the_embedded_target_and_its_draft_are_the_default(monkeypatch: pytest.M
     assert choose_models(ask.ModelSettings("ref", "owner/mine")).draft == "owner/mine"
 
 
+@pytest.mark.usefixtures("no_weights")
 def test_a_draft_model_of_another_tokenizer_is_refused_before_weights_are_loaded(
-    settings: ask.RunSettings, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: ask.RunSettings, folder: Path, tmp_path: Path
 ) -> None:
     other = tiny_folder(tmp_path / "other", layers=1)
     tokenizer = json.loads((other / "tokenizer.json").read_text())
     tokenizer["model"]["vocab"] = {token: 319 - index for token, index in tokenizer["model"]["vocab"].items()}
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    no_weights(monkeypatch)
     with refused("unsuitable_draft_model", str(other), "--draft-model"):
         quiet_check(replace(settings, models=replace(settings.models, draft=str(other))))
 
@@ -137,11 +131,11 @@ def encoding(tmp_path: Path) -> str:
     return str(tmp_path / "t5")
 
 
+@pytest.mark.usefixtures("no_weights")
 def test_a_draft_model_with_an_encoder_is_refused_before_weights_are_loaded(
-    settings: ask.RunSettings, encoding: str, monkeypatch: pytest.MonkeyPatch
+    settings: ask.RunSettings, encoding: str
 ) -> None:
     """It drafted for a prompt that its encoder had read before, and few of its tokens were accepted."""
-    no_weights(monkeypatch)
     for models, label in (
         (replace(settings.models, draft=encoding), "two_model"),
         (settings.models, f"two_model[draft_model={encoding}]"),
@@ -150,20 +144,20 @@ def test_a_draft_model_with_an_encoder_is_refused_before_weights_are_loaded(
             quiet_check(replace(settings, models=models, methods=(label,)))
 
 
+@pytest.mark.usefixtures("no_weights")
 def test_batches_on_a_target_with_an_encoder_are_refused_before_weights_are_loaded(
-    settings: ask.RunSettings, encoding: str, monkeypatch: pytest.MonkeyPatch
+    settings: ask.RunSettings, encoding: str
 ) -> None:
-    no_weights(monkeypatch)
     asked = replace(settings, models=replace(settings.models, target=encoding, draft=""), methods=("autoregressive",))
     assert quiet_check(asked).models.target == encoding
     with refused("no_batches", "t5", "--batch-size"):
         quiet_check(replace(asked, batch_size=2))
 
 
+@pytest.mark.usefixtures("no_weights")
 def test_prompts_beyond_the_context_are_listed_before_weights_are_loaded(
-    settings: ask.RunSettings, long_prompts: Path, monkeypatch: pytest.MonkeyPatch
+    settings: ask.RunSettings, long_prompts: Path
 ) -> None:
-    no_weights(monkeypatch)
     long = replace(settings, prompts=ask.PromptSettings(benches=(str(long_prompts),)))
     facts = ("2 of 3", "128 tokens", "endless (", "later (", "--long-prompts skip", "--long-prompts cut")
     with refused("prompt_too_long", *facts):
@@ -174,7 +168,7 @@ def test_long_prompts_can_be_left_out_and_the_record_says_so(
     settings: ask.RunSettings, long_prompts: Path, tmp_path: Path
 ) -> None:
     prompts = ask.PromptSettings(benches=(str(long_prompts),), long_prompts="skip")
-    quiet_run(replace(settings, prompts=prompts))
+    run(quiet_check(replace(settings, prompts=prompts, methods=("autoregressive",))), lambda event: None)
     file = read(tmp_path / "out.jsonl")
     assert {row.prompt_id for row in file.rows} == {"fine"}
     assert file.run.suites[0].prompts == 1
@@ -184,12 +178,12 @@ def test_long_prompts_can_be_left_out_and_the_record_says_so(
 def test_leaving_out_every_prompt_is_refused(settings: ask.RunSettings, long_prompts: Path) -> None:
     long_prompts.write_text(long_prompts.read_text().splitlines()[1] + "\n")
     with refused("no_prompt_fits", "long"):
-        quiet_run(replace(settings, prompts=ask.PromptSettings(benches=(str(long_prompts),), long_prompts="skip")))
+        quiet_check(replace(settings, prompts=ask.PromptSettings(benches=(str(long_prompts),), long_prompts="skip")))
 
 
 def test_long_prompts_can_be_cut_to_their_end(settings: ask.RunSettings, long_prompts: Path, tmp_path: Path) -> None:
     prompts = ask.PromptSettings(benches=(str(long_prompts),), long_prompts="cut")
-    quiet_run(replace(settings, prompts=prompts, methods=("autoregressive",)))
+    run(quiet_check(replace(settings, prompts=prompts, methods=("autoregressive",))), lambda event: None)
     file = read(tmp_path / "out.jsonl")
     tokens = {(row.prompt_id, row.turn): row.prompt_tokens for row in measured(file)}
     assert tokens["endless", 0] == tokens["later", 1] == 128 - 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 import pytest
 import torch
@@ -35,25 +36,19 @@ class Uneven(Target):
         return logits
 
 
-def uneven(by: float, rows: int) -> Uneven:
-    found = Uneven.__new__(Uneven)
-    found.__dict__.update(TARGET.__dict__, by=by, rows=rows)
-    return found
+def uneven(by: float = 0.0, rows: int = 0, kind: type[Uneven] = Uneven) -> Uneven:
+    target = kind.__new__(kind)
+    target.__dict__.update(TARGET.__dict__, by=by, rows=rows)
+    return target
 
 
-def test_in_float64_the_size_of_a_pass_moves_logits_by_rounding_alone() -> None:
-    noises = AnswerControl(TARGET, PROMPT, prompt_of(30)).noises(SIZES)
-    assert len(noises) == 30 and all(0.0 <= noise < 1e-12 for noise in noises)
-
-
-@pytest.mark.parametrize("rows", SIZES)
-@pytest.mark.parametrize("by", [0.5, -0.25])
-def test_what_one_size_of_pass_changes_is_found_at_the_places_it_changes(rows: int, by: float) -> None:
-    """The last row of each pass of `rows` rows decides the token behind it: 1 + rows, 1 + 2 rows, ..."""
+@pytest.mark.parametrize(("by", "rows"), [(0.0, 0), *product((0.5, -0.25), SIZES)])
+def test_noise_is_what_one_size_of_pass_changes_at_the_tokens_it_changes(by: float, rows: int) -> None:
+    """The last row of each pass of `rows` rows decides the token after it: 1 + rows, 1 + 2 rows, ... Without a change
+    only rounding is left."""
     noises = AnswerControl(uneven(by, rows), PROMPT, prompt_of(130)).noises(SIZES)
-    for place, noise in enumerate(noises):
-        changed = place > 0 and place % rows == 0
-        assert noise == pytest.approx(abs(by) if changed else 0.0, abs=1e-9), place
+    changed = [bool(rows) and index > 0 and index % rows == 0 for index in range(130)]
+    assert list(noises) == pytest.approx([abs(by) * change for change in changed], abs=1e-12)
 
 
 def test_a_size_that_the_method_did_not_use_explains_nothing() -> None:
@@ -70,10 +65,8 @@ def test_the_passes_that_are_compared_have_these_sizes_and_read_all_tokens_but_t
             read.setdefault(len(tokens), []).extend(tokens)
             return super().embed(tokens)
 
-    target = Watched.__new__(Watched)
-    target.__dict__.update(TARGET.__dict__)
     said = prompt_of(65)
-    control = AnswerControl(target, [1, 2, 3, 4, 5, 6, 7], said)
+    control = AnswerControl(uneven(kind=Watched), [1, 2, 3, 4, 5, 6, 7], said)
     for sizes in (SIZES, (2, 64)):
         control.noises(sizes)
         control.logits(3)
@@ -83,20 +76,20 @@ def test_the_passes_that_are_compared_have_these_sizes_and_read_all_tokens_but_t
 
 
 def test_its_logits_are_those_that_plain_decoding_chose_from() -> None:
-    """Else a gap would be of another computation than the one that said the token."""
+    """Otherwise a gap would belong to another computation than the one that chose the token."""
     answer = decode(build("autoregressive"), TARGET, DecodeRequest(PROMPT, 20)).token_ids
     control = AnswerControl(TARGET, PROMPT, answer)
-    for place, token in enumerate(answer):
-        logits = control.logits(place)
+    for index, token in enumerate(answer):
+        logits = control.logits(index)
         assert int(logits.argmax()) == token
-        torch.testing.assert_close(logits, TARGET.next_logits(PROMPT, answer[:place]), rtol=0.0, atol=1e-12)
+        torch.testing.assert_close(logits, TARGET.next_logits(PROMPT, answer[:index]), rtol=0.0, atol=1e-12)
 
 
 def test_gaps_are_how_far_the_tokens_of_an_answer_lie_below_the_targets_own() -> None:
     answer = prompt_of(20, 3)
-    for place, gap in enumerate(AnswerControl(TARGET, PROMPT, answer).gaps()):
-        logits = TARGET.next_logits(PROMPT, answer[:place])
-        assert gap == pytest.approx(float(logits.max() - logits[answer[place]]), abs=1e-9)
+    for index, gap in enumerate(AnswerControl(TARGET, PROMPT, answer).gaps()):
+        logits = TARGET.next_logits(PROMPT, answer[:index])
+        assert gap == pytest.approx(float(logits.max() - logits[answer[index]]), abs=1e-9)
 
 
 def test_the_first_token_has_the_noise_of_prefill_where_the_last_row_is_read_by_itself() -> None:
@@ -106,8 +99,7 @@ def test_the_first_token_has_the_noise_of_prefill_where_the_last_row_is_read_by_
         ) -> Tensor:
             return super().next_logits(prompt_ids, answer, one_by_one=one_by_one) + (0.25 if one_by_one else 0.0)
 
-    target = Prefilling.__new__(Prefilling)
-    target.__dict__.update(TARGET.__dict__)
+    target = uneven(kind=Prefilling)
     noises = AnswerControl(target, PROMPT, [5, 6]).noises((2,))
     assert list(noises) == pytest.approx([0.25, 0.0], abs=1e-9)
     assert len(AnswerControl(target, PROMPT, [5]).noises((2,))) == 1

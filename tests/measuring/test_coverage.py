@@ -136,9 +136,8 @@ def _apart(one: Sequence[Floats], other: Sequence[Floats]) -> tuple[Floats, Floa
 def test_published_runs_of_one_program_are_different_by_prompts_alone_and_not_with_sessions(shared: Path) -> None:
     """101.3, 102.6 and 94.7 tokens/s: whatever one takes for another arm, sessions explain it, or nothing can."""
     runs = published(shared)
-    assert [tokens.sum() / seconds.sum() for tokens, seconds in runs] == pytest.approx(
-        [101.30, 102.65, 94.66], abs=5e-3
-    )
+    paces = [tokens.sum() / seconds.sum() for tokens, seconds in runs]
+    assert paces == pytest.approx([101.30, 102.65, 94.66], abs=5e-3)
     seconds = [run[1] for run in runs]
     for one, other in combinations(seconds, 2):
         alone = _interval(one, other, _one_session(one))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -62,29 +62,22 @@ def own(logits: Tensor, favour: float) -> Tensor:
     return changed
 
 
-@pytest.mark.parametrize("tokens", [1, 5, 40])
-def test_an_answer_is_scored_as_a_model_without_a_cache_scores_it(tokens: int) -> None:
-    answer = prompt_of(tokens, seed=3)
+@pytest.mark.parametrize(("tokens", "block"), [(1, None), (5, None), (40, None), (20, 3), (0, None)])
+def test_an_answer_is_scored_as_a_model_without_a_cache_scores_it(
+    tokens: int, block: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in several blocks of logits. 0 tokens stands for the target's own greedy answer."""
+    if block:
+        monkeypatch.setattr("benchctl.decoding.model.likelihood._BLOCK", block)
+    answer = prompt_of(tokens, seed=3) if tokens else said_by(Plain())
     logprobs = truth(PROMPT, answer)
-    found = likelihood(pair("llama").target, PROMPT, answer)
-    assert (found.tokens, found.agreed) == (tokens, int((logprobs.argmax(-1) == torch.tensor(answer)).sum()))
-    assert found.logprob == pytest.approx(sum(float(row[token]) for row, token in zip(logprobs, answer, strict=True)))
-
-
-def test_blocks_of_logits_join_without_a_seam(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = prompt_of(20, seed=3)
-    whole = likelihood(pair("llama").target, PROMPT, answer)
-    monkeypatch.setattr("benchctl.decoding.model.likelihood._BLOCK", 3)
-    parts = likelihood(pair("llama").target, PROMPT, answer)
-    assert (parts.tokens, parts.agreed) == (whole.tokens, whole.agreed)
-    assert parts.logprob == pytest.approx(whole.logprob)
-
-
-def test_the_target_agrees_with_its_own_greedy_answer_at_every_token() -> None:
-    answer = said_by(Plain())
-    found = likelihood(pair("llama").target, PROMPT, answer)
-    assert (found.tokens, found.agreed) == (12, 12)
-    assert found.logprob == pytest.approx(float(truth(PROMPT, answer).amax(-1).sum()))
+    scored = likelihood(pair("llama").target, PROMPT, answer)
+    assert (scored.tokens, scored.agreed) == (
+        len(answer),
+        int((logprobs.argmax(-1) == torch.tensor(answer)).sum()),
+    )
+    assert tokens or scored.agreed == NEW_TOKENS
+    assert scored.logprob == pytest.approx(sum(float(row[token]) for row, token in zip(logprobs, answer, strict=True)))
 
 
 def answers(tokens: Sequence[int] = ()) -> BaselineAnswers:
@@ -108,36 +101,31 @@ def test_an_equal_answer_costs_nothing_and_another_is_set_beside_the_baselines()
     assert sums["target_logprob"] < sums["baseline_target_logprob"]
 
 
+def divergence(method: Method, answer: Sequence[int], request: DecodeRequest = REQUEST) -> Mapping[str, float]:
+    return TeacherForcing(pair("llama").target, answers()).divergence(method, request, answer)
+
+
 def test_the_divergence_of_a_sampled_answer_is_on_the_text_that_was_drawn() -> None:
-    """At temperature 1, whatever the answer was drawn at; another seed would have said something else."""
-    models, method, sampling = pair("llama"), Own(1.0), Sampling(0.7, top_k=5)
-    answer = decode(method, models.target, DecodeRequest(PROMPT, NEW_TOKENS, sampling, seed=3)).token_ids
+    """At temperature 1, whatever the answer was drawn at; another seed would have drawn something else."""
+    method, sampling = Own(1.0), Sampling(0.7, top_k=5)
+    requests = [DecodeRequest(PROMPT, NEW_TOKENS, sampling, seed=seed) for seed in (3, 4)]
+    answer = decode(method, pair("llama").target, requests[0]).token_ids
     logprobs = truth(PROMPT, answer)
-    theirs = own(logprobs, 1.0).log_softmax(-1)
-    expected = float((logprobs.exp() * (logprobs - theirs))[1:].sum())
-    found = [
-        TeacherForcing(models.target, answers()).divergence(
-            method, DecodeRequest(PROMPT, NEW_TOKENS, sampling, seed=seed), answer
-        )
-        for seed in (3, 4)
-    ]
-    assert found == [{"kl_tokens": 12, "kl_nats": pytest.approx(expected)}, {"kl_unrepeated_tokens": 12}]
+    expected = float((logprobs.exp() * (logprobs - own(logprobs, 1.0).log_softmax(-1)))[1:].sum())
+    assert divergence(method, answer, requests[0]) == {"kl_tokens": 12, "kl_nats": pytest.approx(expected)}
+    assert divergence(method, answer, requests[1]) == {"kl_unrepeated_tokens": 12}
 
 
 @pytest.mark.parametrize("favour", [0.0, 4.0])
 def test_the_divergence_is_that_of_the_target_from_the_methods_own_distribution(favour: float) -> None:
-    """Also where both say the same: with `favour` 0 every token is the target's, and the method is but less sure.
-
-    The first token comes from the target's own prefill, where nothing diverges.
-    """
+    """With `favour` 0 every token is the target's, and the method is only less sure. The first token comes from the
+    target's own prefill, where nothing diverges."""
     method = Own(favour)
     answer = said_by(method)
     assert (answer == said_by(Plain())) == (favour == 0.0)
-    found = TeacherForcing(pair("llama").target, answers()).divergence(method, REQUEST, answer)
     logprobs = truth(PROMPT, answer)
-    theirs = own(logprobs, favour).log_softmax(-1)
-    expected = float((logprobs.exp() * (logprobs - theirs))[1:].sum())
-    assert found == {"kl_tokens": 12, "kl_nats": pytest.approx(expected)}
+    expected = float((logprobs.exp() * (logprobs - own(logprobs, favour).log_softmax(-1)))[1:].sum())
+    assert divergence(method, answer) == {"kl_tokens": 12, "kl_nats": pytest.approx(expected)}
     assert expected > 0.1
 
 
@@ -152,14 +140,12 @@ def test_a_token_that_the_target_cannot_say_adds_nothing_to_the_divergence(monke
 
 def test_an_answer_whose_divergence_is_not_finite_is_counted_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was left out without a word, so that the mean was over the better answers. A row takes no infinity."""
-    models, method = pair("llama"), Own(0.0)
+    method = Own(0.0)
     answer = said_by(method)
     certain = torch.full((1, 24), -torch.inf)
     certain[0, answer[0]] = 0.0
-    assert kl_nats(models.target, PROMPT, answer, [certain] * len(answer)) == math.inf
     monkeypatch.setattr("benchctl.measuring.teacher_forcing.own_logits", lambda *_: [certain] * len(answer))
-    found = TeacherForcing(models.target, answers()).divergence(method, REQUEST, answer)
-    assert found == {"kl_infinite_tokens": 12}
+    assert divergence(method, answer) == {"kl_infinite_tokens": 12}
 
 
 @pytest.mark.parametrize("label", ["two_model", "prompt_lookup", "medusa[accept=typical]"])
@@ -169,7 +155,7 @@ def test_a_method_that_takes_its_tokens_from_the_target_has_no_distribution_of_i
     answer = said_by(method)
     with pytest.raises(NotItsOwn):
         own_logits(method, models.target, REQUEST, answer)
-    assert TeacherForcing(models.target, answers()).divergence(method, REQUEST, answer) == {}
+    assert divergence(method, answer) == {}
 
 
 @pytest.mark.parametrize("label", ["early_exit[threshold=0.3]", "skip_decode"])
@@ -177,9 +163,9 @@ def test_methods_that_leave_layers_out_have_a_distribution_for_each_token(label:
     models = pair("llama")
     method = prepared(label, models.target, models.draft)
     answer = said_by(method)
-    heard = own_logits(method, models.target, REQUEST, answer)
-    assert heard is not None and [int(logits.argmax()) for logits in heard] == answer
-    assert TeacherForcing(models.target, answers()).divergence(method, REQUEST, answer)["kl_nats"] > 0
+    logits = own_logits(method, models.target, REQUEST, answer)
+    assert logits is not None and [int(row.argmax()) for row in logits] == answer
+    assert divergence(method, answer)["kl_nats"] > 0
 
 
 def test_the_answer_is_given_again_under_the_limit_it_was_given_under() -> None:
@@ -200,7 +186,7 @@ def test_an_answer_that_is_not_repeated_has_no_distributions() -> None:
     assert own_logits(Plain(), pair("llama").target, REQUEST, [*said_by(Plain())[:-1], 3]) is None
 
 
-def test_what_was_computed_once_is_kept_until_it_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_answer_is_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     def counted(target: Target, prompt_ids: Sequence[int], answer: Sequence[int]) -> Likelihood:
@@ -212,9 +198,6 @@ def test_what_was_computed_once_is_kept_until_it_is_forgotten(monkeypatch: pytes
     for _ in range(3):
         found.sums(PROMPT, [2, 3])
     assert asked == [2, 1]
-    found.forget()
-    found.sums(PROMPT, [2, 3])
-    assert asked == [2, 1, 2, 1]
 
 
 EVIDENCE = {"gap", "decided_at"}  # behind a verdict, not of the answer as a whole
@@ -231,7 +214,7 @@ def test_a_row_has_the_sums_where_they_tell_something(target: Target, tmp_path: 
     baseline, warm-up and answers that were forced or profiled have none."""
     methods = {"plain": Plain(), "same": Plain(), "lying": Lying(), "own": Own(0.0)}
     run = Measurer(target, methods, "plain", DecodingConfig(4, Sampling()), FakeClock())
-    run.begin([TALK])
+    run.begin()
     rows = {label: one(run, task(label)) for label in methods}
     assert rows["plain"].fidelity == rows["same"].fidelity == {}
     assert set(rows["own"].fidelity) == {"kl_tokens", "kl_nats"}
@@ -246,7 +229,7 @@ def test_sampled_answers_are_not_scored_but_diverge(target: Target) -> None:
     """Drawn anew with the same seed they are the same, and each repeat has an answer of its own."""
     methods = {"plain": Plain(), "lying": Lying(), "own": Own(3.0)}
     run = Measurer(target, methods, "plain", DecodingConfig(4, Sampling(1.0)), FakeClock())
-    run.begin([TALK])
+    run.begin()
     one(run, task("plain"))
     assert one(run, task("lying")).fidelity == {}
     rows = [one(run, task("own", repeat=repeat)) for repeat in (0, 1)]

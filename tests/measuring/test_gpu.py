@@ -15,9 +15,14 @@ from benchctl.measuring.machine.gpu import BRAKES, POWER_CAP, Gpu, conditions, o
 
 
 def test_what_a_gpu_shows_is_read_in_the_units_of_its_names() -> None:
-    found = Gpu(FakeNvml(healthy()), "handle").moment()
-    assert (found.sm_clock_mhz, found.memory_clock_mhz, found.temperature_c, found.slowdown_c) == (1980, 2619, 60, 90)
-    assert (found.power_w, found.power_limit_w, found.energy_j, found.reasons) == (300.0, 700.0, 5000.0, 0)
+    moment = Gpu(FakeNvml(healthy()), "handle").moment()
+    assert (moment.sm_clock_mhz, moment.memory_clock_mhz, moment.temperature_c, moment.slowdown_c) == (
+        1980,
+        2619,
+        60,
+        90,
+    )
+    assert (moment.power_w, moment.power_limit_w, moment.energy_j, moment.reasons) == (300.0, 700.0, 5000.0, 0)
 
 
 @pytest.mark.parametrize("question", sorted(healthy()))
@@ -52,12 +57,12 @@ def test_conditions_have_the_energy_in_between_and_the_worst_of_both_moments() -
     start = Gpu(FakeNvml(healthy()), "handle").moment()
     start = replace(start, reasons=0x40, foreign_processes=2, sm_clock_mhz=1000)
     end = replace(start, energy_j=5012.5, reasons=0x04, foreign_processes=0, sm_clock_mhz=1980, temperature_c=61)
-    found = conditions(start, end)
-    assert found["energy_j"] == pytest.approx(12.5)
-    assert (found["throttle_reasons"], found["foreign_processes"]) == (0x44, 2)
-    assert (found["sm_clock_mhz"], found["temperature_c"], found["power_w"]) == (1980, 61, 300)
+    moment = conditions(start, end)
+    assert moment["energy_j"] == pytest.approx(12.5)
+    assert (moment["throttle_reasons"], moment["foreign_processes"]) == (0x44, 2)
+    assert (moment["sm_clock_mhz"], moment["temperature_c"], moment["power_w"]) == (1980, 61, 300)
     blind = replace(end, energy_j=None, reasons=None, power_w=None)
-    assert conditions(start, blind).keys() == found.keys() - {"energy_j", "throttle_reasons", "power_w"}
+    assert conditions(start, blind).keys() == moment.keys() - {"energy_j", "throttle_reasons", "power_w"}
 
 
 @pytest.fixture
@@ -68,12 +73,12 @@ def uuid(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.usefixtures("uuid")
-def test_the_gpu_is_found_by_torchs_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpu_is_identified_by_torchs_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by its number: under CUDA_VISIBLE_DEVICES=3 torch's first GPU is NVML's fourth."""
     library = FakeNvml(healthy())
     monkeypatch.setitem(sys.modules, "pynvml", library)
-    found = open_gpu("cuda")
-    assert found is not None and found.moment().power_w == 300.0
+    moment = open_gpu("cuda")
+    assert moment is not None and moment.moment().power_w == 300.0
     assert library.asked == ["init", HEAD]
 
 

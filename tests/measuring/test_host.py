@@ -6,39 +6,32 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes_machine import TICKS, lay, package, powercap, stat
 
 from benchctl.measuring.machine.host import CpuMoment, Host, between, usable_cores
 
-START = CpuMoment(0.0, 10.0, 1.0, {7: 0.5}, {}, {})
+RANGES_J = {"a": 100.0, "b": 100.0}
+START = CpuMoment(0.0, 10.0, 1.0, {7: 0.5}, {"a": 10.0, "b": 95.0}, RANGES_J)
 
 
 def at(seconds: float) -> Callable[[], float]:
     return lambda: seconds
 
 
-def test_others_have_what_the_cores_did_and_we_did_not() -> None:
-    end = replace(START, at_s=2.0, busy_s=15.0, own_s=3.0)
-    assert between(START, end)["foreign_cores"] == pytest.approx(1.5)
-
-
-def test_coarse_ticks_never_make_others_work_backwards() -> None:
-    end = replace(START, at_s=2.0, busy_s=11.9, own_s=3.0)
-    assert between(START, end)["foreign_cores"] == 0.0
-
-
-def test_waiting_is_that_of_the_thread_that_waited_most_new_ones_included() -> None:
-    end = replace(START, at_s=2.0, waited_s={7: 0.6, 8: 0.4})
-    assert between(START, end)["waited_share"] == pytest.approx(0.2)
-
-
-def test_energy_is_that_of_all_packages_and_a_counter_that_began_again_goes_on() -> None:
-    ranges = {"a": 100.0, "b": 100.0}
-    start = replace(START, energy_j={"a": 10.0, "b": 95.0}, energy_range_j=ranges)
-    end = replace(START, at_s=1.0, energy_j={"a": 12.0, "b": 1.0}, energy_range_j=ranges)
-    assert between(start, end)["energy_j"] == pytest.approx(2.0 + 6.0)
+@pytest.mark.parametrize(
+    ("changes", "condition", "expected"),
+    [
+        ({"busy_s": 15.0, "own_s": 3.0}, "foreign_cores", 1.5),
+        ({"busy_s": 11.9, "own_s": 3.0}, "foreign_cores", 0.0),  # ticks are coarse
+        ({"waited_s": {7: 0.6, 8: 0.4}}, "waited_share", 0.2),  # thread 8 is new and waited most
+        ({"energy_j": {"a": 12.0, "b": 1.0}}, "energy_j", 2.0 + 6.0),  # b wrapped around
+    ],
+)
+def test_conditions_between_two_moments(changes: dict[str, Any], condition: str, expected: float) -> None:
+    assert between(START, replace(START, at_s=2.0, **changes))[condition] == pytest.approx(expected)
 
 
 def test_what_the_system_does_not_tell_is_missing_not_nought() -> None:
@@ -60,24 +53,22 @@ def test_each_threads_waiting_is_read_in_seconds(tmp_path: Path) -> None:
 
 
 def test_a_system_without_these_files_tells_nothing_but_the_clock_and_our_own_time(tmp_path: Path) -> None:
-    found = Host(at(5.0), tmp_path, cores=(0,)).moment()
-    assert (found.at_s, found.busy_s, found.waited_s, found.energy_j) == (5.0, None, None, {})
-    assert found.own_s > 0
+    moment = Host(at(5.0), tmp_path, cores=(0,)).moment()
+    assert (moment.at_s, moment.busy_s, moment.waited_s, moment.energy_j) == (5.0, None, None, {})
+    assert moment.own_s > 0
 
 
 def test_parts_of_a_package_and_other_domains_are_not_counted_beside_it(tmp_path: Path) -> None:
     lay(tmp_path, powercap("intel-rapl:0", package(7.5)) | powercap("intel-rapl:1", package(2.5, "package-1")))
     lay(tmp_path, powercap("intel-rapl:0:0", package(5.0, "core")) | powercap("intel-rapl:2", package(9.0, "psys")))
-    found = Host(at(5.0), tmp_path, cores=(0,)).moment()
-    assert found.energy_j == pytest.approx({"intel-rapl:0": 7.5, "intel-rapl:1": 2.5})
-    assert found.energy_range_j == {"intel-rapl:0": 100.0, "intel-rapl:1": 100.0}
+    moment = Host(at(5.0), tmp_path, cores=(0,)).moment()
+    assert moment.energy_j == pytest.approx({"intel-rapl:0": 7.5, "intel-rapl:1": 2.5})
+    assert moment.energy_range_j == {"intel-rapl:0": 100.0, "intel-rapl:1": 100.0}
 
 
-def test_energy_that_may_not_be_read_is_not_told(tmp_path: Path) -> None:
+def test_energy_that_may_not_be_read_is_missing(tmp_path: Path) -> None:
     """Linux lets only root read it; reading fails as it does for a folder of that name."""
-    files = package(7.5)
-    del files["energy_uj"]
-    lay(tmp_path, powercap("intel-rapl:0", files))
+    lay(tmp_path, powercap("intel-rapl:0", {"name": "package-0", "max_energy_range_uj": "1"}))
     (tmp_path / "sys/class/powercap/intel-rapl:0/energy_uj").mkdir()
     assert Host(at(5.0), tmp_path, cores=(0,)).moment().energy_j == {}
 

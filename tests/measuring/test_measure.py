@@ -32,8 +32,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
 @pytest.fixture
 def measurer(target: Target) -> Callable[..., Measurer]:
     def make(prompt: Prompt = PROMPT, config: DecodingConfig = GREEDY, **methods: Method) -> Measurer:
-        made = Measurer(target, {"plain": Plain(), **methods}, "plain", config, FakeClock())
-        made.begin([prompt])
+        made = Measurer(target, {"plain": Plain()} | methods, "plain", config, FakeClock())
+        made.begin()
         return made
 
     return make
@@ -42,54 +42,39 @@ def measurer(target: Target) -> Callable[..., Measurer]:
 Make = Callable[..., Measurer]
 
 
-def test_a_row_holds_the_times_between_marks_and_the_tokens_of_the_loop(measurer: Make, target: Target) -> None:
+def test_a_row_holds_the_times_between_marks_and_the_targets_best_tokens(measurer: Make, target: Target) -> None:
     """The clock moves on by one second a reading: one before prefill, one after it, one after each step."""
     row = one(measurer(), task("plain", order=7))
     assert (row.ttft_s, row.step_s) == (1.0, (1.0, 1.0, 1.0))
     assert (row.committed, row.drafted, row.accepted, row.rows) == ((1, 1, 1), (0, 0, 0), (0, 0, 0), (1, 1, 1))
     assert row.layers == (3, 3, 3, 3)
     assert row.text == target.tokenizer.decode_text(row.token_ids)
-    assert row.prompt_tokens == len(target.tokenizer.encode_chat([{"role": "user", "content": "Say something."}]))
+    text = target.tokenizer.encode_chat([{"role": "user", "content": "Say something."}])
+    assert row.prompt_tokens == len(text)
+    for token in row.token_ids:
+        assert token == int(target.next_logits(text).argmax())
+        text.append(token)
     assert (row.stop_reason, row.order, row.verdict, row.error) == ("length", 7, None, None)
     assert row.peak_memory_bytes
 
 
-def test_the_baselines_tokens_are_the_targets_best_ones(measurer: Make, target: Target) -> None:
-    row = one(measurer(), task("plain"))
-    text = target.tokenizer.encode_chat([{"role": "user", "content": "Say something."}])
-    for token in row.token_ids:
-        assert token == int(target.next_logits(text).argmax())
-        text.append(token)
-
-
-def test_a_method_that_answers_like_the_baseline_is_identical(measurer: Make) -> None:
-    run = measurer(same=Plain())
+def test_a_method_is_identical_or_lossy_from_its_first_other_token_on(measurer: Make) -> None:
+    run = measurer(same=Plain(), lying=Lying())
     one(run, task("plain"))
     assert one(run, task("same")).verdict == "identical"
-
-
-def test_a_method_that_answers_otherwise_is_lossy_from_its_first_other_token_on(measurer: Make) -> None:
-    run = measurer(lying=Lying())
-    one(run, task("plain"))
     row = one(run, task("lying"))
     assert (row.verdict, row.first_divergence) == ("lossy", 1)
     assert row.margin is not None and row.margin > 0 and row.fidelity["gap"] > 1e-3
 
 
-def test_a_failed_generation_is_a_row_with_an_error_and_no_numbers(measurer: Make) -> None:
+def test_a_failed_generation_is_a_row_with_an_error_and_no_numbers_and_changes_no_other(measurer: Make) -> None:
+    """A published script let the time of the prompt before enter the average when a prompt failed."""
+    undisturbed = one(measurer(), task("plain"))
     run = measurer(broken=Broken())
-    one(run, task("plain"))
     row = one(run, task("broken", order=3))
     assert row.error == "RuntimeError: out of luck"
     assert (row.token_ids, row.step_s, row.ttft_s, row.verdict, row.order) == ((), (), None, None, 3)
-
-
-def test_after_a_failure_the_next_generation_is_as_if_nothing_had_happened(measurer: Make) -> None:
-    """A published script let the time of the prompt before enter the average when a prompt failed."""
-    untroubled = one(measurer(), task("plain"))
-    run = measurer(broken=Broken())
-    one(run, task("broken"))
-    assert timeless([one(run, task("plain"))]) == timeless([untroubled])
+    assert timeless([one(run, task("plain"))]) == timeless([undisturbed])
 
 
 def test_an_interruption_is_not_swallowed(measurer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,9 +112,12 @@ def test_a_second_turn_is_judged_on_its_own_prompt(measurer: Make) -> None:
     assert row.verdict == "identical"
 
 
-def test_a_turn_after_a_failed_one_fails_too(measurer: Make) -> None:
+@pytest.mark.parametrize("recalled", [False, True])
+def test_a_turn_after_a_failed_one_fails_too(measurer: Make, recalled: bool) -> None:
     run = measurer(TALK, broken=Broken())
-    one(run, task("broken", prompt=TALK))
+    first = one(run, task("broken", prompt=TALK))
+    if recalled:
+        run.recall(task("broken", prompt=TALK), first)
     row = one(run, task("broken", turn=1, prompt=TALK))
     assert row.error is not None and "turn 0" in row.error and "turn 1" in row.error
 
@@ -146,12 +134,6 @@ def test_rows_of_an_earlier_process_serve_as_history_and_as_the_baselines_answer
     assert resumed.verdict == whole.verdict
 
 
-def test_a_recalled_failure_leaves_no_history(measurer: Make) -> None:
-    run = measurer(TALK, broken=Broken())
-    run.recall(task("broken", prompt=TALK), one(run, task("broken", prompt=TALK)))
-    assert one(run, task("broken", turn=1, prompt=TALK)).error is not None
-
-
 def test_sampled_answers_get_no_comparison_and_repeat_by_seed(measurer: Make) -> None:
     sampled = DecodingConfig(4, Sampling(temperature=1.0))
     rows = [one(measurer(config=sampled, other=Plain()), task("other", repeat=repeat)) for repeat in (0, 0, 1)]
@@ -161,9 +143,8 @@ def test_sampled_answers_get_no_comparison_and_repeat_by_seed(measurer: Make) ->
 
 
 def test_the_seed_of_an_answer_depends_on_prompt_turn_and_repeat_but_not_on_the_label() -> None:
-    assert answer_seed(task("a")) == answer_seed(task("b"))
     tasks = [task("a"), task("a", turn=1), task("a", repeat=1), task("a", prompt=Prompt("q", "koala", ("Hi",)))]
-    assert len({answer_seed(each) for each in tasks}) == 4
+    assert len({answer_seed(each) for each in [*tasks, task("b")]}) == 4
 
 
 def test_a_prompt_beyond_the_context_fails_or_keeps_its_end(measurer: Make, target: Target) -> None:
@@ -174,16 +155,15 @@ def test_a_prompt_beyond_the_context_fails_or_keeps_its_end(measurer: Make, targ
     assert (cut.error, cut.prompt_tokens, len(cut.token_ids)) == (None, 124, 4)
 
 
-def test_a_baseline_that_does_not_repeat_itself_is_told(target: Target) -> None:
+def test_a_baseline_that_does_not_repeat_itself_gives_a_notice(measurer: Make) -> None:
     notices: list[str] = []
     changing = Lying(shift=0)
-    run = Measurer(target, {"plain": changing}, "plain", GREEDY, FakeClock(), notify=notices.append)
-    run.begin([PROMPT])
-    one(run, task("plain"))
-    one(run, task("plain", repeat=1))
-    assert notices == []
-    changing.shift = 5
-    one(run, task("plain", repeat=2))
+    run = measurer(plain=changing)
+    run.notify = notices.append
+    for repeat, shift in enumerate((0, 0, 5)):
+        assert notices == []
+        changing.shift = shift
+        one(run, task("plain", repeat=repeat))
     assert len(notices) == 1 and "plain" in notices[0] and "koala p" in notices[0]
 
 

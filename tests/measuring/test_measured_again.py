@@ -13,7 +13,7 @@ from fixtures_records import BASELINE, DRAFTED, EXITING
 from warned import warned
 
 from benchctl.analysis.comparison import Group, compare
-from benchctl.analysis.frame.build import load, pair, round_of, to_frame
+from benchctl.analysis.frame.build import load, pair, to_frame
 from benchctl.analysis.warnings import planned_rounds
 from benchctl.measuring.measure import answer_seed
 from benchctl.measuring.plan import Plan, Task
@@ -51,31 +51,32 @@ def loud(*rounds: tuple[str, int]) -> Callable[[Task], Met]:
 
 def repeats_of(rows: tuple[Row, ...], prompt_id: str) -> dict[int, bool]:
     """The repeats that a prompt has, and whether any row of each is marked."""
-    found: dict[int, bool] = {}
+    marks: dict[int, bool] = {}
     for row in rows:
         if row.prompt_id == prompt_id:
-            found[row.repeat] = found.get(row.repeat, False) or bool(row.invalid)
-    return found
+            marks[row.repeat] = marks.get(row.repeat, False) or bool(row.invalid)
+    return marks
 
 
 def test_a_disturbed_round_is_measured_again_as_a_further_repeat_of_all_turns_and_labels(tmp_path: Path) -> None:
-    """It was only left out once, so that a disturbed run had fewer pairs than were asked for."""
-    path = tmp_path / "a.jsonl"
-    session, _ = measure(path, PLAN, loud(("p1", 1)), watch())
+    """It was only left out once, so that a disturbed run had fewer pairs than were asked for. The retry comes after all
+    repeats of its prompt, before the next prompt, and draws the same answers: a redraw would replace long texts more
+    often."""
+    path, events = tmp_path / "a.jsonl", list[object]()
+    session, tasks = measure(path, PLAN, loud(("p1", 1)), watch(), events.append)
     rows = tuple(read(path).rows)
     assert repeats_of(rows, "p1") == {0: False, 1: True, 3: False}
     assert repeats_of(rows, "p0") == repeats_of(rows, "p2") == {0: False, 1: False}
-    planned, again = ([row for row in rows if (row.prompt_id, row.repeat) == ("p1", at)] for at in (1, 3))
+    planned, again = ([row for row in rows if (row.prompt_id, row.repeat) == ("p1", repeat)] for repeat in (1, 3))
     assert [(row.turn, row.label) for row in again] == [(row.turn, row.label) for row in planned]
     assert [row.order for row in again] == [row.order + len(PLAN) for row in planned]
     assert len({row.order for row in rows}) == len(rows) == len(PLAN) + 4
     assert (session.done, session.measured, session.lost) == (len(rows), len(rows), 0)
-
-
-def test_it_comes_behind_all_repeats_of_its_prompt_and_before_the_next_prompt(tmp_path: Path) -> None:
-    _, measured = measure(tmp_path / "a.jsonl", PLAN, loud(("p1", 0)), watch())
-    order = list(dict.fromkeys((task.prompt.id, task.repeat) for task in measured))
-    assert order == [("p0", 0), ("p0", 1), ("p1", 0), ("p1", 1), ("p1", 2), ("p2", 0), ("p2", 1)]
+    assert ended(events) == (len(rows), len(rows))
+    rounds = list(dict.fromkeys((task.prompt.id, task.repeat) for task in tasks))
+    assert rounds == [("p0", 0), ("p0", 1), ("p1", 0), ("p1", 1), ("p1", 3), ("p2", 0), ("p2", 1)]
+    seeds = {(task.repeat, task.turn): answer_seed(task) for task in tasks if task.prompt.id == "p1"}
+    assert seeds[3, 0] == seeds[1, 0] != seeds[0, 0]
 
 
 def test_the_speedup_so_far_of_a_resumed_run_includes_the_stored_retries(tmp_path: Path) -> None:
@@ -105,13 +106,8 @@ def test_figures_rest_on_what_was_measured_again_and_on_as_many_pairs_as_were_as
     assert Counter(zip(pairs["prompt_id"], pairs["repeat"], strict=True)) == Counter(
         [("p0", 0), ("p0", 1), *[("p1", 0), ("p1", 3)] * 2, ("p2", 1), ("p2", 4)]
     )
-    (values,) = warned(group_of(path), "rounds_disturbed")
+    (values,) = warned(compare([read(path)])[0], "rounds_disturbed")
     assert (values["disturbed"], values["rounds"], values["repeated"]) == (2, 6, 2)
-
-
-def group_of(path: Path) -> Group:
-    (group,) = compare([read(path)])
-    return group
 
 
 @pytest.mark.parametrize("kind", PLANS)
@@ -130,7 +126,7 @@ def test_what_stays_disturbed_is_given_up_after_two_more_tries(kind: str, tmp_pa
         session, measured = measure(path, plan, meet, watch())
         assert (session.lost, measured) == (1, [])
     assert path.read_bytes() == whole
-    (values,) = warned(group_of(path), "rounds_disturbed")
+    (values,) = warned(compare([read(path)])[0], "rounds_disturbed")
     assert (values["disturbed"], values["repeated"]) == (1, 0)
 
 
@@ -154,15 +150,12 @@ def test_a_run_cut_after_any_generation_ends_as_if_never_cut(kind: str, tmp_path
 
 def test_a_round_in_which_only_one_label_was_marked_is_measured_again_as_a_whole(tmp_path: Path) -> None:
     """An alarm of the GPU marks one generation; to measure that alone again would favour the shorter method."""
-    path = tmp_path / "a.jsonl"
-    hit = ("p0", DRAFTED, 0)
-    _, measured = measure(
-        path,
-        PLAN,
-        lambda task: Met(THROTTLED if (task.prompt.id, task.label, task.repeat) == hit else QUIET),
-        watch(),
-    )
-    assert [task.label for task in measured if (task.prompt.id, task.repeat) == ("p0", 2)] == [BASELINE, DRAFTED]
+
+    def meet(task: Task) -> Met:
+        return Met(THROTTLED if (task.prompt.id, task.label, task.repeat) == ("p0", DRAFTED, 0) else QUIET)
+
+    _, tasks = measure(tmp_path / "a.jsonl", PLAN, meet, watch())
+    assert [task.label for task in tasks if (task.prompt.id, task.repeat) == ("p0", 2)] == [BASELINE, DRAFTED]
 
 
 def test_without_a_watch_nothing_is_tried_but_what_has_begun_is_finished(tmp_path: Path) -> None:
@@ -302,18 +295,12 @@ def test_a_run_that_goes_on_learns_once_from_each_generation_of_its_file(kind: s
 
 def test_a_run_that_goes_on_judges_as_one_that_was_never_cut(tmp_path: Path) -> None:
     """Of 12 rounds the last two are loud, in all or in part; each process begins with bounds that know nothing."""
-    plan, path = (
-        Plan((*PROMPTS[::2], *(Prompt(f"p{at}", "koala", ("Hi",)) for at in range(3, 7))), LABELS, 2),
-        (tmp_path / "a.jsonl"),
-    )
+    prompts = (*PROMPTS[::2], *(Prompt(f"p{at}", "koala", ("Hi",)) for at in range(3, 7)))
+    plan, path = Plan(prompts, LABELS, 2), tmp_path / "a.jsonl"
+    hits = {("p6", 0, BASELINE), ("p6", 1, BASELINE), ("p6", 1, DRAFTED)}
 
     def meet(task: Task) -> Met:
-        hit = (task.prompt.id, task.repeat, task.label) in (
-            ("p6", 0, BASELINE),
-            ("p6", 1, BASELINE),
-            ("p6", 1, DRAFTED),
-        )
-        return Met(LOUD if hit else QUIET)
+        return Met(LOUD if (task.prompt.id, task.repeat, task.label) in hits else QUIET)
 
     measure(path, plan, meet, unwarmed())
     whole = path.read_bytes().splitlines(keepends=True)
@@ -322,27 +309,3 @@ def test_a_run_that_goes_on_judges_as_one_that_was_never_cut(tmp_path: Path) -> 
         path.write_bytes(b"".join(whole[:kept]))
         measure(path, plan, meet, unwarmed())
         assert path.read_bytes().splitlines(keepends=True)[1:] == whole[1:], kept
-
-
-def test_a_round_measured_again_draws_the_answers_of_the_one_it_stands_for() -> None:
-    """Longer texts meet more; a redraw would replace them by others more often."""
-    (jobs, *_) = PLAN.by_batch()
-    planned, again = jobs[:2], PLAN.again(jobs[:2], 2)
-    assert [answer_seed(job[0]) for job in again] == [answer_seed(job[0]) for job in planned]
-    assert answer_seed(jobs[2][0]) != answer_seed(jobs[0][0])
-    assert [job[0].repeat for job in again] == [4, 4]
-
-
-def test_the_progress_of_a_run_counts_what_is_measured_again(tmp_path: Path) -> None:
-    events: list[object] = []
-    measure(tmp_path / "a.jsonl", PLAN, loud(("p1", 0), ("p1", 2)), watch(), events.append)
-    assert ended(events) == (len(PLAN) + 8, len(PLAN) + 8)
-
-
-def test_rounds_of_a_file_are_named_apart(tmp_path: Path) -> None:
-    """A mark on a first try speaks against that one alone."""
-    path = tmp_path / "a.jsonl"
-    measure(path, PLANS["batched"], loud(("p0", 0)), watch())
-    rows = read(path).rows
-    (marked,) = {round_of(0, row) for row in rows if row.invalid}
-    assert marked.repeat == 0 and {round_of(0, row).repeat for row in rows if row.prompt_id == "p0"} == {0, 1, 2}

@@ -1,9 +1,10 @@
-"""What is read around a generation, from instruments whose answers were chosen; and the sentinel's own arithmetic."""
+"""What is read around a generation, from instruments whose answers were chosen; the sentinel and the clock."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,8 +12,8 @@ import pytest
 import torch
 from fakes_machine import HEAD, FakeNvml, healthy, lay, package, powercap, stat
 
+from benchctl.measuring.clock import Clock, Timer, utc_now
 from benchctl.measuring.machine import meter as meters
-from benchctl.measuring.machine.gpu import Gpu, conditions
 from benchctl.measuring.machine.host import Host, between
 from benchctl.measuring.machine.meter import (
     Meter,
@@ -24,8 +25,10 @@ from benchctl.measuring.machine.meter import (
     memory_bandwidth_mb_s,
 )
 
+PASSES_S = (0.0, 0.5, 1.0, 1.02, 2.0, 2.01, 3.0, 4.0, 5.0, 6.0)  # the fastest of five takes 0.01 s
 
-class Told:
+
+class Logged:
     """An instrument that writes down when it is asked."""
 
     def __init__(self, name: str, log: list[str], **answer: float) -> None:
@@ -47,25 +50,13 @@ def clock_of(*moments_s: float) -> Callable[[], float]:
 
 def test_the_last_instrument_is_nearest_to_the_generation_and_energy_has_a_place_of_its_own() -> None:
     log: list[str] = []
-    meter = Meter("cpu", [Told("outer", log, far=1.0), Told("inner", log, near=2.0, energy_j=3.0)])
+    meter = Meter("cpu", [Logged("outer", log, far=1.0), Logged("inner", log, near=2.0, energy_j=3.0)])
     meter.start()
     log.append("decode")
     found = meter.stop()
     assert log == ["outer starts", "inner starts", "decode", "inner stops", "outer stops"]
     assert (found.conditions, found.energy_j) == ({"far": 1.0, "near": 2.0}, 3.0)
     assert found.peak_memory_bytes and found.reserved_memory_bytes is None
-
-
-def test_on_a_gpu_memory_is_what_was_used_and_what_was_held_since_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", told.append)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 11)
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 13)
-    meter = Meter("cuda")
-    meter.start()
-    found = meter.stop()
-    assert (told, found.peak_memory_bytes, found.reserved_memory_bytes) == (["cuda"], 11, 13)
-    assert (found.energy_j, found.conditions) == (None, {})
 
 
 def test_the_sentinel_is_the_slower_of_the_looks_before_and_after() -> None:
@@ -90,47 +81,36 @@ def test_the_cpus_energy_is_told_only_where_the_cpu_decodes(tmp_path: Path) -> N
     assert shown(False).keys() == {"foreign_cores"}
 
 
-def test_a_gpu_is_read_before_and_after() -> None:
-    answers = healthy()
-    watch = StateWatch(Gpu(FakeNvml(answers), "handle").moment, conditions)
-    watch.start()
-    answers["nvmlDeviceGetTotalEnergyConsumption"] = 5_250_000
-    assert watch.stop()["energy_j"] == pytest.approx(250.0)
-
-
-def test_a_meter_without_a_watch_reads_only_memory() -> None:
-    meter = make_meter("cpu", watch=False)
+@pytest.mark.parametrize("watch", [False, True])
+def test_a_meter_reads_memory_and_with_a_watch_the_conditions_of_this_machine(watch: bool) -> None:
+    meter = make_meter("cpu", watch=watch)
     meter.start()
-    found = meter.stop()
-    assert found.peak_memory_bytes and not found.conditions and found.energy_j is None
+    reading = meter.stop()
+    assert reading.peak_memory_bytes and (reading.conditions.get("sentinel_s", 0) > 0) == watch
+    assert ("foreign_cores" in reading.conditions) == (watch and sys.platform == "linux")
 
 
-def test_a_meter_with_a_watch_tells_of_this_machine() -> None:
-    meter = make_meter("cpu", watch=True)
-    meter.start()
-    sum(range(10_000))
-    found = meter.stop()
-    assert found.conditions["sentinel_s"] > 0
-    if sys.platform == "linux":
-        assert found.conditions["foreign_cores"] >= 0
-
-
-def test_a_gpus_meter_has_a_sentinel_the_gpu_and_the_host_nearest_to_the_generation(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("watch", [False, True])
+def test_a_gpus_meter_reads_memory_since_the_start_and_with_a_watch_sentinel_and_gpu(
+    watch: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    resets: list[str] = []
+    answers, bare = healthy(), HEAD.removeprefix("GPU-")
     monkeypatch.setattr(meters, "Sentinel", lambda clock, device: lambda: 1e-3)
     monkeypatch.setattr(meters, "Clock", lambda device="cpu": clock_of(*range(99)))
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(healthy()))
-    bare = HEAD.removeprefix("GPU-")
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(answers))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=bare))
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", resets.append)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 11)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 13)
-    meter = make_meter("cuda", watch=True)
+    meter = make_meter("cuda", watch=watch)
     meter.start()
-    found = meter.stop()
-    assert found.conditions["sentinel_s"] == 1e-3 and found.conditions["sm_clock_mhz"] == 1980
-    assert found.energy_j == 0.0
+    answers["nvmlDeviceGetTotalEnergyConsumption"] = 5_250_000
+    reading = meter.stop()
+    assert (resets, reading.peak_memory_bytes, reading.reserved_memory_bytes) == (["cuda"], 11, 13)
+    assert reading.energy_j == (250.0 if watch else None)
+    shown = {"sentinel_s": 1e-3, "sm_clock_mhz": 1980}
+    assert reading.conditions.items() >= shown.items() if watch else not reading.conditions
 
 
 def test_a_sentinels_round_takes_about_a_millisecond_and_a_half_and_the_best_of_three_counts() -> None:
@@ -143,10 +123,9 @@ def test_a_sentinels_round_takes_about_a_millisecond_and_a_half_and_the_best_of_
 def test_bandwidth_is_the_bytes_of_the_fastest_pass_and_they_exceed_the_caches(tmp_path: Path) -> None:
     """Caches of 24 MiB at most: a pass reads 96 MiB; the fastest of five takes 0.01 s."""
     lay(tmp_path, {f"sys/devices/system/cpu/cpu0/cache/index{i}/size": size for i, size in enumerate(["1K", "24576K"])})
-    passes = [0.0, 0.5, 1.0, 1.02, 2.0, 2.01, 3.0, 4.0, 5.0, 6.0]
-    found = memory_bandwidth_mb_s(clock_of(*passes), root=tmp_path)
+    found = memory_bandwidth_mb_s(clock_of(*PASSES_S), root=tmp_path)
     assert found == pytest.approx(96 * 2**20 / 0.01 / 1e6)
-    assert memory_bandwidth_mb_s(clock_of(*passes), root=tmp_path / "none") == pytest.approx(64 * 2**20 / 0.01 / 1e6)
+    assert memory_bandwidth_mb_s(clock_of(*PASSES_S), root=tmp_path / "none") == pytest.approx(64 * 2**20 / 0.01 / 1e6)
 
 
 def test_a_gpus_bandwidth_is_of_several_sums_and_its_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,11 +134,43 @@ def test_a_gpus_bandwidth_is_of_several_sums_and_its_memory_is_given_back(monkey
     ones = torch.ones
     monkeypatch.setattr(torch, "ones", lambda *size, device, **kind: ones(1, **kind))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(True))
-    passes = [0.0, 0.5, 1.0, 1.02, 2.0, 2.01, 3.0, 4.0, 5.0, 6.0]
-    assert memory_bandwidth_mb_s(clock_of(*passes), "cuda") == pytest.approx(8 * 2**28 / 0.01 / 1e6)
+    assert memory_bandwidth_mb_s(clock_of(*PASSES_S), "cuda") == pytest.approx(8 * 2**28 / 0.01 / 1e6)
     assert given_back == [True]
 
 
 def test_the_flop_rate_counts_a_product_and_a_sum_for_each_pair() -> None:
-    passes = [0.0, 0.5, 1.0, 1.02, 2.0, 2.01, 3.0, 4.0, 5.0, 6.0]
-    assert flop_rate(clock_of(*passes)) == pytest.approx(2 * 768**3 / 0.01)
+    assert flop_rate(clock_of(*PASSES_S)) == pytest.approx(2 * 768**3 / 0.01)
+
+
+def test_the_clock_counts_seconds_and_never_runs_backwards() -> None:
+    clock = Clock()
+    readings = [clock() for _ in range(100)]
+    assert readings == sorted(readings)
+    assert 0 < readings[-1] - readings[0] < 1
+
+
+@pytest.mark.parametrize(("device", "waits"), [("cuda", ["cuda"] * 2), ("cpu", [])])
+def test_queued_work_of_a_gpu_is_waited_for_before_each_reading(
+    device: str, waits: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    clock = Clock(device)
+    assert waited == []
+    clock()
+    clock()
+    assert waited == waits
+
+
+def test_a_timer_returns_at_its_moment_and_at_once_after_it() -> None:
+    timer = Timer()
+    moment_s = timer.now_s() + 0.01
+    timer.wait_until(moment_s)
+    reached_s = timer.now_s()
+    assert reached_s >= moment_s
+    timer.wait_until(moment_s - 60)
+    assert timer.now_s() - reached_s < 30  # a busy machine may take long, but not the minute that has passed
+
+
+def test_the_time_of_day_says_that_it_is_utc() -> None:
+    assert utc_now().utcoffset() == timedelta(0)

@@ -61,14 +61,14 @@ def load(
     name: str = "koala",
     source: str = "auto",
     data_dir: Path | None = None,
-    told: list[str] | None = None,
+    notices: list[str] | None = None,
 ) -> Suite:
     downloader = Downloader(network) if isinstance(network, Network) else network
-    told = [] if told is None else told
+    notices = [] if notices is None else notices
     with pytest.MonkeyPatch.context() as patch:
         if data_dir is not None:
             patch.setenv("BENCHCTL_DATA", str(data_dir))
-        return load_suite(name, source=source, limit=None, notify=told.append, downloader=downloader)
+        return load_suite(name, source=source, limit=None, notify=notices.append, downloader=downloader)
 
 
 def kept() -> Path:
@@ -76,12 +76,12 @@ def kept() -> Path:
 
 
 def test_fetched_file_is_announced_checked_kept_and_then_read_from_the_cache() -> None:
-    network, told = Network(CONTENT), list[str]()
-    first = load(network, told=told)
-    again = load(Network(OFFLINE), source="published", told=told)
+    network, notices = Network(CONTENT), list[str]()
+    first = load(network, notices=notices)
+    again = load(Network(OFFLINE), source="published", notices=notices)
     assert first == again
     assert (first.source, first.origin, first.sha256) == ("published", network.addresses[0], sha256(CONTENT))
-    assert len(told) == 1 and network.addresses[0] in told[0]
+    assert len(notices) == 1 and network.addresses[0] in notices[0]
     assert [path.name for path in cache_folder().iterdir()] == ["koala_test_set.jsonl"]
 
 
@@ -91,76 +91,65 @@ def test_fetched_file_with_another_checksum_is_an_error_and_not_kept() -> None:
     assert not kept().exists()
 
 
-def test_damaged_cache_is_told_and_fetched_anew() -> None:
+def test_damaged_cache_is_notices_and_fetched_anew() -> None:
     kept().parent.mkdir(parents=True)
     kept().write_bytes(b"torn")
-    told: list[str] = []
-    assert load(Network(CONTENT), told=told).source == "published"
-    assert f"{kept()} is damaged" in told[0] and kept().read_bytes() == CONTENT
+    notices: list[str] = []
+    assert load(Network(CONTENT), notices=notices).source == "published"
+    assert f"{kept()} is damaged" in notices[0] and kept().read_bytes() == CONTENT
 
 
-def test_cache_that_cannot_be_written_costs_a_notice_and_not_the_run(tmp_path: Path) -> None:
-    (tmp_path / "cache").write_text("a file where a folder should be")
-    told: list[str] = []
-    assert load(Network(CONTENT), told=told).source == "published"
-    assert "not kept in" in told[-1]
-
-
-def test_failed_write_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fault", ["folder", "disk"])
+def test_cache_that_cannot_be_written_costs_a_notice_and_not_the_run(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("benchctl.measuring.prompts.sources.os.replace", full)
-    told: list[str] = []
-    assert load(Network(CONTENT), told=told).source == "published"
-    assert "No space left" in told[-1] and list(cache_folder().iterdir()) == []
+    notices: list[str] = []
+    if fault == "folder":
+        (tmp_path / "cache").write_text("a file where a folder should be")
+    else:
+        monkeypatch.setattr("benchctl.measuring.prompts.sources.os.replace", full)
+    assert load(Network(CONTENT), notices=notices).source == "published"
+    assert "not kept in" in notices[-1] and not kept().exists()
+    assert fault == "folder" or list(cache_folder().iterdir()) == []
 
 
-def test_without_network_the_embedded_sample_steps_in_and_says_so() -> None:
-    told: list[str] = []
-    suite = load(Network(OFFLINE), told=told)
+def test_without_network_the_embedded_sample_replaces_the_published_prompts_unless_those_are_asked_for() -> None:
+    notices: list[str] = []
+    suite = load(Network(OFFLINE), notices=notices)
     assert (suite.source, len(suite.prompts)) == ("embedded", 30)
-    assert "Name or service not known" in told[-1] and "sample of 30" in told[-1]
-
-
-def test_published_refuses_the_embedded_sample() -> None:
+    assert "Name or service not known" in notices[-1] and "sample of 30" in notices[-1]
     with refused("suite_unreachable", "koala", "BENCHCTL_DATA", "--source embedded"):
         load(Network(OFFLINE), source="published")
 
 
-def test_embedded_touches_neither_network_nor_cache_and_says_embedded() -> None:
-    network, told = Network(CONTENT), list[str]()
+def test_embedded_touches_neither_network_nor_cache_nor_folder(tmp_path: Path) -> None:
+    network, notices = Network(CONTENT), list[str]()
     load(network)
-    assert load(network, source="embedded", told=told).source == "embedded"
+    assert load(network, source="embedded", data_dir=tmp_path, notices=notices).source == "embedded"
     assert len(network.addresses) == 1
-    assert len(told) == 1 and "30" in told[0] and "180" in told[0]
+    assert len(notices) == 1 and "30" in notices[0] and "180" in notices[0]
 
 
-def test_machine_without_network_is_asked_once_for_all_suites() -> None:
-    network, told = Network(OFFLINE), list[str]()
-    downloader = Downloader(network)
-    assert [load(downloader, name, told=told).source for name in ("koala", "wizardlm")] == ["embedded", "embedded"]
-    assert len(network.addresses) == 1
-    assert sum("fetching" in text for text in told) == 1
-
-
-def test_callers_that_share_nothing_still_share_the_process_downloader(monkeypatch: pytest.MonkeyPatch) -> None:
-    network = Network(OFFLINE)
-    downloader = Downloader(network)
-    monkeypatch.setattr(suites, "_process_downloader", lambda: downloader)
+def test_machine_without_network_is_asked_once_for_all_suites(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, notices = Network(OFFLINE), list[str]()
+    monkeypatch.setattr(suites, "_DOWNLOADER", Downloader(network))
     for name in ("koala", "wizardlm"):
-        load_suite(name, source="auto", limit=None, notify=lambda text: None)
+        assert load_suite(name, source="auto", limit=None, notify=notices.append).source == "embedded"
     assert len(network.addresses) == 1
+    assert sum("fetching" in text for text in notices) == 1
 
 
 def test_refusal_for_one_address_does_not_count_as_offline() -> None:
     network = Network(HTTPError("https://a.example", 404, "Not Found", Message(), io.BytesIO()))
     downloader = Downloader(network)
-    told: list[str] = []
-    load(downloader, told=told)
-    load(downloader, "wizardlm", told=told)
+    notices: list[str] = []
+    load(downloader, notices=notices)
+    load(downloader, "wizardlm", notices=notices)
     assert len(network.addresses) == 2
-    assert "HTTP 404 Not Found" in told[1]
+    assert "HTTP 404 Not Found" in notices[1]
 
 
 def test_silent_network_is_given_up_after_the_first_answers_time() -> None:
@@ -228,27 +217,23 @@ def test_data_dir_without_the_file_never_falls_through(tmp_path: Path) -> None:
 def test_changed_file_in_data_dir_runs_as_a_file_but_never_as_published(tmp_path: Path) -> None:
     path = tmp_path / "koala_test_set.jsonl"
     path.write_bytes(CONTENT + b'{"id": "mine", "prompt": "Hi?"}\n')
-    told: list[str] = []
-    suite = load(Network(OFFLINE), data_dir=tmp_path, told=told)
+    notices: list[str] = []
+    suite = load(Network(OFFLINE), data_dir=tmp_path, notices=notices)
     assert (suite.source, suite.origin, len(suite.prompts)) == ("file", str(path), 2)
-    assert str(path) in told[0] and "koala" in told[0]
+    assert str(path) in notices[0] and "koala" in notices[0]
     with refused("not_published_file", "koala_test_set.jsonl"):
         load(Network(OFFLINE), source="published", data_dir=tmp_path)
 
 
-def test_embedded_reads_no_folder(tmp_path: Path) -> None:
-    assert load(Network(OFFLINE), source="embedded", data_dir=tmp_path).source == "embedded"
-
-
 def test_non_commercial_licence_is_announced_for_published_prompts_only() -> None:
-    told: list[str] = []
-    suite = load(Network(WIZARD), "wizardlm", told=told)
+    notices: list[str] = []
+    suite = load(Network(WIZARD), "wizardlm", notices=notices)
     assert suite.prompts[0].turns == ("2 + 2?",)
-    assert "CC BY-NC 4.0" in told[-1]
-    told.clear()
+    assert "CC BY-NC 4.0" in notices[-1]
+    notices.clear()
     (cache_folder() / "WizardLM_testset.jsonl").unlink()
-    assert load(Network(OFFLINE), "wizardlm", told=told).source == "embedded"
-    assert not any("CC BY-NC" in text for text in told)
+    assert load(Network(OFFLINE), "wizardlm", notices=notices).source == "embedded"
+    assert not any("CC BY-NC" in text for text in notices)
 
 
 def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -260,7 +245,7 @@ def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, t
     assert cache_folder() == tmp_path / ".cache" / "benchctl" / "prompts"
 
 
-def test_file_that_may_not_be_read_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_file_that_may_not_be_read_is_notices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def denied(path: Path) -> bytes:
         raise PermissionError(13, "Permission denied")
 

@@ -172,31 +172,21 @@ def test_own_file_asks_for_exact_match_by_an_exact_answer_per_turn(tmp_path: Pat
     assert answers == [("4",), ("4",), ("", "5"), ()]
 
 
-def test_another_exact_answer_is_another_suite(tmp_path: Path) -> None:
-    contents = [
-        '{"prompt": "2 + 2?"}',
-        '{"prompt": "2 + 2?", "exact_answer": "4"}',
-        '{"prompt": "2 + 2?", "exact_answer": "5"}',
-    ]
-    assert len({own(written(tmp_path, content)).prompts_sha256 for content in contents}) == 3
-
-
-def test_byte_order_mark_and_line_separator_inside_a_text_are_taken(tmp_path: Path) -> None:
-    suite = own(written(tmp_path, b"\xef\xbb\xbf" + '{"prompt": "one\u2028two"}\n'.encode()))
-    assert suite.prompts[0].turns == ("one\u2028two",)
-
-
-def test_own_file_named_like_a_suite_is_never_shown_as_that_suite(tmp_path: Path) -> None:
-    suite = own(written(tmp_path, '{"prompt": "Hi."}', "koala.jsonl"))
-    assert (suite.name, suite.prompts[0].suite) == ("koala.jsonl", "koala.jsonl")
-
-
 def test_limit_takes_the_first_prompts_and_leaves_the_file_hash_alone(tmp_path: Path) -> None:
     path = written(tmp_path, '{"prompt": "a"}\n{"prompt": "b"}\n{"prompt": "c"}\n')
     whole, two = own(path), own(path, limit=2)
     assert [prompt.turns[0] for prompt in two.prompts] == ["a", "b"]
     assert whole.sha256 == two.sha256
     assert whole.prompts_sha256 != two.prompts_sha256 == own(path, limit=2).prompts_sha256
+
+
+def test_a_file_keeps_its_separators_is_never_shown_as_a_suite_and_is_hashed_with_its_answers(tmp_path: Path) -> None:
+    suite = own(written(tmp_path, b"\xef\xbb\xbf" + '{"prompt": "one\u2028two"}\n'.encode(), "koala.jsonl"))
+    assert (suite.name, suite.prompts[0].suite) == ("koala.jsonl", "koala.jsonl")
+    assert suite.prompts[0].turns == ("one\u2028two",)
+    answers: list[dict[str, str]] = [{}, {"exact_answer": "4"}, {"exact_answer": "5"}]
+    contents = [json.dumps({"prompt": "2 + 2?"} | answer) for answer in answers]
+    assert len({own(written(tmp_path, content)).prompts_sha256 for content in contents}) == 3
 
 
 @pytest.mark.parametrize(
@@ -227,9 +217,9 @@ def test_limit_takes_the_first_prompts_and_leaves_the_file_hash_alone(tmp_path: 
 )
 def test_broken_file_is_refused_with_file_and_line(tmp_path: Path, content: str | bytes, line: int, says: str) -> None:
     path = written(tmp_path, content)
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         own(path, limit=1)
-    assert str(told.value).startswith(f"{path}:{line}: ") and says in str(told.value)
+    assert str(caught.value).startswith(f"{path}:{line}: ") and says in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -247,9 +237,9 @@ def test_known_suite_with_a_broken_line_is_refused_with_file_and_line(
 ) -> None:
     spec = next(spec for spec in SUITES if spec.name == name)
     path = written(tmp_path, json.dumps(fields), Path(spec.file).name)
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         from_folder(name, tmp_path)
-    assert str(told.value).startswith(f"{path}:1: ") and says in str(told.value)
+    assert str(caught.value).startswith(f"{path}:1: ") and says in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -267,17 +257,6 @@ def test_an_unknown_suite_or_file_is_refused(
     monkeypatch.chdir(tmp_path)
     with refused(id, fact):
         own(Path(name))
-
-
-@pytest.mark.parametrize("limit", [0, -3])
-def test_limit_below_one_is_refused(limit: int) -> None:
-    with refused("limit_too_small", str(limit)):
-        embedded("koala", limit=limit)
-
-
-def test_unknown_source_is_refused() -> None:
-    with refused("unknown_source", "hub", "auto, published, embedded"):
-        load_suite("koala", source="hub", limit=None, notify=lambda text: None)
 
 
 def test_prompts_are_read_without_loading_a_model_library() -> None:

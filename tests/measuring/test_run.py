@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from fixtures_run import LABELS, make_folder, make_settings, measured, timeless
 from refusals import refused
+from tiny import tiny_model
+from tiny_encoder import random_folder
 from untrained import facts_of, untrained
 
 from benchctl.decoding.model.target import Target
@@ -18,7 +21,7 @@ from benchctl.errors import UserError
 from benchctl.measuring import settings as ask
 from benchctl.measuring.check import check
 from benchctl.measuring.measure import Timings
-from benchctl.measuring.run import RunSummary, run
+from benchctl.measuring.run import RunSummary, run, traffic_of
 from benchctl.measuring.session import Notice, Progress, is_stable
 from benchctl.methods.medusa import Medusa
 from benchctl.records.reader import row_key
@@ -38,7 +41,12 @@ def settings(folder: Path, tmp_path: Path) -> ask.RunSettings:
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> RunFile:
     """One run from beginning to end, for the tests that only look at it."""
-    measure(make_settings(folder, folder / "whole.jsonl"))
+    events: list[Notice | Progress] = []
+    measure(make_settings(folder, folder / "whole.jsonl"), events.append)
+    progress = [event for event in events if isinstance(event, Progress)]
+    assert [event.done for event in progress if not event.warm_up] == list(range(1, 25))
+    assert {event.total for event in progress} == {24}
+    assert {event.done for event in progress if event.warm_up} == {0}
     return read(folder / "whole.jsonl")
 
 
@@ -75,11 +83,6 @@ def test_the_header_says_what_was_fixed_before(whole: RunFile) -> None:
     assert header.machine["cpu"] and header.versions["torch"] and header.command == ("benchctl", "run")
 
 
-def test_without_a_method_that_drafts_with_a_model_none_is_loaded(settings: ask.RunSettings, tmp_path: Path) -> None:
-    measure(replace(settings, methods=("prompt_lookup",)))
-    assert read(tmp_path / "out.jsonl").run.draft is None
-
-
 def test_a_method_of_all_that_cannot_run_here_is_recorded_and_the_rest_goes_on(
     settings: ask.RunSettings, tmp_path: Path
 ) -> None:
@@ -112,20 +115,16 @@ def test_a_method_asked_for_by_name_that_cannot_run_here_ends_the_run_before_it_
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_progress_counts_to_the_end(settings: ask.RunSettings) -> None:
-    events: list[Notice | Progress] = []
-    measure(settings, events.append)
-    progress = [event for event in events if isinstance(event, Progress)]
-    assert [event.done for event in progress if not event.warm_up] == list(range(1, 25))
-    assert {event.total for event in progress} == {24}
-    assert {event.done for event in progress if event.warm_up} == {0}
-
-
-def test_a_run_uses_the_threads_asked_for(settings: ask.RunSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_uses_the_threads_asked_for_and_loads_only_what_it_needs(
+    settings: ask.RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    measure(replace(settings, models=replace(settings.models, threads=2)))
-    assert asked == [2]
+    models, repeat = replace(settings.models, threads=2), ask.RepeatSettings(warm_up=0)
+    summary = measure(replace(settings, methods=("prompt_lookup",), models=models, repeat=repeat))
+    file = read(tmp_path / "out.jsonl")
+    assert asked == [2] and file.run.draft is None
+    assert summary.warm_up_rounds == 0 and all(row.repeat >= 0 for row in file.rows)
 
 
 @pytest.mark.parametrize("kept", [0, 7, 23])
@@ -151,19 +150,13 @@ def test_warm_up_goes_on_counting_in_a_resumed_run(settings: ask.RunSettings, tm
     assert len({row_key(row) for row in rows}) == len(rows) == 12 + 2 * 3
 
 
-def test_a_finished_run_has_nothing_to_resume(settings: ask.RunSettings, whole: RunFile, tmp_path: Path) -> None:
-    out = tmp_path / "out.jsonl"
-    out.write_bytes(whole.path.read_bytes())
-    summary = measure(replace(settings, resume=True))
-    assert (summary.measured, summary.recalled, summary.warm_up_rounds) == (0, 24, 0)
-    assert out.read_bytes() == whole.path.read_bytes()
-
-
-def test_resuming_with_other_settings_is_refused_and_changes_nothing(
+def test_a_finished_run_has_nothing_to_resume_and_refuses_other_settings(
     settings: ask.RunSettings, whole: RunFile, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.jsonl"
     out.write_bytes(whole.path.read_bytes())
+    summary = measure(replace(settings, resume=True))
+    assert (summary.measured, summary.recalled, summary.warm_up_rounds) == (0, 24, 0)
     with refused("other_settings", "max_new_tokens", "6", "7"):
         measure(replace(settings, answers=ask.AnswerSettings(max_new_tokens=7), resume=True))
     assert out.read_bytes() == whole.path.read_bytes()
@@ -208,18 +201,44 @@ def test_modules_for_another_target_end_the_run_before_it_begins(
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_warm_up_can_be_left_out(settings: ask.RunSettings, tmp_path: Path) -> None:
-    assert measure(replace(settings, repeat=ask.RepeatSettings(warm_up=0))).warm_up_rounds == 0
-    assert all(row.repeat >= 0 for row in read(tmp_path / "out.jsonl").rows)
-
-
 def test_warm_up_ends_when_two_rounds_take_the_same_time() -> None:
     assert is_stable({"a": 2.00, "b": 1.00}, {"a": 1.95, "b": 1.04})
     assert not is_stable({"a": 2.00, "b": 1.50}, {"a": 1.95, "b": 1.04})
-    assert not is_stable({"a": 1.00}, {"a": 1.06})
 
 
 def test_the_share_of_the_harness_is_what_neither_generations_nor_controls_took(whole: RunFile) -> None:
     spent = Timings(generations_s=8.0, controls_s=1.5)
     summary = RunSummary(whole.run, 24, 0, 0, warm_up_rounds=1, wall_s=10.0, timings=spent)
     assert summary.harness_share == pytest.approx(0.05)
+
+
+def read_of(model: Any, share: float = 1.0) -> int:
+    """Bytes of all parameters but the embedding, of experts a share; a tied head is read, being the embedding."""
+    tied = model.lm_head.weight is model.get_input_embeddings().weight
+    assert tied == (model.config.tie_word_embeddings is True)
+    return sum(
+        round(parameter.nbytes * (share if "experts" in name else 1))
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if "embed_tokens" not in name
+    )
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "llama_biases", "gemma", "olmoe"])
+def test_a_step_reads_every_weight_but_the_embedding_and_of_experts_those_a_token_goes_to(family: str) -> None:
+    model = tiny_model(family)
+    config = model.config
+    share = config.num_experts_per_tok / config.num_experts if family == "olmoe" else 1.0
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    cache_bytes = config.num_hidden_layers * 2 * config.num_key_value_heads * head_dim * 4
+    assert traffic_of(Target(model, None)) == (read_of(model, share), cache_bytes)
+    assert (share < 1) == (family == "olmoe")
+
+
+def test_half_as_wide_numbers_are_half_as_many_bytes() -> None:
+    wide, narrow = (traffic_of(Target(tiny_model("llama", dtype=dt), None)) for dt in (torch.float32, torch.bfloat16))
+    assert wide == (2 * narrow[0], 2 * narrow[1])
+
+
+def test_traffic_is_unknown_where_the_cache_does_not_grow_with_the_text(tmp_path: Path) -> None:
+    assert traffic_of(Target(tiny_model("mistral_window"), None)) == (0, 0)
+    assert traffic_of(Target.load(random_folder(tmp_path))) == (0, 0)

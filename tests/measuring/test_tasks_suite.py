@@ -26,9 +26,9 @@ from reference import tasks
 FILE = "benchctl/assets/prompts/tasks.jsonl"
 
 
-def load(source: str = "auto", told: list[str] | None = None) -> Suite:
-    told = [] if told is None else told
-    return load_suite("tasks", source=source, limit=None, notify=told.append)
+def load(source: str = "auto", notices: list[str] | None = None) -> Suite:
+    notices = [] if notices is None else notices
+    return load_suite("tasks", source=source, limit=None, notify=notices.append)
 
 
 def test_the_file_is_byte_for_byte_what_the_program_prints(root: Path) -> None:
@@ -54,16 +54,11 @@ def test_repeating_the_question_is_right_only_where_that_was_asked_or_by_its_las
 
 
 @pytest.mark.parametrize("source", ["auto", "published", "embedded"])
-def test_it_has_one_source_and_stands_in_for_nothing(source: str) -> None:
-    told: list[str] = []
-    suite = load(source, told=told)
-    assert (suite.source, suite.origin, suite.own, told) == ("embedded", FILE, True, [])
-
-
-def test_a_folder_of_published_suites_does_not_replace_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = load()
+def test_its_one_source_is_the_package(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BENCHCTL_DATA", str(tmp_path))
-    assert load("published") == expected
+    notices: list[str] = []
+    suite = load(source, notices=notices)
+    assert (suite.source, suite.origin, suite.own, notices) == ("embedded", FILE, True, [])
 
 
 def test_the_list_of_benches_says_that_nothing_of_it_is_published() -> None:

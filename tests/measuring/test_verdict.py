@@ -10,50 +10,58 @@ import torch
 from torch import Tensor
 
 from benchctl.decoding.loop import Generation
-from benchctl.measuring.verdict import BaselineAnswers, Control, Judgement, Referee, Verdict, first_divergence
+from benchctl.decoding.model.target import Target
+from benchctl.measuring.verdict import (
+    AnswerControl,
+    BaselineAnswers,
+    Judgement,
+    Referee,
+    Verdict,
+    first_divergence,
+)
 
 PROMPT = [1, 2]
 BASELINE = (5, 6, 7)
 SIZES = (4, 6)
 
 
-class Logits:
+class Logits(Target):
     """Logits of four tokens, wherever; counts what is asked."""
 
     def __init__(self, logits: Sequence[float], dtype: torch.dtype = torch.float32) -> None:
         self.target_logits = torch.tensor(logits, dtype=dtype)
         self.prefixes: list[list[int]] = []
 
-    def next_logits(self, prompt_ids: Sequence[int], answer: Sequence[int], *, one_by_one: bool) -> Tensor:
+    def next_logits(self, prompt_ids: Sequence[int], answer: Sequence[int] = (), *, one_by_one: bool = False) -> Tensor:
         assert one_by_one
         self.prefixes.append([*prompt_ids, *answer])
         return self.target_logits
 
 
-class Chosen:
+class Chosen(AnswerControl):
     """A control of chosen noises at the places of an answer; what plain decoding had there is as chosen too."""
 
     def __init__(self, logits: Logits, noises: Sequence[float], gaps: Sequence[float] = ()) -> None:
-        self._logits, self._noises, self._gaps = logits, noises, gaps
-        self.read: list[tuple[Sequence[int], Sequence[int]]] = []
+        self.near, self._noises, self._gaps = logits, tuple(noises), gaps
+        self.read_answers: list[tuple[Sequence[int], Sequence[int]]] = []
         self.sizes: list[Sequence[int]] = []
 
-    def __call__(self, prompt_ids: Sequence[int], answer: Sequence[int]) -> Control:
-        self.read.append((tuple(prompt_ids), tuple(answer)))
+    def __call__(self, prompt_ids: Sequence[int], answer: Sequence[int]) -> AnswerControl:
+        self.read_answers.append((tuple(prompt_ids), tuple(answer)))
         return self
 
-    def logits(self, place: int) -> Tensor:
-        return self._logits.target_logits
+    def logits(self, index: int) -> Tensor:
+        return self.near.target_logits
 
-    def gaps(self) -> Sequence[float]:
-        return self._gaps or [0.0] * len(self._noises)
+    def gaps(self) -> list[float]:
+        return list(self._gaps) or [0.0] * len(self._noises)
 
-    def noises(self, sizes: Sequence[int]) -> Sequence[float]:
+    def noises(self, sizes: Sequence[int]) -> tuple[float, ...]:
         self.sizes.append(sizes)
         return self._noises
 
 
-def no_control(prompt_ids: Sequence[int], answer: Sequence[int]) -> Control:
+def no_control(prompt_ids: Sequence[int], answer: Sequence[int]) -> AnswerControl:
     pytest.fail("nothing was to be explained")
 
 
@@ -121,14 +129,11 @@ def test_what_prefill_gives_is_judged_by_prefills_noise_alone(noises: tuple[floa
     assert judge.judge(PROMPT, (3, 1, 2), SIZES).verdict == verdict
 
 
-def test_a_token_that_is_not_among_the_tied_is_lossy_however_close_the_others() -> None:
-    judge, *_ = referee([0.0, 2.0, 0.0, 2.0])
-    assert judge.judge(PROMPT, (0, 2, 0), SIZES) == Judgement("lossy", 1, 0.0, None, 2.0, None, 1)
-
-
-def test_equal_best_logits_are_a_tie_without_any_noise() -> None:
+def test_equal_best_logits_are_a_tie_without_any_noise_and_any_other_token_is_lossy() -> None:
     judge, *_ = referee([0.0, 2.0, 0.0, 2.0], (0.0, 0.0, 0.0))
     assert judge.judge(PROMPT, (0, 3, 0), SIZES) == Judgement("tie", 1, 0.0, 0.0, 0.0, 0.0, 1)
+    judge, *_ = referee([0.0, 2.0, 0.0, 2.0])
+    assert judge.judge(PROMPT, (0, 2, 0), SIZES) == Judgement("lossy", 1, 0.0, None, 2.0, None, 1)
 
 
 def test_an_answer_that_only_ends_earlier_or_later_is_lossy_without_a_control() -> None:
@@ -164,20 +169,17 @@ def test_behind_a_tie_every_token_is_held_against_what_the_target_would_say_ther
 def test_the_gap_that_decides_is_of_what_plain_decoding_had_not_of_a_pass_that_only_comes_near() -> None:
     """The baseline's own token is the best of its decoding, and need not be of another computation of it."""
     judge, logits, control = referee([0.0, 2.0 - 4 * TINY, 0.0, 2.0], (0.0, TINY, 0.0))
-    control._logits = Logits(NEAR)
+    control.near = Logits(NEAR)
     assert judge.judge(PROMPT, (0, 3, 0), SIZES) == Judgement("lossy", 1, 4 * TINY, TINY, 4 * TINY, TINY, 1)
-    control._logits = Logits([0.0, 2.0, 0.0, 2.0 - TINY])
+    control.near = Logits([0.0, 2.0, 0.0, 2.0 - TINY])
     assert judge.judge(PROMPT, (0, 3, 1), SIZES).verdict == "tie"
 
 
-def test_an_answer_is_explained_once_for_each_kind_of_passes_until_the_prompt_is_done() -> None:
+def test_an_answer_is_explained_once_for_each_kind_of_passes() -> None:
     judge, _, control = referee(NEAR, (0.0, 0.0, 0.0))
     for sizes in (SIZES, SIZES, (2,)):
         judge.judge(PROMPT, (0, 3, 0), sizes)
-    assert control.read == [((1, 2), (0, 3, 0))] * 2 and control.sizes == [SIZES, (2,)]
-    judge.forget()
-    judge.judge(PROMPT, (0, 3, 0), SIZES)
-    assert len(control.read) == 3
+    assert control.read_answers == [((1, 2), (0, 3, 0))] * 2 and control.sizes == [SIZES, (2,)]
 
 
 def test_a_gap_that_no_rounding_reaches_is_lossy_whatever_the_control_would_show() -> None:
@@ -214,18 +216,13 @@ class Decoding:
         return [Generation((prompt_ids[-1],) * 2, "length", 0.0, (), (), ()) for prompt_ids in prompts]
 
 
-def test_a_prompt_without_an_answer_is_decoded_once() -> None:
+def test_a_prompt_without_an_answer_is_decoded_once_and_a_timed_first_answer_stays() -> None:
     decoding = Decoding()
     answers = BaselineAnswers(decoding)
     assert [answers.answer([1, 2, 3]), answers.answer([1, 2, 3])] == [(3, 3), (3, 3)]
-    assert decoding.asked == [[[1, 2, 3]]]
-
-
-def test_a_timed_answer_is_used_and_the_first_one_stays() -> None:
-    answers = BaselineAnswers(Decoding())
     assert answers.remember([1], (7, 8)) and answers.remember([1], (7, 8))
     assert not answers.remember([1], (7, 9))
-    assert answers.answer([1]) == (7, 8)
+    assert answers.answer([1]) == (7, 8) and decoding.asked == [[[1, 2, 3]]]
 
 
 def test_a_batch_with_one_unknown_answer_is_decoded_as_a_whole() -> None:
@@ -237,10 +234,3 @@ def test_a_batch_with_one_unknown_answer_is_decoded_as_a_whole() -> None:
         answers.decode_together([[1], [2]])
     assert decoding.asked == [[[1], [2]]]
     assert [answers.answer([1]), answers.answer([2])] == [(5,), (2, 2)]
-
-
-def test_nothing_is_known_after_forgetting() -> None:
-    answers = BaselineAnswers(Decoding())
-    answers.remember([1], (5,))
-    answers.forget()
-    assert answers.answer([1]) == (1, 1)

@@ -74,21 +74,21 @@ class Examined:
     faulty: list[str | None]
 
 
-class Spliced:
+class Spliced(AnswerControl):
     """The control of an answer that goes on like the honest one up to `place`, says `token` there, and errs no more."""
 
     def __init__(self, honest: AnswerControl, place: int, token: int) -> None:
-        self._honest, self._place, self._token = honest, place, token
+        self._honest, self._spliced_at, self._token = honest, place, token
 
-    def logits(self, place: int) -> Tensor:
-        return self._honest.logits(place)
+    def logits(self, index: int) -> Tensor:
+        return self._honest.logits(index)
 
-    def noises(self, sizes: Sequence[int]) -> Sequence[float]:
+    def noises(self, sizes: Sequence[int]) -> tuple[float, ...]:
         return self._honest.noises(sizes)
 
-    def gaps(self) -> Sequence[float]:
-        logits = self.logits(self._place)
-        return [*self._honest.gaps()[: self._place], float(logits.max() - logits[self._token])]
+    def gaps(self) -> list[float]:
+        logits = self.logits(self._spliced_at)
+        return [*self._honest.gaps()[: self._spliced_at], float(logits.max() - logits[self._token])]
 
 
 @pytest.fixture(scope="module", params=KINDS)

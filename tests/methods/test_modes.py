@@ -128,7 +128,7 @@ def rows_of(target: Target, methods: dict[str, Method], plan: Plan) -> list[Row]
     measurer = Measurer(target, methods, plan.labels[0], terms, FakeClock())
     rows: list[Row] = []
     for jobs in plan.by_batch():
-        measurer.begin([task.prompt for task in jobs[0]])
+        measurer.begin()
         rows += [row for job in jobs for row in measurer.measure(job)]
     return rows
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +59,7 @@ def examine_machine(device: str, threads: int) -> Examination:
     clock, card = Clock(device), open_gpu(device)
     sentinel_s, load = _sample(Sentinel(clock, device), Host(Clock()))
     dtype = _GPU_DTYPE if device.startswith("cuda") else torch.float32
-    rates = memory_bandwidth_mb_s(clock, device), flop_rate(clock, dtype, device)
+    bandwidth_mb_s, flops_per_s = memory_bandwidth_mb_s(clock, device), flop_rate(clock, dtype, device)
     gpu = card.moment() if card is not None else None
     return Examination(
         facts=machine_facts(device),
@@ -67,8 +67,8 @@ def examine_machine(device: str, threads: int) -> Examination:
         threads=threads,
         sentinel_s=sentinel_s,
         seen=load,
-        memory_bandwidth_mb_s=rates[0],
-        flops_per_s=rates[1],
+        memory_bandwidth_mb_s=bandwidth_mb_s,
+        flops_per_s=flops_per_s,
         flop_dtype=str(dtype).removeprefix("torch."),
         gpu=gpu,
         advice=advise(read_setup(usable_cores(), Path("/")), load, threads, gpu),
@@ -88,77 +88,62 @@ def _sample(sentinel: Sentinel, host: Host) -> tuple[float, LoadSample]:
 
 def advise(setup: Setup, load: LoadSample, threads: int, gpu: GpuMoment | None = None) -> tuple[str, ...]:
     """Each problem with what to do, for a run of that many threads; empty if there is none."""
-    return (
-        *_about_threads(setup, threads),
-        *_about_load(setup, load, threads),
-        *_about_clocks(setup, load),
-        *(_about_gpu(gpu) if gpu is not None else ()),
-    )
-
-
-def _about_threads(setup: Setup, threads: int) -> Iterator[str]:
-    if threads > setup.cores:
-        yield f"{threads} threads on {_cores(setup.cores)} wait for each other: use --threads {setup.cores} or fewer."
-    elif setup.physical_cores is not None and threads > setup.physical_cores:
-        yield (
-            f"{threads} threads share {setup.physical_cores} physical {_noun(setup.physical_cores)} in pairs: use "
-            f"--threads {setup.physical_cores} or fewer."
-        )
-    if setup.quota_cores is not None and threads > setup.quota_cores:
-        yield (
-            f"the group of this process may use {setup.quota_cores:g} cores' worth of time, less than {threads} "
-            "threads do, and is stopped when that is spent: raise the container's CPU limit."
-        )
-
-
-def _about_load(setup: Setup, load: LoadSample, threads: int) -> Iterator[str]:
-    waited, foreign = load.waited_share, load.foreign_cores
-    if waited is not None and waited > MARGIN:
-        yield f"it waited for a core {waited:.0%} of the time: stop other work, or wait until it is done."
-    elif foreign is not None and foreign > _MUCH_CORES:
-        yield (
-            f"others use {foreign:.1f} of {_cores(setup.cores)}, and with them memory and clock: stop them, or wait "
-            "until they are done."
-        )
-    if threads == setup.cores > 1:
-        yield (
-            f"{threads} threads leave no core for anything else the system does: --threads {threads - 1} is steadier."
-        )
-
-
-def _about_clocks(setup: Setup, load: LoadSample) -> Iterator[str]:
+    advice = _about_cores(setup, load, threads)
     slow = [governor for governor in setup.governors if governor != "performance"]
     if slow:
-        yield (
+        advice.append(
             f"the CPU's clock follows its load (governor {', '.join(slow)}): set it to performance, as with "
             "`cpupower frequency-set -g performance`."
         )
     if setup.on_battery:
-        yield "it runs on battery, which lowers clocks: plug it in."
+        advice.append("it runs on battery, which lowers clocks: plug it in.")
     if load.sentinel_spread > MARGIN:
-        yield (
+        advice.append(
             f"every twentieth piece of equal work takes {load.sentinel_spread:.0%} longer than usual or more: use more "
             "--repeats and several --sessions."
         )
-
-
-def _about_gpu(gpu: GpuMoment) -> Iterator[str]:
+    if gpu is None:
+        return tuple(advice)
     reasons = gpu.reasons or 0
     for bit, why in BRAKES.items():
         if reasons & bit:
-            yield f"the GPU slows down ({why}): see to its cooling and power before measuring."
+            advice.append(f"the GPU slows down ({why}): see to its cooling and power before measuring.")
     if reasons & POWER_CAP and gpu.power_limit_w is not None:
-        yield (
+        advice.append(
             f"the GPU is at its power limit of {gpu.power_limit_w:.0f} W, which sets its clock: compare only runs "
             "under the same limit."
         )
     if gpu.foreign_processes:
-        yield f"{gpu.foreign_processes} other processes compute on the GPU: stop them, or choose another GPU."
+        advice.append(f"{gpu.foreign_processes} other processes compute on the GPU: stop them, or choose another GPU.")
+    return tuple(advice)
 
 
-def _cores(count: int) -> str:
-    return f"{count} {_noun(count)}"
-
-
-def _noun(count: int) -> str:
-    return "core" if count == 1 else "cores"
+def _about_cores(setup: Setup, load: LoadSample, threads: int) -> list[str]:
+    advice, waited, foreign = [], load.waited_share, load.foreign_cores
+    cores, physical = (f"{count} {{}}core{'' if count == 1 else 's'}" for count in (setup.cores, setup.physical_cores))
+    if threads > setup.cores:
+        advice.append(
+            f"{threads} threads on {cores.format('')} wait for each other: use --threads {setup.cores} or fewer."
+        )
+    elif setup.physical_cores is not None and threads > setup.physical_cores:
+        advice.append(
+            f"{threads} threads share {physical.format('physical ')} in pairs: use --threads {setup.physical_cores} or "
+            "fewer."
+        )
+    if setup.quota_cores is not None and threads > setup.quota_cores:
+        advice.append(
+            f"the group of this process may use {setup.quota_cores:g} cores' worth of time, less than {threads} "
+            "threads do, and is stopped when that is spent: raise the container's CPU limit."
+        )
+    if waited is not None and waited > MARGIN:
+        advice.append(f"it waited for a core {waited:.0%} of the time: stop other work, or wait until it is done.")
+    elif foreign is not None and foreign > _MUCH_CORES:
+        advice.append(
+            f"others use {foreign:.1f} of {cores.format('')}, and with them memory and clock: stop them, or wait until "
+            "they are done."
+        )
+    if threads == setup.cores > 1:
+        advice.append(
+            f"{threads} threads leave no core for anything else the system does: --threads {threads - 1} is steadier."
+        )
+    return advice

@@ -6,7 +6,6 @@ does not report, facts are missing, never guessed.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,6 @@ BRAKES = {
     0x80: "power brake",
 }
 POWER_CAP = 0x04
-_MILLI = 1e-3
 
 
 @dataclass(frozen=True)
@@ -56,23 +54,24 @@ class Gpu:
         return GpuMoment(
             sm_clock_mhz=self._ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
             memory_clock_mhz=self._ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
-            power_w=_scaled(self._ask("nvmlDeviceGetPowerUsage"), _MILLI),
-            power_limit_w=_scaled(self._ask("nvmlDeviceGetEnforcedPowerLimit"), _MILLI),
+            power_w=self._ask_milli("nvmlDeviceGetPowerUsage"),
+            power_limit_w=self._ask_milli("nvmlDeviceGetEnforcedPowerLimit"),
             temperature_c=self._ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
             slowdown_c=self._ask("nvmlDeviceGetTemperatureThreshold", nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
-            energy_j=_scaled(self._ask("nvmlDeviceGetTotalEnergyConsumption"), _MILLI),
+            energy_j=self._ask_milli("nvmlDeviceGetTotalEnergyConsumption"),
             reasons=self._ask("nvmlDeviceGetCurrentClocksThrottleReasons"),
             foreign_processes=self._foreign_processes(),
         )
 
     def _foreign_processes(self) -> int | None:
-        """This process computes on the GPU too. If its own id is not listed (in a container the ids may be the host's),
-        one of the listed ids is still its own."""
         listed = self._ask("nvmlDeviceGetComputeRunningProcesses")
-        if listed is None:
-            return None
-        numbers = {process.pid for process in listed}
-        return max(len(numbers) - 1, 0) if os.getpid() not in numbers else len(numbers - {os.getpid()})
+        # One is this process, even if its id is not listed: in a container the ids may be the host's.
+        return None if listed is None else max(len({process.pid for process in listed}) - 1, 0)
+
+    def _ask_milli(self, question: str) -> float | None:
+        """The answer, given in thousandths of a unit, in that unit."""
+        answer = self._ask(question)
+        return None if answer is None else answer * 1e-3
 
     def _ask(self, question: str, *details: Any) -> Any:
         """The library's answer; None if this GPU, driver or library version has none."""
@@ -93,13 +92,16 @@ def open_gpu(device: str) -> Gpu | None:
     """
     if not device.startswith("cuda"):
         return None
+    import torch
+
     try:
         import pynvml
     except ImportError:
         return None
     try:
         pynvml.nvmlInit()
-        return Gpu(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{_uuid(device)}"))
+        uuid = torch.cuda.get_device_properties(device).uuid
+        return Gpu(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
     except pynvml.NVMLError:
         return None
 
@@ -110,13 +112,8 @@ def conditions(start: GpuMoment, end: GpuMoment) -> dict[str, float]:
     Clocks, power and temperature are those at the end, just after the work. `throttle_reasons` are the bits of either
     moment. `energy_j` was used in between.
     """
-    values: dict[str, float | None] = {
-        "sm_clock_mhz": end.sm_clock_mhz,
-        "memory_clock_mhz": end.memory_clock_mhz,
-        "power_w": end.power_w,
-        "temperature_c": end.temperature_c,
-        "slowdown_c": end.slowdown_c,
-    }
+    names = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c", "slowdown_c")
+    values: dict[str, float | None] = {name: getattr(end, name) for name in names}
     if start.reasons is not None and end.reasons is not None:
         values["throttle_reasons"] = start.reasons | end.reasons
     if start.foreign_processes is not None and end.foreign_processes is not None:
@@ -124,13 +121,3 @@ def conditions(start: GpuMoment, end: GpuMoment) -> dict[str, float]:
     if start.energy_j is not None and end.energy_j is not None:
         values["energy_j"] = end.energy_j - start.energy_j
     return {name: float(value) for name, value in values.items() if value is not None}
-
-
-def _uuid(device: str) -> str:
-    import torch
-
-    return str(torch.cuda.get_device_properties(device).uuid)
-
-
-def _scaled(value: int | None, unit: float) -> float | None:
-    return None if value is None else value * unit

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -64,20 +64,20 @@ class Host:
         self._cores = usable_cores() if cores is None else tuple(cores)
         self._ticks = os.sysconf("SC_CLK_TCK")
         self._packages = _packages(root) if with_energy else ()
+        ranges_uj = {package.name: _number(package / "max_energy_range_uj") for package in self._packages}
+        self._energy_range_j = {name: (range_uj or 0.0) * _UJ for name, range_uj in ranges_uj.items()}
 
     def moment(self) -> CpuMoment:
         """The counters now."""
         used = resource.getrusage(resource.RUSAGE_SELF)
-        energy_j = {package.name: _number(package / "energy_uj") for package in self._packages}
+        energy_uj = {package.name: _number(package / "energy_uj") for package in self._packages}
         return CpuMoment(
             at_s=self._clock(),
             busy_s=self._busy_s(),
             own_s=used.ru_utime + used.ru_stime,
             waited_s=self._waited_s(),
-            energy_j={name: joules * _UJ for name, joules in energy_j.items() if joules is not None},
-            energy_range_j={
-                package.name: (_number(package / "max_energy_range_uj") or 0.0) * _UJ for package in self._packages
-            },
+            energy_j={name: reading * _UJ for name, reading in energy_uj.items() if reading is not None},
+            energy_range_j=self._energy_range_j,
         )
 
     def _busy_s(self) -> float | None:
@@ -121,7 +121,10 @@ def between(start: CpuMoment, end: CpuMoment) -> dict[str, float]:
         most_s = max(now_s - start.waited_s.get(thread, 0.0) for thread, now_s in end.waited_s.items())
         conditions["waited_share"] = min(most_s / wall_s, 1.0)
     if end.energy_j and start.energy_j.keys() == end.energy_j.keys():
-        conditions["energy_j"] = sum(_spent_j(start, end, package) for package in end.energy_j)
+        spent_j = {package: joules - start.energy_j[package] for package, joules in end.energy_j.items()}
+        conditions["energy_j"] = sum(
+            joules if joules >= 0 else joules + end.energy_range_j[package] for package, joules in spent_j.items()
+        )
     return conditions
 
 
@@ -163,37 +166,26 @@ def read_setup(cores: Sequence[int], root: Path = Path("/")) -> Setup:
     governors = {read_text(root / _CPU / f"cpu{core}/cpufreq/scaling_governor") for core in cores} - {""}
     supplies = (root / "sys/class/power_supply").glob("*")
     mains = [read_text(supply / "online") for supply in supplies if read_text(supply / "type") == "Mains"]
+    # Control groups, version 2 ("150000 100000" in one file) or 1 (in two files; -1 is no limit), at the root that a
+    # container sees.
+    quota, period = read_text(root / _CGROUP / "cpu.max").split() or [
+        read_text(root / _CGROUP / "cpu" / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    ]
+    has_quota = quota.isdigit() and period.isdigit() and int(period) > 0
     return Setup(
         cores=len(cores),
         physical_cores=len(set(siblings)) if all(siblings) else None,
-        quota_cores=_quota_cores(root),
+        quota_cores=int(quota) / int(period) if has_quota else None,
         governors=tuple(sorted(governors)),
         on_battery=bool(mains) and "1" not in mains,
     )
 
 
-def _quota_cores(root: Path) -> float | None:
-    """Of control groups, version 2 ("150000 100000" in one file) or 1 (in two files; -1 is no limit), at the root that
-    a container sees."""
-    quota_and_period = read_text(root / _CGROUP / "cpu.max").split() or [
-        read_text(root / _CGROUP / "cpu" / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-    ]
-    if not all(text.isdigit() for text in quota_and_period) or int(quota_and_period[1]) == 0:
-        return None
-    return int(quota_and_period[0]) / int(quota_and_period[1])
-
-
-def _spent_j(start: CpuMoment, end: CpuMoment, package: str) -> float:
-    spent_j = end.energy_j[package] - start.energy_j[package]
-    return spent_j if spent_j >= 0 else spent_j + end.energy_range_j[package]
-
-
 def _packages(root: Path) -> tuple[Path, ...]:
     """Counters of whole packages (intel-rapl:0, AMD's too). intel-rapl:0:1 is inside one and would count twice."""
-    folders = sorted((root / "sys/class/powercap").glob("intel-rapl:*"))
     return tuple(
         folder
-        for folder in folders
+        for folder in sorted((root / "sys/class/powercap").glob("intel-rapl:*"))
         if folder.name.count(":") == 1
         and read_text(folder / "name").startswith("package")
         and _number(folder / "energy_uj") is not None
@@ -212,7 +204,10 @@ _COMMAND_TIMEOUT_S = 10
 
 def machine_facts(device: str) -> dict[str, Fact]:
     """The machine as it is now. `device` is "cpu" or "cuda"; the GPU's facts are empty on a CPU."""
-    gpu, driver = _gpu() if device.startswith("cuda") else ("", "")
+    gpu, driver = "", ""
+    if device.startswith("cuda") and torch.cuda.is_available():
+        driver_lines = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
+        gpu, driver = torch.cuda.get_device_name(), "".join(driver_lines[:1])
     return {
         "hostname_hash": hashlib.sha256(platform.node().encode()).hexdigest()[:8],
         "os": platform.platform(),
@@ -228,7 +223,7 @@ def machine_facts(device: str) -> dict[str, Fact]:
 
 def versions() -> dict[str, str]:
     """Versions of benchctl, Python and the libraries that decide how fast a model runs."""
-    libraries = {name: _version(name) for name in _LIBRARIES}
+    libraries = {name: version(name) for name in _LIBRARIES}
     return {"benchctl": benchctl.__version__, "python": platform.python_version(), **libraries}
 
 
@@ -242,9 +237,8 @@ def commit(folder: Path | None = None) -> str:
     if not (root / ".git").exists():
         return ""
     head = _output("git", "-C", str(root), "rev-parse", "HEAD")
-    if not head:
-        return ""
-    return head + ("+dirty" if _output("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no") else "")
+    changes = _output("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no") if head else ""
+    return f"{head}+dirty" if changes else head
 
 
 def _cpu() -> str:
@@ -254,21 +248,6 @@ def _cpu() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     name = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
     return name[1].strip() if name else platform.processor() or platform.machine()
-
-
-def _gpu() -> tuple[str, str]:
-    """The first GPU's name and its driver's version."""
-    if not torch.cuda.is_available():
-        return "", ""
-    driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    return torch.cuda.get_device_name(), driver.splitlines()[0] if driver else ""
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
 
 
 def _output(*command: str) -> str:

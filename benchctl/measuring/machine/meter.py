@@ -74,7 +74,12 @@ def memory_bandwidth_mb_s(clock: Callable[[], float], device: str = "cpu", root:
     afterwards, so that it is not counted.
     """
     on_gpu = device.startswith("cuda")
-    size_bytes, sums = (_GPU_BYTES, _GPU_SUMS) if on_gpu else (_beyond_caches(root), 1)
+    # Linux writes the size of a cache as "32768K".
+    texts = [read_text(path) for path in (root / "sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    largest_cache = max((int(text[:-1]) << 10 for text in texts if text[:-1].isdigit() and text[-1] == "K"), default=0)
+    size_bytes, sums = (
+        (_GPU_BYTES, _GPU_SUMS) if on_gpu else (min(max(_CACHES * largest_cache, _LEAST_BYTES), _CPU_MOST_BYTES), 1)
+    )
     took_s = _sums_s(clock, torch.ones(size_bytes // 4, dtype=torch.float32, device=device), sums)
     if on_gpu:
         torch.cuda.empty_cache()
@@ -104,13 +109,6 @@ def _best_s(clock: Callable[[], float], work: Callable[[], object]) -> float:
     return min(times_s)
 
 
-def _beyond_caches(root: Path) -> int:
-    """A size several times that of the largest cache, which Linux writes as "32768K"."""
-    texts = [read_text(path) for path in (root / "sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
-    largest = max((int(text[:-1]) << 10 for text in texts if text[:-1].isdigit() and text.endswith("K")), default=0)
-    return min(max(_CACHES * largest, _LEAST_BYTES), _CPU_MOST_BYTES)
-
-
 def bandwidth_mb_s(device: str, threads: int) -> float | None:
     """memory_bandwidth_mb_s of a CPU in a process of its own, of a GPU in this one; None if that process fails.
 
@@ -128,25 +126,12 @@ def bandwidth_mb_s(device: str, threads: int) -> float | None:
 
 
 def peak_memory_bytes(device: str) -> int:
-    """The most memory held so far: by the process on a CPU (it never falls), on a GPU since `reset_peak_memory`."""
+    """The most memory held so far: by the process on a CPU (it never falls), on a GPU since Meter.start."""
     if device.startswith("cuda"):
         return int(torch.cuda.max_memory_allocated(device))
     # Linux counts in KiB, macOS in bytes.
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def reserved_memory_bytes(device: str) -> int | None:
-    """The most GPU memory that torch has reserved since `reset_peak_memory`, used or cached; None on a CPU."""
-    if not device.startswith("cuda"):
-        return None
-    return int(torch.cuda.max_memory_reserved(device))
-
-
-def reset_peak_memory(device: str) -> None:
-    """Start a new peak on a GPU; the peak of a process cannot be reset."""
-    if device.startswith("cuda"):
-        torch.cuda.reset_peak_memory_stats(device)
 
 
 @dataclass(frozen=True)
@@ -174,16 +159,19 @@ class Meter:
 
     def __init__(self, device: str = "cpu", instruments: Sequence[Instrument] = ()) -> None:
         self._device, self._instruments = device, tuple(instruments)
+        self._on_gpu = device.startswith("cuda")
 
     def start(self) -> None:
         """Instruments are read in order here and in reverse at the end: the last one is closest to the decoding."""
         for instrument in self._instruments:
             instrument.start()
-        reset_peak_memory(self._device)
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats(self._device)
 
     def stop(self) -> Reading:
         """The readings since `start`."""
-        peak_bytes, reserved_bytes = peak_memory_bytes(self._device), reserved_memory_bytes(self._device)
+        peak_bytes = peak_memory_bytes(self._device)
+        reserved_bytes = int(torch.cuda.max_memory_reserved(self._device)) if self._on_gpu else None
         conditions: dict[str, float] = {}
         for instrument in reversed(self._instruments):
             conditions.update(instrument.stop())

@@ -16,7 +16,7 @@ class Line:
     fields: Mapping[str, object]
 
     def error(self, id: str, problem: str) -> UserError:
-        return line_error(self.file, self.number, id, problem)
+        return UserError(id, f"{self.file}:{self.number}: {problem}")
 
     def has(self, field: str) -> bool:
         """Whether the field is there and not null."""
@@ -25,9 +25,7 @@ class Line:
     def identifier(self, field: str) -> str:
         """A text or whole-number id as text."""
         value = self._value(field)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return str(value)
-        return self._filled(field, value)
+        return str(value) if type(value) is int else self._filled(field, value)
 
     def text(self, field: str) -> str:
         """A text that is not blank."""
@@ -104,10 +102,6 @@ class Line:
         return text
 
 
-def line_error(file: str, number: int, id: str, problem: str) -> UserError:
-    return UserError(id, f"{file}:{number}: {problem}")
-
-
 def kind(value: object) -> str:
     """What a JSON value is, in words."""
     names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
@@ -140,7 +134,9 @@ def read_prompts(suite: str, file: str, content: bytes, reader: Reader) -> tuple
     """
     first_line: dict[str, int] = {}
     prompts = []
-    for line in _lines(file, content):
+    # Split as bytes: U+2028 and its like may stand inside a JSON text, and str.splitlines would break there.
+    numbered = enumerate(content.removeprefix(b"\xef\xbb\xbf").splitlines(), start=1)
+    for line in [Line(file, number, _object(file, number, raw)) for number, raw in numbered if raw.strip()]:
         prompt = reader(suite, line)
         if prompt.id in first_line:
             raise line.error(
@@ -149,7 +145,7 @@ def read_prompts(suite: str, file: str, content: bytes, reader: Reader) -> tuple
         first_line[prompt.id] = line.number
         prompts.append(prompt)
     if not prompts:
-        raise line_error(file, 1, "no_prompts", "the file holds no prompt; put one JSON object on each line")
+        raise Line(file, 1, {}).error("no_prompts", "the file holds no prompt; put one JSON object on each line")
     return tuple(prompts)
 
 
@@ -172,12 +168,6 @@ def read_user_line(suite: str, line: Line) -> Prompt:
     )
 
 
-def _lines(file: str, content: bytes) -> list[Line]:
-    # Split as bytes: U+2028 and its like may stand inside a JSON text, and str.splitlines would break there.
-    numbered = enumerate(content.removeprefix(b"\xef\xbb\xbf").splitlines(), start=1)
-    return [Line(file, number, _object(file, number, raw)) for number, raw in numbered if raw.strip()]
-
-
 def _object(file: str, number: int, raw: bytes) -> dict[str, object]:
     try:
         value = json.loads(raw.decode("utf-8"))
@@ -191,4 +181,4 @@ def _object(file: str, number: int, raw: bytes) -> dict[str, object]:
         if isinstance(value, dict):
             return value
         id, problem = "no_object", f'{kind(value)} instead of an object; write a line like {{"prompt": "..."}}'
-    raise line_error(file, number, id, problem)
+    raise Line(file, number, {}).error(id, problem)

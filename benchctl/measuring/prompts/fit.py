@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import cycle, islice
@@ -25,11 +25,6 @@ def messages(prompt: Prompt, answers: Sequence[str]) -> list[Message]:
     return talk(prompt.turns[: len(answers) + 1], answers)
 
 
-def fits(prompt_tokens: int, context_tokens: int) -> bool:
-    """Whether a prompt leaves room in the context for at least one new token."""
-    return prompt_tokens < context_tokens
-
-
 def cut_prompt(prompt_ids: list[int], context_tokens: int, max_new_tokens: int) -> list[int]:
     """The last tokens of a prompt that does not fit: room is left for a whole answer, but at most half the context.
 
@@ -37,7 +32,7 @@ def cut_prompt(prompt_ids: list[int], context_tokens: int, max_new_tokens: int) 
     [14, 15, 16, 17, 18, 19]
     """
     room = min(max_new_tokens, context_tokens // 2)
-    return prompt_ids if fits(len(prompt_ids), context_tokens) else prompt_ids[room - context_tokens :]
+    return prompt_ids if len(prompt_ids) < context_tokens else prompt_ids[room - context_tokens :]
 
 
 def fit_suite(
@@ -52,13 +47,27 @@ def fit_suite(
     `room_tokens` of the context (default: all) are for prompt and answer. Raises UserError if a prompt is too long and
     the policy is "error", or if no prompt would be left.
     """
-    room = tokenizer.context_tokens if room_tokens is None else room_tokens
-    tokens = {prompt.id: _longest_turn_tokens(prompt, tokenizer) for prompt in suite.prompts}
-    long_prompts = {prompt_id: length for prompt_id, length in tokens.items() if not fits(length, room)}
+    context = tokenizer.context_tokens
+    room = context if room_tokens is None else room_tokens
+    long_prompts: dict[str, int] = {}
+    for prompt in suite.prompts:
+        # The last turn contains all earlier ones. Their unknown answers count as empty.
+        tokens = len(tokenizer.encode_chat(messages(prompt, [""] * (len(prompt.turns) - 1))))
+        if tokens >= room:  # no room for a new token
+            long_prompts[prompt.id] = tokens
     if not long_prompts:
         return suite
     if policy == "error":
-        raise _refusal(suite, long_prompts, room, tokenizer.context_tokens)
+        listed = ", ".join(f"{prompt_id} ({tokens})" for prompt_id, tokens in islice(long_prompts.items(), _LISTED))
+        more = f" and {len(long_prompts) - _LISTED} more" if len(long_prompts) > _LISTED else ""
+        left = "" if room == context else f", of which --context leaves {room}"
+        raise UserError(
+            "prompt_too_long",
+            f"{len(long_prompts)} of {len(suite.prompts)} prompts of {suite.name} do not fit into the target's context "
+            f"of {context} tokens{left}; ids (tokens): {listed}{more}. "
+            "Leave them out with --long-prompts skip, keep their last tokens with --long-prompts cut, "
+            f"{'fill less, or' if left else 'or'} give a --model with a longer context.",
+        )
     kept = tuple(prompt for prompt in suite.prompts if policy == "cut" or prompt.id not in long_prompts)
     if not kept:
         raise UserError(
@@ -67,25 +76,6 @@ def fit_suite(
     remark = f"{len(long_prompts)} longer than the context {'left out' if policy == 'skip' else 'cut'}"
     notify(f"{suite.name}: {len(suite.prompts)} prompts, {remark}")
     return replace(suite, prompts=kept, origin=f"{suite.origin}, {remark}")
-
-
-def _refusal(suite: Suite, long_prompts: Mapping[str, int], room: int, context_tokens: int) -> UserError:
-    """The error that lists the long prompts and what can be done about them."""
-    listed = ", ".join(f"{prompt_id} ({tokens})" for prompt_id, tokens in islice(long_prompts.items(), _LISTED))
-    more = f" and {len(long_prompts) - _LISTED} more" if len(long_prompts) > _LISTED else ""
-    left = "" if room == context_tokens else f", of which --context leaves {room}"
-    return UserError(
-        "prompt_too_long",
-        f"{len(long_prompts)} of {len(suite.prompts)} prompts of {suite.name} do not fit into the target's context of "
-        f"{context_tokens} tokens{left}; ids (tokens): {listed}{more}. "
-        "Leave them out with --long-prompts skip, keep their last tokens with --long-prompts cut, "
-        f"{'or' if room == context_tokens else 'fill less, or'} give a --model with a longer context.",
-    )
-
-
-def _longest_turn_tokens(prompt: Prompt, tokenizer: TargetTokenizer) -> int:
-    """The tokens of the last turn, which contains all earlier ones. Their unknown answers count as empty."""
-    return len(tokenizer.encode_chat(messages(prompt, [""] * (len(prompt.turns) - 1))))
 
 
 @dataclass(frozen=True)

@@ -57,9 +57,7 @@ class Downloader:
     def __init__(
         self, opener: Opener = open_https, first_answer_s: float = FIRST_ANSWER_S, content_s: float = CONTENT_S
     ) -> None:
-        self._opener = opener
-        self._first_answer_s = first_answer_s
-        self._content_s = content_s
+        self._opener, self._first_answer_s, self._content_s = opener, first_answer_s, content_s
         self.offline = ""
 
     def fetch(self, address: str) -> bytes:
@@ -69,8 +67,7 @@ class Downloader:
         answers: queue.Queue[_Answer] = queue.Queue()
         # A thread, because a socket's timeout limits neither the name look-up nor the sum of all attempts;
         # a daemon, so that a stuck thread does not delay the end of the program.
-        worker = threading.Thread(target=self._answer, args=(address, answers), daemon=True)
-        worker.start()
+        threading.Thread(target=self._answer, args=(address, answers), daemon=True).start()
         self._next(answers, self._first_answer_s)
         return self._next(answers, self._content_s)
 
@@ -92,14 +89,11 @@ class Downloader:
             answer.close()
             raise UnreachableError(f"HTTP {answer.code} {answer.reason}")
         if isinstance(answer, Exception):
-            self.offline = _reason(answer)
+            cause = answer.reason if isinstance(answer, URLError) else answer
+            reason = cause.strerror if isinstance(cause, OSError) else None
+            self.offline = reason or str(cause) or type(answer).__name__
             raise UnreachableError(self.offline)
         return answer
-
-
-def _reason(error: Exception) -> str:
-    cause = error.reason if isinstance(error, URLError) else error
-    return (cause.strerror if isinstance(cause, OSError) else None) or str(cause) or type(error).__name__
 
 
 @dataclass(frozen=True)
@@ -111,10 +105,10 @@ class SuiteSpec:
 
     name: str
     prompts: int
-    turns: int
     licence: str
-    embedded_prompts: int
     read: Reader
+    turns: int = 1
+    embedded_prompts: int = 30
     address: str = ""
     sha256: str = ""
     file: str = ""
@@ -136,25 +130,11 @@ def cache_folder() -> Path:
     """$BENCHCTL_CACHE/prompts, else benchctl/prompts in the user's cache folder."""
     if chosen := os.environ.get("BENCHCTL_CACHE"):
         return Path(chosen).expanduser() / "prompts"
-    if chosen := os.environ.get("XDG_CACHE_HOME"):
-        return Path(chosen) / "benchctl" / "prompts"
     try:
-        return Path.home() / ".cache" / "benchctl" / "prompts"
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError:  # a user without a home; the checksum guards against foreign files
-        return Path(tempfile.gettempdir()) / "benchctl" / "prompts"
-
-
-def read_kept(name: str, pinned_sha256: str, notify: Notify) -> bytes | None:
-    """The cached content, or None if there is none or its checksum differs."""
-    path = cache_folder() / name
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return None
-    if sha256(content) == pinned_sha256:
-        return content
-    notify(f"{path} is damaged and is not used")
-    return None
+        cache = Path(tempfile.gettempdir())
+    return cache / "benchctl" / "prompts"
 
 
 def keep(name: str, content: bytes, notify: Notify) -> None:
@@ -162,21 +142,17 @@ def keep(name: str, content: bytes, notify: Notify) -> None:
     folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write_whole(folder / name, content)
+        handle, draft = tempfile.mkstemp(dir=folder, prefix=name)
+        try:
+            with os.fdopen(handle, "wb") as out:
+                out.write(content)
+            os.replace(draft, folder / name)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(draft)
+            raise
     except OSError as error:
         notify(f"{name} is not kept in {folder}: {error.strerror or error}")
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(handle, "wb") as out:
-            out.write(content)
-        os.replace(draft, path)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(draft)
-        raise
 
 
 Source = Literal["published", "embedded", "file"]
@@ -197,18 +173,24 @@ def find_suite(spec: SuiteSpec, *, source: str, downloader: Downloader, notify: 
 
     A folder of BENCHCTL_DATA must have the file. benchctl's own suite always comes from the package. Raises UserError.
     """
-    folder = os.environ.get("BENCHCTL_DATA")
     if spec.own:
         return _embedded(spec)
     if source == "embedded":
         notify(f"{spec.name}: embedded sample of {spec.embedded_prompts} prompts, not the published {spec.prompts}")
         return _embedded(spec)
-    if folder:
+    if folder := os.environ.get("BENCHCTL_DATA"):
         suite = _in_folder(spec, Path(folder).expanduser(), source, notify)
-    elif content := read_kept(Path(spec.file).name, spec.sha256, notify):
-        suite = SuiteBytes(content, "published", spec.address, spec.address)
     else:
-        suite = _at_address(spec, source, downloader, notify)
+        kept, content = cache_folder() / Path(spec.file).name, b""
+        with suppress(OSError):
+            content = kept.read_bytes()
+        if content and sha256(content) != spec.sha256:
+            notify(f"{kept} is damaged and is not used")
+            content = b""
+        if content:
+            suite = SuiteBytes(content, "published", spec.address, spec.address)
+        else:
+            suite = _at_address(spec, source, downloader, notify)
     if spec.terms and suite.source != "embedded":
         notify(f"{spec.name}: {spec.terms}")
     return suite
@@ -231,7 +213,14 @@ def _embedded(spec: SuiteSpec) -> SuiteBytes:
 
 
 def _in_folder(spec: SuiteSpec, folder: Path, source: str, notify: Notify) -> SuiteBytes:
-    path = _path_in(spec, folder)
+    name = Path(spec.file).name
+    if not os.path.isdir(folder):
+        raise UserError("data_folder", f"BENCHCTL_DATA={folder} is not a folder; set it to the folder with {spec.file}")
+    path = next((path for path in (folder / spec.file, folder / name) if os.path.isfile(path)), None)
+    if path is None:
+        raise UserError(
+            "data_folder", f"BENCHCTL_DATA={folder} has neither {spec.file} nor {name}; put {spec.address} there"
+        )
     content = read_file(path)
     if sha256(content) == spec.sha256:
         return SuiteBytes(content, "published", spec.address, str(path))
@@ -244,25 +233,23 @@ def _in_folder(spec: SuiteSpec, folder: Path, source: str, notify: Notify) -> Su
     return SuiteBytes(content, "file", str(path), str(path))
 
 
-def _path_in(spec: SuiteSpec, folder: Path) -> Path:
-    if not os.path.isdir(folder):
-        raise UserError("data_folder", f"BENCHCTL_DATA={folder} is not a folder; set it to the folder with {spec.file}")
-    for path in (folder / spec.file, folder / Path(spec.file).name):
-        if os.path.isfile(path):
-            return path
-    name = Path(spec.file).name
-    raise UserError(
-        "data_folder", f"BENCHCTL_DATA={folder} has neither {spec.file} nor {name}; put {spec.address} there"
-    )
-
-
 def _at_address(spec: SuiteSpec, source: str, downloader: Downloader, notify: Notify) -> SuiteBytes:
     if not downloader.offline:
         notify(f"{spec.name}: fetching the published prompts from {spec.address}")
     try:
         content = downloader.fetch(spec.address)
     except UnreachableError as error:
-        return _instead(spec, source, str(error), notify)
+        if source == "published":
+            raise UserError(
+                "suite_unreachable",
+                f"the published {spec.name} prompts are not available: no copy in {cache_folder()}, and {spec.address} "
+                f"is out of reach ({error}); set BENCHCTL_DATA, or allow the sample with --source embedded",
+            ) from None
+        notify(
+            f"{spec.name}: out of reach ({error}); using the embedded sample of {spec.embedded_prompts} prompts "
+            f"instead of the published {spec.prompts}; set BENCHCTL_DATA for the published file"
+        )
+        return _embedded(spec)
     if sha256(content) != spec.sha256:
         raise UserError(
             "not_published_file",
@@ -272,17 +259,3 @@ def _at_address(spec: SuiteSpec, source: str, downloader: Downloader, notify: No
         )
     keep(Path(spec.file).name, content, notify)
     return SuiteBytes(content, "published", spec.address, spec.address)
-
-
-def _instead(spec: SuiteSpec, source: str, reason: str, notify: Notify) -> SuiteBytes:
-    if source == "published":
-        raise UserError(
-            "suite_unreachable",
-            f"the published {spec.name} prompts are not available: no copy in {cache_folder()}, and {spec.address} "
-            f"is out of reach ({reason}); set BENCHCTL_DATA, or allow the sample with --source embedded",
-        )
-    notify(
-        f"{spec.name}: out of reach ({reason}); using the embedded sample of {spec.embedded_prompts} prompts instead "
-        f"of the published {spec.prompts}; set BENCHCTL_DATA for the published file"
-    )
-    return _embedded(spec)

@@ -3,12 +3,11 @@
 import difflib
 import json
 import os
-from dataclasses import asdict, dataclass, replace
-from functools import cache
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchctl.errors import UserError
-from benchctl.measuring.prompts.files import Line, Prompt, Reader, read_prompts, read_user_line
+from benchctl.measuring.prompts.files import Line, Prompt, read_prompts, read_user_line
 from benchctl.measuring.prompts.sources import (
     Downloader,
     Notify,
@@ -19,7 +18,8 @@ from benchctl.measuring.prompts.sources import (
     read_file,
     sha256,
 )
-from benchctl.measuring.settings import SOURCES
+
+_DOWNLOADER = Downloader()  # one for all suites of a process, so that without a network only the first waits
 
 
 def read_koala(suite: str, line: Line) -> Prompt:
@@ -35,9 +35,8 @@ def read_self_instruct(suite: str, line: Line) -> Prompt:
     given = instance.optional_text("input")
     instruction = line.text("instruction")
     text = f"{instruction}\n\n{given}" if given.strip() else instruction
-    return Prompt(
-        line.identifier("id"), suite, (text,), (instance.text("output"),), category=line.optional_text("motivation_app")
-    )
+    reference, category = (instance.text("output"),), line.optional_text("motivation_app")
+    return Prompt(line.identifier("id"), suite, (text,), reference, category)
 
 
 def read_wizardlm(suite: str, line: Line) -> Prompt:
@@ -55,44 +54,37 @@ def read_mt_bench(suite: str, line: Line) -> Prompt:
 
 def read_tasks(suite: str, line: Line) -> Prompt:
     """Each answer can be checked against the reference, which is made by rule."""
-    exact_answers = (line.text("reference"),)
-    turns = (line.text("prompt"),)
-    return Prompt(line.identifier("id"), suite, turns, category=line.text("skill"), exact_answers=exact_answers)
+    answers, turns = (line.text("reference"),), (line.text("prompt"),)
+    return Prompt(line.identifier("id"), suite, turns, category=line.text("skill"), exact_answers=answers)
 
 
 SUITES = (
     SuiteSpec(
         name="koala",
         prompts=180,
-        turns=1,
         licence="Apache-2.0",
         address="https://raw.githubusercontent.com/arnav-gudibande/koala-test-set/main/koala_test_set.jsonl",
         sha256="c8cda5c53810dc30aad34fabbb828fe3eba0957119e00916650c971905d19886",
         file="koala/koala_test_set.jsonl",
-        embedded_prompts=30,
         read=read_koala,
     ),
     SuiteSpec(
         name="self-instruct",
         prompts=252,
-        turns=1,
         licence="Apache-2.0",
         address="https://raw.githubusercontent.com/yizhongw/self-instruct/main"
         "/human_eval/user_oriented_instructions.jsonl",
         sha256="81d60a117db495cecedecd9193504fd07c5b5a42f6699ef6b0f9da10fc22f42e",
         file="self_instruct/user_oriented_instructions.jsonl",
-        embedded_prompts=30,
         read=read_self_instruct,
     ),
     SuiteSpec(
         name="wizardlm",
         prompts=218,
-        turns=1,
         licence="CC BY-NC 4.0",
         address="https://raw.githubusercontent.com/nlpxucan/WizardLM/main/WizardLM/data/WizardLM_testset.jsonl",
         sha256="e216ec20538a7040b908f654f1f767305460f0a71f01b3db9f3989c8a78f8245",
         file="wizardlm/WizardLM_testset.jsonl",
-        embedded_prompts=30,
         read=read_wizardlm,
         terms="these prompts are licensed CC BY-NC 4.0: for non-commercial use only, naming their authors (WizardLM)",
     ),
@@ -111,7 +103,6 @@ SUITES = (
     SuiteSpec(
         name="tasks",
         prompts=280,
-        turns=1,
         licence="Apache-2.0",
         embedded_prompts=280,
         read=read_tasks,
@@ -133,13 +124,13 @@ class Suite:
     @property
     def prompts_sha256(self) -> str:
         """sha256 of the prompts in use, as JSON with sorted keys: equal when the same prompts run in the same order."""
-        text = json.dumps([_hashed(prompt) for prompt in self.prompts], sort_keys=True, separators=(",", ":"))
+        # Exact answers only where a prompt has some, so that other prompts keep the hash that older files hold.
+        prompts = [
+            {name: value for name, value in asdict(prompt).items() if value or name != "exact_answers"}
+            for prompt in self.prompts
+        ]
+        text = json.dumps(prompts, sort_keys=True, separators=(",", ":"))
         return sha256(text.encode())
-
-
-def _hashed(prompt: Prompt) -> dict[str, object]:
-    """Its fields; exact answers only where it has some, so that other prompts keep the hash that older files hold."""
-    return {name: value for name, value in asdict(prompt).items() if value or name != "exact_answers"}
 
 
 def suite_names() -> tuple[str, ...]:
@@ -160,39 +151,24 @@ def load_suite(
     the first N prompts in file order; the whole file is checked. `notify` gets a sentence about a download or a
     substitute. Raises UserError.
     """
-    if source not in SOURCES:
-        raise UserError("unknown_source", f'unknown source "{source}"; use one of: {", ".join(SOURCES)}')
-    if limit is not None and limit < 1:
-        raise UserError("limit_too_small", f"the limit of prompts is {limit}; it must be 1 or more")
     spec = next((spec for spec in SUITES if spec.name == name_or_path), None)
-    if spec is None:
-        return _suite(*_own_file(name_or_path), read_user_line, limit)
-    network = downloader or _process_downloader()
-    content = find_suite(spec, source=source, downloader=network, notify=notify)
-    return replace(_suite(spec.name, content, spec.read, limit), own=spec.own)
+    if spec is not None:
+        content = find_suite(spec, source=source, downloader=downloader or _DOWNLOADER, notify=notify)
+        name, read = spec.name, spec.read
+    else:
+        content, read = _own_file(name_or_path), read_user_line
+        # A file named like a known suite keeps its suffix, so that no table shows it as that suite.
+        path = Path(name_or_path)
+        name = path.name if path.stem in suite_names() else path.stem
+    prompts = read_prompts(name, content.file, content.content, read)[:limit]
+    return Suite(name, prompts, content.source, content.origin, sha256(content.content), spec is not None and spec.own)
 
 
-@cache
-def _process_downloader() -> Downloader:
-    """One for all suites of a process, so that without a network only the first waits."""
-    return Downloader()
-
-
-def _suite(name: str, content: SuiteBytes, reader: Reader, limit: int | None) -> Suite:
-    prompts = read_prompts(name, content.file, content.content, reader)
-    return Suite(name, prompts[:limit], content.source, content.origin, sha256(content.content))
-
-
-def _own_file(text: str) -> tuple[str, SuiteBytes]:
+def _own_file(text: str) -> SuiteBytes:
     path = Path(text)
-    if not (os.path.exists(path) or path.suffix or len(path.parts) > 1):
-        raise UserError("unknown_suite", _unknown(text))
-    # A file named like a known suite keeps its suffix, so that no table shows it as that suite.
-    name = path.name if path.stem in suite_names() else path.stem
-    return name, SuiteBytes(read_file(path), "file", text, text)
-
-
-def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name.lower().replace("_", "-"), suite_names(), n=1)
+    if os.path.exists(path) or path.suffix or len(path.parts) > 1:
+        return SuiteBytes(read_file(path), "file", text, text)
+    near = difflib.get_close_matches(text.lower().replace("_", "-"), suite_names(), n=1)
     hint = f' Did you mean "{near[0]}"?' if near else ""
-    return f'unknown bench "{name}"; known: {", ".join(suite_names())}, or the path of a .jsonl file.{hint}'
+    known = ", ".join(suite_names())
+    raise UserError("unknown_suite", f'unknown bench "{text}"; known: {known}, or the path of a .jsonl file.{hint}')
