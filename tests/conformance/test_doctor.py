@@ -58,7 +58,9 @@ def test_every_check_is_shown_to_fail() -> None:
     assert {*(check for check, _, _ in MUTANTS), "engaged"} == set(CHECKS) == set(WHAT)
 
 
-@pytest.mark.parametrize("label", ["two_model", "prompt_lookup", "medusa", "lookahead", "m2r2", *MODES])
+@pytest.mark.parametrize(
+    "label", ["two_model", "prompt_lookup", "medusa", "lookahead", "m2r2", "skip_decode", "mixture_of_depths", *MODES]
+)
 def test_what_a_method_is_for_is_seen(label: str, tmp_path: Path) -> None:
     assert [ON_A_TARGET["engaged"](MethodUnderTest(label, tmp_path), random_models(kind)) for kind in KINDS] == [
         None,

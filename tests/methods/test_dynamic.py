@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 import torch
 from gate_exits import GateAnswer, GateRule, gate_answer
+from plain_depths import picked_from
 from runs import LAYERS, NEW_TOKENS, Pair, answer, pair, prepared, prompt_of, run
 from streams import assert_cached_as_if_fresh
-from torch import Tensor
-from untrained import facts_of, untrained
+from untrained import untrained
 
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Context
-from benchctl.decoding.modules.folder import save_modules
 from benchctl.decoding.sampling import Sampling
-from benchctl.errors import UserError
-from benchctl.methods.m2r2 import M2R2
 from benchctl.methods.m2r2.gates import Interval
 from benchctl.methods.m2r2.training import TwoStreams
 from benchctl.methods.m2r2_dynamic import M2R2Dynamic, trajectory_shares
@@ -36,14 +31,6 @@ THRESHOLDS = {
 }
 
 
-@dataclass(frozen=True)
-class Logged:
-    """A generation and the logits [tokens, vocabulary] each of its tokens was chosen by."""
-
-    generation: Generation
-    logits: Tensor
-
-
 def label_of(rule: GateRule, gates: str, more: str = "") -> str:
     options = f"router={rule.router},threshold={rule.threshold},kv_fill={rule.kv_fill}"
     return f"m2r2_dynamic[gates={gates},{options}{more}]"
@@ -57,19 +44,6 @@ def streams_of(label: str, models: Pair) -> TwoStreams:
     return module
 
 
-def logged(monkeypatch: pytest.MonkeyPatch, label: str, models: Pair, prompt: list[int], limit: int) -> Logged:
-    seen: list[Tensor] = []
-    pick = Context.pick
-
-    def noting(context: Context, logits: Tensor) -> int:
-        seen.append(logits.clone())
-        return pick(context, logits)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Context, "pick", noting)
-        return Logged(run(label, models.target, prompt, limit), torch.cat(seen))
-
-
 def truth(
     models: Pair, rule: GateRule, gates: str, prompt: list[int], limit: int = NEW_TOKENS, more: str = ""
 ) -> GateAnswer:
@@ -77,10 +51,15 @@ def truth(
         return gate_answer(models.naive, streams_of(label_of(rule, gates, more), models), rule, prompt, limit)
 
 
-def assert_as_told(found: Logged, expected: GateAnswer) -> None:
-    assert list(found.generation.token_ids) == expected.tokens
-    assert list(found.generation.layers) == expected.ran
-    assert (found.logits - expected.logits).abs().max() < 1e-9
+def assert_decodes(
+    monkeypatch: pytest.MonkeyPatch, label: str, models: Pair, prompt: list[int], expected: GateAnswer
+) -> None:
+    """Tokens, layers, and the logits that each token was chosen by."""
+    with monkeypatch.context() as patch:
+        picked = picked_from(patch)
+        got = run(label, models.target, prompt, NEW_TOKENS)
+    assert (list(got.token_ids), list(got.layers)) == (expected.tokens, expected.ran)
+    assert (torch.cat(picked) - expected.logits).abs().max() < 1e-9
 
 
 @pytest.mark.slow
@@ -95,7 +74,7 @@ def test_tokens_exits_and_logits_are_those_of_full_recomputation(
         for prompt_tokens in (1, 13):
             prompt = prompt_of(prompt_tokens, seed)
             expected = truth(models, rule, "1+3", prompt)
-            assert_as_told(logged(monkeypatch, label_of(rule, "1+3"), models, prompt, NEW_TOKENS), expected)
+            assert_decodes(monkeypatch, label_of(rule, "1+3"), models, prompt, expected)
             left |= set(expected.exits[1:])
     assert left == {1, 3, LAYERS}
 
@@ -106,7 +85,7 @@ def test_every_router_decides_as_its_formula_says(monkeypatch: pytest.MonkeyPatc
     for threshold in THRESHOLDS[router]:
         rule = GateRule(router, threshold, "rate_map")
         expected = truth(models, rule, "1+3", prompt_of(13))
-        assert_as_told(logged(monkeypatch, label_of(rule, "1+3"), models, prompt_of(13), NEW_TOKENS), expected)
+        assert_decodes(monkeypatch, label_of(rule, "1+3"), models, prompt_of(13), expected)
         left |= set(expected.exits[1:])
     assert len(left) > 1
 
@@ -116,7 +95,7 @@ def test_stand_ins_of_a_slower_trajectory_end_at_the_gate(monkeypatch: pytest.Mo
     models, rule, more = pair("llama"), GateRule("arla", 0.4, "rate_map"), ",rate=1.2,adapters=hybrid,rank=5"
     expected = truth(models, rule, "2", prompt_of(13), more=more)
     assert 2 in expected.exits
-    assert_as_told(logged(monkeypatch, label_of(rule, "2", more), models, prompt_of(13), NEW_TOKENS), expected)
+    assert_decodes(monkeypatch, label_of(rule, "2", more), models, prompt_of(13), expected)
 
 
 @pytest.mark.slow
@@ -177,23 +156,6 @@ def test_above_one_no_token_leaves_and_at_nought_each_does_at_the_first_gate() -
             assert always.layers == (LAYERS,) + (2,) * 11
 
 
-@pytest.mark.slow
-def test_nothing_of_one_prompt_is_left_for_the_next() -> None:
-    models = pair("llama")
-    for fill in FILLS:
-        label = label_of(GateRule("arla", 0.4, fill), "1+3")
-        method = prepared(label, models.target)
-        again = [decode(method, models.target, DecodeRequest(prompt_of(tokens), NEW_TOKENS)) for tokens in (13, 2, 13)]
-        assert again[0] == again[2]
-        assert again[1].token_ids == run(label, models.target, prompt_of(2), NEW_TOKENS).token_ids
-
-
-def test_a_mixture_of_experts_leaves_too() -> None:
-    models = pair("mixtral", 3)
-    found = run(label_of(GateRule("arla", 0.5, "rate_map"), "1+3"), models.target, prompt_of(13), NEW_TOKENS)
-    assert len(set(found.layers)) > 1
-
-
 def test_a_stand_in_is_where_the_trajectory_was_to_meet_the_skipped_state() -> None:
     """The examples of the docstrings; with rate 2 the gate at layer 2 reaches slow layer 4, and none above."""
     third = 1 / 3
@@ -213,70 +175,3 @@ def test_a_stand_in_is_where_the_trajectory_was_to_meet_the_skipped_state() -> N
     for interval in (Interval(0, 4, 16), Interval(4, 8, 16), Interval(2, 5, 12, 1.5)):
         for layer in range(interval.first, interval.gate + 1):
             assert interval.meets(interval.reaches(layer)) == pytest.approx(layer)
-
-
-@pytest.mark.parametrize("router", ["arla", "linear"])
-def test_a_folder_without_a_router_serves_what_needs_none_and_says_how_to_get_one(tmp_path: Path, router: str) -> None:
-    models, method = pair("llama"), M2R2(gates="1+3")
-    folder = tmp_path / "adapters"
-    save_modules(folder, untrained(method, models.target), facts_of("m2r2", method, models.target))
-    for options in ("m2r2[", "m2r2_dynamic[router=softmax_gap,", "m2r2_dynamic[router=state_cosine,"):
-        served = build(f"{options}gates=1+3,modules={folder}]")
-        served.prepare(models.target)
-    asking = build(f"m2r2_dynamic[router={router},gates=1+3,modules={folder}]")
-    with pytest.raises(UserError) as refusal:
-        asking.prepare(models.target)
-    said = str(refusal.value)
-    assert f"{folder}: holds no router; train one" in said
-    assert f"benchctl train 'm2r2_dynamic[router={router},modules={folder}]' --model MODEL --out NEW" in said
-
-
-def test_a_folder_with_a_router_serves_every_mode_but_another_router(tmp_path: Path) -> None:
-    models, method = pair("llama"), M2R2Dynamic(gates="1+3")
-    save_modules(tmp_path / "both", untrained(method, models.target), facts_of("m2r2_dynamic", method, models.target))
-    for options in ("m2r2[", "m2r2_dynamic[", "m2r2_dynamic[router=softmax_max,"):
-        served = build(f"{options}gates=1+3,modules={tmp_path / 'both'}]")
-        served.prepare(models.target)
-    other = build(f"m2r2_dynamic[router=linear,gates=1+3,modules={tmp_path / 'both'}]")
-    with pytest.raises(UserError, match="they were trained with router=arla"):
-        other.prepare(models.target)
-
-
-@pytest.mark.parametrize("option", ["rate=2.0", "alpha=9.0"])
-def test_adapters_trained_for_another_rate_or_scale_are_refused(tmp_path: Path, option: str) -> None:
-    """No shape tells, and they would serve worse than they can without a word."""
-    models, method = pair("llama"), M2R2(gates="1+3")
-    save_modules(tmp_path / "m", untrained(method, models.target), facts_of("m2r2", method, models.target))
-    other = build(f"m2r2[gates=1+3,{option},modules={tmp_path / 'm'}]")
-    with pytest.raises(UserError, match=f"trained with {option.partition('=')[0]}="):
-        other.prepare(models.target)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("threshold=-0.1", "threshold is -0.1; it must not be negative"),
-        ("router=oracle", "it takes arla or linear or softmax_gap"),
-        ("kv_fill=copy", "it takes rate_map or copy_p or copy_h or deferred_exact or absent"),
-        ("mode=exit", "no option 'mode'"),
-        ("width=3", "no option 'width'"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(options: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        build(f"m2r2_dynamic[{options}]")
-
-
-@pytest.mark.parametrize(
-    ("label", "option"),
-    [("m2r2[threshold=0.1]", "threshold"), ("m2r2[mode=dynamic,width=3]", "width"), ("m2r2[mode=aot,exit=1]", "exit")],
-)
-def test_an_option_of_another_set_up_is_refused(label: str, option: str) -> None:
-    with pytest.raises(UserError, match=f"no option '{option}'"):
-        build(label)
-
-
-def test_each_mode_claims_what_it_keeps() -> None:
-    speculative, dynamic = build("m2r2[width=3]"), build("m2r2_dynamic[threshold=0.1]")
-    assert (speculative.exactness, speculative.reason) == ("exact", "")
-    assert dynamic.exactness == "lossy" and "not verified" in dynamic.reason

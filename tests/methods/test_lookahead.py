@@ -14,7 +14,6 @@ from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.verify import verify_greedy
-from benchctl.errors import UserError
 from benchctl.methods.lookahead import Lookahead, _merged
 from benchctl.registry import build
 
@@ -179,12 +178,6 @@ def test_guesses_that_begin_alike_share_rows_and_the_longest_match_is_accepted()
     assert draft.tokens == (5, 7, 8, 6, 8)
     assert draft.parents == (ROOT, 0, 0, ROOT, 3)
     assert verify_greedy(draft, [5, 8, 0, 4, 0, 0]).path == (0, 2)
-
-
-@pytest.mark.parametrize(("option", "least"), [("ngram", 2), ("window", 1), ("guesses", 0)])
-def test_options_below_what_makes_sense_are_refused_by_name(option: str, least: int) -> None:
-    with pytest.raises(UserError, match=f"{option} is {least - 1}; it must be at least {least}"):
-        build(f"lookahead[{option}={least - 1}]")
 
 
 def test_a_window_larger_than_the_context_is_unsupported_by_name() -> None:
