@@ -38,7 +38,7 @@ WHAT: dict[str, str] = {
     "engaged": "drafts are accepted, or layers left out",
     "greedy": "greedy answers are the target's",
     "sampled": "sampled answers have the target's distribution",
-    "counting": "steps count what they commit",
+    "counting": "all passes of the target are counted",
     "limits": "answers end at the limit",
     "stops": "answers end at the first stop token",
     "isolation": "earlier prompts change nothing",

@@ -18,6 +18,7 @@ from scipy import special, stats
 from benchctl.conformance.distributions import Drawing, Text, distribution, total_variation
 from benchctl.conformance.examine import guarded
 from benchctl.conformance.findings import Deviation, Finding, Held, Result, Skipped, finding, shown
+from benchctl.decoding.counting import count_step
 from benchctl.decoding.loop import DecodeRequest, Generation, decode, open_context
 from benchctl.decoding.method import Method, PlainDrafter, Speculative
 from benchctl.decoding.model.target import Target
@@ -154,7 +155,8 @@ def _fresh(case: Case, prompt: Sequence[int], got: Generation, at: int) -> _Roun
         context.tokens += [*served.read(prompt), *said[:-1]]
         case.method.start(context)
         context.tokens.append(said[-1])
-        step = case.method.step(context)
+        context.stream.runs.clear()
+        step = count_step(context, case.method.step(context), context.stream.runs)
     return _Round(step.drafted, min(step.accepted, len(rest)), min(len(step.tokens), len(rest)))
 
 
