@@ -14,6 +14,7 @@ from doctor_mutants import MUTANTS, ChoosesItself, Plain, Raises, RaisingReason,
 
 from benchctl import registry
 from benchctl.cli import main
+from benchctl.conformance import findings
 from benchctl.conformance.checks import _roles
 from benchctl.conformance.examine import OF_THE_METHOD, ON_A_TARGET, WHAT, examine, guarded
 from benchctl.conformance.findings import Deviation, Skipped
@@ -32,7 +33,7 @@ MODES = (
     "deed[mode=draft,threshold=0.3]",
     "medusa[accept=typical]",
 )
-CHECKS: dict[str, Callable[..., object]] = {**OF_THE_METHOD, **ON_A_TARGET}
+CHECKS: dict[str, Callable[..., findings.Result]] = {**OF_THE_METHOD, **ON_A_TARGET}
 
 
 def _name(value: object) -> str:

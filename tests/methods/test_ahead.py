@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from offloading import recorded_visits
 from oracles import autoregressive
-from runs import NEW_TOKENS, Pair, answer, pair, prepared, prompt_of
+from runs import Pair, pair, prepared, prompt_of
 from target_batches import answered, batch_of, learn
 from torch import Tensor
 from two_streams import accelerated_states
@@ -102,19 +102,6 @@ def test_the_experts_fetched_ahead_are_those_the_definition_names(spare: int) ->
             assert list(experts) == expected[ahead].topk(TOP_K + spare).indices.tolist()
     by_layer = {visit.layer: tuple(visit.predicted) for visit in visits[layers:]}
     assert by_layer == {0: (1,), 1: (2,), 2: (3,), 3: ()}
-
-
-@pytest.mark.parametrize(
-    "label", ["m2r2_prefetch", f"m2r2_prefetch[{OPTIONS},policy=lfu,capacity=2,spare=2,tier=file]"]
-)
-@pytest.mark.parametrize("family", ["mixtral", "olmoe"])
-def test_output_is_the_resident_model_s(label: str, family: str) -> None:
-    models = pair(family, 3)
-    for prompt_tokens in (1, 13):
-        method = prepared(label, models.target)
-        got = decode(method, models.target, DecodeRequest(prompt_of(prompt_tokens, 3), NEW_TOKENS))
-        assert list(got.token_ids) == answer(family, 3, prompt_tokens)
-        assert got.counters["loads"] > 0 and 0 <= got.counters["predicted_needed"] <= got.counters["predicted"]
 
 
 def test_no_prediction_survives_its_prompt() -> None:

@@ -98,13 +98,6 @@ def test_exact_methods_give_the_answer_of_the_plain_decoder(label: str, kind: st
         assert generation.stop_reason == "length"
 
 
-def test_generation_is_that_of_transformers() -> None:
-    model = tiny_t5("gated-gelu")
-    settings = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "use_cache": False, "eos_token_id": -1}
-    theirs = model.generate(torch.tensor([SOURCE]), decoder_start_token_id=START, **settings)[0, 1:].tolist()
-    assert list(generate("autoregressive", Target(model, None)).token_ids) == theirs
-
-
 def gap_leaves(plain: PlainT5, exits: tuple[int, ...], threshold: float) -> Callable[[Tensor], int | None]:
     def decide(states: Tensor) -> int | None:
         for exit in exits:

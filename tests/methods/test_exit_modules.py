@@ -193,24 +193,22 @@ def _by_hand(models: Pair, module: Exits, text: list[int], weights: list[float])
     return losses
 
 
-def test_the_loss_of_trained_exits_is_their_mean() -> None:
-    models, weights = pair("llama"), [float(number % 3) for number in range(20)]
-    module, batch = (
-        noisy_exits("early_exit[head=trained]", models),
-        batch_of(models.naive, [prompt_of(20)], [weights]),
-    )
+@pytest.mark.parametrize(
+    ("label", "shares"),
+    [
+        ("early_exit[head=trained]", {1: 1 / 3, 2: 1 / 3, 3: 1 / 3}),
+        ("deed[exits=1+3]", {1: 1 / 3, 3: 1 / 3, LAYERS: 1 / 3 + 1}),
+    ],
+)
+def test_the_loss_is_a_mean_over_exits_and_in_deep_supervision_the_last_layer_again(
+    label: str, shares: dict[int, float]
+) -> None:
+    models, weights, method = pair("llama"), [float(number % 3) for number in range(20)], build(label)
+    assert isinstance(method, EarlyExit | Deed)
+    module, batch = noisy_exits(label, models), batch_of(models.naive, [prompt_of(20)], [weights])
     losses = _by_hand(models, module, prompt_of(20), weights)
-    expected = (losses[1] + losses[2] + losses[3]) / 3
-    got = EarlyExit(head="trained").loss(module.float(), batch).double()
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_deep_supervision_is_the_mean_over_all_layers_and_the_last_again() -> None:
-    models, weights = pair("llama"), [float(number % 3) for number in range(20)]
-    module, batch = noisy_exits("deed[exits=1+3]", models), batch_of(models.naive, [prompt_of(20)], [weights])
-    losses = _by_hand(models, module, prompt_of(20), weights)
-    expected = (losses[1] + losses[3] + losses[LAYERS]) / 3 + losses[LAYERS]
-    got = Deed(exits="1+3").loss(module.float(), batch).double()
+    expected = torch.stack([share * losses[layer] for layer, share in shares.items()]).sum()
+    got = method.loss(module.float(), batch).double()
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 

@@ -170,25 +170,6 @@ class TestThrottled:
         assert counters["prefill_stall_s"] == pytest.approx(counters["prefill_loads"] * expert_s)
         assert counters["bandwidth_mb_s"] == 1.0
 
-    def test_what_is_fetched_ahead_is_hidden_by_what_is_computed_meanwhile(self) -> None:
-        """All of layer 1 is guessed at layer 0 and there is time for it: only layers 0 and 2 are waited for."""
-        on, timer = target(), HandTimer()
-        offload = Offload(on, OffloadSettings("on_demand", 18, bandwidth_mb_s=1.0))
-
-        class Ahead(Plain):
-            def serve(self, target: Target, timer: Timer | None):  # type: ignore[no-untyped-def]
-                return offload.serve(timer, self.predict)
-
-            def predict(self, layer: int, residual: Tensor) -> Mapping[int, Sequence[int]]:
-                return {1: range(EXPERTS)} if layer == 0 else {}
-
-        plain = _decode(ExpertOffload("on_demand", capacity=18, bandwidth_mb_s=1.0), on, timer=HandTimer()).counters
-        ahead = _decode(Ahead(), on, timer=timer).counters
-        assert ahead == {}
-        counters = offload.counters()
-        assert counters["ready"] + counters["late"] >= (NEW_TOKENS - 1) * TOP_K
-        assert counters["stall_s"] <= plain["stall_s"] * (EXPERTS + 2 * TOP_K) / (3 * TOP_K)
-
     def test_transfers_follow_each_other_without_a_gap_and_never_overlap(self) -> None:
         timer = HandTimer()
         with _loader(timer, capacity=3) as loader:
