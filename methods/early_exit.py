@@ -110,14 +110,12 @@ class EarlyExit(ExitPolicy, Trainable):
         """For each exit a module where they are trained, and a linear score of its state where it is classified."""
         if not self.needs_modules:
             others = "early_exit[head=trained] and early_exit[confidence=classifier] have"
-            raise UserError(
-                "nothing_to_train", f"head=target with confidence={self.confidence} has nothing to train; {others}"
-            )
+            message = f"head=target with confidence={self.confidence} has nothing to train; {others}"
+            raise UserError("nothing_to_train", message)
         if problem := self.unsupported(info):
             raise UserError("cannot_be_trained", f"early_exit cannot be trained for this target: {problem}")
         layers, width, device = self.exit_layers(info), info.hidden_size, lm_head.device
-        trained, classified = self.head == "trained", self.confidence == "classifier"
-        scale = self.alpha / self.rank
+        trained, classified, scale = self.head == "trained", self.confidence == "classifier", self.alpha / self.rank
         modules = {layer: ExitModule(width, self.rank, device, scale=scale) for layer in layers if trained}
         for module in modules.values():
             module.requires_grad_(not classified)
@@ -137,18 +135,14 @@ class EarlyExit(ExitPolicy, Trainable):
             self._classifiers = self.load_exits("early_exit", target).classifier
 
     def decide(self, context: Context, view: View) -> bool:
-        threshold = self._threshold(context)
-        return threshold == 0 or self._confidence(view) >= threshold  # 0 needs no softmax
-
-    def _confidence(self, view: View) -> float:
-        if self.confidence != "classifier":
-            return view.confidence(self.confidence)
-        return chance(self._classifiers[str(view.layer)](view.state))
-
-    def _threshold(self, context: Context) -> float:
-        if not self.decay:
-            return self.threshold
-        return decayed(self.threshold, self.decay, context.stream.length - context.prompt_tokens, context.limit_tokens)
+        threshold, answered = self.threshold, context.stream.length - context.prompt_tokens
+        if self.decay:
+            threshold = decayed(threshold, self.decay, answered, context.limit_tokens)
+        if threshold == 0:
+            return True  # without a softmax
+        if self.confidence == "classifier":
+            return chance(self._classifiers[str(view.layer)](view.state)) >= threshold
+        return view.confidence(self.confidence) >= threshold
 
     def plain_drafter(self, target: Target, draft_model: Target | None) -> PlainDrafter | None:
         """Of mode=draft without trained modules or decay: proposals up to the first token that no exit is sure of."""

@@ -107,13 +107,10 @@ class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, MonotoneThreshold):
         return GateView(layer, self._runs[layer](stream, 1), stream.target.head)
 
     def decide(self, context: Context, view: View) -> bool:
-        return self._confidence(view) >= self.threshold
-
-    def _confidence(self, view: View) -> float:
         if self.router == "arla" or self.router == "linear":
             assert isinstance(view, GateView)
-            return self._deciders[view.layer](view.trail)
-        return view.confidence(self.router)
+            return self._deciders[view.layer](view.trail) >= self.threshold
+        return view.confidence(self.router) >= self.threshold
 
     def step(self, context: Context) -> tuple[int]:
         return self.exit_step(context, self._fill)

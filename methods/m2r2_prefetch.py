@@ -86,7 +86,7 @@ class M2R2Prefetch(TwoStreamMethod, OffloadsExperts):
         self._runs = [streams.run(interval, blocks, self._predictor.note) for interval in streams.intervals]
 
     def serve(self, target: Target, timer: Timer | None) -> AbstractContextManager[Target]:
-        self._predictor.forget()  # the state of a generation that failed
+        self._predictor.state = None  # that of a generation that failed
         return self._offload.serve(timer, self._predictor)
 
     def counters(self) -> Mapping[str, float]:
@@ -106,19 +106,16 @@ class StreamPredictor:
 
     def __init__(self, blocks: Sequence[Layer], intervals: Sequence[Interval], experts: int) -> None:
         self._blocks, self._experts = blocks, experts
-        self._state: Tensor | None = None
+        self.state: Tensor | None = None
         passed = [(interval, layer) for interval in intervals for layer in range(interval.first + 1, interval.gate + 1)]
         self._coming = {layer - 1: coming(interval, layer) for interval, layer in passed}
 
     def note(self, state: Tensor) -> None:
         """The accelerated state [1, width] of the layer whose experts are about to run."""
-        self._state = state
-
-    def forget(self) -> None:
-        self._state = None
+        self.state = state
 
     def __call__(self, layer: int, residual: Tensor) -> Mapping[int, Sequence[int]]:
-        state, self._state = self._state, None  # a state is asked once; where no accelerated row ran there is none
+        state, self.state = self.state, None  # a state is asked once; where no accelerated row ran there is none
         if state is None:
             return {}
         return {ahead: rank_experts(self._blocks[ahead], state, self._experts) for ahead in self._coming[layer]}
@@ -141,18 +138,15 @@ def forecast_loss(module: TwoStreams, target_batch: TrainingBatch) -> Tensor:
     losses = torch.zeros_like(weights, dtype=torch.float32)
     for interval in module.intervals:
         trail = trajectories.along(interval)
-        divergences = [_divergence(*pair) for _, *pair in _choices(target_batch, trajectories, interval, trail)]
+        divergences = []
+        for _, true, predicted in _choices(target_batch, trajectories, interval, trail):
+            wanted, said = true.float().log_softmax(-1), predicted.float().log_softmax(-1)
+            divergences.append((wanted.exp() * (wanted - said)).sum(-1))
         if divergences:
             losses = losses + torch.stack(divergences).mean(0)
         distances = [1 - cosine for cosine in trajectory_cosines(target_batch, interval, trail)]
         losses = losses + COSINE_SHARE * torch.stack(distances).mean(0)
     return (losses * weights).sum()
-
-
-def _divergence(true: Tensor, predicted: Tensor) -> Tensor:
-    """[rows, n] for gate logits [rows, n, experts]."""
-    wanted, said = true.float().log_softmax(-1), predicted.float().log_softmax(-1)
-    return (wanted.exp() * (wanted - said)).sum(-1)
 
 
 def _choices(
@@ -185,22 +179,16 @@ def forecast_yardsticks(module: TwoStreams, target_batch: TrainingBatch) -> Mapp
     tallies: dict[str, Tally] = {}
     for interval in module.intervals:
         trail = trajectories.along(interval)
-        slow = [
-            target_batch.states[interval.first],
-            *(trajectories.attended(index) for index in range(interval.first, interval.gate)),
-        ]
+        attended = map(trajectories.attended, range(interval.first, interval.gate))
+        slow = [target_batch.states[interval.first], *attended]
         for kind, states in (("", trail), ("_slow", slow)):
             for number, true, predicted in _choices(target_batch, trajectories, interval, states):
                 mlp = target_batch.layer(number - 1).mlp
                 assert isinstance(mlp, Experts)
-                tallies[f"recall_{number}{kind}"] = _recall(true, predicted, mlp.top_k, weights)
+                needed, named = (logits.topk(mlp.top_k).indices for logits in (true, predicted))
+                hits = (needed.unsqueeze(-1) == named.unsqueeze(-2)).any(-1).float().mean(-1)
+                tallies[f"recall_{number}{kind}"] = tally(hits, weights)
     for kind in ("", "_slow"):
         of_kind = [tally for name, tally in tallies.items() if name.endswith("_slow") == bool(kind)]
         tallies[f"recall{kind}"] = sum(of_kind, Tally(0.0, 0.0))
     return tallies
-
-
-def _recall(true: Tensor, predicted: Tensor, count: int, weights: Tensor) -> Tally:
-    needed, named = true.topk(count).indices, predicted.topk(count).indices
-    hits = (needed.unsqueeze(-1) == named.unsqueeze(-2)).any(-1).float().mean(-1)
-    return tally(hits, weights)

@@ -61,7 +61,12 @@ class TwoModel(Speculative, UsesDraftModel):
         unread = context.tokens[self._stream.length :]
         chain = Chain(context)
         for _ in range(min(self.draft_tokens, budget, room)):
-            draft_logits = _fit(self._feed(unread), context.target.vocabulary)
+            draft_logits = self._feed(unread)
+            # Heads of one tokenizer may be padded to different widths; padding is never drafted.
+            missing = context.target.vocabulary - draft_logits.shape[-1]
+            if missing > 0:
+                draft_logits = F.pad(draft_logits, (0, missing), value=-torch.inf)
+            draft_logits = draft_logits[:, : context.target.vocabulary]
             token = chain.add(draft_logits)
             if self.confidence and float(draft_logits.softmax(-1)[0, token]) < self.confidence:
                 break
@@ -91,9 +96,3 @@ class TwoModel(Speculative, UsesDraftModel):
         draft_logits = self._stream.logits(len(tokens) - 1)
         self._stream.keep(range(len(tokens)))
         return draft_logits
-
-
-def _fit(draft_logits: Tensor, vocabulary: int) -> Tensor:
-    """Heads of one tokenizer may be padded to different widths; padding is never drafted."""
-    missing = vocabulary - draft_logits.shape[-1]
-    return F.pad(draft_logits, (0, missing), value=-torch.inf) if missing > 0 else draft_logits[:, :vocabulary]

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from benchctl.decoding.modules.exit_policy import read_exits
 from benchctl.decoding.modules.trainable import Tally
 from benchctl.errors import UserError
-from benchctl.methods.skip_decode.schedule import DepthSchedule, FixedDepths, text_depths
+from benchctl.methods.skip_decode import SkipDecode
+from benchctl.methods.skip_decode.schedule import DepthSchedule, text_depths
 from benchctl.registry import Label, build, parse_label
 from benchctl.training.data.packing import Batch
 from benchctl.training.modules.objective import (
@@ -202,7 +203,7 @@ def _of_exits(text: str, layers: int) -> ObjectiveConfig:
 
 def _of_depths(text: str, layers: int) -> ObjectiveConfig:
     method = build(text)
-    if not isinstance(method, FixedDepths):
+    if not isinstance(method, SkipDecode):
         raise UserError(
             "depths_not_fixed",
             f"--depths {text}: its depths are not fixed in advance; give skip_decode, with its options",

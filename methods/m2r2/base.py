@@ -15,7 +15,7 @@ from benchctl.decoding.modules.folder import load_modules
 from benchctl.decoding.modules.trainable import SecondStage, Tally, Trainable, TrainingBatch, TrainingDefaults
 from benchctl.errors import UserError
 
-from .gates import Interval, default_gates, intervals_between, read_gates, unfit_gates
+from .gates import Interval, default_gates, intervals_between, read_gates
 from .training import TwoStreams, gate_loss, gate_yardsticks
 
 
@@ -55,7 +55,9 @@ class TwoStreamMethod(Method, Trainable):
         return intervals_between(gates, layers, self.rate or self.default_rate)
 
     def unsupported(self, target: TargetInfo) -> str | None:
-        return unfit_gates(self.intervals(target.layers), target.layers)
+        intervals, layers = self.intervals(target.layers), target.layers
+        gate = intervals[-1].gate if intervals else 1
+        return f"gate {gate} is not below the target's {layers} layers" if gate >= layers or not intervals else None
 
     def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
         return self.build_streams(info, lm_head)

@@ -16,8 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_SHARES = (1 / 8, 1 / 4, 1 / 2)
-
 
 @dataclass(frozen=True)
 class Interval:
@@ -69,13 +67,8 @@ def read_gates(text: str) -> tuple[int, ...]:
 
 def default_gates(layers: int) -> tuple[int, ...]:
     """1/8, 1/4 and 1/2 of the depth, each layer once and none the last (ours)."""
-    return tuple(gate for gate in sorted({max(1, round(share * layers)) for share in _SHARES}) if gate < layers)
-
-
-def unfit_gates(intervals: Sequence[Interval], layers: int) -> str | None:
-    """Why a target of this depth has no such intervals; None when it has."""
-    gate = intervals[-1].gate if intervals else 1
-    return f"gate {gate} is not below the target's {layers} layers" if gate >= layers or not intervals else None
+    gates = {max(1, round(share * layers)) for share in (1 / 8, 1 / 4, 1 / 2)}
+    return tuple(gate for gate in sorted(gates) if gate < layers)
 
 
 def intervals_between(gates: Sequence[int], layers: int, rate: float = 0.0) -> list[Interval]:

@@ -110,13 +110,14 @@ class AcceleratedLayer:
     def _mixed(self, states: Tensor, rows: int, cache: Cache, index: int, layout: PairedLayout) -> Tensor:
         """[rows + pairs, queries] what each row takes from the values that it sees."""
         normed = self._layer.attention_norm(states)
-        queries, kv = project(self._layer.attention, normed, layout.rotary, partial(self._adapt, normed[rows:]))
+
+        def adapt(flat: Tensor) -> None:
+            """Change the accelerated rows' queries, the first columns of ``flat`` [rows + pairs, all heads]."""
+            self._query.add_to(flat[rows:, : self._query_size], normed[rows:])
+
+        queries, kv = project(self._layer.attention, normed, layout.rotary, adapt)
         keys, values = cache.write(index, layout.start, kv[:, :rows])  # those of the accelerated rows are dropped
         return mix(self._layer.attention, queries, keys, values, layout)
-
-    def _adapt(self, normed: Tensor, flat: Tensor) -> None:
-        """Change the accelerated rows' queries, the first columns of ``flat`` [rows + pairs, all heads]."""
-        self._query.add_to(flat[-normed.shape[0] :, : self._query_size], normed)
 
     def _through_mlp(self, states: Tensor, rows: int) -> Tensor:
         mlp, normed = self._layer.mlp, self._layer.mlp_norm(states)
@@ -169,16 +170,12 @@ class PairedRun:
         trail.append(both[rows:])
         for index, layer in enumerate(self._layers, self._first):
             if self._defers_last and index == self._last:
-                trail.append(self._lead(layer, both, rows, cache, paired))
+                done = cache.lengths[index]
+                if done > layout.start:
+                    raise ValueError(f"layer {index} has already run rows that were to wait before it")
+                trail.append(layer.lead(both, rows, cache, index, paired))
+                cache.lengths[index] = done  # writing keys and values counted the rows as done, but they still wait
             else:
                 both = layer.run(both, rows, cache, index, paired)
                 trail.append(both[rows:])
         return both[:rows]
-
-    def _lead(self, layer: AcceleratedLayer, both: Tensor, rows: int, cache: Cache, layout: PairedLayout) -> Tensor:
-        done = cache.lengths[self._last]
-        if done > layout.start:
-            raise ValueError(f"layer {self._last} has already run rows that were to wait before it")
-        accelerated = layer.lead(both, rows, cache, self._last, layout)
-        cache.lengths[self._last] = done  # writing keys and values counted the rows as done, but they still wait
-        return accelerated

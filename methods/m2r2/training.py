@@ -48,7 +48,10 @@ class TwoStreams(nn.Module):
         for interval in intervals if compared else ():
             below = [self.adapter(layer) for layer in range(interval.first + 1, interval.gate + 1)]
             parameters = sum(weight.numel() for adapter in below for weight in adapter.parameters())
-            exits[str(interval.gate)] = _lite_exit(info.hidden_size, parameters, device, settings.alpha / settings.rank)
+            # Of the slow stream, with as many parameters as the adapters below it, and as loud.
+            width, scale = info.hidden_size, settings.alpha / settings.rank
+            rank = max(1, (parameters - width) // (2 * width))
+            exits[str(interval.gate)] = ExitModule(width, rank, device, scale=scale)
         self.exits = nn.ModuleDict(exits)
 
     def adapter(self, layer: int) -> Adapter:
@@ -68,11 +71,6 @@ class TwoStreams(nn.Module):
         exit_module = self.exits[str(gate)]
         assert isinstance(exit_module, ExitModule)
         return exit_module
-
-
-def _lite_exit(width: int, parameters: int, device: torch.device, scale: float) -> ExitModule:
-    """An exit of the slow stream with as many parameters as the adapters below it, and as loud."""
-    return ExitModule(width, max(1, (parameters - width) // (2 * width)), device, scale=scale)
 
 
 class Trajectories:

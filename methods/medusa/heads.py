@@ -50,15 +50,13 @@ def fresh_heads(lm_head: Tensor, heads: int) -> nn.ModuleList:
 
     Each gives draft logits [.., vocabulary] for normed states [.., width]; a fresh one says the next token.
     """
-    return nn.ModuleList(_fresh_head(lm_head) for _ in range(heads))
-
-
-def _fresh_head(lm_head: Tensor) -> nn.Module:
-    vocabulary, width = lm_head.shape
-    own = nn.Linear(width, vocabulary, bias=False, device=lm_head.device)
-    with torch.no_grad():
-        own.weight.copy_(lm_head)
-    return nn.Sequential(Block(width, lm_head.device), own)
+    made, (vocabulary, width) = nn.ModuleList(), lm_head.shape
+    for _ in range(heads):
+        own = nn.Linear(width, vocabulary, bias=False, device=lm_head.device)
+        with torch.no_grad():
+            own.weight.copy_(lm_head)
+        made.append(nn.Sequential(Block(width, lm_head.device), own))
+    return made
 
 
 class Heads:
@@ -117,11 +115,8 @@ def _ranks(heads: nn.Module, batch: TrainingBatch) -> Iterator[tuple[Tensor, Ten
 
 def top_shares(heads: nn.Module, batch: TrainingBatch) -> dict[str, Tally]:
     """How often the token is among the first picks of each head, such as ``head_1_top4``."""
-    tallies: dict[str, Tally] = {}
-    for number, (ranks, weights) in enumerate(_ranks(heads, batch), 1):
-        for top in _TOPS:
-            tallies[f"head_{number}_top{top}"] = tally(ranks < top, weights)
-    return tallies
+    ranked = enumerate(_ranks(heads, batch), 1)
+    return {f"head_{head}_top{top}": tally(ranks < top, weights) for head, (ranks, weights) in ranked for top in _TOPS}
 
 
 def path_shares(heads: nn.Module, batches: Iterable[TrainingBatch]) -> dict[Path, float]:
@@ -161,14 +156,10 @@ def sparse_plan(told: Any, heads: int, nodes: int, vocabulary: int) -> tuple[Pat
     """
     shares = {tuple(map(int, text.split())): float(share) for text, share in dict(told).items()}
     for path, share in shares.items():
-        _check_path(path, share, shares)
+        if not path or not all(0 <= rank < _RANKS for rank in path) or (path[:-1] and path[:-1] not in shares):
+            raise ValueError(f"{path} is no path from the root")
+        if not 0 <= share <= shares.get(path[:-1], 1.0):
+            raise ValueError(f"{path} has a share of {share}, more than its parent's")
     if shares:
         return likeliest({path: share for path, share in shares.items() if len(path) <= heads}, nodes)
     return sparse_tree([[_FADING**depth * share for share in _ASSUMED[:vocabulary]] for depth in range(heads)], nodes)
-
-
-def _check_path(path: Path, share: float, shares: Mapping[Path, float]) -> None:
-    if not path or not all(0 <= rank < _RANKS for rank in path) or (path[:-1] and path[:-1] not in shares):
-        raise ValueError(f"{path} is no path from the root")
-    if not 0 <= share <= shares.get(path[:-1], 1.0):
-        raise ValueError(f"{path} has a share of {share}, more than its parent's")

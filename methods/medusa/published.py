@@ -51,7 +51,9 @@ class Published:
                 f"the target's is one of {[vocabulary, width]}; name heads made for it",
             )
         for name, weight in self.weights.items():
-            wanted = _shape(name, self.blocks, width, vocabulary)
+            wanted = [width] if name.endswith(".bias") else [width, width]
+            if name.endswith(f".{self.blocks}.weight"):
+                wanted = [vocabulary, width]
             if list(weight.shape) != wanted:
                 raise UserError(
                     "shapes_do_not_fit",
@@ -72,11 +74,17 @@ def read_published(folder: str) -> Published | None:
     file = next((place / name for name in _WEIGHTS if (place / name).is_file()), None)
     if file is None:
         return None
-    config = _config(place / CONFIG)
-    weights = _read(file)
-    heads = len({name.partition(".")[0] for name in weights})
-    blocks, least = config["medusa_num_layers"], config["medusa_num_heads"]
-    _check_names(file, weights, max(heads, least), blocks)
+    config, weights = _config(place / CONFIG), _read(file)
+    heads, blocks = len({name.partition(".")[0] for name in weights}), config["medusa_num_layers"]
+    named = max(heads, config["medusa_num_heads"])
+    parts = [f"{block}.linear.{kind}" for block in range(blocks) for kind in ("weight", "bias")]
+    wanted = {f"{head}.{part}" for head in range(named) for part in (*parts, f"{blocks}.weight")}
+    expected = f"{CONFIG} has medusa_num_layers={blocks}, and there seem to be {named} heads"
+    if missing := sorted(wanted - weights.keys()):
+        message = f"{file}: lacks {missing[0]} ({expected}); name heads that have LM heads of their own"
+        raise UserError("not_medusa_heads", message)
+    if unknown := sorted(weights.keys() - wanted):
+        raise UserError("not_medusa_heads", f"{file}: holds {unknown[0]}, which is none of such heads ({expected})")
     return Published(folder, str(config.get("base_model_name_or_path", "an unnamed model")), heads, blocks, weights)
 
 
@@ -111,21 +119,3 @@ def _read(file: Path) -> dict[str, Tensor]:
         ) from error
     except (OSError, ValueError, RuntimeError, AttributeError, SafetensorError) as error:
         raise UserError("file_not_readable", f"{file}: cannot be read ({error}); get it again") from error
-
-
-def _check_names(file: Path, weights: Mapping[str, Tensor], heads: int, blocks: int) -> None:
-    parts = [f"{block}.linear.{kind}" for block in range(blocks) for kind in ("weight", "bias")]
-    wanted = {f"{head}.{part}" for head in range(heads) for part in (*parts, f"{blocks}.weight")}
-    expected = f"{CONFIG} has medusa_num_layers={blocks}, and there seem to be {heads} heads"
-    if missing := sorted(wanted - weights.keys()):
-        raise UserError(
-            "not_medusa_heads", f"{file}: lacks {missing[0]} ({expected}); name heads that have LM heads of their own"
-        )
-    if unknown := sorted(weights.keys() - wanted):
-        raise UserError("not_medusa_heads", f"{file}: holds {unknown[0]}, which is none of such heads ({expected})")
-
-
-def _shape(name: str, blocks: int, width: int, vocabulary: int) -> list[int]:
-    if name.endswith(".bias"):
-        return [width]
-    return [vocabulary, width] if name.endswith(f".{blocks}.weight") else [width, width]

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -22,15 +22,15 @@ from benchctl.decoding.method import Context, Method, one_token
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.adapters import Adapters
 from benchctl.decoding.modules.exits import AdapterSettings
-from benchctl.decoding.modules.folder import load_modules, trained_options
+from benchctl.decoding.modules.folder import load_modules, read_facts, trained_options
 from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, TrainingDefaults
 from benchctl.errors import UserError
 
-from .schedule import DepthSchedule, FixedDepths, schedule_loss, schedule_yardsticks
+from .schedule import DepthSchedule, schedule_loss, schedule_yardsticks
 
 
 @dataclass
-class SkipDecode(Method, Batched, FixedDepths, Trainable):
+class SkipDecode(Method, Batched, Trainable):
     """Fall from ``max_layers`` to ``min_layers`` over the first tokens of an answer, by leaving out middle layers.
 
     modules        folder of the trained adapters
@@ -84,12 +84,26 @@ class SkipDecode(Method, Batched, FixedDepths, Trainable):
         return self.beyond(target.layers)
 
     def beyond(self, layers: int) -> str | None:
+        """Why a model of so many layers has no such schedule; None when it has."""
         for name in ("max_layers", "min_layers", "warmup_layers"):
             if getattr(self, name) > layers:
                 return f"{name} {getattr(self, name)} is more than the target's {layers} layers"
         return None
 
+    def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
+        """See Trainable: a least depth below that of the training, at which nothing has learnt to speak."""
+        layers = read_facts(folder).target.layers
+        options = {name: trained[name] for name in ("min_layers", "max_layers", "warmup_layers") if name in trained}
+        asked, least = self.schedule(layers).least, replace(self, **options).schedule(layers).least
+        if asked < least:
+            raise UserError(
+                "depths_not_trained",
+                f"{folder}: trained for depths of {least} layers and more, not for {asked}; give min_layers={least} or "
+                "more and no lower max_layers, or train adapters for lower depths",
+            )
+
     def schedule(self, layers: int) -> DepthSchedule:
+        """That of a model of so many layers."""
         most = self.max_layers or layers
         least = self.min_layers or min(most, max(self.warmup_layers, layers // 2, 1))
         return DepthSchedule(layers, most, least, self.warmup_layers, self.fall_tokens)

@@ -7,18 +7,15 @@ compute; and what is left out are lower to middle layers. The line from most to 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from benchctl.decoding.modules.adapters import AdaptedTexts, Adapters, agreements, distil_losses
-from benchctl.decoding.modules.folder import read_facts
 from benchctl.decoding.modules.trainable import Tally, TrainingBatch, tally
-from benchctl.errors import UserError
 
 _GOLDEN = 0.6180339887498949  # fractions of its multiples are spread evenly: draws that are the same every time
 Whole = TypeVar("Whole", int, Tensor)
@@ -63,31 +60,6 @@ class DepthSchedule:
         return depths >= (0 if index < self.warmup else self.warmup + self.layers - index)
 
 
-class FixedDepths(ABC):
-    """Mix-in of a method whose depths are such a schedule, so that a whole model can be trained under it."""
-
-    @abstractmethod
-    def beyond(self, layers: int) -> str | None:
-        """Why a model of so many layers has no such schedule; None when it has."""
-
-    @abstractmethod
-    def schedule(self, layers: int) -> DepthSchedule:
-        """That of a model of so many layers."""
-
-    def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
-        """See Trainable: a least depth below that of the training, at which nothing has learnt to speak."""
-        layers = read_facts(folder).target.layers
-        options = {name: trained[name] for name in ("min_layers", "max_layers", "warmup_layers") if name in trained}
-        as_trained: Any = replace(self, **options)  # type: ignore[type-var]
-        asked, least = self.schedule(layers).least, as_trained.schedule(layers).least
-        if asked < least:
-            raise UserError(
-                "depths_not_trained",
-                f"{folder}: trained for depths of {least} layers and more, not for {asked}; give min_layers={least} or "
-                "more and no lower max_layers, or train adapters for lower depths",
-            )
-
-
 class Texts(Protocol):
     """Packed rows of text, [rows, n] each; see trainable.TrainingBatch."""
 
@@ -117,8 +89,12 @@ def text_depths(schedule: DepthSchedule, texts: Texts, chance: bool) -> TextDept
     """
     positions, documents = texts.positions, texts.documents
     first = positions == 0
-    prompt_draw, fall_draw = _draws(texts.weights, chance)
-    score = torch.where(_begins_answer(texts), 1 + prompt_draw, prompt_draw).masked_fill(first, 0)
+    like = texts.weights.float()
+    even = (torch.arange(1, like.numel() + 1, device=like.device).view_as(like) * _GOLDEN).frac().to(like.dtype)
+    prompt_draw, fall_draw = (torch.rand_like(like), torch.rand_like(like)) if chance else (even, even)
+    # Tokens that weigh more than the one before them in their document begin an answer.
+    begins = (texts.weights > texts.weights.roll(1, 1)) & ~first
+    score = torch.where(begins, 1 + prompt_draw, prompt_draw).masked_fill(first, 0)
     chosen = score == _greatest(score, documents)
     prompt = _greatest(positions.masked_fill(~chosen, 0), documents)
     fall = torch.full_like(positions, schedule.fall_tokens)
@@ -127,20 +103,6 @@ def text_depths(schedule: DepthSchedule, texts: Texts, chance: bool) -> TextDept
         share = _greatest(fall_draw.masked_fill(~first, 0), documents)
         fall = left + ((fall - left) * share).round().to(fall.dtype)
     return TextDepths(schedule.depths(positions - prompt, fall), positions >= prompt)
-
-
-def _draws(weights: Tensor, chance: bool) -> tuple[Tensor, Tensor]:
-    """Two numbers between 0 and 1 for each token, [rows, n]."""
-    like = weights.float()
-    if chance:
-        return torch.rand_like(like), torch.rand_like(like)
-    even = (torch.arange(1, like.numel() + 1, device=like.device).view_as(like) * _GOLDEN).frac().to(like.dtype)
-    return even, even
-
-
-def _begins_answer(texts: Texts) -> Tensor:
-    """[rows, n] tokens that weigh more than the one before them in their document."""
-    return (texts.weights > texts.weights.roll(1, 1)) & (texts.positions > 0)
 
 
 def _greatest(values: Tensor, documents: Tensor) -> Tensor:

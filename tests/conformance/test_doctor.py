@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -14,6 +14,7 @@ from doctor_mutants import MUTANTS, ChoosesItself, Plain, Raises, RaisingReason,
 
 from benchctl import registry
 from benchctl.cli import main
+from benchctl.conformance import findings
 from benchctl.conformance.checks import _roles
 from benchctl.conformance.examine import OF_THE_METHOD, ON_A_TARGET, WHAT, examine, guarded
 from benchctl.conformance.findings import Deviation, Skipped
@@ -32,7 +33,7 @@ MODES = (
     "deed[mode=draft,threshold=0.3]",
     "medusa[accept=typical]",
 )
-CHECKS: dict[str, Callable[..., Any]] = {**OF_THE_METHOD, **ON_A_TARGET}
+CHECKS: dict[str, Callable[..., findings.Result]] = {**OF_THE_METHOD, **ON_A_TARGET}
 
 
 def _name(value: object) -> str:
@@ -52,7 +53,7 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def _checked(check: str, label: str, folder: Path) -> object:
     subject = MethodUnderTest(label, folder)
     arguments = (subject, random_models("llama")) if check in ON_A_TARGET else (subject,)
-    return guarded(lambda: CHECKS[check](*arguments))
+    return guarded(partial(CHECKS[check], *arguments))
 
 
 def test_every_check_is_shown_to_fail() -> None:
@@ -60,7 +61,9 @@ def test_every_check_is_shown_to_fail() -> None:
     assert {*(check for check, _, _ in MUTANTS), "engaged"} == set(CHECKS) == set(WHAT)
 
 
-@pytest.mark.parametrize("label", ["two_model", "prompt_lookup", "medusa", "lookahead", "m2r2", *MODES])
+@pytest.mark.parametrize(
+    "label", ["two_model", "prompt_lookup", "medusa", "lookahead", "m2r2", "skip_decode", "mixture_of_depths", *MODES]
+)
 def test_what_a_method_is_for_is_seen(label: str, tmp_path: Path) -> None:
     assert [ON_A_TARGET["engaged"](MethodUnderTest(label, tmp_path), random_models(kind)) for kind in KINDS] == [
         None,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from mutants import FlatterEarlyExit, UnrepairedTwoModel
+from mutants import FlatterEarlyExit, FlatterTwoModel, UnrepairedLookup, UnrepairedTwoModel, UnwarpedBonusTwoModel
 
 from benchctl.decoding.batch import Batched
 from benchctl.decoding.draft import Draft
@@ -201,6 +201,9 @@ MUTANTS: tuple[tuple[str, type[Method], str], ...] = (
     ("unsupported", RunsNowhere, "a target that it runs on"),
     ("greedy", WrongLater, "after a prompt of"),
     ("sampled", UnrepairedTwoModel, "total variation 0"),
+    ("sampled", UnrepairedLookup, "total variation 0"),
+    ("sampled", UnwarpedBonusTwoModel, "total variation 0"),
+    ("sampled", FlatterTwoModel, "total variation 0"),
     ("sampled", FlatterDefault, "total variation 0"),
     ("counting", RunsUncounted, "through context.stream"),
     ("counting", TokensAsTensors, "ids"),

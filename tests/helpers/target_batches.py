@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import torch
-from oracles import Naive
-from torch import nn
+from oracles import Naive, autoregressive
+from runs import prompt_of
+from torch import Tensor, nn
 
 from benchctl.decoding.model.families import read_layer, rotary_table
-from benchctl.decoding.modules.trainable import Trainable, TrainingBatch
+from benchctl.decoding.modules.trainable import TrainingBatch
 
 
 def batch_of(
@@ -50,12 +51,24 @@ def _single(naive: Naive) -> Any:
     return copy.deepcopy(naive.model).float()
 
 
-def learn(method: Trainable, module: nn.Module, target_batch: TrainingBatch, steps: int) -> list[float]:
+def answered(naive: Naive, count: int, tokens: int = 40) -> list[list[int]]:
+    """Short prompts with what the target says to them."""
+    prompts = [prompt_of(6, seed) for seed in range(count)]
+    return [[*prompt, *autoregressive(naive, prompt, tokens)] for prompt in prompts]
+
+
+def learn(
+    loss_of: Callable[[Any, TrainingBatch], Tensor],
+    module: nn.Module,
+    target_batch: TrainingBatch,
+    steps: int,
+    rate: float = 1e-2,
+) -> list[float]:
     """The loss per token at each of so many steps of AdamW on this one target_batch."""
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW([weight for weight in module.parameters() if weight.requires_grad], lr=rate)
     losses = []
     for _ in range(steps):
-        loss = method.loss(module, target_batch) / target_batch.weights.sum()
+        loss = loss_of(module, target_batch) / target_batch.weights.sum()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()

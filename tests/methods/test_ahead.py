@@ -11,15 +11,13 @@ import torch
 import torch.nn.functional as F
 from offloading import recorded_visits
 from oracles import autoregressive
-from runs import NEW_TOKENS, Pair, answer, pair, prepared, prompt_of
-from target_batches import batch_of
+from runs import Pair, pair, prepared, prompt_of
+from target_batches import answered, batch_of, learn
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from two_streams import accelerated_states
 from untrained import untrained
 
 from benchctl.decoding.loop import DecodeRequest, decode
-from benchctl.errors import UserError
 from benchctl.methods.m2r2 import M2R2
 from benchctl.methods.m2r2.gates import Interval
 from benchctl.methods.m2r2.training import COSINE_SHARE, TwoStreams, slow_state
@@ -106,19 +104,6 @@ def test_the_experts_fetched_ahead_are_those_the_definition_names(spare: int) ->
     assert by_layer == {0: (1,), 1: (2,), 2: (3,), 3: ()}
 
 
-@pytest.mark.parametrize(
-    "label", ["m2r2_prefetch", f"m2r2_prefetch[{OPTIONS},policy=lfu,capacity=2,spare=2,tier=file]"]
-)
-@pytest.mark.parametrize("family", ["mixtral", "olmoe"])
-def test_output_is_the_resident_model_s(label: str, family: str) -> None:
-    models = pair(family, 3)
-    for prompt_tokens in (1, 13):
-        method = prepared(label, models.target)
-        got = decode(method, models.target, DecodeRequest(prompt_of(prompt_tokens, 3), NEW_TOKENS))
-        assert list(got.token_ids) == answer(family, 3, prompt_tokens)
-        assert got.counters["loads"] > 0 and 0 <= got.counters["predicted_needed"] <= got.counters["predicted"]
-
-
 def test_no_prediction_survives_its_prompt() -> None:
     """Nor does a state that nobody was asked for, as after a failure: a prompt of one token begins without any."""
     models = pair("mixtral", 3)
@@ -172,40 +157,15 @@ def test_recall_is_the_share_of_needed_experts_that_were_named() -> None:
     assert found["recall_slow"].share != found["recall"].share
 
 
-def test_the_loss_needs_no_value_of_its_tensors() -> None:
-    models = pair("mixtral", 3)
-    batch = batch_of(models.naive, [[5, 6, 7, 8]])
-    assert aot().loss(streams(models), batch).isfinite()
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        assert aot().loss(streams(models), batch).shape == ()
-
-
 @pytest.mark.slow
 def test_training_names_more_of_the_needed_experts_than_the_slow_state_does() -> None:
     models, method = pair("mixtral", 3), aot()
-    texts = [[*prompt_of(6, seed), *autoregressive(models.naive, prompt_of(6, seed), 30)] for seed in range(8)]
-    batch = batch_of(models.naive, texts)
+    batch = batch_of(models.naive, answered(models.naive, 8, 30))
     torch.manual_seed(0)
     module = method.build(models.target.info, models.target.lm_head.weight)
-    optimizer = torch.optim.AdamW([weight for weight in module.parameters() if weight.requires_grad], lr=1e-2)
-    for _ in range(60):
-        loss = method.loss(module, batch) / batch.weights.sum()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    learn(method.loss, module, batch, 60)
     found = method.yardsticks(module, batch)
     assert found["recall"].share > found["recall_slow"].share + 0.1
-
-
-def test_a_dense_target_and_too_small_a_tier_are_refused() -> None:
-    assert "the target is dense" in str(build("m2r2_prefetch").unsupported(pair("llama").target.info))
-    method = build("m2r2_prefetch[capacity=1]")
-    assert "capacity 1 is below the 2 experts" in str(method.unsupported(pair("mixtral", 3).target.info))
-    info = replace(pair("llama").target.info)
-    with pytest.raises(UserError, match="the target is dense"):
-        M2R2Prefetch().build(info, torch.zeros(4, info.hidden_size))
-    with pytest.raises(UserError, match="spare is -1"):
-        build("m2r2_prefetch[spare=-1]")
 
 
 def test_its_usual_rate_of_two_stays_out_of_the_label() -> None:

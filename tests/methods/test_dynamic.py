@@ -1,28 +1,38 @@
-"""m2r2_dynamic against full recomputation: who leaves where, what it says, what later tokens see of it."""
+"""m2r2_dynamic: who leaves where, what it says and what later tokens see of it; and how its routers learn that."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import copy
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from gate_exits import GateAnswer, GateRule, gate_answer
+import torch.nn.functional as F
+from fixtures_training import BATCHES, COMMON, done, refused, write_data
+from gate_exits import GateAnswer, GateRule, gate_answer, sureness
+from plain_depths import picked_from
 from runs import LAYERS, NEW_TOKENS, Pair, answer, pair, prepared, prompt_of, run
+from safetensors.torch import load_file
 from streams import assert_cached_as_if_fresh
-from torch import Tensor
-from untrained import facts_of, untrained
+from target_batches import answered, batch_of, learn
+from tiny import tiny_folder
+from two_streams import accelerated_states
+from untrained import untrained
 
+from benchctl.analysis.plots.alignment import read_alignment
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Context
-from benchctl.decoding.modules.folder import save_modules
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.exits import exit_yardsticks
+from benchctl.decoding.modules.folder import WEIGHTS, read_facts
+from benchctl.decoding.modules.trainable import TrainingBatch
 from benchctl.decoding.sampling import Sampling
-from benchctl.errors import UserError
 from benchctl.methods.m2r2 import M2R2
-from benchctl.methods.m2r2.gates import Interval
-from benchctl.methods.m2r2.training import TwoStreams
-from benchctl.methods.m2r2_dynamic import M2R2Dynamic, trajectory_shares
+from benchctl.methods.m2r2.gates import LATENT, Interval, Router
+from benchctl.methods.m2r2.training import TwoStreams, gate_loss
+from benchctl.methods.m2r2_dynamic import M2R2Dynamic, router_loss, router_scores, trajectory_shares
 from benchctl.registry import build
 
 MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
@@ -34,14 +44,6 @@ THRESHOLDS = {
     "softmax_max": (0.3,),
     "state_cosine": (0.8,),
 }
-
-
-@dataclass(frozen=True)
-class Logged:
-    """A generation and the logits [tokens, vocabulary] each of its tokens was chosen by."""
-
-    generation: Generation
-    logits: Tensor
 
 
 def label_of(rule: GateRule, gates: str, more: str = "") -> str:
@@ -57,19 +59,6 @@ def streams_of(label: str, models: Pair) -> TwoStreams:
     return module
 
 
-def logged(monkeypatch: pytest.MonkeyPatch, label: str, models: Pair, prompt: list[int], limit: int) -> Logged:
-    seen: list[Tensor] = []
-    pick = Context.pick
-
-    def noting(context: Context, logits: Tensor) -> int:
-        seen.append(logits.clone())
-        return pick(context, logits)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Context, "pick", noting)
-        return Logged(run(label, models.target, prompt, limit), torch.cat(seen))
-
-
 def truth(
     models: Pair, rule: GateRule, gates: str, prompt: list[int], limit: int = NEW_TOKENS, more: str = ""
 ) -> GateAnswer:
@@ -77,10 +66,15 @@ def truth(
         return gate_answer(models.naive, streams_of(label_of(rule, gates, more), models), rule, prompt, limit)
 
 
-def assert_as_told(found: Logged, expected: GateAnswer) -> None:
-    assert list(found.generation.token_ids) == expected.tokens
-    assert list(found.generation.layers) == expected.ran
-    assert (found.logits - expected.logits).abs().max() < 1e-9
+def assert_decodes(
+    monkeypatch: pytest.MonkeyPatch, label: str, models: Pair, prompt: list[int], expected: GateAnswer
+) -> None:
+    """Tokens, layers, and the logits that each token was chosen by."""
+    with monkeypatch.context() as patch:
+        picked = picked_from(patch)
+        got = run(label, models.target, prompt, NEW_TOKENS)
+    assert (list(got.token_ids), list(got.layers)) == (expected.tokens, expected.ran)
+    assert (torch.cat(picked) - expected.logits).abs().max() < 1e-9
 
 
 @pytest.mark.slow
@@ -95,7 +89,7 @@ def test_tokens_exits_and_logits_are_those_of_full_recomputation(
         for prompt_tokens in (1, 13):
             prompt = prompt_of(prompt_tokens, seed)
             expected = truth(models, rule, "1+3", prompt)
-            assert_as_told(logged(monkeypatch, label_of(rule, "1+3"), models, prompt, NEW_TOKENS), expected)
+            assert_decodes(monkeypatch, label_of(rule, "1+3"), models, prompt, expected)
             left |= set(expected.exits[1:])
     assert left == {1, 3, LAYERS}
 
@@ -106,7 +100,7 @@ def test_every_router_decides_as_its_formula_says(monkeypatch: pytest.MonkeyPatc
     for threshold in THRESHOLDS[router]:
         rule = GateRule(router, threshold, "rate_map")
         expected = truth(models, rule, "1+3", prompt_of(13))
-        assert_as_told(logged(monkeypatch, label_of(rule, "1+3"), models, prompt_of(13), NEW_TOKENS), expected)
+        assert_decodes(monkeypatch, label_of(rule, "1+3"), models, prompt_of(13), expected)
         left |= set(expected.exits[1:])
     assert len(left) > 1
 
@@ -116,7 +110,7 @@ def test_stand_ins_of_a_slower_trajectory_end_at_the_gate(monkeypatch: pytest.Mo
     models, rule, more = pair("llama"), GateRule("arla", 0.4, "rate_map"), ",rate=1.2,adapters=hybrid,rank=5"
     expected = truth(models, rule, "2", prompt_of(13), more=more)
     assert 2 in expected.exits
-    assert_as_told(logged(monkeypatch, label_of(rule, "2", more), models, prompt_of(13), NEW_TOKENS), expected)
+    assert_decodes(monkeypatch, label_of(rule, "2", more), models, prompt_of(13), expected)
 
 
 @pytest.mark.slow
@@ -130,19 +124,6 @@ def test_what_is_filled_in_matters_to_what_comes_after() -> None:
             both = list(zip(one.tokens, other.tokens, strict=True))
             alike = next((place for place, (left, right) in enumerate(both) if left != right), len(both))
             assert (one.logits[: alike + 1] - other.logits[: alike + 1]).abs().max() > 1e-3
-
-
-@pytest.mark.slow
-def test_fills_say_different_things_in_the_end() -> None:
-    models, told = pair("llama"), {}
-    for fill in FILLS:
-        rule = GateRule("arla", 0.4, fill)
-        told[fill] = tuple(
-            token
-            for seed in range(3)
-            for token in run(label_of(rule, "1+3"), models.target, prompt_of(13, seed), NEW_TOKENS).token_ids
-        )
-    assert len(set(told.values())) == len(FILLS)
 
 
 @torch.inference_mode()
@@ -177,23 +158,6 @@ def test_above_one_no_token_leaves_and_at_nought_each_does_at_the_first_gate() -
             assert always.layers == (LAYERS,) + (2,) * 11
 
 
-@pytest.mark.slow
-def test_nothing_of_one_prompt_is_left_for_the_next() -> None:
-    models = pair("llama")
-    for fill in FILLS:
-        label = label_of(GateRule("arla", 0.4, fill), "1+3")
-        method = prepared(label, models.target)
-        again = [decode(method, models.target, DecodeRequest(prompt_of(tokens), NEW_TOKENS)) for tokens in (13, 2, 13)]
-        assert again[0] == again[2]
-        assert again[1].token_ids == run(label, models.target, prompt_of(2), NEW_TOKENS).token_ids
-
-
-def test_a_mixture_of_experts_leaves_too() -> None:
-    models = pair("mixtral", 3)
-    found = run(label_of(GateRule("arla", 0.5, "rate_map"), "1+3"), models.target, prompt_of(13), NEW_TOKENS)
-    assert len(set(found.layers)) > 1
-
-
 def test_a_stand_in_is_where_the_trajectory_was_to_meet_the_skipped_state() -> None:
     """The examples of the docstrings; with rate 2 the gate at layer 2 reaches slow layer 4, and none above."""
     third = 1 / 3
@@ -215,68 +179,251 @@ def test_a_stand_in_is_where_the_trajectory_was_to_meet_the_skipped_state() -> N
             assert interval.meets(interval.reaches(layer)) == pytest.approx(layer)
 
 
-@pytest.mark.parametrize("router", ["arla", "linear"])
-def test_a_folder_without_a_router_serves_what_needs_none_and_says_how_to_get_one(tmp_path: Path, router: str) -> None:
-    models, method = pair("llama"), M2R2(gates="1+3")
-    folder = tmp_path / "adapters"
-    save_modules(folder, untrained(method, models.target), facts_of("m2r2", method, models.target))
-    for options in ("m2r2[", "m2r2_dynamic[router=softmax_gap,", "m2r2_dynamic[router=state_cosine,"):
-        served = build(f"{options}gates=1+3,modules={folder}]")
-        served.prepare(models.target)
-    asking = build(f"m2r2_dynamic[router={router},gates=1+3,modules={folder}]")
-    with pytest.raises(UserError) as refusal:
-        asking.prepare(models.target)
-    said = str(refusal.value)
-    assert f"{folder}: holds no router; train one" in said
-    assert f"benchctl train 'm2r2_dynamic[router={router},modules={folder}]' --model MODEL --out NEW" in said
+ROUTERS = ("arla", "linear")
 
 
-def test_a_folder_with_a_router_serves_every_mode_but_another_router(tmp_path: Path) -> None:
-    models, method = pair("llama"), M2R2Dynamic(gates="1+3")
-    save_modules(tmp_path / "both", untrained(method, models.target), facts_of("m2r2_dynamic", method, models.target))
-    for options in ("m2r2[", "m2r2_dynamic[", "m2r2_dynamic[router=softmax_max,"):
-        served = build(f"{options}gates=1+3,modules={tmp_path / 'both'}]")
-        served.prepare(models.target)
-    other = build(f"m2r2_dynamic[router=linear,gates=1+3,modules={tmp_path / 'both'}]")
-    with pytest.raises(UserError, match="they were trained with router=arla"):
-        other.prepare(models.target)
+def method_of(kind: str) -> M2R2Dynamic:
+    method = build(f"m2r2_dynamic[router={kind},gates=1+3]")
+    assert isinstance(method, M2R2Dynamic)
+    return method
 
 
-@pytest.mark.parametrize("option", ["rate=2.0", "alpha=9.0"])
-def test_adapters_trained_for_another_rate_or_scale_are_refused(tmp_path: Path, option: str) -> None:
-    """No shape tells, and they would serve worse than they can without a word."""
-    models, method = pair("llama"), M2R2(gates="1+3")
-    save_modules(tmp_path / "m", untrained(method, models.target), facts_of("m2r2", method, models.target))
-    other = build(f"m2r2[gates=1+3,{option},modules={tmp_path / 'm'}]")
-    with pytest.raises(UserError, match=f"trained with {option.partition('=')[0]}="):
-        other.prepare(models.target)
+def routed_streams(method: M2R2Dynamic, models: Pair) -> TwoStreams:
+    module = untrained(method, models.target)
+    assert isinstance(module, TwoStreams)
+    return module
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("threshold=-0.1", "threshold is -0.1; it must not be negative"),
-        ("router=oracle", "it takes arla or linear or softmax_gap"),
-        ("kv_fill=copy", "it takes rate_map or copy_p or copy_h or deferred_exact or absent"),
-        ("mode=exit", "no option 'mode'"),
-        ("width=3", "no option 'width'"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(options: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        build(f"m2r2_dynamic[{options}]")
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("kind", ROUTERS)
+def test_a_router_says_of_whole_texts_what_it_says_when_decoding(kind: str, family: str) -> None:
+    """By the formula, from states of full recomputation, at every token of two texts; labels alike."""
+    models, texts = pair(family), [prompt_of(9), prompt_of(4, 1)]
+    module = routed_streams(method_of(kind), models)
+    found = router_scores(module, batch_of(models.naive, texts))
+    for row, text in enumerate(texts):
+        for at in range(len(text)):
+            seen = text[: at + 1]
+            last = models.naive.argmax(seen)
+            for interval in module.intervals:
+                trail = accelerated_states(models.naive, module, seen, interval.first, interval.gate)
+                said = float(found.scores[interval.gate][row, at].sigmoid())
+                assert said == pytest.approx(sureness(models.naive, module, kind, interval, trail), abs=1e-4)
+                agrees = int(models.naive.logits(trail[-1]).argmax()) == last
+                assert bool(found.agrees[interval.gate][row, at]) == agrees
 
 
-@pytest.mark.parametrize(
-    ("label", "option"),
-    [("m2r2[threshold=0.1]", "threshold"), ("m2r2[mode=dynamic,width=3]", "width"), ("m2r2[mode=aot,exit=1]", "exit")],
-)
-def test_an_option_of_another_set_up_is_refused(label: str, option: str) -> None:
-    with pytest.raises(UserError, match=f"no option '{option}'"):
-        build(label)
+def test_a_router_is_as_large_as_its_formula() -> None:
+    parts, width = [Interval(0, 1, 8), Interval(1, 4, 8)], 32
+    arla = Router(parts, width, torch.device("cpu"), attends=True)
+    assert {name: tuple(weight.shape) for name, weight in arla["4"].named_parameters()} == {
+        "depth": (4, LATENT),
+        "down.weight": (LATENT, width),
+        "score.weight": (1, 2 * LATENT),
+        "score.bias": (1,),
+    }
+    linear = Router(parts, width, torch.device("cpu"), attends=False)
+    assert sum(weight.numel() for weight in linear.parameters()) == 2 * (width + 1)
 
 
-def test_each_mode_claims_what_it_keeps() -> None:
-    speculative, dynamic = build("m2r2[width=3]"), build("m2r2_dynamic[threshold=0.1]")
-    assert (speculative.exactness, speculative.reason) == ("exact", "")
-    assert dynamic.exactness == "lossy" and "not verified" in dynamic.reason
+@pytest.mark.parametrize("attends", [True, False])
+def test_decoding_scores_as_training_does(attends: bool) -> None:
+    """One token at a time and in few operations, of large states and of small ones, up to where floats end."""
+    router = Router([Interval(0, 2, 8)], 16, torch.device("cpu"), attends).double().requires_grad_(False)
+    generator, decide = torch.Generator().manual_seed(0), router.decider(2)
+    for size in (1e-6, 1.0, 1e3):
+        trail = [size * torch.randn(3, 5, 16, generator=generator, dtype=torch.float64) for _ in range(3)]
+        together = router.score(2, trail)
+        assert together.shape == (3, 5)
+        for row, at in ((0, 0), (1, 4), (2, 2)):
+            alone = decide([state[row, at : at + 1] for state in trail])
+            assert alone == pytest.approx(float(together[row, at].sigmoid()), abs=1e-12)
+    router.get_parameter("2.score.bias").fill_(-1e9)
+    assert router.decider(2)([torch.ones(1, 16, dtype=torch.float64)] * 3) == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("attends", [True, False])
+def test_half_precision_scores_small_and_large_states_as_training_did(attends: bool, dtype: torch.dtype) -> None:
+    """bfloat16's own epsilon, 1/128, is twenty times the mean square of an embedding with a deviation of 0.02."""
+    torch.manual_seed(0)
+    router = Router([Interval(0, 2, 8)], 64, torch.device("cpu"), attends).requires_grad_(False)
+    router.get_parameter("2.score.weight").mul_(20.0 if attends else 5.0)
+    for size in (0.02, 300.0):
+        trail = [(size * torch.randn(1, 64)).to(dtype) for _ in range(3)]
+        expected = router.decider(2)([state.float() for state in trail])
+        assert copy.deepcopy(router).to(dtype).decider(2)(trail) == pytest.approx(expected, abs=0.03)
+        assert abs(expected - 0.5) > 0.15  # else any divisor would do
+
+
+@torch.no_grad()
+def test_the_loss_is_balanced_cross_entropy_by_hand() -> None:
+    """Of every gate, over the tokens that have one ahead; either class counts by the share of the other."""
+    models, text, weights = pair("llama"), prompt_of(12), [1.0] * 6 + [0.5] * 6
+    method = method_of("arla")
+    module = routed_streams(method, models)
+    found, expected = router_scores(module, batch_of(models.naive, [text])), 0.0
+    for interval in module.intervals:
+        scores, agrees = found.scores[interval.gate][0].tolist(), found.agrees[interval.gate][0].tolist()
+        ahead = list(zip(scores, agrees, weights[1:], strict=False))
+        share = sum(weight for _, right, weight in ahead if right) / sum(weights[1:])
+        for score, right, weight in ahead:
+            chance = torch.tensor(score, dtype=torch.float64).sigmoid()
+            cost = -(1 - share) * chance.log() if right else -share * (1 - chance).log()
+            expected += weight * float(cost)
+    loss = method.loss(module, batch_of(models.naive, [text], [weights]))
+    assert float(loss) == pytest.approx(expected, rel=1e-5)
+    assert expected > 0
+
+
+def test_only_the_router_learns() -> None:
+    models = pair("llama")
+    for kind in ROUTERS:
+        method = method_of(kind)
+        module = routed_streams(method, models)
+        method.loss(module, batch_of(models.naive, [prompt_of(50)])).backward()
+        learning = {name for name, weight in module.named_parameters() if weight.requires_grad}
+        assert learning == {name for name, _ in module.named_parameters() if name.startswith("router.")}
+        assert all(
+            weight.grad is not None and weight.grad.any() for weight in module.parameters() if weight.requires_grad
+        )
+
+
+def _with_trained_adapters(method: M2R2, batch: TrainingBatch, models: Pair) -> TwoStreams:
+    """Adapters that agree with the last layer here and not there, under a fresh router."""
+    torch.manual_seed(0)
+    module = method.build(models.target.info, models.target.lm_head.weight)
+    assert isinstance(module, TwoStreams) and module.router is not None
+    module.adapters.requires_grad_(True)
+    module.router.requires_grad_(False)
+    learn(gate_loss, module, batch, 8)
+    module.adapters.requires_grad_(False)
+    module.router.requires_grad_(True)
+    return module
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ROUTERS)
+def test_training_teaches_where_the_accelerated_state_agrees(kind: str) -> None:
+    models, method = pair("llama"), method_of(kind)
+    batch = batch_of(models.naive, answered(models.naive, 12))
+    module = _with_trained_adapters(method, batch, models)
+    before = {name: tally.share for name, tally in method.yardsticks(module, batch).items()}
+    learn(router_loss, module, batch, 120)
+    after = {name: tally.share for name, tally in method.yardsticks(module, batch).items()}
+    for gate in (1, 3):
+        fresh, learnt = (found[f"exit_{gate}_found"] + found[f"exit_{gate}_held"] for found in (before, after))
+        assert learnt > max(fresh, 1.0) + 0.15
+    found = router_scores(module, batch)
+    careless = {gate: torch.ones_like(scores) for gate, scores in found.scores.items()}
+    assert after["agreement"] > exit_yardsticks(careless, batch, found.agrees)["agreement"].share + 0.1
+    assert after["depth"] < 1.0
+
+
+@torch.no_grad()
+def test_yardsticks_are_about_the_accelerated_state() -> None:
+    """Where it agrees and the slow one does not, leaving is right."""
+    models, method = pair("llama"), method_of("linear")
+    module, batch = routed_streams(method, models), batch_of(models.naive, [prompt_of(30)])
+    found, weights = router_scores(module, batch), batch.ahead(1).weights
+    told = method.yardsticks(module, batch)
+    for interval in module.intervals:
+        agrees, leaves = found.agrees[interval.gate], found.scores[interval.gate] >= 0
+        assert told[f"exit_{interval.gate}_found"].right == float((weights * agrees * leaves).sum())
+        assert told[f"exit_{interval.gate}_found"].of == float((weights * agrees).sum())
+        assert told[f"exit_{interval.gate}_held"].right == float((weights * ~agrees * ~leaves).sum())
+    states = F.normalize(batch.states[3], dim=-1)
+    assert not torch.equal(batch.head(batch.norm(states)).argmax(-1), found.agrees[3])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target of random weights, adapters for it, and a router on top of these."""
+    folder = tmp_path_factory.mktemp("routers")
+    write_data(folder / "data")
+    tiny_folder(folder / "target")
+    words = ("--model", folder / "target", "--data", folder / "data", *BATCHES, *COMMON)
+    done("train", "m2r2[gates=1+2]", *words, "--out", folder / "adapters", "--steps", 2)
+    label = f"m2r2_dynamic[gates=1+2,modules={folder / 'adapters'}]"
+    told = done("train", label, *words, "--out", folder / "both", "--steps", 3)
+    assert f"--method 'm2r2_dynamic[modules={folder / 'both'},gates=1+2]'" in told
+    assert "exit_2_found" in told
+    return folder
+
+
+def words_of(trained: Path) -> tuple[object, ...]:
+    return ("--model", trained / "target", "--data", trained / "data", *BATCHES, *COMMON)
+
+
+def test_the_second_stage_leaves_the_adapters_as_they_were_bit_by_bit(trained: Path) -> None:
+    first, both = (load_file(trained / name / WEIGHTS) for name in ("adapters", "both"))
+    assert {name for name in both if not name.startswith("router.")} == set(first)
+    assert all(torch.equal(both[name], weight) for name, weight in first.items())
+    assert {name.split(".")[1] for name in both if name.startswith("router.")} == {"1", "2"}
+
+
+def test_one_folder_then_serves_every_mode(trained: Path) -> None:
+    target = Target.load(trained / "target")
+    for options in ("m2r2[", "m2r2_dynamic[", "m2r2_dynamic[router=state_cosine,"):
+        method = build(f"{options}gates=1+2,modules={trained / 'both'}]")
+        method.prepare(target)
+    facts = read_facts(str(trained / "both"))
+    assert (facts.options["router"], "modules" in facts.options) == ("arla", False)
+    assert set(facts.yardsticks) > {"exit_1_found", "exit_2_held", "agreement", "depth"}
+
+
+def test_what_was_measured_of_the_adapters_stays_beside_what_is_measured_of_the_router(trained: Path) -> None:
+    """It was lost, so that the folder that serves every mode could not be plotted with --alignment."""
+    before, after = (read_facts(str(trained / name)).yardsticks for name in ("adapters", "both"))
+    assert "gate_1_accelerated" in before and before.items() <= after.items()
+    assert read_alignment(trained / "both").gates == (1, 2)
+
+
+def test_nothing_written_says_where_the_adapters_lay(trained: Path) -> None:
+    for name in ("README.md", "training.json", "modules.json"):
+        text = (trained / "both" / name).read_text()
+        assert str(trained) not in text
+    assert "m2r2_dynamic[gates=1+2,modules=adapters]" in (trained / "both" / "training.json").read_text()
+    assert "only the router learnt" in (trained / "both" / "README.md").read_text()
+
+
+def test_a_router_can_be_trained_anew_on_a_folder_that_has_one(trained: Path, tmp_path: Path) -> None:
+    label = f"m2r2_dynamic[router=linear,gates=1+2,modules={trained / 'both'}]"
+    done("train", label, *words_of(trained), "--out", tmp_path / "linear", "--steps", 1)
+    weights = load_file(tmp_path / "linear" / WEIGHTS)
+    assert {name for name in weights if name.startswith("router.1.")} == {
+        "router.1.score.weight",
+        "router.1.score.bias",
+    }
+
+
+def test_the_second_stage_resumes_only_on_the_same_adapters(trained: Path, tmp_path: Path) -> None:
+    label = "m2r2_dynamic[gates=1+2,modules={}]"
+    words = [*words_of(trained), "--out", trained / "both", "--steps", 3, "--resume"]
+    assert "Wrote" in done("train", label.format(trained / "adapters"), *words)
+    others = shutil.copytree(trained / "both", tmp_path / "others")  # the same adapters, and a router beside them
+    told = refused("train", label.format(others), *words)
+    assert "cannot be resumed" in told and "modules: " in told
+
+
+def test_what_cannot_be_gone_on_from_is_refused_before_any_training(trained: Path, tmp_path: Path) -> None:
+    words = [*words_of(trained), "--out", tmp_path / "out", "--steps", 1]
+    told = refused("train", "m2r2_dynamic[gates=1+2]", *words)
+    assert "train those first: benchctl train m2r2 --model MODEL --out FOLDER" in told
+    assert "benchctl train 'm2r2_dynamic[gates=1+2,modules=FOLDER]' --model MODEL --out NEW" in told
+    there = trained / "adapters"
+    assert "leave out modules" in refused("train", f"m2r2[gates=1+2,modules={there}]", *words)
+    needless = f"m2r2_dynamic[router=softmax_gap,gates=1+2,modules={there}]"
+    assert "leave out modules" in refused("train", needless, *words)
+    assert "gates=1+2" in refused("train", f"m2r2_dynamic[gates=1,modules={there}]", *words)
+    assert "no such folder" in refused("train", "m2r2_dynamic[modules=nowhere]", *words)
+    tiny_folder(tmp_path / "other", seed=5)
+    words[1] = tmp_path / "other"
+    told = refused("train", f"m2r2_dynamic[gates=1+2,modules={there}]", *words)
+    assert "made for target" in told and "name modules trained for this target" in told
+
+
+def test_the_cost_of_the_second_stage_can_be_estimated_without_a_folder(trained: Path) -> None:
+    told = done("train", "m2r2_dynamic[gates=1+2]", "--model", trained / "target", "--estimate")
+    assert "by formula" in told

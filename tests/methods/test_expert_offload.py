@@ -71,28 +71,6 @@ def test_logits_are_the_resident_models_to_the_bit(policy: str, capacity: int, p
         assert torch.equal(_logits(view), _logits(on))
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("capacity", [TOP_K, 5, LAYERS * EXPERTS])
-@pytest.mark.parametrize("tier", ["memory", "file"])
-def test_the_answer_is_the_baselines(policy: str, capacity: int, tier: str) -> None:
-    label = f"expert_offload[policy={policy},capacity={capacity},tier={tier},prefetch=next_gate,spare=1]"
-    assert _decode(build(label), target()).token_ids == _decode(Autoregressive(), target()).token_ids
-
-
-@pytest.mark.parametrize("family", ["mixtral", "mixtral_window", "olmoe_clipped"])
-def test_other_mixtures_answer_as_they_do_resident(family: str) -> None:
-    on = target(family, torch.float64)
-    method = ExpertOffload(prefetch="next_gate", capacity=4)
-    assert _decode(method, on).token_ids == _decode(Autoregressive(), on).token_ids
-
-
-@pytest.mark.parametrize("prompt", [PROMPT[:1], PROMPT[:2], PROMPT * 6])
-def test_prompts_of_any_length_fit_through_the_fewest_slots(prompt: Sequence[int]) -> None:
-    """A long prompt needs every expert of a layer, which is more than there are slots."""
-    method = ExpertOffload(capacity=TOP_K)
-    assert _decode(method, target(), prompt).token_ids == _decode(Autoregressive(), target(), prompt).token_ids
-
-
 def test_the_target_of_the_other_methods_is_left_alone() -> None:
     on = target()
     before = [block.mlp for block in on.blocks]
@@ -106,17 +84,6 @@ def test_a_view_runs_only_while_it_is_served() -> None:
         offload.view.next_logits(PROMPT)
     with pytest.raises(RuntimeError, match="inside serve"):
         offload.view.next_logits(PROMPT)
-
-
-def test_each_generation_begins_anew() -> None:
-    method = ExpertOffload(policy="lfu", capacity=6)
-    first, second = _decode(method, target()), _decode(method, target())
-    assert first.token_ids == second.token_ids
-    assert {**first.counters, "stall_s": 0, "prefill_stall_s": 0} == {
-        **second.counters,
-        "stall_s": 0,
-        "prefill_stall_s": 0,
-    }
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -203,25 +170,6 @@ class TestThrottled:
         assert counters["prefill_stall_s"] == pytest.approx(counters["prefill_loads"] * expert_s)
         assert counters["bandwidth_mb_s"] == 1.0
 
-    def test_what_is_fetched_ahead_is_hidden_by_what_is_computed_meanwhile(self) -> None:
-        """All of layer 1 is guessed at layer 0 and there is time for it: only layers 0 and 2 are waited for."""
-        on, timer = target(), HandTimer()
-        offload = Offload(on, OffloadSettings("on_demand", 18, bandwidth_mb_s=1.0))
-
-        class Ahead(Plain):
-            def serve(self, target: Target, timer: Timer | None):  # type: ignore[no-untyped-def]
-                return offload.serve(timer, self.predict)
-
-            def predict(self, layer: int, residual: Tensor) -> Mapping[int, Sequence[int]]:
-                return {1: range(EXPERTS)} if layer == 0 else {}
-
-        plain = _decode(ExpertOffload("on_demand", capacity=18, bandwidth_mb_s=1.0), on, timer=HandTimer()).counters
-        ahead = _decode(Ahead(), on, timer=timer).counters
-        assert ahead == {}
-        counters = offload.counters()
-        assert counters["ready"] + counters["late"] >= (NEW_TOKENS - 1) * TOP_K
-        assert counters["stall_s"] <= plain["stall_s"] * (EXPERTS + 2 * TOP_K) / (3 * TOP_K)
-
     def test_transfers_follow_each_other_without_a_gap_and_never_overlap(self) -> None:
         timer = HandTimer()
         with _loader(timer, capacity=3) as loader:
@@ -299,31 +247,9 @@ def test_a_slow_tier_gives_each_expert_as_it_is(make: type[SlowTier]) -> None:
         assert torch.equal(found.down, mixtures[layer].down[expert])
 
 
-def test_a_dense_target_and_a_capacity_below_top_k_are_refused_with_the_reason() -> None:
-    assert "dense" in (ExpertOffload().unsupported(target("llama").info) or "")
-    assert "give capacity=2" in (ExpertOffload(capacity=1).unsupported(target().info) or "")
-    assert ExpertOffload(capacity=2).unsupported(target().info) is None
-
-
 def test_the_fast_tier_holds_a_quarter_by_default_and_never_more_than_all() -> None:
     assert Offload(target(), OffloadSettings()).capacity == LAYERS * EXPERTS // 4
     assert Offload(target(), OffloadSettings(capacity=999)).capacity == LAYERS * EXPERTS
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("capacity=-1", "capacity is -1"),
-        ("bandwidth_mb_s=-5", "bandwidth_mb_s is -5"),
-        ("spare=-1,prefetch=next_gate", "spare is -1"),
-        ("spare=2", "prefetch=none fetches nothing"),
-        ("blocking=true,prefetch=next_gate", "choose one"),
-        ("policy=oracle", "option 'policy' cannot be 'oracle'"),
-    ],
-)
-def test_options_that_cannot_be_are_refused_before_any_model_is_loaded(options: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        build(f"expert_offload[{options}]")
 
 
 def test_a_run_writes_the_counters_into_the_rows(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from fakes_batches import Shallower
 from fakes_measuring import Lying
 from oracles import Drafter, ExitRule, caught_up, exit_drafter, lookup_drafter, model_drafter, replay
 from plain_t5 import tiny_t5
-from runs import EXACT, LAYERS, LOSSY, NEW_TOKENS, OF_EXPERTS, VOCABULARY, pair, prepared, prompt_of, rounds_of
+from runs import LAYERS, VOCABULARY, pair, prepared, prompt_of, rounds_of
 
 from benchctl.decoding.batch import decode_batch
 from benchctl.decoding.draft import ROOT, Draft
@@ -58,31 +58,6 @@ def foreign_text() -> tuple[int, ...]:
     return tuple(text[:LIMIT])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("label", [*EXACT, *LOSSY])
-def test_every_method_says_the_text_that_is_forced_upon_it(label: str) -> None:
-    got = forced_run(label, foreign_text())
-    assert got.token_ids == foreign_text()
-    assert got.stop_reason == "length"
-    assert 1 + sum(len(step.tokens) for step in got.steps) == len(got.layers) == LIMIT
-
-
-@pytest.mark.parametrize("label", OF_EXPERTS)
-def test_methods_for_mixtures_of_experts_do_so_too(label: str) -> None:
-    assert forced_run(label, foreign_text(), family="mixtral").token_ids == foreign_text()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("label", [*EXACT, *LOSSY])
-def test_a_method_forced_to_say_its_own_text_takes_its_own_steps_and_agrees_with_all_of_it(label: str) -> None:
-    models = pair("llama")
-    free = say(prepared(label, models.target, models.draft), models.target, None)
-    assert free.forced is None
-    got = forced_run(label, free.token_ids)
-    assert (got.token_ids, got.steps, got.layers) == (free.token_ids, free.steps, free.layers)
-    assert got.forced is not None and got.forced.judged == got.forced.agreed == LIMIT
-
-
 DRAFTERS = (
     ("two_model[draft_tokens=3]", lambda: model_drafter(pair("llama").naive_draft, 3)),
     ("two_model[draft_tokens=4,confidence=0.5]", lambda: model_drafter(pair("llama").naive_draft, 4, 0.5)),
@@ -120,14 +95,6 @@ def test_exits_are_decided_by_the_method_s_own_confidence_on_the_text(policy: st
     agreed = sum(one == other for one, other in zip(own, foreign_text(), strict=True))
     assert got.forced is not None and (got.forced.judged, got.forced.agreed) == (LIMIT, agreed)
     assert 0 < agreed < LIMIT and len(set(exits)) > 2
-
-
-def test_the_baseline_agrees_where_the_model_itself_would_have_said_the_token() -> None:
-    naive, text = pair("llama").naive, foreign_text()
-    own = [naive.argmax([*PROMPT, *text[:at]]) for at in range(LIMIT)]
-    got = forced_run("autoregressive", text)
-    agreed = sum(one == other for one, other in zip(own, text, strict=True))
-    assert got.forced is not None and (got.forced.judged, got.forced.agreed) == (LIMIT, agreed)
 
 
 @pytest.mark.parametrize("label", ["autoregressive", "two_model", "lookahead[ngram=4,window=12]", "medusa", "m2r2"])
@@ -204,7 +171,3 @@ def test_a_verdict_stays_the_method_s_own_as_long_as_it_says_the_text(
     forced = ForcedText((1, 2, *text))
     assert forced.impose(2, DRAFT, own) == verdict
     assert (forced.judged, forced.agreed) == (judged, agreed)
-
-
-def test_the_longest_texts_of_these_tests_fit() -> None:
-    assert LIMIT <= NEW_TOKENS

@@ -1,8 +1,10 @@
-"""Lookahead: window, pool and steps are those of a simulation that asks the model one whole text at a time."""
+"""Lookahead and prompt_lookup: what is guessed from the text is what a plain simulation or scan of it gives."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from typing import Literal
 
 import pytest
 from mutants import ShiftedLookahead, StaleLookahead
@@ -14,8 +16,8 @@ from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.verify import verify_greedy
-from benchctl.errors import UserError
 from benchctl.methods.lookahead import Lookahead, _merged
+from benchctl.methods.prompt_lookup import PromptLookup
 from benchctl.registry import build
 
 MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
@@ -27,6 +29,7 @@ SETTINGS = (
     Setting(6, 2, 1, bonus=False, prompt_pool=True),
     Setting(3, 1, 9),
     Setting(4, 20, 20, bonus=False),
+    Setting(5, 7, 0),  # plain decoding with a window
 )
 
 
@@ -158,13 +161,6 @@ def test_the_pool_keeps_the_most_recent_guesses_of_each_token() -> None:
     assert {key: list(guesses) for key, guesses in method._pool.items()} == {5: [(1, 1), (3, 3)], 6: [(9, 9)]}
 
 
-def test_no_guesses_is_plain_decoding_with_a_window() -> None:
-    got = run("lookahead[guesses=0]", pair("llama").target, prompt_of(13), NEW_TOKENS)
-    assert list(got.token_ids) == answer("llama", 0, 13)
-    assert _rounds(got) == _expected(Setting(5, 7, 0), "llama", 0, 13)
-    assert len(got.steps) == NEW_TOKENS - 1
-
-
 def test_every_ngram_of_the_text_is_read_once() -> None:
     method = Lookahead(ngram=3, guesses=2)
     method._read([1, 2, 3, 1, 2, 4])
@@ -181,15 +177,51 @@ def test_guesses_that_begin_alike_share_rows_and_the_longest_match_is_accepted()
     assert verify_greedy(draft, [5, 8, 0, 4, 0, 0]).path == (0, 2)
 
 
-@pytest.mark.parametrize(("option", "least"), [("ngram", 2), ("window", 1), ("guesses", 0)])
-def test_options_below_what_makes_sense_are_refused_by_name(option: str, least: int) -> None:
-    with pytest.raises(UserError, match=f"{option} is {least - 1}; it must be at least {least}"):
-        build(f"lookahead[{option}={least - 1}]")
-
-
 def test_a_window_larger_than_the_context_is_unsupported_by_name() -> None:
     target = pair("llama").target
     reason = build(f"lookahead[window={CONTEXT_TOKENS - 2}]").unsupported(target.info)
     assert reason is not None
     assert reason.startswith("window=62 with ngram=5 looks 64 tokens ahead, but the target takes 64 in all")
     assert build(f"lookahead[window={CONTEXT_TOKENS - 3}]").unsupported(target.info) is None
+
+
+def scan(tokens: list[int], method: PromptLookup) -> list[int]:
+    """Every start of every n-gram, longest n-gram first: nothing is skipped, nothing remembered."""
+    for size in range(method.max_ngram, 0, -1):
+        starts = list(range(len(tokens) - size))
+        for start in starts if method.match == "first" else starts[::-1]:
+            copied = tokens[start + size : start + size + method.draft_tokens]
+            whole = len(copied) == method.draft_tokens
+            if tokens[start : start + size] == tokens[-size:] and (whole or method.allow_short):
+                return copied
+    return []
+
+
+@pytest.mark.parametrize("max_ngram", [1, 2, 3, 4])
+@pytest.mark.parametrize("allow_short", [True, False])
+@pytest.mark.parametrize("match", ["first", "last"])
+def test_look_up_finds_what_a_scan_finds(match: Literal["first", "last"], allow_short: bool, max_ngram: int) -> None:
+    rng = random.Random(max_ngram)
+    found = 0
+    for _ in range(3000):
+        method = PromptLookup(rng.randint(1, 5), max_ngram, match, allow_short)
+        tokens = rng.choices(range(rng.randint(1, 4)), k=rng.randint(1, 14))
+        expected = scan(tokens, method)
+        assert method.look_up(tokens) == expected
+        found += bool(expected)
+    assert 600 < found < 2950
+
+
+@pytest.mark.parametrize(
+    ("options", "copied"),
+    [
+        (PromptLookup(2, 2), [9, 8]),
+        (PromptLookup(2, 2, "last"), [5, 1]),
+        (PromptLookup(6, 2, "last"), [5, 1, 2]),
+        (PromptLookup(6, 2, "last", allow_short=False), [9, 8, 1, 2, 5, 1]),
+        (PromptLookup(8, 2, allow_short=False), []),
+    ],
+)
+def test_what_is_copied_depends_on_match_length_and_short_ends(options: PromptLookup, copied: list[int]) -> None:
+    """The text ends in 1 2, which stands in it twice before."""
+    assert options.look_up([7, 1, 2, 9, 8, 1, 2, 5, 1, 2]) == copied

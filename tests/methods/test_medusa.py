@@ -1,32 +1,41 @@
-"""Medusa: its heads see the row they should, its trees are walked off the first branch too, and its loss is learnt."""
+"""Medusa: heads see the row they should, trees are measured and walked off the first branch too, the loss is learnt."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import accumulate, product
 from operator import mul
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from mutants import LateMedusa
-from oracles import Naive, Rounds, TreeDrafter, autoregressive, replay_tree
+from oracles import Naive, Rounds, TreeDrafter, replay_tree
 from runs import CONTEXT_TOKENS, NEW_TOKENS, VOCABULARY, Pair, answer, pair, pair_of, prepared, prompt_of, rounds_of
-from target_batches import batch_of, learn
+from target_batches import answered, batch_of, learn
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from untrained import facts_of, untrained, untrained_folder
 
+from benchctl.conformance.checks import sampled
+from benchctl.conformance.method_under_test import MethodUnderTest
+from benchctl.conformance.random_models import random_models
 from benchctl.decoding.draft import ROOT, Draft
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Context, Method, Outcome
-from benchctl.decoding.modules.folder import save_modules
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.folder import FACTS, save_modules
 from benchctl.decoding.modules.trainable import Tally
 from benchctl.decoding.sampling import Sampling
+from benchctl.errors import UserError
 from benchctl.methods.medusa import Medusa
+from benchctl.methods.medusa.heads import path_shares, sparse_plan, tree_findings
 from benchctl.registry import build
 
 MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
@@ -144,17 +153,6 @@ def _watched(folder: Path, module: nn.Module, models: Pair, prompt: list[int]) -
         return _generate(method, models, prompt), drafts
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_any_heads_and_any_target_give_the_target_s_own_tokens(seed: int) -> None:
-    models = pair("llama", seed)
-    for number, label in enumerate(("medusa", "medusa[nodes=40]", "medusa[heads=5,tree=2x2x2x2x2]")):
-        method = build(label)
-        assert isinstance(method, Medusa)
-        method.modules = str(untrained_folder(label, method, models.target, seed=10 * seed + number))
-        method.prepare(models.target)
-        assert list(_generate(method, models, prompt_of(13, seed)).token_ids) == answer("llama", seed, 13)
-
-
 def test_a_fresh_head_says_what_the_lm_head_says() -> None:
     models = pair("llama")
     final = torch.randn(2, models.target.info.hidden_size)
@@ -200,14 +198,6 @@ def test_the_loss_is_the_weighted_divergence_of_each_head_from_what_the_target_s
     torch.testing.assert_close(method.loss(module, batch), expected, rtol=1e-5, atol=0.0)
 
 
-def test_the_loss_needs_no_value_of_its_tensors() -> None:
-    """What a training would cost is estimated on shapes alone."""
-    batch = batch_of(pair("llama").naive, [[5, 6, 7, 8]])
-    module = untrained(Medusa(), pair("llama").target)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        assert Medusa().loss(module, batch).shape == ()
-
-
 def test_yardsticks_count_how_often_a_token_is_among_the_first_picks() -> None:
     models, method = pair("llama"), Medusa(heads=2)
     text = prompt_of(20)
@@ -222,17 +212,13 @@ def test_yardsticks_count_how_often_a_token_is_among_the_first_picks() -> None:
             assert found[f"head_{number}_top{k}"] == Tally(hits, len(text) - number - 1)
 
 
-def _texts(models: Pair, count: int) -> list[list[int]]:
-    return [[*prompt_of(6, seed), *autoregressive(models.naive, prompt_of(6, seed), 40)] for seed in range(count)]
-
-
 def test_training_lowers_the_loss_and_the_trained_heads_draft_better(tmp_path: Path) -> None:
     """On the target's own answers; the shares measured afterwards shape the tree."""
     models, method = pair("llama"), Medusa()
-    batch = batch_of(models.naive, _texts(models, 12))
+    batch = batch_of(models.naive, answered(models.naive, 12))
     module = method.build(models.target.info, models.target.lm_head.weight)
     before = {name: tally.share for name, tally in method.yardsticks(module, batch).items()}
-    losses = learn(method, module, batch, 60)
+    losses = learn(method.loss, module, batch, 60)
     after = {name: tally.share for name, tally in method.yardsticks(module, batch).items()}
     assert losses[-1] < 0.6 * losses[0]
     assert all(after[f"head_{number}_top1"] > before[f"head_{number}_top1"] + 0.2 for number in (1, 2, 3))
@@ -257,35 +243,6 @@ def test_heads_that_nobody_measured_are_taken_to_be_worse_the_further_ahead_they
 
 def test_no_tree_has_more_picks_than_there_are_tokens() -> None:
     assert Medusa(tree="9x1")._plan({}, 2) == ((0,), (1,), (0, 0), (1, 0))
-
-
-@pytest.mark.parametrize("tree", ["wide", "2x", "0x2", "2x2x2x2", "-1", ""])
-def test_a_tree_that_cannot_be_is_refused(tree: str) -> None:
-    with pytest.raises(ValueError, match="it takes sparse, or up to 3 widths joined by x"):
-        Medusa(tree=tree)
-
-
-def test_a_tree_deeper_than_there_are_heads_is_refused() -> None:
-    with pytest.raises(ValueError, match="tree is '2x2x2'; it takes sparse, or up to 2 widths joined by x"):
-        Medusa(heads=2, tree="2x2x2")
-
-
-def test_a_tree_of_more_nodes_than_were_kept_is_refused() -> None:
-    with pytest.raises(ValueError, match="nodes is 257; a sparse tree may have 256"):
-        Medusa(nodes=257)
-
-
-@pytest.mark.parametrize("option", ["heads", "nodes", "epsilon", "delta"])
-def test_options_must_be_positive(option: str) -> None:
-    with pytest.raises(ValueError, match=f"{option} is 0; it must be positive"):
-        Medusa(**{option: 0})
-
-
-@pytest.mark.parametrize("option", ["epsilon", "delta"])
-def test_no_bar_of_a_probability_is_above_1(option: str) -> None:
-    with pytest.raises(ValueError, match=f"{option} is 1.5; it must be at most 1"):
-        Medusa(accept="typical", **{option: 1.5})
-    assert getattr(Medusa(**{option: 1.0}), option) == 1.0
 
 
 def test_typical_acceptance_is_called_lossy_and_keeps_more() -> None:
@@ -315,3 +272,147 @@ def test_typical_acceptance_lowers_the_bar_by_delta_where_the_target_is_unsure(
 def _sample(label: str, models: Pair, seed: int) -> Generation:
     method = prepared(label, models.target)
     return decode(method, models.target, DecodeRequest(prompt_of(13), 20, Sampling(1.0, seed=seed)))
+
+
+TOLD = {"0": 0.6, "0 1": 0.5, "0 1 0": 0.4, "1": 0.2, "1 2": 0.1}  # ends in second and third picks
+
+
+def test_a_path_is_right_where_all_its_picks_are() -> None:
+    """Counted by hand on two texts, the second of which is too short for any place to have three tokens ahead."""
+    models, heads = pair("llama"), untrained(Medusa(heads=2), pair("llama").target)
+    texts = [prompt_of(40), [7, 8, 9]]
+    batches = [batch_of(models.naive, texts), batch_of(models.naive, [prompt_of(25, 1)])]
+    right: Counter[tuple[int, ...]] = Counter()
+    places = 0
+    for batch, text in ((batches[0], texts[0]), (batches[1], prompt_of(25, 1))):
+        first, second = (
+            head(batch.final[0]).argsort(-1, descending=True)[:, :10].tolist() for head in heads.children()
+        )
+        for at in range(len(text) - 3):
+            places += 1
+            if text[at + 2] in first[at]:
+                rank = first[at].index(text[at + 2])
+                right[(rank,)] += 1
+                if text[at + 3] in second[at]:
+                    right[(rank, second[at].index(text[at + 3]))] += 1
+    assert len(right) > 10
+    assert path_shares(heads, batches) == pytest.approx({path: count / places for path, count in right.items()})
+
+
+def test_a_place_counts_as_much_as_the_least_of_the_tokens_it_has_to_predict() -> None:
+    """Weights 0, 0, 0, 1, 0.5: of the five tokens' two places, the first weighs 0 and the second a half."""
+    models, heads = pair("llama"), untrained(Medusa(heads=2), pair("llama").target)
+    batch = batch_of(models.naive, [[5, 6, 7, 8, 9]], [[0.0, 0.0, 0.0, 1.0, 0.5]])
+    first, second = (head(batch.final[0, 1]).argsort(descending=True).tolist() for head in heads.children())
+    ranks = first.index(8), second.index(9)
+    wanted = {ranks[:depth]: 1.0 for depth in (1, 2) if max(ranks[:depth]) < 10}
+    assert path_shares(heads, [batch]) == wanted
+
+
+def test_nothing_measured_is_nothing_told() -> None:
+    heads = untrained(Medusa(heads=2), pair("llama").target)
+    assert tree_findings(path_shares(heads, [])) == {}
+    assert path_shares(heads, [batch_of(pair("llama").naive, [[5, 6]])]) == {}
+
+
+def test_the_likeliest_paths_are_told_first_and_no_more_than_are_kept() -> None:
+    shares: dict[tuple[int, ...], float] = {}
+    shares |= {(first, second): 0.9 - 0.01 * (10 * first + second) for first in range(9) for second in range(9)}
+    shares |= {(*path, third): share / 2 for path, share in shares.items() for third in range(4)}
+    shares |= {(first,): 0.95 for first in range(9)}
+    told = tree_findings(shares)
+    assert len(told) == 256 and list(told.values()) == sorted(told.values(), reverse=True)
+    assert list(told)[:11] == [*map(str, range(9)), "0 0", "0 1"]
+    assert len(sparse_plan(told, 3, 256, 100)) == 256
+
+
+def test_what_is_told_makes_the_tree_of_any_nodes_and_heads() -> None:
+    assert sparse_plan(TOLD, 3, 5, 100) == ((0,), (1,), (0, 1), (1, 2), (0, 1, 0))
+    assert sparse_plan(TOLD, 3, 3, 100) == ((0,), (0, 1), (0, 1, 0))
+    assert sparse_plan(TOLD, 2, 3, 100) == ((0,), (1,), (0, 1))
+    assert sparse_plan(TOLD, 1, 15, 100) == ((0,), (1,))
+
+
+def _saved(folder: Path, heads: nn.Module, target: Target, tree: Any) -> str:
+    trained = Medusa(heads=len(list(heads.children())))
+    save_modules(folder, heads, facts_of("medusa", trained, target, findings={"tree": tree}))
+    return str(folder)
+
+
+def test_the_tree_beside_the_heads_is_the_one_drafted(tmp_path: Path) -> None:
+    models, heads = pair("llama"), untrained(Medusa(), pair("llama").target)
+    method = Medusa(modules=_saved(tmp_path, heads, models.target, TOLD))
+    method.prepare(models.target)
+    got = decode(method, models.target, DecodeRequest(prompt_of(13), 40))
+    assert list(got.token_ids) == answer("llama", 0, 13)
+    assert {(step.rows, step.drafted) for step in got.steps[:-3]} == {(6, 3)}
+
+
+def test_fewer_heads_than_were_trained_are_the_first_ones(tmp_path: Path) -> None:
+    models, heads = pair("llama"), untrained(Medusa(), pair("llama").target)
+    fewer = nn.ModuleList(list(heads.children())[:2])
+    told = {path: share for path, share in TOLD.items() if len(path.split()) < 3}
+    steps = []
+    for folder in (
+        _saved(tmp_path / "3", heads, models.target, TOLD),
+        _saved(tmp_path / "2", fewer, models.target, told),
+    ):
+        method = Medusa(modules=folder, heads=2)
+        method.prepare(models.target)
+        steps.append(decode(method, models.target, DecodeRequest(prompt_of(13), 40)).steps)
+    assert steps[0] == steps[1]
+
+
+@pytest.mark.parametrize("told", [TOLD, {"0": 0.5, "1": 0.4, "2": 0.3, "2 0": 0.2, "2 3": 0.1}])
+def test_sampled_answers_have_the_target_s_distribution_whatever_the_tree(
+    told: Mapping[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Siblings are tried in the order of their rows, below second and third picks too."""
+    with_tree = partial(facts_of, findings={"tree": told})
+    monkeypatch.setattr("benchctl.conformance.method_under_test.facts_of", with_tree)
+    assert sampled(MethodUnderTest("medusa", tmp_path), random_models("llama")) is None
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"0 0": 0.1},
+        {"": 0.1},
+        {"10": 0.1},
+        {"-1": 0.1},
+        {"first": 0.1},
+        {"0": 0.1, "0 0": 0.2},
+        {"0": float("nan")},
+        {"0": None},
+        ["0"],
+    ],
+)
+def test_a_tree_that_training_cannot_have_written_is_refused(tmp_path: Path, tree: Any) -> None:
+    target = pair("llama").target
+    method = Medusa(modules=_saved(tmp_path, untrained(Medusa(), target), target, tree))
+    with pytest.raises(UserError, match=r"modules.json holds no tree .*train the heads again"):
+        method.prepare(target)
+
+
+def test_more_heads_than_were_trained_are_refused_by_the_facts_alone(tmp_path: Path) -> None:
+    target = pair("llama").target
+    folder = _saved(tmp_path, untrained(Medusa(), target), target, {})
+    facts = json.loads((tmp_path / FACTS).read_text())
+    with pytest.raises(UserError, match="holds 3 heads, and heads=4 asks for more; give fewer, or train as many"):
+        Medusa(heads=4).refuse(folder, facts["options"])
+    with pytest.raises(UserError, match="holds 3 heads, and heads=4 asks for more"):
+        Medusa(modules=folder, heads=4).prepare(target)
+
+
+def test_the_measured_tree_drafts_better_than_the_assumed_one(tmp_path: Path) -> None:
+    """On the target's own answers, whose places are the batches it was measured on."""
+    models, heads = pair("llama"), untrained(Medusa(), pair("llama").target)
+    texts = [[*prompt_of(13, seed), *answer("llama", seed, 13)] for seed in range(1)]
+    with torch.no_grad():
+        told = tree_findings(path_shares(heads, [batch_of(models.naive, texts)]))
+    steps = []
+    for name, tree in (("measured", told), ("assumed", {})):
+        method = Medusa(modules=_saved(tmp_path / name, heads, models.target, tree), nodes=5)
+        method.prepare(models.target)
+        steps.append(len(decode(method, models.target, DecodeRequest(prompt_of(13), 40)).steps))
+    assert steps[0] < steps[1]

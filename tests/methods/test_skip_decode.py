@@ -1,36 +1,39 @@
-"""skip_decode: who runs which layers, against one pass over the whole text; and how that is learnt."""
+"""skip_decode and its adapters: who runs which layers, against one pass over the whole text; what is learnt."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from oracles import Naive, autoregressive
+from oracles import Naive, in_float64
 from plain_depths import divergence, picked_from, plan_of_depths, planned_states, said_by, with_adapters
-from runs import LAYERS, NEW_TOKENS, Pair, answer, pair, prepared, prompt_of, run
-from target_batches import batch_of, learn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from runs import LAYERS, Pair, pair, prepared, prompt_of, run
+from target_batches import answered, batch_of, learn
+from tiny import tiny_model, tiny_target
+from torch import Tensor
 from transformers import DynamicCache
 from two_streams import halves
-from untrained import facts_of, untrained, untrained_folder
+from untrained import facts_of, untrained
 
-from benchctl.conformance.examine import examine
-from benchctl.decoding.batch import decode_batch
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Context
-from benchctl.decoding.modules.adapters import Adapters
-from benchctl.decoding.modules.exits import CE_SHARE
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.adapters import AdaptedTexts, Adapters, LayerAdapter, agreements
+from benchctl.decoding.modules.exits import CE_SHARE, AdapterSettings
 from benchctl.decoding.modules.folder import save_modules
 from benchctl.decoding.modules.trainable import Tally, TrainingBatch
 from benchctl.decoding.sampling import Sampling
-from benchctl.errors import UserError
 from benchctl.methods.skip_decode import SkipDecode
-from benchctl.methods.skip_decode.schedule import DepthSchedule, scheduled_states, text_depths
+from benchctl.methods.skip_decode.schedule import DepthSchedule, text_depths
 from benchctl.registry import build
+from benchctl.training.data.packing import Batch
+from benchctl.training.modules.frozen import BatchMaker
 
 MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
 # Options, and the depths of new tokens 0, 1, 2 ... that follow from them by hand; the last one stays.
@@ -89,14 +92,6 @@ def test_tokens_layers_and_logits_are_those_of_one_pass_over_the_text(
     assert list(found.layers) == of_text[len(prompt) - 1 :]
 
 
-def test_a_schedule_of_all_layers_says_what_the_target_says() -> None:
-    for family, seed in MODELS:
-        for options in ("min_layers=4,max_layers=4", "min_layers=4,warmup_layers=4"):
-            found = run(f"skip_decode[{options},adapters=none]", pair(family, seed).target, prompt_of(13, seed), 40)
-            assert list(found.token_ids) == answer(family, seed, 13)
-            assert set(found.layers) == {LAYERS}
-
-
 def test_what_is_left_out_matters() -> None:
     """So the comparison can fail: fewer layers, other layers and adapters each say something else."""
     target = pair("llama").target
@@ -141,35 +136,6 @@ def test_each_layer_holds_the_keys_and_values_of_the_tokens_that_ran_it_and_of_n
         keys, values = stream.cache.kv[index][:heads, runs], stream.cache.kv[index][heads:, runs]
         assert (keys[..., halves(keys.shape[-1])] - layer.keys[0][:, runs]).abs().max() < 1e-11
         assert (values - layer.values[0][:, runs]).abs().max() < 1e-11
-
-
-def test_nothing_of_one_prompt_is_left_for_the_next() -> None:
-    models = pair("llama")
-    method = prepared("skip_decode[fall_tokens=6]", models.target)
-    found = [decode(method, models.target, DecodeRequest(prompt_of(tokens), NEW_TOKENS)) for tokens in (13, 2, 13)]
-    assert found[0] == found[2]
-    assert found[1].token_ids == run("skip_decode[fall_tokens=6]", models.target, prompt_of(2), NEW_TOKENS).token_ids
-
-
-@pytest.mark.parametrize("options", ["fall_tokens=8", "min_layers=1,max_layers=3,fall_tokens=5,adapters=none"])
-def test_a_batch_says_what_each_of_its_sequences_says_alone(options: str) -> None:
-    """Prompts of other lengths, one of which ends at the end of the context."""
-    models, label = pair("llama"), f"skip_decode[{options}]"
-    requests = [DecodeRequest(prompt_of(tokens, tokens), 20) for tokens in (13, 2, 50, 7)]
-    method = prepared(label, models.target)
-    together = decode_batch(method, models.target, requests)
-    alone = [run(label, models.target, list(request.prompt_ids), 20) for request in requests]
-    assert [one.token_ids for one in together] == [one.token_ids for one in alone]
-    assert [one.layers for one in together] == [one.layers for one in alone]
-    assert len(set(together[0].layers)) > 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("label", ["skip_decode", "skip_decode[adapters=none,fall_tokens=10]"])
-def test_it_conducts_itself_as_every_method_must(label: str) -> None:
-    verdicts = {(finding.check, finding.target): finding.verdict for finding in examine(label)}
-    assert "fail" not in verdicts.values()
-    assert verdicts["engaged", "llama"] == verdicts["engaged", "mixtral"] == "pass"
 
 
 def test_the_schedule_of_the_docstring() -> None:
@@ -290,11 +256,11 @@ def test_the_loss_is_the_divergence_of_each_token_at_its_depth() -> None:
 @pytest.mark.slow
 def test_training_lowers_the_loss_and_the_trained_layers_say_more_of_what_the_target_says(tmp_path: Path) -> None:
     models, method = pair("llama"), SkipDecode(min_layers=2, fall_tokens=8)
-    target_batch = batch_of(models.naive, _texts(models.naive), [[0.3] * 6 + [1.0] * 40 for _ in range(12)])
+    target_batch = batch_of(models.naive, answered(models.naive, 12), [[0.3] * 6 + [1.0] * 40 for _ in range(12)])
     torch.manual_seed(0)
     module = method.build(models.target.info, models.target.lm_head.weight)
     before = method.yardsticks(module, target_batch)["agreement"].share
-    losses = learn(method, module, target_batch, 60)
+    losses = learn(method.loss, module, target_batch, 60)
     after = method.yardsticks(module, target_batch)["agreement"].share
     assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
     assert after > before + 0.2
@@ -304,17 +270,13 @@ def test_training_lowers_the_loss_and_the_trained_layers_say_more_of_what_the_ta
     for name, options in labels.items():
         trained = build(f"skip_decode[{options}]")
         trained.prepare(models.target)
-        found = [decode(trained, models.target, DecodeRequest(text[:6], 20)) for text in _texts(models.naive)]
+        found = [decode(trained, models.target, DecodeRequest(text[:6], 20)) for text in answered(models.naive, 12)]
         agree[name] = sum(
             one == other
-            for text, generation in zip(_texts(models.naive), found, strict=True)
+            for text, generation in zip(answered(models.naive, 12), found, strict=True)
             for one, other in zip(text[6:26], generation.token_ids, strict=True)
         )
     assert agree["lora"] > agree["none"] + 20
-
-
-def _texts(naive: Naive) -> list[list[int]]:
-    return [[*prompt_of(6, seed), *autoregressive(naive, prompt_of(6, seed), 40)] for seed in range(12)]
 
 
 def test_every_adapter_of_a_layer_that_runs_learns_and_the_target_does_not() -> None:
@@ -325,82 +287,138 @@ def test_every_adapter_of_a_layer_that_runs_learns_and_the_target_does_not() -> 
     assert all(weight.grad is None for weight in models.model.parameters())
 
 
-def test_the_loss_needs_no_value_of_its_tensors() -> None:
-    """What a training would cost is estimated on shapes alone."""
-    target_batch, method = batch_of(pair("llama").naive, [[5, 6, 7, 8]]), SkipDecode()
-    module = adapters_of(method, pair("llama"))
-    assert method.loss(module, target_batch).isfinite()  # reads the layers, which fake tensors cannot
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        assert method.loss(module, target_batch).shape == ()
+FAMILIES = ("llama", "qwen3", "mistral_window", "llama_biases")
+SETTINGS = SkipDecode(rank=5, alpha=7.0)
 
 
-def test_adapters_beside_the_states_of_a_target_batch_start_as_the_target_at_full_depth() -> None:
-    models = pair("llama")
-    fresh = SkipDecode().build(models.target.info, models.target.lm_head.weight)
+def adapters_for(target: Target) -> Adapters:
+    """Untrained ones that change much."""
+    module = untrained(SETTINGS, target)
+    assert isinstance(module, Adapters)
+    return module
+
+
+@torch.inference_mode()
+def logits_of(target: Target, text: list[int]) -> Tensor:
+    stream = Stream(target, len(text))
+    stream.push(text)
+    stream.advance()
+    return stream.logits()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_merged_layers_are_those_of_the_sums(family: str) -> None:
+    models, text = pair(family), prompt_of(13)
+    adapters = adapters_for(models.target).double()
+    merged = Naive(with_adapters(models.model, adapters))
+    expected = merged.logits(merged.states(text)[-1])
+    found = logits_of(adapters.merge(models.target), text)
+    assert (found - expected).abs().max() < 1e-10
+    assert (found - logits_of(models.target, text)).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "mixtral", "phi3", "olmoe"])
+def test_merged_layers_and_layers_beside_adapters_say_the_same(family: str) -> None:
+    """For a float32 batch to the digits of its states; experts have no adapters, their attention has."""
+    models, texts = pair(family), [prompt_of(9), prompt_of(4, 1)]
+    adapters = adapters_for(models.target)
+    batch = batch_of(models.naive, texts)
+    beside, state = AdaptedTexts(adapters, batch), batch.states[0]
+    with torch.no_grad():
+        for index in range(LAYERS):
+            state = beside.through(index, state)
+        said = batch.head(batch.norm(state))
+    view = adapters.double().merge(models.target)
+    for row, text in enumerate(texts):
+        torch.testing.assert_close(said[row, : len(text)], logits_of(view, text), rtol=1e-3, atol=1e-3)
+
+
+def test_fresh_adapters_change_nothing() -> None:
+    target, text = pair("llama").target, prompt_of(13)
+    fresh = SETTINGS.build(target.info, target.lm_head.weight)
     assert isinstance(fresh, Adapters)
-    target_batch = batch_of(models.naive, [prompt_of(9)])
-    schedule = DepthSchedule(LAYERS, LAYERS, LAYERS, 1, 4)
-    state = scheduled_states(schedule, fresh, target_batch, torch.full((1, 9), LAYERS))
-    torch.testing.assert_close(state, target_batch.states[-1], rtol=1e-4, atol=1e-4)
+    assert torch.equal(logits_of(fresh.double().merge(target), text), logits_of(target, text))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("min_layers=-1", "min_layers is -1; it must not be negative"),
-        ("warmup_layers=-2", "warmup_layers is -2; it must not be negative"),
-        ("fall_tokens=0", "fall_tokens is 0; it must be at least 1"),
-        ("min_layers=5,max_layers=4", "min_layers 5 is above max_layers 4: depth never grows"),
-        ("min_layers=2,warmup_layers=3", "warmup_layers 3 always run, but a token may have 2 layers only"),
-        ("max_layers=2,warmup_layers=3", "warmup_layers 3 always run, but a token may have 2 layers only"),
-        ("rank=0", "rank is 0; it must be positive"),
-        ("alpha=-1", "alpha is -1.0; it must be positive"),
-        ("adapters=full", "it takes lora or none"),
-        ("adapters=none,modules=somewhere", "adapters=none has no modules; they are for adapters=lora"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(options: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        build(f"skip_decode[{options}]")
+def fingerprint(target: Target) -> str:
+    """Of every weight that decoding reads, in whichever layout it is held."""
+    digest = hashlib.sha256()
+    for tensor in weights_of(target):
+        digest.update(tensor.detach().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
-@pytest.mark.parametrize("option", ["min_layers", "max_layers", "warmup_layers"])
-def test_a_schedule_beyond_the_layers_is_no_schedule_for_this_target(option: str) -> None:
-    target = pair("llama").target
-    method = build(f"skip_decode[{option}=5]")
-    assert isinstance(method, SkipDecode)
-    assert method.unsupported(target.info) == f"{option} 5 is more than the target's 4 layers"
-    with pytest.raises(UserError, match=f"cannot be trained for this target: {option} 5 is more than"):
-        method.build(target.info, target.lm_head.weight)
-    assert build(f"skip_decode[{option}=4]").unsupported(target.info) is None
+def weights_of(target: Target) -> Iterator[Tensor]:
+    yield from (target.embedding, target.lm_head.weight, target.final_norm.gain)
+    for block in target.blocks:
+        yield from (block.attention.qkv.weight, block.attention.out.weight, *block.mlp.weights)
+        yield from (block.attention_norm.gain, block.mlp_norm.gain)
 
 
-def test_what_has_nothing_to_train_says_what_has() -> None:
-    target, method = pair("llama").target, SkipDecode(adapters="none")
-    assert not method.needs_modules and SkipDecode().needs_modules
-    with pytest.raises(UserError, match=r"adapters=none has nothing to train; skip_decode\[adapters=lora\] has"):
-        method.build(target.info, target.lm_head.weight)
-    assert "no layer was trained for it" in method.reason and "trained" not in SkipDecode().reason
+@pytest.mark.parametrize("label", ["skip_decode", "mixture_of_depths"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_target_that_others_decode_on_is_never_written_to(label: str, dtype: torch.dtype) -> None:
+    target = tiny_target("llama", layers=4, dtype=dtype)
+    blocks, before = list(target.blocks), fingerprint(target)
+    alone = run("autoregressive", target, prompt_of(13), 20)
+    run(label, target, prompt_of(13), 20)
+    assert fingerprint(target) == before
+    assert all(one is other for one, other in zip(blocks, target.blocks, strict=True))
+    assert run("autoregressive", target, prompt_of(13), 20).token_ids == alone.token_ids
 
 
-def test_adapters_serve_other_depths_but_no_other_warm_up() -> None:
-    models = pair("llama")
-    folder = untrained_folder("skip_decode", SkipDecode(), models.target)
-    build(f"skip_decode[min_layers=3,fall_tokens=9,modules={folder}]").prepare(models.target)
-    other = build(f"skip_decode[warmup_layers=3,modules={folder}]")
-    with pytest.raises(UserError, match="trained with warmup_layers=1, not 3"):
-        other.prepare(models.target)
+def two_documents() -> Batch:
+    tokens = torch.tensor([[*prompt_of(6), *prompt_of(5, 1), 0]])
+    documents = torch.tensor([[0] * 6 + [1] * 5 + [-1]])
+    positions = torch.tensor([[*range(6), *range(5), 0]])
+    return Batch(tokens, (documents >= 0).float(), documents, positions)
 
 
-@pytest.mark.parametrize("options", ["min_layers=1", "max_layers=1"])
-def test_adapters_do_not_serve_lower_depths_than_they_were_trained_for(options: str) -> None:
-    """Trained for 2 of 4 layers and more, by default or by name."""
-    target = pair("llama").target
-    for name in ("fall_tokens=9", "min_layers=2", "max_layers=2"):
-        trained = build(f"skip_decode[{name}]")
-        folder = untrained_folder(f"skip_decode[{name}]", trained, target)
-        method = build(f"skip_decode[{options},modules={folder}]")
-        with pytest.raises(UserError, match="trained for depths of 2 layers and more, not for 1; give min_layers=2"):
-            method.prepare(target)
-    lowest = untrained_folder("skip_decode[min_layers=1]", SkipDecode(min_layers=1), target)
-    build(f"skip_decode[{options},modules={lowest}]").prepare(target)
+@torch.no_grad()
+def test_documents_in_one_row_do_not_see_each_other() -> None:
+    model = tiny_model("llama", layers=LAYERS, vocab_size=24)
+    adapters = adapters_for(Target(model, None))
+    together = last_state(adapters, BatchMaker(model, torch.device("cpu"))(two_documents()))
+    naive = Naive(in_float64(model.double()))
+    for start, text in ((0, prompt_of(6)), (6, prompt_of(5, 1))):
+        alone = last_state(adapters, batch_of(naive, [text]))
+        torch.testing.assert_close(together[0, start : start + len(text)], alone[0], rtol=1e-4, atol=1e-4)
+
+
+def last_state(adapters: Adapters, batch: TrainingBatch, absent: Tensor | None = None) -> Tensor:
+    texts, state = AdaptedTexts(adapters, batch), batch.states[0]
+    for index in range(len(batch.states) - 1):
+        state = texts.through(index, state, absent)
+    return state
+
+
+@torch.no_grad()
+def test_absent_tokens_are_seen_by_nobody_but_themselves() -> None:
+    models, text, other = pair("llama"), prompt_of(9), prompt_of(9)
+    other[4] = (other[4] + 1) % 24
+    adapters = adapters_for(models.target)
+    absent = torch.arange(9)[None] == 4
+    for hidden, equal in ((absent, True), (None, False)):
+        one, two = (last_state(adapters, batch_of(models.naive, [some]), hidden)[0] for some in (text, other))
+        assert torch.allclose(one[5:], two[5:], atol=1e-5) == equal
+        assert torch.allclose(one[:4], two[:4], atol=1e-5) and not torch.allclose(one[4], two[4], atol=1e-3)
+
+
+def test_agreement_is_with_the_likeliest_token_of_the_target() -> None:
+    batch = batch_of(pair("llama").naive, [prompt_of(9)])
+    assert agreements(batch, batch.states[-1]).all()
+    assert not agreements(batch, -batch.states[-1]).any()
+
+
+def test_half_precision_is_added_up_in_float32() -> None:
+    """1 + (2^-8 + 2^-17) is nearer to 1 + 2^-7 than to 1; in bfloat16 the bracket would be 2^-8, and the sum a tie."""
+    target = tiny_target("llama", layers=1, dtype=torch.bfloat16)
+    adapter = LayerAdapter(target.info, AdapterSettings("lora", 2, 2.0), target.device).bfloat16()
+    adapter.out.down.weight.data[:, 0] = 1.0
+    adapter.out.up.weight.data[0] = torch.tensor([2.0**-8, 2.0**-17])
+    block = target.blocks[0]
+    block.attention.out.weight[0, 0] = 1.0
+    merged = adapter.merged(block, fast=False)
+    assert merged.attention.out.weight.dtype == torch.bfloat16
+    assert float(merged.attention.out.weight[0, 0]) == 1 + 2.0**-7
+    assert merged.attention.qkv.weight.equal(block.attention.qkv.weight)

@@ -41,7 +41,7 @@ benchctl.judges.__path__ = ["judges"]
 """
 # What goes over all methods or judges: the structure, names, demo, tokens of the target and `doctor`.
 FILES = (
-    *("repository/test_architecture.py", "registry", "cli/test_demo.py", "methods/test_lossless.py"),
+    *("repository/test_architecture.py", "registry", "cli/test_demo.py", "methods/test_matrix.py"),
     *("methods/test_exit_modules.py", "conformance/test_doctor.py"),
 )
 CHOSEN = "test_architecture or test_registry or test_demo or repeat or each_list or every_policy"

@@ -1,4 +1,7 @@
-"""What must change nothing: names of tokens, neighbours in a run, earlier prompts; and what a commit must leave."""
+"""One matrix of labels and families, by doctor's checks; and oracles that see what these checks cannot.
+
+The checks compare with full recomputation. Nothing else here asks for limits, stops, earlier prompts, seeds or batches.
+"""
 
 from __future__ import annotations
 
@@ -6,37 +9,189 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from gate_exits import Left, slow_states
 from mutants import ForgetfulTwoModel
-from oracles import Naive
+from oracles import Naive, autoregressive, in_float64, model_drafter, noisy_copy, replay
 from runs import (
-    CONTEXT_TOKENS,
     EXACT,
     LAYERS,
     LOSSY,
+    NEW_TOKENS,
+    OF_EXPERTS,
     SKIPPING,
     Pair,
     pair,
     pair_of,
-    prepared,
     prompt_of,
     rounds_of,
     run,
+    with_head_of,
 )
+from tiny import tiny_model
 from torch import Tensor
 from transformers import DynamicCache
 
+from benchctl.conformance import checks
+from benchctl.conformance.examine import ON_A_TARGET
+from benchctl.conformance.findings import Deviation, Skipped
+from benchctl.conformance.method_under_test import MethodUnderTest
+from benchctl.conformance.random_models import FEW_TOKENS, RandomModels, random_models
+from benchctl.decoding.batch import why_not_batched
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.loop import DecodeRequest, Generation, decode
-from benchctl.decoding.method import Method
+from benchctl.decoding.loop import DecodeRequest, decode
+from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
+from benchctl.registry import build, builtin_names, method_class, parse_label
 
-NEW_TOKENS = 30
-WARM = Sampling(temperature=0.9, top_p=0.9, seed=5)
+OTHER_MODELS = (("llama", 1), ("qwen3", 2), ("mixtral", 3), ("mistral_window", 4), ("qwen2_window", 5))
+MODELS = (("llama", 0), *(pytest.param(*model, marks=pytest.mark.slow) for model in OTHER_MODELS))
+FIRST = {parse_label(label).name: label for label in (*EXACT, *LOSSY)[::-1]}.values()  # one label of each method
+CONDUCT = [name for name in ON_A_TARGET if name not in ("greedy", "sampled", "engaged")]
+SAMPLED = (
+    "autoregressive",
+    "two_model[draft_tokens=2]",
+    "two_model[confidence=0.4,draft_tokens=3]",
+    "prompt_lookup[draft_tokens=2]",
+    "early_exit[mode=draft,threshold=0,exits=1,draft_tokens=2]",
+    "early_exit[mode=draft,threshold=0.3,draft_tokens=3]",
+    "early_exit[mode=draft,confidence=classifier,threshold=0.5,exits=1]",
+    "early_exit[threshold=2]",
+    "medusa[heads=2,tree=2x2]",
+    "medusa[heads=2,tree=1x1]",
+    "medusa[nodes=6]",
+    "lookahead[ngram=2,window=3]",
+    "lookahead[ngram=3,window=3,prompt_pool=true]",
+    "lookahead[ngram=3,window=2,prompt_pool=true,bonus=false]",
+    "m2r2[draft_tokens=2]",
+    "m2r2[draft_tokens=3,confidence=0.4]",
+    "m2r2[draft_tokens=2,width=2]",
+    "m2r2[draft_tokens=2,width=3,source=exit,confidence=0.2]",
+    "m2r2_dynamic[threshold=2]",
+)
+
+
+def look(check: str, label: str, family: str, seed: int, folder: Path) -> object:
+    """What a check of doctor finds on a pair of models."""
+    models = pair(family, seed)
+    random = RandomModels(family, models.target, models.draft, models.naive)
+    return ON_A_TARGET[check](MethodUnderTest(label, folder), random)
+
+
+def claims_exact(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on: doctor does not compare the answers of methods that are lossy by name."""
+    monkeypatch.setattr(method_class(parse_label(label).name), "exactness", "exact")
+
+
+def test_each_list_holds_what_its_labels_claim() -> None:
+    """Labels that are lossy by name are exact where no token exits, or where all layers run."""
+    assert {parse_label(label).name for label in (*EXACT, *LOSSY, *OF_EXPERTS)} == set(builtin_names())
+    assert {build(label).exactness for label in LOSSY} == {"lossy"}
+    full_depth = [label for label in EXACT if build(label).exactness == "lossy"]
+    assert all("threshold=2" in label or f"min_layers={LAYERS}" in label for label in full_depth)
+
+
+@pytest.mark.parametrize(("family", "seed"), MODELS)
+@pytest.mark.parametrize("label", EXACT)
+def test_exact_method_gives_the_target_s_own_tokens(
+    label: str, family: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims_exact(label, monkeypatch)
+    assert look("greedy", label, family, seed, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("label", "family", "seed"),
+    [
+        *(pytest.param(label, "llama", 0, marks=() if label in FIRST else pytest.mark.slow) for label in EXACT + LOSSY),
+        *(pytest.param(label, "mistral_window", 4, marks=pytest.mark.slow) for label in FIRST),
+    ],
+)
+def test_limits_stops_prompts_seeds_and_batches_change_nothing(
+    label: str, family: str, seed: int, tmp_path: Path
+) -> None:
+    findings = {check: look(check, label, family, seed, tmp_path) for check in CONDUCT}
+    assert [finding for finding in findings.values() if isinstance(finding, Deviation)] == []
+    skipped = {check for check, finding in findings.items() if isinstance(finding, Skipped)}
+    lossy, alone = build(label).exactness == "lossy", why_not_batched(build(label)) is not None
+    assert skipped == {*(["cache"] if lossy else []), *(["batches"] if alone else [])}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["olmoe", "mixtral"])
+@pytest.mark.parametrize("label", OF_EXPERTS)
+def test_a_method_for_mixtures_of_experts_passes_on_them(label: str, family: str, tmp_path: Path) -> None:
+    assert build(label).unsupported(pair("llama").target.info) is not None
+    findings = {check: look(check, label, family, 3, tmp_path) for check in ("greedy", *CONDUCT)}
+    assert {check for check, finding in findings.items() if finding is not None} == {"batches"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", SAMPLED)
+def test_exact_method_samples_from_the_target_s_distribution(
+    label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims_exact(label, monkeypatch)
+    assert checks.sampled(MethodUnderTest(label, tmp_path), random_models("llama")) is None
+
+
+@pytest.mark.parametrize("label", ["early_exit[threshold=0,exits=1]", "medusa[accept=typical]"])
+def test_lossy_method_does_not(label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the test above would find nothing."""
+    claims_exact(label, monkeypatch)
+    assert isinstance(checks.sampled(MethodUnderTest(label, tmp_path), random_models("llama")), Deviation)
+
+
+def padded(model: Any, logit: float) -> Target:
+    """The model with two more ids, whose logits are raised by ``logit``."""
+    twin = copy.deepcopy(model)
+    for module in (twin.model.embed_tokens, twin.lm_head):
+        module.weight = torch.nn.Parameter(torch.cat((module.weight, module.weight[:2])), requires_grad=False)
+    raised = torch.tensor([0.0] * len(model.lm_head.weight) + [logit] * 2, dtype=torch.float64)
+    twin.lm_head.bias = torch.nn.Parameter(raised, requires_grad=False)
+    return Target(twin, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wider", ["draft", "target"])
+def test_heads_padded_to_different_widths_leave_the_distribution_alone(
+    wider: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trained target never says its padding; what a draft model says of its own must not matter."""
+    few = random_models("llama", FEW_TOKENS)
+    model, draft_model = few.naive.model, noisy_copy(few.naive.model)
+    target = padded(model, -1e4) if wider == "target" else few.target
+    draft = padded(draft_model, 1.0) if wider == "draft" else few.draft
+    wide = replace(few, target=target, draft=draft)
+    monkeypatch.setattr(checks, "random_models", lambda kind, vocabulary: wide)
+    assert checks.sampled(MethodUnderTest("two_model[draft_tokens=2]", tmp_path), wide) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wider", ["draft", "target"])
+def test_heads_padded_to_different_widths_draft_what_they_share(wider: str) -> None:
+    """One tokenizer, padded to 48 in one model and to 56 in the other. The wide draft's own favourites are padding."""
+    wide = in_float64(tiny_model("llama", layers=LAYERS, dtype=torch.float64, vocab_size=56))
+    wide_draft = noisy_copy(wide)
+    wide_draft.lm_head.weight[48:] *= 2.0
+    narrow, narrow_draft = with_head_of(wide, 48), with_head_of(wide_draft, 48)
+    prompt = prompt_of(13)
+    expected = autoregressive(Naive(narrow), prompt, NEW_TOKENS)
+    if wider == "target":  # padding is never said by a trained model
+        wide.lm_head.bias = torch.nn.Parameter(torch.tensor([0.0] * 48 + [-1e4] * 8, dtype=torch.float64))
+        target, draft = Target(wide, None), Target(narrow_draft, None)
+    else:
+        target, draft = Target(narrow, None), Target(wide_draft, None)
+        padding = [row for row in range(13, 52) if Naive(wide_draft).argmax([*prompt, *expected][:row]) >= 48]
+        assert len(padding) > 5
+    got = run("two_model[draft_tokens=4,confidence=0.2]", target, prompt, NEW_TOKENS, draft=draft)
+    assert list(got.token_ids) == expected
+    assert rounds_of(got) == replay(prompt, expected, NEW_TOKENS, model_drafter(Naive(narrow_draft), 4, 0.2))
+    assert any(step.accepted > 1 for step in got.steps)
 
 
 def _swap(ids: Sequence[int], one: int, other: int) -> list[int]:
@@ -69,52 +224,14 @@ def test_exchanging_a_frequent_token_with_id_nought_changes_no_step(family: str)
         assert after.layers == before.layers
 
 
-def _decode(method: Method, models: Pair, prompt_tokens: int, sampling: Sampling) -> Generation:
-    return decode(method, models.target, DecodeRequest(prompt_of(prompt_tokens), 20, sampling, seed=prompt_tokens))
-
-
-@pytest.mark.parametrize(
-    "sampling", [Sampling(), pytest.param(WARM, marks=pytest.mark.slow)], ids=["greedy", "sampled"]
-)
-@pytest.mark.parametrize("label", [*EXACT, *LOSSY])
-def test_prompt_gives_the_same_whatever_ran_before(label: str, sampling: Sampling) -> None:
-    models = pair("llama")
-    one = prepared(label, models.target, models.draft)
-    lengths = (13, 30, CONTEXT_TOKENS - 4, 13, 1)
-    forward = [_decode(one, models, length, sampling) for length in lengths]
-    other = prepared(label, models.target, models.draft)
-    backward = [_decode(other, models, length, sampling) for length in reversed(lengths)]
-    assert forward[0] == forward[3]
-    assert forward == backward[::-1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "label", ["autoregressive", "two_model", "prompt_lookup", "early_exit[mode=draft,exits=3]", "medusa", "lookahead"]
-)
-def test_sampled_answers_depend_on_the_seeds_alone(label: str) -> None:
-    models = pair("llama")
-
-    def answer(seed: int, prompt_seed: int) -> tuple[int, ...]:
-        sampling = replace(WARM, seed=seed)
-        prompt = prompt_of(13)
-        got = run(
-            label, models.target, prompt, NEW_TOKENS, draft=models.draft, sampling=sampling, prompt_seed=prompt_seed
-        )
-        return got.token_ids
-
-    assert answer(1, 1) == answer(1, 1)
-    assert len({answer(seed, prompt_seed) for seed in (1, 2) for prompt_seed in (1, 2)}) == 4
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("label", [*EXACT, *LOSSY])
 def test_drawing_from_the_top_token_alone_takes_the_greedy_steps(label: str) -> None:
     """Drafts are drawn from warped distributions too: with top_k=1 nothing is left to chance."""
-    models = pair("llama")
-    prompt = prompt_of(13)
-    greedy = run(label, models.target, prompt, NEW_TOKENS, draft=models.draft, sampling=Sampling(seed=WARM.seed))
-    certain = run(label, models.target, prompt, NEW_TOKENS, draft=models.draft, sampling=replace(WARM, top_k=1))
+    models, prompt = pair("llama"), prompt_of(13)
+    warm = Sampling(temperature=0.9, top_k=1, top_p=0.9, seed=5)
+    greedy = run(label, models.target, prompt, NEW_TOKENS, draft=models.draft, sampling=Sampling(seed=5))
+    certain = run(label, models.target, prompt, NEW_TOKENS, draft=models.draft, sampling=warm)
     assert (certain.token_ids, certain.steps, certain.layers) == (greedy.token_ids, greedy.steps, greedy.layers)
 
 

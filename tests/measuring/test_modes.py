@@ -75,9 +75,8 @@ def test_replay_rows_say_the_baseline_s_tokens_to_the_baseline_s_prompt_in_every
     free, forced = by_mode(measured(whole), "free"), by_mode(measured(whole), "replay")
     for (_, *turn), row in forced.items():
         baseline = free["autoregressive", *turn]  # type: ignore[index]
-        assert (row.token_ids, row.text, row.prompt_tokens) == (
-            baseline.token_ids, baseline.text, baseline.prompt_tokens,
-        )  # fmt: skip
+        for field in ("token_ids", "text", "prompt_tokens"):
+            assert getattr(row, field) == getattr(baseline, field)
     own = [(row.token_ids, forced[key].token_ids) for key, row in free.items() if key[0] == LABELS[2]]
     assert any(mine != theirs for mine, theirs in own)
 
@@ -89,9 +88,8 @@ def test_replay_rows_have_no_verdict_but_tell_how_often_the_forced_token_was_the
     for (label, *_), row in forced.items():
         shares[label][0] += row.fidelity["replay_agreed_tokens"]
         shares[label][1] += row.fidelity["replay_judged_tokens"]
-    assert shares[LABELS[0]][0] == shares[LABELS[0]][1] == sum(
-        len(row.token_ids) for (label, *_), row in forced.items() if label == LABELS[0]
-    )  # fmt: skip
+    tokens = sum(len(row.token_ids) for (label, *_), row in forced.items() if label == LABELS[0])
+    assert shares[LABELS[0]] == [tokens, tokens]
     assert shares[LABELS[2]][0] < shares[LABELS[2]][1]
     assert all("replay_agreed_tokens" not in row.fidelity for row in whole.rows if row.mode != "replay")
 
@@ -99,9 +97,8 @@ def test_replay_rows_have_no_verdict_but_tell_how_often_the_forced_token_was_the
 def test_profile_rows_say_what_the_free_ones_say_and_their_phases_add_up_to_their_steps(whole: RunFile) -> None:
     free, split = by_mode(measured(whole), "free"), by_mode(measured(whole), "profile")
     for key, row in split.items():
-        assert (row.token_ids, row.accepted, row.layers, row.verdict) == (
-            free[key].token_ids, free[key].accepted, free[key].layers, free[key].verdict,
-        )  # fmt: skip
+        for field in ("token_ids", "accepted", "layers", "verdict"):
+            assert getattr(row, field) == getattr(free[key], field)
         sums = [sum(seconds) for seconds in zip(*row.phases.values(), strict=True)]
         assert sums == pytest.approx(list(row.step_s), rel=1e-9)
         assert all(any(row.phases[phase]) for phase in ("verify", "commit", "host")) or not row.step_s
@@ -138,9 +135,7 @@ def test_a_method_that_does_not_say_the_forced_text_fails_in_replay_alone(target
     failed = [row for row in rows if row.error]
     assert [(row.label, row.mode, row.turn) for row in failed] == [("lying", "replay", 0), ("lying", "replay", 1)]
     assert "where another token was forced upon it" in str(failed[0].error)
-
-
-def test_a_baseline_that_fails_leaves_no_text_to_replay(target: Target) -> None:
+    # A baseline that fails leaves no text to replay.
     rows = rows_of(target, {"broken": Broken(), "plain": Plain()}, Plan(TALKS[:1], ("broken", "plain"), 1, modes=ALL))
     assert all(row.error for row in rows if row.mode == "replay")
 

@@ -1,0 +1,246 @@
+"""What every method refuses: options that cannot be, targets that do not fit, modules made for something else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from refusals import refused
+from runs import LAYERS, pair, prepared, prompt_of
+from target_batches import batch_of
+from tiny import tiny_model, tiny_target
+from torch._subclasses.fake_tensor import FakeTensorMode
+from untrained import untrained, untrained_folder
+
+from benchctl.decoding.loop import DecodeRequest, decode
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.trainable import Trainable
+from benchctl.decoding.sampling import Sampling
+from benchctl.errors import UserError
+from benchctl.methods.m2r2_prefetch import M2R2Prefetch
+from benchctl.registry import build
+
+HALF = (
+    "early_exit[head=trained,threshold=0.3]",
+    "early_exit[head=trained,confidence=state_cosine,mode=draft]",
+    "early_exit[head=trained,confidence=classifier,threshold=0.5,decay=4]",
+    "deed[threshold=0.3]",
+    "deed[mode=draft,threshold=0.3]",
+    "m2r2[width=3,confidence=0.1]",
+    "m2r2[source=exit]",
+    "m2r2[adapters=bottleneck]",
+    "m2r2_dynamic[threshold=0.5,kv_fill=rate_map]",
+    "m2r2_dynamic[threshold=0.5,kv_fill=absent]",
+    "m2r2_dynamic[threshold=0.5,router=state_cosine,kv_fill=deferred_exact]",
+)
+
+
+@pytest.mark.parametrize(
+    ("label", "fact"),
+    [
+        ("deed[threshold=-0.1]", "threshold is -0.1"),
+        ("deed[threshold=nan]", "threshold"),
+        ("deed[rank=0]", "rank is 0"),
+        ("deed[alpha=0]", "alpha is 0"),
+        ("deed[exits=2+x]", "exits is '2+x'"),
+        ("deed[exits=0]", "exits is '0'"),
+        ("deed[draft_tokens=0]", "draft_tokens is 0"),
+        ("deed[mode=drafts]", "drafts"),
+        ("early_exit[decay=-1]", "decay is -1"),
+        ("early_exit[decay=inf]", "decay"),
+        ("early_exit[decay=4,threshold=1.5]", "threshold of 1"),
+        ("early_exit[rank=8]", "head=trained"),
+        ("early_exit[head=trained,rank=0]", "rank is 0"),
+        ("early_exit[head=trained,alpha=-1]", "alpha is -1"),
+        ("early_exit[alpha=8]", "head=trained"),
+        ("early_exit[modules=x]", "confidence=softmax_gap"),
+        ("early_exit[confidence=softmax_max,modules=x]", "confidence=softmax_max"),
+        ("expert_offload[capacity=-1]", "capacity is -1"),
+        ("expert_offload[bandwidth_mb_s=-5]", "bandwidth_mb_s is -5"),
+        ("expert_offload[spare=-1,prefetch=next_gate]", "spare is -1"),
+        ("expert_offload[spare=2]", "prefetch=none"),
+        ("expert_offload[blocking=true,prefetch=next_gate]", "prefetch=next_gate"),
+        ("expert_offload[policy=oracle]", "oracle"),
+        ("lookahead[ngram=1]", "ngram is 1"),
+        ("lookahead[window=0]", "window is 0"),
+        ("lookahead[guesses=-1]", "guesses is -1"),
+        ("m2r2[gates=4+2]", "4+2"),
+        ("m2r2[gates=2+2]", "2+2"),
+        ("m2r2[gates=0+2]", "0+2"),
+        ("m2r2[gates=a]", "'a'"),
+        ("m2r2[gates=2+4,exit=3]", "exit 3"),
+        ("m2r2[rank=0]", "rank is 0"),
+        ("m2r2[width=0]", "width is 0"),
+        ("m2r2[draft_tokens=0]", "draft_tokens is 0"),
+        ("m2r2[rate=0.5]", "rate is 0.5"),
+        ("m2r2[confidence=2]", "confidence is 2"),
+        ("m2r2[adapters=none]", "lora"),
+        ("m2r2[source=head]", "accelerated"),
+        ("m2r2[threshold=0.1]", "'threshold'"),
+        ("m2r2_dynamic[threshold=-0.1]", "threshold is -0.1"),
+        ("m2r2_dynamic[router=oracle]", "arla"),
+        ("m2r2_dynamic[kv_fill=copy]", "rate_map"),
+        ("m2r2_dynamic[width=3]", "'width'"),
+        ("m2r2_prefetch[spare=-1]", "spare is -1"),
+        ("medusa[tree=2x]", "'2x'"),
+        ("medusa[tree=0x2]", "'0x2'"),
+        ("medusa[tree=2x2x2x2]", "up to 3"),
+        ("medusa[heads=2,tree=2x2x2]", "up to 2"),
+        ("medusa[nodes=257]", "256"),
+        ("medusa[heads=0]", "heads is 0"),
+        ("medusa[epsilon=0]", "epsilon is 0"),
+        ("medusa[accept=typical,delta=1.5]", "delta is 1.5"),
+        ("mixture_of_depths[capacity=0]", "capacity is 0.0"),
+        ("mixture_of_depths[capacity=1.5]", "capacity is 1.5"),
+        ("mixture_of_depths[threshold=1.1]", "threshold is 1.1"),
+        ("mixture_of_depths[alpha=0]", "alpha is 0.0"),
+        ("skip_decode[min_layers=-1]", "min_layers is -1"),
+        ("skip_decode[fall_tokens=0]", "fall_tokens is 0"),
+        ("skip_decode[min_layers=5,max_layers=4]", "min_layers 5"),
+        ("skip_decode[min_layers=2,warmup_layers=3]", "warmup_layers 3"),
+        ("skip_decode[max_layers=2,warmup_layers=3]", "warmup_layers 3"),
+        ("skip_decode[rank=0]", "rank is 0"),
+        ("skip_decode[adapters=none,modules=x]", "adapters=none"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(label: str, fact: str) -> None:
+    """Before any model is loaded."""
+    with pytest.raises(UserError) as caught:
+        build(label)
+    assert caught.value.id in {"bad_option_value", "unknown_option"} and fact in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("label", "family", "fact"),
+    [
+        ("deed[exits=1+4]", "llama", "exit 4 is not below the target's 4 layers"),
+        ("early_exit[head=trained,exits=9]", "llama", "exit 9 is not below the target's 4 layers"),
+        ("early_exit[head=trained,min_exit=4]", "llama", "min_exit 4 is not below the target's 4 layers"),
+        ("m2r2[gates=4]", "llama", "gate 4"),
+        ("m2r2[gates=1+9]", "llama", "gate 9"),
+        ("m2r2[exit=7]", "llama", "7"),
+        ("m2r2_prefetch", "llama", "dense"),
+        ("m2r2_prefetch[capacity=1]", "mixtral", "capacity 1"),
+        ("skip_decode[min_layers=5]", "llama", "min_layers 5 is more than the target's 4 layers"),
+        ("skip_decode[max_layers=5]", "llama", "max_layers 5 is more than the target's 4 layers"),
+        ("skip_decode[warmup_layers=5]", "llama", "warmup_layers 5 is more than the target's 4 layers"),
+    ],
+)
+def test_a_target_that_does_not_fit_is_told_and_nothing_is_trained_for_it(label: str, family: str, fact: str) -> None:
+    target, method = pair(family).target, build(label)
+    assert isinstance(method, Trainable)
+    assert fact in str(method.unsupported(target.info))
+    with refused("cannot_be_trained", fact):
+        method.build(target.info, target.lm_head.weight)
+
+
+def test_a_target_of_one_layer_has_no_exit_gate_or_routed_block() -> None:
+    target = tiny_target("llama", layers=1)
+    for label in ("deed", "early_exit[head=trained]", "m2r2", "mixture_of_depths"):
+        method = build(label)
+        assert isinstance(method, Trainable) and method.unsupported(target.info)
+        with refused("cannot_be_trained"):
+            method.build(target.info, target.lm_head.weight)
+    assert M2R2Prefetch().unsupported(replace(pair("mixtral").target.info, layers=1))
+
+
+@pytest.mark.parametrize("label", ["early_exit", "skip_decode[adapters=none]", "early_exit[confidence=softmax_max]"])
+def test_what_has_nothing_to_train_says_what_has(label: str) -> None:
+    target, method = pair("llama").target, build(label)
+    assert isinstance(method, Trainable) and not method.needs_modules
+    with refused("nothing_to_train", label.partition("[")[0]):
+        method.build(target.info, target.lm_head.weight)
+
+
+@pytest.mark.parametrize(
+    ("trained", "asked", "id", "fact"),
+    [
+        ("deed[exits=1+3]", "deed[exits=2+3]", "exits_not_trained", "1+3"),
+        ("deed[exits=1+3]", "deed[rank=4]", "shapes_do_not_fit", "rank=64"),
+        ("deed[exits=1+3]", "deed[alpha=64]", "trained_with_other_option", "alpha=256.0"),
+        ("early_exit[head=trained,exits=1+3]", "early_exit[head=trained,exits=2+3]", "exits_not_trained", "1+3"),
+        ("early_exit[head=trained]", "early_exit[head=trained,rank=4]", "shapes_do_not_fit", "rank=64"),
+        ("early_exit[head=trained]", "early_exit[head=trained,alpha=9]", "trained_with_other_option", "alpha=256.0"),
+        ("early_exit[head=trained,exits=1+2]", "early_exit[head=trained,min_exit=3]", "exits_not_trained", "1+2"),
+        ("early_exit[head=trained]", "early_exit[head=trained,min_exit=4]", "exits_not_trained", "1+2+3"),
+        ("m2r2[gates=1+3]", "m2r2[gates=2]", "shapes_do_not_fit", "gates=1+3"),
+        ("m2r2[gates=1+3]", "m2r2[gates=1+3,rate=2.0]", "trained_with_other_option", "rate="),
+        ("m2r2[gates=1+3]", "m2r2[gates=1+3,alpha=9.0]", "trained_with_other_option", "alpha="),
+        ("m2r2[gates=1+3]", "m2r2_dynamic[gates=1+3]", "modules_missing", "m2r2_dynamic[router=arla,modules="),
+        ("m2r2[gates=1+3]", "m2r2_dynamic[router=linear,gates=1+3]", "modules_missing", "router=linear,modules="),
+        ("m2r2_dynamic[gates=1+3]", "m2r2_dynamic[router=linear,gates=1+3]", "shapes_do_not_fit", "router=arla"),
+        ("mixture_of_depths", "mixture_of_depths[capacity=0.5]", "trained_with_other_option", "capacity=0.125"),
+        ("skip_decode", "skip_decode[warmup_layers=3]", "trained_with_other_option", "warmup_layers=1"),
+        ("skip_decode[fall_tokens=9]", "skip_decode[min_layers=1]", "depths_not_trained", "min_layers=2"),
+        ("skip_decode[min_layers=2]", "skip_decode[max_layers=1]", "depths_not_trained", "min_layers=2"),
+        ("skip_decode[max_layers=2]", "skip_decode[min_layers=1]", "depths_not_trained", "min_layers=2"),
+    ],
+)
+def test_modules_of_other_options_are_refused_and_the_error_names_theirs(
+    trained: str, asked: str, id: str, fact: str
+) -> None:
+    """Also where no shape differs, and they would serve worse than they can without a word."""
+    target, method = pair("llama").target, build(asked)
+    assert isinstance(method, Trainable)
+    method.modules = str(untrained_folder(trained, build(trained), target))
+    with refused(id, fact):
+        method.prepare(target)
+
+
+@pytest.mark.parametrize(
+    ("trained", "asked"),
+    [
+        ("m2r2[gates=1+3]", "m2r2_dynamic[router=softmax_gap,gates=1+3]"),
+        ("m2r2[gates=1+3]", "m2r2_dynamic[router=state_cosine,gates=1+3]"),
+        ("m2r2_dynamic[gates=1+3]", "m2r2[gates=1+3]"),
+        ("m2r2_dynamic[gates=1+3]", "m2r2_dynamic[router=softmax_max,gates=1+3]"),
+        ("mixture_of_depths", "mixture_of_depths[threshold=0.8]"),
+        ("skip_decode", "skip_decode[min_layers=3,fall_tokens=9]"),
+        ("skip_decode[min_layers=1]", "skip_decode[max_layers=1]"),
+    ],
+)
+def test_modules_serve_other_options_that_make_no_others(trained: str, asked: str) -> None:
+    target, method = pair("llama").target, build(asked)
+    assert isinstance(method, Trainable)
+    method.modules = str(untrained_folder(trained, build(trained), target))
+    method.prepare(target)
+
+
+@pytest.mark.parametrize(
+    ("label", "family"),
+    [
+        ("deed", "llama"),
+        ("early_exit[head=trained]", "llama"),
+        ("early_exit[confidence=classifier]", "llama"),
+        ("early_exit[head=trained,confidence=classifier]", "llama"),
+        ("m2r2", "llama"),
+        ("m2r2_dynamic[gates=1+3]", "llama"),
+        ("m2r2_prefetch[gates=1+3]", "mixtral"),
+        ("medusa", "llama"),
+        ("mixture_of_depths", "llama"),
+        ("skip_decode", "llama"),
+    ],
+)
+def test_the_loss_needs_no_value_of_its_tensors(label: str, family: str) -> None:
+    """What a training would cost is estimated on shapes alone."""
+    method, batch = build(label), batch_of(pair(family).naive, [[5, 6, 7, 8]])
+    assert isinstance(method, Trainable)
+    module = untrained(method, pair(family).target)
+    assert method.loss(module, batch).isfinite()  # reads the layers, which fake tensors cannot
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert method.loss(module, batch).shape == ()
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    ("label", "family"),
+    [*product(HALF, ["olmoe", "gemma"]), ("m2r2_prefetch", "olmoe")],
+)
+def test_methods_with_modules_decode_in_the_precision_of_a_gpu(label: str, family: str, device: str) -> None:
+    """Gemma keeps gains in float32 and scales its embedding, OLMoE norms queries; both meet the modules' bfloat16."""
+    target = Target(tiny_model(family, layers=LAYERS, dtype=torch.bfloat16).to(device), None)
+    for sampling in (Sampling(), Sampling(temperature=0.8, top_p=0.9)):
+        request = DecodeRequest(prompt_of(9), 12, sampling)
+        assert len(decode(prepared(label, target), target, request).token_ids) == 12
