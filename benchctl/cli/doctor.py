@@ -224,7 +224,7 @@ def examine_methods(methods: Sequence[str], as_json: bool) -> None:
 
     Raises UserError for labels that the registry refuses, before anything is examined.
     """
-    from benchctl.conformance.examine import WHAT, examine
+    from benchctl.conformance.checks import WHAT, examine
     from benchctl.registry import build, split_labels
 
     labels = split_labels(methods)

@@ -25,22 +25,15 @@ def in_float64(model: Any) -> Any:
     """The model, its norms changed to stay in float64; transformers' own go through float32, good for 1e-7 only."""
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
-            module.forward = MethodType(_norm_gemma if "Gemma" in type(module).__name__ else _norm, module)
+            module.forward = MethodType(_norm, module)
     return model.requires_grad_(False)
 
 
 def _norm(module: Any, x: Tensor) -> Tensor:
-    gain: Tensor = module.weight
-    return _unit(x, module.variance_epsilon) * gain
-
-
-def _norm_gemma(module: Any, x: Tensor) -> Tensor:
-    gain: Tensor = 1.0 + module.weight
-    return _unit(x, module.eps) * gain
-
-
-def _unit(x: Tensor, eps: float) -> Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    gemma = "Gemma" in type(module).__name__
+    gain: Tensor = 1.0 + module.weight if gemma else module.weight
+    eps = module.eps if gemma else module.variance_epsilon
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * gain
 
 
 def noisy_copy(model: Any, scale: float = 0.04, seed: int = 1) -> Any:

@@ -27,7 +27,7 @@ from benchctl.decoding.loop import (
     stop_reason,
 )
 from benchctl.decoding.method import Context, Method, Step
-from benchctl.decoding.model.layers import Attention, project, weigh
+from benchctl.decoding.model.layers import project, weigh
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.phases import Marks, Phase
 
@@ -92,14 +92,12 @@ class BatchCache:
             self._ends[layer] = min(self._ends.get(layer, self.length), self.length if whole else 0)
             if whole:
                 rows = cache.kv[layer][:, :tokens].view(2, cache.kv_heads, tokens, -1)
-                kv = self._of(layer, rows)[:, place]
+                if layer not in self._kv:
+                    shape = (2, len(self._offsets), cache.kv_heads, self._slots, rows.shape[3])
+                    self._kv[layer] = rows.new_empty(shape)
+                kv = self._kv[layer][:, place]
                 kv[:, :, : self._offsets[place]].zero_()  # NaN would come through the mask: 0 * NaN is NaN
                 kv[:, :, self._offsets[place] : self.length].copy_(rows)
-
-    def _of(self, layer: int, like: Tensor) -> Tensor:
-        if layer not in self._kv:
-            self._kv[layer] = like.new_empty(2, len(self._offsets), like.shape[1], self._slots, like.shape[3])
-        return self._kv[layer]
 
     def write(self, layer: int, rows: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
         """Store the next row of every sequence, ``rows`` [2 * kv_heads, sequences, head_dim].
@@ -121,22 +119,16 @@ class BatchCache:
         if max(self._offsets) <= first:
             return None
         if self._bias is None:
-            self._bias = self._padding(self._kv[layer])
+            kv = self._kv[layer]
+            empty = torch.arange(self._slots) < torch.tensor(self._offsets)[:, None]
+            bias = torch.zeros(empty.shape, dtype=kv.dtype).masked_fill_(empty, -torch.inf).to(kv.device)
+            self._bias = bias.repeat_interleave(kv.shape[2], 0).unsqueeze(1)
         return self._bias[:, :, first : self.length + 1]
 
     def _first(self, window: int | None) -> int:
         """The first slot that is padding for some sequences at most, and within the window."""
         padding = min(self._offsets)
         return padding if window is None else max(padding, self.length + 1 - window)
-
-    def _padding(self, kv: Tensor) -> Tensor:
-        empty = torch.arange(self._slots) < torch.tensor(self._offsets)[:, None]
-        bias = torch.zeros(empty.shape, dtype=kv.dtype).masked_fill_(empty, -torch.inf).to(kv.device)
-        return bias.repeat_interleave(kv.shape[2], 0).unsqueeze(1)
-
-    def advance(self) -> None:
-        """The row is done: the next one is written behind it."""
-        self.length += 1
 
     def leave(self, place: int) -> None:
         """Drop a sequence; the last one moves to its place."""
@@ -160,11 +152,6 @@ class _Sequence:
     layers: int = 0
     steps: list[Step] = field(default_factory=list)
     reason: StopReason | None = None
-
-    def generation(self, marks: Marks) -> Generation:
-        """The answer, with the clock's readings of the batch."""
-        assert self.reason is not None
-        return generation_of(self.context, self.reason, marks, self.steps, self.layers)
 
     def add(self, token: int, max_new_tokens: int) -> None:
         commit(self.context, (token,))
@@ -199,7 +186,10 @@ def decode_batch(method: Method, target: Target, requests: Sequence[DecodeReques
         while batch.running:
             batch.step()
             marks.mark()
-    return tuple(sequence.generation(marks) for sequence in batch.sequences)
+    return tuple(
+        generation_of(sequence.context, sequence.reason, marks, sequence.steps, sequence.layers)
+        for sequence in batch.sequences
+    )
 
 
 class _Batch:
@@ -260,9 +250,14 @@ class _Batch:
         x = self._target.embed(tokens)
         for index in layers:
             layer = self._target.blocks[index]
-            x = _attend(layer.attention, x, layer.attention_norm(x), rotary, cache, index)
+            attention = layer.attention
+            queries, rows = project(attention, layer.attention_norm(x), rotary)
+            keys, values = cache.write(index, rows, attention.window)
+            grouped = queries.reshape(keys.shape[0], -1, attention.head_dim)
+            mixed = weigh(grouped, keys, values, attention.scale, cache.bias(index, attention.window))
+            x = attention.out.add_to(x, mixed.view(x.shape[0], -1))
             x = layer.mlp.add_to(x, layer.mlp_norm(x))
-        cache.advance()
+        cache.length += 1  # the next row is written behind this one
         return x
 
     def _drop_ended(self) -> None:
@@ -273,12 +268,3 @@ class _Batch:
                 last = self.running.pop()
                 if index < len(self.running):
                     self.running[index] = last
-
-
-def _attend(attention: Attention, residual: Tensor, x: Tensor, rotary: Tensor, cache: BatchCache, layer: int) -> Tensor:
-    """residual + attention of ``x`` [sequences, width], of each sequence's row over its own keys and values."""
-    queries, rows = project(attention, x, rotary)
-    keys, values = cache.write(layer, rows, attention.window)
-    grouped = queries.reshape(keys.shape[0], -1, attention.head_dim)
-    mixed = weigh(grouped, keys, values, attention.scale, cache.bias(layer, attention.window))
-    return attention.out.add_to(residual, mixed.view(x.shape[0], -1))

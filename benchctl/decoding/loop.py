@@ -80,28 +80,24 @@ def decode(method: Method, target: Target, request: DecodeRequest) -> Generation
     one, and ValueError for a forced text that is not a whole answer, or that the method did not commit.
     """
     with method.serve(target, request.timer) as served:
-        marks = Marks(request.clock, request.profile)
-        generation = _generate(method, open_context(served, request, marks.watch), request, marks)
-    return replace(generation, counters=method.counters()) if isinstance(method, OffloadsExperts) else generation
-
-
-def _generate(method: Method, context: Context, request: DecodeRequest, marks: Marks) -> Generation:
-    marks.mark()
-    context.tokens += context.target.read(request.prompt_ids)
-    first = method.start(context)
-    marks.mark()
-    layers = prefill_layers(context)
-    commit(context, (first,))
-    steps: list[Step] = []
-    reason = stop_reason(context, request.max_new_tokens, first)
-    while reason is None:
-        step = method.step(context)
+        marks, steps = Marks(request.clock, request.profile), list[Step]()
+        context = open_context(served, request, marks.watch)
         marks.mark()
-        step = _truncate(step, context)
-        commit(context, step.tokens)
-        steps.append(step)
-        reason = stop_reason(context, request.max_new_tokens, step.tokens[-1])
-    return generation_of(context, reason, marks, steps, layers)
+        context.tokens += served.read(request.prompt_ids)
+        first = method.start(context)
+        marks.mark()
+        layers = prefill_layers(context)
+        commit(context, (first,))
+        reason = stop_reason(context, request.max_new_tokens, first)
+        while reason is None:
+            step = method.step(context)
+            marks.mark()
+            step = _truncate(step, context)
+            commit(context, step.tokens)
+            steps.append(step)
+            reason = stop_reason(context, request.max_new_tokens, step.tokens[-1])
+        generation = generation_of(context, reason, marks, steps, layers)
+    return replace(generation, counters=method.counters()) if isinstance(method, OffloadsExperts) else generation
 
 
 def prefill_layers(context: Context) -> int:
@@ -117,11 +113,14 @@ def commit(context: Context, tokens: Sequence[int]) -> None:
     context.tokens += tokens
 
 
-def generation_of(context: Context, reason: StopReason, marks: Marks, steps: Sequence[Step], layers: int) -> Generation:
+def generation_of(
+    context: Context, reason: StopReason | None, marks: Marks, steps: Sequence[Step], layers: int
+) -> Generation:
     """The answer that a context has come to, with the clock's marks before prefill, after it and after each step.
 
     ``layers`` are those that prefill ran for the first token.
     """
+    assert reason is not None, "the answer has not ended"
     ttft_s, *step_s = marks.seconds(len(steps))
     return Generation(
         token_ids=tuple(context.tokens[context.prompt_tokens :]),

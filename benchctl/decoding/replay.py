@@ -46,11 +46,20 @@ class ForcedText:
         """
         wanted = self.tokens[at:]
         said = [*(draft.tokens[row] for row in own.path), own.next_token]
-        same = _agreement(said, wanted)
+        same = common_start(said, wanted)
         compared = min(len(said), len(wanted))
         self.agreed += same
         self.judged += min(same + 1, compared)
-        return own if same == compared else _follow(draft, wanted, own.next_token)
+        if same == compared:
+            return own
+        path, node = list[int](), ROOT
+        for token in wanted:
+            said_by = next((row for row in draft.children(node) if draft.tokens[row] == token), None)
+            if said_by is None:
+                return Verdict(tuple(path), token)
+            path.append(said_by)
+            node = said_by
+        return Verdict(tuple(path), own.next_token)  # the draft says all of the text
 
     def check_ends(self, limit_tokens: int, stop_ids: frozenset[int]) -> None:
         """Raises ValueError unless the text ends where an answer of so many tokens at most does, and not before."""
@@ -63,27 +72,14 @@ class ForcedText:
 
     def check_said(self, at: int, tokens: Sequence[int]) -> None:
         """Raises Unforced unless what was committed from place ``at`` on is the text."""
-        if (same := _agreement(tokens, self.tokens[at:])) < len(tokens):
+        if (same := common_start(tokens, self.tokens[at:])) < len(tokens):
             raise Unforced(
                 f"the method said {tokens[same]} where another token was forced upon it: replay takes methods that "
                 "choose by Context.pick, or draft as Speculative does"
             )
 
 
-def _agreement(one: Sequence[int], other: Sequence[int]) -> int:
+def common_start(first: Sequence[int], second: Sequence[int]) -> int:
     """Tokens that two texts have in common from their start."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (mine, theirs) in pairs if mine != theirs), min(len(one), len(other)))
-
-
-def _follow(draft: Draft, wanted: Sequence[int], beyond: int) -> Verdict:
-    """The rows that say ``wanted``, and the token of it that none says; ``beyond`` where they say all of it."""
-    path: list[int] = []
-    node = ROOT
-    for token in wanted:
-        found = next((row for row in draft.children(node) if draft.tokens[row] == token), None)
-        if found is None:
-            return Verdict(tuple(path), token)
-        path.append(found)
-        node = found
-    return Verdict(tuple(path), beyond)
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, (mine, theirs) in pairs if mine != theirs), min(len(first), len(second)))

@@ -11,11 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Sampling:
-    """The warping every token of a run is drawn under; temperature 0 is greedy.
-
-    Warping follows the order of transformers' logits processors (temperature, top-k, top-p), so
-    distributions can be compared with theirs.
-    """
+    """How every token of a run is drawn, warped in transformers' order: temperature (0 is greedy), top-k, top-p."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -45,7 +41,13 @@ class Sampling:
             kth = scores.topk(self.top_k, dim=-1).values[..., -1:]
             scores = scores.masked_fill(scores < kth, -torch.inf)
         if self.top_p < 1.0:
-            scores = _nucleus(scores, self.top_p)
+            # Mask what lies outside the smallest set whose probability reaches top_p; at least one token stays.
+            # Ascending: the sum of a token and all less likely ones. At most 1 - top_p means the likelier ones suffice.
+            # Example: probabilities (0.1, 0.3, 0.6) with top_p 0.8 have sums (0.1, 0.4, 1.0): the first is masked.
+            ordered, order = scores.sort(dim=-1)
+            outside = ordered.softmax(-1).cumsum(-1) <= 1.0 - self.top_p
+            outside[..., -1] = False
+            scores = scores.masked_fill(outside.scatter(-1, order, outside), -torch.inf)
         return scores.softmax(-1)
 
     def rows(self, logits: Tensor) -> WarpedRows:
@@ -83,13 +85,3 @@ class WarpedRows:
 def draw(probs: Tensor, generator: torch.Generator) -> int:
     """A token drawn from ``probs`` [vocabulary]."""
     return int(torch.multinomial(probs, 1, generator=generator).item())
-
-
-def _nucleus(scores: Tensor, top_p: float) -> Tensor:
-    """Mask what lies outside the smallest set whose probability reaches ``top_p`` (at least one token stays)."""
-    ordered, order = scores.sort(dim=-1)
-    # Ascending: the sum of a token and all less likely ones. At most 1 - top_p means that the likelier ones suffice.
-    # Example: probabilities (0.1, 0.3, 0.6) with top_p 0.8 have sums (0.1, 0.4, 1.0), so only the first is masked.
-    outside = ordered.softmax(-1).cumsum(-1) <= 1.0 - top_p
-    outside[..., -1] = False
-    return scores.masked_fill(outside.scatter(-1, order, outside), -torch.inf)

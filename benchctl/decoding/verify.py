@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -58,27 +58,20 @@ def verify_rejection(draft: Draft, target_probs: Rows, generator: torch.Generato
     path: list[int] = []
     node = ROOT
     while True:
-        residual = target_probs[node + 1]
-        accepted, residual = _try_children(draft, node, residual, generator)
-        if accepted is None:
-            return Verdict(tuple(path), draw(residual, generator))
-        path.append(accepted)
-        node = accepted
-
-
-def _try_children(draft: Draft, node: int, target: Tensor, generator: torch.Generator) -> tuple[int | None, Tensor]:
-    """The accepted child of ``node``, or None with the distribution left to draw the bonus token from."""
-    used: list[int] = []
-    for row in draft.children(node):
-        token = draft.tokens[row]
-        proposal = _proposal(draft, row, used)
-        # Accept with probability min(1, p(x) / q(x)), written without a division by a small q(x).
-        number = _uniform(generator)
-        if number * _mass(proposal, token) < float(target[token]):
-            return row, target
-        target = _residual(target, proposal, token)
-        used.append(token)
-    return None, target
+        target, used = target_probs[node + 1], list[int]()
+        for row in draft.children(node):
+            token = draft.tokens[row]
+            proposal = _proposal(draft, row, used)
+            # Accept with probability min(1, p(x) / q(x)), written without a division by a small q(x).
+            drafted_mass = 1.0 if proposal is None else float(proposal[token])
+            if _uniform(generator) * drafted_mass < float(target[token]):
+                path.append(row)
+                node = row
+                break
+            target = _residual(target, proposal, token)
+            used.append(token)
+        else:  # every child was rejected: the bonus token is drawn from what is left
+            return Verdict(tuple(path), draw(target, generator))
 
 
 def _proposal(draft: Draft, row: int, used: Sequence[int]) -> Tensor | None:
@@ -91,10 +84,6 @@ def _proposal(draft: Draft, row: int, used: Sequence[int]) -> Tensor | None:
     proposal = proposal.clone()
     proposal[list(used)] = 0.0
     return proposal / proposal.sum()
-
-
-def _mass(proposal: Tensor | None, token: int) -> float:
-    return 1.0 if proposal is None else float(proposal[token])
 
 
 def _residual(target: Tensor, proposal: Tensor | None, token: int) -> Tensor:
@@ -125,19 +114,15 @@ def verify_typical(
     the one that the target finds likeliest wins, as in the authors' code, then the first; the bonus token is drawn from
     the target's distribution at the end of the path.
     """
-    path = _longest(draft, ROOT, target_probs, epsilon, delta).path
+    path, _ = _longest(draft, ROOT, target_probs, epsilon, delta)
     return Verdict(path, draw(target_probs[(path[-1] if path else ROOT) + 1], generator))
 
 
-class _Branch(NamedTuple):
+def _longest(
+    draft: Draft, node: int, target_probs: Rows, epsilon: float, delta: float
+) -> tuple[tuple[int, ...], float]:
     """Rows from a node down that are all accepted, and the logarithm of the target's probability of their tokens."""
-
-    path: tuple[int, ...]
-    log_prob: float
-
-
-def _longest(draft: Draft, node: int, target_probs: Rows, epsilon: float, delta: float) -> _Branch:
-    best = _Branch((), 0.0)
+    best: tuple[tuple[int, ...], float] = ((), 0.0)
     children = draft.children(node)
     if not children:
         return best
@@ -147,6 +132,5 @@ def _longest(draft: Draft, node: int, target_probs: Rows, epsilon: float, delta:
     for row in children:
         if (prob := float(target[draft.tokens[row]])) > bar:
             path, log_prob = _longest(draft, row, target_probs, epsilon, delta)
-            branch = _Branch((row, *path), math.log(prob) + log_prob)
-            best = max(best, branch, key=lambda candidate: (len(candidate.path), candidate.log_prob))
+            best = max(best, ((row, *path), math.log(prob) + log_prob), key=lambda branch: (len(branch[0]), branch[1]))
     return best

@@ -17,7 +17,7 @@ from transformers import DynamicCache
 from two_streams import halves
 from untrained import facts_of, untrained, untrained_folder
 
-from benchctl.conformance.examine import examine
+from benchctl.conformance.checks import examine
 from benchctl.decoding.batch import decode_batch
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, decode

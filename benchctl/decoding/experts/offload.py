@@ -25,8 +25,6 @@ Called at each layer of a pass of one row, when the layer's own experts are know
 the state is the residual that their answers will be added to. Layers that are not behind ``layer`` are an error.
 """
 
-_Fetch = Callable[[int, Sequence[int], Tensor], Iterator[ExpertWeights]]
-
 
 @dataclass(frozen=True)
 class OffloadSettings:
@@ -63,8 +61,7 @@ class OffloadSettings:
 
 def mixtures_of(target: Target) -> Mapping[int, Experts]:
     """The mixtures of experts of a target, by layer."""
-    found = {layer: block.mlp for layer, block in enumerate(target.blocks)}
-    return {layer: mlp for layer, mlp in found.items() if isinstance(mlp, Experts)}
+    return {layer: block.mlp for layer, block in enumerate(target.blocks) if isinstance(block.mlp, Experts)}
 
 
 def rank_experts(block: Layer, state: Tensor, count: int) -> list[int]:
@@ -93,20 +90,25 @@ class Offload:
     def __init__(self, target: Target, settings: OffloadSettings) -> None:
         self._target, self._settings = target, settings
         mixtures = mixtures_of(target)
-        every = sum(found.router.shape[0] for found in mixtures.values())
+        every = sum(mixture.router.shape[0] for mixture in mixtures.values())
         self.capacity = min(settings.capacity or max(every // 4, self.top_k), every)
         slow = MemoryTier(mixtures) if settings.tier == "memory" else FileTier(mixtures)
         rate = settings.bandwidth_mb_s * 1e6 or None
         self._link = Link(slow, Slots(next(iter(mixtures.values())), self.capacity), rate)
         self._tier: FastTier | None = None
-        self._fetcher: _Fetcher | None = None
+        self._loader: Loader | None = None
+        self._predictor: Predictor | None = None
         self._timed = False
         self.view = copy.copy(target)
-        self.view.blocks = [_tiered(block, layer, self._fetch) for layer, block in enumerate(target.blocks)]
+        self.view.blocks = list(target.blocks)
+        for layer, mixture in mixtures.items():
+            held = {item.name: getattr(mixture, item.name) for item in fields(Experts)}
+            tiered = _TieredExperts(**held, layer=layer, fetch_from=self._fetch)
+            self.view.blocks[layer] = replace(target.blocks[layer], mlp=tiered)
 
     @property
     def top_k(self) -> int:
-        return max(found.top_k for found in mixtures_of(self._target).values())
+        return max(mixture.top_k for mixture in mixtures_of(self._target).values())
 
     @property
     def expert_bytes(self) -> int:
@@ -116,19 +118,28 @@ class Offload:
     def serve(self, timer: Timer | None, predictor: Predictor | None = None) -> Iterator[Target]:
         """The view, for one generation. Raises ValueError for a limited bandwidth without a timer."""
         tier = FastTier(self.capacity, policy_of(self._settings.policy, self._target.layers))
-        self._tier, self._timed = tier, timer is not None
-        with Loader(tier, self._link, timer) as loader:
-            together = self.capacity if self._settings.blocking else 1
-            self._fetcher = _Fetcher(loader, predictor, together)
+        self._tier, self._timed, self._predictor = tier, timer is not None, predictor
+        with Loader(tier, self._link, timer) as self._loader:
             try:
                 yield self.view
             finally:
-                self._fetcher = None
+                self._loader = None
 
     def _fetch(self, layer: int, needed: Sequence[int], residual: Tensor) -> Iterator[ExpertWeights]:
-        if self._fetcher is None:
+        """Demand, predict and hand out the experts of a visit; where ``blocking``, the first wait for one another."""
+        loader = self._loader
+        if loader is None:
             raise RuntimeError("nobody serves the experts of this view; run it inside serve()")
-        return self._fetcher.fetch(layer, needed, residual)
+        loader.need(layer, needed)
+        # Rows of a prompt together need nearly every expert: only single rows are predicted for.
+        if self._predictor is not None and residual.shape[0] == 1:
+            for ahead, experts in self._predictor(layer, residual).items():
+                loader.want(ahead, tuple(experts))
+        for expert in needed[: self.capacity if self._settings.blocking else 1]:
+            loader.wait_for(Key(layer, expert))
+        for expert in needed:
+            yield loader.wait_for(Key(layer, expert))
+            loader.done(Key(layer, expert))
 
     def counters(self) -> Mapping[str, float]:
         """What the last generation counted while decoding, see `fast_tier.Counts`; the prompt's as prefill_...
@@ -138,12 +149,12 @@ class Offload:
         if self._tier is None:
             return {}
         decode, prefill = self._tier.decode.as_numbers(), self._tier.prefill.as_numbers()
-        found = {**decode, **{f"prefill_{name}": prefill[name] for name in ("loads", "stall_s")}}
+        counts = {**decode, **{f"prefill_{name}": prefill[name] for name in ("loads", "stall_s")}}
         if not self._timed:
-            found = {name: value for name, value in found.items() if not name.endswith("stall_s")}
+            counts = {name: value for name, value in counts.items() if not name.endswith("stall_s")}
         if self._settings.bandwidth_mb_s:
-            found["bandwidth_mb_s"] = self._settings.bandwidth_mb_s
-        return {**found, "expert_bytes": float(self.expert_bytes)}
+            counts["bandwidth_mb_s"] = self._settings.bandwidth_mb_s
+        return {**counts, "expert_bytes": float(self.expert_bytes)}
 
 
 @dataclass(frozen=True)
@@ -151,41 +162,10 @@ class _TieredExperts(Experts):
     """Experts that are fetched before they compute; routing and products are those of the resident ones."""
 
     layer: int
-    fetch_from: _Fetch
+    fetch_from: Callable[[int, Sequence[int], Tensor], Iterator[ExpertWeights]]
 
     def fetch(self, needed: Sequence[int], residual: Tensor) -> Iterator[ExpertWeights]:
         return self.fetch_from(self.layer, needed, residual)
-
-
-class _Fetcher:
-    """Demands, predicts and hands out the experts of each visit of a layer.
-
-    The first ``together`` of a visit are waited for before any is computed.
-    """
-
-    def __init__(self, loader: Loader, predictor: Predictor | None, together: int) -> None:
-        self._loader, self._predictor, self._together = loader, predictor, together
-
-    def fetch(self, layer: int, needed: Sequence[int], residual: Tensor) -> Iterator[ExpertWeights]:
-        loader = self._loader
-        loader.need(layer, needed)
-        # Rows of a prompt together need nearly every expert: only single rows are predicted for.
-        if self._predictor is not None and residual.shape[0] == 1:
-            for ahead, experts in self._predictor(layer, residual).items():
-                loader.want(ahead, tuple(experts))
-        for expert in needed[: self._together]:
-            loader.wait_for(Key(layer, expert))
-        for expert in needed:
-            yield loader.wait_for(Key(layer, expert))
-            loader.done(Key(layer, expert))
-
-
-def _tiered(block: Layer, layer: int, fetch_from: _Fetch) -> Layer:
-    """The layer with its mixture of experts tiered; a dense one as it is."""
-    if not isinstance(block.mlp, Experts):
-        return block
-    held = {item.name: getattr(block.mlp, item.name) for item in fields(Experts)}
-    return replace(block, mlp=_TieredExperts(**held, layer=layer, fetch_from=fetch_from))
 
 
 @dataclass(frozen=True)

@@ -43,15 +43,14 @@ class MemoryTier(SlowTier):
     """Host memory: on a CPU the target's own tensors, for a GPU pinned copies."""
 
     def __init__(self, experts: Mapping[int, Experts]) -> None:
-        self._gate_up = {layer: _on_host(found.gate_up) for layer, found in experts.items()}
-        self._down = {layer: _on_host(found.down) for layer, found in experts.items()}
+        def on_host(weights: Tensor) -> Tensor:
+            return weights if weights.device.type == "cpu" else weights.cpu().pin_memory()
+
+        self._gate_up = {layer: on_host(mixture.gate_up) for layer, mixture in experts.items()}
+        self._down = {layer: on_host(mixture.down) for layer, mixture in experts.items()}
 
     def read(self, key: Key) -> ExpertWeights:
         return ExpertWeights(key.expert, self._gate_up[key.layer][key.expert], self._down[key.layer][key.expert])
-
-
-def _on_host(weights: Tensor) -> Tensor:
-    return weights if weights.device.type == "cpu" else weights.cpu().pin_memory()
 
 
 class FileTier(SlowTier):
@@ -66,9 +65,9 @@ class FileTier(SlowTier):
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         path = Path(folder) / "experts.safetensors"
         tensors: dict[str, Tensor] = {}
-        for layer, found in experts.items():
-            tensors[f"{layer}.gate_up"] = found.gate_up.detach().cpu().contiguous()
-            tensors[f"{layer}.down"] = found.down.detach().cpu().contiguous()
+        for layer, mixture in experts.items():
+            tensors[f"{layer}.gate_up"] = mixture.gate_up.detach().cpu().contiguous()
+            tensors[f"{layer}.down"] = mixture.down.detach().cpu().contiguous()
         save_file(tensors, path)
         self._file: Any = safe_open(path, framework="pt")
 
@@ -89,7 +88,8 @@ class Slots:
         self._gate_up = like.gate_up.new_empty((capacity, *like.gate_up.shape[1:]))
         self._down = like.down.new_empty((capacity, *like.down.shape[1:]))
         self._device = like.gate_up.device
-        self._stream = _stream_of(self._device)
+        on_gpu = self._device.type == "cuda"
+        self._stream = torch.cuda.Stream(self._device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._read: dict[int, torch.cuda.Event] = {}
         sizes = (weights.element_size() * weights[0].numel() for weights in (self._gate_up, self._down))
         self.expert_bytes = sum(sizes)
@@ -116,10 +116,6 @@ class Slots:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(self._device))
             self._read[slot] = event
-
-
-def _stream_of(device: torch.device) -> torch.cuda.Stream | None:
-    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
@@ -203,23 +199,20 @@ class Loader:
             self._catch_up()
             if not self._tier.holds(key):
                 started_s = self.now_s()
-                self._stall(key)
+                while not self._tier.holds(key):
+                    assert self._transfer is not None, "an expert that is needed is on its way, or behind one that is"
+                    if self._copied and self._timer is not None:
+                        ends_s = self._ends_s
+                        self._changed.release()
+                        try:
+                            self._timer.wait_until(ends_s)
+                        finally:
+                            self._changed.acquire()
+                    else:
+                        self._changed.wait()
+                    self._catch_up()
                 self._tier.counts.stall_s += self.now_s() - started_s
             return self._link.slots.weights(key.expert, self._tier.slot(key))
-
-    def _stall(self, key: Key) -> None:
-        while not self._tier.holds(key):
-            assert self._transfer is not None, "an expert that is needed is on its way, or behind one that is"
-            if self._copied and self._timer is not None:
-                ends_s = self._ends_s
-                self._changed.release()
-                try:
-                    self._timer.wait_until(ends_s)
-                finally:
-                    self._changed.acquire()
-            else:
-                self._changed.wait()
-            self._catch_up()
 
     def _catch_up(self) -> None:
         """End the transfer whose moment has come, and begin the next as of that moment."""

@@ -74,11 +74,9 @@ class Cache:
         """
         if end > self.capacity:
             self._grow(end)
-        return self._up_to_date(layer)[:end] if self.absent[layer] else None
-
-    def _up_to_date(self, layer: int) -> Tensor:
-        """_absent_bias[layer] with all absent slots in it."""
         row, absent = self._absent_bias[layer], self.absent[layer]
+        if not absent:
+            return None
         if row is None:
             row = self._absent_bias[layer] = self._like.new_zeros(self.capacity)
         if fresh := absent[self._marked[layer] :]:
@@ -88,7 +86,7 @@ class Cache:
             else:
                 row.index_fill_(0, torch.tensor(fresh, device=row.device), -torch.inf)
             self._marked[layer] = len(absent)
-        return row
+        return row[:end]
 
     def _make_finite(self, layer: int, end: int) -> None:
         """Slots that rows passed by get zeros once they may come to be read: hidden by a weight of 0, but read."""
@@ -121,8 +119,7 @@ class Cache:
         A layer that has not run some of the kept rows keeps those it has. Example: start 5, slots [5, 7] of a tree
         whose rows are in slots 5 to 8: slot 7 moves to 6, and the layer's length becomes 7.
         """
-        in_place = list(slots) == list(range(start, start + len(slots)))
-        if in_place:
+        if list(slots) == list(range(start, start + len(slots))):
             self.truncate(start + len(slots))
             return
         for layer, length in enumerate(self.lengths):

@@ -51,17 +51,13 @@ class Layout:
         """
         if window is not None and self._last < window:
             window = None
-        if self._is_plain(window):
+        if self.rows == 1 and self._ancestors is None and window is None:  # one row sees all before it that are there
             return None if self.absent_bias is None else self.absent_bias.unsqueeze(0)
         key = (window, copies)
         if key not in self._bias:
             built = self._build(window, dtype)
             self._bias[key] = built if copies == 1 else built.repeat(copies, 1)
         return self._bias[key]
-
-    def _is_plain(self, window: int | None) -> bool:
-        """Whether there is but one row, which sees all before it that are there."""
-        return self.rows == 1 and self._ancestors is None and window is None
 
     def _build(self, window: int | None, dtype: torch.dtype) -> Tensor:
         visible = torch.ones(self.rows, self.start + self.rows, dtype=torch.bool)

@@ -75,12 +75,10 @@ class Stream:
             while group < last and lengths[group] == start and absent[group] == absent[first]:
                 group += 1
             if start < self.length:
-                self._run(start, first, group)
+                layout = self._layout(start, first)
+                states = self.target.run(self._states_from(start), self.cache, first, group, layout)
+                self._replace_states(start, states)
             first = group
-
-    def _run(self, start: int, first: int, last: int) -> None:
-        layout = self._layout(start, first)
-        self._replace_states(start, self.target.run(self._states_from(start), self.cache, first, last, layout))
 
     def run_rows(self, first: int, last: int, run: RunRows, rows: int | None = None) -> None:
         """Run rows through layers ``first`` .. ``last`` - 1 in a method's own way; layers below run as in advance.
@@ -184,23 +182,18 @@ class Stream:
         self.base = min(self.base, length)
 
     def _layout(self, start: int, layer: int) -> Layout:
-        """Of the open rows from slot ``start`` on in ``layer``, where its absent slots are hidden."""
+        """Of the open rows from slot ``start`` on in ``layer``, where its absent slots are hidden.
+
+        A row of a tree sees those on its branch, itself included. Example: rows with parents -1, 0, 0 behind 5 slots
+        stand at 5, 6, 6 and see [0], [0, 1], [0, 2].
+        """
         positions: Sequence[int] = range(self.base, self.length)
-        ancestors = None
+        ancestors: list[list[int]] | None = None
         if not self._is_chain:
-            positions, ancestors = self._tree()
+            positions, ancestors = [], []
+            for row, parent in enumerate(self._parents):
+                positions.append(self.base if parent < 0 else positions[parent] + 1)
+                ancestors.append([*(ancestors[parent] if parent >= 0 else []), row])
         layout = self.target.layout(self.base, positions, ancestors, start - self.base)
         layout.absent_bias = self.cache.absent_bias(layer, self.length)
         return layout
-
-    def _tree(self) -> tuple[list[int], list[list[int]]]:
-        """Position of each open row, and the open rows that it sees: those on its branch, itself included.
-
-        Example: rows with parents -1, 0, 0 behind 5 slots stand at 5, 6, 6 and see [0], [0, 1], [0, 2].
-        """
-        positions: list[int] = []
-        ancestors: list[list[int]] = []
-        for row, parent in enumerate(self._parents):
-            positions.append(self.base if parent < 0 else positions[parent] + 1)
-            ancestors.append([*(ancestors[parent] if parent >= 0 else []), row])
-        return positions, ancestors

@@ -86,24 +86,6 @@ def context_tokens(config: Any) -> int:
     return int(config.max_position_embeddings)
 
 
-def query_size(config: Any) -> int:
-    """Width of all query heads of a layer together."""
-    return int(config.num_attention_heads) * _head_dim(config)
-
-
-def kv_size(config: Any) -> int:
-    """Width of all key heads of a layer together; its values are as wide."""
-    heads = config.num_heads if config.model_type in ENCODER_DECODERS else config.num_key_value_heads
-    return int(heads) * _head_dim(config)
-
-
-def mlp_size(config: Any) -> int:
-    """Inner width of a layer's MLP; 0 for a mixture of experts."""
-    if config.model_type in MIXTURES:
-        return 0
-    return int(config.d_ff if config.model_type in ENCODER_DECODERS else config.intermediate_size)
-
-
 def rotary_table(model: Any, positions: int, dtype: torch.dtype) -> Tensor:
     """[positions, head_dim / 2] complex rotations, taken from the model's own module; 1 where a pair is not rotated."""
     device = model.model.embed_tokens.weight.device
@@ -112,7 +94,7 @@ def rotary_table(model: Any, positions: int, dtype: torch.dtype) -> Tensor:
     cos, sin = model.model.rotary_emb(probe, torch.arange(positions, device=device)[None])
     pairs = cos.shape[-1] // 2
     table = torch.complex(cos[0, :, :pairs], sin[0, :, :pairs])
-    rest = _head_dim(model.config) // 2 - pairs
+    rest = head_dim(model.config) // 2 - pairs
     return torch.cat((table, table.new_ones(positions, rest)), dim=-1)
 
 
@@ -140,38 +122,34 @@ def read_norm(module: Any, config: Any, order: Tensor | None = None) -> Norm:
 
 def read_layer(model: Any, index: int, fast: bool) -> Layer:
     """The decoder layer with this index."""
-    layer, config = model.model.layers[index], model.config
+    layer, config, mlp = model.model.layers[index], model.config, model.model.layers[index].mlp
     return Layer(
         attention_norm=read_norm(layer.input_layernorm, config),
         attention=_read_attention(layer.self_attn, config, index, fast, 2 * model.model.rotary_emb.inv_freq.numel()),
         mlp_norm=read_norm(layer.post_attention_layernorm, config),
-        mlp=_read_experts(layer.mlp, config) if hasattr(layer.mlp, "experts") else _read_mlp(layer.mlp, config, fast),
+        mlp=_read_experts(mlp, config) if hasattr(mlp, "experts") else _read_mlp(mlp, config, fast),
     )
 
 
-def _head_dim(config: Any) -> int:
+def head_dim(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def _interleave(config: Any, rotated: int) -> list[int]:
-    """Order that brings the two halves of each rotated pair side by side: 0, r/2, 1, r/2 + 1, ... then the rest."""
-    half = rotated // 2
-    paired = [index for pair in zip(range(half), range(half, rotated), strict=True) for index in pair]
-    return paired + list(range(rotated, _head_dim(config)))
-
-
 def _read_attention(module: Any, config: Any, index: int, fast: bool, rotated: int) -> Attention:
-    heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, _head_dim(config)
-    order = _interleave(config, rotated)
-    rows = _row_order(heads, kv_heads, head_dim, order)
+    heads, kv_heads, width = config.num_attention_heads, config.num_key_value_heads, head_dim(config)
+    # The two halves of each rotated pair come side by side: 0, r/2, 1, r/2 + 1, ... then the rest.
+    order = [*torch.arange(rotated).view(2, -1).t().flatten().tolist(), *range(rotated, width)]
+    # Rows of the fused product: queries and keys interleaved within each head, values as they are.
+    turned = torch.arange((heads + kv_heads) * width).view(-1, width)[:, order].flatten()
+    rows = torch.cat((turned, torch.arange(turned.numel(), turned.numel() + kv_heads * width)))
     weight, bias = _fused(module, "qkv_proj", ("q_proj", "k_proj", "v_proj"))
-    per_head = hasattr(module, "q_norm") and module.q_norm.weight.shape[0] == head_dim
+    per_head = hasattr(module, "q_norm") and module.q_norm.weight.shape[0] == width
     return Attention(
         qkv=Linear(weight[rows], None if bias is None else bias[rows], fast),
         out=Linear(module.o_proj.weight, module.o_proj.bias, fast),
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=head_dim,
+        head_dim=width,
         scale=float(module.scaling),
         query_norm=_read_head_norm(module, "q_norm", config, order, 1 if per_head else heads),
         key_norm=_read_head_norm(module, "k_norm", config, order, 1 if per_head else kv_heads),
@@ -181,17 +159,10 @@ def _read_attention(module: Any, config: Any, index: int, fast: bool, rotated: i
     )
 
 
-def _row_order(heads: int, kv_heads: int, head_dim: int, order: list[int]) -> Tensor:
-    """Rows of the fused product: queries and keys interleaved within each head, values as they are."""
-    rotated = torch.arange((heads + kv_heads) * head_dim).view(-1, head_dim)[:, order].flatten()
-    return torch.cat((rotated, torch.arange(rotated.numel(), rotated.numel() + kv_heads * head_dim)))
-
-
 def _read_head_norm(module: Any, name: str, config: Any, order: list[int], copies: int) -> Norm | None:
     if not hasattr(module, name):
         return None
-    head_dim = _head_dim(config)
-    index = torch.arange(copies * head_dim).view(-1, head_dim)[:, order].flatten()
+    index = torch.arange(copies * len(order)).view(copies, -1)[:, order].flatten()
     return read_norm(getattr(module, name), config, index)
 
 

@@ -24,13 +24,12 @@ from benchctl.decoding.kv.cache import Cache
 from benchctl.decoding.kv.layout import Layout
 from benchctl.decoding.model.families import (
     ENCODER_DECODERS,
+    MIXTURES,
     check_family,
     context_tokens,
     decoder_layers,
     experts_per_token,
-    kv_size,
-    mlp_size,
-    query_size,
+    head_dim,
     read_parts,
 )
 from benchctl.decoding.model.kernels import may_copy
@@ -113,15 +112,16 @@ class TargetInfo:
     @classmethod
     def of(cls, config: Any) -> TargetInfo:
         """What transformers' configuration of a supported family says."""
+        t5 = config.model_type in ENCODER_DECODERS
         return cls(
             family=config.model_type,
             layers=decoder_layers(config),
             hidden_size=int(config.hidden_size),
             vocabulary=int(config.vocab_size),
             context_tokens=context_tokens(config),
-            query_size=query_size(config),
-            mlp_size=mlp_size(config),
-            kv_size=kv_size(config),
+            query_size=int(config.num_attention_heads) * head_dim(config),
+            mlp_size=0 if config.model_type in MIXTURES else int(config.d_ff if t5 else config.intermediate_size),
+            kv_size=int(config.num_heads if t5 else config.num_key_value_heads) * head_dim(config),
             experts_per_token=experts_per_token(config),
             is_encoder_decoder=bool(config.is_encoder_decoder),
         )
@@ -220,12 +220,15 @@ class Target:
     def _probe_logits(self, ids: list[int]) -> Tensor:
         """Logits [rows, vocabulary] of ``ids``, run in two parts."""
         self.read(ids)
-        cache, parts = self.new_cache(len(ids)), []
-        for start, part in ((0, ids[:SPLIT]), (SPLIT, ids[SPLIT:])):
+        return torch.cat([self.head(part) for part in self._run_parts(ids, SPLIT)])
+
+    def _run_parts(self, tokens: Sequence[int], split: int) -> Iterator[Tensor]:
+        """Final residuals [rows, width] of the tokens before ``split`` and of those from it on, run one by one."""
+        cache = self.new_cache(len(tokens))
+        for start, part in ((0, tokens[:split]), (split, tokens[split:])):
             if part:
                 layout = self.layout(start, range(start, start + len(part)))
-                parts.append(self.head(self.run(self.embed(part), cache, 0, self.layers, layout)))
-        return torch.cat(parts)
+                yield self.run(self.embed(part), cache, 0, self.layers, layout)
 
     @property
     def tokenizer(self) -> TargetTokenizer:
@@ -325,12 +328,7 @@ class Target:
         The two ways differ only by rounding, which is the noise floor a near-tie is judged against.
         """
         tokens = [*self.read(prompt_ids), *answer]
-        cache = self.new_cache(len(tokens))
-        split = len(tokens) - 1 if one_by_one else 0
-        for start, part in ((0, tokens[:split]), (split, tokens[split:])):
-            if part:
-                layout = self.layout(start, range(start, start + len(part)))
-                rows = self.run(self.embed(part), cache, 0, self.layers, layout)
+        *_, rows = self._run_parts(tokens, len(tokens) - 1 if one_by_one else 0)
         return self.head(rows[-_HEAD_ROWS:])[-1]
 
     @torch.inference_mode()

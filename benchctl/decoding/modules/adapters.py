@@ -111,9 +111,9 @@ class Adapters(nn.Module):
 
     def of(self, index: int) -> LayerAdapter:
         """That of the layer with this index, counted from 0."""
-        found = self.layers[str(index + 1)]
-        assert isinstance(found, LayerAdapter)
-        return found
+        adapter = self.layers[str(index + 1)]
+        assert isinstance(adapter, LayerAdapter)
+        return adapter
 
     @torch.no_grad()
     def merge(self, target: Target) -> Target:

@@ -113,18 +113,18 @@ def exit_yardsticks(
     depth         layers run for them, as a share of all
     """
     weights, layers = batch.ahead(1).weights, len(batch.states) - 1
-    found: dict[str, Tally] = {}
+    tallies: dict[str, Tally] = {}
     open_weights, lost, saved = weights, 0.0, 0.0
     for layer, agrees in right.items():
         leaves = scores[layer] >= 0
-        found[f"exit_{layer}_found"] = tally(leaves, weights * agrees)
-        found[f"exit_{layer}_held"] = tally(~leaves, weights * ~agrees)
+        tallies[f"exit_{layer}_found"] = tally(leaves, weights * agrees)
+        tallies[f"exit_{layer}_held"] = tally(~leaves, weights * ~agrees)
         left = open_weights * leaves
         lost += float((left * ~agrees).sum())
         saved += float(left.sum()) * (layers - layer)
         open_weights = open_weights * ~leaves
     total = float(weights.sum())
-    return {**found, "agreement": Tally(total - lost, total), "depth": Tally(total * layers - saved, total * layers)}
+    return {**tallies, "agreement": Tally(total - lost, total), "depth": Tally(total * layers - saved, total * layers)}
 
 
 CE_SHARE = 0.1  # of the cross-entropy with the text, beside 1 for the divergence from the target's distribution
@@ -184,11 +184,10 @@ class Exits(nn.Module):
 
     def scores(self, batch: TrainingBatch) -> dict[int, Tensor]:
         """[rows, n] for each exit layer: above 0 where agreement is likelier than not."""
-        found: dict[int, Tensor] = {}
-        for name, score in self.classifier.items():
-            states = batch.states[int(name)].to(next(score.parameters()).dtype)
-            found[int(name)] = score(states)[..., 0]
-        return found
+        return {
+            int(name): score(batch.states[int(name)].to(next(score.parameters()).dtype))[..., 0]
+            for name, score in self.classifier.items()
+        }
 
     @torch.no_grad()
     def agreements(self, batch: TrainingBatch) -> dict[int, Tensor]:
@@ -260,9 +259,8 @@ def exits_yardsticks(module: Exits, batch: TrainingBatch) -> dict[str, Tally]:
     if module.classifier:
         return exit_yardsticks(module.scores(batch), batch, right)
     weights, last = batch.ahead(1).weights, batch.head(batch.final).argmax(-1)
-    found: dict[str, Tally] = {}
+    tallies: dict[str, Tally] = {}
     for layer, agrees in right.items():
-        bare = bare_logits(batch, layer).argmax(-1) == last
-        found[f"exit_{layer}_top1"] = tally(agrees, weights)
-        found[f"exit_{layer}_bare_top1"] = tally(bare, weights)
-    return found
+        tallies[f"exit_{layer}_top1"] = tally(agrees, weights)
+        tallies[f"exit_{layer}_bare_top1"] = tally(bare_logits(batch, layer).argmax(-1) == last, weights)
+    return tallies

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.modules.trainable import SecondStage, Trainable
+from benchctl.decoding.modules.trainable import Trainable
 from benchctl.errors import UserError
 
 WEIGHTS = "modules.safetensors"
@@ -108,34 +108,29 @@ def check_sizes(method: Trainable, info: TargetInfo) -> None:
         return
     made = read_facts(method.modules).target
     if (made.layers, made.hidden_size, made.vocabulary) != (info.layers, info.hidden_size, info.vocabulary):
-        raise UserError("modules_of_other_target", _made_for_another(method.modules, made, _sizes(made), _sizes(info)))
+        raise _of_other_target(method.modules, made, info)
 
 
 def read_facts(folder: str) -> ModuleFacts:
     """What modules.json in ``folder`` says. Raises UserError where it is missing or cannot be read."""
-    place = Path(folder)
-    if not place.is_dir():
-        raise UserError("no_modules_folder", f"{folder}: no such folder; name the folder that benchctl train wrote")
-    if not ((place / FACTS).is_file() and (place / WEIGHTS).is_file()):
-        raise UserError(
-            "no_modules_folder",
-            f"{folder}: holds no {FACTS} with its {WEIGHTS}; name the folder that benchctl train wrote",
-        )
+    facts_file = Path(folder) / FACTS
+    if not (facts_file.is_file() and (Path(folder) / WEIGHTS).is_file()):
+        lack = f"holds no {FACTS} with its {WEIGHTS}" if Path(folder).is_dir() else "no such folder"
+        raise UserError("no_modules_folder", f"{folder}: {lack}; name the folder that benchctl train wrote")
     try:
-        found = json.loads((place / FACTS).read_text(encoding="utf-8"))
-        target = MadeFor(**{name: found["target"][name] for name in MadeFor.__dataclass_fields__})
-        measured, findings = shares(found.get("yardsticks", {})), dict(found.get("findings", {}))
-        return ModuleFacts(found["method"], dict(found["options"]), target, measured, findings)
+        facts = json.loads(facts_file.read_text(encoding="utf-8"))
+        target = MadeFor(**{name: facts["target"][name] for name in MadeFor.__dataclass_fields__})
+        measured, findings = shares(facts.get("yardsticks", {})), dict(facts.get("findings", {}))
+        return ModuleFacts(facts["method"], dict(facts["options"]), target, measured, findings)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            "file_not_readable", f"{place / FACTS}: cannot be read ({error!r}); train the modules again"
-        ) from error
+        reason = f"{facts_file}: cannot be read ({error!r}); train the modules again"
+        raise UserError("file_not_readable", reason) from error
 
 
-def shares(found: Mapping[str, Any]) -> dict[str, float]:
+def shares(yardsticks: Mapping[str, Any]) -> dict[str, float]:
     """Yardsticks as they are kept. Raises ValueError or TypeError for anything but shares and cosines: they would shape
     drafts."""
-    numbers = {name: float(share) for name, share in dict(found).items()}
+    numbers = {name: float(share) for name, share in dict(yardsticks).items()}
     for name, number in numbers.items():
         if not abs(number) <= 1 + SLACK:
             raise ValueError(f"yardstick '{name}' is {number:g}; yardsticks lie between -1 and 1")
@@ -147,17 +142,17 @@ def modules_sha256(folder: str) -> str:
 
     Of published modules, that of all files of weights and of their configuration.
     """
-    digest, place = hashlib.sha256(), Path(folder)
-    ours = (place / FACTS).is_file()
-    files = [place / WEIGHTS, place / FACTS] if ours else [*_published_weights(place), place / "config.json"]
+    digest, path = hashlib.sha256(), Path(folder)
+    files = [path / WEIGHTS, path / FACTS]
+    if not files[1].is_file():
+        files = [
+            *sorted(file for file in path.iterdir() if file.suffix in (".safetensors", ".pt")),
+            path / "config.json",
+        ]
     for file in files:
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()
-
-
-def _published_weights(place: Path) -> list[Path]:
-    return sorted(file for file in place.iterdir() if file.suffix in (".safetensors", ".pt"))
 
 
 def load_modules(method: Trainable, name: str, target: Target, folder: str) -> nn.Module:
@@ -176,7 +171,12 @@ def load_modules(method: Trainable, name: str, target: Target, folder: str) -> n
     if stage is not None:
         first = _without(weights, stage.part)
         if stage.needed and len(first) == len(weights):
-            raise UserError("modules_missing", _no_second_stage(name, folder, stage))
+            raise UserError(
+                "modules_missing",
+                f"{folder}: holds no {stage.part}; train one on top of it with: benchctl train "
+                f"'{name}[{stage.options},modules={folder}]' --model MODEL --out NEW (and the label's other options); "
+                "NEW will hold both",
+            )
         weights = weights if stage.needed else first
     _check_fit(method, name, folder, facts, _shapes(module.state_dict()) == _shapes(weights))
     module.load_state_dict(weights)
@@ -215,17 +215,13 @@ def _shapes(weights: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in weights.items()}
 
 
-def _no_second_stage(name: str, folder: str, stage: SecondStage) -> str:
-    label = f"{name}[{stage.options},modules={folder}]"
-    return (
-        f"{folder}: holds no {stage.part}; train one on top of it with: benchctl train '{label}' --model MODEL "
-        "--out NEW (and the label's other options); NEW will hold both"
-    )
-
-
 def _check_fit(method: Trainable, name: str, folder: str, facts: ModuleFacts, shapes_fit: bool) -> None:
-    if not shapes_fit:
-        reason = _other_options(name, facts, method)
+    if not shapes_fit:  # one of the options that differ from those of the training must be why
+        others = {key: value for key, value in facts.options.items() if getattr(method, key, value) != value}
+        others.pop("modules", None)
+        reason = f"train others with: benchctl train {name}"
+        if others:
+            reason = f"they were trained with {', '.join(f'{key}={value}' for key, value in others.items())}"
         raise UserError("shapes_do_not_fit", f"{folder}: these modules have other shapes than {name} needs; {reason}")
     for option in method.trained_for:
         made, asked = facts.options.get(option), getattr(method, option)
@@ -237,27 +233,16 @@ def _check_fit(method: Trainable, name: str, folder: str, facts: ModuleFacts, sh
 
 
 def _check_target(folder: str, facts: ModuleFacts, info: TargetInfo, weights_sha256: str) -> None:
-    made = facts.target
-    if made.weights_sha256 == weights_sha256:
-        return
-    theirs, ours = (f"weights {sha256[:8]}, " for sha256 in (made.weights_sha256, weights_sha256))
-    raise UserError(
-        "modules_of_other_target", _made_for_another(folder, made, theirs + _sizes(made), ours + _sizes(info))
+    if facts.target.weights_sha256 != weights_sha256:
+        raise _of_other_target(folder, facts.target, info, weights_sha256)
+
+
+def _of_other_target(folder: str, made: MadeFor, info: TargetInfo, weights_sha256: str = "") -> UserError:
+    """``weights_sha256``, of the target, is empty where its weights have not been read."""
+    theirs, ours = (f"{of.layers} layers of {of.hidden_size}, vocabulary {of.vocabulary}" for of in (made, info))
+    if weights_sha256:
+        theirs, ours = f"weights {made.weights_sha256[:8]}, {theirs}", f"weights {weights_sha256[:8]}, {ours}"
+    return UserError(
+        "modules_of_other_target",
+        f"{folder}: made for {made.name} ({theirs}), but the target has {ours}; name modules trained for this target",
     )
-
-
-def _sizes(of: MadeFor | TargetInfo) -> str:
-    return f"{of.layers} layers of {of.hidden_size}, vocabulary {of.vocabulary}"
-
-
-def _made_for_another(folder: str, made: MadeFor, theirs: str, ours: str) -> str:
-    return f"{folder}: made for {made.name} ({theirs}), but the target has {ours}; name modules trained for this target"
-
-
-def _other_options(name: str, facts: ModuleFacts, method: Trainable) -> str:
-    """The options that differ from those of the training: one of them must be why the shapes do."""
-    other = {key: value for key, value in facts.options.items() if getattr(method, key, value) != value}
-    other.pop("modules", None)
-    if not other:
-        return f"train others with: benchctl train {name}"
-    return f"they were trained with {', '.join(f'{key}={value}' for key, value in other.items())}"
