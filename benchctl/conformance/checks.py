@@ -28,8 +28,8 @@ from benchctl.decoding.batch import decode_batch, why_not_batched
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, Generation
 from benchctl.decoding.method import Exactness, Step, why_unsupported
-from benchctl.decoding.replay import Unforced, common_start
 from benchctl.decoding.sampling import Sampling
+from benchctl.decoding.verify import Unforced, common_start
 from benchctl.errors import UserError
 from benchctl.registry import Label, build, canonical_label, method_options, parse_label
 

@@ -1,7 +1,7 @@
-"""`benchctl verify`: a method checked on a user's own target, in float64.
+"""`benchctl verify`: a method checked on a user's own target, in float64, where only ties are decided by rounding.
 
-`examine` asks the same and more on random targets. Nothing is small here, so each question is asked of a few prompts.
-In float64 rounding decides nothing that is not a tie to the fifteenth digit.
+`examine` asks the same and more on random targets. Nothing is small here, so each question is asked of a few
+prompts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchctl.conformance.findings import Deviation, Finding, Held, Result, Skip
 from benchctl.decoding.loop import DecodeRequest, Generation, decode, open_context
 from benchctl.decoding.method import Method, PlainDrafter, Speculative
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.replay import common_start
+from benchctl.decoding.verify import common_start
 from benchctl.registry import BASELINE, build
 
 WHAT: dict[str, str] = {
@@ -91,11 +91,10 @@ def greedy(case: Case) -> Result:
 
 @torch.inference_mode()
 def steps(case: Case) -> Result:
-    """Each step drafts, accepts and commits what the text before it dictates.
+    """Each step drafts, accepts and commits what the text before it dictates: `plain_drafter` or a fresh start.
 
     Verification corrects the text whatever the draft was, so a wrong mask, a wrong position or a stale draft cache
-    shows only here. The method's `plain_drafter` drafts by full recomputation. A method without one is compared with
-    its own fresh start on the same text, which finds what a stale cache does, but not what every start does wrong.
+    shows only here. A fresh start finds what a stale cache does, but not what every start does wrong.
     """
     method = case.method
     if not isinstance(method, Speculative):

@@ -1,7 +1,6 @@
 """Small random models made in memory from a seed, and the reference that methods are compared with on them.
 
-The reference decodes by full recomputation. It uses no cache, mask, position or other code of benchctl's decoding: each
-question runs transformers' own model over the whole text. That is slow, and shares no mistake with the code under test.
+The reference runs transformers' own model over the whole text for each question: no code of benchctl's decoding.
 """
 
 from __future__ import annotations
@@ -74,8 +73,8 @@ class Naive:
     def states(self, text: Sequence[int], depths: Sequence[int] | None = None, cache: Any = None) -> Tensor:
         """[layers + 1, tokens, width] residuals in one parallel pass.
 
-        ``depths`` [tokens] says how many layers each token runs: above, its residual is frozen, and what the others see
-        of it there are the keys and values of the frozen residual.
+        ``depths`` [tokens] says how many layers each token runs: above, its residual is frozen, keys and values follow
+        from it.
         """
         depth = torch.tensor([self.layers] * len(text) if depths is None else list(depths))
         seen: list[Tensor] = []

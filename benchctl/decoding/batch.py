@@ -1,8 +1,4 @@
-"""What a method must be able to say so that several sequences can be decoded together; the loop is batch_loop.
-
-A batch takes one step for all its sequences: a row of each goes through the same layers, so that every weight is read
-once for all of them. That asks for one token per sequence and step, at a depth that no sequence chooses for itself.
-"""
+"""Several sequences decoded together: a row of each goes through the same layers, so weights are read once for all."""
 
 from __future__ import annotations
 
@@ -35,24 +31,21 @@ from benchctl.decoding.phases import Marks, Phase
 class Batched(ABC):
     """Mix-in of a method that can decode in batches: ``class Mine(Method, Batched)``.
 
-    The batch calls ``Method.start`` for each prompt by itself, on a stream of its own, and takes over the keys and
-    values that it leaves. Then it steps by itself: ``Method.step`` is not called. Both work on the target that
-    ``Method.serve`` gives, opened once for the batch: weights of the method's own, merged ones say, are part of that.
-    All prompts start before the first step, so ``start`` must leave nothing on the method that steps depend on.
+    The batch calls ``Method.start`` for each prompt, on a stream of its own and on the target that ``Method.serve``
+    gives, and takes over the keys and values. Then it steps by itself: ``Method.step`` is not called. All prompts start
+    before the first step, so ``start`` must leave nothing on the method that steps depend on.
     """
 
     @abstractmethod
     def layers_at(self, target: Target, new_tokens: int) -> Sequence[int]:
         """Indices, ascending from 0, of the target's layers that the row of the last of ``new_tokens`` tokens runs.
 
-        ``new_tokens`` counts what the sequence has said so far, the token of its prefill included: it is 1 at the first
-        step, whose row stands at position prompt_tokens. All sequences of a batch start together, so all are at the
-        same count, and nothing else may matter: not the prompt's length, and not the sequence's own limit, which comes
-        earlier where its context ends. SkipDecode (arXiv 2307.02628) has one depth for a batch at each sequence
-        position; counting positions from the end of each prompt, where prompts differ in length, is ours.
+        ``new_tokens`` counts the answer so far, the token of the prefill included: 1 at the first step. It is the same
+        for all sequences, and nothing else may matter, such as a prompt's length or a limit. SkipDecode (arXiv
+        2307.02628) counts sequence positions; counting from the end of each prompt, where prompts differ in length, is
+        ours.
 
-        A layer may be named only if it has run every earlier row of the sequence, those of the prompt included: so the
-        layers of a step are among those of the step before it, and of those that ``start`` ran.
+        A layer may be named only if it has run every earlier row of the sequence, those of the prompt included.
         """
 
 
@@ -64,11 +57,10 @@ def why_not_batched(method: Method) -> str | None:
 class BatchCache:
     """Slot i of a sequence holds its position i - offset, its offset being what it lacks of the longest prompt.
 
-    length   slots in use, the same for every sequence and layer; positions: where the row comes that each writes next
-    places   sequences stand at places 0, 1, ...; when one leaves, the last takes its place
+    length   slots in use, the same for every sequence and layer; positions: where the next row of each comes
 
-    Per layer keys and values are [2, sequences, kv_heads, slots, head_dim]. A layer that was not run by every earlier
-    row of every sequence cannot be run again: what a row sees of it would not be what it sees unbatched.
+    Per layer keys and values are [2, sequences, kv_heads, slots, head_dim]. When a sequence leaves, the last takes its
+    index. A layer that was not run by every earlier row of every sequence cannot be run again.
     """
 
     def __init__(self, prompts: Sequence[int], new_tokens: int) -> None:
@@ -162,15 +154,12 @@ class _Sequence:
 def decode_batch(method: Method, target: Target, requests: Sequence[DecodeRequest]) -> tuple[Generation, ...]:
     """Decode prompts together: for each the answer that `loop.decode` gives, drawn from a generator of its own.
 
-    Requests differ in prompt, seed and forced text only; the other conditions are those of the first.
-
-    The times of a generation are the batch's, up to its end. ``ttft_s`` is the same for all, the time until the last
-    prompt is prefilled, since no answer goes on before that; ``step_s`` are the steps that it took part in. So
-    ttft_s + sum(step_s) is when its last token was there, and the longest of these is the time of the batch. Phases
-    are those of the batch's steps. Counters are of one generation, and left out.
+    Requests differ in prompt, seed and forced text only; the other conditions are those of the first. ``ttft_s`` is the
+    time until the last prompt is prefilled, ``step_s`` and the phases are those of the steps that a sequence took part
+    in. The longest ttft_s + sum(step_s) is the time of the batch. Counters are of one generation, and left out.
 
     Raises ValueError for a method that decodes no batches and for no prompts or too many, and UserError as
-    ``loop.decode`` does, for any of the prompts.
+    `loop.decode`.
     """
     if not isinstance(method, Batched):
         raise ValueError(f"the method decodes no batches, since {method.no_batch_reason}")

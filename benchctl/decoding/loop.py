@@ -8,14 +8,13 @@ from typing import Literal
 
 import torch
 
-from benchctl.decoding.experts.offload import OffloadsExperts
-from benchctl.decoding.experts.tiers import Timer
+from benchctl.decoding.experts.offload import OffloadsExperts, Timer
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Method, Step
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.phases import Marks, Phase, ignore_phase
-from benchctl.decoding.replay import ForcedText
 from benchctl.decoding.sampling import Sampling
+from benchctl.decoding.verify import ForcedText
 from benchctl.errors import UserError
 
 StopReason = Literal["stop", "length", "context"]

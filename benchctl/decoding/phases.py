@@ -1,7 +1,6 @@
-"""The marks of a generation: when prefill and each step ended and, where asked for, what the time of a step went into.
+"""The marks of a generation: when prefill and each step ended and, in a profile, what the time of a step went into.
 
-Readings of the clock between the phases of a step wait for the device each time and so slow it down: a profile is a
-pass of its own, and never the one that a speed-up is taken from.
+Clock readings between phases wait for the device and slow a step, so no speed-up is taken from a profile.
 """
 
 from __future__ import annotations

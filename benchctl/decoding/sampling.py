@@ -28,10 +28,9 @@ class Sampling:
         return torch.Generator("cpu").manual_seed(mixed)
 
     def probs(self, logits: Tensor) -> Tensor:
-        """Warped probabilities, float64 on the host, of ``logits`` [rows, vocabulary].
+        """Warped probabilities of ``logits`` [rows, vocabulary]; greedy gives one-hot rows.
 
-        Host and float64 because rejection sampling subtracts nearly equal numbers, and because the
-        accept decisions need host values anyway: one transfer per step. Greedy gives one-hot rows.
+        Float64 on the host: rejection subtracts nearly equal numbers, and decisions need host values anyway.
         """
         scores = logits.detach().to("cpu", torch.float64)
         if self.greedy:
@@ -69,10 +68,7 @@ class Sampling:
 
 
 class WarpedRows:
-    """Warped probabilities [vocabulary] of a row of ``logits`` [rows, vocabulary], computed when it is asked for.
-
-    A walk down a tree sees few of its rows, and top-p sorts the vocabulary for each.
-    """
+    """Warped probabilities [vocabulary] of each row of ``logits``, computed when asked for: a tree walk sees few."""
 
     def __init__(self, sampling: Sampling, logits: Tensor) -> None:
         self._sampling = sampling

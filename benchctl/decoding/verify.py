@@ -1,6 +1,5 @@
 """Draft and target distributions in, verdict out: which rows are accepted and which token follows.
 
-Every rule walks the tree from the root, child by child, so no padded row is ever compared.
 Sources: greedy and chain rejection, Leviathan et al. 2211.17192 and Chen et al. 2302.01318; siblings, SpecInfer
 2305.09781 (with replacement) and Sequoia 2402.12374 (without); typical acceptance, Medusa 2401.10774 section 2.3.
 """
@@ -134,3 +133,73 @@ def _longest(
             path, log_prob = _longest(draft, row, target_probs, epsilon, delta)
             best = max(best, ((row, *path), math.log(prob) + log_prob), key=lambda branch: (len(branch[0]), branch[1]))
     return best
+
+
+class Unforced(ValueError):
+    """A method said something else than what was forced upon it."""
+
+
+@dataclass
+class ForcedText:
+    """The ids of an answer, to its end.
+
+    judged  its tokens at which the method's own choice was seen: up to a step's first disagreement
+    agreed  those of them that were the method's own choice
+    """
+
+    tokens: tuple[int, ...]
+    judged: int = 0
+    agreed: int = 0
+
+    def choose(self, at: int, own: int) -> int:
+        """The token at place ``at`` of the answer, where the method itself chose ``own``."""
+        token = self.tokens[at]
+        self.judged += 1
+        self.agreed += own == token
+        return token
+
+    def impose(self, at: int, draft: Draft, own: Verdict) -> Verdict:
+        """The verdict on a draft behind place ``at``: the method's ``own`` while it says the text, else the text's.
+
+        Example: of text (7, 8, 9) with draft 7 8 and own verdict "7, then 5", the verdict is "7 8, then 9"; three
+        tokens of the text are taken, two of them judged and one agreed.
+        """
+        wanted = self.tokens[at:]
+        said = [*(draft.tokens[row] for row in own.path), own.next_token]
+        same = common_start(said, wanted)
+        compared = min(len(said), len(wanted))
+        self.agreed += same
+        self.judged += min(same + 1, compared)
+        if same == compared:
+            return own
+        path, node = list[int](), ROOT
+        for token in wanted:
+            said_by = next((row for row in draft.children(node) if draft.tokens[row] == token), None)
+            if said_by is None:
+                return Verdict(tuple(path), token)
+            path.append(said_by)
+            node = said_by
+        return Verdict(tuple(path), own.next_token)  # the draft says all of the text
+
+    def check_ends(self, limit_tokens: int, stop_ids: frozenset[int]) -> None:
+        """Raises ValueError unless the text ends where an answer of so many tokens at most does, and not before."""
+        stop = next((at for at, token in enumerate(self.tokens) if token in stop_ids), limit_tokens - 1)
+        if len(self.tokens) != min(stop + 1, limit_tokens):
+            raise ValueError(
+                f"the forced text has {len(self.tokens)} tokens, but an answer that says it ends after "
+                f"{min(stop + 1, limit_tokens)}"
+            )
+
+    def check_said(self, at: int, tokens: Sequence[int]) -> None:
+        """Raises Unforced unless what was committed from place ``at`` on is the text."""
+        if (same := common_start(tokens, self.tokens[at:])) < len(tokens):
+            raise Unforced(
+                f"the method said {tokens[same]} where another token was forced upon it: replay takes methods that "
+                "choose by Context.pick, or draft as Speculative does"
+            )
+
+
+def common_start(first: Sequence[int], second: Sequence[int]) -> int:
+    """Tokens that two texts have in common from their start."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, (mine, theirs) in pairs if mine != theirs), min(len(first), len(second)))

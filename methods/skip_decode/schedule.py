@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from benchctl.decoding.modules.adapters import AdaptedTexts, Adapters, agreements, distil_losses
-from benchctl.decoding.modules.folder import read_facts
-from benchctl.decoding.modules.trainable import Tally, TrainingBatch, tally
+from benchctl.decoding.modules.trainable import Tally, TrainingBatch, read_facts, tally
 from benchctl.errors import UserError
 
 _GOLDEN = 0.6180339887498949  # fractions of its multiples are spread evenly: draws that are the same every time

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -18,7 +19,7 @@ from benchctl.conformance.findings import Deviation, Skipped
 from benchctl.conformance.method_under_test import MethodUnderTest, answer
 from benchctl.conformance.random_models import KINDS, NEW_TOKENS, prompt_of, random_models
 from benchctl.decoding.batch import why_not_batched
-from benchctl.decoding.method import Method
+from benchctl.decoding.method import Method, Speculative
 
 # early_exit, deed and others are examined in each of their modes, the others as `all` has them.
 MODES = (
@@ -92,7 +93,7 @@ def test_what_the_mutants_spoil_passes_every_check(label: str) -> None:
 def test_a_method_that_decodes_no_batches_has_that_check_skipped_with_its_reason(tmp_path: Path) -> None:
     """It once passed what it had not been asked."""
     found = _checked("batches", "prompt_lookup", tmp_path)
-    assert isinstance(found, Skipped) and found.reason.startswith("it decodes no batches, since each sequence")
+    assert isinstance(found, Skipped) and Speculative.no_batch_reason in found.reason
     assert _checked("batches", "autoregressive", tmp_path) is None
 
 
@@ -101,8 +102,7 @@ def test_a_method_that_cannot_be_replayed_is_told_why(tmp_path: Path) -> None:
     """Only `run --replay` told so, in every row of its own."""
     found = _checked("replay", "ChoosesItself", tmp_path)
     assert isinstance(found, Skipped)
-    assert found.reason.startswith("run --replay cannot take it: the method said ")
-    assert found.reason.endswith("replay takes methods that choose by Context.pick, or draft as Speculative does")
+    assert "run --replay" in found.reason and "Context.pick" in found.reason
     assert _checked("greedy", "ChoosesItself", tmp_path) is None
 
 
@@ -145,9 +145,8 @@ def test_doctor_exits_with_one_where_a_check_fails_and_says_what_to_do() -> None
     result = _doctor("--method", "BonusCounted")
     assert result.exit_code == 1
     text = " ".join(result.stdout.split())
-    assert "fail counting llama expected 0 <= accepted <= drafted; seen: 1 tokens, 0 drafted, 1 accepted" in text
-    assert "To do: count drafted tokens kept as accepted, not the bonus token." in text
-    assert text.endswith("21 passed, 2 failed, 2 skipped.")
+    assert "fail counting llama" in text and "1 tokens, 0 drafted, 1 accepted" in text and "To do:" in text
+    assert [int(number) for number in re.findall(r"\d+", text)][-3:] == [21, 2, 2]
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 

@@ -18,7 +18,7 @@ from untrained import facts_of, untrained
 
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.modules.exits import CE_SHARE
-from benchctl.decoding.modules.folder import save_modules
+from benchctl.decoding.modules.trainable import save_modules
 from benchctl.methods.m2r2 import M2R2
 from benchctl.methods.m2r2.gates import Interval, intervals_between
 from benchctl.methods.m2r2.training import (

@@ -16,7 +16,7 @@ from untrained import facts_of, untrained
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Context
-from benchctl.decoding.modules.folder import save_modules
+from benchctl.decoding.modules.trainable import save_modules
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.methods.m2r2 import M2R2

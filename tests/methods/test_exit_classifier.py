@@ -16,8 +16,7 @@ from untrained import facts_of, untrained
 
 from benchctl.decoding.model.layers import Layer
 from benchctl.decoding.modules.exits import Exits, balanced_loss, exit_yardsticks
-from benchctl.decoding.modules.folder import save_modules
-from benchctl.decoding.modules.trainable import Tally, TrainingBatch
+from benchctl.decoding.modules.trainable import Tally, TrainingBatch, save_modules
 from benchctl.errors import UserError
 from benchctl.methods.early_exit import EarlyExit
 from benchctl.registry import build

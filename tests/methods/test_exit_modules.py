@@ -24,10 +24,8 @@ from untrained import facts_of, untrained, untrained_folder
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.exit_policy import ExitPolicy, decayed
-from benchctl.decoding.modules.exits import CE_SHARE, ExitHead, ExitModule, Exits
-from benchctl.decoding.modules.folder import save_modules, trained_options
-from benchctl.decoding.modules.trainable import TrainingBatch
+from benchctl.decoding.modules.exits import CE_SHARE, ExitHead, ExitModule, ExitPolicy, Exits, decayed
+from benchctl.decoding.modules.trainable import TrainingBatch, save_modules, trained_options
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.methods.deed import Deed

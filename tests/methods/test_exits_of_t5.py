@@ -13,8 +13,7 @@ from untrained import facts_of, untrained
 
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.folder import load_modules, save_modules
-from benchctl.decoding.modules.trainable import Trainable
+from benchctl.decoding.modules.trainable import Trainable, load_modules, save_modules
 from benchctl.registry import build
 
 SOURCES = ([7, 3, 19, 3, 11, 8, 2, 19, 1], [4])

@@ -21,7 +21,7 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Context, Method
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.folder import save_modules
+from benchctl.decoding.modules.trainable import save_modules
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.methods.m2r2 import M2R2, draft_beam, draft_chain

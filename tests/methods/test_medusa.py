@@ -23,8 +23,7 @@ from benchctl.decoding.draft import ROOT, Draft
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Context, Method, Outcome
-from benchctl.decoding.modules.folder import save_modules
-from benchctl.decoding.modules.trainable import Tally
+from benchctl.decoding.modules.trainable import Tally, save_modules
 from benchctl.decoding.sampling import Sampling
 from benchctl.methods.medusa import Medusa
 from benchctl.registry import build

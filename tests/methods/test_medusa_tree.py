@@ -19,7 +19,7 @@ from untrained import facts_of, untrained
 from benchctl.conformance.distributions import distribution, total_variation
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.folder import FACTS, save_modules
+from benchctl.decoding.modules.trainable import FACTS, save_modules
 from benchctl.errors import UserError
 from benchctl.methods.medusa import Medusa
 from benchctl.methods.medusa.heads import path_shares, sparse_plan, tree_findings

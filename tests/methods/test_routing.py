@@ -25,8 +25,7 @@ from untrained import untrained
 from benchctl.analysis.plots.alignment import read_alignment
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.exits import exit_yardsticks
-from benchctl.decoding.modules.folder import WEIGHTS, read_facts
-from benchctl.decoding.modules.trainable import TrainingBatch
+from benchctl.decoding.modules.trainable import WEIGHTS, TrainingBatch, read_facts
 from benchctl.methods.m2r2 import M2R2
 from benchctl.methods.m2r2.gates import LATENT, Interval, Router
 from benchctl.methods.m2r2.training import TwoStreams, gate_loss

@@ -24,8 +24,7 @@ from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Context
 from benchctl.decoding.modules.adapters import Adapters
 from benchctl.decoding.modules.exits import CE_SHARE
-from benchctl.decoding.modules.folder import save_modules
-from benchctl.decoding.modules.trainable import Tally, TrainingBatch
+from benchctl.decoding.modules.trainable import Tally, TrainingBatch, save_modules
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.methods.skip_decode import SkipDecode

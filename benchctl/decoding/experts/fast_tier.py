@@ -1,7 +1,4 @@
-"""The state of a fast tier: what it holds, what is loaded next, what a policy evicts, and what is counted.
-
-No tensors, threads or time: the loader's thread (`tiers.Loader`) drives it, and tests can drive it by hand.
-"""
+"""The state of a fast tier, without tensors, threads or time: held, loaded next, evicted by a policy, counted."""
 
 from __future__ import annotations
 
@@ -87,13 +84,11 @@ class Lfu(_Recency):
 
 
 class LeastStale(_Recency):
-    """Evicts stale experts first, and among equals the one whose layer comes up last.
+    """Evicts stale experts first (not touched in this pass over the layers), then those whose layer comes up last.
 
     After Least-Stale of Hoang et al.: SpecMD: A Comprehensive Study On Speculative Expert Prefetching, 2026, arXiv
-    2602.03921. Experts are current (touched in this pass over the layers) or stale (last touched in an earlier pass).
-    Stale ones go first, and the order of the layers, not recency, shows what is needed next. Only the abstract and the
-    introduction of the paper were at hand, so the order within each group is ours: by the distance from the present
-    layer to theirs, around the end of the pass; of equal ones the one touched earliest goes. A prefetch touches.
+    2602.03921. Only its abstract and introduction were at hand, so the order within each group is ours: by the distance
+    from the present layer to theirs, around the end of the pass, then the one touched earliest. A prefetch touches.
 
     Example: three layers, layer 1 reached, experts of layers 0 and 2 stale: layer 2 comes next, so that of 0 goes.
     """
@@ -166,12 +161,11 @@ class Transfer:
 
 
 class FastTier:
-    """``capacity`` slots. One transfer at a time; what is demanded goes before what is fetched ahead.
+    """``capacity`` slots, one transfer at a time; what is demanded goes before what is fetched ahead.
 
-    The experts of the present visit stay until the next one, so that neither speed nor chance of the driver changes
-    what is evicted. A visit that needs more than ``capacity`` (a long prompt) is a window moving over its experts in
-    the order of computing. Fetching ahead never evicts what is itself still to be used; a demand may, as its last
-    choice.
+    Experts of the present visit stay until the next one, so timing never changes what is evicted. A visit that needs
+    more than ``capacity`` is a window moving over its experts in the order of computing. Fetching ahead never evicts
+    what is still to be used; a demand may, as its last choice.
     """
 
     def __init__(self, capacity: int, policy: Policy) -> None:

@@ -1,7 +1,6 @@
-"""One sequence on its way through a model: committed rows in the cache, uncommitted ones behind them.
+"""One sequence on its way through a model: a layer runs only the open rows it lacks, all of them in one batch.
 
-Rows may stand at different depths. A layer runs only the rows it lacks, all of them in one batch, which makes
-"verify a draft", "verify from layer E on stored states" and "compute skipped layers later" the same operation.
+That makes "verify a draft", "verify from layer E" and "compute skipped layers later" the same operation.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from benchctl.decoding.kv.cache import Cache
-from benchctl.decoding.kv.layout import Layout
+from benchctl.decoding.kv.cache import Cache, Layout
 from benchctl.decoding.model.target import Target
 
 RunRows = Callable[[Tensor, Cache, Layout], Tensor]
@@ -83,10 +81,8 @@ class Stream:
     def run_rows(self, first: int, last: int, run: RunRows, rows: int | None = None) -> None:
         """Run rows through layers ``first`` .. ``last`` - 1 in a method's own way; layers below run as in advance.
 
-        These are all open rows that layer ``first`` lacks, or only the last ``rows`` of them.
-
-        Raises ValueError where the layers do not lack exactly these rows, and where earlier rows are absent from some
-        of the layers only: then one mask does not serve all of them.
+        These are all open rows that layer ``first`` lacks, or only the last ``rows`` of them. Raises ValueError where
+        the layers do not lack exactly these rows, and where earlier rows are absent from some of the layers only.
         """
         self.advance(first)
         lengths, absent = self.cache.lengths, self.cache.absent
@@ -107,10 +103,10 @@ class Stream:
         self._states = torch.cat((self.states[:finished], states)) if finished else states
 
     def fill(self, first: int, stand_ins: Tensor | None = None) -> None:
-        """Give layers ``first`` .. keys and values for the last open row without running it through them.
+        """Give layers ``first`` .. keys and values for the last open row without running it through them, now or later.
 
-        They are made of ``stand_ins`` [layers from first on, or 1 for all, width]: what stands for the residual that
-        would arrive at each; by default the row's present state for all. The row runs these layers no more.
+        They are made of ``stand_ins`` [layers from first on, or 1 for all, width], by default the row's present
+        state.
         """
         start = self._leave(first)
         states = self.states[-1:] if stand_ins is None else stand_ins

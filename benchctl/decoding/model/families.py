@@ -1,7 +1,7 @@
-"""From a transformers model of a Llama-like family to the structures of layers.py.
+"""From a transformers model to the structures of layers.py: one reader for all Llama-like families.
 
-One reader serves all families, since they differ only in which optional parts their modules have: separate or fused
-projections, biases, norms of queries and keys, experts, a gain of 1 + w (Gemma), a scaled embedding (Gemma).
+They differ only in which optional parts their modules have: fused projections, biases, head norms, experts, Gemma's
+gain of 1 + w and scaled embedding.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchctl.decoding.model.kernels import Linear, Norm
-from benchctl.decoding.model.layers import Attention, Experts, Layer, Mlp
+from benchctl.decoding.model.layers import Attention, CrossAttention, Encoder, Experts, Layer, Mlp, distance_biases
 from benchctl.errors import UserError
 
 if TYPE_CHECKING:
@@ -212,3 +212,79 @@ def _read_experts(module: Any, config: Any) -> Experts:
         top_k=config.num_experts_per_tok,
         renormalise=getattr(module.gate, "norm_topk_prob", True),
     )
+
+
+def read_t5(model: Any, fast: bool) -> Parts:
+    """A T5 model (also v1.1 and Flan) as what a target is made of. Its encoder runs as transformers runs it."""
+    decoder, config = model.decoder, model.config
+    crosses = [_read_cross(block.layer[1], config, fast) for block in decoder.block]
+    blocks = [_read_t5_layer(block, cross, config, fast) for block, cross in zip(decoder.block, crosses, strict=True)]
+    tokens, embedding = context_tokens(config), model.shared.weight.detach()
+    table = decoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight.detach()
+    biases = distance_biases(table, tokens, config.relative_attention_max_distance)
+    last = decoder.final_layer_norm
+    wide = torch.complex64 if embedding.dtype != torch.float64 else torch.complex128
+    return Parts(
+        embedding=embedding,
+        embedding_scale=1.0,
+        blocks=blocks,
+        final_norm=Norm(last.weight * head_scale(config), last.variance_epsilon),
+        lm_head=Linear(model.lm_head.weight, None, fast),
+        rotary=torch.ones(tokens, config.d_kv // 2, dtype=wide, device=embedding.device),
+        encoder=Encoder(model.encoder, crosses, decoder_start(model), biases),
+    )
+
+
+def decoder_start(model: Any) -> int:
+    """The token that the decoder's text begins with. Raises UserError where nothing says which that is."""
+    for start in (model.generation_config.decoder_start_token_id, model.config.pad_token_id):
+        if start is not None:
+            return int(start)
+    raise UserError(
+        "no_decoder_start",
+        "the model's configuration does not say which token its decoder begins with; add decoder_start_token_id, or "
+        "pad_token_id, to its config.json",
+    )
+
+
+def head_scale(config: Any) -> float:
+    """The oldest T5 multiply what the head reads by width ** -0.5: here that is part of the final norm."""
+    return float(config.d_model**-0.5) if getattr(config, "scale_decoder_outputs", False) else 1.0
+
+
+def _read_t5_layer(block: Any, cross: CrossAttention, config: Any, fast: bool) -> Layer:
+    attention, module = block.layer[0].SelfAttention, block.layer[2].DenseReluDense
+    # Gated (gate wi_0, up wi_1) or with one product before the activation. transformers keeps wo in float32 where all
+    # else is float16; what overflows here is refused by the probe.
+    inner, _ = _fused(module, "wi", ("wi_0", "wi_1"))
+    weight, _ = _fused(attention, "qkv", ("q", "k", "v"))
+    return Layer(
+        attention_norm=_read_t5_norm(block.layer[0]),
+        attention=Attention(
+            qkv=Linear(weight, None, fast),
+            out=Linear(attention.o.weight, None, fast),
+            heads=config.num_heads,
+            kv_heads=config.num_heads,
+            head_dim=config.d_kv,
+            scale=1.0,
+        ),
+        mlp_norm=_read_t5_norm(block.layer[2]),
+        mlp=Mlp(
+            Linear(inner, None, fast),
+            Linear(module.wo.weight.to(inner.dtype), None, fast),
+            ACTIVATIONS[activation_name(config)],
+            gated=config.is_gated_act,
+        ),
+        cross=cross,
+    )
+
+
+def _read_cross(layer: Any, config: Any, fast: bool) -> CrossAttention:
+    attention = layer.EncDecAttention
+    both, _ = _fused(attention, "kv", ("k", "v"))
+    query, out = Linear(attention.q.weight, None, fast), Linear(attention.o.weight, None, fast)
+    return CrossAttention(_read_t5_norm(layer), query, Linear(both, None, fast), out, config.num_heads)
+
+
+def _read_t5_norm(layer: Any) -> Norm:
+    return Norm(layer.layer_norm.weight, layer.layer_norm.variance_epsilon)

@@ -1,14 +1,7 @@
-"""The forward pass of a decoder over rows of one sequence: attention, MLP, experts; and T5's encoder.
+"""A lean forward pass of a decoder over rows of one sequence (attention, MLP, experts), and T5's encoder.
 
-A lean forward over the target's own weights: no module calls, queries, keys and values in one product, rotary
-embedding as one complex product in place. families.py fills these structures from transformers' models.
-
-`Filler` makes keys and values of a row that left early for the layers above its exit, without running them. Layer by
-layer, most of the time would go into starting small operations. So norms, rotations and sums of all layers are one
-operation each, and no queries are made.
-
-The encoder reads the prompt once; cross attention reads its states. Source: Raffel et al. 2020, arXiv 1910.10683,
-section 2.1.
+No module calls, queries, keys and values in one product, rotary embedding as one complex product in place. Cross
+attention reads the encoder's states of the prompt: Raffel et al. 2020, arXiv 1910.10683, section 2.1.
 """
 
 from __future__ import annotations
@@ -22,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchctl.decoding.kv.cache import Cache
-from benchctl.decoding.kv.layout import Layout
+from benchctl.decoding.kv.cache import Cache, Layout
 from benchctl.decoding.model.kernels import Linear, Norm
 
 # Up to this many rows two batched products beat the fused kernel, whose set-up costs more than the work.
@@ -224,7 +216,11 @@ def run_layers(layers: Sequence[Layer], first: int, x: Tensor, cache: Cache, lay
 
 
 class Filler:
-    """The key and value products of ``layers``, which are the model's from ``first`` on."""
+    """Keys and values of a row that left early for ``layers``, the model's from ``first`` on, without running them.
+
+    Norms, rotations and sums of all layers are one operation each: starting small operations would take most of the
+    time.
+    """
 
     def __init__(self, layers: Sequence[Layer], first: int) -> None:
         self._first = first

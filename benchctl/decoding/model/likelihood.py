@@ -56,9 +56,8 @@ def reply_chances(
 ) -> list[float]:
     """The probability of each of `replies`, ids that follow the prompt, and that none of `continued_by` comes next.
 
-    So what is a reply and the beginning of another one is told apart: where "10" is the tokens 1 0, the chance of "1"
-    is p(1) * (1 - p(a digit | 1)), and that of "10" is p(1) * p(0 | 1) * (1 - p(a digit | 1 0)). Of the target's logits
-    as they are, at temperature 1 and uncut; for targets without an encoder.
+    Where "10" is the tokens 1 0, the chance of "1" is p(1) * (1 - p(a digit | 1)), that of "10" is p(1) * p(0 | 1) *
+    (1 - p(a digit | 1 0)). Of logits at temperature 1, uncut; for targets without an encoder.
     """
     # A tree of the replies, common beginnings said once: node 0 is the prompt, each other a token after its parent.
     tokens: list[int] = []  # of node 1 and on

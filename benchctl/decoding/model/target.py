@@ -1,8 +1,7 @@
 """The target model: load it, check it, and run rows of one sequence through its layers.
 
-`Probe` compares our logits with transformers' own whenever a model is loaded. So a configuration or a version of
-transformers that we do not know ends in a refusal, never in numbers about another model. The probe is too short to see
-windows or rotary scaling beyond its length: tests/decoding/test_families.py covers those.
+`Probe` compares our logits with transformers' own at every load, so an unknown variant is refused. It is too short to
+see windows or rotary scaling beyond its length: tests/decoding/test_families.py covers those.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchctl.decoding.kv.cache import Cache
-from benchctl.decoding.kv.layout import Layout
+from benchctl.decoding.kv.cache import Cache, Layout
 from benchctl.decoding.model.families import (
     ENCODER_DECODERS,
     MIXTURES,
@@ -31,10 +29,10 @@ from benchctl.decoding.model.families import (
     experts_per_token,
     head_dim,
     read_parts,
+    read_t5,
 )
 from benchctl.decoding.model.kernels import may_copy
 from benchctl.decoding.model.layers import Filler, Layer, RelativeLayout, run_layers
-from benchctl.decoding.model.t5 import read_t5
 from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
 from benchctl.errors import UserError
 
@@ -68,7 +66,7 @@ class Probe:
     def error(self, forward: Callable[[list[int]], Tensor]) -> float | None:
         """None when ``forward`` (ids -> logits) agrees up to rounding; otherwise the error as a share of the spread.
 
-        The error is the median over rows, since half precision may send a row to another expert in either forward.
+        The median over rows, since half precision may send a row to another expert in either forward.
         """
         theirs = self.their_logits.double()
         off = (forward(self.ids).double() - theirs).square().mean(-1).sqrt() / theirs.std(-1)
@@ -88,14 +86,12 @@ _HASHED_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class TargetInfo:
-    """Plain facts of a target, known before its weights are read: for records, for the shapes of modules, and for
-    methods to tell whether they can run on it.
+    """Plain facts of a target, known before its weights are read.
 
-    query_size         width of all query heads of a layer together
-    mlp_size           inner width of a layer's MLP; 0 for a mixture of experts
-    kv_size            width of all key heads of a layer together; its values are as wide
-    experts_per_token  that a token goes to in a layer; 0 for a dense target
-    is_encoder_decoder whether an encoder reads the prompt
+    query_size, kv_size  width of all query heads, and of all key heads, of a layer together; its values are as wide
+    mlp_size             inner width of a layer's MLP; 0 for a mixture of experts
+    experts_per_token    that a token goes to in a layer; 0 for a dense target
+    is_encoder_decoder   whether an encoder reads the prompt
     """
 
     family: str

@@ -1,10 +1,6 @@
 """Low-rank adapters on the target's own layers: trained next to frozen weights, merged into copies of them to decode.
 
-Hu et al.: LoRA: Low-Rank Adaptation of Large Language Models, 2021, arXiv 2106.09685: W + (alpha / r) B A, B zero at
-the start. Merged layers cost what the target's cost. They belong to the method that uses them: the target, which the
-baseline and other methods of the run decode on, is never written to.
-
-`TextAttention` is attention over whole texts at once, documents apart: training uses it in place of a cache.
+LoRA, Hu et al. 2021, arXiv 2106.09685: W + (alpha / r) B A, B zero at the start. The target is never written to.
 """
 
 from __future__ import annotations
@@ -70,8 +66,7 @@ class TextAttention:
 
 
 class LayerAdapter(nn.Module):
-    """W + (alpha / r) B A for each product of one layer: queries, keys and values; the attention's output; gate and up;
-    down. The experts of a mixture, and what routes to them, stay as they are.
+    """W + (alpha / r) B A for each product of one layer; the experts of a mixture and their router stay as they are.
 
     Queries and keys are those of decoding.layers, heads interleaved.
     """
