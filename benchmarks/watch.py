@@ -20,7 +20,7 @@ from torch import Tensor
 from benchctl.decoding.adaptive import AdaptiveDepth
 from benchctl.decoding.draft import Draft
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Context, Method, Outcome, Speculative, Step
+from benchctl.decoding.method import Context, Method, Outcome, Speculative
 from benchctl.decoding.model.kernels import Linear
 from benchmarks.work import Bare, Work, run_bare, spans_of
 
@@ -58,16 +58,16 @@ class Watch(ABC):
             stack.enter_context(_replaced(method, "step", partial(self._step, method.step)))
             yield
 
-    def _step(self, original: Callable[[Context], Step], context: Context) -> Step:
+    def _step(self, original: Callable[[Context], Sequence[int]], context: Context) -> Sequence[int]:
         if self._stream is not context.stream:
             self._stream = context.stream
             self.meet(context.stream)
         self.drafted = False
         self.begin(context, None)
-        step = original(context)
+        tokens = original(context)
         if not self.drafted:
-            self.end(context, step)
-        return step
+            self.end(context, tokens)
+        return tokens
 
     def _draft(self, original: Callable[[Context, int], Draft], context: Context, budget: int) -> Draft:
         ends = context.stream.length
@@ -90,8 +90,8 @@ class Watch(ABC):
         """A step begins; then, where it drafts, its draft is there, and what there is to do to verify it."""
 
     @abstractmethod
-    def end(self, context: Context, step: Step | None) -> None:
-        """The work is done; the step itself is known where nothing was drafted."""
+    def end(self, context: Context, tokens: Sequence[int] | None) -> None:
+        """The work is done; its tokens are known where nothing was drafted."""
 
     @abstractmethod
     def part(self, name: str, original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -124,8 +124,8 @@ class Recorder(Watch):
         if verification is not None:
             self.works.append(verification)
 
-    def end(self, context: Context, step: Step | None) -> None:
-        if step is None:
+    def end(self, context: Context, tokens: Sequence[int] | None) -> None:
+        if tokens is None:
             return  # what there was to do was known when the draft was there, whatever was done
         spans = spans_of(self._starts, self._rows_run(context.stream))
         self.works.append(Work(False, tuple(context.tokens[-1:]), spans, tuple(self._heads), 1))
@@ -183,9 +183,9 @@ class Timekeeper(Watch):
     def _differ(self) -> NoReturn:
         raise RuntimeError(f"step {self._step_number} is otherwise than when it was recorded: its draft, or its cache")
 
-    def end(self, context: Context, step: Step | None) -> None:
+    def end(self, context: Context, tokens: Sequence[int] | None) -> None:
         seconds = self._clock() - self._begin_s
-        if step is not None and self._works[self._step_number].drafted:
+        if tokens is not None and self._works[self._step_number].drafted:
             self._differ()
         if self._is_real(self._step_number):
             self.took[self._step_number] = Took(seconds, dict(self._parts))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchctl.decoding.batch import Batched
-from benchctl.decoding.method import Context, Method, Step, one_token
+from benchctl.decoding.method import Context, Method, one_token
 from benchctl.decoding.model.target import Target
 
 
@@ -16,7 +16,7 @@ class Autoregressive(Method, Batched):
 
     supports_encoder_decoder = True
 
-    def step(self, context: Context) -> Step:
+    def step(self, context: Context) -> tuple[int]:
         return one_token(context)
 
     def layers_at(self, target: Target, new_tokens: int) -> Sequence[int]:

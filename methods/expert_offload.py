@@ -15,7 +15,7 @@ from typing import Literal
 
 from benchctl.decoding.experts.fast_tier import PolicyName
 from benchctl.decoding.experts.offload import NextGate, Offload, OffloadSettings, OffloadsExperts, Tier, Timer
-from benchctl.decoding.method import Context, Method, Step, one_token
+from benchctl.decoding.method import Context, Method, one_token
 from benchctl.decoding.model.target import Target, TargetInfo
 
 
@@ -68,7 +68,7 @@ class ExpertOffload(Method, OffloadsExperts):
         with self._offload.serve(timer, predictor) as view:
             yield view
 
-    def step(self, context: Context) -> Step:
+    def step(self, context: Context) -> tuple[int]:
         return one_token(context)
 
     def counters(self) -> Mapping[str, float]:

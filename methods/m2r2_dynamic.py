@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from benchctl.decoding.adaptive import AdaptiveDepth, KvFill, View, absent, copy_h, copy_p, deferred_exact
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Context, MonotoneThreshold, Step
+from benchctl.decoding.method import Context, MonotoneThreshold
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import balanced_loss, exit_yardsticks
 from benchctl.decoding.modules.trainable import SecondStage, Tally, TrainingBatch, TrainingDefaults
@@ -115,7 +115,7 @@ class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, MonotoneThreshold):
             return self._deciders[view.layer](view.trail)
         return view.confidence(self.router)
 
-    def step(self, context: Context) -> Step:
+    def step(self, context: Context) -> tuple[int]:
         return self.exit_step(context, self._fill)
 
 

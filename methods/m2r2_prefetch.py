@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from benchctl.decoding.experts.fast_tier import PolicyName
 from benchctl.decoding.experts.offload import Offload, OffloadSettings, OffloadsExperts, Tier, Timer, rank_experts
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Context, Step, all_layers, one_token
+from benchctl.decoding.method import Context, one_token
 from benchctl.decoding.model.layers import Experts, Layer
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.trainable import Tally, TrainingBatch, tally
@@ -91,13 +91,13 @@ class M2R2Prefetch(TwoStreamMethod, OffloadsExperts):
     def counters(self) -> Mapping[str, float]:
         return self._offload.counters()
 
-    def step(self, context: Context) -> Step:
+    def step(self, context: Context) -> tuple[int]:
         return one_token(context, self._run)
 
-    def _run(self, stream: Stream) -> int:
+    def _run(self, stream: Stream) -> None:
         for run in self._runs:
             run(stream, 1)
-        return all_layers(stream)
+        stream.advance()
 
 
 class StreamPredictor:

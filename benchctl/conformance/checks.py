@@ -25,9 +25,10 @@ from benchctl.conformance.random_models import (
     random_models,
 )
 from benchctl.decoding.batch import decode_batch, why_not_batched
+from benchctl.decoding.counting import Step
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, Generation
-from benchctl.decoding.method import Exactness, Step, why_unsupported
+from benchctl.decoding.method import Exactness, why_unsupported
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.verify import Unforced, common_start
 from benchctl.errors import UserError
@@ -167,31 +168,21 @@ def engaged(subject: MethodUnderTest, models: RandomModels) -> Result:
 
 
 def counting(subject: MethodUnderTest, models: RandomModels) -> Result:
-    """Committed tokens are those accepted and at most a bonus; they add up to the answer; layers are one per token."""
-    steps: list[Step] = []
-    method = Watched(subject.prepared(models), lambda stream, text, step: steps.append(step) if step else None)
+    """The target's last layer runs only where the stream counts it: passes elsewhere would not be in the figures."""
+    runs: list[int] = []
+    counted = 0
+
+    def look(stream: Stream, text: Sequence[int]) -> None:
+        nonlocal counted
+        counted += sum(run.last == stream.target.layers for run in stream.runs)
+
+    watched = models.with_last_layer_watched(lambda: runs.append(1))
+    method = Watched(subject.prepared(watched), look)
     for sampling in (Sampling(), _SAMPLED):
-        got = answer(method, models, prompt_of(_PROMPT_TOKENS), NEW_TOKENS, sampling)
-        committed = 1 + sum(len(step.tokens) for step in got.steps)
-        if not committed == len(got.token_ids) == len(got.layers):
-            seen = f"{committed} committed, {len(got.token_ids)} tokens, {len(got.layers)} layers"
-            return Deviation(
-                "1 + committed tokens = tokens of the answer = layers counted", seen, "give layers per token"
-            )
-    return next((problem for step in steps if (problem := _miscounted(step))), None)
-
-
-def _miscounted(step: Step) -> Deviation | None:
-    seen = f"{len(step.tokens)} tokens, {step.drafted} drafted, {step.accepted} accepted, {len(step.layers)} layers"
-    if not all(type(token) is int for token in step.tokens):
-        kinds = ", ".join(sorted({type(token).__name__ for token in step.tokens}))
-        return Deviation("tokens that are Python integers", kinds, "fetch them with .item() or .tolist() in the step")
-    if not 0 <= step.accepted <= step.drafted:
-        return Deviation("0 <= accepted <= drafted", seen, "count drafted tokens kept as accepted, not the bonus token")
-    if len(step.tokens) - step.accepted not in (0, 1):
-        return Deviation("tokens = accepted + bonus", seen, "commit what was accepted and at most one token more")
-    if len(step.layers) != len(step.tokens):
-        return Deviation("layers for each token of a step", seen, "give Step.layers one number per token")
+        answer(method, watched, prompt_of(_PROMPT_TOKENS), NEW_TOKENS, sampling)
+    if len(runs) > counted:
+        seen = f"{len(runs)} runs of the last layer, of which the stream made {counted}"
+        return Deviation("every pass through context.stream", seen, "run rows through context.stream only")
     return None
 
 
@@ -319,7 +310,7 @@ def cache(subject: MethodUnderTest, models: RandomModels) -> Result:
         return Skipped(f"claims no exactness: {method.reason}")
     problems: list[Deviation] = []
 
-    def look(stream: Stream, text: Sequence[int], step: Step | None) -> None:
+    def look(stream: Stream, text: Sequence[int]) -> None:
         if stream.length != len(text):
             problems.append(Deviation(f"{len(text)} rows of text in the cache", str(stream.length), _KEPT))
             return
@@ -354,7 +345,7 @@ WHAT: dict[str, str] = {
     "engaged": "drafts are accepted, or layers left out",
     "greedy": "greedy answers are the target's",
     "sampled": "sampled answers have the target's distribution",
-    "counting": "steps count what they commit",
+    "counting": "all passes of the target are counted",
     "limits": "answers end at the limit",
     "stops": "answers end at the first stop token",
     "isolation": "earlier prompts change nothing",

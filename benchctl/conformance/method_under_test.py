@@ -15,13 +15,13 @@ from benchctl.conformance.random_models import RandomModels
 from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
-from benchctl.decoding.method import Context, Method, Step, UsesDraftModel
+from benchctl.decoding.method import Context, Method, UsesDraftModel
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.trainable import MadeFor, Trainable, save_modules
 from benchctl.decoding.sampling import Sampling
 from benchctl.registry import build, canonical_label, method_options, parse_label
 
-Look = Callable[[Stream, Sequence[int], Step | None], None]
+Look = Callable[[Stream, Sequence[int]], None]
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,12 @@ def answer(
 class Watched(Method):
     """A prepared method that is looked at after its prefill and after each step, before the loop truncates that.
 
-    ``look`` is given the stream, the text whose rows have to be committed by now, and the step, None for the prefill.
+    ``look`` is given the stream, and the text whose rows have to be committed by now.
     """
 
     def __init__(self, method: Method, look: Look) -> None:
         self._method = method
+        self.exactness = method.exactness
         self._look = look
 
     def serve(self, target: Target, timer: Timer | None) -> AbstractContextManager[Target]:
@@ -85,13 +86,13 @@ class Watched(Method):
 
     def start(self, context: Context) -> int:
         first = self._method.start(context)
-        self._look(context.stream, context.tokens, None)
+        self._look(context.stream, context.tokens)
         return first
 
-    def step(self, context: Context) -> Step:
-        step = self._method.step(context)
-        self._look(context.stream, [*context.tokens, *step.tokens[:-1]], step)
-        return step
+    def step(self, context: Context) -> Sequence[int]:
+        tokens = self._method.step(context)
+        self._look(context.stream, [*context.tokens, *tokens[:-1]])
+        return tokens
 
 
 QUIET = 0.25  # louder adapters would never say what the target says, and no draft be accepted; scores must be loud

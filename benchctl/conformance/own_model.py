@@ -18,6 +18,7 @@ from scipy import special, stats
 from benchctl.conformance.checks import OWN_TOKENS, SHORT, WARM, unlike
 from benchctl.conformance.distributions import Drawing, Text, distribution, total_variation
 from benchctl.conformance.findings import Deviation, Finding, Held, Result, Skipped, finding, guarded, shown
+from benchctl.decoding.counting import count_step
 from benchctl.decoding.loop import DecodeRequest, Generation, decode, open_context
 from benchctl.decoding.method import Method, PlainDrafter, Speculative
 from benchctl.decoding.model.target import Target
@@ -148,7 +149,8 @@ def _fresh(case: Case, prompt: Sequence[int], got: Generation, at: int) -> _Roun
         context.tokens += [*served.read(prompt), *said[:-1]]
         case.method.start(context)
         context.tokens.append(said[-1])
-        step = case.method.step(context)
+        context.stream.runs.clear()
+        step = count_step(context, case.method.step(context), context.stream.runs)
     return _Round(step.drafted, min(step.accepted, len(rest)), min(len(step.tokens), len(rest)))
 
 
@@ -169,7 +171,7 @@ def sampled(case: Case) -> Result:
 def draws(case: Case) -> Result:
     """A G-test of answers drawn with different seeds: enumeration does not see how numbers are drawn.
 
-    Some answers are decoded. The others follow from their numbers where the method allows that: see drawing.py.
+    Some answers are decoded. The others follow from their numbers where the method allows that: see Drawing.
     """
     if reason := _not_sampled(case.method):
         return reason

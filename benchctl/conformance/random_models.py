@@ -191,6 +191,18 @@ class RandomModels:
         twin.tokenizer_or_none = TargetTokenizer(None, twin.config, stop_ids)
         return replace(self, target=twin)
 
+    def with_last_layer_watched(self, look: Callable[[], None]) -> RandomModels:
+        """The same, ``look`` being called whenever the last layer runs."""
+        twin = copy.copy(self.target)
+        *lower, last = twin.blocks
+
+        def norm(x: Tensor) -> Tensor:
+            look()
+            return last.mlp_norm(x)
+
+        twin.blocks = [*lower, replace(last, mlp_norm=norm)]  # type: ignore[arg-type]
+        return replace(self, target=twin)
+
     def truth(self, prompt: Sequence[int], limit: int) -> tuple[int, ...]:
         """The target's greedy answer, by full recomputation."""
         return tuple(autoregressive(self.naive, prompt, min(limit, CONTEXT_TOKENS - len(prompt))))

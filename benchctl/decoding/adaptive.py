@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchctl.decoding.draft import Draft
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Chain, Context, Method, Step
+from benchctl.decoding.method import Chain, Context, Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.phases import timed
 
@@ -96,21 +96,17 @@ class AdaptiveDepth(Method):
         stream.advance(layer)
         return View(layer, stream.states[-1:], previous, partial(self.exit_head, stream.target, layer))
 
-    def exit_step(self, context: Context, fill: KvFill) -> Step:
+    def exit_step(self, context: Context, fill: KvFill) -> tuple[int]:
         """One token, from wherever its row leaves."""
-        view, step = self._choose_exit(context)
+        view, token = self._choose_exit(context)
         self._keep_exit(context, view, fill)
-        return step
+        return (token,)
 
     @timed("verify")
-    def _choose_exit(self, context: Context) -> tuple[View, Step]:
+    def _choose_exit(self, context: Context) -> tuple[View, int]:
         context.stream.push(context.tokens[-1:])
-        lengths = context.stream.cache.lengths
-        before, finished = sum(lengths), lengths[-1]
         view = self.climb(context)
-        # Layers and rows of deferred rows count too: those that wait below are run with this one.
-        layers, rows = sum(lengths) - before, lengths[-1] - finished
-        return view, Step((context.pick(view.logits),), 0, 0, rows, (layers,))
+        return view, context.pick(view.logits)
 
     @timed("commit")
     def _keep_exit(self, context: Context, view: View, fill: KvFill) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from benchctl.decoding.counting import Step, check_cache
 from benchctl.decoding.kv.cache import Cache
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import (
@@ -22,7 +23,7 @@ from benchctl.decoding.loop import (
     prefill_layers,
     stop_reason,
 )
-from benchctl.decoding.method import Context, Method, Step
+from benchctl.decoding.method import Context, Method
 from benchctl.decoding.model.layers import project, weigh
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.phases import Marks, Phase
@@ -166,10 +167,10 @@ def decode_batch(method: Method, target: Target, requests: Sequence[DecodeReques
     if not 0 < len(requests) <= MOST_SEQUENCES:
         raise ValueError(f"{len(requests)} prompts are no batch; it takes 1 to {MOST_SEQUENCES}")
     first = requests[0]
+    marks = Marks(first.clock, first.profile)
+    marks.mark()
     with method.serve(target, first.timer) as served:
-        marks = Marks(first.clock, first.profile)
         batch = _Batch(served, first, partial(method.layers_at, served), marks.watch)
-        marks.mark()
         batch.start(method, requests)
         marks.mark()
         while batch.running:
@@ -208,6 +209,7 @@ class _Batch:
             sequence = _Sequence(context)
             sequence.add(method.start(context), self._most)
             sequence.layers = prefill_layers(context)
+            check_cache(context, len(context.tokens))
             self._cache.take(index, context.stream.cache)
             context.stream = idle  # frees the prompt's own cache
             self.sequences.append(sequence)
@@ -225,7 +227,7 @@ class _Batch:
         for sequence, own in zip(self.running, chosen, strict=True):
             forced, at = sequence.context.forced, sequence.context.new_tokens
             token = own if forced is None else forced.choose(at, own)
-            sequence.steps.append(Step((token,), 0, 0, 1, (len(layers),)))
+            sequence.steps.append(Step((token,), 0, 0, int(self._target.layers - 1 in layers), (len(layers),)))
             sequence.add(token, self._most)
         self._new_tokens += 1
         self._enter("commit")

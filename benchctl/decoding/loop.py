@@ -8,9 +8,10 @@ from typing import Literal
 
 import torch
 
+from benchctl.decoding.counting import Step, check_all_layers, check_cache, count_step
 from benchctl.decoding.experts.offload import OffloadsExperts, Timer
-from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Context, Method, Step
+from benchctl.decoding.kv.stream import LayerRun, Stream
+from benchctl.decoding.method import Context, Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.phases import Marks, Phase, ignore_phase
 from benchctl.decoding.sampling import Sampling
@@ -75,26 +76,38 @@ def decode(method: Method, target: Target, request: DecodeRequest) -> Generation
     """Decode one prompt with one prepared method.
 
     A step returns Python integers, so it ends when its tokens are on the host: that transfer is the synchronisation,
-    and every method pays it. Raises UserError for a prompt that is empty or fills the context and for a limit below
-    one, and ValueError for a forced text that is not a whole answer, or that the method did not commit.
+    and every method pays it. The clock starts before `Method.serve`: all work of a method is timed.
+
+    Raises UserError for a prompt that is empty or fills the context, for a limit below one, and for a step or a cache
+    that cannot be right (see counting.py); ValueError for a forced text that is not a whole answer, or that the method
+    did not commit.
     """
+    marks = Marks(request.clock, request.profile)
+    marks.mark()
     with method.serve(target, request.timer) as served:
-        marks, steps = Marks(request.clock, request.profile), list[Step]()
         context = open_context(served, request, marks.watch)
-        marks.mark()
+        stream, steps, runs = context.stream, list[Step](), list[LayerRun]()
         context.tokens += served.read(request.prompt_ids)
         first = method.start(context)
         marks.mark()
         layers = prefill_layers(context)
         commit(context, (first,))
+        kept_tokens = len(context.tokens)
         reason = stop_reason(context, request.max_new_tokens, first)
         while reason is None:
-            step = method.step(context)
+            runs += stream.runs
+            stream.runs.clear()
+            tokens = method.step(context)
             marks.mark()
+            step = count_step(context, tokens, stream.runs)
+            kept_tokens = len(context.tokens) + len(tokens)
             step = _truncate(step, context)
             commit(context, step.tokens)
             steps.append(step)
             reason = stop_reason(context, request.max_new_tokens, step.tokens[-1])
+        check_cache(context, kept_tokens)
+        if method.exactness != "lossy":
+            check_all_layers(context, runs + stream.runs)
         generation = generation_of(context, reason, marks, steps, layers)
     return replace(generation, counters=method.counters()) if isinstance(method, OffloadsExperts) else generation
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
@@ -24,30 +24,13 @@ PlainDrafter = Callable[[list[int], int], list[int]]
 """Text so far and budget in, drafted tokens out."""
 
 
-@dataclass(frozen=True)
-class Step:
-    """What one call of Method.step committed.
-
-    tokens    committed ids: the accepted ones, then the bonus token
-    drafted   tokens along the deepest branch of the draft
-    accepted  drafted tokens kept
-    rows      rows that finished the target's last layer in this step
-    layers    layers run by the step for each committed token; those of earlier tokens that were put off count when run
-    """
-
-    tokens: tuple[int, ...]
-    drafted: int
-    accepted: int
-    rows: int
-    layers: tuple[int, ...]
-
-
 @dataclass
 class Context:
     """One generation as a method sees it: the stream of the target, the text so far, how tokens are drawn.
 
-    forced  in replay mode the text that is committed whatever the method chooses
-    enter   starts a phase of a profiled step; called by functions that are `timed`
+    forced    in replay mode the text that is committed whatever the method chooses
+    enter     starts a phase of a profiled step; called by functions that are `timed`
+    verified  outcomes of the verifications of this step, which the loop counts drafted and accepted tokens from
     """
 
     target: Target
@@ -59,6 +42,7 @@ class Context:
     generator: torch.Generator
     forced: ForcedText | None = None
     enter: Callable[[Phase], None] = ignore_phase
+    verified: list[Outcome] = field(default_factory=list)
 
     @property
     def remaining_tokens(self) -> int:
@@ -102,27 +86,21 @@ class Chain:
         return Draft.chain(self.tokens, torch.cat(self._probs) if self._probs else None)
 
 
-def all_layers(stream: Stream) -> int:
-    """Run every open row through all layers; their number."""
-    stream.advance()
-    return stream.target.layers
-
-
-def one_token(context: Context, run: Callable[[Stream], int] = all_layers) -> Step:
+def one_token(context: Context, run: Callable[[Stream], None] = Stream.advance) -> tuple[int]:
     """A step that commits one token: plain decoding, or with layers of the method's own choice.
 
-    ``run`` takes the open row through the layers and returns how many it ran.
+    ``run`` takes the open row through these layers.
     """
-    layers, token = _choose_token(context, run)
+    token = _choose_token(context, run)
     _keep_row(context)
-    return Step((token,), 0, 0, 1, (layers,))
+    return (token,)
 
 
 @timed("verify")
-def _choose_token(context: Context, run: Callable[[Stream], int]) -> tuple[int, int]:
-    """The layers that the last token's row ran, and the token after it."""
+def _choose_token(context: Context, run: Callable[[Stream], None]) -> int:
     context.stream.push(context.tokens[-1:])
-    return run(context.stream), context.pick(context.stream.logits())
+    run(context.stream)
+    return context.pick(context.stream.logits())
 
 
 @timed("commit")
@@ -178,8 +156,8 @@ class Method(ABC):
         return last
 
     @abstractmethod
-    def step(self, context: Context) -> Step:
-        """Commit at least one token. ``context.tokens`` is extended by the loop, not here."""
+    def step(self, context: Context) -> Sequence[int]:
+        """The ids of at least one token to commit. The loop adds them to ``context.tokens``, and counts the work."""
 
 
 class UsesDraftModel(ABC):
@@ -211,7 +189,6 @@ class Outcome:
     target_logits  [1 + rows, vocabulary], the root's first, then those of the draft's rows
     states         [1 + rows, width], last residuals in the same order
     kept_rows      open rows of the stream to commit: those before the root, the root, the accepted path
-    step           what the loop is given
     """
 
     draft: Draft
@@ -219,7 +196,11 @@ class Outcome:
     target_logits: Tensor
     states: Tensor
     kept_rows: Sequence[int]
-    step: Step
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The ids to commit: the accepted ones, then the bonus token."""
+        return (*(self.draft.tokens[row] for row in self.verdict.path), self.verdict.next_token)
 
 
 def why_unsupported(method: Method, target: TargetInfo) -> str | None:
@@ -259,12 +240,12 @@ class Speculative(Method):
             return verify_greedy(draft, target_logits.argmax(-1).tolist())
         return verify_rejection(draft, context.sampling.rows(target_logits), context.generator)
 
-    def step(self, context: Context) -> Step:
+    def step(self, context: Context) -> Sequence[int]:
         draft = self.make_draft(context)
         outcome = self.verify_draft(context, draft)
         self.keep(context, outcome)
         self.observe(context, outcome)
-        return outcome.step
+        return outcome.tokens
 
     @timed("draft")
     def make_draft(self, context: Context) -> Draft:
@@ -279,22 +260,17 @@ class Speculative(Method):
         Example: with root 2 (earlier rows were deferred) and a draft of 3 rows these are rows 3, 4, 5; if its rows 0
         and 1 are accepted, rows 0 to 4 are kept.
         """
-        stream, layers = context.stream, context.target.layers
+        stream = context.stream
         root = len(context.tokens) - 1 - stream.base
         pushed = stream.rows - root - 1  # by the drafter itself
         stream.push(draft.tokens[pushed:], [root + 1 + parent for parent in draft.parents[pushed:]])
         stream.advance()
         target_logits = stream.logits(root)
         verdict = context.rule(draft, self.verify(context, draft, target_logits))
-        tokens = (*(draft.tokens[row] for row in verdict.path), verdict.next_token)
-        return Outcome(
-            draft,
-            verdict,
-            target_logits,
-            stream.states[root:],
-            kept_rows=[*range(root + 1), *(root + 1 + row for row in verdict.path)],
-            step=Step(tokens, draft.depth, len(verdict.path), 1 + len(draft), (layers,) * len(tokens)),
-        )
+        kept_rows = [*range(root + 1), *(root + 1 + row for row in verdict.path)]
+        outcome = Outcome(draft, verdict, target_logits, stream.states[root:], kept_rows)
+        context.verified.append(outcome)
+        return outcome
 
     @timed("commit", then="draft")  # observing is the drafter's
     def keep(self, context: Context, outcome: Outcome) -> None:

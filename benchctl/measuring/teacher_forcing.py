@@ -29,7 +29,7 @@ from torch import Tensor
 
 from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.loop import DecodeRequest, decode, untimed
-from benchctl.decoding.method import Context, Method, Step
+from benchctl.decoding.method import Context, Method
 from benchctl.decoding.model.likelihood import Likelihood, likelihood, logprobs
 from benchctl.decoding.model.target import Target
 from benchctl.measuring.verdict import BaselineAnswers
@@ -145,6 +145,7 @@ class _Recorder(Method):
 
     def __init__(self, method: Method) -> None:
         self._method = method
+        self.exactness = method.exactness
         self.choices: list[_Choice] = []
 
     def serve(self, target: Target, timer: Timer | None) -> AbstractContextManager[Target]:
@@ -155,10 +156,10 @@ class _Recorder(Method):
         self._check(1)
         return first
 
-    def step(self, context: Context) -> Step:
-        step = self._method.step(self._recording(context))
-        self._check(len(context.tokens) - context.prompt_tokens + len(step.tokens))
-        return step
+    def step(self, context: Context) -> Sequence[int]:
+        tokens = self._method.step(self._recording(context))
+        self._check(context.new_tokens + len(tokens))
+        return tokens
 
     def _recording(self, context: Context) -> _Recording:
         """The same generation: stream and text are shared, not copied."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.kv.cache import Cache, Layout
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Context, Method, Step, one_token
+from benchctl.decoding.method import Context, Method, one_token
 from benchctl.decoding.model.layers import Layer, mix, project, run_layers
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import AdapterSettings
@@ -96,7 +96,7 @@ class MixtureOfDepths(Method, Trainable):
         stream.keep(range(stream.rows))
         return last
 
-    def step(self, context: Context) -> Step:
+    def step(self, context: Context) -> tuple[int]:
         return one_token(context, self._run.advance)
 
 
@@ -107,16 +107,13 @@ class RoutedRun:
         self.view = module.adapters.merge(target)
         self._deciders = {index: _Decider(module.router(index), threshold) for index in routed_blocks(target.layers)}
 
-    def advance(self, stream: Stream) -> int:
-        """Take the open rows through all layers, routed where they are; how many of these the last row ran."""
-        ran = stream.target.layers
+    def advance(self, stream: Stream) -> None:
+        """Take the open rows through all layers, routed where they are."""
         for index, decider in self._deciders.items():
             stream.advance(index)
             passing = decider(stream.states)
             run_some(stream, index, passing)
-            ran -= stream.rows - 1 not in passing
         stream.advance()
-        return ran
 
 
 class _Decider:

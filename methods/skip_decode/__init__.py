@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from benchctl.decoding.batch import Batched
 from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Context, Method, Step, one_token
+from benchctl.decoding.method import Context, Method, one_token
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.adapters import Adapters
 from benchctl.decoding.modules.exits import AdapterSettings
@@ -137,15 +137,13 @@ class SkipDecode(Method, Batched, FixedDepths, Trainable):
         context.stream.keep(range(context.stream.rows))
         return last
 
-    def step(self, context: Context) -> Step:
+    def step(self, context: Context) -> tuple[int]:
         schedule = self.schedule(context.target.layers)
         return one_token(context, lambda stream: self._run(stream, schedule, context.new_tokens - 1))
 
-    def _run(self, stream: Stream, schedule: DepthSchedule, new_token: int) -> int:
-        """Take the open rows through the layers of that new token; their number."""
-        depth = schedule.depth(new_token)
-        bottom, top = schedule.running(depth)
+    def _run(self, stream: Stream, schedule: DepthSchedule, new_token: int) -> None:
+        """Take the open rows through the layers of that new token."""
+        bottom, top = schedule.running(schedule.depth(new_token))
         stream.advance(bottom.stop)
         stream.pass_by(bottom.stop, top.start)
         stream.advance()
-        return depth

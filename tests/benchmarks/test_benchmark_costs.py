@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from untrained import untrained_folder
 
 from benchctl.decoding.draft import Draft
 from benchctl.decoding.loop import DecodeRequest, decode
-from benchctl.decoding.method import Context, Method, Speculative, Step, one_token
+from benchctl.decoding.method import Context, Method, Speculative, one_token
 from benchctl.decoding.model.kernels import Linear
 from benchctl.decoding.model.target import Target, folder_sha256
 from benchctl.decoding.modules.trainable import modules_sha256
@@ -181,7 +181,7 @@ class Fickle(Speculative):
     def draft(self, context: Context, budget: int) -> Draft:
         return Draft.chain([0] * min(budget, self.depths[self.generation] or 0))
 
-    def step(self, context: Context) -> Step:
+    def step(self, context: Context) -> Sequence[int]:
         return one_token(context) if self.depths[self.generation] is None else super().step(context)
 
 

@@ -9,10 +9,14 @@ from functools import cache
 import pytest
 from refusals import refused
 from tiny import tiny_target
+from torch import Tensor
 
+from benchctl.decoding.counting import Step
+from benchctl.decoding.draft import Draft
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
-from benchctl.decoding.method import Context, Method, Step
+from benchctl.decoding.method import Context, Speculative
 from benchctl.decoding.model.target import Target
+from benchctl.decoding.verify import Verdict
 
 CONTEXT_TOKENS = 32
 STOPS = frozenset({5, 9})
@@ -23,31 +27,46 @@ def stopping_target() -> Target:
     return tiny_target("llama", layers=2, stop_ids=STOPS, max_position_embeddings=CONTEXT_TOKENS)
 
 
+@dataclass(frozen=True)
+class Block:
+    """A step: ``tokens`` are those accepted, and the bonus token; ``drafted`` of them, and more, were in the draft."""
+
+    tokens: tuple[int, ...]
+    drafted: int
+
+
 @dataclass
-class Literal(Method):
-    """Says ``first``, then what its steps say; remembers how much room each step was given."""
+class Literal(Speculative):
+    """Says ``first``, then what its blocks say; remembers how much room each step was given."""
 
     first: int
-    steps: Sequence[Step]
+    steps: Sequence[Block]
     room: list[int] = field(default_factory=list)
     texts: list[list[int]] = field(default_factory=list)
 
     def start(self, context: Context) -> int:
         self.texts.append(list(context.tokens))
+        self.prefill(context)
         return self.first
 
-    def step(self, context: Context) -> Step:
+    def draft(self, context: Context, budget: int) -> Draft:
         self.room.append(context.remaining_tokens)
         self.texts.append(list(context.tokens))
-        return self.steps[len(self.room) - 1]
+        block = self.steps[len(self.room) - 1]
+        accepted = block.tokens[:-1]
+        return Draft.chain([*accepted, *[0] * (block.drafted - len(accepted))])
+
+    def verify(self, context: Context, draft: Draft, target_logits: Tensor) -> Verdict:
+        tokens = self.steps[len(self.room) - 1].tokens
+        return Verdict(tuple(range(len(tokens) - 1)), tokens[-1])
 
 
-def block(*tokens: int, drafted: int, accepted: int) -> Step:
-    return Step(tokens, drafted, accepted, 1 + drafted, (2,) * len(tokens))
+def block(*tokens: int, drafted: int) -> Block:
+    return Block(tokens, drafted)
 
 
-def single(token: int) -> Step:
-    return block(token, drafted=0, accepted=0)
+def single(token: int) -> Block:
+    return block(token, drafted=0)
 
 
 def fake_clock(*marks: float) -> Callable[[], float]:
@@ -59,7 +78,7 @@ def ticking() -> Callable[[], float]:
     return iter(map(float, range(1000))).__next__
 
 
-def generate(method: Method, prompt: Sequence[int] = (1, 2), new_tokens: int = 10) -> Generation:
+def generate(method: Literal, prompt: Sequence[int] = (1, 2), new_tokens: int = 10) -> Generation:
     return decode(method, stopping_target(), DecodeRequest(prompt, new_tokens, clock=ticking()))
 
 
@@ -75,7 +94,7 @@ def assert_counted(generation: Generation) -> None:
 
 
 def test_times_are_the_differences_of_the_clock_s_marks() -> None:
-    steps = [block(3, 4, drafted=2, accepted=1), single(6)]
+    steps = [block(3, 4, drafted=2), single(6)]
     clock = fake_clock(10.0, 12.5, 13.0, 15.0)
     generation = decode(Literal(7, steps), stopping_target(), DecodeRequest([1, 2], 4, clock=clock))
     assert generation.ttft_s == 2.5
@@ -85,7 +104,7 @@ def test_times_are_the_differences_of_the_clock_s_marks() -> None:
 
 
 def test_a_method_sees_the_text_grow_and_the_room_shrink() -> None:
-    method = Literal(7, [block(3, 4, drafted=2, accepted=1), single(6)])
+    method = Literal(7, [block(3, 4, drafted=2), single(6)])
     generation = generate(method, new_tokens=4)
     assert method.texts == [[1, 2], [1, 2, 7], [1, 2, 7, 3, 4]]
     assert method.room == [3, 1]
@@ -97,16 +116,16 @@ def test_a_method_sees_the_text_grow_and_the_room_shrink() -> None:
 @pytest.mark.parametrize(
     ("steps", "new_tokens", "tokens", "accepted", "reason"),
     [
-        pytest.param([block(3, 5, 7, 8, drafted=3, accepted=3)], 10, (7, 3, 5), 2, "stop", id="inside a block"),
-        pytest.param([block(3, 5, 8, drafted=2, accepted=2)], 10, (7, 3, 5), 2, "stop", id="last accepted, no bonus"),
-        pytest.param([block(3, 4, 5, drafted=2, accepted=2)], 10, (7, 3, 4, 5), 2, "stop", id="the bonus"),
-        pytest.param([single(4), block(3, 9, 5, 9, drafted=3, accepted=3)], 10, (7, 4, 3, 9), 2, "stop", id="several"),
-        pytest.param([block(3, 4, 5, drafted=2, accepted=2)], 3, (7, 3, 4), 2, "length", id="beyond the limit"),
-        pytest.param([block(3, 5, 8, drafted=2, accepted=2)], 3, (7, 3, 5), 2, "stop", id="the last one allowed"),
+        pytest.param([block(3, 5, 7, 8, drafted=3)], 10, (7, 3, 5), 2, "stop", id="inside a block"),
+        pytest.param([block(3, 5, 8, drafted=2)], 10, (7, 3, 5), 2, "stop", id="last accepted, no bonus"),
+        pytest.param([block(3, 4, 5, drafted=2)], 10, (7, 3, 4, 5), 2, "stop", id="the bonus"),
+        pytest.param([single(4), block(3, 9, 5, 9, drafted=3)], 10, (7, 4, 3, 9), 2, "stop", id="several"),
+        pytest.param([block(3, 4, 5, drafted=2)], 3, (7, 3, 4), 2, "length", id="beyond the limit"),
+        pytest.param([block(3, 5, 8, drafted=2)], 3, (7, 3, 5), 2, "stop", id="the last one allowed"),
     ],
 )
 def test_the_first_stop_token_ends_the_answer(
-    steps: Sequence[Step], new_tokens: int, tokens: tuple[int, ...], accepted: int, reason: str
+    steps: Sequence[Block], new_tokens: int, tokens: tuple[int, ...], accepted: int, reason: str
 ) -> None:
     generation = generate(Literal(7, steps), new_tokens=new_tokens)
     assert (generation.token_ids, generation.stop_reason) == (tokens, reason)
@@ -115,8 +134,8 @@ def test_the_first_stop_token_ends_the_answer(
 
 
 def test_a_step_cut_at_a_stop_token_keeps_the_rows_it_ran() -> None:
-    generation = generate(Literal(7, [block(3, 5, 7, 8, drafted=3, accepted=3)]))
-    assert generation.steps == (Step((3, 5), drafted=3, accepted=2, rows=4, layers=(2, 2)),)
+    generation = generate(Literal(7, [block(3, 5, 7, 8, drafted=3)]))
+    assert generation.steps == (Step((3, 5), drafted=3, accepted=2, rows=4, layers=(2, 2), passes=1),)
 
 
 def test_a_stop_token_from_prefill_leaves_nothing_to_do() -> None:
@@ -130,7 +149,7 @@ def test_a_stop_token_from_prefill_leaves_nothing_to_do() -> None:
     [(1, (7,), []), (2, (7, 3), [1]), (3, (7, 3, 4), [2]), (4, (7, 3, 4, 6), [2]), (5, (7, 3, 4, 6, 8), [2, 1])],
 )
 def test_the_limit_cuts_any_block(new_tokens: int, tokens: tuple[int, ...], accepted: list[int]) -> None:
-    blocks = [block(3, 4, 6, drafted=2, accepted=2), block(8, 2, 2, drafted=2, accepted=2)]
+    blocks = [block(3, 4, 6, drafted=2), block(8, 2, 2, drafted=2)]
     generation = generate(Literal(7, blocks), new_tokens=new_tokens)
     assert generation.token_ids == tokens
     assert [step.accepted for step in generation.steps] == accepted
@@ -152,11 +171,6 @@ def test_the_prompt_of_the_caller_stays_as_it_was() -> None:
     prompt = [1, 2]
     generate(Literal(7, [single(3)]), prompt, 2)
     assert prompt == [1, 2]
-
-
-def test_layers_per_token_follow_the_steps_after_the_full_depth_of_prefill() -> None:
-    steps = [Step((3,), 0, 0, 1, (1,)), Step((4, 6), 1, 1, 2, (2, 2))]
-    assert generate(Literal(7, steps), new_tokens=4).layers == (2, 1, 2, 2)
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_finished_and_unfinished_rows_are_kept_together(target: Target) -> None:
     stream.push(TEXT[11:13])
     stream.advance(2)
     stream.keep(range(5))
-    assert (stream.base, stream.tokens) == (11, TEXT[11:13])
+    assert (stream.base, stream.text[stream.base :]) == (11, TEXT[11:13])
     stream.push(TEXT[13:14])
     stream.advance()
     assert_same(stream.logits(), logits_of(target, TEXT[:14])[11:])
@@ -206,7 +206,7 @@ def test_keeping_a_whole_chain_is_the_same_however_its_rows_are_named(target: Ta
             stream.push(TEXT[11 - unfinished : 11])
             stream.advance(2)
         stream.keep(kept)
-        assert (stream.base, stream.tokens) == (11 - unfinished, TEXT[11 - unfinished : 11])
+        assert (stream.base, stream.text[stream.base :]) == (11 - unfinished, TEXT[11 - unfinished : 11])
     assert streams[0].cache.lengths == streams[1].cache.lengths
     for stream in streams:
         stream.push(TEXT[11:13])

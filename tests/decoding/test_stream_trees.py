@@ -83,7 +83,7 @@ def test_a_path_of_finished_and_unfinished_rows_is_kept(target: Target) -> None:
     stream.push(TOKENS[4:], PARENTS[4:])
     stream.advance(2)
     stream.keep(path_to(6, PARENTS))
-    assert (stream.base, stream.tokens) == (10, [TOKENS[4], TOKENS[6]])
+    assert (stream.base, stream.text[stream.base :]) == (10, [TOKENS[4], TOKENS[6]])
     stream.push([77])
     stream.advance()
     text = [*TEXT[:8], *(TOKENS[row] for row in path_to(6, PARENTS)), 77]
@@ -141,7 +141,7 @@ def test_a_path_kept_part_of_the_way_up_runs_the_rest_later(target: Target) -> N
     stream.advance(2)
     path = path_to(6, PARENTS)
     stream.keep(path)
-    assert stream.tokens == [TOKENS[row] for row in path]
+    assert stream.text[stream.base :] == [TOKENS[row] for row in path]
     stream.push([77])
     stream.advance()
     text = [*TEXT[:8], *(TOKENS[row] for row in path), 77]

@@ -6,11 +6,13 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
 from mutants import FlatterEarlyExit, UnrepairedTwoModel
 
 from benchctl.decoding.batch import Batched
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.method import Context, Method, Speculative, Step, one_token
+from benchctl.decoding.kv.stream import Stream
+from benchctl.decoding.method import Context, Method, Speculative, one_token
 from benchctl.decoding.model.target import Target, TargetInfo
 
 
@@ -18,11 +20,12 @@ from benchctl.decoding.model.target import Target, TargetInfo
 class Plain(Method):
     """What the mutants below spoil."""
 
-    def step(self, context: Context) -> Step:
-        return self.spoil(one_token(context), context)
+    def step(self, context: Context) -> Sequence[int]:
+        (token,) = one_token(context)
+        return (self.spoil(token, context),)
 
-    def spoil(self, step: Step, context: Context) -> Step:
-        return step
+    def spoil(self, token: int, context: Context) -> int:
+        return token
 
 
 @dataclass
@@ -62,35 +65,42 @@ class RunsNowhere(Plain):
 
 
 class WrongLater(Plain):
-    def spoil(self, step: Step, context: Context) -> Step:
-        return replace(step, tokens=(0,)) if len(context.tokens) == 20 else step
+    def spoil(self, token: int, context: Context) -> int:
+        return 0 if len(context.tokens) == 20 else token
 
 
-class BonusCounted(Plain):
-    def spoil(self, step: Step, context: Context) -> Step:
-        return replace(step, accepted=1)
+class RunsUncounted(Plain):
+    """Runs the target on a stream of its own, whose passes nobody counts, and drafts what that gave."""
+
+    def spoil(self, token: int, context: Context) -> int:
+        aside = Stream(context.target, len(context.tokens))
+        aside.push(context.tokens)
+        aside.advance()
+        return token
 
 
-class LayersForgotten(Plain):
-    def spoil(self, step: Step, context: Context) -> Step:
-        return replace(step, layers=())
+class TokensAsTensors(Plain):
+    def spoil(self, token: int, context: Context) -> int:
+        return torch.tensor(token)  # type: ignore[return-value]
 
 
-class Unreached(Plain):
-    def spoil(self, step: Step, context: Context) -> Step:
-        return replace(step, drafted=5, accepted=3)
+class TwoForOne(Plain):
+    """Says two tokens for one pass."""
+
+    def step(self, context: Context) -> Sequence[int]:
+        return (*super().step(context), 3)
 
 
 class LastTokenWrong(Plain):
     """Right as long as there is room: an end that eats into the answer."""
 
-    def spoil(self, step: Step, context: Context) -> Step:
-        return replace(step, tokens=((step.tokens[0] + 1) % 5,)) if context.remaining_tokens == 1 else step
+    def spoil(self, token: int, context: Context) -> int:
+        return (token + 1) % 5 if context.remaining_tokens == 1 else token
 
 
 class StopsItself(Plain):
-    def spoil(self, step: Step, context: Context) -> Step:
-        return replace(step, tokens=(0,)) if step.tokens[0] in context.target.stop_ids else step
+    def spoil(self, token: int, context: Context) -> int:
+        return 0 if token in context.target.stop_ids else token
 
 
 class StopsAtUnsaid(Plain):
@@ -127,21 +137,21 @@ class ShallowInBatches(Plain, Batched):
 class Scribbles(Plain):
     """Leaves in the cache what changes no token: only the cache shows it."""
 
-    def spoil(self, step: Step, context: Context) -> Step:
+    def spoil(self, token: int, context: Context) -> int:
         context.stream.cache.kv[2][:, 4] += 1e-7
-        return step
+        return token
 
 
 class KeepsRejected(Plain):
-    def spoil(self, step: Step, context: Context) -> Step:
+    def spoil(self, token: int, context: Context) -> int:
         context.stream.push((3,))
         context.stream.advance()
         context.stream.keep(range(1))
-        return step
+        return token
 
 
 class Raises(Plain):
-    def spoil(self, step: Step, context: Context) -> Step:
+    def spoil(self, token: int, context: Context) -> int:
         raise ZeroDivisionError("by nought")
 
 
@@ -156,15 +166,19 @@ class Undecorated(Speculative):
 
 
 class WiderWhenForced(Plain):
-    def spoil(self, step: Step, context: Context) -> Step:
-        return step if context.forced is None else replace(step, rows=step.rows + 1)
+    def spoil(self, token: int, context: Context) -> int:
+        if context.forced is not None:
+            context.stream.push((token,))
+            context.stream.advance()
+            context.stream.keep(())
+        return token
 
 
 class PicksTwice(Plain):
-    def spoil(self, step: Step, context: Context) -> Step:
+    def spoil(self, token: int, context: Context) -> int:
         if context.forced is not None:
-            context.forced.choose(context.new_tokens, step.tokens[0])
-        return step
+            context.forced.choose(context.new_tokens, token)
+        return token
 
 
 class ChoosesItself(Plain):
@@ -174,7 +188,7 @@ class ChoosesItself(Plain):
         own = super().start(replace(context, forced=None))
         return int(own)
 
-    def step(self, context: Context) -> Step:
+    def step(self, context: Context) -> Sequence[int]:
         return super().step(replace(context, forced=None))
 
 
@@ -188,9 +202,9 @@ MUTANTS: tuple[tuple[str, type[Method], str], ...] = (
     ("greedy", WrongLater, "after a prompt of"),
     ("sampled", UnrepairedTwoModel, "total variation 0"),
     ("sampled", FlatterDefault, "total variation 0"),
-    ("counting", BonusCounted, "accepted <= drafted"),
-    ("counting", LayersForgotten, "layers"),
-    ("counting", Unreached, "accepted + bonus"),
+    ("counting", RunsUncounted, "through context.stream"),
+    ("counting", TokensAsTensors, "ids"),
+    ("counting", TwoForOne, "2 tokens"),
     ("limits", LastTokenWrong, "ended by the limit of 2"),
     ("stops", StopsItself, "with a stop token as bonus"),
     ("stops", StopsAtUnsaid, "with a stop token"),
@@ -200,5 +214,5 @@ MUTANTS: tuple[tuple[str, type[Method], str], ...] = (
     ("replay", WiderWhenForced, "as when it is free"),
     ("replay", PicksTwice, "all 24 tokens"),
     ("cache", Scribbles, "fresh prefill"),
-    ("cache", KeepsRejected, "rows of text"),
+    ("cache", KeepsRejected, "the cache holds"),
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from benchctl.decoding.batch import Batched
-from benchctl.decoding.method import Context, Method, Step
+from benchctl.decoding.method import Context, Method
 from benchctl.decoding.model.target import Target
 
 
@@ -25,21 +25,22 @@ class Shallower(Method, Batched):
     def start(self, context: Context) -> int:
         return context.pick(self._run(context, context.tokens, self.layers_at(context.target, 0)))
 
-    def step(self, context: Context) -> Step:
-        new_tokens = len(context.tokens) - context.prompt_tokens
-        layers = self.layers_at(context.target, new_tokens)
-        return Step((context.pick(self._run(context, context.tokens[-1:], layers)),), 0, 0, 1, (len(layers),))
+    def step(self, context: Context) -> tuple[int]:
+        layers = self.layers_at(context.target, context.new_tokens)
+        return (context.pick(self._run(context, context.tokens[-1:], layers)),)
 
     def layers_at(self, target: Target, new_tokens: int) -> Sequence[int]:
         layers = [layer for layer in range(target.layers) if layer != self.dropped]
         return layers if new_tokens < self.later else [layers[0], *layers[2:]]
 
     def _run(self, context: Context, tokens: Sequence[int], layers: Sequence[int]) -> Tensor:
-        target, cache, base = context.target, context.stream.cache, len(context.tokens) - len(tokens)
-        layout, x = target.layout(base, range(base, base + len(tokens))), target.embed(tokens)
-        for layer in range(target.layers):
+        stream = context.stream
+        stream.push(tokens)
+        for layer in range(stream.target.layers):
             if layer in layers:
-                x = target.run(x, cache, layer, layer + 1, layout)
+                stream.advance(layer + 1)
             else:
-                cache.skip(layer, base + len(tokens) - 1)
-        return target.head(x[-1:])
+                stream.pass_by(layer, layer + 1)
+        logits = stream.logits(stream.rows - 1)
+        stream.keep(range(stream.rows))
+        return logits

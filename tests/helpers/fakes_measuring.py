@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchctl.decoding.method import Context, Method, Step
+from benchctl.decoding.method import Context, Method
 from benchctl.measuring.measure import Measurer
 from benchctl.measuring.plan import Task
 from benchctl.measuring.prompts.files import Prompt
@@ -26,12 +26,12 @@ class FakeClock:
 class Plain(Method):
     """The baseline, in the fewest words."""
 
-    def step(self, context: Context) -> Step:
+    def step(self, context: Context) -> tuple[int]:
         context.stream.push(context.tokens[-1:])
         context.stream.advance()
         token = context.pick(context.stream.logits())
         context.stream.keep((0,))
-        return Step((token,), 0, 0, 1, (context.target.layers,))
+        return (token,)
 
 
 @dataclass
@@ -40,19 +40,16 @@ class Lying(Plain):
 
     shift: int = 1
 
-    def step(self, context: Context) -> Step:
-        step = super().step(context)
-        if not self.shift:
-            return step
-        token = 3 + (step.tokens[0] + self.shift) % (context.target.vocabulary - 3)
-        return Step((token,), 0, 0, 1, step.layers)
+    def step(self, context: Context) -> tuple[int]:
+        (token,) = super().step(context)
+        return (3 + (token + self.shift) % (context.target.vocabulary - 3) if self.shift else token,)
 
 
 @dataclass
 class Broken(Plain):
     """Fails on its third token."""
 
-    def step(self, context: Context) -> Step:
+    def step(self, context: Context) -> tuple[int]:
         if len(context.tokens) == context.prompt_tokens + 2:
             raise RuntimeError("out of luck")
         return super().step(context)

@@ -15,7 +15,7 @@ from tiny import tiny_folder
 from torch import Tensor
 
 from benchctl.decoding.loop import DecodeRequest, decode
-from benchctl.decoding.method import Context, Method, Step
+from benchctl.decoding.method import Context, Method
 from benchctl.decoding.model.likelihood import Likelihood, likelihood
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
@@ -48,12 +48,12 @@ class Own(Plain):
     exactness = "lossy"
     reason = "a fake"
 
-    def step(self, context: Context) -> Step:
+    def step(self, context: Context) -> tuple[int]:
         context.stream.push(context.tokens[-1:])
         context.stream.advance()
         token = context.pick(own(context.stream.logits(), self.favour))
         context.stream.keep((0,))
-        return Step((token,), 0, 0, 1, (context.target.layers,))
+        return (token,)
 
 
 def own(logits: Tensor, favour: float) -> Tensor:

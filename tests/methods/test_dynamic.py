@@ -154,7 +154,7 @@ def test_a_token_that_left_is_done_with_unless_its_layers_are_put_off(fill: str)
     context = Context(models.target, stream, prompt_of(13), 13, 20, Sampling(), torch.Generator())
     context.tokens.append(method.start(context))
     for _ in range(12):
-        context.tokens += method.step(context).tokens
+        context.tokens += method.step(context)
         assert stream.rows == 0 or fill == "deferred_exact"
     stream.push(context.tokens[-1:])
     stream.advance()

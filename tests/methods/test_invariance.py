@@ -142,7 +142,7 @@ class Audit:
         monkeypatch.setattr(Stream, name, watched)
 
     def _keep(self, stream: Stream, rows: Sequence[int]) -> Callable[[], None]:
-        text = self.texts.get(stream, [])[: stream.base] + [stream.tokens[row] for row in rows]
+        text = self.texts.get(stream, [])[: stream.base] + [stream.text[stream.base :][row] for row in rows]
         self.texts[stream] = text
         return lambda: self._check(stream, text)
 
@@ -189,7 +189,7 @@ class Audit:
     def _check_draft_reads_the_text(self, draft_text: list[int]) -> None:
         """What the draft model has read, as far as the committed text goes, is that text."""
         target = next(stream for stream in self.texts if stream.target is self._models.target)
-        committed = self.texts[target][: target.base] + target.tokens
+        committed = self.texts[target][: target.base] + target.text[target.base :]
         shared = min(len(committed), len(draft_text))
         assert draft_text[:shared] == committed[:shared]
 

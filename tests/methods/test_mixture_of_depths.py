@@ -114,7 +114,7 @@ def test_reading_a_text_at_once_is_reading_it_token_by_token(cut: int) -> None:
             first = method.start(context)
             for token in text[prompt_tokens:]:
                 context.tokens.append(token)
-                first = method.step(context).tokens[0]
+                first = method.step(context)[0]
         streams.append((context.stream.cache, first))
     (whole, said), (stepwise, said_in_steps) = streams
     assert said == said_in_steps
@@ -137,7 +137,7 @@ def test_each_block_holds_the_keys_and_values_of_the_tokens_that_passed_it_and_o
         context = Context(view, Stream(view, 40), list(prompt), len(prompt), 20, Sampling(), _generator())
         context.tokens.append(method.start(context))
         for _ in range(10):
-            context.tokens += method.step(context).tokens
+            context.tokens += method.step(context)
     cache: Any = DynamicCache()
     (model, plan), held = truth(models, 0.7), context.stream.cache
     states = planned_states(model, context.tokens[:-1], plan, cache)
@@ -181,9 +181,9 @@ def test_a_step_marks_a_token_that_passed_by_once_and_builds_no_mask(prompt_toke
         before = sum(map(len, context.stream.cache.absent))
         with Made() as made:
             for _ in range(16):
-                step = method.step(context)
-                context.tokens += step.tokens
-                ran.update(step.layers)
+                context.stream.runs.clear()
+                context.tokens += method.step(context)
+                ran.add(sum(run.last - run.first for run in context.stream.runs))
         newly = sum(map(len, context.stream.cache.absent)) - before
     assert len(ran) > 1
     assert 0 < made.marks <= newly and made.largest <= 3

@@ -28,8 +28,9 @@ from tiny import tiny_model
 from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from benchctl.decoding.counting import Step, count_step
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Context, Method, Step, UsesDraftModel
+from benchctl.decoding.method import Context, Method, UsesDraftModel
 from benchctl.decoding.sampling import Sampling
 
 VOCABULARY = 8
@@ -90,7 +91,8 @@ def _steps(method: Method, draws: int) -> Iterator[list[Step]]:
         context.tokens = [*text, root]
         steps: list[Step] = []
         while context.remaining_tokens > 0:
-            steps.append(method.step(context))
+            stream.runs.clear()
+            steps.append(count_step(context, method.step(context), stream.runs))
             context.tokens += steps[-1].tokens
         yield steps
         stream.truncate(len(text))

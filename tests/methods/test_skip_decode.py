@@ -128,7 +128,7 @@ def test_each_layer_holds_the_keys_and_values_of_the_tokens_that_ran_it_and_of_n
         context = Context(view, stream, list(prompt), len(prompt), 20, Sampling(), torch.Generator())
         context.tokens.append(method.start(context))
         for _ in range(10):
-            context.tokens += method.step(context).tokens
+            context.tokens += method.step(context)
     text, depths = context.tokens[:-1], (4, 4, 3, 3, 3, 2, 2)
     of_text = text_of_depths(depths, prompt, 10)
     cache: Any = DynamicCache()

@@ -6,6 +6,7 @@ That makes "verify a draft", "verify from layer E" and "compute skipped layers l
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,45 +21,55 @@ It writes keys and values of these rows into the cache, from slot ``layout.start
 """
 
 
+class LayerRun(NamedTuple):
+    """One run of so many rows through layers ``first`` .. ``last`` - 1."""
+
+    first: int
+    last: int
+    rows: int
+
+
 class Stream:
     """Rows of one sequence.
 
     base    cache slot, and position, of the first open row: one that is uncommitted or has layers still to run
-    tokens  ids of the open rows; parents: the open row each one continues, -1 for the text before them
+    text    ids of all rows, committed and open; parents: the open row each one continues, -1 for the text before them
     states  [open rows, width] each row's residual after the last layer it ran
+    runs    every run through layers, which the loop counts passes, rows and layers from
     """
 
     def __init__(self, target: Target, capacity: int, cache: Cache | None = None) -> None:
         self.target = target
         self.cache = cache or target.new_cache(capacity)
         self.base = 0
-        self.tokens: list[int] = []
+        self.text: list[int] = []
+        self.runs: list[LayerRun] = []
         self._parents: list[int] = []
         self._is_chain = True
         self._states: Tensor | None = None
 
     @property
     def rows(self) -> int:
-        return len(self.tokens)
+        return len(self.text) - self.base
 
     @property
     def length(self) -> int:
         """Rows committed or open."""
-        return self.base + self.rows
+        return len(self.text)
 
     def push(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> None:
         """Add open rows; ``parents`` are indices of open rows, by default each row continues the one before it."""
         chain = range(self.rows - 1, self.rows - 1 + len(tokens))
         self._is_chain = self._is_chain and (parents is None or list(parents) == list(chain))
         self._parents += chain if parents is None else parents
-        self.tokens += tokens
+        self.text += tokens
 
     @property
     def states(self) -> Tensor:
         """[open rows, width], rows pushed since the last call embedded."""
         done = 0 if self._states is None else self._states.shape[0]
         if done < self.rows:
-            fresh = self.target.embed(self.tokens[done:])
+            fresh = self.target.embed(self.text[self.base + done :])
             self._states = fresh if self._states is None else torch.cat((self._states, fresh))
         assert self._states is not None, "a stream without open rows has no states"
         return self._states
@@ -74,6 +85,7 @@ class Stream:
                 group += 1
             if start < self.length:
                 layout = self._layout(start, first)
+                self.runs.append(LayerRun(first, group, self.length - start))
                 states = self.target.run(self._states_from(start), self.cache, first, group, layout)
                 self._replace_states(start, states)
             first = group
@@ -91,6 +103,7 @@ class Stream:
             raise ValueError(f"layers {first} to {last} do not lack exactly the rows from {start} to {self.length}")
         if any(slots != absent[first] for slots in absent[first:last]):
             raise ValueError(f"rows are absent from some of layers {first} to {last} only; run these one by one")
+        self.runs.append(LayerRun(first, last, self.length - start))
         self._replace_states(start, run(self._states_from(start), self.cache, self._layout(start, first)))
 
     def _states_from(self, start: int) -> Tensor:
@@ -142,16 +155,17 @@ class Stream:
         if self._is_chain and rows == range(self.rows):
             self._forget_finished()
             return
-        self.cache.keep(self.base, [self.base + row for row in rows])
+        slots = [self.base + row for row in rows]
+        self.cache.keep(self.base, slots)
         # A layer never holds more rows than the one below it, so what the last layer holds is finished.
         finished = self.cache.lengths[-1] - self.base
-        if finished >= kept:
+        waiting = self.states[list(rows[finished:])] if finished < kept else None
+        self.text[self.base :] = [self.text[slot] for slot in slots]
+        if waiting is None:
             self._forget_all(kept)
             return
-        states = self.states[list(rows)] if list(rows) != list(range(self.rows)) else self.states
-        self.tokens = [self.tokens[row] for row in rows][finished:]
         self._parents = list(range(-1, kept - 1 - finished))
-        self._states = states[finished:]
+        self._states = waiting
         self._is_chain = True
         self.base += finished
 
@@ -162,20 +176,20 @@ class Stream:
             self._forget_all(finished)
         elif finished:
             self._states = self.states[finished:]
-            del self.tokens[:finished]
-            self._parents = list(range(-1, self.rows - 1))
             self.base += finished
+            self._parents = list(range(-1, self.rows - 1))
 
     def _forget_all(self, kept: int) -> None:
         self.base += kept
-        self.tokens, self._parents, self._states, self._is_chain = [], [], None, True
+        self._parents, self._states, self._is_chain = [], None, True
 
     def truncate(self, length: int) -> None:
         """Go back to the first ``length`` rows of a stream without open rows."""
         if self.rows:
             raise ValueError("only a stream without open rows can be truncated")
         self.cache.truncate(length)
-        self.base = min(self.base, length)
+        del self.text[length:]
+        self.base = self.length
 
     def _layout(self, start: int, layer: int) -> Layout:
         """Of the open rows from slot ``start`` on in ``layer``, where its absent slots are hidden.

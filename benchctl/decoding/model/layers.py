@@ -145,7 +145,7 @@ def mix(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, lay
 
 
 def project(
-    attention: Attention, x: Tensor, rotary: Tensor, adapt: Callable[[Tensor], None] | None = None
+    attention: Attention, x: Tensor, rotary: Tensor, adapt: Callable[[Tensor], object] | None = None
 ) -> tuple[Tensor, Tensor]:
     """Queries [rows, heads, head_dim] and, with keys before values, [2 * kv_heads, rows, head_dim]; both rotated.
 

@@ -28,7 +28,7 @@ class TextAttention:
         self._visible: dict[int | None, Tensor] = {}
 
     def project(
-        self, attention: Attention, normed: Tensor, adapt: Callable[[Tensor], None] | None = None
+        self, attention: Attention, normed: Tensor, adapt: Callable[[Tensor], object] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Queries, and keys with values, of ``normed`` [rows * n, width]; see layers.project."""
         return project(attention, normed, self._rotary, adapt)
@@ -131,7 +131,7 @@ class AdaptedTexts:
         """
         layer, adapter = self._batch.layer(index), self._adapters.of(index)
         normed = layer.attention_norm(state).flatten(0, 1)
-        queries, held = self._attention.project(layer.attention, normed, lambda flat: _add(flat, adapter.qkv(normed)))
+        queries, held = self._attention.project(layer.attention, normed, lambda flat: flat.add_(adapter.qkv(normed)))
         mixed = self._attention.mix(layer.attention, queries, held, absent)
         state = state + layer.attention.out(mixed) + adapter.out(mixed)
         normed, mlp = layer.mlp_norm(state), layer.mlp
@@ -143,13 +143,8 @@ class AdaptedTexts:
         return grown
 
 
-def _add(flat: Tensor, change: Tensor) -> None:
-    flat.add_(change)
-
-
 def distil_losses(batch: TrainingBatch, state: Tensor) -> Tensor:
-    """[rows, n] how far the distributions of final residuals ``state`` [rows, n, width] are from the target's; see
-    exit_modules.exit_losses."""
+    """[rows, n] exit_losses of final residuals ``state`` [rows, n, width]: how far they are from the target's."""
     final = log_shares(batch.head(batch.final))
     return exit_losses(final, batch.head(batch.norm(state)), batch.ahead(1).tokens)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from benchctl.decoding.adaptive import AdaptiveDepth, KvFill
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.method import Context, Exactness, MonotoneThreshold, Speculative, Step
+from benchctl.decoding.method import Context, Exactness, MonotoneThreshold, Speculative
 from benchctl.decoding.model.kernels import Norm
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, load_modules, tally, trained_options
@@ -361,7 +361,7 @@ class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold):
     def draft(self, context: Context, budget: int) -> Draft:
         return self.draft_by_exits(context, min(self.draft_tokens, budget))
 
-    def step(self, context: Context) -> Step:
+    def step(self, context: Context) -> Sequence[int]:
         if self.mode == "draft":
             return Speculative.step(self, context)
         return self.exit_step(context, self.kv_fill)
