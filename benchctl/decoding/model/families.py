@@ -138,7 +138,8 @@ def head_dim(config: Any) -> int:
 def _read_attention(module: Any, config: Any, index: int, fast: bool, rotated: int) -> Attention:
     heads, kv_heads, width = config.num_attention_heads, config.num_key_value_heads, head_dim(config)
     # The two halves of each rotated pair come side by side: 0, r/2, 1, r/2 + 1, ... then the rest.
-    order = [*torch.arange(rotated).view(2, -1).t().flatten().tolist(), *range(rotated, width)]
+    halves = zip(range(rotated // 2), range(rotated // 2, rotated), strict=True)
+    order = [*(index for pair in halves for index in pair), *range(rotated, width)]
     # Rows of the fused product: queries and keys interleaved within each head, values as they are.
     turned = torch.arange((heads + kv_heads) * width).view(-1, width)[:, order].flatten()
     rows = torch.cat((turned, torch.arange(turned.numel(), turned.numel() + kv_heads * width)))
