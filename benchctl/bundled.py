@@ -57,13 +57,13 @@ def models() -> tuple[PackModel, ...]:
 
 def default_target() -> PackModel:
     """The embedded model that is the target when none is named. Raises UserError where the package carries none."""
-    targets = [model for model in models() if model.role == "target"]
-    if not targets:
-        raise UserError(
-            "no_embedded_target",
-            "This installation carries no embedded target; reinstall benchctl, or name a model with --model.",
-        )
-    return targets[0]
+    for model in models():
+        if model.role == "target":
+            return model
+    raise UserError(
+        "no_embedded_target",
+        "This installation carries no embedded target; reinstall benchctl, or name a model with --model.",
+    )
 
 
 def resolve(name_or_path: str | Path) -> Path | str:
@@ -75,13 +75,13 @@ def resolve(name_or_path: str | Path) -> Path | str:
     """
     name = str(name_or_path)
     for model in models():
-        if model.name == name and Path(name).is_dir():
-            raise UserError(
-                "ambiguous_model",
-                f"'{name}' is an embedded model, and a folder here has the same name. Write ./{name} for the folder; "
-                "for the embedded model run from another place, or rename the folder.",
-            )
         if model.name == name:
+            if Path(name).is_dir():
+                raise UserError(
+                    "ambiguous_model",
+                    f"'{name}' is an embedded model, and a folder here has the same name. Write ./{name} for the "
+                    "folder; for the embedded model run from another place, or rename the folder.",
+                )
             _checked(model.path / TOKENIZER, model.tokenizer_sha256, f"model '{name}'")
             return _checked(model.path / WEIGHTS, model.sha256, f"model '{name}'")
     if name and Path(name).is_dir():

@@ -6,7 +6,6 @@ self-instruct and mt-bench, is never taken for one. A prompt without an exact an
 
 import re
 import unicodedata
-from dataclasses import dataclass
 
 _RAISED = re.compile("[⁰¹²³⁴-⁹]+")  # 10² is 10^2, and not the 102 that NFKC makes of it
 _COMPARISON = re.compile("([<>≤≥≠])")
@@ -15,14 +14,6 @@ _OPERATORS = frozenset("+-*/^×÷<>≤≥≠")
 _THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?!\d|,\d)")
 _GAP = re.compile(r"((?:[\s,=—]|(?<!\d):)+)")  # 10:30 stays one word
 _LEAD = re.compile(r"-?(?:(?<!\.)\.)?$")  # the minus and the point of -.5, but not the last of three points
-
-
-@dataclass(frozen=True)
-class _Word:
-    """A word without what surrounds it, and the gap that parts it from the word before."""
-
-    text: str
-    gap: str
 
 
 def is_right(answer: str, exact_answer: str) -> bool:
@@ -49,23 +40,26 @@ def is_right(answer: str, exact_answer: str) -> bool:
     [True, False]
     """
     said, asked = _words(answer), _words(exact_answer)
-    if not any(word.text in _OPERATORS for word in asked):
-        said = [word for word in said if word.text not in _OPERATORS]
+    if not any(word in _OPERATORS for word, _ in asked):
+        said = [(word, gap) for word, gap in said if word not in _OPERATORS]
     end = said[-len(asked) :]
-    if [word.text for word in end] != [word.text for word in asked]:
+    if [word for word, _ in end] != [word for word, _ in asked]:
         return False
-    lead = end[0].gap if len(said) > len(asked) else ""
-    return lead != "," and not ("," in lead and any("," in word.gap for word in asked))
+    _, lead = end[0] if len(said) > len(asked) else ("", "")
+    return lead != "," and not ("," in lead and any("," in gap for _, gap in asked))
 
 
-def _words(text: str) -> list[_Word]:
-    """Words in order, operators that stand alone among them; other punctuation vanishes."""
+def _words(text: str) -> list[tuple[str, str]]:
+    """Words in order without what surrounds them, each with the gap that parts it from the word before.
+
+    Operators that stand alone are among them; other punctuation vanishes.
+    """
     raised = _RAISED.sub(lambda digits: "^" + digits[0], text)
     plain = unicodedata.normalize("NFKC", raised).casefold().replace("\N{MINUS SIGN}", "-")
     whole = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), plain)
     parts = ["", *_GAP.split(_COMPARISON.sub(r" \1 ", whole))]  # gap, word, gap, word ...
     words = ((_core(word), gap) for gap, word in zip(parts[::2], parts[1::2], strict=True))
-    return [_Word(core, gap) for core, gap in words if core]
+    return [(core, gap) for core, gap in words if core]
 
 
 def _core(word: str) -> str:

@@ -9,7 +9,6 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from benchctl.errors import UserError
 
 Scalar = str | int | float | bool | None
-_TRUTH = {"true": True, "false": False}
 
 
 @dataclass(frozen=True)
@@ -66,10 +65,12 @@ def convert_options(name: str, owner: type[Any], texts: Sequence[tuple[str, str]
     values: dict[str, Scalar] = {}
     for option, text in texts:
         if option not in known:
-            raise UserError("unknown_option", f"{name} has no option '{option}'. {_known(list(known.values()))}")
+            listed = ", ".join(f"{each.name}={each.default}" for each in known.values())
+            has = f"It has: {listed}." if known else "It has no options."
+            raise UserError("unknown_option", f"{name} has no option '{option}'. {has}")
         try:
             values[option] = _read_value(hints[option], text)
-        except ValueError:
+        except (ValueError, KeyError):
             kind = known[option].kind
             raise UserError(
                 "bad_option_value", f"{name}: option '{option}' cannot be '{text}'; it takes {kind}."
@@ -92,21 +93,19 @@ def write_value(value: Scalar) -> str:
 
 
 def _read_value(hint: Any, text: str) -> Scalar:
+    """Raises ValueError or KeyError for a text that is no value of the type."""
     if get_origin(hint) is Literal:
-        return {str(choice): choice for choice in get_args(hint)}[text] if text in map(str, get_args(hint)) else _bad()
+        choices: dict[str, Scalar] = {str(choice): choice for choice in get_args(hint)}
+        return choices[text]
     if get_origin(hint) in (Union, UnionType):
-        if text == "none" and NoneType in get_args(hint):
-            return None
-        return _read_value(_present(hint), text)
+        return None if text == "none" and NoneType in get_args(hint) else _read_value(_present(hint), text)
     if hint is bool:
-        return _TRUTH[text.lower()] if text.lower() in _TRUTH else _bad()
+        return {"true": True, "false": False}[text.lower()]
     if hint is float:
-        return float(text) if math.isfinite(float(text)) else _bad()
+        if not math.isfinite(float(text)):
+            raise ValueError
+        return float(text)
     return int(text) if hint is int else text
-
-
-def _bad() -> Scalar:
-    raise ValueError
 
 
 def _present(hint: Any) -> Any:
@@ -120,9 +119,3 @@ def _kind(hint: Any) -> str:
     if get_origin(hint) in (Union, UnionType):
         return f"{_kind(_present(hint))} or none"
     return {int: "a whole number", float: "a number", bool: "true or false"}.get(hint, "a text")
-
-
-def _known(options: Sequence[Option]) -> str:
-    if not options:
-        return "It has no options."
-    return f"It has: {', '.join(f'{option.name}={option.default}' for option in options)}."

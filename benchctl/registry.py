@@ -60,7 +60,10 @@ class Label:
     @property
     def without_places(self) -> Label:
         """With the names of folders in place of their paths: where things lie on a machine is nobody's business."""
-        options = ((name, _without_place(name, value)) for name, value in self.options)
+        options = []
+        for name, value in self.options:
+            is_folder = name == "modules" or (name == "model" and Path(value).is_dir())
+            options.append((name, Path(value).resolve().name if is_folder else value))
         return Label(self.name, tuple(options))
 
 
@@ -73,26 +76,32 @@ def parse_label(text: str) -> Label:
     Label(name='medusa', options=(('tree', 'wide'), ('heads', '3')))
     """
     match = _LABEL.fullmatch(text.strip())
-    if match is None:
-        raise _not_a_label(text)
-    parts = [part.strip() for part in (match["options"] or "").split(",") if part.strip()]
-    options = tuple(_parse_option(text, part) for part in parts)
-    for name, _ in options:
-        if [other for other, _ in options].count(name) > 1:
+    parts = ((match and match["options"]) or "").split(",")
+    pairs = [tuple(map(str.strip, part.partition("="))) for part in parts if part.strip()]
+    if match is None or not all(all(pair) for pair in pairs):
+        raise UserError(
+            "bad_label",
+            f"'{text}' is not a label. Write a method's name, with options in brackets where wanted: "
+            "two_model or two_model[draft_tokens=5].",
+        )
+    options: dict[str, str] = {}
+    for name, _, value in pairs:
+        if name in options:
             raise UserError("repeated_option", f"Label '{text}' gives option '{name}' twice; give it once.")
-    label = Label(match["name"], options)
+        options[name] = value
+    label = Label(match["name"], tuple(options.items()))
     current = current_label(label.text)
     return label if current == label.text else parse_label(current)
 
 
 def method_names() -> tuple[str, ...]:
     """Every method that can be named, sorted; imports none of them."""
-    return _names(METHODS)
+    return tuple(sorted({*_builtin(METHODS), *_plugins(METHODS)}))
 
 
 def judge_names() -> tuple[str, ...]:
     """Every judge that can be named, sorted; imports none of them."""
-    return _names(JUDGES)
+    return tuple(sorted({*_builtin(JUDGES), *_plugins(JUDGES)}))
 
 
 def builtin_names() -> tuple[str, ...]:
@@ -115,8 +124,7 @@ def _builtin(group: str) -> tuple[str, ...]:
 
 def method_class(name: str) -> type[Method]:
     """The class behind a name. Raises UserError, listing the known names, for any other."""
-    method: type[Method] = _class(METHODS, name)
-    return method
+    return _class(METHODS, name)
 
 
 def method_options(name: str) -> tuple[Option, ...]:
@@ -126,13 +134,7 @@ def method_options(name: str) -> tuple[Option, ...]:
 
 def judge_class(name: str) -> type[Judge]:
     """The class behind a judge's name. Raises UserError, listing the known names, for any other."""
-    judge: type[Judge] = _class(JUDGES, name)
-    return judge
-
-
-def judge_options(name: str) -> tuple[Option, ...]:
-    """The options of a judge with their kinds and defaults, as declared."""
-    return options_of(judge_class(name))
+    return _class(JUDGES, name)
 
 
 def build(label_text: str) -> Method:
@@ -190,46 +192,28 @@ def _steps(text: str, part: str) -> list[str]:
     return [str(first + number * step) for number in range(int((last - first) / step) + 1)]
 
 
-def _parse_option(label: str, part: str) -> tuple[str, str]:
-    name, equals, value = (piece.strip() for piece in part.partition("="))
-    if not (name and equals and value):
-        raise _not_a_label(label)
-    return name, value
-
-
-def _not_a_label(text: str) -> UserError:
-    return UserError(
-        "bad_label",
-        f"'{text}' is not a label. Write a method's name, with options in brackets where wanted: "
-        "two_model or two_model[draft_tokens=5].",
-    )
-
-
-def _without_place(name: str, value: str) -> str:
-    return Path(value).resolve().name if name == "modules" or (name == "model" and Path(value).is_dir()) else value
-
-
-def _names(group: str) -> tuple[str, ...]:
-    return tuple(sorted({*_builtin(group), *_plugins(group)}))
-
-
 def _class(group: str, name: str) -> type[Any]:
     noun = "judge" if group == JUDGES else "method"
     if name in _builtin(group):
         return _check_current(_class_in_file(group, name), f"{noun.title()} '{name}' ({group}.{name})")
-    if name in _plugins(group):
-        entry = _plugins(group)[name]
-        plugin = _load_plugin(noun, entry)
-        if not is_dataclass(plugin):
-            raise UserError(
-                "no_dataclass",
-                f"{noun.title()} '{name}' is no dataclass, so it has no options to read; put @dataclass above it.",
-            )
-        distribution = f" of {entry.dist.name} {entry.dist.version}" if entry.dist else ""
-        return _check_current(plugin, f"{noun.title()} '{name}'{distribution} ({entry.value})")
-    close = difflib.get_close_matches(name, _names(group), n=1)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
-    raise UserError(f"unknown_{noun}", f"Unknown {noun} '{name}'.{hint} Known {noun}s: {', '.join(_names(group))}.")
+    plugins = _plugins(group)
+    if name not in plugins:
+        names = sorted({*_builtin(group), *plugins})
+        close = difflib.get_close_matches(name, names, n=1)
+        hint = f" Did you mean '{close[0]}'?" if close else ""
+        raise UserError(f"unknown_{noun}", f"Unknown {noun} '{name}'.{hint} Known {noun}s: {', '.join(names)}.")
+    entry, owner = plugins[name], f"{noun.title()} '{name}'"
+    try:
+        plugin: type[Any] = entry.load()
+    except (ImportError, AttributeError) as error:
+        problem = f"{owner} ({entry.value}) cannot be imported: {error}. Reinstall it."
+        raise UserError("broken_plugin", problem) from error
+    if not is_dataclass(plugin):
+        raise UserError(
+            "no_dataclass", f"{owner} is no dataclass, so it has no options to read; put @dataclass above it."
+        )
+    distribution = f" of {entry.dist.name} {entry.dist.version}" if entry.dist else ""
+    return _check_current(plugin, f"{owner}{distribution} ({entry.value})")
 
 
 def _built(label: Label, kind: type[Any]) -> Any:
@@ -259,17 +243,6 @@ def _plugins(group: str) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=group)}
 
 
-def _load_plugin(noun: str, entry: EntryPoint) -> type[Any]:
-    try:
-        plugin: type[Any] = entry.load()
-    except (ImportError, AttributeError) as error:
-        raise UserError(
-            "broken_plugin",
-            f"{noun.title()} '{entry.name}' ({entry.value}) cannot be imported: {error}. Reinstall it.",
-        ) from error
-    return plugin
-
-
 def _check_current(plugin: type[Any], owner: str) -> type[Any]:
     """The class. Raises UserError for one written for version 0.1, which names what to write instead."""
     outdated = {name: advice for name, advice in _OUTDATED.items() if hasattr(plugin, name)}
@@ -279,8 +252,6 @@ def _check_current(plugin: type[Any], owner: str) -> type[Any]:
     if hasattr(plugin, "counters") and all(base.__name__ != "OffloadsExperts" for base in plugin.__mro__):
         outdated["counters"] = "the mix-in `OffloadsExperts` of benchctl.decoding.method with `counters`"
     for name, advice in outdated.items():
-        raise UserError(
-            "outdated_plugin",
-            f"{owner} was written for benchctl 0.1: instead of its `{name}` write {advice}.",
-        )
+        advice = f"{owner} was written for benchctl 0.1: instead of its `{name}` write {advice}."
+        raise UserError("outdated_plugin", advice)
     return plugin

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pandas as pd
@@ -17,8 +17,6 @@ from benchctl.records.schema import Exactness, MethodInfo, Mode, ModelInfo, Run
 from benchctl.records.scores import Score
 from benchctl.records.writer import RunFile
 
-Fact = str | int | float
-
 
 @dataclass(frozen=True)
 class Difference:
@@ -29,47 +27,28 @@ class Difference:
     second: str
 
 
-@dataclass(frozen=True)
-class _Setting:
-    """`shown` is what a reader recognises; `identity` is what must be equal."""
-
-    field: str
-    shown: Callable[[Run], Fact]
-    identity: Callable[[Run], object]
+_PLAIN = (
+    *("baseline", "dtype", "device", "executor", "attention", "threads", "batch_size", "context_fill"),
+    *("max_new_tokens", "temperature", "top_p", "top_k", "imported"),
+)
 
 
-def _plain(field: str) -> _Setting:
-    return _Setting(field, lambda run: getattr(run, field), lambda run: getattr(run, field))
-
-
-def _machine(fact: str) -> _Setting:
-    return _Setting(fact, lambda run: str(run.machine.get(fact, "")), lambda run: run.machine.get(fact))
+def _settings(run: Run) -> dict[str, tuple[object, object]]:
+    """Of each setting what a reader recognises, and what must be equal."""
+    target, suites = run.target, run.suites
+    weights = target.weights_sha256 or target.name  # imported files have only a name
+    shown_suites = (f"{suite.name} ({suite.prompts} prompts, {suite.sha256[:8]})" for suite in suites)
+    return {
+        "target": (_model(target), (weights, target.tokenizer_sha256, target.chat_template_sha256)),
+        "prompts": (", ".join(shown_suites), {(suite.name, suite.sha256) for suite in suites}),
+        "modes": (", ".join(run.modes), set(run.modes)),
+        **{name: (getattr(run, name), getattr(run, name)) for name in _PLAIN},
+        **{fact: (run.machine.get(fact, ""), run.machine.get(fact)) for fact in ("cpu", "gpu")},
+    }
 
 
 def _model(model: ModelInfo) -> str:
     return f"{model.name} {model.weights_sha256[:8]}"
-
-
-def _suites(run: Run) -> str:
-    return ", ".join(f"{suite.name} ({suite.prompts} prompts, {suite.sha256[:8]})" for suite in run.suites)
-
-
-_SETTINGS = (
-    _Setting(
-        "target",
-        lambda run: _model(run.target),
-        lambda run: (
-            run.target.weights_sha256 or run.target.name,  # imported files have only a name
-            run.target.tokenizer_sha256,
-            run.target.chat_template_sha256,
-        ),
-    ),
-    _Setting("prompts", _suites, lambda run: {(suite.name, suite.sha256) for suite in run.suites}),
-    _Setting("modes", lambda run: ", ".join(run.modes), lambda run: set(run.modes)),
-    *map(_plain, ("baseline", "dtype", "device", "executor", "attention", "threads", "batch_size", "context_fill")),
-    *map(_plain, ("max_new_tokens", "temperature", "top_p", "top_k", "imported")),
-    *map(_machine, ("cpu", "gpu")),
-)
 
 
 def differences(first: Run, second: Run) -> tuple[Difference, ...]:
@@ -77,14 +56,18 @@ def differences(first: Run, second: Run) -> tuple[Difference, ...]:
 
     Draft models count where both runs have one, trained modules where both run their label.
     """
+    settings = zip(_settings(first).items(), _settings(second).values(), strict=True)
     differing = [
-        Difference(setting.field, str(setting.shown(first)), str(setting.shown(second)))
-        for setting in _SETTINGS
-        if setting.identity(first) != setting.identity(second)
+        Difference(name, str(shown), str(other_shown))
+        for (name, (shown, identity)), (other_shown, other_identity) in settings
+        if identity != other_identity
     ]
     if first.draft and second.draft and first.draft.weights_sha256 != second.draft.weights_sha256:
         differing.append(Difference("draft", _model(first.draft), _model(second.draft)))
-    first_modules, second_modules = _modules(first), _modules(second)
+    first_modules, second_modules = (
+        {method.label: method.modules_sha256 for method in run.methods if method.modules_sha256}
+        for run in (first, second)
+    )
     for label in sorted(first_modules.keys() & second_modules.keys()):
         if first_modules[label] != second_modules[label]:
             hashes = (f"{label} {modules[label][:8]}" for modules in (first_modules, second_modules))
@@ -92,21 +75,15 @@ def differences(first: Run, second: Run) -> tuple[Difference, ...]:
     return tuple(differing)
 
 
-def _modules(run: Run) -> dict[str, str]:
-    """The hashes of trained modules, by label."""
-    return {method.label: method.modules_sha256 for method in run.methods if method.modules_sha256}
-
-
 def group(files: Sequence[RunFile]) -> tuple[tuple[RunFile, ...], ...]:
     """Files in groups that may be compared, in the order given; each file joins the first group it fits."""
     groups: list[list[RunFile]] = []
     for file in files:
         fitting = (members for members in groups if not any(differences(member.run, file.run) for member in members))
-        members = next(fitting, None)
-        if members is None:
-            groups.append([file])
-        else:
+        if members := next(fitting, None):
             members.append(file)
+        else:
+            groups.append([file])
     return tuple(map(tuple, groups))
 
 
@@ -211,7 +188,8 @@ class Group:
     @property
     def methods(self) -> tuple[MethodInfo, ...]:
         """Every method of the group's runs by its label, the baseline first."""
-        return _methods(self.files)
+        by_label = {method.label: method for file in self.files for method in file.run.methods}
+        return tuple(sorted(by_label.values(), key=lambda method: method.label != self.run.baseline))
 
 
 def compare(files: Sequence[RunFile], scores: Sequence[Score] | None = None) -> tuple[Group, ...]:
@@ -320,39 +298,39 @@ def check_count(labels: Sequence[str], most: int, what: str) -> None:
 def _group(files: tuple[RunFile, ...], differs: tuple[Difference, ...], judged: Judging | None) -> Group:
     modes = dict.fromkeys(("free", *(mode for file in files for mode in file.run.modes)))
     frames = to_frames(files, modes)
-    names = list(dict.fromkeys(frames["free"]["suite"]))
+    others: dict[Mode, pd.DataFrame] = {mode: frame for mode, frame in frames.items() if mode != "free"}
+    group = Group(files, frames["free"], (), differs, others, judged)
+    names = list(dict.fromkeys(group.frame["suite"]))
     suites = [
-        _suite_figures(files, name, {mode: frame[frame["suite"] == name] for mode, frame in frames.items()}, judged)
+        _suite_figures(group, name, {mode: frame[frame["suite"] == name] for mode, frame in frames.items()})
         for name in names
     ]
     if len(names) > 1:
-        suites.append(_suite_figures(files, POOLED, frames, judged))
-    others: dict[Mode, pd.DataFrame] = {mode: frame for mode, frame in frames.items() if mode != "free"}
-    return Group(files, frames["free"], tuple(suites), differs, others, judged)
+        suites.append(_suite_figures(group, POOLED, frames))
+    return replace(group, suites=tuple(suites))
 
 
-def _methods(files: Sequence[RunFile]) -> tuple[MethodInfo, ...]:
-    by_label = {method.label: method for file in files for method in file.run.methods}
-    return tuple(sorted(by_label.values(), key=lambda method: method.label != files[0].run.baseline))
-
-
-def _suite_figures(files: tuple[RunFile, ...], suite: str, frames: Frames, judged: Judging | None) -> SuiteFigures:
+def _suite_figures(group: Group, suite: str, frames: Frames) -> SuiteFigures:
     measured = set(frames["free"]["label"])
     figures = []
-    for method in _methods(files):
+    for method in group.methods:
         if method.label in measured:
-            judgements = judged.figures(method.label, None if suite == POOLED else suite) if judged else ()
-            figures.append(_method_figures(files, method, frames, judgements))
+            judged = group.judging.figures(method.label, None if suite == POOLED else suite) if group.judging else ()
+            figures.append(_method_figures(group, method, frames, judged))
     return SuiteFigures(suite, tuple(figures))
 
 
 def _method_figures(
-    files: tuple[RunFile, ...], method: MethodInfo, frames: Frames, judged: tuple[JudgedFigures, ...]
+    group: Group, method: MethodInfo, frames: Frames, judged: tuple[JudgedFigures, ...]
 ) -> MethodFigures:
-    run, free = files[0].run, frames["free"]
-    repeats = {number: file.run.repeats for number, file in enumerate(files)}
-    counts = fidelity(free[free["label"] == method.label], repeats)
-    pairs = _pairs(frames, method.label, run.baseline)
+    run, free = group.run, frames["free"]
+    counts = fidelity(free[free["label"] == method.label], group.repeats)
+    # The method and the baseline; of a profiled generation the free one of the same method.
+    pairs: dict[Mode, pd.DataFrame] = {}
+    pairs |= {mode: pair(frame, method.label, run.baseline) for mode, frame in frames.items() if mode != "profile"}
+    if "profile" in frames:
+        arms = [frames[mode][frames[mode]["label"] == method.label].assign(label=mode) for mode in ("profile", "free")]
+        pairs["profile"] = pair(pd.concat(arms, ignore_index=True), "profile", "free")
     own = pairs["free"]
     is_baseline = method.label == run.baseline
     return MethodFigures(
@@ -364,27 +342,18 @@ def _method_figures(
         checked_prompts=_prompts(own[own["checked_answers"] > 0]),
         tokens=int(own["new_tokens"].sum()),
         baseline_tokens=int(own["new_tokens_baseline"].sum()),
-        estimates=tuple(estimate for mode in pairs for estimate in estimates(pairs[mode], _metrics(mode, pairs[mode]))),
+        estimates=tuple(
+            estimate
+            for mode, of_mode in pairs.items()
+            for estimate in estimates(
+                of_mode,
+                [each for each in all_metrics() if each.mode == mode and (not each.needs or each.needs(of_mode))],
+            )
+        ),
         fidelity=counts,
         lossless=not is_baseline and is_lossless(claims_exact(method.exactness, run.temperature), counts, run.dtype),
         judged=judged,
     )
-
-
-def _pairs(frames: Frames, label: str, baseline: str) -> dict[Mode, pd.DataFrame]:
-    """The pairs of each mode: the method and the baseline, but a profiled generation and the free one of the method."""
-    pairs: dict[Mode, pd.DataFrame] = {"free": pair(frames["free"], label, baseline)}
-    if "replay" in frames:
-        pairs["replay"] = pair(frames["replay"], label, baseline)
-    if "profile" in frames:
-        arms = [frames[mode][frames[mode]["label"] == label].assign(label=mode) for mode in ("profile", "free")]
-        pairs["profile"] = pair(pd.concat(arms, ignore_index=True), "profile", "free")
-    return pairs
-
-
-def _metrics(mode: Mode, pairs: pd.DataFrame) -> list[Metric]:
-    """The metrics of a mode that apply to these pairs."""
-    return [metric for metric in all_metrics() if metric.mode == mode and (not metric.needs or metric.needs(pairs))]
 
 
 def _prompts(pairs: pd.DataFrame) -> int:

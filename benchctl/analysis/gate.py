@@ -1,13 +1,13 @@
 """Conditions for programs: answers that are the target's, or as good, and speed-ups that did not fall."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import exp, hypot, log
 from typing import Final, Literal
 
 import pandas as pd
 
-from benchctl.analysis.comparison import Group, MethodFigures, differences
+from benchctl.analysis.comparison import Group, differences
 from benchctl.analysis.judges.figures import FEWEST_PROMPTS, SCORE_DIFFERENCE
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.bootstrap import Interval
@@ -16,12 +16,6 @@ from benchctl.errors import UserError
 
 Requirement = Literal["identical", "tie", "numeric", "lossless"]
 REQUIREMENTS: Final[tuple[Requirement, ...]] = ("identical", "tie", "numeric", "lossless")
-_VERDICTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "identical": ("identical",),
-    "tie": ("identical", "tie"),
-    "numeric": ("identical", "tie", "numeric"),
-}
-_COUNTED = ("identical", "tie", "numeric", "lossy", "sampled", "failed", "unjudged")
 
 
 @dataclass(frozen=True)
@@ -45,10 +39,6 @@ class Regression:
         if self.ratio is None:
             return True
         return self.ratio < min(least, 1.0) and (self.interval is None or self.interval.high < 1)
-
-    def undecided(self, least: float) -> bool:
-        """Whether the ratio is below `least`, but not significantly below 1."""
-        return self.ratio is not None and self.ratio < least and not self.slower(least)
 
 
 @dataclass(frozen=True)
@@ -94,22 +84,17 @@ class Gates:
 
 
 def check_gates(
-    group: Group,
-    required: Requirement | None,
-    earlier: Group | None,
-    least: float | None,
-    quality: float | None = None,
+    group: Group, required: Requirement | None, earlier: Group | None, least: float | None, quality: float | None = None
 ) -> Gates:
     """The result of all conditions; see `unmet`, `worse` and `regressions`, and what they raise."""
     failed = (*(unmet(group, required) if required else ()), *(() if quality is None else worse(group, quality)))
-    return Gates(
-        required,
-        least,
-        failed=tuple(dict.fromkeys(failed)),
-        unsupported=tuple(unsupported(group)) if required or quality is not None else (),
-        regressions=regressions(group, earlier) if earlier else (),
-        quality=quality,
+    unsupported = tuple(
+        f"{method.label} was not measured ({method.unsupported}): nothing is required of it."
+        for method in group.methods
+        if method.unsupported and (required or quality is not None)
     )
+    kept = regressions(group, earlier) if earlier else ()
+    return Gates(required, least, tuple(dict.fromkeys(failed)), unsupported, kept, quality)
 
 
 def unmet(group: Group, required: Requirement) -> Iterator[str]:
@@ -118,16 +103,18 @@ def unmet(group: Group, required: Requirement) -> Iterator[str]:
     `identical`, `tie` and `numeric` allow this verdict and stricter ones. `lossless` also requires that the method
     claims to be, and that the dtype can explain numeric differences (see fidelity.is_lossless). Answers that failed,
     were sampled, or whose control failed, break it, as do answers that are missing from the run. Methods that could not
-    run here are no part of it, see `unsupported`.
+    run here are no part of it.
     """
-    methods = [method for method in group.pooled.methods if not method.is_baseline]
-    if not methods:
-        yield f"only {group.run.baseline} was measured, so no method is {required}."
-    yield from _unmeasured(group)
-    for method in methods:
-        if not _meets(method, required):
+    yield from _unmeasured(group, required)
+    for method in group.pooled.methods:
+        counts = asdict(method.fidelity)
+        del counts["median_first_divergence"]
+        good = sum(counts[verdict] for verdict in REQUIREMENTS[: REQUIREMENTS.index(required) + 1] if verdict in counts)
+        meets = method.lossless if required == "lossless" else good > 0 and good == sum(counts.values())
+        if not (meets or method.is_baseline):
+            counted = ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "none has a verdict"
             claim = f" and claims to be {method.exactness.replace('_', ' ')}" if required == "lossless" else ""
-            yield f"{method.label} is not {required}: of its answers {_counted(method)}{claim}."
+            yield f"{method.label} is not {required}: of its answers {counted}{claim}."
 
 
 def worse(group: Group, margin: float) -> Iterator[str]:
@@ -136,16 +123,17 @@ def worse(group: Group, margin: float) -> Iterator[str]:
     Every judge that gives points must show it: the interval of the mean difference lies above -margin, on at least
     FEWEST_PROMPTS prompts, with all turns judged, and pairs in both orders.
     """
-    methods = [method for method in group.pooled.methods if not method.is_baseline]
-    if not methods:
-        yield f"only {group.run.baseline} was measured, so no method is as good."
-    yield from _unmeasured(group)
-    for method in methods:
+    yield from _unmeasured(group, "as good")
+    for method in group.pooled.methods:
+        if method.is_baseline:
+            continue
         judged = [figures for figures in method.judged if figures.judge.in_points]
         if not judged:
             yield f"{method.label} has no points of a judge: run `benchctl judge` with gpt or local."
         for figures in judged:
             name, count, turns = figures.judge.name, figures.prompts, _answered_turns(group, method.label)
+            estimate = figures.estimate(SCORE_DIFFERENCE)
+            interval = estimate.interval
             if figures.turns < turns:
                 yield (
                     f"{name} judged {method.label} on {figures.turns} of {turns} turns of prompts: judge the rest, "
@@ -158,20 +146,12 @@ def worse(group: Group, margin: float) -> Iterator[str]:
                 )
             elif count < FEWEST_PROMPTS:
                 yield f"{name} judged {method.label} on {count} prompts: at least {FEWEST_PROMPTS} are needed."
-            elif not figures.worse_by_at_most(margin):
-                estimate = figures.estimate(SCORE_DIFFERENCE)
-                ends = f"{estimate.interval.low:+.2f}, {estimate.interval.high:+.2f}" if estimate.interval else "n/a"
+            elif interval is None or interval.low < -margin:
+                ends = f"{interval.low:+.2f}, {interval.high:+.2f}" if interval else "n/a"
                 yield (
                     f"{method.label} is not shown to be as good as {group.run.baseline} up to {margin:g} points: the "
                     f"mean difference by {name} is {estimate.value or 0:+.2f} [{ends}] on {count} prompts."
                 )
-
-
-def unsupported(group: Group) -> Iterator[str]:
-    """The methods that could not run here, so that nothing is required of them."""
-    for method in group.methods:
-        if method.unsupported:
-            yield f"{method.label} was not measured ({method.unsupported}): nothing is required of it."
 
 
 def regressions(group: Group, earlier: Group) -> tuple[Regression, ...]:
@@ -186,11 +166,15 @@ def regressions(group: Group, earlier: Group) -> tuple[Regression, ...]:
         settings = "; ".join(f"{each.field} is {each.second}, there {each.first}" for each in differing)
         raise UserError("runs_differ", f"not comparable with {earlier.files[0].path}: {settings}.")
     now = {method.label: method.estimate(SPEEDUP) for method in group.pooled.methods}
-    then = [(method.label, method.estimate(SPEEDUP)) for method in earlier.pooled.methods if not method.is_baseline]
-    measured = tuple(_regression(label, now.get(label), before) for label, before in then if before.value)
+    measured = []
+    for method in earlier.pooled.methods:
+        if not method.is_baseline and (then := method.estimate(SPEEDUP)).value:
+            new = now.get(method.label, Estimate(SPEEDUP, None, None))
+            ratio = None if new.value is None else new.value / then.value
+            measured.append(Regression(method.label, new.value, then.value, ratio, quotient(new, then)))
     if not measured:
         raise UserError("no_speedup", f"{earlier.files[0].path}: measured no speed-up to compare with.")
-    return measured
+    return tuple(measured)
 
 
 def quotient(now: Estimate, then: Estimate) -> Interval | None:
@@ -213,13 +197,15 @@ def regression_lines(measured: Sequence[Regression], least: float) -> Iterator[s
             continue
         spread = f" [{each.interval.low:.3f}, {each.interval.high:.3f}]" if each.interval else " [n/a]"
         result = f"FAIL, significantly slower, and below {least:g}" if each.slower(least) else "ok"
-        if each.undecided(least):
+        if result == "ok" and each.ratio < least:
             result = f"below {least:g}, but not significantly slower: measure more prompts or sessions"
         yield f"{each.label}: {each.now:.2f}x now, {each.then:.2f}x before, ratio {each.ratio:.3f}{spread}: {result}"
 
 
-def _unmeasured(group: Group) -> Iterator[str]:
+def _unmeasured(group: Group, what: str) -> Iterator[str]:
     """The methods that lack answers, as after a run that was killed. Turns are known from the answers there are."""
+    if all(method.is_baseline for method in group.pooled.methods):
+        yield f"only {group.run.baseline} was measured, so no method is {what}."
     asked = sum(suite.prompts for suite in group.run.suites)
     turns = _turns(group.frame)
     for method in group.methods:
@@ -229,41 +215,14 @@ def _unmeasured(group: Group) -> Iterator[str]:
             yield f"{method.label} was measured on {whole} of {asked} prompts: continue its run with --resume."
 
 
-def _answered_turns(group: Group, label: str) -> int:
-    """How many turns of prompts both the method and the baseline answered."""
-    answers = group.frame[group.frame["error"].isna()]
-    turns = [
-        set(answers[answers["label"] == each][["suite", "prompt_id", "turn"]].itertuples(index=False, name=None))
-        for each in (label, group.run.baseline)
-    ]
-    return len(set.intersection(*turns))
-
-
 def _turns(frame: pd.DataFrame) -> pd.Series:
     """How many turns of each prompt were measured."""
     return frame.groupby(["suite", "prompt_id"])["turn"].nunique()
 
 
-def _meets(method: MethodFigures, required: Requirement) -> bool:
-    if required == "lossless":
-        return method.lossless
-    counts = _counts(method)
-    good = sum(counts[verdict] for verdict in _VERDICTS[required])
-    return good > 0 and good == sum(counts.values())
-
-
-def _counts(method: MethodFigures) -> dict[str, int]:
-    return {name: getattr(method.fidelity, name) for name in _COUNTED}
-
-
-def _counted(method: MethodFigures) -> str:
-    """`18 identical, 2 lossy`."""
-    counts = _counts(method)
-    return ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "none has a verdict"
-
-
-def _regression(label: str, now: Estimate | None, then: Estimate) -> Regression:
-    assert then.value is not None
-    if now is None or now.value is None:
-        return Regression(label, None, then.value, None, None)
-    return Regression(label, now.value, then.value, now.value / then.value, quotient(now, then))
+def _answered_turns(group: Group, label: str) -> int:
+    """How many turns of prompts both the method and the baseline answered."""
+    answers = group.frame[group.frame["error"].isna()]
+    keys = ["suite", "prompt_id", "turn"]
+    own, theirs = (answers.loc[answers["label"] == each, keys] for each in (label, group.run.baseline))
+    return len(own.drop_duplicates().merge(theirs.drop_duplicates()))

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from math import log
+from math import comb, log
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,7 @@ import pandas as pd
 from benchctl.analysis.comparison import Group, MethodFigures
 from benchctl.analysis.frame.build import broken, claims_exact, pair
 from benchctl.analysis.metrics.speed import SPEEDUP
-from benchctl.analysis.stats.bootstrap import LEVEL, Floats, Ints, Levels, p_value
+from benchctl.analysis.stats.bootstrap import LEVEL, Levels, p_value
 from benchctl.analysis.stats.estimates import Estimate, levels
 
 _GENERATION = ["file", "session", "suite", "batch", "prompt_id", "turn", "repeat"]
@@ -59,7 +60,7 @@ class Winner:
 
     @property
     def pairs(self) -> int:
-        return self.methods * (self.methods - 1) // 2
+        return comb(self.methods, 2)
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,14 @@ def contest(group: Group) -> Contest:
     """
     if group.run.imported:
         return Contest()
-    claiming = [method for method in group.pooled.methods if _competes(group, method)]
+    claiming = [
+        method
+        for method in group.pooled.methods
+        # The same conditions hold for a baseline, since a lossy method may replace it (`--over`).
+        if claims_exact(method.exactness, group.run.temperature)
+        and not broken(method.fidelity, group.run.dtype)
+        and method.estimate(SPEEDUP).value is not None
+    ]
     unconfirmed = [method for method in claiming if method.fidelity.failed + method.fidelity.unjudged > 0]
     confirmed = [method for method in claiming if method not in unconfirmed]
     ranked = sorted(confirmed, key=lambda method: method.estimate(SPEEDUP).value or 0.0, reverse=True)
@@ -111,20 +119,39 @@ def best_labels(group: Group) -> Iterator[BestLabel]:
     Lossy labels have no best: the fastest is the one that loses most.
     """
     result = contest(group)
+    lows: dict[str, float] = {}
     by_name: dict[str, list[MethodFigures]] = {}
     for method in result.methods:
-        if method.estimate(SPEEDUP).interval:
+        if interval := method.estimate(SPEEDUP).interval:
+            lows[method.label] = interval.low
             by_name.setdefault(method.label_lines[0], []).append(method)
     for name, labels in by_name.items():
         unbeaten = [method for method in labels if not result.is_beaten(method, labels)]
         if len(labels) >= _FEWEST_LABELS and unbeaten:
-            best = max(unbeaten, key=_low)
+            best = max(unbeaten, key=lambda method: lows[method.label])
             yield BestLabel(name, len(labels), best, sum((best.label, label.label) in result.beats for label in labels))
 
 
 def sentence(group: Group, winner: Winner) -> str:
     """The winner in words, for a report."""
-    return " ".join(_sentences(group, winner))
+    interval = winner.speedup.interval
+    ends = f" [{interval.low:.2f}, {interval.high:.2f}]" if interval else ""
+    itself = winner.label == group.run.baseline
+    speed = "the baseline itself" if itself else f"{winner.speedup.value or 0:.2f}x{ends} over the baseline"
+    tied, unconfirmed = ", ".join(winner.tied), ", ".join(winner.unconfirmed)
+    sentences = [
+        f"Fastest of {winner.methods} methods that give the target's own answers: {winner.label}, {speed}.",
+        f"Not significantly slower: {tied}." if tied else "It is significantly faster than each of the others.",
+    ]
+    if winner.partly:
+        sentences.append("Where not all methods answered, two are compared on the prompts that both answered.")
+    if unconfirmed:
+        sentences.append(f"Not included, as some of their answers failed or have no verdict: {unconfirmed}.")
+    plural = "" if winner.pairs == 1 else "s"
+    sentences.append(f"(95% confidence, Holm's correction for {winner.pairs} pair{plural}.)")
+    if group.sessions == 1:
+        sentences.append("This holds for one session; measure with --sessions 3 to see whether it holds for others.")
+    return " ".join(sentences)
 
 
 def holm(p_values: Mapping[_Pair, float], level: float = LEVEL) -> set[_Pair]:
@@ -141,27 +168,11 @@ def holm(p_values: Mapping[_Pair, float], level: float = LEVEL) -> set[_Pair]:
     return significant
 
 
-@dataclass(frozen=True)
-class _Ratio:
+class _Ratio(NamedTuple):
     """The logarithm of (time of the second / time of the first) of a pair, and its p-value."""
 
     logarithm: float
     p_value: float
-
-
-def _low(method: MethodFigures) -> float:
-    interval = method.estimate(SPEEDUP).interval
-    assert interval is not None
-    return interval.low
-
-
-def _competes(group: Group, method: MethodFigures) -> bool:
-    """Whether a method was timed, claims to be exact, and no answer contradicts that.
-
-    The same conditions hold for a baseline, since a lossy method may replace it (`--over`).
-    """
-    claims = claims_exact(method.exactness, group.run.temperature)
-    return claims and not broken(method.fidelity, group.run.dtype) and method.estimate(SPEEDUP).value is not None
 
 
 def _ratios(frame: pd.DataFrame, labels: Sequence[str]) -> dict[_Pair, _Ratio]:
@@ -172,48 +183,16 @@ def _ratios(frame: pd.DataFrame, labels: Sequence[str]) -> dict[_Pair, _Ratio]:
     sessions, prompts = (
         keys.groupby(names).ngroup().to_numpy().astype(np.int64) for names in (["file", "session"], ["suite", "batch"])
     )
-    seconds = {label: times[label].to_numpy(float) for label in labels if label in times}
-    return {
-        (first, second): _same_session(seconds[first], seconds[second], sessions, prompts)
-        or _other_session(frame, first, second)
-        for first, second in combinations(labels, 2)
-    }
-
-
-def _same_session(first: Floats, second: Floats, sessions: Ints, prompts: Ints) -> _Ratio | None:
-    both = ~(np.isnan(first) | np.isnan(second))
-    if not both.any():
-        return None
-    return _ratio(second[both], first[both], Levels(sessions[both], prompts[both]))
-
-
-def _other_session(frame: pd.DataFrame, first: str, second: str) -> _Ratio:
-    """Of two labels that were measured in different sessions."""
-    pairs = pair(frame, first, second)
-    if pairs.empty:
-        return _Ratio(0.0, 1.0)
-    above, below = (pairs[name].to_numpy(float) for name in ("whole_s_baseline", "whole_s"))
-    return _ratio(above, below, levels(pairs))
-
-
-def _ratio(above: Floats, below: Floats, level: Levels) -> _Ratio:
-    return _Ratio(log(above.sum() / below.sum()), p_value(above, below, level))
-
-
-def _sentences(group: Group, winner: Winner) -> Iterator[str]:
-    estimate = winner.speedup
-    interval = f" [{estimate.interval.low:.2f}, {estimate.interval.high:.2f}]" if estimate.interval else ""
-    itself = winner.label == group.run.baseline
-    speed = "the baseline itself" if itself else f"{estimate.value or 0:.2f}x{interval} over the baseline"
-    yield f"Fastest of {winner.methods} methods that give the target's own answers: {winner.label}, {speed}."
-    if winner.tied:
-        yield f"Not significantly slower: {', '.join(winner.tied)}."
-    else:
-        yield "It is significantly faster than each of the others."
-    if winner.partly:
-        yield "Where not all methods answered, two are compared on the prompts that both answered."
-    if winner.unconfirmed:
-        yield f"Not included, as some of their answers failed or have no verdict: {', '.join(winner.unconfirmed)}."
-    yield f"(95% confidence, Holm's correction for {winner.pairs} pair{'' if winner.pairs == 1 else 's'}.)"
-    if group.sessions == 1:
-        yield "This holds for one session; measure with --sessions 3 to see whether it holds for others."
+    seconds = {label: times[label].to_numpy(float) for label in labels}
+    ratios = {}
+    for first, second in combinations(labels, 2):
+        both = ~(np.isnan(seconds[first]) | np.isnan(seconds[second]))
+        above, below, level = seconds[second][both], seconds[first][both], Levels(sessions[both], prompts[both])
+        if not both.any():  # they were measured in different sessions
+            pairs = pair(frame, first, second)
+            above, below = (pairs[name].to_numpy(float) for name in ("whole_s_baseline", "whole_s"))
+            level = levels(pairs)
+        ratios[first, second] = (
+            _Ratio(log(above.sum() / below.sum()), p_value(above, below, level)) if len(above) else _Ratio(0.0, 1.0)
+        )
+    return ratios

@@ -32,18 +32,6 @@ INVALID_DATA = 3
 INTERRUPTED = 130
 
 
-class _Refusal(click.ClickException):
-    """Prints a UserError as "Error: message" and exits with the code of wrong usage."""
-
-    exit_code = WRONG_USAGE
-
-
-class _Invalid(_Refusal):
-    """The same for invalid data."""
-
-    exit_code = INVALID_DATA
-
-
 class _Verbs(click.Group):
     """Imports a verb when it is called, and prints an error that a user can fix as one message."""
 
@@ -65,10 +53,9 @@ class _Verbs(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
-        except InvalidData as error:
-            raise _Invalid(str(error)) from error
         except UserError as error:
-            raise _Refusal(str(error)) from error
+            click.echo(f"Error: {error}", err=True)
+            ctx.exit(INVALID_DATA if isinstance(error, InvalidData) else WRONG_USAGE)
         except KeyboardInterrupt:
             click.echo("\nInterrupted. Everything written so far is kept. Continue with --resume.", err=True)
             ctx.exit(INTERRUPTED)

@@ -2,100 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from benchctl.cli import completion as completing
-from benchctl.cli.options import FiniteRange
+from benchctl.cli.options import options_from
 from benchctl.errors import UserError
+from benchctl.options import setting
 
 if TYPE_CHECKING:
     from benchctl.analysis.comparison import Group
-    from benchctl.analysis.gate import Gates, Requirement
-    from benchctl.analysis.tables.text import Format
+    from benchctl.analysis.gate import Gates
     from benchctl.records.scores import Score
 
 FAILED = 1
 
 
+@dataclass(frozen=True)
+class _Options:
+    """The options of `benchctl compare`."""
+
+    format: Literal["table", "brief", "md", "csv", "json"] = setting(
+        "table",
+        "table: all tables for the terminal. brief: one table over all suites. md: Markdown. csv, json: every figure "
+        "with its interval, unrounded.",
+    )
+    over: str | None = setting(
+        None,
+        "Use this method as the baseline for speed, exact match, acceptance and degeneration. Verdicts, token "
+        "agreement and the target's opinion of answers do not change.",
+        metavar="LABEL",
+        completion="labels",
+    )
+    acceptance: bool = setting(
+        False, "Show only acceptance: of methods that draft, under all its names, by position and by tokens per step."
+    )
+    scores: tuple[str, ...] = setting(
+        (),
+        "Further scores of these answers; those next to each of FILES are read anyway. May be repeated. Without "
+        "FILES: how far the judges of these scores agree.",
+        metavar="FILE",
+        completion="files",
+    )
+    require: Literal["identical", "tie", "numeric", "lossless"] | None = setting(
+        None,
+        "Exit with 1 unless all methods answered all prompts, all with this verdict or a stricter one. lossless also "
+        "requires that the method claims to be exact.",
+    )
+    quality: float | None = setting(
+        None,
+        "Exit with 1 unless every judge that gave points shows all methods to be at most POINTS worse than the "
+        "baseline: the interval of the mean difference lies above minus POINTS, on at least 10 prompts, with every "
+        "turn judged, and pairs in both orders.",
+        flags=("--require-quality",),
+        metavar="POINTS",
+        least=0,
+    )
+    earlier: tuple[str, ...] = setting(
+        (),
+        "Results of an earlier run, to whose speed-ups --fail-below refers. Repeat it for further sessions.",
+        flags=("--baseline",),
+        metavar="FILE",
+        completion="files",
+    )
+    fail_below: float | None = setting(
+        None,
+        "Exit with 1 if a method became significantly slower than in --baseline (the interval of new / old speed-up "
+        "lies below 1) and that ratio is below RATIO.",
+        metavar="RATIO",
+        above=0,
+    )
+
+
 @click.command()
 @click.argument("files", nargs=-1, metavar="FILES...", shell_complete=completing.files)
-@click.option(
-    "--format",
-    "format",
-    type=click.Choice(["table", "brief", "md", "csv", "json"]),
-    default="table",
-    show_default=True,
-    help="table: all tables for the terminal. brief: one table over all suites. md: Markdown. csv, json: every figure "
-    "with its interval, unrounded.",
-)
-@click.option(
-    "--over",
-    metavar="LABEL",
-    shell_complete=completing.labels,
-    help="Use this method as the baseline for speed, exact match, acceptance and degeneration. Verdicts, token "
-    "agreement and the target's opinion of answers do not change.",
-)
-@click.option(
-    "--acceptance",
-    is_flag=True,
-    help="Show only acceptance: of methods that draft, under all its names, by position and by tokens per step.",
-)
-@click.option(
-    "--scores",
-    "scores",
-    multiple=True,
-    metavar="FILE",
-    shell_complete=completing.files,
-    help="Further scores of these answers; those next to each of FILES are read anyway. May be repeated. Without "
-    "FILES: how far the judges of these scores agree.",
-)
-@click.option(
-    "--require",
-    type=click.Choice(["identical", "tie", "numeric", "lossless"]),
-    help="Exit with 1 unless all methods answered all prompts, all with this verdict or a stricter one. lossless also "
-    "requires that the method claims to be exact.",
-)
-@click.option(
-    "--require-quality",
-    "quality",
-    type=FiniteRange(min=0),
-    metavar="POINTS",
-    help="Exit with 1 unless every judge that gave points shows all methods to be at most POINTS worse than the "
-    "baseline: the interval of the mean difference lies above minus POINTS, on at least 10 prompts, with every turn "
-    "judged, and pairs in both orders.",
-)
-@click.option(
-    "--baseline",
-    "earlier",
-    multiple=True,
-    metavar="FILE",
-    shell_complete=completing.files,
-    help="Results of an earlier run, to whose speed-ups --fail-below refers. Repeat it for further sessions.",
-)
-@click.option(
-    "--fail-below",
-    type=FiniteRange(min=0, min_open=True),
-    metavar="RATIO",
-    help="Exit with 1 if a method became significantly slower than in --baseline (the interval of new / old speed-up "
-    "lies below 1) and that ratio is below RATIO.",
-)
+@options_from(_Options, "options")
 @click.pass_context
-def compare(
-    context: click.Context,
-    files: tuple[str, ...],
-    format: Format,
-    over: str | None,
-    acceptance: bool,
-    scores: tuple[str, ...],
-    require: Requirement | None,
-    quality: float | None,
-    earlier: tuple[str, ...],
-    fail_below: float | None,
-) -> None:
+def compare(context: click.Context, options: _Options, files: tuple[str, ...]) -> None:
     """Compare the methods in results files, each with the baseline of the same file.
 
     Runs of the same target, prompts, settings and machine are pooled, each file being a session. Other runs are shown
@@ -114,26 +102,78 @@ def compare(
       benchctl compare --scores results/first.scores.jsonl
       benchctl compare results/new.jsonl --require lossless --baseline results/old.jsonl --fail-below 0.95
     """
+    _check_usage(files, options)
+    if not files:
+        _print_agreement(options)
+        return
+    from benchctl.analysis.gate import check_gates
+    from benchctl.analysis.tables.acceptance import render_acceptance
+    from benchctl.analysis.tables.text import render
     from benchctl.cli.inputs import print_warnings, read_scores
 
-    _check_usage(context.params)
-    if not files:
-        _print_agreement(scores, format)
-        return
-    more = read_scores(scores)
-    before, groups = (_compared(names, over, own) for names, own in ((earlier, None), (files, more)))
-    gates = _gates(groups, require, before, fail_below, quality)
-    _print_tables(groups, format, acceptance, None if isinstance(gates, UserError) else gates)
-    if format == "csv":
+    scores = read_scores(options.scores)
+    before, groups = _compared(options.earlier, options.over, None), _compared(files, options.over, scores)
+    gates: Gates | None = None
+    problem: UserError | None = None  # raised after the tables are printed
+    try:
+        _check_comparable(groups)
+        _check_comparable(before)
+        if options.require or before or options.quality is not None:
+            earlier = before[0] if before else None
+            gates = check_gates(groups[0], options.require, earlier, options.fail_below, options.quality)
+    except UserError as error:
+        problem = error
+    if options.acceptance:
+        click.echo(render_acceptance(groups, options.format, gates))
+    else:
+        click.echo(render(groups, options.format, get_terminal_size().columns, gates))
+    if options.format == "csv":
         print_warnings(groups)
-    if isinstance(gates, UserError):
-        raise gates
+    if problem:
+        raise problem
     if gates:
         _print_gates(gates, groups[0], before)
     context.exit(0 if gates is None or gates.passed else FAILED)
 
 
-def _compared(names: tuple[str, ...], over: str | None, scores: Sequence[Score] | None) -> tuple[Group, ...]:
+def _check_usage(files: Sequence[str], options: _Options) -> None:
+    """Refuses options that need others, or that would have no effect with them."""
+    if not files:
+        if not options.scores:
+            raise click.UsageError("Name results files, or --scores alone.")
+        given = {name for name, value in vars(options).items() if value or (value == 0.0 and value is not False)}
+        if given - {"scores", "format"} or options.format in ("brief", "csv", "md"):
+            raise click.UsageError("--scores without FILES shows how judges agree, as text or json: name FILES.")
+    if bool(options.earlier) != (options.fail_below is not None):
+        raise click.UsageError("--baseline FILE and --fail-below RATIO need each other.")
+    if options.acceptance and options.format == "brief":
+        raise click.UsageError("--acceptance has no brief form: leave one of the two out.")
+    if options.over and (options.require or options.quality is not None):
+        raise click.UsageError("--require and --require-quality compare answers with the baseline's: no --over.")
+
+
+def _print_agreement(options: _Options) -> None:
+    """How far judges agree, from their scores only."""
+    from benchctl.analysis.judges.figures import agreements
+    from benchctl.analysis.judges.judgements import from_scores
+    from benchctl.analysis.tables.columns import agreement_sentence
+    from benchctl.analysis.tables.export import agreement_document
+    from benchctl.cli.inputs import read_scores
+
+    measured = agreements(from_scores(read_scores(options.scores)))
+    if not measured:
+        raise UserError(
+            "no_common_judgements",
+            f"{', '.join(options.scores)}: no two judges judged the same pairs. Name the scores of several judges.",
+        )
+    if options.format == "json":
+        click.echo(json.dumps({"agreement_of_judges": [agreement_document(each) for each in measured]}, indent=2))
+        return
+    for each in measured:
+        click.echo(agreement_sentence(each))
+
+
+def _compared(names: Sequence[str], over: str | None, scores: Sequence[Score] | None) -> tuple[Group, ...]:
     """The comparison of these files; none where there are none."""
     from benchctl.analysis.comparison import compare as compare_runs
     from benchctl.analysis.comparison import over as set_over
@@ -144,56 +184,7 @@ def _compared(names: tuple[str, ...], over: str | None, scores: Sequence[Score] 
     return compare_runs([set_over(file, over) if over else file for file in read_files(names)], scores)
 
 
-def _print_tables(groups: tuple[Group, ...], format: Format, acceptance: bool, gates: Gates | None) -> None:
-    from benchctl.analysis.tables.acceptance import render_acceptance
-    from benchctl.analysis.tables.text import render
-
-    if acceptance:
-        click.echo(render_acceptance(groups, format, gates))
-    else:
-        click.echo(render(groups, format, get_terminal_size().columns, gates))
-
-
-def _print_agreement(scores: tuple[str, ...], format: Format) -> None:
-    """How far judges agree, from their scores only."""
-    import json
-
-    from benchctl.analysis.judges.figures import agreements
-    from benchctl.analysis.judges.judgements import from_scores
-    from benchctl.analysis.tables.columns import agreement_sentence
-    from benchctl.analysis.tables.export import agreement_document
-    from benchctl.cli.inputs import read_scores
-
-    measured = agreements(from_scores(read_scores(scores)))
-    if not measured:
-        raise UserError(
-            "no_common_judgements",
-            f"{', '.join(scores)}: no two judges judged the same pairs. Name the scores of several judges.",
-        )
-    if format == "json":
-        click.echo(json.dumps({"agreement_of_judges": [agreement_document(each) for each in measured]}, indent=2))
-        return
-    for each in measured:
-        click.echo(agreement_sentence(each))
-
-
-def _check_usage(options: Mapping[str, object]) -> None:
-    """Refuses options that need others, or that would have no effect with them."""
-    if not options["files"]:
-        if not options["scores"]:
-            raise click.UsageError("Name results files, or --scores alone.")
-        given = {name for name, value in options.items() if value or (value == 0.0 and value is not False)}
-        if given - {"scores", "format"} or options["format"] in ("brief", "csv", "md"):
-            raise click.UsageError("--scores without FILES shows how judges agree, as text or json: name FILES.")
-    if bool(options["earlier"]) != (options["fail_below"] is not None):
-        raise click.UsageError("--baseline FILE and --fail-below RATIO need each other.")
-    if options["acceptance"] and options["format"] == "brief":
-        raise click.UsageError("--acceptance has no brief form: leave one of the two out.")
-    if options["over"] and (options["require"] or options["quality"] is not None):
-        raise click.UsageError("--require and --require-quality compare answers with the baseline's: no --over.")
-
-
-def check_comparable(groups: Sequence[Group]) -> None:
+def _check_comparable(groups: Sequence[Group]) -> None:
     """Raises UserError, naming what differs, unless all files may be compared with each other."""
     if len(groups) > 1:
         differing = [
@@ -204,29 +195,6 @@ def check_comparable(groups: Sequence[Group]) -> None:
             f"not all files can be compared: {'; '.join(differing)}, from {groups[0].files[0].path}. They are shown as "
             f"{len(groups)} groups; name only files of one.",
         )
-
-
-def _gates(
-    groups: Sequence[Group],
-    required: Requirement | None,
-    earlier: Sequence[Group],
-    least: float | None,
-    quality: float | None,
-) -> Gates | UserError | None:
-    """The result of the first group's conditions, None without any.
-
-    An error is returned: it is raised after the tables are printed.
-    """
-    from benchctl.analysis.gate import check_gates
-
-    try:
-        check_comparable(groups)
-        if earlier:
-            check_comparable(earlier)
-        asked = required or earlier or quality is not None
-        return check_gates(groups[0], required, earlier[0] if earlier else None, least, quality) if asked else None
-    except UserError as problem:
-        return problem
 
 
 def _print_gates(gates: Gates, group: Group, earlier: Sequence[Group]) -> None:

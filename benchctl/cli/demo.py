@@ -54,27 +54,43 @@ def demo(context: click.Context, out: Path | None) -> None:
     clock = Clock()
     started_s = clock()
     folder = out or Path("results") / f"demo-{utc_now():%Y%m%dT%H%M%S}"
-    _check(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(
+            "folder_not_empty", f"{folder}: is not an empty folder. Give another --out; a demo overwrites nothing."
+        )
     dense, experts = demo_labels()
     files = (folder / "methods.jsonl", folder / "experts.jsonl")
-    with _interruptible(files):
-        _say("Measuring every method on a few prompts of each suite. Ctrl-C stops, and keeps what is measured.")
+    try:
+        click.echo(
+            "Measuring every method on a few prompts of each suite. Ctrl-C stops, and keeps what is measured.", err=True
+        )
         _measure(context, _arguments(dense, BENCHES, files[0]))
-        _say(_ABOUT_EXPERTS)
+        click.echo(_ABOUT_EXPERTS, err=True)
         _measure(context, _arguments(experts, BENCHES[:1], files[1], "--model", TARGETS[1], "--no-watch"))
         with _in_background("report", *map(str, files), "--out", str(folder / "report.html")):
             for file in files:
                 _verb(context, "compare", str(file), "--format", "brief")
             with redirect_stderr(io.StringIO()):  # the table shows the same warnings
                 _verb(context, "plot", "--pareto", str(files[0]), "--out", str(folder / "pareto.png"))
-    _print_next_steps(files, clock() - started_s)
+    except KeyboardInterrupt:
+        kept = [str(file) for file in files if file.exists()]
+        click.echo("\nInterrupted.", err=True)
+        if kept:
+            click.echo(f"Everything measured is kept. See it with:  benchctl compare {shlex.join(kept)}", err=True)
+        raise click.exceptions.Exit(INTERRUPTED) from None
+    click.echo(f"Results: {shlex.join(map(str, files))}")
+    click.echo(f"Done in {clock() - started_s:.0f} s. {_HONEST}\n\nNext, after opening the report in a browser:")
+    for command, what in (
+        (f"benchctl compare {shlex.quote(str(files[0]))}", "every figure, suite by suite"),
+        ("benchctl run --bench tasks --limit 40 --sessions 3", "more prompts, narrower intervals"),
+        ("benchctl run --model FOLDER --bench my_prompts.jsonl", "your model, your prompts"),
+        ("benchctl list methods", "what each method is, and its options"),
+    ):
+        click.echo(f"  {command}\n      {what}")
 
 
 def demo_labels() -> list[tuple[str, ...]]:
-    """For each of TARGETS the labels to measure there: those that methods name for the demo (`Method.demo`).
-
-    A label is measured on the first target that it can run on, and on none where it lacks a draft model or modules.
-    """
+    """For each of TARGETS the labels of `Method.demo` that it is the first to run: none that lack models or modules."""
     from benchctl import bundled
     from benchctl.decoding.model.target import TargetInfo
     from benchctl.decoding.model.tokenizer import load_tokenizer
@@ -97,14 +113,6 @@ def demo_labels() -> list[tuple[str, ...]]:
         of_targets.append(tuple(fitting))
         labels = [label for label in labels if label not in fitting]
     return of_targets
-
-
-def _check(folder: Path) -> None:
-    """Raises UserError for a folder that is not empty, so that nothing is overwritten."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(
-            "folder_not_empty", f"{folder}: is not an empty folder. Give another --out; a demo overwrites nothing."
-        )
 
 
 def _arguments(methods: tuple[str, ...], benches: tuple[str, ...], out: Path, *more: str) -> tuple[str, ...]:
@@ -157,31 +165,3 @@ def _in_background(*words: str) -> Iterator[None]:
     if process.returncode:
         raise UserError("report_failed", errors.partition("Error: ")[2].strip() or errors)
     click.echo(output, nl=False)
-
-
-@contextmanager
-def _interruptible(files: tuple[Path, ...]) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        kept = [str(file) for file in files if file.exists()]
-        _say("\nInterrupted.")
-        if kept:
-            _say(f"Everything measured is kept. See it with:  benchctl compare {shlex.join(kept)}")
-        raise click.exceptions.Exit(INTERRUPTED) from None
-
-
-def _print_next_steps(files: tuple[Path, ...], took_s: float) -> None:
-    click.echo(f"Results: {shlex.join(map(str, files))}")
-    click.echo(f"Done in {took_s:.0f} s. {_HONEST}\n\nNext, after opening the report in a browser:")
-    for command, what in (
-        (f"benchctl compare {shlex.quote(str(files[0]))}", "every figure, suite by suite"),
-        ("benchctl run --bench tasks --limit 40 --sessions 3", "more prompts, narrower intervals"),
-        ("benchctl run --model FOLDER --bench my_prompts.jsonl", "your model, your prompts"),
-        ("benchctl list methods", "what each method is, and its options"),
-    ):
-        click.echo(f"  {command}\n      {what}")
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)

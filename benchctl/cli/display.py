@@ -1,4 +1,4 @@
-"""Progress and summaries of `run` and `judge` on stderr: a bar in a terminal, lines elsewhere."""
+"""Progress and summaries of `run`, `judge` and `train` on stderr: a bar in a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
 
 from benchctl.measuring.clock import Clock
 from benchctl.measuring.session import Notice, Progress
@@ -19,18 +18,34 @@ if TYPE_CHECKING:
     from benchctl.judging.scoring import Progress as Judged
     from benchctl.measuring.check import CheckedRun
     from benchctl.measuring.run import RunSummary
+    from benchctl.training.modules.own_text import Answered
+    from benchctl.training.trainer import Progress as Trained
 
 REFRESH_S = 0.2  # of the bar
 LINE_S = 30.0  # between two lines away from a terminal
 _MOST_LINES = 20  # of a run: one for every 5%
 _ENOUGH = 3  # generations of this process before the time left is estimated
+_SHOWN_MEASURES = 13  # of a held-out set
 
 
 class _Display:
-    """A bar on stderr while it is entered, and lines above it."""
+    """A bar on stderr while it is entered, in a terminal only, and lines above it."""
 
-    _console: Console
-    _bars: Bars
+    def __init__(
+        self, *columns: bars.ProgressColumn, task: str = "", console: Console | None = None, draws_itself: bool = True
+    ) -> None:
+        self._console = console or Console(stderr=True)
+        self._terminal = self._console.is_terminal
+        description = bars.TextColumn("{task.description}", markup=False)  # the brackets of a label are no markup
+        self._bars = bars.Progress(
+            *columns,
+            description,
+            console=self._console,
+            auto_refresh=draws_itself,
+            transient=True,
+            disable=not self._terminal,
+        )
+        self._task = self._bars.add_task(task, total=None)
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -51,48 +66,54 @@ class RunDisplay(_Display):
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] | None = None) -> None:
-        self._console = console or Console(stderr=True)
+        columns = (bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeElapsedColumn())
+        super().__init__(*columns, task="loading models", console=console, draws_itself=False)
         self._clock = clock or Clock()
         self._shown_s = float("-inf")
         self._shown_done = 0
         self._start: tuple[float, int] | None = None  # seconds, and generations that earlier processes measured
-        self._bars = Bars(
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}", markup=False),  # the brackets of a label are no markup
-            console=self._console,
-            auto_refresh=False,
-            transient=True,
-            disable=not self._console.is_terminal,
-        )
-        self._task = self._bars.add_task("loading models", total=None)
 
     def __call__(self, event: Notice | Progress) -> None:
         if isinstance(event, Notice):
             self.notice(event.text)
-        else:
-            self._show(event)
+            return
+        now_s = self._clock()
+        if not event.warm_up and self._start is None:
+            self._start = now_s, event.done
+        if self._terminal:
+            self._draw(event, now_s)
+        elif not event.warm_up:
+            self._print_line(event, now_s)
 
     def begin(self, checked: CheckedRun) -> None:
-        self.notice(describe(checked))
+        """One line: what will be measured, on which machine, and the results file."""
+        suites = ", ".join(f"{len(suite.prompts)} of {suite.name} ({suite.source})" for suite in checked.suites)
+        labels = ", ".join(choice.label for choice in checked.choices if not choice.unsupported)
+        threads = checked.settings.models.threads
+        where = checked.device if checked.device != "cpu" else f"cpu, {threads} thread{'s' if threads > 1 else ''}"
+        batches = f", in batches of up to {size}" if (size := checked.settings.batch_size) > 1 else ""
+        target = f"{checked.models.target}, {checked.dtype}, {where}{batches}"
+        modes = ", ".join(checked.settings.repeat.modes[1:])
+        extra = f" Also measured: {modes}." if modes else ""
+        filled = f", after {size} tokens of filler" if (size := len(checked.filler.ids)) else ""
+        self.notice(f"Prompts: {suites}{filled}. Target: {target}. Methods: {labels}.{extra} -> {checked.out}")
 
     def end(self, summary: RunSummary) -> None:
+        """One line: how much was measured, how long it took, and which share of the time was the harness."""
         self._bars.stop()
-        self.notice(describe_end(summary))
-
-    def _show(self, progress: Progress) -> None:
-        now_s = self._clock()
-        if not progress.warm_up and self._start is None:
-            self._start = now_s, progress.done
-        if self._console.is_terminal:
-            self._draw(progress, now_s)
-        elif not progress.warm_up:
-            self._print_line(progress, now_s)
+        parts = [f"{summary.measured} generations measured in {summary.wall_s:.0f} s"]
+        parts += [f"{summary.recalled} were in the file before"] if summary.recalled else []
+        parts += [f"{summary.failed} FAILED: see `error` in their rows"] if summary.failed else []
+        parts += [f"{summary.marked} rounds disturbed: see `invalid` in their rows"] if summary.marked else []
+        parts += [f"{summary.lost} rounds stayed disturbed in every retry"] if summary.lost else []
+        if summary.measured:
+            parts.append(f"{summary.warm_up_rounds} warm-up rounds")
+            parts.append(f"{summary.harness_share:.1%} of the time outside steps")
+        self.notice("; ".join(parts) + ".")
 
     def _draw(self, progress: Progress, now_s: float) -> None:
         label = f"warm-up {progress.label}" if progress.warm_up else progress.label
-        parts = filter(None, (label, self._left(progress, now_s), describe_speedups(progress.speedups)))
+        parts = filter(None, (label, self._left(progress, now_s), _describe_speedups(progress.speedups)))
         self._bars.update(self._task, description="; ".join(parts), completed=progress.done, total=progress.total)
         if now_s - self._shown_s >= REFRESH_S:
             self._shown_s = now_s
@@ -106,7 +127,7 @@ class RunDisplay(_Display):
         if now_s - self._shown_s < LINE_S or done * _MOST_LINES < progress.total:
             return
         self._shown_s, self._shown_done = now_s, progress.done
-        parts = filter(None, (self._left(progress, now_s), describe_speedups(progress.speedups)))
+        parts = filter(None, (self._left(progress, now_s), _describe_speedups(progress.speedups)))
         share = f"{progress.done / progress.total:.0%}"
         self.notice("; ".join((f"{share} ({progress.done} of {progress.total} generations)", *parts)))
 
@@ -115,66 +136,30 @@ class RunDisplay(_Display):
         if self._start is None or progress.done - self._start[1] < _ENOUGH:
             return ""
         pace_s = (now_s - self._start[0]) / (progress.done - self._start[1])
-        return f"about {describe_duration(pace_s * (progress.total - progress.done))} left"
+        left_s = pace_s * (progress.total - progress.done)
+        if left_s < 60:
+            return f"about {left_s:.0f} s left"
+        hours, minutes = divmod(round(left_s / 60), 60)
+        return f"about {hours} h {minutes:02d} min left" if hours else f"about {minutes} min left"
 
 
-def describe_speedups(speedups: Mapping[str, float]) -> str:
+def _describe_speedups(speedups: Mapping[str, float]) -> str:
     """`speed-up so far: two_model 1.31x, prompt_lookup 1.05x`, the fastest first; empty without any."""
     fastest_first = sorted(speedups.items(), key=lambda each: -each[1])
     return "speed-up so far: " * bool(speedups) + ", ".join(f"{label} {ratio:.2f}x" for label, ratio in fastest_first)
-
-
-def describe_duration(seconds: float) -> str:
-    """59 s, 12 min, 3 h 05 min."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
-
-
-def describe(checked: CheckedRun) -> str:
-    """One line: what will be measured, on which machine, and the results file."""
-    suites = ", ".join(f"{len(suite.prompts)} of {suite.name} ({suite.source})" for suite in checked.suites)
-    labels = ", ".join(choice.label for choice in checked.choices if not choice.unsupported)
-    threads = checked.settings.models.threads
-    where = checked.device if checked.device != "cpu" else f"cpu, {threads} thread{'s' if threads > 1 else ''}"
-    batches = f", in batches of up to {size}" if (size := checked.settings.batch_size) > 1 else ""
-    target = f"{checked.models.target}, {checked.dtype}, {where}{batches}"
-    modes = ", ".join(checked.settings.repeat.modes[1:])
-    extra = f" Also measured: {modes}." if modes else ""
-    filled = f", after {size} tokens of filler" if (size := len(checked.filler.ids)) else ""
-    return f"Prompts: {suites}{filled}. Target: {target}. Methods: {labels}.{extra} -> {checked.out}"
-
-
-def describe_end(summary: RunSummary) -> str:
-    """One line: how much was measured, how long it took, and which share of the time was the harness."""
-    parts = [f"{summary.measured} generations measured in {summary.wall_s:.0f} s"]
-    parts += [f"{summary.recalled} were in the file before"] if summary.recalled else []
-    parts += [f"{summary.failed} FAILED: see `error` in their rows"] if summary.failed else []
-    parts += [f"{summary.marked} rounds disturbed: see `invalid` in their rows"] if summary.marked else []
-    parts += [f"{summary.lost} rounds stayed disturbed in every retry"] if summary.lost else []
-    if summary.measured:
-        parts += [f"{summary.warm_up_rounds} warm-up rounds", f"{summary.harness_share:.1%} of the time outside steps"]
-    return "; ".join(parts) + "."
 
 
 class JudgeDisplay(_Display):
     """Called with every judgement."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True)
-        self._bars = Bars(
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}", markup=False),
-            console=self._console,
-            transient=True,
-            disable=not self._console.is_terminal,
+        columns = (
+            bars.MofNCompleteColumn(),
+            bars.TimeElapsedColumn(),
+            bars.TextColumn("left"),
+            bars.TimeRemainingColumn(),
         )
-        self._task = self._bars.add_task("", total=None)
+        super().__init__(bars.BarColumn(), *columns)
         self._begun = False
 
     def __call__(self, done: Judged) -> None:
@@ -245,3 +230,42 @@ def _parts(stored: int, ties: int, recalled: int) -> str:
 
 def _lacking(left_out: Mapping[str, int]) -> list[str]:
     return [f"{count} answers are left out: they lack {what}." for what, count in left_out.items()]
+
+
+class TrainingDisplay(_Display):
+    """A training: elsewhere than in a terminal a line every half minute, and nothing in a process not to be `shown`."""
+
+    def __init__(self, clock: Callable[[], float], shown: bool = True, console: Console | None = None) -> None:
+        super().__init__(bars.BarColumn(), bars.TimeElapsedColumn(), task="reading", console=console)
+        self._clock = clock
+        self._shown = shown
+        self._bars.disable = not (shown and self._terminal)
+        self._last_line_s = float("-inf")
+
+    def notice(self, text: str) -> None:
+        if self._shown:
+            super().notice(text)
+
+    def progress(self, progress: Trained) -> None:
+        """After a step: loss, speed, time left, and a line for each held-out set with its first dozen of measures."""
+        left_s = progress.elapsed_s * (1 - progress.progress) / max(progress.progress, 1e-9)
+        self._show(
+            f"step {progress.step}  {progress.progress:.1%}  loss {progress.loss:.3f}  "
+            f"{progress.tokens_per_s:.0f} tokens/s  {left_s / 60:.0f} min left",
+            progress.progress,
+        )
+        for name, held in progress.held_out.items():
+            shown = [f"{key} {tally.share:.3f}" for key, tally in list(held.items())[:_SHOWN_MEASURES]]
+            more = [f"and {len(held) - _SHOWN_MEASURES} more in log.jsonl"] if len(held) > _SHOWN_MEASURES else []
+            self.notice(f"  {name}: " + "  ".join([*shown, *more]))
+
+    def answered(self, answered: Answered) -> None:
+        """After a batch of answers."""
+        text = f"{answered.done} of {answered.of} prompts answered  {answered.tokens_per_s:.0f} tokens/s"
+        self._show(text, answered.done / max(answered.of, 1))
+
+    def _show(self, text: str, share: float) -> None:
+        self._bars.update(self._task, total=1.0, completed=share, description=text)
+        if not self._terminal and self._clock() - self._last_line_s >= LINE_S:
+            self.notice(text)
+            self._last_line_s = self._clock()

@@ -7,74 +7,52 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from benchctl.cli import completion as completing
+from benchctl.cli.options import options_from
+from benchctl.options import setting
 
 if TYPE_CHECKING:
-    from benchctl.analysis.stats.aa import SelfComparison
     from benchctl.conformance.findings import Finding
     from benchctl.measuring.machine.advice import Examination
-    from benchctl.measuring.machine.gpu import GpuMoment
 
 _WIDTH, _MARGIN = 80, 18
 _PROMPTS, _REPEATS, _NEW_TOKENS = 10, 8, 32  # of the small run
 _RIGHT, _TOO_OFTEN = 0.05, 0.10  # false-positive rates
 
 
+@dataclass(frozen=True)
+class _Options:
+    """The options of `benchctl doctor`."""
+
+    methods: tuple[str, ...] = setting(
+        (),
+        "Hold a method to what it claims instead, built in or of another distribution, perhaps with options: "
+        "two_model[draft_tokens=5]. May be repeated. `all` is every built-in one.",
+        flags=("--method", "-m"),
+        metavar="LABEL",
+        completion="labels",
+    )
+    aa: bool = setting(False, "Compare the baseline with itself instead: in FILES, or in a small run.")
+    threads: int = setting(1, "CPU threads of torch.", least=1)
+    device: str = setting("auto", "What to examine; auto: a GPU where there is one.", choices=("auto", "cpu", "cuda"))
+    model: str = setting(
+        "", "Target of the small run.  [default: embedded]", metavar="NAME|FOLDER|ID", completion="models"
+    )
+    out: Path | None = setting(
+        None, "Results file of the small run.  [default: results/aa-<time>.jsonl]", metavar="FILE"
+    )
+    as_json: bool = setting(False, "Print JSON, for programs.", flags=("--json",))
+
+
 @click.command()
 @click.argument("files", nargs=-1, metavar="[FILES]...", type=click.Path(path_type=Path))
-@click.option(
-    "--method",
-    "-m",
-    "methods",
-    multiple=True,
-    metavar="LABEL",
-    shell_complete=completing.labels,
-    help="Hold a method to what it claims instead, built in or of another distribution, perhaps with options: "
-    "two_model[draft_tokens=5]. May be repeated. `all` is every built-in one.",
-)
-@click.option(
-    "--aa",
-    is_flag=True,
-    help="Compare the baseline with itself instead: in FILES, or in a small run.",
-)
-@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="CPU threads of torch.")
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cpu", "cuda"]),
-    default="auto",
-    show_default=True,
-    help="What to examine; auto: a GPU where there is one.",
-)
-@click.option(
-    "--model",
-    default="",
-    metavar="NAME|FOLDER|ID",
-    shell_complete=completing.models,
-    help="Target of the small run.  [default: embedded]",
-)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Results file of the small run.  [default: results/aa-<time>.jsonl]",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-def doctor(
-    files: tuple[Path, ...],
-    methods: tuple[str, ...],
-    aa: bool,
-    threads: int,
-    device: str,
-    model: str,
-    out: Path | None,
-    as_json: bool,
-) -> None:
+@options_from(_Options, "options")
+def doctor(options: _Options, files: tuple[Path, ...]) -> None:
     """Examine this machine: its facts, a sentinel kernel, memory bandwidth and FLOP rate, and what to improve.
 
     With --aa, compare the baseline with itself: the false-positive rate (5% is expected), and the smallest effect that
@@ -95,34 +73,40 @@ def doctor(
       benchctl doctor --method two_model --method m2r2_dynamic
       benchctl doctor --method all --json
     """
-    if methods and (aa or files):
+    if options.methods and (options.aa or files):
         raise click.UsageError("--method examines methods, --aa and FILES the baseline's noise: give one of them.")
-    if (files or model or out) and not aa:
+    if (files or options.model or options.out) and not options.aa:
         raise click.UsageError("FILES, --model and --out are for --aa: add it, or leave them out.")
-    if files and (model or out):
+    if files and (options.model or options.out):
         raise click.UsageError("--model and --out are for the small run: leave them out, or the FILES.")
-    if methods:
-        examine_methods(methods, as_json)
-    elif aa:
-        files = files or (_measure_baseline(model, device, threads, out),)
-        compare_with_itself(files, as_json)
+    if options.methods:
+        from benchctl.conformance.checks import WHAT, examine
+        from benchctl.registry import build, split_labels
+
+        labels = split_labels(options.methods)
+        for label in labels:
+            build(label)  # an impossible label is refused before the first minute is spent
+        print_findings(((label, examine(label)) for label in labels), WHAT, options.as_json)
+    elif options.aa:
+        _compare_with_itself(files or (_measure_baseline(options),), options.as_json)
     else:
-        show_machine(device, threads, as_json)
+        _examine_machine(options)
 
 
-def show_machine(device: str, threads: int, as_json: bool) -> None:
-    """Examine the machine and print what was found. Raises UserError for a GPU that is not there."""
+def _examine_machine(options: _Options) -> None:
     from benchctl.measuring.check import choose_device
     from benchctl.measuring.machine.advice import examine_machine
     from benchctl.measuring.settings import ModelSettings
 
-    chosen, _ = choose_device(ModelSettings(device=device))
-    examination = examine_machine(chosen, threads)
-    if as_json:
+    chosen, _ = choose_device(ModelSettings(device=options.device))
+    examination = examine_machine(chosen, options.threads)
+    if options.as_json:
         click.echo(json.dumps(asdict(examination), indent=2))
         return
     for name, text in _facts(examination):
-        click.echo(_labelled(name, text))
+        head, margin = f"{name:<{_MARGIN}}", " " * _MARGIN
+        wrapped = textwrap.fill(text, _WIDTH, initial_indent=head, subsequent_indent=margin, break_on_hyphens=False)
+        click.echo(wrapped)
     for advice in examination.advice:
         click.echo(textwrap.fill(advice[0].upper() + advice[1:], _WIDTH, initial_indent="* ", subsequent_indent="  "))
     if not examination.advice:
@@ -136,8 +120,15 @@ def _facts(examination: Examination) -> Iterator[tuple[str, str]]:
     yield "system", str(facts["os"])
     if facts["gpu"]:
         yield "gpu", f"{facts['gpu']}, driver {facts['gpu_driver']}"
-    if examination.gpu is not None:
-        yield "gpu now", _gpu(examination.gpu)
+    if (gpu := examination.gpu) is not None:
+        shown = [
+            (gpu.sm_clock_mhz, "{:.0f} MHz"),
+            (gpu.memory_clock_mhz, "memory {:.0f} MHz"),
+            (gpu.power_w, "{:.0f} W"),
+            (gpu.temperature_c, "{:.0f} °C"),
+            (gpu.foreign_processes, "{:.0f} other processes"),
+        ]
+        yield "gpu now", ", ".join(pattern.format(value) for value, pattern in shown if value is not None)
     threads = "1 thread" if examination.threads == 1 else f"{examination.threads} threads"
     yield "measured on", threads if examination.device == "cpu" else examination.device
     yield (
@@ -152,85 +143,44 @@ def _facts(examination: Examination) -> Iterator[tuple[str, str]]:
         yield "waited for a core", f"{seen.waited_share:.0%} of the time"
 
 
-def _gpu(gpu: GpuMoment) -> str:
-    shown = [
-        (gpu.sm_clock_mhz, "{:.0f} MHz"),
-        (gpu.memory_clock_mhz, "memory {:.0f} MHz"),
-        (gpu.power_w, "{:.0f} W"),
-        (gpu.temperature_c, "{:.0f} °C"),
-        (gpu.foreign_processes, "{:.0f} other processes"),
-    ]
-    return ", ".join(pattern.format(value) for value, pattern in shown if value is not None)
-
-
-def _labelled(name: str, text: str) -> str:
-    head = f"{name:<{_MARGIN}}"
-    return textwrap.fill(text, _WIDTH, initial_indent=head, subsequent_indent=" " * _MARGIN, break_on_hyphens=False)
-
-
-def compare_with_itself(files: Sequence[Path], as_json: bool) -> None:
-    """Compare the baseline with itself; print the result. Raises UserError for files with too few measurements."""
-    from benchctl.analysis.stats import aa
-    from benchctl.cli.inputs import read_files
-
-    comparison = aa.compare_with_itself(read_files(list(map(str, files))))
-    click.echo(json.dumps(asdict(comparison), indent=2) if as_json else _describe(comparison))
-
-
-def _measure_baseline(model: str, device: str, threads: int, out: Path | None) -> Path:
-    """The results file of a small run: ten embedded prompts, eight times each.
-
-    Raises UserError for an `out` that exists or cannot be written.
-    """
-    from benchctl.cli.display import RunDisplay
+def _measure_baseline(options: _Options) -> Path:
+    """The results file of a small run: ten embedded prompts, eight times each."""
+    from benchctl.cli.run import measure
     from benchctl.measuring import settings as ask
-    from benchctl.measuring.check import check
     from benchctl.measuring.clock import utc_now
-    from benchctl.measuring.run import run
 
-    out = out or Path("results") / f"aa-{utc_now():%Y%m%dT%H%M%S}.jsonl"
+    out = options.out or Path("results") / f"aa-{utc_now():%Y%m%dT%H%M%S}.jsonl"
     settings = ask.RunSettings(
         methods=("autoregressive",),
         prompts=ask.PromptSettings(limit=_PROMPTS, source="embedded"),
-        models=ask.ModelSettings(model, device=device, threads=threads),
+        models=ask.ModelSettings(options.model, device=options.device, threads=options.threads),
         answers=ask.AnswerSettings(max_new_tokens=_NEW_TOKENS),
         repeat=ask.RepeatSettings(repeats=_REPEATS),
         out=out,
         command=("benchctl", *sys.argv[1:]),
     )
-    with RunDisplay() as display:
-        checked = check(settings, display.notice)
-        display.begin(checked)
-        display.end(run(checked, display))
+    measure(settings)
     return out
 
 
-def _describe(comparison: SelfComparison) -> str:
-    lines = [
+def _compare_with_itself(files: Sequence[Path], as_json: bool) -> None:
+    from benchctl.analysis.stats import aa
+    from benchctl.cli.inputs import read_files
+
+    comparison = aa.compare_with_itself(read_files(list(map(str, files))))
+    if as_json:
+        click.echo(json.dumps(asdict(comparison), indent=2))
+        return
+    click.echo(
         f"{comparison.baseline} against itself: {comparison.prompts} prompts, {comparison.repeats} repeats, sessions: "
-        f"{comparison.sessions}; {comparison.splits} splits into equal arms.",
-        f"  called different           {comparison.false_positive_rate:.1%} of them ({_RIGHT:.0%} is right)",
-        f"  least detectable effect    {comparison.minimum_detectable_effect:.2%}",
-    ]
+        f"{comparison.sessions}; {comparison.splits} splits into equal arms.\n"
+        f"  called different           {comparison.false_positive_rate:.1%} of them ({_RIGHT:.0%} is right)\n"
+        f"  least detectable effect    {comparison.minimum_detectable_effect:.2%}"
+    )
     if comparison.false_positive_rate > _TOO_OFTEN:
-        lines.append(
+        click.echo(
             "Intervals are too narrow here: measure more prompts, and several --sessions, before you believe one."
         )
-    return "\n".join(lines)
-
-
-def examine_methods(methods: Sequence[str], as_json: bool) -> None:
-    """Check methods on random targets and print the findings. Exits with 1 where a check fails.
-
-    Raises UserError for labels that the registry refuses, before anything is examined.
-    """
-    from benchctl.conformance.checks import WHAT, examine
-    from benchctl.registry import build, split_labels
-
-    labels = split_labels(methods)
-    for label in labels:
-        build(label)  # an impossible label is refused before the first minute is spent
-    print_findings(((label, examine(label)) for label in labels), WHAT, as_json)
 
 
 def print_findings(methods: Iterable[tuple[str, Iterable[Finding]]], what: Mapping[str, str], as_json: bool) -> None:
@@ -245,23 +195,23 @@ def print_findings(methods: Iterable[tuple[str, Iterable[Finding]]], what: Mappi
         for finding in findings:
             all_findings.append(finding)
             if not as_json:
-                click.echo(_finding_line(finding, what))
-    click.echo(json.dumps([asdict(finding) for finding in all_findings], indent=2) if as_json else _sum(all_findings))
-    if any(finding.verdict == "fail" for finding in all_findings):
+                _print_finding(finding, what[finding.check])
+    counts = Counter(finding.verdict for finding in all_findings)
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in all_findings], indent=2))
+    else:
+        click.echo(f"{counts['pass']} passed, {counts['fail']} failed, {counts['skip']} skipped.")
+    if counts["fail"]:
         raise click.exceptions.Exit(1)
 
 
-def _finding_line(finding: Finding, what: Mapping[str, str]) -> str:
+def _print_finding(finding: Finding, what: str) -> None:
     """Verdict, check and target; what is wrong and what to do about it, folded where it is long."""
     head = f"  {finding.verdict}  {finding.check:<11}  {finding.target:<7}  "
-    text = what[finding.check] + (f": {finding.detail}" if finding.detail else "")
+    text = what + (f": {finding.detail}" if finding.detail else "")
     if finding.verdict == "skip":
         text = finding.detail
     if finding.verdict == "fail":
         text = f"expected {finding.expected}; seen: {finding.seen}. To do: {finding.action}."
-    return textwrap.fill(text, 80, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
-
-
-def _sum(all_findings: Sequence[Finding]) -> str:
-    counts = Counter(finding.verdict for finding in all_findings)
-    return f"{counts['pass']} passed, {counts['fail']} failed, {counts['skip']} skipped."
+    indent = " " * len(head)
+    click.echo(textwrap.fill(text, _WIDTH, initial_indent=head, subsequent_indent=indent, break_on_hyphens=False))

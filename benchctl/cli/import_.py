@@ -13,7 +13,7 @@ from benchctl.cli import completion as completing
 from benchctl.importing.published_answers import FORMATS
 
 if TYPE_CHECKING:
-    from benchctl.importing.gather import Source, Sums
+    from benchctl.importing.gather import Sums
     from benchctl.importing.published_answers import Format
 
 
@@ -51,14 +51,18 @@ def import_(files: tuple[str, ...], format: Format | str, out: Path, baseline: s
       benchctl import medusa=run-1.jsonl medusa=run-2.jsonl gpt-4_single.jsonl --out results/medusa.jsonl
       benchctl compare results/eagle.jsonl
     """
-    from benchctl.importing.gather import Terms, gather, sums_of
+    from benchctl.importing.gather import Source, Terms, gather, sums_of
     from benchctl.records.scores import ScoreWriter, scores_path
     from benchctl.records.writer import Writer, check_output
 
     check_output(out)
+    sources = []
+    for name in files:
+        label, equals, path = name.partition("=")  # a path that exists as it stands has no label
+        sources.append(Source(Path(path), label) if equals and not Path(name).exists() else Source(Path(name)))
     wanted = next((known for known in FORMATS if known == format), None)
     imported = gather(
-        [_source(name) for name in files],
+        sources,
         Terms(wanted, suite, baseline, target),
         name=out.stem,
         command=("benchctl", *map(shlex.quote, sys.argv[1:])),
@@ -75,31 +79,20 @@ def import_(files: tuple[str, ...], format: Format | str, out: Path, baseline: s
     click.echo(
         f"{imported.run.imported} -> {out}, {imported.run.suites[0].name}, {imported.run.suites[0].prompts} prompts"
     )
-    for line in _table(sums_of(imported.rows, imported.scores)):
-        click.echo(line)
+    _print_sums(sums_of(imported.rows, imported.scores))
 
 
-def _source(name: str) -> Source:
-    """`label=path`, or a path alone; a path that exists as it stands is one."""
-    from benchctl.importing.gather import Source
-
-    label, equals, path = name.partition("=")
-    return Source(Path(path), label) if equals and not Path(name).exists() else Source(Path(name))
-
-
-def _table(sums: dict[str, Sums]) -> list[str]:
+def _print_sums(sums: dict[str, Sums]) -> None:
     """Speeds by each label's own tokens and times, and their ratio to the first label's.
 
     That is a ratio in tokens/s, while the speed-up of `compare` is one in time: they differ with the length of text.
     """
     first = next(iter(sums.values())).tokens_per_s
-    lines: list[str] = []
-    for label, of in sums.items():
+    for number, (label, of) in enumerate(sums.items()):
         parts = [f"{of.answers} answers"]
         if of.tokens_per_s is not None:
-            ratio = f" ({of.tokens_per_s / first:.2f}x in tokens/s)" if first and lines else ""
+            ratio = f" ({of.tokens_per_s / first:.2f}x in tokens/s)" if first and number else ""
             parts += [f"{of.new_tokens} tokens", f"{of.tokens_per_s:.2f} tokens/s{ratio}"]
         parts += [f"{of.tokens_per_step:.3f} tokens per step"] if of.tokens_per_step is not None else []
         parts += [f"score {'/'.join(f'{score:.3f}' for score in of.scores)}"] if of.scores else []
-        lines.append(f"{label}: {', '.join(parts)}")
-    return lines
+        click.echo(f"{label}: {', '.join(parts)}")

@@ -14,7 +14,6 @@ from benchctl.errors import UserError
 
 if TYPE_CHECKING:
     from benchctl.analysis.comparison import Group
-    from benchctl.records.schema import Run
     from benchctl.records.scores import Score
     from benchctl.records.writer import RunFile
 
@@ -40,7 +39,14 @@ def read_files(names: Sequence[str]) -> list[RunFile]:
             click.echo(f"Note: {notice}", err=True)
         if not file.rows:
             click.echo(f"Note: {file.path}: holds no generations yet and is left out.", err=True)
-    _check_copies([file for file in files if file.rows])
+    full = [file for file in files if file.rows]
+    for number, file in enumerate(full):
+        for earlier in full[:number]:
+            # A run that is read twice would count as two sessions and narrow every interval.
+            if earlier.run == file.run and earlier.rows[0] == file.rows[0]:
+                raise UserError(
+                    "same_run_twice", f"{file.path}: holds the same run as {earlier.path}. Name only one of the two."
+                )
     return files
 
 
@@ -53,16 +59,6 @@ def read_scores(names: Sequence[str]) -> list[Score]:
     for notice in (notice for file in files for notice in file.notices):
         click.echo(f"Note: {notice}", err=True)
     return list(once(score for file in files for score in file.scores))
-
-
-def _check_copies(files: Sequence[RunFile]) -> None:
-    """A run that is read twice would count as two sessions and narrow every interval."""
-    for number, file in enumerate(files):
-        for earlier in files[:number]:
-            if earlier.run == file.run and earlier.rows[0] == file.rows[0]:
-                raise UserError(
-                    "same_run_twice", f"{file.path}: holds the same run as {earlier.path}. Name only one of the two."
-                )
 
 
 def print_warnings(groups: Sequence[Group]) -> None:
@@ -88,13 +84,9 @@ def paths_of(names: Sequence[str]) -> list[Path]:
     return list(paths.values())
 
 
-def decoder(run: Run) -> Callable[[Sequence[int]], str] | None:
-    """Token ids to text as the run's target does it; None where the target's files are not here."""
-    return _decoder_of(run.target.name)
-
-
 @cache
-def _decoder_of(target: str) -> Callable[[Sequence[int]], str] | None:
+def decoder(target: str) -> Callable[[Sequence[int]], str] | None:
+    """Token ids to text as this target does it; None where its files are not here."""
     from benchctl.bundled import resolve
     from benchctl.decoding.model.tokenizer import token_text
 

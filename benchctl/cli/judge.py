@@ -5,23 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from benchctl.cli import completion as completing
 from benchctl.cli.options import options_from
 from benchctl.errors import UserError
-from benchctl.options import setting
+from benchctl.options import changed_options, options_of, setting
 
 if TYPE_CHECKING:
     from benchctl.cli.display import JudgeDisplay
     from benchctl.judging.budget import Price
-    from benchctl.judging.items import Prompts
     from benchctl.judging.judge import Judge
     from benchctl.judging.scoring import JudgeSettings, Judging, Summary
     from benchctl.measuring.prompts.files import Prompt
@@ -34,23 +32,20 @@ if TYPE_CHECKING:
 
 UNFINISHED = 1
 KEY_ENV = "OPENAI_API_KEY"
-_BASE_URL_HELP = (
+BASE_URL_HELP = (
     "Server of gpt that speaks OpenAI's interface, such as http://localhost:8000/v1.  [default: OpenAI's own]"
 )
-_MAX_USD_HELP = "Send nothing that could bring what is spent above X."
-
-
+MAX_USD_HELP = "Send nothing that could bring what is spent above X."
 CACHE = "judge-cache"
 _OF_PAID = ("base_url", "key_env", "max_usd", "price_in", "price_out")
 _OF_ASKED = ("repeats", "tries", "concurrency", "cache")
-_REMARK = re.compile(
-    r", \d+ longer than the context (?:left out|cut)$"
-)  # which measuring.prompts.fit puts behind an origin
+# What measuring.prompts.fit puts behind an origin.
+_REMARK = re.compile(r", \d+ longer than the context (?:left out|cut)$")
 
 
 @dataclass(frozen=True)
 class JudgeOptions:
-    """The options of `benchctl judge`, apart from its files and its output."""
+    """The options of `benchctl judge`."""
 
     judge: str | None = setting(
         None,
@@ -60,7 +55,7 @@ class JudgeOptions:
         completion="judges",
     )
     model: str = setting("", "The judge's model; the same as its option `model`.", metavar="NAME")
-    base_url: str = setting("", _BASE_URL_HELP, metavar="URL")
+    base_url: str = setting("", BASE_URL_HELP, metavar="URL")
     key_env: str = setting(KEY_ENV, "Environment variable with the key of gpt. It is written nowhere.", metavar="NAME")
     baseline_label: str = setting(
         "", "Whose answers to compare the others with.  [default: the run's baseline]", metavar="LABEL"
@@ -78,7 +73,7 @@ class JudgeOptions:
         "than last time it is asked again.",
         least=1,
     )
-    max_usd: float | None = setting(None, _MAX_USD_HELP, metavar="X", least=0)
+    max_usd: float | None = setting(None, MAX_USD_HELP, metavar="X", least=0)
     price_in: float | None = setting(
         None, "Price of a million prompt tokens, in place of the table's.", metavar="USD", least=0
     )
@@ -92,56 +87,20 @@ class JudgeOptions:
         "next to the first results file]",
         metavar="FOLDER",
     )
-
-
-@dataclass(frozen=True)
-class _AfterRun:
-    """The options of `benchctl run` about judging."""
-
-    judge: str | None = setting(
-        None,
-        "Judge the answers as well, as `benchctl judge` does, by this judge: likelihood, or gpt[model=gpt-4o-mini].",
-        metavar="LABEL",
-        completion="judges",
+    dry_run: bool = setting(False, "Say what would be asked and what it would cost; ask nothing.")
+    source: str = setting(
+        "auto",
+        "Where to take prompts from; auto: from where those of the run came.",
+        choices=("auto", "published", "embedded"),
     )
-    base_url: str = setting("", _BASE_URL_HELP, metavar="URL")
-    max_usd: float | None = setting(None, _MAX_USD_HELP, metavar="X", least=0)
-
-
-def asks_for_judging(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives `benchctl run` the options to judge what it measured, and calls it with the JudgeOptions, or None."""
-
-    @wraps(command)
-    def gather(*, after: _AfterRun, **values: Any) -> None:
-        if after.judge is None and (after.base_url or after.max_usd is not None):
-            raise click.UsageError("--base-url and --max-usd are about judging: add --judge, or leave them out.")
-        wanted = JudgeOptions(judge=after.judge, base_url=after.base_url, max_usd=after.max_usd)
-        command(judging=None if after.judge is None else wanted, **values)
-
-    return options_from(_AfterRun, "after")(gather)
+    as_json: bool = setting(False, "Print what was done, or would be, as JSON on stdout.", flags=("--json",))
 
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILES...", shell_complete=completing.files)
 @options_from(JudgeOptions, "options")
-@click.option("--dry-run", is_flag=True, help="Say what would be asked and what it would cost; ask nothing.")
-@click.option(
-    "--source",
-    type=click.Choice(["auto", "published", "embedded"]),
-    default="auto",
-    show_default=True,
-    help="Where to take prompts from; auto: from where those of the run came.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print what was done, or would be, as JSON on stdout.")
 @click.pass_context
-def judge(
-    context: click.Context,
-    options: JudgeOptions,
-    files: tuple[str, ...],
-    dry_run: bool,
-    source: str,
-    as_json: bool,
-) -> None:
+def judge(context: click.Context, options: JudgeOptions, files: tuple[str, ...]) -> None:
     """Let a judge score the answers in results files against the baseline's, in both orders.
 
     Scores of first.jsonl go into first.scores.jsonl next to it. What is there is not judged again. Every reply is
@@ -166,60 +125,86 @@ def judge(
         raise UserError(
             "nothing_to_judge", "there are no answers to judge. Name results files that `benchctl run` wrote."
         )
-    if dry_run:
-        _forecast(results, options, source, as_json)
+    if options.dry_run:
+        _print_forecast(results, options)
         return
-    summary = judge_files(results, options, source, quiet=as_json)
-    if as_json:
+    summary = judge_files(results, options)
+    if options.as_json:
         click.echo(json.dumps(asdict(summary), indent=2))
     context.exit(UNFINISHED if summary.unfinished else 0)
 
 
-def judge_files(files: Sequence[RunFile], options: JudgeOptions, source: str, *, quiet: bool) -> Summary:
-    """Judge results files and tell what was done; `quiet` leaves stdout alone."""
+def judge_files(files: Sequence[RunFile], options: JudgeOptions) -> Summary:
+    """Judge results files and print what was done, on stderr where stdout is for JSON."""
     from benchctl.cli.display import JudgeDisplay, describe_summary
     from benchctl.records.scores import scores_path
 
     with JudgeDisplay() as display:
-        judging, settings = _judging(files, options, source, display)
+        judging, settings = _judging(files, options, display)
         summary = judging.run()
     click.echo(describe_summary(summary, settings.judge.label), err=True)
     for file in files:
-        click.echo(f"Scores: {scores_path(file.path)}", err=quiet)
+        click.echo(f"Scores: {scores_path(file.path)}", err=options.as_json)
     return summary
 
 
-def _forecast(files: Sequence[RunFile], options: JudgeOptions, source: str, as_json: bool) -> None:
+def _print_forecast(files: Sequence[RunFile], options: JudgeOptions) -> None:
     from benchctl.cli.display import JudgeDisplay, describe_forecast
     from benchctl.judging.budget import is_paid, price_table
 
-    judging, settings = _judging(files, options, source, JudgeDisplay())
+    judging, settings = _judging(files, options, JudgeDisplay())
     forecast = judging.forecast()
+    if options.as_json:
+        click.echo(json.dumps(asdict(forecast), indent=2))
+        return
     by_hand = options.price_in is not None or options.price_out is not None
     source_of_price = "at the prices given" if by_hand else f"at the prices noted on {price_table().date}"
-    if as_json:
-        click.echo(json.dumps(asdict(forecast), indent=2))
-    else:
-        paid = is_paid(settings.judge.judge)
-        click.echo(describe_forecast(forecast, settings.judge.label, source_of_price if paid else ""))
+    paid = is_paid(settings.judge.judge)
+    click.echo(describe_forecast(forecast, settings.judge.label, source_of_price if paid else ""))
 
 
-def _judging(
-    files: Sequence[RunFile], options: JudgeOptions, source: str, display: JudgeDisplay
-) -> tuple[Judging, JudgeSettings]:
+def _judging(files: Sequence[RunFile], options: JudgeOptions, display: JudgeDisplay) -> tuple[Judging, JudgeSettings]:
     from benchctl.judging.items import check_baseline
     from benchctl.judging.scoring import Judging, World
     from benchctl.measuring.clock import utc_now
 
     check_baseline(files, options.baseline_label)
-    prompts = prompts_of(files, source, display.notice)
+    prompts: dict[tuple[str, str], Prompt] = {}
+    loaded: set[tuple[str, str]] = set()
+    for file in files:
+        for info in file.run.suites:
+            if (info.name, info.sha256) not in loaded:
+                loaded.add((info.name, info.sha256))
+                suite = _suite(file, info, options.source, display.notice)
+                prompts |= {(info.name, prompt.id): prompt for prompt in suite.prompts}
     settings = settings_of(options, files)
-    world = World(
-        now=lambda: utc_now().isoformat(timespec="seconds"),
-        notify=display.notice,
-        progress=display,
-    )
+    world = World(now=lambda: utc_now().isoformat(timespec="seconds"), notify=display.notice, progress=display)
     return Judging(files, prompts, settings, world), settings
+
+
+def _suite(file: RunFile, info: SuiteInfo, source: str, notify: Notify) -> Suite:
+    """The prompts that a file answers: by their hash the first ones, or those that were not too long for its target."""
+    from benchctl.measuring.prompts.suites import load_suite, suite_names
+
+    # Of a known suite, the kind that was measured; "file" is one in BENCHCTL_DATA that differs from the published one.
+    asked = info.source if source == "auto" and info.source != "file" else source
+    name = info.name if info.name in suite_names() else _REMARK.sub("", info.origin)
+    suite = load_suite(name, source=asked, limit=None, notify=notify)
+    if file.run.imported:
+        return suite
+    answered = {row.prompt_id for row in file.rows if row.suite == info.name}
+    for prompts in (
+        suite.prompts[: info.prompts],
+        tuple(prompt for prompt in suite.prompts if prompt.id in answered),
+    ):
+        if (part := replace(suite, prompts=prompts)).prompts_sha256 == info.sha256:
+            return part
+    raise UserError(
+        "other_prompts",
+        f"{file.path}: the prompts of {info.name} found at {suite.origin} are not those that it was measured with "
+        f"({info.prompts} from {info.origin}). Set BENCHCTL_DATA, or put the file back where it was; if the "
+        "run left out long prompts and was not finished, finish it with --resume first.",
+    )
 
 
 def settings_of(options: JudgeOptions, files: Sequence[RunFile]) -> JudgeSettings:
@@ -230,8 +215,10 @@ def settings_of(options: JudgeOptions, files: Sequence[RunFile]) -> JudgeSetting
 
     label, judge = _build_judge(options)
     judge.prepare(Place(options.base_url, options.key_env, tuple(file.run for file in files)))
+    # Its name in scores and in the cache has the options that change what it says, and folders without their places.
+    said = tuple(option for option in changed_options(judge) if option[0] not in judge.unsaid)
     return JudgeSettings(
-        judge=JudgeName(_name(judge, label), judge),
+        judge=JudgeName(replace(label, options=said).without_places.text, judge),
         cache=options.cache or files[0].path.parent / CACHE,
         baseline=options.baseline_label,
         samples=options.repeats,
@@ -244,19 +231,38 @@ def settings_of(options: JudgeOptions, files: Sequence[RunFile]) -> JudgeSetting
 
 def check_judge(options: JudgeOptions, settings: RunSettings) -> None:
     """Check a judge, and the run that it is to judge, before the run is measured. Raises UserError for what a user can
-    put right."""
+    put right, such as a run without answers that this judge could judge."""
     from benchctl.judging.budget import check_budget
     from benchctl.judging.judge import AskedJudge, Place
+    from benchctl.measuring.check import load_suites
+    from benchctl.registry import BASELINE, build, canonical_label, parse_label, split_labels
 
     _, judge = _build_judge(options)
-    _check_answers(judge, settings)
-    if not isinstance(judge, AskedJudge):
-        return  # what else it needs is seen when the answers are there
-    judge.prepare(Place(options.base_url, options.key_env, ()))
-    if not judge.paid:
-        return
-    check_budget(judge, _price(judge, options), options.max_usd)
-    judge.reach()
+    labels = {canonical_label(build(text), parse_label(text)) for text in split_labels(settings.labels)}
+    if labels <= {BASELINE}:
+        raise UserError(
+            "nothing_to_judge",
+            f"judges compare answers with those of {BASELINE}, and nothing else is to be measured: add a --method, or "
+            "leave --judge out.",
+        )
+    if judge.protocol == "likelihood" and settings.prompts.context_fill:
+        raise UserError(
+            "prompts_not_available", "likelihood cannot judge what is measured with --context: take another --judge."
+        )
+    if judge.protocol == "exact":
+        suites = load_suites(settings.prompts, lambda notice: None)
+        if not any(any(prompt.exact_answers) for suite in suites for prompt in suite.prompts):
+            raise UserError(
+                "no_exact_answers",
+                f"no prompt of {', '.join(suite.name for suite in suites)} has an exact answer, so exact would have "
+                "nothing to grade by: measure the suite tasks or a file of prompts with exact answers, or take another "
+                "--judge.",
+            )
+    if isinstance(judge, AskedJudge):  # what another one needs is seen when the answers are there
+        judge.prepare(Place(options.base_url, options.key_env, ()))
+        if judge.paid:
+            check_budget(judge, _price(judge, options), options.max_usd)
+            judge.reach()
 
 
 def _build_judge(options: JudgeOptions) -> tuple[Label, Judge]:
@@ -280,33 +286,6 @@ def _price(judge: Judge, options: JudgeOptions) -> Price | None:
     return price_of(judge.model, options.price_in, options.price_out, at_usual_address=not options.base_url)
 
 
-def _check_answers(judge: Judge, settings: RunSettings) -> None:
-    """Raises UserError where the run will have no answers that this judge could judge."""
-    from benchctl.measuring.check import load_suites
-    from benchctl.registry import BASELINE, build, canonical_label, parse_label, split_labels
-
-    labels = {canonical_label(build(text), parse_label(text)) for text in split_labels(settings.labels)}
-    if labels <= {BASELINE}:
-        raise UserError(
-            "nothing_to_judge",
-            f"judges compare answers with those of {BASELINE}, and nothing else is to be measured: add a --method, or "
-            "leave --judge out.",
-        )
-    if judge.protocol == "likelihood" and settings.prompts.context_fill:
-        raise UserError(
-            "prompts_not_available", "likelihood cannot judge what is measured with --context: take another --judge."
-        )
-    if judge.protocol == "exact":
-        suites = load_suites(settings.prompts, lambda notice: None)
-        if not any(any(prompt.exact_answers) for suite in suites for prompt in suite.prompts):
-            raise UserError(
-                "no_exact_answers",
-                f"no prompt of {', '.join(suite.name for suite in suites)} has an exact answer, so exact would have "
-                "nothing to grade by: measure the suite tasks or a file of prompts with exact answers, or take another "
-                "--judge.",
-            )
-
-
 def beside_run(options: JudgeOptions, target: str) -> JudgeOptions:
     """The same for judging a run of this `target`: where that is a folder, its results do not say where it lies."""
     label = judge_label(options)
@@ -317,7 +296,7 @@ def beside_run(options: JudgeOptions, target: str) -> JudgeOptions:
 def judge_label(options: JudgeOptions) -> Label:
     """The judge asked for, --model among its options: gpt where a key is set or named or a model is, else
     likelihood."""
-    from benchctl.registry import Label, judge_options, parse_label
+    from benchctl.registry import Label, judge_class, parse_label
 
     named = options.model or options.base_url or options.key_env != KEY_ENV
     paid = bool(named or os.environ.get(options.key_env))
@@ -326,61 +305,6 @@ def judge_label(options: JudgeOptions) -> Label:
         return label
     if any(name == "model" for name, _ in label.options):
         raise UserError("repeated_option", f"--model and '{label.text}' both name a model: give it once.")
-    if all(option.name != "model" for option in judge_options(label.name)):
+    if all(option.name != "model" for option in options_of(judge_class(label.name))):
         raise UserError("unused_judge_option", f"{label.name} takes no --model: leave it out.")
     return Label(label.name, (*label.options, ("model", options.model)))
-
-
-def prompts_of(files: Sequence[RunFile], source: str, notify: Notify) -> Prompts:
-    """The prompts that files answer, from where they came from. Raises UserError where they cannot be had any more."""
-    prompts: dict[tuple[str, str], Prompt] = {}
-    loaded: dict[tuple[str, str], Suite] = {}
-    for file in files:
-        for info in file.run.suites:
-            key = (info.name, info.sha256)
-            if key not in loaded:
-                loaded[key] = _suite(file, info, source, notify)
-                prompts |= {(info.name, prompt.id): prompt for prompt in loaded[key].prompts}
-    return prompts
-
-
-def _suite(file: RunFile, info: SuiteInfo, source: str, notify: Notify) -> Suite:
-    from benchctl.measuring.prompts.suites import load_suite, suite_names
-
-    # Of a known suite, the kind that was measured; "file" is one in BENCHCTL_DATA that differs from the published one.
-    asked = info.source if source == "auto" and info.source != "file" else source
-    suite = load_suite(
-        info.name if info.name in suite_names() else _REMARK.sub("", info.origin),
-        source=asked,
-        limit=None,
-        notify=notify,
-    )
-    return suite if file.run.imported else _measured(file, info, suite)
-
-
-def _measured(file: RunFile, info: SuiteInfo, suite: Suite) -> Suite:
-    """The prompts that a run measured, by their hash: the first ones, or those that were not too long for its target.
-
-    Raises UserError where it measured other ones.
-    """
-    answered = {row.prompt_id for row in file.rows if row.suite == info.name}
-    for prompts in (
-        suite.prompts[: info.prompts],
-        tuple(prompt for prompt in suite.prompts if prompt.id in answered),
-    ):
-        if (part := replace(suite, prompts=prompts)).prompts_sha256 == info.sha256:
-            return part
-    raise UserError(
-        "other_prompts",
-        f"{file.path}: the prompts of {info.name} found at {suite.origin} are not those that it was measured with "
-        f"({info.prompts} from {info.origin}). Set BENCHCTL_DATA, or put the file back where it was; if the "
-        "run left out long prompts and was not finished, finish it with --resume first.",
-    )
-
-
-def _name(judge: Judge, label: Label) -> str:
-    """How scores and the cache name a judge: by the options that change what it says, folders without their places."""
-    from benchctl.options import changed_options
-
-    said = tuple(option for option in changed_options(judge) if option[0] not in judge.unsaid)
-    return replace(label, options=said).without_places.text

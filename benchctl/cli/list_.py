@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -32,41 +32,34 @@ def list_(kind: str, as_json: bool) -> None:
 
 
 def _methods() -> list[_Line]:
-    from benchctl.registry import build, method_class, method_names, method_options
+    from benchctl.registry import build, method_class, method_names
 
     return [
         {
             "name": name,
-            "family": _family(method_class(name)),
+            # The nearest base class that decoding provides.
+            "family": next(
+                (base.__name__ for base in kind.__mro__ if base.__module__.startswith("benchctl.decoding")), "Method"
+            ),
             "exactness": build(name).exactness,  # that of the default options
-            "options": list(map(asdict, method_options(name))),
-            "description": _first_line(method_class(name)),
+            **_described(kind),
         }
-        for name in method_names()
+        for name, kind in ((name, method_class(name)) for name in method_names())
     ]
-
-
-def _family(method_type: type[object]) -> str:
-    """The nearest base class that decoding provides."""
-    families = (base.__name__ for base in method_type.__mro__ if base.__module__.startswith("benchctl.decoding"))
-    return next(families, "Method")
-
-
-def _first_line(owner: type[object]) -> str:
-    return (owner.__doc__ or "").strip().partition("\n")[0].replace("``", "")
 
 
 def _judges() -> list[_Line]:
-    from benchctl.registry import judge_class, judge_names, judge_options
+    from benchctl.registry import judge_class, judge_names
 
-    return [
-        {
-            "name": name,
-            "options": list(map(asdict, judge_options(name))),
-            "description": _first_line(judge_class(name)),
-        }
-        for name in judge_names()
-    ]
+    return [{"name": name, **_described(judge_class(name))} for name in judge_names()]
+
+
+def _described(owner: type[object]) -> _Line:
+    """The options, and the first line of the docstring."""
+    from benchctl.options import options_of
+
+    description = (owner.__doc__ or "").strip().partition("\n")[0].replace("``", "")
+    return {"options": list(map(asdict, options_of(owner))), "description": description}
 
 
 def _benches() -> list[_Line]:
@@ -109,15 +102,11 @@ def _print_table(lines: Sequence[_Line], columns: Sequence[str]) -> None:
         return
     table = Table(*columns, box=None, pad_edge=False)
     for line in lines:
-        table.add_row(*(Text(_cell(line, column)) for column in columns))
+        cells = [
+            "–" if line[key] is None else format(line[key], "," if isinstance(line[key], int) else "")
+            for key in columns
+        ]
+        if line.get("options"):
+            cells[-1] += "\n" + ", ".join(f"{option['name']}={option['default']}" for option in line["options"])
+        table.add_row(*map(Text, cells))
     Console(highlight=False).print(table)
-
-
-def _cell(line: Mapping[str, Any], column: str) -> str:
-    value = line[column]
-    if column == "description" and line.get("options"):
-        options = ", ".join(f"{option['name']}={option['default']}" for option in line["options"])
-        return f"{value}\n{options}"
-    if value is None:
-        return "–"
-    return f"{value:,}" if isinstance(value, int) else str(value)

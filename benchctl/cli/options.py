@@ -63,25 +63,18 @@ def _click_options(kind: type[Any]) -> Iterator[Callable[[Command], Command]]:
             assert isinstance(hint, type)
             yield from _click_options(hint)
         elif (spec := each.metadata.get(CommandLineOption)) is not None:
-            yield _click_option(each.name, hint, each.default, spec)
-
-
-def _click_option(name: str, hint: Any, default: Any, spec: CommandLineOption) -> Callable[[Command], Command]:
-    word = name.replace("_", "-")
-    negatable = f"--{word}/--no-{word}" if default else f"--{word}"
-    flags = spec.flags or (negatable if hint is bool else f"--{word}",)
-    details: dict[str, Any] = {}
-    if hint is bool:
-        details["is_flag"] = True
-    else:
-        details["type"] = _click_type(hint, spec)
-        details["multiple"] = get_origin(hint) is tuple
-    if spec.completion:
-        details["shell_complete"] = getattr(completion, spec.completion)
-    shown = default is not None and default is not False and default not in ("", ())
-    return click.option(
-        *flags, name, default=default, show_default=shown, help=spec.help, metavar=spec.metavar, **details
-    )
+            word, default = each.name.replace("_", "-"), each.default
+            negatable = f"--{word}/--no-{word}" if default else f"--{word}"
+            details: dict[str, Any] = {"help": spec.help, "metavar": spec.metavar, "default": default}
+            details["show_default"] = default is not None and default is not False and default not in ("", ())
+            if hint is bool:
+                details["is_flag"] = True
+            else:
+                details |= {"type": _click_type(hint, spec), "multiple": get_origin(hint) is tuple}
+            if spec.completion:
+                details["shell_complete"] = getattr(completion, spec.completion)
+            flags = spec.flags or (negatable if hint is bool else f"--{word}",)
+            yield click.option(*flags, each.name, **details)
 
 
 def _click_type(hint: Any, spec: CommandLineOption) -> click.ParamType[Any]:
@@ -103,3 +96,19 @@ def _click_type(hint: Any, spec: CommandLineOption) -> click.ParamType[Any]:
             None if spec.least is None else int(spec.least), None if spec.most is None else int(spec.most)
         )
     return click.STRING
+
+
+def given(context: click.Context) -> Iterator[click.Parameter]:
+    """The parameters that stand on the command line."""
+    for parameter in context.command.params:
+        if context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE:
+            yield parameter
+
+
+def typed(option: click.Parameter, value: Any, separator: str) -> Iterator[str]:
+    """`--limit=3` for an option with a value, once for each of several values; `--watch` or `--no-watch` for a flag."""
+    if isinstance(value, bool):
+        yield (option.opts if value else option.secondary_opts)[0]
+        return
+    for each in value if isinstance(value, tuple) else (value,):
+        yield f"{option.opts[0]}{separator}{each}"

@@ -16,7 +16,7 @@ from benchctl.cli import completion as completing
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from benchctl.analysis.predict.speedup import Accounts, Figure, Prediction, Unpredicted
+    from benchctl.analysis.predict.speedup import Accounts, Figure, Prediction
     from benchctl.records.writer import RunFile
 
 WIDTH = 80
@@ -44,10 +44,10 @@ def predict(files: tuple[str, ...], as_json: bool) -> None:
 
     runs = [file for file in read_files(files) if file.rows]
     accounts = predict_files(runs)
-    click.echo(to_json(runs, accounts) if as_json else to_tables(runs, accounts))
+    click.echo(_json(runs, accounts) if as_json else _tables(runs, accounts))
 
 
-def to_tables(files: Sequence[RunFile], accounts: Accounts) -> str:
+def _tables(files: Sequence[RunFile], accounts: Accounts) -> str:
     """The accounts as tables of 80 columns and notes, without a newline at the end."""
     from rich.console import Console
     from rich.text import Text
@@ -59,17 +59,16 @@ def to_tables(files: Sequence[RunFile], accounts: Accounts) -> str:
     run = files[0].run
     console.print(Text(f"Decoding, against {run.baseline} on {run.target.name}; prefill left out."))
     predictions = [account for account in accounts if isinstance(account, Prediction)]
-    if predictions:
-        for table in _account_tables(predictions):
-            console.print()
-            console.print(table)
+    for table in _account_tables(predictions) if predictions else ():
+        console.print()
+        console.print(table)
     console.print()
     for note in _notes(accounts, run.step_bytes):
         console.print(Text(note, style="yellow" if note.startswith("Note") else "dim"))
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
 
 
-def to_json(files: Sequence[RunFile], accounts: Accounts) -> str:
+def _json(files: Sequence[RunFile], accounts: Accounts) -> str:
     """An object with `predictions` and `unpredicted`, at full precision."""
     from benchctl.analysis.predict.speedup import Prediction, Unpredicted
 
@@ -98,8 +97,12 @@ def _account_tables(predictions: Sequence[Prediction]) -> Iterator[Table]:
             ("it lies in", lambda account: account.gap_lies_in.name),
         ],
     )
-    for names, same_parts in groupby(sorted(predictions, key=_part_names), key=_part_names):
-        parts = [(name, _share_of(index)) for index, name in enumerate(names)]
+
+    def part_names(account: Prediction) -> tuple[str, ...]:
+        return tuple(part.name for part in account.parts)
+
+    for names, same_parts in groupby(sorted(predictions, key=part_names), key=part_names):
+        parts = [(name, lambda account, at=at: f"{100 * account.parts[at].share:.1f}") for at, name in enumerate(names)]
         total = ("in all", lambda account: f"{100 / account.measured.value:.1f}")
         yield _table("A token's time, %", list(same_parts), [*parts, total])
     yield _table(
@@ -115,14 +118,6 @@ def _account_tables(predictions: Sequence[Prediction]) -> Iterator[Table]:
             ("costs from", lambda account: account.basis),
         ],
     )
-
-
-def _part_names(account: Prediction) -> tuple[str, ...]:
-    return tuple(part.name for part in account.parts)
-
-
-def _share_of(index: int) -> Callable[[Prediction], str]:
-    return lambda account: f"{100 * account.parts[index].share:.1f}"
 
 
 def _table(
@@ -146,14 +141,15 @@ def _table(
 
 
 def _notes(accounts: Accounts, step_bytes: int) -> Iterator[str]:
-    from benchctl.analysis.predict.speedup import Unpredicted
+    from benchctl.analysis.predict.speedup import Prediction, Unpredicted
 
     yield (
         "Predicted: tokens per step over the cost of a step. That cost is drafting and passes, or the layers run and "
         "one head. The gap is the other cost of each step, heads at other exits included. Times are percent of the "
         "baseline's time per token, so the speed-up of whole answers differs where lengths differ."
     )
-    if not step_bytes and any(_exits_early(account) for account in accounts):
+    costs = [account.costs for account in accounts if isinstance(account, Prediction)]
+    if not step_bytes and any(not each.drafted_per_step and each.depth_fraction < 1 for each in costs):
         yield (
             "Note: the file does not contain the bytes that a step reads. The head's share is estimated from all "
             "parameters, and so is the gain of tokens that exit early."
@@ -166,12 +162,6 @@ def _notes(accounts: Accounts, step_bytes: int) -> Iterator[str]:
                 f"Note: {account.label}: free and profiled steps differ by {share:.0%} of its time. The machine was "
                 "not steady, or profiling is expensive. Measure again with more --repeats and no other load."
             )
-
-
-def _exits_early(account: Prediction | Unpredicted) -> bool:
-    from benchctl.analysis.predict.speedup import Prediction
-
-    return isinstance(account, Prediction) and not account.costs.drafted_per_step and account.costs.depth_fraction < 1
 
 
 def _rows_per_step(account: Prediction) -> str:

@@ -48,32 +48,21 @@ def report(files: tuple[str, ...], out: Path, scores: tuple[str, ...]) -> None:
     from benchctl.analysis.html.report import report as page_of
     from benchctl.cli.inputs import decoder, read_files, read_scores
     from benchctl.measuring.clock import utc_now
+    from benchctl.records.writer import check_writable
 
-    _check_page(out)
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise UserError("bad_file_ending", f"{out}: the ending is not that of a page. End --out in .html.")
+    check_writable(out)
     results = read_files(files or ("results/*.jsonl",))
     groups = compare(results, read_scores(scores))
     named = f"{len(results)} file{'s' if len(results) > 1 else ''}"
     made = f"Of {named}, made by benchctl {__version__} on {utc_now():%Y-%m-%d at %H:%M} UTC."
-    page = page_of(groups, decoder, made=made)
-    _write(out, page.html)
+    page = page_of(groups, lambda run: decoder(run.target.name), made=made)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(page.html, encoding="utf-8")
+    except OSError as error:
+        problem = f"{out}: cannot be written: {error.strerror}. Give another --out."
+        raise UserError("file_not_writable", problem) from error
     size = out.stat().st_size / 1e6
     click.echo(f"Report: {out} ({size:.1f} MB, {page.shown_answers} of {page.answers} answers)")
-
-
-def _check_page(path: Path) -> None:
-    """Raises UserError where `path` has no ending of a page, or cannot be written."""
-    from benchctl.records.writer import check_writable
-
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise UserError("bad_file_ending", f"{path}: the ending is not that of a page. End --out in .html.")
-    check_writable(path)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            "file_not_writable", f"{path}: cannot be written: {error.strerror}. Give another --out."
-        ) from error

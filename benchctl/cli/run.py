@@ -7,41 +7,51 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from benchctl.cli.judge import JudgeOptions, asks_for_judging, beside_run, check_judge
-from benchctl.cli.options import options_from
+from benchctl.cli.judge import BASE_URL_HELP, MAX_USD_HELP, JudgeOptions, beside_run, check_judge, judge_files
+from benchctl.cli.options import given, options_from, typed
 from benchctl.measuring.settings import RunSettings
+from benchctl.options import setting
 
 if TYPE_CHECKING:
     from benchctl.measuring.check import CheckedRun
     from benchctl.measuring.run import RunSummary
 
-
-# Options of the sessions together, which a single session does not get.
-_OF_ALL = ("sessions", "out", "as_json", "judge", "base_url", "max_usd")
 _CHILD = "from benchctl.cli.run import session; session()"
 _ORPHANED = 1  # exit code
 
 
+@dataclass(frozen=True)
+class _OfAll:
+    """Options of all sessions together, which a single session does not get."""
+
+    sessions: int = setting(
+        1,
+        "Run N times, each in a fresh process with a results file of its own: FILE-1.jsonl, FILE-2.jsonl ... The "
+        "table combines them.",
+        metavar="N",
+        least=1,
+    )
+    judge: str | None = setting(
+        None,
+        "Judge the answers as well, as `benchctl judge` does, by this judge: likelihood, or gpt[model=gpt-4o-mini].",
+        metavar="LABEL",
+        completion="judges",
+    )
+    base_url: str = setting("", BASE_URL_HELP, metavar="URL")
+    max_usd: float | None = setting(None, MAX_USD_HELP, metavar="X", least=0)
+    as_json: bool = setting(False, "Print the final table as JSON, and nothing else on stdout.", flags=("--json",))
+
+
 @click.command()
 @options_from(RunSettings, "settings")
-@click.option(
-    "--sessions",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Run N times, each in a fresh process with a results file of its own: FILE-1.jsonl, FILE-2.jsonl ... The "
-    "table combines them.",
-)
-@asks_for_judging
-@click.option("--json", "as_json", is_flag=True, help="Print the final table as JSON, and nothing else on stdout.")
-def run(settings: RunSettings, sessions: int, judging: JudgeOptions | None, as_json: bool) -> None:
+@options_from(_OfAll, "options")
+def run(settings: RunSettings, options: _OfAll) -> None:
     """Measure methods against the baseline, interleaved on the same prompts, and print the final table.
 
     Every generation is written at once as a line of the results file. --resume continues an interrupted run.
@@ -62,15 +72,19 @@ def run(settings: RunSettings, sessions: int, judging: JudgeOptions | None, as_j
       benchctl run --method early_exit --judge 'gpt[model=gpt-4o-mini]' --max-usd 1
     """
     settings = replace(settings, command=("benchctl", *sys.argv[1:]))
-    if judging:
-        judging = beside_run(judging, settings.models.target)
+    judging: JudgeOptions | None = None
+    if options.judge is not None:
+        asked = JudgeOptions(options.judge, base_url=options.base_url, max_usd=options.max_usd, as_json=options.as_json)
+        judging = beside_run(replace(asked, source=settings.prompts.source), settings.models.target)
         check_judge(judging, settings)
-    if sessions > 1:
-        left = _show(run_sessions(settings, sessions), judging, settings, as_json)
-        raise click.exceptions.Exit(int(left > 0))
-    checked, summary = measure(settings)
-    failed = summary.measured and summary.failed == summary.measured
-    left = _show([checked.out], None if failed else judging, settings, as_json)
+    elif options.base_url or options.max_usd is not None:
+        raise click.UsageError("--base-url and --max-usd are about judging: add --judge, or leave them out.")
+    if options.sessions > 1:
+        failed, paths = False, run_sessions(settings, options.sessions)
+    else:
+        checked, summary = measure(settings)
+        failed, paths = summary.measured > 0 and summary.failed == summary.measured, (checked.out,)
+    left = _show(paths, None if failed else judging, options.as_json)
     if failed or left:
         raise click.exceptions.Exit(1)
 
@@ -89,35 +103,21 @@ def measure(settings: RunSettings) -> tuple[CheckedRun, RunSummary]:
     return checked, summary
 
 
-def _show(paths: Sequence[Path], judging: JudgeOptions | None, settings: RunSettings, as_json: bool) -> int:
-    """Judge the answers if asked to, and print the table even if judging fails.
-
-    Returns how many judgements are still to be made.
-    """
-    try:
-        return _judge(paths, judging, settings, as_json) if judging else 0
-    finally:
-        _print_table(paths, as_json)
-
-
-def _judge(paths: Sequence[Path], judging: JudgeOptions, settings: RunSettings, as_json: bool) -> int:
-    from benchctl.cli.inputs import read_files
-    from benchctl.cli.judge import judge_files
-
-    files = read_files(list(map(str, paths)))
-    return judge_files(files, judging, settings.prompts.source, quiet=as_json).unfinished
-
-
-def _print_table(paths: Sequence[Path], as_json: bool) -> None:
+def _show(paths: Sequence[Path], judging: JudgeOptions | None, as_json: bool) -> int:
+    """Judge the answers if asked to, and print the table even if judging fails; how many judgements are left."""
     from benchctl.analysis.tables.text import summary
+    from benchctl.cli.inputs import read_files
 
-    click.echo(summary(paths, "json" if as_json else "table"))
-    for path in paths:
-        click.echo(f"Results: {path}", err=as_json)
+    try:
+        return judge_files(read_files(list(map(str, paths))), judging).unfinished if judging else 0
+    finally:
+        click.echo(summary(paths, "json" if as_json else "table"))
+        for path in paths:
+            click.echo(f"Results: {path}", err=as_json)
 
 
 def run_sessions(settings: RunSettings, sessions: int) -> tuple[Path, ...]:
-    """Measure the sessions of this command line one after another; their files.
+    """Measure the sessions of this command line one after another; their files, results/a-1.jsonl, results/a-2.jsonl.
 
     With `settings.resume` each session measures what its file lacks. Without `settings.out` the files have the name
     that a single run would make. Exits with the code of a session that failed. Raises UserError for a file that cannot
@@ -127,36 +127,22 @@ def run_sessions(settings: RunSettings, sessions: int) -> tuple[Path, ...]:
     from benchctl.records.writer import check_output
 
     out = settings.out or check(settings, lambda notice: None).out  # each session prints its notices
-    files = session_files(out, sessions)
+    files = tuple(out.with_name(f"{out.stem}-{number}{out.suffix}") for number in range(1, sessions + 1))
     for file in files:
         check_output(file, resume=settings.resume)
-    arguments = tuple(given(click.get_current_context()))
+    arguments = tuple(session_arguments(click.get_current_context()))
     for number, file in enumerate(files, 1):
         click.echo(f"Session {number} of {sessions}", err=True)
         _run_session(arguments, file)
     return files
 
 
-def session_files(out: Path, sessions: int) -> tuple[Path, ...]:
-    """results/a.jsonl becomes results/a-1.jsonl, results/a-2.jsonl ..."""
-    return tuple(out.with_name(f"{out.stem}-{number}{out.suffix}") for number in range(1, sessions + 1))
-
-
-def given(context: click.Context) -> Iterator[str]:
-    """The arguments of one session: those of this command line without _OF_ALL."""
-    for option in context.command.params:
-        name = option.name or ""
-        if name not in _OF_ALL and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            yield from _spelt(option, context.params[name])
-
-
-def _spelt(option: click.Parameter, value: Any) -> Iterator[str]:
-    """`--limit=3` for an option with a value, once for each of several values; `--watch` or `--no-watch` for a flag."""
-    if isinstance(value, bool):
-        yield option.opts[0] if value else option.secondary_opts[0]
-        return
-    for each in value if isinstance(value, tuple) else (value,):
-        yield f"{option.opts[0]}={each}"
+def session_arguments(context: click.Context) -> Iterator[str]:
+    """The arguments of one session: those of this command line that do not concern all sessions."""
+    of_all = {"out", *(option.name for option in fields(_OfAll))}
+    for option in given(context):
+        if option.name not in of_all:
+            yield from typed(option, context.params[str(option.name)], "=")
 
 
 def _run_session(arguments: tuple[str, ...], file: Path) -> None:
@@ -183,12 +169,10 @@ def session() -> None:
     """
     from benchctl.cli import main
 
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    def end_with_the_parent() -> None:
+        while os.read(0, 1):  # blocks in the system, so it takes no time from the measurement
+            pass
+        os._exit(_ORPHANED)
+
+    threading.Thread(target=end_with_the_parent, daemon=True).start()
     main(prog_name="benchctl")
-
-
-def _end_with_the_parent() -> None:
-    """Blocks in the system, so it takes no time from the measurement."""
-    while os.read(0, 1):
-        pass
-    os._exit(_ORPHANED)

@@ -12,25 +12,18 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from benchctl.cli import completion
-from benchctl.cli.options import Command, options_from
+from benchctl.cli.options import Command, given, options_from, typed
 from benchctl.errors import UserError
 from benchctl.registry import builtin_file, builtin_names, parse_label
 from benchctl.training.train_options import DraftOptions, DraftStart, TeacherOptions
 
 if TYPE_CHECKING:
-    from benchctl.measuring.clock import Clock
     from benchctl.training.jobs import JobContext
-    from benchctl.training.modules.calibrate import Risk
-    from benchctl.training.modules.objective import HeldOut
-    from benchctl.training.modules.own_text import Answered
     from benchctl.training.record import Result
     from benchctl.training.train_options import TrainOptions
-    from benchctl.training.trainer import Progress
 
-CALIBRATE_PROMPTS = 200
 CALIBRATE_OPTIONS = (
     *("calibrate", "calibrate_prompts", "model", "data", "out"),
     *("answer_tokens", "seed", "device", "dtype", "threads"),
@@ -46,8 +39,7 @@ class Parts(click.Group):
         return [*self.commands, *_methods_with_modules()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        known = super().get_command(ctx, cmd_name)
-        if known is not None:
+        if known := super().get_command(ctx, cmd_name):
             return known
         label = parse_label(cmd_name)
         if label.name not in _methods_with_modules():
@@ -75,16 +67,10 @@ class _Estimable(click.Command):
 
 def data_options(command: Command) -> Command:
     """The two required options of every training."""
-    out = click.option(
-        "--out", type=click.Path(path_type=Path), required=True, help="Folder for the result and its checkpoints."
-    )
-    data = click.option(
-        "--data",
-        multiple=True,
-        required=True,
-        metavar="PATH|ID",
-        help="JSON lines or text file, folder, or data set of the hub; may be repeated.",
-    )
+    files = "JSON lines or text file, folder, or data set of the hub; may be repeated."
+    folder = "Folder for the result and its checkpoints."
+    data = click.option("--data", multiple=True, required=True, metavar="PATH|ID", help=files)
+    out = click.option("--out", type=click.Path(path_type=Path), required=True, help=folder)
     return data(out(command))
 
 
@@ -163,31 +149,29 @@ def _modules_command(label: str) -> click.Command:
     @click.option(
         "--calibrate-prompts",
         type=click.IntRange(min=1),
-        default=CALIBRATE_PROMPTS,
+        default=200,
         show_default=True,
         metavar="N",
         help="Held-out prompts that --calibrate decodes.",
     )
     def modules(options: TeacherOptions, estimate: bool, calibrate: str, calibrate_prompts: int) -> None:
-        if calibrate:
-            _calibrate(options, label, calibrate, calibrate_prompts)
-            return
-        if estimate:
-            _print_estimate(options, label)
-            return
-
         def job(job_context: JobContext) -> Result | None:
             from benchctl.training.modules.job import train_modules
 
             return train_modules(options, label, job_context)
 
-        run_job(job, options, options.model)
+        if calibrate:
+            _calibrate(options, label, calibrate, calibrate_prompts)
+        elif estimate:
+            _print_estimate(options, label)
+        else:
+            run_job(job, options, options.model)
 
-    typed = f"'{label}'" if "[" in label else label
+    quoted = f"'{label}'" if "[" in label else label
     modules.help = (
         f"Train the modules of the method {label} on a frozen target.\n\n\b\nExamples:\n"
-        f"  benchctl train {typed} --model ref-dense --data my.jsonl --out {parse_label(label).name}-modules\n"
-        f"  benchctl train {typed} --model ref-dense --estimate"
+        f"  benchctl train {quoted} --model ref-dense --data my.jsonl --out {parse_label(label).name}-modules\n"
+        f"  benchctl train {quoted} --model ref-dense --estimate"
     )
     return modules
 
@@ -198,9 +182,8 @@ def _print_estimate(options: TeacherOptions, label: str) -> None:
     needed = estimate(options, label)
     click.echo(f"{label} on {options.model}: memory by formula, not measured.")
     click.echo(f"parameters: target {needed.target_parameters:,}, modules {needed.module_parameters:,}")
-    for name, size in needed.memory_bytes.items():
+    for name, size in {**needed.memory_bytes, "sum": sum(needed.memory_bytes.values())}.items():
         click.echo(f"{name:<12}{size / 1e9:>9.3f} GB")
-    click.echo(f"{'sum':<12}{sum(needed.memory_bytes.values()) / 1e9:>9.3f} GB")
     steps = "" if options.steps is None else f", {options.steps * needed.step_tokens:,} in {options.steps:,} steps"
     click.echo("Logits are those of one prediction per token: multiply them by the heads or exits that are trained.")
     click.echo(f"tokens: {needed.step_tokens:,} per step{steps}")
@@ -208,14 +191,18 @@ def _print_estimate(options: TeacherOptions, label: str) -> None:
 
 
 def _calibrate(options: TeacherOptions, label: str, promised: str, prompts: int) -> None:
-    """Calibrates a method's threshold and prints every threshold tested and the label to run.
+    """Calibrates a method's threshold. Raises UserError where no threshold was shown to be safe."""
+    from benchctl.training.modules.calibrate import Risk, calibrate
 
-    Raises UserError where no threshold was shown to be safe.
-    """
-    risk = _risk(promised)
+    context = click.get_current_context()
+    training_only = [str(each.name) for each in given(context) if each.name not in CALIBRATE_OPTIONS]
+    if training_only:
+        raise click.UsageError(f"--calibrate trains nothing; leave out --{training_only[0].replace('_', '-')}.")
+    try:
+        risk = Risk.read(promised)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--calibrate") from error
     with open_job(options) as job_context:
-        from benchctl.training.modules.calibrate import calibrate
-
         result = calibrate(options, label, risk, prompts, job_context)
     click.echo(f"Wrote {options.out}/calibration.json.")
     if result.label is None:
@@ -229,21 +216,6 @@ def _calibrate(options: TeacherOptions, label: str, promised: str, prompts: int)
         f"Use it with:\n  benchctl run --model {options.model} --method '{result.label}' "
         f"--max-new-tokens {options.answer_tokens}"
     )
-
-
-def _risk(text: str) -> Risk:
-    """Raises click.UsageError for a malformed bound, and for options that only a training has."""
-    from benchctl.training.modules.calibrate import Risk
-
-    context = click.get_current_context()
-    given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-    training_only = [name for name in given if name not in CALIBRATE_OPTIONS]
-    if training_only:
-        raise click.UsageError(f"--calibrate trains nothing; leave out --{training_only[0].replace('_', '-')}.")
-    try:
-        return Risk.read(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--calibrate") from error
 
 
 def _methods_with_modules() -> list[str]:
@@ -262,8 +234,6 @@ def _is_trainable(file: Path) -> bool:
     )
 
 
-LINE_EVERY_S = 30.0
-SHOWN_MEASURES = 13
 REFERENCE = "python -m reference"
 
 
@@ -271,8 +241,13 @@ def run_job(job: Callable[[JobContext], Result | None], options: TrainOptions, m
     """Runs `job` in the processes that torchrun has started, or in this one; only the first one shows anything."""
     with open_job(options) as job_context:
         result = job(job_context)
-    if result is not None:
-        click.echo(_end(result, options.out, model))
+    if result is None:
+        return
+    click.echo(f"Wrote {options.out}: {result.parameters:,} parameters.")
+    for name, held in result.held_out.items():
+        measures = ", ".join(f"{key} {tally.share:.3f}" for key, tally in held.items())
+        click.echo(fill(f"{name}: {measures}", 80, initial_indent="  ", subsequent_indent="    "))
+    click.echo(f"Use it with:\n  {result.use.format(folder=options.out, model=model)}")
 
 
 @contextmanager
@@ -283,6 +258,7 @@ def open_job(options: TrainOptions) -> Iterator[JobContext]:
     """
     # A thread that waits for its sibling must leave the core to others; read by OpenMP when torch is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from benchctl.cli.display import TrainingDisplay
     from benchctl.measuring.clock import Clock
     from benchctl.measuring.machine.host import commit, versions
     from benchctl.training.distributed import joined
@@ -292,14 +268,14 @@ def open_job(options: TrainOptions) -> Iterator[JobContext]:
 
     use_threads(options.threads)
     check_device(options.device)
-    context = click.get_current_context()
+    context, clock = click.get_current_context(), Clock(options.device)
     provenance = Provenance(command_line(context), commit(), versions())
     with (
         joined(options.device.partition(":")[0]) as world,
-        TrainingDisplay(Clock(options.device), world.leads) as shown,
+        TrainingDisplay(clock, world.leads) as shown,
         ExitStack() as held,
     ):
-        job_context = JobContext(shown.clock, provenance, shown.progress, shown.answered, shown.notify, world, held)
+        job_context = JobContext(clock, provenance, shown.progress, shown.answered, shown.notice, world, held)
         yield replace(job_context, read_corpus=context.obj) if context.obj else job_context
 
 
@@ -311,109 +287,17 @@ def command_line(context: click.Context) -> str:
     while contexts[0].parent is not None:
         contexts.insert(0, contexts[0].parent)
     for each in contexts:
-        words += [] if each is root else [_label(str(each.info_name))]
-        for parameter in each.command.params:
-            if each.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE:
-                words += _typed(parameter, each.params[str(parameter.name)])
+        name = str(each.info_name)
+        if each is not root:
+            words.append(parse_label(name).without_places.text if "[" in name else name)
+        for parameter in given(each):
+            if parameter.name != "resume":
+                value = each.params[str(parameter.name)]
+                value = tuple(map(_without_place, value)) if isinstance(value, tuple) else _without_place(value)
+                words += typed(parameter, value, " ")
     return " ".join(map(str, words))
 
 
-def _typed(parameter: click.Parameter, value: Any) -> list[str]:
-    if isinstance(value, bool):
-        return [] if parameter.name == "resume" else [(parameter.opts if value else parameter.secondary_opts)[0]]
-    values = value if isinstance(value, tuple) else (value,)
-    return [f"{parameter.opts[0]} {_name(each)}" for each in values]
-
-
-def _label(word: str) -> str:
-    """A label with the name of its modules in place of their path; any other word as it is."""
-    return parse_label(word).without_places.text if "[" in word else word
-
-
-def _name(value: Any) -> str:
-    """Nothing of where things lie on this machine."""
-    return Path(value).resolve().name if isinstance(value, Path) or Path(str(value)).exists() else str(value)
-
-
-def _end(result: Result, out: Path, model: str) -> str:
-    lines = [f"Wrote {out}: {result.parameters:,} parameters."]
-    for name, held in result.held_out.items():
-        measures = ", ".join(f"{key} {tally.share:.3f}" for key, tally in held.items())
-        lines.append(fill(f"{name}: {measures}", 80, initial_indent="  ", subsequent_indent="    "))
-    return "\n".join([*lines, "Use it with:", f"  {result.use.format(folder=out, model=model)}"])
-
-
-class TrainingDisplay:
-    """Shows a training run: a bar in a terminal, elsewhere a line every half minute.
-
-    It prints nothing unless `shown`: only the first of several processes prints.
-    """
-
-    def __init__(self, clock: Clock, shown: bool = True) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-        from rich.progress import Progress as Bars
-
-        self.clock = clock
-        self._shown = shown
-        self._console = Console(stderr=True)
-        self._bars = Bars(
-            TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=self._console, transient=True
-        )
-        self._task = self._bars.add_task("reading", total=None)
-        self._last_line = float("-inf")
-
-    def __enter__(self) -> TrainingDisplay:
-        if self._shown and self._console.is_terminal:
-            self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bars.live.is_started:
-            self._bars.stop()
-
-    def progress(self, progress: Progress) -> None:
-        """After a step."""
-        self._show(describe(progress), progress.progress)
-        for name, held in progress.held_out.items():
-            self.notify(f"  {describe_held_out(name, held)}")
-
-    def answered(self, answered: Answered) -> None:
-        """After a batch of answers."""
-        self._show(describe_answered(answered), answered.done / max(answered.of, 1))
-
-    def notify(self, notice: str) -> None:
-        """A line that stays."""
-        if self._shown:
-            self._console.print(notice, markup=False, highlight=False, soft_wrap=True)
-
-    def _show(self, text: str, share: float) -> None:
-        self._bars.update(self._task, total=1.0, completed=share, description=text)
-        if self.clock() - self._last_line >= LINE_EVERY_S and self._shown and not self._console.is_terminal:
-            click.echo(text, err=True)
-            self._last_line = self.clock()
-
-
-def describe(progress: Progress) -> str:
-    """One line: step, loss, speed, time left."""
-    left_s = progress.elapsed_s * (1 - progress.progress) / max(progress.progress, 1e-9)
-    parts = [
-        f"step {progress.step}",
-        f"{progress.progress:.1%}",
-        f"loss {progress.loss:.3f}",
-        f"{progress.tokens_per_s:.0f} tokens/s",
-        f"{left_s / 60:.0f} min left",
-    ]
-    return "  ".join(parts)
-
-
-def describe_held_out(name: str, held: HeldOut) -> str:
-    """One line: the measures of a held-out set, the first dozen where there are many."""
-    shown = [f"{key} {tally.share:.3f}" for key, tally in list(held.items())[:SHOWN_MEASURES]]
-    more = [f"and {len(held) - SHOWN_MEASURES} more in log.jsonl"] if len(held) > SHOWN_MEASURES else []
-    return f"{name}: " + "  ".join([*shown, *more])
-
-
-def describe_answered(answered: Answered) -> str:
-    """One line: prompts answered, speed."""
-    return f"{answered.done} of {answered.of} prompts answered  {answered.tokens_per_s:.0f} tokens/s"
+def _without_place(value: Any) -> Any:
+    """A file's or folder's name: nothing of where things lie on this machine. Any other value as it is."""
+    return Path(value).resolve().name if isinstance(value, Path) or Path(str(value)).exists() else value

@@ -58,23 +58,16 @@ def validate(context: click.Context, files: tuple[str, ...], schema: str | None)
 
 def _account(path: Path) -> str:
     """What a valid file holds. Raises UserError for any other."""
-    from benchctl.records.scores import is_scores
+    from benchctl.records.scores import is_scores, read_scores
     from benchctl.records.writer import scan
 
     if is_scores(path):
-        return _account_of_scores(path)
-    file = scan(path)
-    rows = sum(1 for _ in file.rows)
-    labels = len(file.run.methods)
-    notices = "".join(f"\nNote: {notice}" for notice in file.notices)
-    return f"{path}: valid, {rows} generations, {labels} labels, schema {file.run.schema_version}.{notices}"
-
-
-def _account_of_scores(path: Path) -> str:
-    from benchctl.records.scores import read_scores
-
-    file = read_scores(path)
-    judges = len({(score.judge, score.model) for score in file.scores})
-    unreadable = sum(bool(score.unreadable) for score in file.scores)
-    notices = "".join(f"\nNote: {notice}" for notice in file.notices)
-    return f"{path}: valid, {len(file.scores)} scores of {judges} judges, {unreadable} unreadable.{notices}"
+        held = read_scores(path)
+        judges = len({(score.judge, score.model) for score in held.scores})
+        unreadable = sum(bool(score.unreadable) for score in held.scores)
+        contents, notices = f"{len(held.scores)} scores of {judges} judges, {unreadable} unreadable", held.notices
+    else:
+        file = scan(path)
+        rows, labels, schema = sum(1 for _ in file.rows), len(file.run.methods), file.run.schema_version
+        contents, notices = f"{rows} generations, {labels} labels, schema {schema}", file.notices
+    return f"{path}: valid, {contents}." + "".join(f"\nNote: {notice}" for notice in notices)

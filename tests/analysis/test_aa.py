@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from math import exp, sqrt
-from pathlib import Path
 
 import numpy as np
 import pytest
+from compared import file_of
 from fixtures_records import BASELINE, RUN, baseline_row, failed
 from refusals import refused
 
@@ -22,17 +22,12 @@ def noisy_rows(prompts: int, repeats: int, noise: float, seed: int) -> list[Row]
     """The baseline's answers of one token, each prompt with a pace of its own, each repeat off by `noise`."""
     draw = np.random.default_rng(seed)
     pace_s = draw.uniform(0.5, 3.0, prompts)
+    times_s = (pace_s[:, None] * draw.normal(1.0, noise, (prompts, repeats))).tolist()
     return [
-        replace(
-            baseline_row(f"p{prompt}", tokens=1, ttft_s=float(pace_s[prompt] * draw.normal(1.0, noise))), repeat=repeat
-        )
-        for prompt in range(prompts)
-        for repeat in range(repeats)
+        replace(baseline_row(f"p{prompt}", tokens=1, ttft_s=time_s), repeat=repeat)
+        for prompt, times in enumerate(times_s)
+        for repeat, time_s in enumerate(times)
     ]
-
-
-def file_of(rows: Sequence[Row], name: str = "a.jsonl", **changes: object) -> RunFile:
-    return RunFile(Path(name), replace(RUN, **changes), tuple(rows))  # type: ignore[arg-type]
 
 
 def detectable(rows: Sequence[Row], prompts: int, noise: float, repeats: int) -> float:
@@ -46,11 +41,9 @@ def detectable(rows: Sequence[Row], prompts: int, noise: float, repeats: int) ->
 
 def test_the_detectable_effect_is_that_of_theory() -> None:
     """20 prompts, 8 repeats, 2% noise: the mean over 12 data sets is within 5% of what is worked out by hand."""
-    found, expected = [], []
-    for seed in range(12):
-        rows = noisy_rows(20, 8, 0.02, seed)
-        found.append(compare_with_itself([file_of(rows)], splits=300).minimum_detectable_effect)
-        expected.append(detectable(rows, 20, 0.02, 8))
+    data = [noisy_rows(20, 8, 0.02, seed) for seed in range(12)]
+    found = [compare_with_itself([file_of(rows)], splits=300).minimum_detectable_effect for rows in data]
+    expected = [detectable(rows, 20, 0.02, 8) for rows in data]
     assert np.mean(found) == pytest.approx(np.mean(expected), rel=0.05)
 
 
@@ -75,7 +68,7 @@ def test_how_prompts_differ_is_no_noise() -> None:
 
 
 def test_what_is_counted_are_prompts_repeats_and_sessions() -> None:
-    files = [file_of(noisy_rows(6, 5, 0.02, seed), f"{seed}.jsonl") for seed in range(3)]
+    files = [file_of(noisy_rows(6, 5, 0.02, seed), name=f"{seed}.jsonl") for seed in range(3)]
     found = compare_with_itself(files, splits=50)
     assert (found.baseline, found.prompts, found.repeats, found.sessions, found.splits) == (BASELINE, 6, 4, 3, 50)
 
@@ -112,7 +105,7 @@ def test_a_prompt_that_lost_a_repeat_stays_with_those_it_has() -> None:
         (file_of(noisy_rows(8, 1, 0.1, 0)), "too_few_repeats"),
         (file_of(noisy_rows(1, 8, 0.1, 0)), "too_few_repeats"),
         (file_of([]), "too_few_repeats"),
-        (file_of(noisy_rows(8, 4, 0.1, 0), temperature=1.0), "sampled_answers"),
+        (file_of(noisy_rows(8, 4, 0.1, 0), replace(RUN, temperature=1.0)), "sampled_answers"),
     ],
 )
 def test_files_that_cannot_tell_are_refused(file: RunFile, id: str) -> None:

@@ -6,16 +6,17 @@ import csv
 import io
 import json
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from compared import file_of, frame_of, group_of, pairs_of
 from fixtures_records import BASELINE, DRAFTED, EXITING, KOALA, MT_BENCH, RUN, baseline_row, method, usual_rows, write
 from refusals import refused
 
 from benchctl.analysis.comparison import compare
-from benchctl.analysis.frame.build import load, pair
 from benchctl.analysis.frame.rows import POSITIONS, step_counts
 from benchctl.analysis.metrics.drafting import (
     ACCEPTANCE_RATE,
@@ -28,7 +29,6 @@ from benchctl.analysis.stats.estimates import estimates
 from benchctl.analysis.tables.acceptance import render_acceptance
 from benchctl.cli import main
 from benchctl.records.schema import Row
-from benchctl.records.writer import read
 
 Steps = list[tuple[int, int]]
 """Drafted and accepted, step by step; each step also commits a bonus token."""
@@ -54,31 +54,22 @@ def row_of(steps: Steps, prompt_id: str = "p0", *, nodes: int = 1, cut: int = 0)
     )
 
 
-def values_of(tmp_path: Path, rows: list[Row]) -> dict[str, float | None]:
+def values_of(rows: list[Row]) -> dict[str, float | None]:
     """All figures by their name, through a file, its frame and its pairs."""
     baselines = [baseline_row(row.prompt_id, tokens=len(row.token_ids)) for row in rows]
-    longest = max(len(row.token_ids) for row in rows)
-    run = replace(RUN, max_new_tokens=longest, target=replace(RUN.target, vocabulary=longest))
-    frame = load([write(tmp_path / "run.jsonl", baselines + rows, run)])
-    pairs = pair(frame, DRAFTED, BASELINE)
+    pairs, frame = pairs_of(baselines + rows), frame_of(rows)
     named = (ACCEPTANCE_RATE, ROW_ACCEPTANCE, MEAN_ACCEPTED, BLOCK_EFFICIENCY)
-    return {found.metric.name: found.value for found in estimates(pairs, (*named, *by_position(frame).metrics))}
+    return {found.metric.name: found.value for found in estimates(pairs, (*named, *chain(*by_position(frame))))}
 
 
-def test_the_example_of_the_docstring() -> None:
-    found = step_counts(row_of([(3, 3), (3, 1), (3, 0)]))
-    assert [found[f"tested_{number}"] for number in (1, 2, 3)] == [3, 2, 1]
-    assert [found[f"accepted_{number}"] for number in (1, 2, 3)] == [2, 1, 1]
-
-
-def test_every_figure_is_that_of_the_steps_gone_through_one_by_one(tmp_path: Path) -> None:
+def test_every_figure_is_that_of_the_steps_gone_through_one_by_one() -> None:
     """Drafts of 0 to 6 tokens in trees of two rows a position, over 12 generations."""
     rng = np.random.default_rng(0)
     answers: list[Steps] = []
     for _ in range(12):
         lengths = rng.integers(0, 7, rng.integers(5, 20))
         answers.append([(int(drafted), int(rng.integers(0, drafted + 1))) for drafted in lengths])
-    found = values_of(tmp_path, [row_of(steps, f"p{number}", nodes=2) for number, steps in enumerate(answers)])
+    found = values_of([row_of(steps, f"p{number}", nodes=2) for number, steps in enumerate(answers)])
     steps = [step for answer in answers for step in answer]
     drafts = [step for step in steps if step[0] > 0]
     accepted = sum(kept for _, kept in steps)
@@ -96,12 +87,12 @@ def test_every_figure_is_that_of_the_steps_gone_through_one_by_one(tmp_path: Pat
         assert found[f"histogram_{count}"] == pytest.approx(sum(kept == count for _, kept in drafts) / len(drafts))
 
 
-def test_the_names_agree_with_each_other(tmp_path: Path) -> None:
+def test_the_names_agree_with_each_other() -> None:
     """Of drafts of one length, unconditional acceptance is the product of the conditional ones up to there; over the
     positions it sums to the mean of the histogram, which sums to 1."""
     rng = np.random.default_rng(1)
     rows = [row_of([(5, int(kept)) for kept in rng.integers(0, 6, 40)], f"p{number}") for number in range(3)]
-    found = {name: value or 0.0 for name, value in values_of(tmp_path, rows).items()}
+    found = {name: value or 0.0 for name, value in values_of(rows).items()}
     conditional = [found[f"conditional_{position}"] for position in range(1, 6)]
     unconditional = [found[f"unconditional_{position}"] for position in range(1, 6)]
     histogram = [found[f"histogram_{count}"] for count in range(6)]
@@ -112,13 +103,13 @@ def test_the_names_agree_with_each_other(tmp_path: Path) -> None:
     assert found["acceptance_rate"] == found["row_acceptance"] == pytest.approx(sum(unconditional) / 5)
 
 
-def test_tokens_accepted_with_one_chance_give_leviathan_s_expectations(tmp_path: Path) -> None:
+def test_tokens_accepted_with_one_chance_give_leviathan_s_expectations() -> None:
     """Each token accepted with alpha = 0.8, drafts of 4: (1 - alpha**5) / (1 - alpha) tokens a step (equation 1 of
     2211.17192), and conditional acceptance alpha at all positions, though the acceptance rate is far below it."""
     alpha, drafted = 0.8, 4
     hits = np.random.default_rng(2).random((20_000, drafted)) < alpha
     kept = np.cumprod(hits, axis=1).sum(axis=1)
-    found = values_of(tmp_path, [row_of([(drafted, int(count)) for count in kept])])
+    found = values_of([row_of([(drafted, int(count)) for count in kept])])
     assert found["block_efficiency"] == pytest.approx((1 - alpha**5) / (1 - alpha), rel=0.01)
     for position in range(1, 5):
         assert found[f"conditional_{position}"] == pytest.approx(alpha, abs=0.015)
@@ -127,51 +118,50 @@ def test_tokens_accepted_with_one_chance_give_leviathan_s_expectations(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("cut", "accepted", "tested"),
+    ("steps", "cut", "accepted", "tested"),
     [
-        (0, [2, 2, 1, 0], [2, 2, 2, 1]),
-        (1, [2, 2, 1, 0], [2, 2, 2, 0]),
-        (2, [2, 2, 0, 0], [2, 2, 1, 0]),
-        (3, [2, 1, 0, 0], [2, 1, 1, 0]),
+        ([(3, 3), (3, 1), (3, 0)], 0, [2, 1, 1], [3, 2, 1]),  # the example of the docstring
+        ([(3, 2), (4, 3)], 0, [2, 2, 1, 0], [2, 2, 2, 1]),
+        ([(3, 2), (4, 3)], 1, [2, 2, 1, 0], [2, 2, 2, 0]),
+        ([(3, 2), (4, 3)], 2, [2, 2, 0, 0], [2, 2, 1, 0]),
+        ([(3, 2), (4, 3)], 3, [2, 1, 0, 0], [2, 1, 1, 0]),
+        ([(2, 2)], 0, [1, 1], [1, 1]),  # nothing follows the deepest position,
+        ([(2, 2)], 1, [1, 1], [1, 1]),  # whether the bonus token was lost or not
     ],
-    ids=["whole", "bonus token lost", "one accepted lost", "two accepted lost"],
 )
-def test_what_a_stop_token_cut_off_was_not_rejected(cut: int, accepted: list[int], tested: list[int]) -> None:
+def test_what_a_stop_token_cut_off_was_not_rejected(
+    steps: Steps, cut: int, accepted: list[int], tested: list[int]
+) -> None:
     """The first draft, of 3, rejected its third token; the last, of 4, its fourth, if it was not cut off before."""
-    found = step_counts(row_of([(3, 2), (4, 3)], cut=cut))
-    assert [found[f"accepted_{number}"] for number in (1, 2, 3, 4)] == accepted
-    assert [found[f"tested_{number}"] for number in (1, 2, 3, 4)] == tested
+    counts = {"accepted": accepted, "tested": tested}
+    expected = {f"{kind}_{at}": steps for kind, found in counts.items() for at, steps in enumerate(found, 1)}
+    assert step_counts(row_of(steps, cut=cut)) == expected
 
 
-def test_a_draft_that_was_accepted_in_full_and_then_cut_is_no_rejection_either() -> None:
-    """Nothing follows the deepest position, whether the bonus token was lost or not."""
-    assert step_counts(row_of([(2, 2)], cut=1)) == step_counts(row_of([(2, 2)]))
-
-
-def test_positions_beyond_the_last_counted_are_one_bar(tmp_path: Path) -> None:
+def test_positions_beyond_the_last_counted_are_one_bar() -> None:
     deep = POSITIONS + 3
-    found = values_of(tmp_path, [row_of([(deep, deep), (deep, POSITIONS), (deep, POSITIONS - 1), (deep, 0)])])
+    found = values_of([row_of([(deep, deep), (deep, POSITIONS), (deep, POSITIONS - 1), (deep, 0)])])
     assert found[f"histogram_{POSITIONS}"] == 1 / 2
     assert found[f"histogram_{POSITIONS - 1}"] == 1 / 4
     assert (found[f"conditional_{POSITIONS}"], found[f"unconditional_{POSITIONS}"]) == (2 / 3, 1 / 2)
     assert f"conditional_{POSITIONS + 1}" not in found
 
 
-def test_a_position_that_was_never_tried_has_no_conditional_acceptance(tmp_path: Path) -> None:
-    found = values_of(tmp_path, [row_of([(3, 0), (3, 1)])])
+def test_a_position_that_was_never_tried_has_no_conditional_acceptance() -> None:
+    found = values_of([row_of([(3, 0), (3, 1)])])
     assert (found["conditional_2"], found["unconditional_2"]) == (0.0, 0.0)
     assert (found["conditional_3"], found["unconditional_3"]) == (None, 0.0)
 
 
-def _table(tmp_path: Path, format: str = "table", deep: int = 3) -> str:
+def _table(format: str = "table", deep: int = 3) -> str:
     rows = usual_rows(6)
     rows = [row_of([(deep, deep), (deep, 0)], row.prompt_id) if row.label == DRAFTED else row for row in rows]
-    return render_acceptance(compare([read(write(tmp_path / "run.jsonl", rows))]), format)
+    return render_acceptance([group_of(rows)], format)
 
 
-def test_the_table_shows_every_name_and_leaves_out_what_does_not_draft(tmp_path: Path) -> None:
+def test_the_table_shows_every_name_and_leaves_out_what_does_not_draft() -> None:
     """Half of the drafts of 3 are accepted whole and half not at all."""
-    text = _table(tmp_path)
+    text = _table()
     assert text.startswith("Acceptance on koala\n")
     assert BASELINE not in text and EXITING not in text
     lines = [line.split() for line in text.splitlines()]
@@ -182,37 +172,36 @@ def test_the_table_shows_every_name_and_leaves_out_what_does_not_draft(tmp_path:
     assert ["histogram", "50", "0", "0", "50"] in lines
 
 
-def test_a_deep_draft_fits_80_columns_and_says_that_more_is_meant(tmp_path: Path) -> None:
-    text = _table(tmp_path, deep=40)
+def test_a_deep_draft_fits_80_columns_and_says_that_more_is_meant() -> None:
+    text = _table(deep=40)
     assert max(map(len, text.splitlines())) <= 80
     assert f"{POSITIONS}+" in text
 
 
-def test_markdown_has_as_many_cells_in_each_line_of_a_table(tmp_path: Path) -> None:
-    text = _table(tmp_path, "md")
+def test_markdown_has_as_many_cells_in_each_line_of_a_table() -> None:
+    text = _table("md")
     for table in text.split("\n\n"):
         lines = [line for line in table.splitlines() if line.startswith("|")]
         assert len({line.count("|") for line in lines}) <= 1
     assert f"| `{DRAFTED}` | histogram | 50 | 0 | 0 | 50 |" in text
 
 
-def test_programs_get_full_precision_with_intervals(tmp_path: Path) -> None:
-    (found,) = json.loads(_table(tmp_path, "json"))["acceptance"]
+def test_programs_get_full_precision_with_intervals() -> None:
+    (found,) = json.loads(_table("json"))["acceptance"]
     figures = {(figure["name"], figure["position"]): figure for figure in found["figures"]}
     assert figures["conditional", 1] == {"name": "conditional", "position": 1, "value": 0.5, "low": 0.5, "high": 0.5}
     assert figures["block_efficiency", None]["value"] == 2.5
-    lines = list(csv.DictReader(io.StringIO(_table(tmp_path, "csv"))))
+    lines = list(csv.DictReader(io.StringIO(_table("csv"))))
     assert len(lines) == len(found["figures"]) == 4 + 3 + 3 + 4
-    told = {(line["figure"], line["position"]): line["value"] for line in lines}
-    assert (told["histogram", "3"], told["mean_accepted_tokens", ""]) == ("0.5", "1.5")
+    values = {(line["figure"], line["position"]): line["value"] for line in lines}
+    assert (values["histogram", "3"], values["mean_accepted_tokens", ""]) == ("0.5", "1.5")
 
 
-def test_suites_and_groups_stand_apart(tmp_path: Path) -> None:
+def test_suites_and_groups_stand_apart() -> None:
     rows = usual_rows(3)
     both = rows + [replace(row, suite="mt-bench") for row in rows]
-    one = write(tmp_path / "1.jsonl", both, replace(RUN, suites=(KOALA, MT_BENCH)))
-    two = write(tmp_path / "2.jsonl", rows, replace(RUN, threads=2))
-    text = render_acceptance(compare([read(one), read(two)]))
+    one, two = file_of(both, replace(RUN, suites=(KOALA, MT_BENCH))), file_of(rows, replace(RUN, threads=2))
+    text = render_acceptance(compare([one, two]))
     headings = [line for line in text.splitlines() if line.startswith("Acceptance on")]
     assert headings == [
         "Acceptance on koala, group 1",
@@ -222,11 +211,9 @@ def test_suites_and_groups_stand_apart(tmp_path: Path) -> None:
     ]
 
 
-def test_nothing_drafted_is_said_rather_than_shown_as_an_empty_table(tmp_path: Path) -> None:
-    run = replace(RUN, methods=(method(BASELINE),))
-    groups = compare([read(write(tmp_path / "run.jsonl", [baseline_row()], run))])
+def test_nothing_drafted_is_said_rather_than_shown_as_an_empty_table() -> None:
     with refused("no_drafts"):
-        render_acceptance(groups)
+        render_acceptance([group_of([baseline_row()], replace(RUN, methods=(method(BASELINE),)))])
 
 
 def test_compare_shows_acceptance_when_asked(tmp_path: Path) -> None:

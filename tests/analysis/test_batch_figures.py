@@ -7,16 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from compared import figures_of, frame_of, group_of, value_of
 from fixtures_records import BASELINE, EXITING, RUN, baseline_row, batch, exiting_row, failed, method, write
 from warned import warned
 
-from benchctl.analysis.comparison import Difference, Group, MethodFigures, compare, differences
-from benchctl.analysis.frame.build import load
+from benchctl.analysis.comparison import Difference, Group, differences
 from benchctl.analysis.metrics.drafting import DEPTH_FRACTION
 from benchctl.analysis.metrics.speed import DECODE_SPEEDUP, SPEEDUP, TOKENS_PER_S, TPOT, TTFT
 from benchctl.analysis.tables.text import summary
 from benchctl.records.schema import Row
-from benchctl.records.writer import read
 
 BATCHED = replace(RUN, batch_size=2, methods=(method(BASELINE), method(EXITING, "lossy")))
 
@@ -30,17 +29,12 @@ def pair_of_batches(number: int = 0, step_s: float = 0.5) -> list[Row]:
     ]
 
 
-def grouped(path: Path, rows: list[Row]) -> Group:
-    (group,) = compare([read(write(path / "run.jsonl", rows, BATCHED))])
-    return group
+def batched(rows: list[Row]) -> Group:
+    return group_of(rows, BATCHED)
 
 
-def exiting(group: Group) -> MethodFigures:
-    return next(found for found in group.pooled.methods if found.label == EXITING)
-
-
-def test_every_answer_has_its_share_of_the_time_of_its_batch(tmp_path: Path) -> None:
-    frame = load([write(tmp_path / "run.jsonl", [*pair_of_batches(), *batch(baseline_row("p2", tokens=3))], BATCHED)])
+def test_every_answer_has_its_share_of_the_time_of_its_batch() -> None:
+    frame = frame_of([*pair_of_batches(), *batch(baseline_row("p2", tokens=3))], BATCHED)
     assert list(frame["whole_s"]) == [5.0, 5.0, 3.0, 3.0, 4.0]
     assert list(frame["whole_decode_s"]) == [4.0, 4.0, 2.0, 2.0, 2.0]
     assert list(frame["decode_s"]) == [4.0, 8.0, 2.0, 4.0, 2.0]
@@ -48,42 +42,36 @@ def test_every_answer_has_its_share_of_the_time_of_its_batch(tmp_path: Path) -> 
     assert list(frame["batch"]) == ["p0"] * 4 + ["p2"]
 
 
-def test_speed_up_and_tokens_per_second_are_the_batches_and_tpot_is_the_reader_s(tmp_path: Path) -> None:
+def test_speed_up_and_tokens_per_second_are_the_batches_and_tpot_is_the_reader_s() -> None:
     """The sums of what each reader waited, 16 s and 10 s, would say 1.6 times; the machine was 10 s and 6 s at it."""
-    group = grouped(tmp_path, pair_of_batches())
-    found = exiting(group)
-    assert found.estimate(SPEEDUP).value == pytest.approx(10 / 6)
-    assert found.estimate(DECODE_SPEEDUP).value == pytest.approx(8 / 4)
-    assert found.estimate(TOKENS_PER_S).value == pytest.approx(14 / 6)
-    assert found.estimate(TPOT).value == pytest.approx(0.5)
-    assert found.estimate(TTFT).value == pytest.approx(2.0)
-    assert found.estimate(DEPTH_FRACTION).value == pytest.approx((2 * 12 + 12 * 6) / (14 * 12))
-    assert (found.prompts, found.generations) == (2, 2)
-    baseline = group.pooled.methods[0]
-    assert baseline.estimate(SPEEDUP).value == 1.0
-    assert baseline.estimate(TOKENS_PER_S).value == pytest.approx(1.4)
+    group = batched(pair_of_batches())
+    metrics = (SPEEDUP, DECODE_SPEEDUP, TOKENS_PER_S, TPOT, TTFT, DEPTH_FRACTION)
+    expected = [10 / 6, 8 / 4, 14 / 6, 0.5, 2.0, (2 * 12 + 12 * 6) / (14 * 12)]
+    assert [value_of(group, metric, EXITING) for metric in metrics] == pytest.approx(expected)
+    assert (figures_of(group, EXITING).prompts, figures_of(group, EXITING).generations) == (2, 2)
+    assert [value_of(group, metric, BASELINE) for metric in (SPEEDUP, TOKENS_PER_S)] == pytest.approx([1, 1.4])
 
 
-def test_the_same_prompts_of_other_turns_and_repeats_are_other_batches(tmp_path: Path) -> None:
+def test_the_same_prompts_of_other_turns_and_repeats_are_other_batches() -> None:
     later = [replace(row, turn=1) for row in pair_of_batches(step_s=2.0)]
     again = [replace(row, repeat=1) for row in pair_of_batches(step_s=1.0)]
-    frame = load([write(tmp_path / "run.jsonl", [*pair_of_batches(), *later, *again], BATCHED)])
+    frame = frame_of([*pair_of_batches(), *later, *again], BATCHED)
     own = frame[frame["label"] == EXITING]
     assert list(own["whole_s"]) == [3.0, 3.0, 9.0, 9.0, 5.0, 5.0]
 
 
-def test_a_batch_that_failed_leaves_its_pair_out(tmp_path: Path) -> None:
+def test_a_batch_that_failed_leaves_its_pair_out() -> None:
     broken = [failed(row) if row.label == EXITING else row for row in pair_of_batches()]
-    found = exiting(grouped(tmp_path, [*broken, *pair_of_batches(1)]))
+    found = figures_of(batched([*broken, *pair_of_batches(1)]), EXITING)
     assert found.prompts == 2
     assert found.estimate(SPEEDUP).value == pytest.approx(10 / 6)
 
 
-def test_intervals_draw_batches_and_not_their_prompts(tmp_path: Path) -> None:
+def test_intervals_draw_batches_and_not_their_prompts() -> None:
     """Two prompts of one batch are one measurement of time, so there is no telling how it spreads."""
-    assert exiting(grouped(tmp_path, pair_of_batches())).estimate(SPEEDUP).interval is None
+    assert figures_of(batched(pair_of_batches()), EXITING).estimate(SPEEDUP).interval is None
     rows = [row for number, pace in enumerate((0.3, 0.5, 0.8)) for row in pair_of_batches(number, pace)]
-    interval = exiting(grouped(tmp_path, rows)).estimate(SPEEDUP).interval
+    interval = figures_of(batched(rows), EXITING).estimate(SPEEDUP).interval
     assert interval is not None
     assert interval.low == pytest.approx(10 / (2 + 8 * 0.8))
     assert interval.high == pytest.approx(10 / (2 + 8 * 0.3))
@@ -107,14 +95,14 @@ def test_tables_say_that_they_are_of_batches(tmp_path: Path, format: str) -> Non
     assert "batch" not in plain
 
 
-def test_few_batches_are_told_however_many_prompts_they_hold(tmp_path: Path) -> None:
+def test_few_batches_are_told_however_many_prompts_they_hold() -> None:
     few = [row for number in range(9) for row in pair_of_batches(number)]
-    assert warned(grouped(tmp_path, few), "few_prompts") == [{"count": 9, "unit": "batches", "limit": 20}]
-    assert warned(grouped(tmp_path, [*few, *pair_of_batches(9)]), "few_prompts") == []
+    assert warned(batched(few), "few_prompts") == [{"count": 9, "unit": "batches", "limit": 20}]
+    assert warned(batched([*few, *pair_of_batches(9)]), "few_prompts") == []
 
 
-def test_of_ten_batches_with_few_answered_prompts_the_prompts_are_counted(tmp_path: Path) -> None:
+def test_of_ten_batches_with_few_answered_prompts_the_prompts_are_counted() -> None:
     """Only batches counted, so ten batches gave no warning although all but one of them had failed."""
     rows = [row for number in range(10) for row in pair_of_batches(number)]
     left = [failed(row) if row.label == EXITING and row.batch != rows[0].batch else row for row in rows]
-    assert warned(grouped(tmp_path, left), "few_prompts") == [{"count": 2, "unit": "prompts", "limit": 20}]
+    assert warned(batched(left), "few_prompts") == [{"count": 2, "unit": "prompts", "limit": 20}]

@@ -1,10 +1,10 @@
 """Runs are compared where everything but the method is the same, suite by suite and over all suites."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+from compared import file_of, group_of
 from fixtures_records import (
     BASELINE,
     DRAFTED,
@@ -18,20 +18,12 @@ from fixtures_records import (
     failed,
     method,
     usual_rows,
-    write,
 )
 from refusals import refused
 
-from benchctl.analysis.comparison import POOLED, Difference, Group, compare, differences
+from benchctl.analysis.comparison import POOLED, Difference, compare, differences
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.bootstrap import Interval
-from benchctl.records.schema import Row, Run
-from benchctl.records.writer import read
-
-
-def _group(path: Path, rows: list[Row], run: Run = RUN) -> Group:
-    (group,) = compare([read(write(path / "run.jsonl", rows, run))])
-    return group
 
 
 @pytest.mark.parametrize(
@@ -70,61 +62,59 @@ def test_draft_models_count_only_where_both_runs_have_one() -> None:
 
 
 def test_trained_modules_count_where_both_runs_have_the_label() -> None:
-    heads = method("medusa")
-    one, other = (replace(RUN, methods=(*RUN.methods, replace(heads, modules_sha256=sha))) for sha in ("aa", "zz"))
+    heads = (replace(method("medusa"), modules_sha256=sha256) for sha256 in ("aa", "zz"))
+    one, other = (replace(RUN, methods=(*RUN.methods, medusa)) for medusa in heads)
     assert differences(RUN, one) == ()
     assert differences(one, one) == ()
     assert differences(one, other) == (Difference("modules", "medusa aa", "medusa zz"),)
 
 
-def test_files_of_one_group_are_sessions_of_the_same_prompts(tmp_path: Path) -> None:
-    one, two = write(tmp_path / "1.jsonl", usual_rows()), write(tmp_path / "2.jsonl", usual_rows())
-    (group,) = compare([read(one), read(two)])
+def test_files_of_one_group_are_sessions_of_the_same_prompts() -> None:
+    (group,) = compare([file_of(usual_rows(), name=name) for name in ("1.jsonl", "2.jsonl")])
     assert [(found.prompts, found.generations) for found in group.pooled.methods] == [(20, 40)] * 3
 
 
-def test_files_that_are_not_comparable_stay_apart(tmp_path: Path) -> None:
-    one = write(tmp_path / "1.jsonl", usual_rows())
-    two = write(tmp_path / "2.jsonl", usual_rows(), replace(RUN, threads=2))
-    three = write(tmp_path / "3.jsonl", usual_rows())
-    groups = compare([read(one), read(two), read(three)])
-    assert [[file.path for file in group.files] for group in groups] == [[one, three], [two]]
+def test_files_that_are_not_comparable_stay_apart() -> None:
+    one, three = (file_of(usual_rows(), name=name) for name in ("1.jsonl", "3.jsonl"))
+    two = file_of(usual_rows(), replace(RUN, threads=2))
+    groups = compare([one, two, three])
+    assert [group.files for group in groups] == [(one, three), (two,)]
     assert [group.differs for group in groups] == [(), (Difference("threads", "1", "2"),)]
 
 
-def test_suites_come_one_by_one_and_then_pooled(tmp_path: Path) -> None:
+def test_suites_come_one_by_one_and_then_pooled() -> None:
     rows = [baseline_row(), drafted_row()]
     both = rows + [replace(row, suite="mt-bench", step_s=(3.0,) * len(row.step_s)) for row in rows]
-    group = _group(tmp_path, both, replace(RUN, suites=(KOALA, MT_BENCH)))
+    group = group_of(both, replace(RUN, suites=(KOALA, MT_BENCH)))
     speedups = {suite.suite: suite.methods[1].estimate(SPEEDUP).value for suite in group.suites}
     assert speedups == {"koala": 10 / 6, "mt-bench": 26 / 14, POOLED: 36 / 20}
 
 
-def test_a_prompt_of_the_same_name_in_two_suites_is_two_prompts(tmp_path: Path) -> None:
+def test_a_prompt_of_the_same_name_in_two_suites_is_two_prompts() -> None:
     rows = [baseline_row(), drafted_row()]
     both = rows + [replace(row, suite="mt-bench") for row in rows]
-    assert _group(tmp_path, both, replace(RUN, suites=(KOALA, MT_BENCH))).pooled.methods[1].prompts == 2
+    assert group_of(both, replace(RUN, suites=(KOALA, MT_BENCH))).pooled.methods[1].prompts == 2
 
 
-def test_the_baseline_comes_first_and_is_never_called_lossless(tmp_path: Path) -> None:
-    group = _group(tmp_path, list(reversed(usual_rows())), replace(RUN, methods=tuple(reversed(RUN.methods))))
+def test_the_baseline_comes_first_and_is_never_called_lossless() -> None:
+    group = group_of(list(reversed(usual_rows())), replace(RUN, methods=tuple(reversed(RUN.methods))))
     found = [(figures.label, figures.is_baseline, figures.lossless) for figures in group.pooled.methods]
     assert found == [(BASELINE, True, False), (EXITING, False, False), (DRAFTED, False, True)]
 
 
-def test_one_prompt_has_no_interval_and_the_baseline_always_has_speedup_one(tmp_path: Path) -> None:
-    baseline, drafted = _group(tmp_path, [baseline_row(), drafted_row()]).pooled.methods
+def test_one_prompt_has_no_interval_and_the_baseline_always_has_speedup_one() -> None:
+    baseline, drafted = group_of([baseline_row(), drafted_row()]).pooled.methods
     assert (drafted.estimate(SPEEDUP).value, drafted.estimate(SPEEDUP).interval) == (10 / 6, None)
-    baseline = _group(tmp_path, usual_rows()).pooled.methods[0]
+    baseline = group_of(usual_rows()).pooled.methods[0]
     assert (baseline.estimate(SPEEDUP).value, baseline.estimate(SPEEDUP).interval) == (1.0, Interval(1.0, 1.0))
 
 
-def test_a_method_that_always_failed_has_no_values(tmp_path: Path) -> None:
-    figures = _group(tmp_path, [baseline_row(), failed(drafted_row())]).pooled.methods[1]
+def test_a_method_that_always_failed_has_no_values() -> None:
+    figures = group_of([baseline_row(), failed(drafted_row())]).pooled.methods[1]
     assert (figures.prompts, figures.fidelity.failed, figures.estimate(SPEEDUP).value) == (0, 1, None)
 
 
-def test_files_without_generations_are_refused(tmp_path: Path) -> None:
-    warm_up = write(tmp_path / "run.jsonl", [replace(baseline_row(), repeat=-1)])
-    with refused("no_generations", str(warm_up), "--resume"):
-        compare([read(warm_up)])
+def test_files_without_generations_are_refused() -> None:
+    warm_up = file_of([replace(baseline_row(), repeat=-1)])
+    with refused("no_generations", str(warm_up.path), "--resume"):
+        compare([warm_up])

@@ -6,20 +6,15 @@ from pathlib import Path
 import pytest
 from click import unstyle
 from click.testing import CliRunner
+from compared import group_of
 from fixtures_records import BASELINE, DRAFTED, EXITING, baseline_row, drafted_row, exiting_row, write
 
-from benchctl.analysis.comparison import Group, compare
+from benchctl.analysis.comparison import Group
 from benchctl.analysis.metrics.faithfulness import KL, LOG_LIKELIHOOD_DIFFERENCE, TARGET_AGREEMENT
 from benchctl.analysis.metrics.metric import Metric
 from benchctl.analysis.tables.text import render
 from benchctl.cli import main
 from benchctl.records.schema import Row
-from benchctl.records.writer import read
-
-
-def _compared(tmp_path: Path, *rows: Row) -> Group:
-    (group,) = compare([read(write(tmp_path / "run.jsonl", rows))])
-    return group
 
 
 def _values(group: Group, metric: Metric) -> dict[str, float | None]:
@@ -38,34 +33,28 @@ def _scored(row: Row, agreed: int, logprob: float, baseline_logprob: float = -9.
     return replace(row, fidelity=sums | more)
 
 
-def test_the_target_agrees_with_all_tokens_of_answers_that_are_the_baselines(tmp_path: Path) -> None:
-    """One prompt of 9 identical tokens, one of 9 of which the target would have said 6: 15 of 18."""
+def test_the_target_agrees_with_all_of_answers_that_are_the_baselines_whose_likelihood_is_theirs_too() -> None:
+    """One prompt of 9 identical tokens, one of 9 of which the target would have said 6, at -2 nats a token for -1."""
     same = replace(exiting_row("p0"), verdict="identical", first_divergence=None)
-    group = _compared(tmp_path, baseline_row("p0"), same, baseline_row("p1"), _scored(exiting_row("p1"), 6, -18.0))
+    group = group_of([baseline_row("p0"), same, baseline_row("p1"), _scored(exiting_row("p1"), 6, -18.0)])
     assert _values(group, TARGET_AGREEMENT) == {BASELINE: None, EXITING: pytest.approx(15 / 18)}
-
-
-def test_the_difference_of_log_likelihood_is_0_where_answers_are_equal_and_per_token_elsewhere(tmp_path: Path) -> None:
-    """-2 nats a token against -1 on one of two prompts."""
-    same = replace(exiting_row("p0"), verdict="identical", first_divergence=None)
-    group = _compared(tmp_path, baseline_row("p0"), same, baseline_row("p1"), _scored(exiting_row("p1"), 6, -18.0))
     assert _values(group, LOG_LIKELIHOOD_DIFFERENCE)[EXITING] == pytest.approx(-0.5)
 
 
-def test_a_likelier_answer_than_the_baselines_has_a_difference_above_0(tmp_path: Path) -> None:
-    group = _compared(tmp_path, baseline_row(), _scored(exiting_row(), 9, -4.5))
+def test_a_likelier_answer_than_the_baselines_has_a_difference_above_0() -> None:
+    group = group_of([baseline_row(), _scored(exiting_row(), 9, -4.5)])
     assert _values(group, LOG_LIKELIHOOD_DIFFERENCE)[EXITING] == pytest.approx(0.5)
 
 
-def test_answers_that_tell_nothing_leave_no_figure_rather_than_a_perfect_one(tmp_path: Path) -> None:
+def test_answers_that_tell_nothing_leave_no_figure_rather_than_a_perfect_one() -> None:
     """A file begun by an older version and resumed: the answers that differ are the very ones that lack sums."""
     rows = [baseline_row("p0"), _scored(exiting_row("p0"), 6, -18.0), baseline_row("p1"), exiting_row("p1")]
-    group = _compared(tmp_path, *rows)
+    group = group_of(rows)
     assert _values(group, TARGET_AGREEMENT)[EXITING] is None
     assert _values(group, LOG_LIKELIHOOD_DIFFERENCE)[EXITING] is None
 
 
-def test_kl_is_a_mean_over_the_tokens_that_have_one(tmp_path: Path) -> None:
+def test_kl_is_a_mean_over_the_tokens_that_have_one() -> None:
     """Also of answers that are the baseline's; a method that has no distribution of its own has no figure."""
     same = replace(exiting_row("p0"), verdict="identical", first_divergence=None)
     rows = [
@@ -76,21 +65,21 @@ def test_kl_is_a_mean_over_the_tokens_that_have_one(tmp_path: Path) -> None:
         _scored(exiting_row("p1"), 6, -18.0, kl_tokens=3.0, kl_nats=6.0),
         drafted_row("p1"),
     ]
-    assert _values(_compared(tmp_path, *rows), KL) == {BASELINE: None, DRAFTED: None, EXITING: 0.5}
+    assert _values(group_of(rows), KL) == {BASELINE: None, DRAFTED: None, EXITING: 0.5}
 
 
-def test_where_no_answer_differs_all_is_the_targets_and_no_table_says_so(tmp_path: Path) -> None:
-    group = _compared(tmp_path, baseline_row(), drafted_row())
+def test_where_no_answer_differs_all_is_the_targets_and_no_table_says_so() -> None:
+    group = group_of([baseline_row(), drafted_row()])
     assert _values(group, TARGET_AGREEMENT)[DRAFTED] == 1.0
     assert _values(group, LOG_LIKELIHOOD_DIFFERENCE)[DRAFTED] == 0.0
     assert "Fidelity (no judge)" not in render([group])
 
 
-def test_a_table_has_the_figures_that_there_are(tmp_path: Path) -> None:
+def test_a_table_has_the_figures_that_there_are() -> None:
     """Sampled and imported runs, and exact methods, are not bothered with columns of dashes."""
     rows = [baseline_row("p0"), _scored(exiting_row("p0"), 6, -18.0, kl_tokens=3.0, kl_nats=6.0)]
     rows += [baseline_row("p1"), replace(exiting_row("p1"), verdict="identical", first_divergence=None)]
-    group = _compared(tmp_path, *rows)
+    group = group_of(rows)
     text = unstyle(render([group]))
     table = text[text.index("Fidelity (no judge)") :].splitlines()
     assert next(line.split() for line in table if line.startswith("early_exit")) == [
@@ -98,9 +87,9 @@ def test_a_table_has_the_figures_that_there_are(tmp_path: Path) -> None:
     ]
 
 
-def test_a_method_that_degenerates_has_the_table_too(tmp_path: Path) -> None:
+def test_a_method_that_degenerates_has_the_table_too() -> None:
     looping = replace(drafted_row(steps=10), token_ids=(3,) * 21)
-    text = unstyle(render([_compared(tmp_path, baseline_row(tokens=21), looping)]))
+    text = unstyle(render([group_of([baseline_row(tokens=21), looping])]))
     line = next(line for line in text[text.index("Fidelity (no judge)") :].splitlines() if line.startswith("two_model"))
     assert line.split() == ["two_model", "draft_tokens=3", "1.000"]
 
@@ -115,16 +104,16 @@ def test_the_pareto_plot_works_with_the_targets_agreement(tmp_path: Path) -> Non
     assert out.stat().st_size > 1000
 
 
-def test_numeric_verdicts_have_a_column_where_there_are_some(tmp_path: Path) -> None:
+def test_numeric_verdicts_have_a_column_where_there_are_some() -> None:
     numeric = replace(drafted_row(), verdict="numeric", first_divergence=4)
-    with_some = unstyle(render([_compared(tmp_path, baseline_row(), numeric)]))
+    with_some = unstyle(render([group_of([baseline_row(), numeric])]))
     assert "identical  tie  numeric  lossy" in with_some
-    assert "identical  tie  lossy" in unstyle(render([_compared(tmp_path, baseline_row(), drafted_row())]))
+    assert "identical  tie  lossy" in unstyle(render([group_of([baseline_row(), drafted_row()])]))
 
 
-def test_sampled_answers_have_their_divergence_alone(tmp_path: Path) -> None:
+def test_sampled_answers_have_their_divergence_alone() -> None:
     sampled = replace(exiting_row(), verdict="sampled", first_divergence=None, fidelity={"kl_tokens": 4, "kl_nats": 1})
-    group = _compared(tmp_path, baseline_row(), sampled)
+    group = group_of([baseline_row(), sampled])
     figures = TARGET_AGREEMENT, LOG_LIKELIHOOD_DIFFERENCE, KL
     assert [_values(group, metric)[EXITING] for metric in figures] == [None, None, 0.25]
     text = unstyle(render([group]))

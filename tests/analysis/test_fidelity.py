@@ -3,11 +3,11 @@
 import random
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from statistics import median
 
 import pytest
-from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, drafted_row, failed, write
+from compared import file_of, frame_of, pairs_of
+from fixtures_records import RUN, baseline_row, drafted_row, failed
 
 from benchctl.analysis.frame.build import (
     Fidelity,
@@ -17,45 +17,32 @@ from benchctl.analysis.frame.build import (
     compared_tokens,
     fidelity,
     is_lossless,
-    load,
-    pair,
+    to_frame,
 )
 from benchctl.records.schema import Exactness, Row
 
 
-def _agreement(tmp_path: Path, *rows: Row) -> tuple[float, float]:
-    pairs = pair(load([write(tmp_path / "run.jsonl", rows)]), DRAFTED, BASELINE)
-    return float(agreed_tokens(pairs).sum()), float(compared_tokens(pairs).sum())
-
-
-def test_identical_answers_agree_in_every_token(tmp_path: Path) -> None:
-    assert _agreement(tmp_path, baseline_row(), drafted_row()) == (9, 9)
-
-
-@pytest.mark.parametrize(("baseline_tokens", "steps"), [(17, 4), (9, 8)])
-def test_a_lossy_answer_agrees_up_to_its_first_divergence_of_the_longer_one(
-    tmp_path: Path, baseline_tokens: int, steps: int
+@pytest.mark.parametrize(
+    ("baseline", "answer", "agreed", "compared"),
+    [
+        (baseline_row(), drafted_row(), 9, 9),
+        (baseline_row(tokens=17), replace(drafted_row(steps=4), verdict="lossy", first_divergence=4), 4, 17),
+        (baseline_row(tokens=9), replace(drafted_row(steps=8), verdict="lossy", first_divergence=4), 4, 17),
+        (baseline_row(), replace(drafted_row(), verdict="tie", first_divergence=4), 4, 4),
+        (baseline_row(), replace(drafted_row(), verdict="numeric", first_divergence=4), 4, 4),
+        # A second turn with a history of its own is judged on a baseline answer that is not in the file.
+        (baseline_row(tokens=9), replace(drafted_row(steps=4), verdict="lossy", first_divergence=9), 9, 10),
+        (baseline_row(), replace(drafted_row(), verdict="sampled"), 0, 0),
+    ],
+)
+def test_answers_agree_up_to_their_first_divergence_of_the_longer_one(
+    baseline: Row, answer: Row, agreed: int, compared: int
 ) -> None:
-    lossy = replace(drafted_row(steps=steps), verdict="lossy", first_divergence=4)
-    assert _agreement(tmp_path, baseline_row(tokens=baseline_tokens), lossy) == (4, 17)
+    pairs = pairs_of([baseline, answer])
+    assert (agreed_tokens(pairs).sum(), compared_tokens(pairs).sum()) == (agreed, compared)
 
 
-def test_a_tie_ends_the_comparison(tmp_path: Path) -> None:
-    tie = replace(drafted_row(), verdict="tie", first_divergence=4)
-    assert _agreement(tmp_path, baseline_row(), tie) == (4, 4)
-
-
-def test_an_answer_that_ends_too_early_does_not_agree_in_full(tmp_path: Path) -> None:
-    """A second turn with a history of its own is judged on a baseline answer that is not in the file."""
-    shorter = replace(drafted_row(steps=4), verdict="lossy", first_divergence=9)
-    assert _agreement(tmp_path, baseline_row(tokens=9), shorter) == (9, 10)
-
-
-def test_sampled_answers_are_not_compared(tmp_path: Path) -> None:
-    assert _agreement(tmp_path, baseline_row(), replace(drafted_row(), verdict="sampled")) == (0, 0)
-
-
-def test_verdicts_and_failures_are_counted(tmp_path: Path) -> None:
+def test_verdicts_and_failures_are_counted() -> None:
     rows = [
         drafted_row("p0"),
         drafted_row("p1"),
@@ -64,7 +51,7 @@ def test_verdicts_and_failures_are_counted(tmp_path: Path) -> None:
         replace(drafted_row("p4"), verdict="sampled"),
         failed(drafted_row("p5")),
     ]
-    assert fidelity(load([write(tmp_path / "run.jsonl", rows)]), {0: 2}) == Fidelity(2, 1, 0, 1, 1, 1, 0, 3.5)
+    assert fidelity(frame_of(rows), {0: 2}) == Fidelity(2, 1, 0, 1, 1, 1, 0, 3.5)
 
 
 PLACES = {"tie": 2, "numeric": 3, "lossy": 4}  # where answers of each verdict diverge
@@ -100,16 +87,16 @@ def _row(state: str, **place: int | str) -> Row:
     ],
 )
 def test_a_planned_generation_counts_once_by_the_worst_verdict_of_its_tries(
-    tmp_path: Path, tries: tuple[str, ...], counted: str
+    tries: tuple[str, ...], counted: str
 ) -> None:
     """A failure that another try made good stayed one for ever, and a disturbed run had more answers than prompts and
     repeats. What an answer was is known however long it took: so a lossy one counts, whatever its round met."""
     rows = [_row(state, repeat=1 + 2 * number) for number, state in enumerate(tries)]  # all stand for repeat 1 of 2
-    found = fidelity(load([write(tmp_path / "run.jsonl", rows)]), {0: 2})
+    found = fidelity(frame_of(rows), {0: 2})
     assert found == Fidelity(**{counted: 1}, median_first_divergence=PLACES.get(counted))
 
 
-def test_counts_are_those_of_a_plain_count_by_file_prompt_turn_and_repeat(tmp_path: Path) -> None:
+def test_counts_are_those_of_a_plain_count_by_file_prompt_turn_and_repeat() -> None:
     """Of 3 and of 2 repeats, with up to two further tries of each, in any order that times allow."""
     chance, repeats = random.Random(0), {0: 3, 1: 2}
     rank = ["lossy", "numeric", "failed", "unjudged", "tie", "identical"]
@@ -125,17 +112,11 @@ def test_counts_are_those_of_a_plain_count_by_file_prompt_turn_and_repeat(tmp_pa
         ]
         mended = [state for state in tries[:-1] if state not in ("failed", "unjudged")]
         expected.append(min([*mended, tries[-1]], key=rank.index))
-    paths = [
-        write(tmp_path / f"{file}.jsonl", rows, replace(RUN, repeats=repeats[file])) for file, rows in enumerate(files)
-    ]
-    found = fidelity(load(paths), repeats)
+    run_files = [file_of(rows, replace(RUN, repeats=repeats[file])) for file, rows in enumerate(files)]
+    found = fidelity(to_frame(run_files), repeats)
     assert len(expected) == 15 * 2 * 5
     assert {state: getattr(found, state) for state in STATES} == {state: expected.count(state) for state in STATES}
     assert found.median_first_divergence == median(PLACES[state] for state in expected if state in PLACES)
-
-
-def test_where_nothing_diverged_there_is_no_first_divergence(tmp_path: Path) -> None:
-    assert fidelity(load([write(tmp_path / "run.jsonl", [drafted_row()])]), {0: 2}) == Fidelity(identical=1)
 
 
 @pytest.mark.parametrize(
@@ -173,9 +154,3 @@ def test_a_numeric_answer_is_borne_out_only_in_half_precision(dtype: str, lossle
     """MEASUREMENT 2.1: for an exact method in float32 anything but identical or tie is a bug."""
     assert is_lossless(True, Fidelity(identical=3, numeric=1), dtype) == lossless
     assert broken(Fidelity(identical=3, numeric=1, lossy=2), dtype) == (2 if lossless else 3)
-
-
-def test_a_numeric_answer_is_counted_and_ends_the_comparison_as_a_tie_does(tmp_path: Path) -> None:
-    numeric = replace(drafted_row(), verdict="numeric", first_divergence=4)
-    assert _agreement(tmp_path, baseline_row(), numeric) == (4, 4)
-    assert fidelity(load([tmp_path / "run.jsonl"]), {0: 2}) == Fidelity(numeric=1, median_first_divergence=4)

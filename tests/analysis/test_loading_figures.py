@@ -5,15 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from compared import group_of, value_of
 from fixtures_records import BASELINE, RUN, baseline_row, failed, method, usual_rows, write
 
-from benchctl.analysis.comparison import compare
 from benchctl.analysis.metrics.experts import (
     EVICTED_UNUSED,
     LATE,
@@ -25,7 +24,7 @@ from benchctl.analysis.metrics.experts import (
     STALL,
     THROTTLE,
 )
-from benchctl.analysis.tables.text import Format, summary
+from benchctl.analysis.tables.text import Format, render
 from benchctl.records.schema import Row, to_line
 from benchctl.records.writer import read
 
@@ -58,10 +57,6 @@ def _rows() -> list[Row]:
     return [baseline_row(), _row(), _row(THROTTLED, bandwidth_mb_s=500.0)]
 
 
-def _text(tmp_path: Path, format: Format = "table") -> str:
-    return summary([write(tmp_path / "run.jsonl", _rows(), WITH_OFFLOAD)], format)
-
-
 def test_a_row_keeps_its_counters(tmp_path: Path) -> None:
     path = write(tmp_path / "run.jsonl", _rows(), WITH_OFFLOAD)
     assert [row.counters for row in read(path).rows] == [{}, COUNTERS, {**COUNTERS, "bandwidth_mb_s": 500.0}]
@@ -90,11 +85,10 @@ def test_a_failed_generation_has_no_counters() -> None:
     assert b'"counters":{}' in to_line(failed(_row()))
 
 
-def test_figures_are_ratios_of_sums_over_the_decoded_tokens(tmp_path: Path) -> None:
+def test_figures_are_ratios_of_sums_over_the_decoded_tokens() -> None:
     rows = [*_rows(), baseline_row("p1"), _row(prompt_id="p1", loads=0.0, stall_s=0.0)]
-    (group,) = compare([read(write(tmp_path / "run.jsonl", rows, WITH_OFFLOAD))])
-    found = next(figures for figures in group.pooled.methods if figures.label == OFFLOAD)
-    values = {metric: found.estimate(metric).value for metric in LOADING_METRICS}
+    group = group_of(rows, WITH_OFFLOAD)
+    values = {metric: value_of(group, metric, OFFLOAD) for metric in LOADING_METRICS}
     assert values == pytest.approx(
         {
             STALL: 0.016 / 16,
@@ -108,43 +102,31 @@ def test_figures_are_ratios_of_sums_over_the_decoded_tokens(tmp_path: Path) -> N
             THROTTLE: None,
         }
     )
+    assert {value_of(group, metric, BASELINE) for metric in LOADING_METRICS} == {None}
 
 
-def test_the_baseline_has_no_figures_of_loading(tmp_path: Path) -> None:
-    (group,) = compare([read(write(tmp_path / "run.jsonl", _rows(), WITH_OFFLOAD))])
-    baseline = group.pooled.methods[0]
-    assert {baseline.estimate(metric).value for metric in LOADING_METRICS} == {None}
-
-
-def test_a_stall_that_nobody_timed_is_no_zero(tmp_path: Path) -> None:
+def test_a_stall_that_nobody_timed_is_no_zero() -> None:
     untimed = replace(_row(), counters={name: value for name, value in COUNTERS.items() if name != "stall_s"})
-    (group,) = compare([read(write(tmp_path / "run.jsonl", [baseline_row(), untimed], WITH_OFFLOAD))])
-    found = group.pooled.methods[1]
-    assert found.estimate(STALL).value is None
-    assert found.estimate(LOADS).value == 5.0
+    group = group_of([baseline_row(), untimed], WITH_OFFLOAD)
+    assert (value_of(group, STALL, OFFLOAD), value_of(group, LOADS, OFFLOAD)) == (None, 5.0)
 
 
-def test_the_table_shows_loading_and_says_what_was_throttled(tmp_path: Path) -> None:
-    text = _text(tmp_path, "md")
+def test_the_table_shows_loading_and_says_what_was_throttled() -> None:
+    text = render([group_of(_rows(), WITH_OFFLOAD)], "md")
     assert "| stall ms | experts loaded | MB loaded | evicted unused | loading throttled to |" in text
     assert "| 2.00 | 5.00 | 5.00 | 0.50 | – | 0.750 | 0.062 | 0.500 | 0.750 |" in text
     assert "| 500 MB/s | 0.750 |" in text
 
 
-def _plain(text: str) -> str:
-    return re.sub(r"\x1b\[[\d;]*m", "", text)
-
-
-def test_without_counters_there_is_not_a_word_about_loading(tmp_path: Path) -> None:
-    path = write(tmp_path / "run.jsonl", usual_rows())
+def test_without_counters_there_is_not_a_word_about_loading() -> None:
+    group = group_of(usual_rows())
     formats: tuple[Format, ...] = ("table", "md", "csv", "json")
     for format in formats:
-        text = summary([path], format)
+        text = render([group], format)
         assert not any(word in text for word in ("stall", "throttled", "experts", "residency"))
 
 
-def test_a_group_with_loading_and_one_without_share_a_csv(tmp_path: Path) -> None:
-    first = write(tmp_path / "a.jsonl", usual_rows())
-    second = write(tmp_path / "b.jsonl", _rows(), replace(WITH_OFFLOAD, threads=2))
-    lines = list(csv.DictReader(io.StringIO(summary([first, second], "csv"))))
+def test_a_group_with_loading_and_one_without_share_a_csv() -> None:
+    groups = [group_of(usual_rows()), group_of(_rows(), replace(WITH_OFFLOAD, threads=2))]
+    lines = list(csv.DictReader(io.StringIO(render(groups, "csv"))))
     assert {line["group"]: line["loads_per_token"] for line in lines} == {"1": "", "2": "5.0"}

@@ -3,32 +3,21 @@
 import json
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from fixtures_records import (
-    BASELINE,
-    DRAFTED,
-    EXITING,
-    KOALA,
-    RUN,
-    baseline_row,
-    drafted_row,
-    exiting_row,
-    failed,
-    write,
-)
+from compared import file_of, frame_of, group_of, pairs_of
+from fixtures_records import BASELINE, DRAFTED, EXITING, KOALA, RUN, baseline_row, drafted_row, exiting_row, failed
 
 import benchctl.analysis.metrics as metrics_folder
-from benchctl.analysis.comparison import compare
-from benchctl.analysis.frame.build import load, pair
+from benchctl.analysis.frame.build import pair, to_frame
 from benchctl.analysis.metrics import drafting, faithfulness, speed
 from benchctl.analysis.metrics.metric import Metric, all_metrics
 from benchctl.analysis.stats.estimates import estimates
 from benchctl.analysis.tables.columns import metric_blocks
 from benchctl.analysis.tables.text import render
-from benchctl.records.writer import read
 
 FREE = [metric for metric in all_metrics() if metric.mode == "free" and metric.needs is None]
 
@@ -38,11 +27,11 @@ def _value(metric: Metric, pairs: pd.DataFrame) -> float | None:
 
 
 @pytest.fixture
-def frame(tmp_path: Path) -> pd.DataFrame:
+def frame() -> pd.DataFrame:
     """Baseline: 9 tokens in 2 + 8 s, 17 tokens in 2 + 32 s. Drafted: half the steps. Early exit: half the layers."""
     short = [baseline_row("p0"), drafted_row("p0", steps=4), exiting_row("p0", tokens=9)]
     long = [baseline_row("p1", tokens=17, step_s=2.0), drafted_row("p1", steps=8), exiting_row("p1", tokens=17)]
-    return load([write(tmp_path / "run.jsonl", short + long)])
+    return frame_of(short + long)
 
 
 @pytest.mark.parametrize(
@@ -78,12 +67,12 @@ def test_metric_is_the_ratio_of_sums(frame: pd.DataFrame, metric: Metric, label:
     assert found == (None if value is None else pytest.approx(value))
 
 
-def test_acceptance_is_set_against_that_of_another_method_that_drafts(tmp_path: Path) -> None:
+def test_acceptance_is_set_against_that_of_another_method_that_drafts() -> None:
     """One of three, less one and two of three in steps of 4 and 8: 1/3 - (4 + 16) / (12 + 24)."""
     other = replace(drafted_row("p1", steps=8), label="other", accepted=(2,) * 8)
     rows = [drafted_row("p0"), drafted_row("p1", steps=8), replace(drafted_row("p0"), label="other"), other]
     methods = (*RUN.methods, replace(RUN.methods[1], label="other"))
-    frame = load([write(tmp_path / "two.jsonl", rows, replace(RUN, methods=methods))])
+    frame = frame_of(rows, replace(RUN, methods=methods))
     difference = drafting.ACCEPTANCE_DIFFERENCE
     assert _value(difference, pair(frame, DRAFTED, "other")) == pytest.approx(1 / 3 - (4 + 16) / (12 + 24))
     assert _value(difference, pair(frame, "other", "other")) == 0
@@ -94,34 +83,31 @@ def test_acceptance_has_no_difference_to_a_baseline_that_drafts_nothing(frame: p
     assert _value(drafting.ACCEPTANCE_DIFFERENCE, pair(frame, EXITING, DRAFTED)) is None
 
 
-def checked_frame(tmp_path: Path) -> pd.DataFrame:
+@pytest.fixture
+def checked_frame() -> pd.DataFrame:
     """Of p0 to p3 the first three can be checked; the lossy method fails on p2."""
     said = {"p0": ("4", "4"), "p1": ("It is 5.", "It is 6."), "p2": ("no", "7"), "p3": ("hello", "bye")}
     rows = [
         row
         for prompt_id, (baseline, lossy) in said.items()
-        for row in (
-            replace(baseline_row(prompt_id), text=baseline),
-            replace(exiting_row(prompt_id), text=lossy),
-        )
+        for row in (replace(baseline_row(prompt_id), text=baseline), replace(exiting_row(prompt_id), text=lossy))
     ]
     rows[5] = failed(rows[5])
     suite = replace(KOALA, exact_answers={"p0": ("4",), "p1": ("5",), "p2": ("7",)})
-    return load([write(tmp_path / "checked.jsonl", rows, replace(RUN, suites=(suite,)))])
+    return frame_of(rows, replace(RUN, suites=(suite,)))
 
 
-def test_exact_match_is_the_share_of_right_answers_among_those_that_can_be_checked(tmp_path: Path) -> None:
-    frame = checked_frame(tmp_path)
-    assert _value(faithfulness.EXACT_MATCH, pair(frame, BASELINE, BASELINE)) == pytest.approx(2 / 3)
-    assert _value(faithfulness.EXACT_MATCH_DIFFERENCE, pair(frame, BASELINE, BASELINE)) == 0.0
+def test_exact_match_is_the_share_of_right_answers_among_those_that_can_be_checked(checked_frame: pd.DataFrame) -> None:
+    pairs = pair(checked_frame, BASELINE, BASELINE)
+    assert _value(faithfulness.EXACT_MATCH, pairs) == pytest.approx(2 / 3)
+    assert _value(faithfulness.EXACT_MATCH_DIFFERENCE, pairs) == 0.0
 
 
-def test_a_failed_generation_is_neither_right_nor_wrong_and_leaves_its_pair_out(tmp_path: Path) -> None:
+def test_a_failed_generation_is_neither_right_nor_wrong_and_leaves_its_pair_out(checked_frame: pd.DataFrame) -> None:
     """On p0 and p1, which both answered, the baseline is right twice and the lossy method once."""
-    frame = checked_frame(tmp_path)
-    (lost,) = frame[frame["error"].notna()].itertuples()
+    (lost,) = checked_frame[checked_frame["error"].notna()].itertuples()
     assert (lost.checked_answers, lost.right_answers) == (0, 0)
-    pairs = pair(frame, EXITING, BASELINE)
+    pairs = pair(checked_frame, EXITING, BASELINE)
     assert _value(faithfulness.EXACT_MATCH, pairs) == 1 / 2
     assert _value(faithfulness.EXACT_MATCH_DIFFERENCE, pairs) == -1 / 2
 
@@ -131,64 +117,49 @@ def test_answers_that_cannot_be_checked_have_no_score_rather_than_0(frame: pd.Da
     assert (_value(faithfulness.EXACT_MATCH, pairs), _value(faithfulness.EXACT_MATCH_DIFFERENCE, pairs)) == (None, None)
 
 
-def test_speedup_is_not_the_mean_of_ratios(frame: pd.DataFrame) -> None:
-    """The long prompt gains 3.4x and the short one 1.67x: a mean of ratios says 2.53."""
-    assert _value(speed.SPEEDUP, pair(frame, DRAFTED, BASELINE)) == pytest.approx(2.75)
-    assert _value(speed.MEAN_SPEEDUP, pair(frame, DRAFTED, BASELINE)) == pytest.approx(2.5333, abs=1e-4)
-
-
-def test_the_mean_of_ratios_weighs_prompts_alike_whatever_they_have_of_turns_and_repeats(tmp_path: Path) -> None:
+def test_the_mean_of_ratios_weighs_prompts_alike_whatever_they_have_of_turns_and_repeats() -> None:
     """p0 has two turns, measured twice: 4 x 10 s over 4 x 6 s and once 1 s more; p1 has one of each: 34 s over 10 s."""
     rows = [
-        replace(
-            row, turn=turn, repeat=repeat, ttft_s=(row.ttft_s or 0) + (row.label == DRAFTED and turn == repeat == 1)
-        )
-        for turn in range(2)
-        for repeat in range(2)
+        replace(row, turn=turn, repeat=repeat, ttft_s=2.0 + (row.label == DRAFTED and turn == repeat == 1))
+        for turn, repeat in product(range(2), repeat=2)
         for row in (baseline_row("p0"), drafted_row("p0"))
     ]
     rows += [baseline_row("p1", tokens=17, step_s=2.0), drafted_row("p1", steps=8)]
-    pairs = pair(load([write(tmp_path / "run.jsonl", rows)]), DRAFTED, BASELINE)
+    pairs = pairs_of(rows)
     assert _value(speed.MEAN_SPEEDUP, pairs) == pytest.approx((40 / 25 + 34 / 10) / 2)
 
 
-def test_sessions_enter_the_mean_of_ratios_one_by_one(tmp_path: Path) -> None:
+def test_sessions_enter_the_mean_of_ratios_one_by_one() -> None:
     """One in which all took twice as long, 20 / 12, counts as much as one of 12 / 6."""
-    slow = [
-        replace(row, ttft_s=4.0, step_s=tuple(2 * s for s in row.step_s)) for row in (baseline_row(), drafted_row())
-    ]
+    slow = [baseline_row(ttft_s=4.0, step_s=2.0), drafted_row(ttft_s=4.0, step_s=2.0)]
     fast = [baseline_row(ttft_s=4.0), drafted_row()]
-    pairs = pair(
-        load([write(tmp_path / f"{name}.jsonl", rows) for name, rows in (("slow", slow), ("fast", fast))]),
-        DRAFTED,
-        BASELINE,
-    )
+    pairs = pair(to_frame([file_of(slow), file_of(fast)]), DRAFTED, BASELINE)
     assert _value(speed.MEAN_SPEEDUP, pairs) == pytest.approx((20 / 12 + 12 / 6) / 2)
     assert _value(speed.SPEEDUP, pairs) == pytest.approx((20 + 12) / (12 + 6))
 
 
 @pytest.mark.parametrize("whose", [BASELINE, DRAFTED])
-def test_speed_is_also_given_without_what_loops(tmp_path: Path, whose: str) -> None:
+def test_speed_is_also_given_without_what_loops(whose: str) -> None:
     """p1 is drafted four times as fast, but its text, or the baseline's, says one token over and over."""
     rows = [baseline_row("p0"), drafted_row("p0")]
     for row in (baseline_row("p1", tokens=41), drafted_row("p1", steps=20, step_s=0.25)):
         rows.append(replace(row, token_ids=(7,) * 41) if row.label == whose else row)
-    pairs = pair(load([write(tmp_path / "run.jsonl", rows)]), DRAFTED, BASELINE)
+    pairs = pairs_of(rows)
     assert _value(speed.SPEEDUP, pairs) == pytest.approx((10 + 42) / (6 + 7))
     assert _value(speed.SOUND_SPEEDUP, pairs) == pytest.approx(10 / 6)
 
 
-def test_where_everything_loops_there_is_no_speed_without_it(tmp_path: Path) -> None:
+def test_where_everything_loops_there_is_no_speed_without_it() -> None:
     rows = [replace(row, token_ids=(7,) * 41) for row in (baseline_row(tokens=41), drafted_row(steps=20))]
-    pairs = pair(load([write(tmp_path / "run.jsonl", rows)]), DRAFTED, BASELINE)
+    pairs = pairs_of(rows)
     assert _value(speed.SOUND_SPEEDUP, pairs) is None
 
 
-def test_a_tree_is_as_good_as_its_depth_and_as_wasteful_as_its_rows(tmp_path: Path) -> None:
+def test_a_tree_is_as_good_as_its_depth_and_as_wasteful_as_its_rows() -> None:
     """Drafts 3 deep of 10 rows, of which one token is accepted; a step without a draft reads a row nobody drafted."""
     tree = replace(drafted_row(steps=4), rows=(11, 11, 11, 1), drafted=(3, 3, 3, 0), accepted=(1, 1, 1, 0),
                    committed=(2, 2, 2, 1), token_ids=tuple(range(8)), layers=(12,) * 8)  # fmt: skip
-    pairs = pair(load([write(tmp_path / "run.jsonl", [baseline_row(), tree])]), DRAFTED, BASELINE)
+    pairs = pairs_of([baseline_row(), tree])
     assert _value(drafting.ACCEPTANCE_RATE, pairs) == pytest.approx(3 / 9)
     assert _value(drafting.ROW_ACCEPTANCE, pairs) == pytest.approx(3 / 30)
 
@@ -236,16 +207,14 @@ def test_a_new_column_is_one_new_file(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "metrics" / "prompt_length.py").write_text(NEW_METRIC)
     monkeypatch.setattr(metrics_folder, "__path__", [*metrics_folder.__path__, str(tmp_path / "metrics")])
     all_metrics.cache_clear()
-    rows = [replace(row, prompt_tokens=7) for row in (baseline_row(), drafted_row())]
     try:
-        groups = compare([read(write(tmp_path / "run.jsonl", rows))])
-        figures = json.loads(render(groups, "json"))["groups"][0]["suites"][0]["methods"][1]["metrics"]
+        group = group_of([replace(row, prompt_tokens=7) for row in (baseline_row(), drafted_row())])
+        figures = json.loads(render([group], "json"))["groups"][0]["suites"][0]["methods"][1]["metrics"]
         assert figures["prompt_tokens"]["value"] == 7.0
-        assert "prompt_tokens" in render(groups, "csv").splitlines()[0]
-        (table,) = (block for block in metric_blocks(groups[0]) if block.title == "Prompts")
+        assert "prompt_tokens" in render([group], "csv").splitlines()[0]
+        (table,) = (block for block in metric_blocks(group) if block.title == "Prompts")
         assert [column.title for column in table.columns] == ["prompt tokens"]
-        assert [table.columns[0].cell(method) for method in groups[0].pooled.methods] == ["7.0", "7.0"]
-        assert "prompt tokens" in render(groups, "md")
+        assert [table.columns[0].cell(method) for method in group.pooled.methods] == ["7.0", "7.0"]
     finally:
         all_metrics.cache_clear()
         sys.modules.pop("benchctl.analysis.metrics.prompt_length", None)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, drafted_row, failed, write
+from compared import figures_of, file_of, group_of, value_of
+from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, drafted_row, failed
 from warned import warned
 
-from benchctl.analysis.comparison import Group, MethodFigures, compare, over
-from benchctl.analysis.metrics.metric import Metric
+from benchctl.analysis.comparison import Group, compare, over
 from benchctl.analysis.metrics.modes import (
     PROFILE_OVERHEAD,
     REPLAY_AGREEMENT,
@@ -28,7 +26,6 @@ from benchctl.analysis.metrics.modes import (
 from benchctl.analysis.metrics.speed import DECODE_SPEEDUP, SPEEDUP
 from benchctl.analysis.tables.columns import metric_blocks
 from benchctl.records.schema import Row
-from benchctl.records.writer import read
 
 PROMPTS = ("p0", "p1")
 IN_MODES = replace(RUN, modes=("free", "replay", "profile"))
@@ -63,100 +60,82 @@ def profile_rows() -> list[Row]:
     return [row for pair in pairs for row in pair]
 
 
-def group_of(tmp_path: Path, rows: Sequence[Row]) -> Group:
-    (group,) = compare([read(write(tmp_path / "run.jsonl", rows, IN_MODES))])
-    return group
+def grouped(*rows: Row) -> Group:
+    return group_of(rows, IN_MODES)
 
 
-def method_of(group: Group, label: str) -> MethodFigures:
-    return next(method for method in group.pooled.methods if method.label == label)
-
-
-def value(group: Group, metric: Metric, label: str = DRAFTED) -> float | None:
-    return method_of(group, label).estimate(metric).value
-
-
-def test_the_speed_up_on_the_same_text_stands_beside_that_of_free_running(tmp_path: Path) -> None:
-    group = group_of(tmp_path, [*free_rows(), *replay_rows()])
-    assert value(group, SPEEDUP) == pytest.approx(10 / 6)
-    assert value(group, DECODE_SPEEDUP) == pytest.approx(8 / 4)
-    assert value(group, REPLAY_SPEEDUP) == pytest.approx(18 / 4)
-    assert value(group, REPLAY_DECODE_SPEEDUP) == pytest.approx(16 / 2)
-    assert value(group, REPLAY_SPEEDUP, BASELINE) == 1.0
-    assert value(group, REPLAY_BLOCK_EFFICIENCY) == 2.0
-    interval = method_of(group, DRAFTED).estimate(REPLAY_SPEEDUP).interval
+def test_the_speed_up_on_the_same_text_stands_beside_that_of_free_running() -> None:
+    group = grouped(*free_rows(), *replay_rows())
+    metrics = (SPEEDUP, DECODE_SPEEDUP, REPLAY_SPEEDUP, REPLAY_DECODE_SPEEDUP, REPLAY_BLOCK_EFFICIENCY)
+    assert [value_of(group, metric) for metric in metrics] == pytest.approx([10 / 6, 8 / 4, 18 / 4, 16 / 2, 2])
+    assert value_of(group, REPLAY_SPEEDUP, BASELINE) == 1.0
+    # Agreement is of the tokens at which the method's choice was seen.
+    assert (value_of(group, REPLAY_AGREEMENT, BASELINE), value_of(group, REPLAY_AGREEMENT)) == (1.0, 0.25)
+    interval = figures_of(group, DRAFTED).estimate(REPLAY_SPEEDUP).interval
     assert interval is not None and interval.low == pytest.approx(4.5) == pytest.approx(interval.high)
 
 
-def test_agreement_is_of_the_tokens_at_which_the_method_s_choice_was_seen(tmp_path: Path) -> None:
-    group = group_of(tmp_path, [*free_rows(), *replay_rows()])
-    assert value(group, REPLAY_AGREEMENT, BASELINE) == 1.0
-    assert value(group, REPLAY_AGREEMENT) == 0.25
-
-
-def test_the_phases_of_a_step_are_means_over_steps_and_profiling_is_set_against_free_steps(tmp_path: Path) -> None:
-    group = group_of(tmp_path, [*free_rows(), *profile_rows()])
+def test_the_phases_of_a_step_are_means_over_steps_and_profiling_is_set_against_free_steps() -> None:
+    group = grouped(*free_rows(), *profile_rows())
     phases = (STEP_DRAFT, STEP_VERIFY, STEP_COMMIT, STEP_HOST)
-    assert [value(group, metric) for metric in phases] == pytest.approx([0.25, 0.5, 0.15, 0.1])
-    assert [value(group, metric, BASELINE) for metric in (*phases, STEP)] == pytest.approx(
+    assert [value_of(group, metric) for metric in phases] == pytest.approx([0.25, 0.5, 0.15, 0.1])
+    assert [value_of(group, metric, BASELINE) for metric in (*phases, STEP)] == pytest.approx(
         [0.3125, 0.625, 0.1875, 0.125, 1.25]
     )
-    assert value(group, PROFILE_OVERHEAD, BASELINE) == pytest.approx(0.25)
-    assert value(group, PROFILE_OVERHEAD) == pytest.approx(0.0)
-    assert value(group, STEP_UNSPLIT) == 0.0
+    assert value_of(group, PROFILE_OVERHEAD, BASELINE) == pytest.approx(0.25)
+    assert value_of(group, PROFILE_OVERHEAD) == pytest.approx(0.0)
+    assert value_of(group, STEP_UNSPLIT) == 0.0
 
 
-def test_steps_count_alike_however_long_their_answers(tmp_path: Path) -> None:
+def test_steps_count_alike_however_long_their_answers() -> None:
     """Eight steps of 1 second and two of 6: 2 seconds a step, not the 3.5 of the mean answer."""
     rows = [baseline_row("p0"), baseline_row("p1", tokens=3)]
     found = [profiled(rows[0], 1.0), profiled(rows[1], 6.0)]
-    assert value(group_of(tmp_path, [*rows, *found]), STEP, BASELINE) == pytest.approx(2.0)
+    assert value_of(grouped(*rows, *found), STEP, BASELINE) == pytest.approx(2.0)
 
 
-def test_a_profile_without_its_free_counterpart_is_left_out(tmp_path: Path) -> None:
+def test_a_profile_without_its_free_counterpart_is_left_out() -> None:
     rows = free_rows()
     rows[2] = failed(rows[2])
     found = profile_rows()
     found[2] = profiled(baseline_row("p1"), 99.0)
-    assert value(group_of(tmp_path, [*rows, *found]), STEP, BASELINE) == pytest.approx(1.25)
+    assert value_of(grouped(*rows, *found), STEP, BASELINE) == pytest.approx(1.25)
 
 
-def test_the_headline_is_the_same_with_the_other_modes_and_without(tmp_path: Path) -> None:
-    alone = method_of(group_of(tmp_path, free_rows()), DRAFTED)
-    beside = method_of(group_of(tmp_path, [*free_rows(), *replay_rows(), *profile_rows()]), DRAFTED)
+def test_the_headline_is_the_same_with_the_other_modes_and_without() -> None:
+    alone = figures_of(grouped(*free_rows()), DRAFTED)
+    beside = figures_of(grouped(*free_rows(), *replay_rows(), *profile_rows()), DRAFTED)
     same = {estimate.metric: estimate for estimate in beside.estimates}
     assert all(same[estimate.metric] == estimate for estimate in alone.estimates if estimate.value is not None)
     assert (beside.prompts, beside.generations, beside.fidelity) == (alone.prompts, alone.generations, alone.fidelity)
 
 
-def test_another_method_can_take_the_baseline_s_place_in_replay_too(tmp_path: Path) -> None:
+def test_another_method_can_take_the_baseline_s_place_in_replay_too() -> None:
     third = [replace(row, label="early_exit") for row in (*free_rows(), *replay_rows()) if row.label == BASELINE]
-    file = read(write(tmp_path / "run.jsonl", [*free_rows(), *replay_rows(), *third], IN_MODES))
-    (group,) = compare([over(file, DRAFTED)])
-    assert value(group, REPLAY_SPEEDUP, "early_exit") == pytest.approx(4 / 18)
+    (group,) = compare([over(file_of([*free_rows(), *replay_rows(), *third], IN_MODES), DRAFTED)])
+    assert value_of(group, REPLAY_SPEEDUP, "early_exit") == pytest.approx(4 / 18)
 
 
 def titles(group: Group) -> dict[str, list[str]]:
     return {block.title: [column.title for column in block.columns] for block in metric_blocks(group)}
 
 
-def test_tables_are_shown_only_where_there_are_such_rows(tmp_path: Path) -> None:
-    tables = titles(group_of(tmp_path, [*free_rows(), *replay_rows(), *profile_rows()]))
+def test_tables_are_shown_only_where_there_are_such_rows() -> None:
+    tables = titles(grouped(*free_rows(), *replay_rows(), *profile_rows()))
     assert {"Replay", "A step, ms"} <= tables.keys() and "not split" not in tables["A step, ms"]
     assert "on own text" in tables["Replay"]
-    (plain,) = compare([read(write(tmp_path / "free.jsonl", free_rows()))])
-    assert {"Replay", "A step, ms"}.isdisjoint(titles(plain))
+    assert {"Replay", "A step, ms"}.isdisjoint(titles(group_of(free_rows())))
 
 
-def test_a_method_without_phases_has_a_column_for_that_time(tmp_path: Path) -> None:
+def test_a_method_without_phases_has_a_column_for_that_time() -> None:
     rows = [profiled(drafted_row(name), 1.0, **dict.fromkeys(SPLIT, 0.0), unsplit=1.0) for name in PROMPTS]
-    group = group_of(tmp_path, [*free_rows(), *rows])
-    assert "not split" in titles(group)["A step, ms"] and value(group, STEP_UNSPLIT) == pytest.approx(1.0)
+    group = grouped(*free_rows(), *rows)
+    assert "not split" in titles(group)["A step, ms"] and value_of(group, STEP_UNSPLIT) == pytest.approx(1.0)
 
 
-def test_failures_in_a_mode_are_counted(tmp_path: Path) -> None:
+def test_failures_in_a_mode_are_counted() -> None:
     rows = replay_rows()
     rows[1] = replace(failed(rows[1], "ValueError: no"), mode="replay")
-    (values,) = warned(group_of(tmp_path, [*free_rows(), *rows]), "generations_failed")
+    (values,) = warned(grouped(*free_rows(), *rows), "generations_failed")
     assert (values["label"], values["mode"], values["generations"]) == (DRAFTED, "replay", 1)
     assert values["prompt"] == "koala/p0"

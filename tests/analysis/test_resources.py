@@ -2,51 +2,39 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, batch, drafted_row, failed, usual_rows, write
+from compared import group_of, value_of
+from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, batch, drafted_row, failed, usual_rows
+from warned import warned
 
-from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.frame.rows import least_read_s
 from benchctl.analysis.metrics.resources import BANDWIDTH_SHARE, ENERGY, PEAK_MEMORY, RESERVED_MEMORY
 from benchctl.analysis.tables.columns import metric_blocks
-from benchctl.analysis.tables.text import summary
+from benchctl.analysis.tables.text import render
 from benchctl.records.schema import Row, Run
-from benchctl.records.writer import RunFile
 
-TOLD = replace(RUN, step_bytes=100, cache_token_bytes=10, machine={**RUN.machine, "memory_bandwidth_mb_s": 1.0})
-
-
-def group_of(rows: list[Row], run: Run = RUN) -> Group:
-    (group,) = compare([RunFile(Path("a.jsonl"), run, tuple(rows))])
-    return group
-
-
-def value(group: Group, label: str, metric: object) -> float | None:
-    (method,) = (method for method in group.pooled.methods if method.label == label)
-    return next((estimate.value for estimate in method.estimates if estimate.metric == metric), None)
+SIZED = replace(RUN, step_bytes=100, cache_token_bytes=10, machine={**RUN.machine, "memory_bandwidth_mb_s": 1.0})
 
 
 def test_the_bound_is_the_bytes_of_every_step_over_the_bandwidth() -> None:
     """A prompt of 3 tokens, 2 steps over 4 and 5 tokens: 2 * 100 + 9 * 10 bytes at 1 MB/s."""
     row = replace(baseline_row(tokens=3), prompt_tokens=3)
-    assert least_read_s(row, TOLD) == pytest.approx(290e-6)
+    assert least_read_s(row, SIZED) == pytest.approx(290e-6)
 
 
 @pytest.mark.parametrize(
     ("row", "run"),
     [
-        (drafted_row(), TOLD),
-        (drafted_row(), replace(TOLD, baseline=DRAFTED)),  # set against another method
-        (batch(baseline_row(), baseline_row("p1"))[0], TOLD),
-        (failed(baseline_row()), TOLD),
-        (baseline_row(), replace(TOLD, step_bytes=0)),
-        (baseline_row(), replace(TOLD, machine=RUN.machine)),
-        (baseline_row(), replace(TOLD, machine={"memory_bandwidth_mb_s": ""})),
-        (baseline_row(), replace(TOLD, machine={"memory_bandwidth_mb_s": 0.0})),
+        (drafted_row(), SIZED),
+        (drafted_row(), replace(SIZED, baseline=DRAFTED)),  # set against another method
+        (batch(baseline_row(), baseline_row("p1"))[0], SIZED),
+        (failed(baseline_row()), SIZED),
+        (baseline_row(), replace(SIZED, step_bytes=0)),
+        (baseline_row(), replace(SIZED, machine=RUN.machine)),
+        (baseline_row(), replace(SIZED, machine={"memory_bandwidth_mb_s": ""})),
+        (baseline_row(), replace(SIZED, machine={"memory_bandwidth_mb_s": 0.0})),
     ],
 )
 def test_there_is_no_bound_for_other_methods_batches_failures_and_headers_that_do_not_tell(row: Row, run: Run) -> None:
@@ -56,29 +44,29 @@ def test_there_is_no_bound_for_other_methods_batches_failures_and_headers_that_d
 def test_the_baselines_share_of_the_bound_is_a_ratio_of_sums() -> None:
     """Steps of 1 ms: 8 of 5 prompt tokens take 8 * 100 + (40 + 36) * 10 bytes, 1.56 ms of 8."""
     rows = [baseline_row("p0", step_s=1e-3), drafted_row("p0"), baseline_row("p1", step_s=1e-3), drafted_row("p1")]
-    group = group_of(rows, TOLD)
-    assert value(group, BASELINE, BANDWIDTH_SHARE) == pytest.approx(1.56 / 8)
-    assert value(group, DRAFTED, BANDWIDTH_SHARE) is None
+    group = group_of(rows, SIZED)
+    assert value_of(group, BANDWIDTH_SHARE, BASELINE) == pytest.approx(1.56 / 8)
+    assert value_of(group, BANDWIDTH_SHARE, DRAFTED) is None
 
 
 def test_energy_per_token_is_over_the_rows_that_tell_it() -> None:
     rows = [replace(baseline_row("p0"), energy_j=18.0), baseline_row("p1")]
     rows += [replace(drafted_row("p0"), energy_j=4.5), drafted_row("p1")]
     group = group_of(rows)
-    assert value(group, BASELINE, ENERGY) == pytest.approx(2.0)
-    assert value(group, DRAFTED, ENERGY) == pytest.approx(0.5)
+    assert value_of(group, ENERGY, BASELINE) == pytest.approx(2.0)
+    assert value_of(group, ENERGY, DRAFTED) == pytest.approx(0.5)
 
 
 def test_the_energy_of_a_batch_counts_once() -> None:
     rows = [replace(row, energy_j=36.0) for row in batch(baseline_row("p0"), baseline_row("p1"))]
-    assert value(group_of(rows, replace(RUN, batch_size=2)), BASELINE, ENERGY) == pytest.approx(2.0)
+    assert value_of(group_of(rows, replace(RUN, batch_size=2)), ENERGY, BASELINE) == pytest.approx(2.0)
 
 
 def test_memory_is_the_mean_of_the_peaks() -> None:
     rows = [replace(baseline_row(f"p{i}"), peak_memory_bytes=10 + i, reserved_memory_bytes=30 + i) for i in (0, 2)]
     group = group_of(rows)
-    assert value(group, BASELINE, PEAK_MEMORY) == 11.0
-    assert value(group, BASELINE, RESERVED_MEMORY) == 31.0
+    assert value_of(group, PEAK_MEMORY, BASELINE) == 11.0
+    assert value_of(group, RESERVED_MEMORY, BASELINE) == 31.0
 
 
 def test_a_group_whose_rows_tell_nothing_has_none_of_these_figures() -> None:
@@ -93,9 +81,9 @@ def test_the_table_has_the_columns_that_this_machine_can_tell() -> None:
 
     rows = [replace(row, peak_memory_bytes=9) for row in (baseline_row("p0"), baseline_row("p1"))]
     assert titles(rows, RUN) == []
-    assert titles(rows, TOLD) == ["of the bandwidth bound"]
+    assert titles(rows, SIZED) == ["of the bandwidth bound"]
     rows = [replace(row, reserved_memory_bytes=9, energy_j=1.0) for row in rows]
-    assert titles(rows, replace(TOLD, device="cuda")) == [
+    assert titles(rows, replace(SIZED, device="cuda")) == [
         "of the bandwidth bound",
         "J per token",
         "peak memory MB",
@@ -103,11 +91,9 @@ def test_the_table_has_the_columns_that_this_machine_can_tell() -> None:
     ]
 
 
-def test_a_run_that_was_disturbed_throughout_has_no_speeds_but_says_why(tmp_path: Path) -> None:
-    rows = [replace(row, invalid="the GPU slowed down: power brake") for row in usual_rows(12)]
-    path = write(tmp_path / "a.jsonl", rows)
-    found = json.loads(summary([path], "json"))
-    (warning,) = (each for each in found["groups"][0]["warnings"] if each["id"] == "rounds_disturbed")
-    assert (warning["values"]["disturbed"], warning["values"]["rounds"]) == (12, 12)
-    assert "x [" not in summary([path], "md")
-    assert all(summary([path], format) for format in ("table", "csv"))
+def test_a_run_that_was_disturbed_throughout_has_no_speeds_but_says_why() -> None:
+    group = group_of(replace(row, invalid="the GPU slowed down: power brake") for row in usual_rows(12))
+    (values,) = warned(group, "rounds_disturbed")
+    assert (values["disturbed"], values["rounds"]) == (12, 12)
+    assert "x [" not in render([group], "md")
+    assert render([group], "table") and render([group], "csv")

@@ -181,18 +181,18 @@ def test_the_p_value_of_one_session_is_that_of_a_t_test(shift: float) -> None:
 
 @pytest.mark.parametrize("sessions", [1, 3])
 def test_the_p_value_falls_below_a_twentieth_where_the_interval_leaves_1(sessions: int) -> None:
-    """Percentiles and Student's t agree but for the last hair: told only where they are not a hair apart."""
+    """Percentiles and Student's t agree but for the last hair: significant only where they are not a hair apart."""
     rng = np.random.default_rng(7)
     levels = _levels(sessions, 60, 1)
-    told = 0
+    significant = 0
     for shift in np.linspace(-0.06, 0.06, 25):
         pace = rng.normal(shift, 0.01, (sessions, 1))
         top = (1 + pace + rng.normal(0, 0.1, 60)).ravel()
         found, chance = _interval(top, np.ones(len(top)), levels), p_value(top, np.ones(len(top)), levels)
         if abs(chance - 0.05) > 0.02:
             assert (chance < 0.05) == (not found.low <= 1 <= found.high)
-            told += chance < 0.05
-    assert 3 <= told <= 22
+            significant += chance < 0.05
+    assert 3 <= significant <= 22
 
 
 def test_nothing_is_told_from_one_prompt() -> None:

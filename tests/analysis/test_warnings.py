@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+from compared import figures_of, file_of, frame_of, group_of
 from fixtures_records import (
     DRAFTED,
     EXITING,
@@ -22,15 +21,7 @@ from fixtures_records import (
 )
 from warned import ids, warned
 
-from benchctl.analysis.comparison import Group, compare
-from benchctl.analysis.frame.build import to_frame
-from benchctl.records.schema import Row, Run
-from benchctl.records.writer import RunFile
-
-
-def group_of(rows: Sequence[Row], run: Run = RUN) -> Group:
-    (group,) = compare([RunFile(Path("a.jsonl"), run, tuple(rows))])
-    return group
+from benchctl.analysis.comparison import compare
 
 
 def test_a_good_run_has_no_warnings() -> None:
@@ -99,14 +90,8 @@ def test_failures_and_few_prompts() -> None:
     rows = [baseline_row("p0"), drafted_row("p0"), baseline_row("p1"), failed(drafted_row("p1"), "out of memory")]
     group = group_of(rows, replace(RUN, suites=(replace(KOALA, prompts=2),), methods=RUN.methods[:2], repeats=1))
     assert ids(group) == ["generations_failed", "few_prompts"]
-    (failure,) = warned(group, "generations_failed")
-    assert failure == {
-        "label": DRAFTED,
-        "generations": 1,
-        "mode": "free",
-        "prompt": "koala/p1",
-        "error": "out of memory",
-    }
+    failure = {"label": DRAFTED, "generations": 1, "mode": "free", "prompt": "koala/p1", "error": "out of memory"}
+    assert warned(group, "generations_failed") == [failure]
     assert warned(group, "few_prompts") == [{"count": 1, "unit": "prompts", "limit": 10}]
 
 
@@ -121,20 +106,15 @@ def test_a_few_generations_that_waited_long_are_no_lasting_load() -> None:
     assert warned(group_of(rows), "waited_for_cores") == []
 
 
-@pytest.mark.slow
 def test_answers_whose_controls_failed_are_counted_and_their_method_is_not_lossless() -> None:
     """Their verdicts are missing, and the others would speak for them."""
     good, bad = drafted_row("p0"), replace(drafted_row("p1"), verdict=None, fidelity={"failed_controls": 1.0})
     baselines = [baseline_row("p0"), baseline_row("p1")]
-    assert lossless([*baselines, good, drafted_row("p1")]) is True
-    assert lossless([*baselines, good, bad]) is False
-    found = warned(group_of([*baselines, good, bad]), "verdict_unknown")
-    assert found == [{"label": DRAFTED, "answers": 1, "generations": 2}]
+    assert figures_of(group_of([*baselines, good, drafted_row("p1")])).lossless is True
+    group = group_of([*baselines, good, bad])
+    assert figures_of(group).lossless is False
+    assert warned(group, "verdict_unknown") == [{"label": DRAFTED, "answers": 1, "generations": 2}]
     assert warned(group_of([*baselines, good]), "verdict_unknown") == []
-
-
-def lossless(rows: Sequence[Row]) -> bool:
-    return next(method.lossless for method in group_of(rows).pooled.methods if method.label == DRAFTED)
 
 
 @pytest.mark.slow
@@ -173,7 +153,7 @@ def test_a_disturbed_round_that_was_measured_again_is_counted(tries: tuple[str, 
     rows += [replace(row, repeat=2 * at, invalid=why) for at, why in enumerate(tries, 1) for row in of_one]
     (values,) = warned(group_of(rows), "rounds_disturbed")
     assert (values["disturbed"], values["rounds"], values["repeated"]) == (1, 20, repeated)
-    frame = to_frame([RunFile(Path("a.jsonl"), RUN, tuple(rows))])
+    frame = frame_of(rows)
     assert (~frame["round_invalid"]).sum() == 3 * (19 + repeated)
 
 
@@ -196,14 +176,11 @@ def test_a_try_replaces_a_round_only_with_as_many_answers(
     rows = usual_rows(20)
     of_one = [row for row in rows if row.prompt_id == "p3"]
     rows = [row for row in rows if row.prompt_id != "p3"]
-    rows += [replace(tried(row, planned_fails), invalid="loud") for row in of_one]
-    rows += [replace(tried(row, again_fails), repeat=2) for row in of_one[: len(of_one) - cut]]
+    tries = ((of_one, planned_fails, {"invalid": "loud"}), (of_one[: len(of_one) - cut], again_fails, {"repeat": 2}))
+    for answers, fails, changes in tries:
+        rows += [replace(failed(row) if row.label in fails else row, **changes) for row in answers]
     (values,) = warned(group_of(rows), "rounds_disturbed")
     assert values["repeated"] == good
-
-
-def tried(row: Row, fails: Sequence[str]) -> Row:
-    return failed(row) if row.label in fails else row
 
 
 @pytest.mark.slow
@@ -228,9 +205,6 @@ def test_the_mean_kl_names_the_answers_that_it_leaves_out() -> None:
 
 @pytest.mark.parametrize(("changes", "fields"), [({"versions": {"torch": "3"}}, ["versions"]), ({}, [])])
 def test_runs_of_different_versions_are_compared_with_a_warning(changes: dict[str, Any], fields: list[str]) -> None:
-    files = [
-        RunFile(Path(name), run, tuple(usual_rows()))
-        for name, run in (("a.jsonl", RUN), ("b.jsonl", replace(RUN, **changes)))
-    ]
+    files = [file_of(usual_rows(), run, name) for run, name in ((RUN, "a.jsonl"), (replace(RUN, **changes), "b.jsonl"))]
     (group,) = compare(files)
     assert [values["field"] for values in warned(group, "versions_differ")] == fields

@@ -4,19 +4,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
-from fixtures_records import BASELINE, RUN, baseline_row, drafted_row, failed, method, write
+from compared import file_of, group_of, value_of
+from fixtures_records import BASELINE, RUN, baseline_row, drafted_row, failed, method
 
-from benchctl.analysis.comparison import Group, compare, over
+from benchctl.analysis.comparison import compare, over
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.bootstrap import Levels, p_value
 from benchctl.analysis.tables.text import render
-from benchctl.analysis.winner import fastest, holm, sentence
+from benchctl.analysis.winner import Winner, fastest, holm, sentence
 from benchctl.records.schema import Exactness, Row, Run
-from benchctl.records.writer import read
 
 PROMPTS = 20
 
@@ -39,15 +38,16 @@ def run_of(paces: Mapping[str, float], exactness: Exactness = "exact") -> Run:
     return replace(RUN, methods=(method(BASELINE), *(method(label, exactness) for label in paces)))
 
 
-def group_of(path: Path, rows: list[Row], run: Run) -> Group:
-    (group,) = compare([read(write(path / "run.jsonl", rows, run))])
-    return group
+def winner_of(rows: list[Row], run: Run) -> Winner:
+    found = fastest(group_of(rows, run))
+    assert found is not None
+    return found
 
 
-def test_the_fastest_is_named_with_those_it_beats_and_those_it_may_not(tmp_path: Path) -> None:
+def test_the_fastest_is_named_with_those_it_beats_and_those_it_may_not() -> None:
     """1.500 and 1.501 differ by less than 0.3% of noise shows; 1.4 is beaten beyond doubt, and so is the baseline."""
     paces = {"a": 1.4, "b": 1.5, "c": 1.501}
-    group = group_of(tmp_path, rows_of(paces, noise=0.003), run_of(paces))
+    group = group_of(rows_of(paces, noise=0.003), run_of(paces))
     found = fastest(group)
     assert found is not None
     assert {found.label, *found.tied} == {"b", "c"}
@@ -57,22 +57,17 @@ def test_the_fastest_is_named_with_those_it_beats_and_those_it_may_not(tmp_path:
     assert "Fastest of 4" in said and f"{found.label}, 1.50x [1.50, 1.50]" in said and found.tied[0] in said
 
 
-def test_all_others_beaten_is_said(tmp_path: Path) -> None:
-    group = group_of(tmp_path, rows_of({"a": 1.4}), run_of({"a": 1.4}))
+@pytest.mark.parametrize(("pace", "order"), [(1.4, ("a", BASELINE)), (0.8, (BASELINE, "a"))])
+def test_one_of_two_beats_the_other_and_the_baseline_may_win(pace: float, order: tuple[str, str]) -> None:
+    group = group_of(rows_of({"a": pace}), run_of({"a": pace}))
     found = fastest(group)
-    assert found is not None and (found.label, found.slower) == ("a", (BASELINE,))
+    assert found is not None and (found.label, *found.slower) == order
     assert found.tied == () and "1 pair" in sentence(group, found)
 
 
-def test_the_baseline_itself_may_win(tmp_path: Path) -> None:
-    group = group_of(tmp_path, rows_of({"a": 0.8}), run_of({"a": 0.8}))
-    found = fastest(group)
-    assert found is not None and (found.label, found.slower) == (BASELINE, ("a",))
-
-
-def test_json_has_the_winner(tmp_path: Path) -> None:
+def test_json_has_the_winner() -> None:
     paces = {"a": 1.50, "b": 1.52}
-    (document,) = json.loads(render([group_of(tmp_path, rows_of(paces), run_of(paces))], "json"))["groups"]
+    (document,) = json.loads(render([group_of(rows_of(paces), run_of(paces))], "json"))["groups"]
     assert document["fastest"] == {
         "label": "b",
         "slower": ["a", BASELINE],
@@ -86,7 +81,7 @@ def test_json_has_the_winner(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [1, PROMPTS // 2])
 @pytest.mark.parametrize("unknown", ["failed", "unjudged"])
 def test_a_method_of_which_an_answer_is_not_known_to_be_the_target_s_cannot_win_and_is_named(
-    tmp_path: Path, unknown: str, count: int
+    unknown: str, count: int
 ) -> None:
     """It was called the fastest of those that give the target's own answers, by the answers that had a verdict."""
 
@@ -96,21 +91,21 @@ def test_a_method_of_which_an_answer_is_not_known_to_be_the_target_s_cannot_win_
         return failed(row) if unknown == "failed" else replace(row, verdict=None, fidelity={"failed_controls": 1.0})
 
     paces = {"a": 1.4, "b": 2.0}
-    group = group_of(tmp_path, list(map(change, rows_of(paces))), run_of(paces))
+    group = group_of(list(map(change, rows_of(paces))), run_of(paces))
     found = fastest(group)
     assert found is not None and (found.label, found.slower, found.unconfirmed) == ("a", (BASELINE,), ("b",))
     assert json.loads(render([group], "json"))["groups"][0]["fastest"]["answers_not_known"] == ["b"]
-    whole = fastest(group_of(tmp_path, rows_of(paces), run_of(paces)))
-    assert whole is not None and (whole.label, whole.unconfirmed) == ("b", ())
+    whole = winner_of(rows_of(paces), run_of(paces))
+    assert (whole.label, whole.unconfirmed) == ("b", ())
 
 
-def test_nobody_is_named_over_a_baseline_that_failed_where_no_two_others_compete(tmp_path: Path) -> None:
+def test_nobody_is_named_over_a_baseline_that_failed_where_no_two_others_compete() -> None:
     rows = [failed(row) if row.label == BASELINE and _number(row) == 3 else row for row in rows_of({"a": 1.4})]
-    assert fastest(group_of(tmp_path, rows, run_of({"a": 1.4}))) is None
+    assert fastest(group_of(rows, run_of({"a": 1.4}))) is None
 
 
 @pytest.mark.parametrize("lossy", ["claim", "answers"])
-def test_what_loses_answers_cannot_win(tmp_path: Path, lossy: str) -> None:
+def test_what_loses_answers_cannot_win(lossy: str) -> None:
     """Whether a method says so itself, or its answers do."""
     rows = rows_of({"a": 1.4, "b": 2.0})
     run = run_of({"a": 1.4, "b": 2.0})
@@ -118,66 +113,64 @@ def test_what_loses_answers_cannot_win(tmp_path: Path, lossy: str) -> None:
         run = replace(run, methods=(*run.methods[:2], method("b", "lossy")))
     else:
         rows = [replace(row, verdict="lossy", first_divergence=1) if row.label == "b" else row for row in rows]
-    found = fastest(group_of(tmp_path, rows, run))
-    assert found is not None and (found.label, found.slower) == ("a", (BASELINE,))
+    found = winner_of(rows, run)
+    assert (found.label, found.slower) == ("a", (BASELINE,))
 
 
-def test_nobody_wins_where_only_the_baseline_competes(tmp_path: Path) -> None:
-    assert fastest(group_of(tmp_path, rows_of({"a": 2.0}), run_of({"a": 2.0}, "lossy"))) is None
+def test_nobody_wins_where_only_the_baseline_competes() -> None:
+    assert fastest(group_of(rows_of({"a": 2.0}), run_of({"a": 2.0}, "lossy"))) is None
 
 
-def test_the_pair_that_decides_is_of_what_both_answered(tmp_path: Path) -> None:
+def test_the_pair_that_decides_is_of_what_both_answered() -> None:
     """b was not measured on the prompts that are slow for all; on the others a is faster than b."""
     paces = {"a": 1.5, "b": 1.4}
     rows = [
-        replace(row, step_s=tuple(s * (1 + 9 * (int(row.prompt_id[1:]) < 5)) for s in row.step_s))
-        for row in rows_of(paces)
+        slowed(row, 10 if _number(row) < 5 else 1) for row in rows_of(paces) if row.label != "b" or _number(row) >= 5
     ]
-    rows = [row for row in rows if row.label != "b" or _number(row) >= 5]
-    found = fastest(group_of(tmp_path, rows, run_of(paces)))
-    assert found is not None and found.label == "a" and set(found.slower) == {"b", BASELINE}
+    found = winner_of(rows, run_of(paces))
+    assert found.label == "a" and set(found.slower) == {"b", BASELINE}
 
 
-def test_to_be_missing_where_answers_are_slow_makes_no_winner(tmp_path: Path) -> None:
+def slowed(row: Row, factor: float) -> Row:
+    return replace(row, step_s=tuple(seconds * factor for seconds in row.step_s))
+
+
+def test_to_be_missing_where_answers_are_slow_makes_no_winner() -> None:
     """a is slower than b on each prompt that both answer; where it has no answers, all methods gain little."""
     paces = {"a": 3.0, "b": 3.3}
     hard = range(PROMPTS // 2, PROMPTS)
     rows = [
-        row
-        if _number(row) not in hard or row.label == BASELINE
-        else replace(row, step_s=tuple(s * 3 for s in row.step_s))
+        slowed(row, 3 if _number(row) in hard and row.label != BASELINE else 1)
         for row in rows_of(paces)
         if row.label != "a" or _number(row) not in hard
     ]
-    group = group_of(tmp_path, rows, run_of(paces))
-    speedups = {method.label: method.estimate(SPEEDUP).value or 0 for method in group.pooled.methods}
-    assert speedups["a"] > speedups["b"]
+    group = group_of(rows, run_of(paces))
+    assert (value_of(group, SPEEDUP, "a") or 0) > (value_of(group, SPEEDUP, "b") or 9)
     found = fastest(group)
     assert found is not None and found.label == "b" and set(found.slower) == {"a", BASELINE}
     assert json.loads(render([group], "json"))["groups"][0]["fastest"]["not_all_answered"] is True
 
 
-def test_nobody_wins_where_each_is_beaten_on_prompts_of_their_own(tmp_path: Path) -> None:
+def test_nobody_wins_where_each_is_beaten_on_prompts_of_their_own() -> None:
     """a beats b on the first prompts, b beats c on the middle ones, c beats a on the last; each beats the baseline."""
     paces = {"a": 2.0, "b": 2.0, "c": 2.0}
     slower = {"a": range(14, 20), "b": range(7), "c": range(7, 14)}
     answered = {"a": [*range(7), *range(14, 20)], "b": [*range(14)], "c": [*range(7, 20)]}
     rows = [
-        replace(row, step_s=tuple(s * 1.3 for s in row.step_s)) if _number(row) in slower.get(row.label, ()) else row
+        slowed(row, 1.3 if _number(row) in slower.get(row.label, ()) else 1)
         for row in rows_of(paces)
         if _number(row) in answered.get(row.label, range(PROMPTS))
     ]
-    assert fastest(group_of(tmp_path, rows, run_of(paces))) is None
+    assert fastest(group_of(rows, run_of(paces))) is None
 
 
-def test_a_lossy_method_that_others_are_set_against_does_not_compete(tmp_path: Path) -> None:
+def test_a_lossy_method_that_others_are_set_against_does_not_compete() -> None:
     """Nor is it the fastest of those that give the target's own answers, however fast it is."""
     paces = {"a": 5.0, "b": 2.0, "c": 1.5}
     run = run_of(paces)
     run = replace(run, methods=(run.methods[0], method("a", "lossy"), *run.methods[2:]))
     rows = [replace(row, verdict="lossy", first_divergence=1) if row.label == "a" else row for row in rows_of(paces)]
-    file = over(read(write(tmp_path / "run.jsonl", rows, run)), "a")
-    (group,) = compare([file])
+    (group,) = compare([over(file_of(rows, run), "a")])
     found = fastest(group)
     assert found is not None and (found.label, found.slower) == ("b", ("c",))
     assert "Fastest of 2" in sentence(group, found) and "b, 0.40x" in sentence(group, found)
@@ -187,31 +180,25 @@ def _number(row: Row) -> int:
     return int(row.prompt_id[1:])
 
 
-def test_methods_of_different_sessions_are_not_told_from_each_other_by_prompts(tmp_path: Path) -> None:
+def test_methods_of_different_sessions_are_not_told_from_each_other_by_prompts() -> None:
     """a and b run alike; b was measured on a day when everything took 8% longer, with a baseline of its own."""
-    files = []
-    for label, session in (("a", 1.0), ("b", 1.08)):
-        path = tmp_path / f"{label}.jsonl"
-        files.append(read(write(path, rows_of({label: 1.5}, session=session), run_of({label: 1.5}))))
-    (group,) = compare(files)
+    days = (("a", 1.0), ("b", 1.08))
+    (group,) = compare(
+        [file_of(rows_of({label: 1.5}, session=pace), run_of({label: 1.5}), label) for label, pace in days]
+    )
     found = fastest(group)
     assert found is not None and found.label in "ab"
     assert found.slower == (BASELINE,) and len(found.tied) == 1
 
 
 @pytest.mark.parametrize(
-    ("p_values", "told"),
-    [
-        ((0.01, 0.02, 0.04), "ABC"),
-        ((0.01, 0.03, 0.04), "A"),
-        ((0.02, 0.02, 0.02), ""),
-        ((0.04, 0.016, 0.9), "B"),
-    ],
+    ("p_values", "significant"),
+    [((0.01, 0.02, 0.04), "ABC"), ((0.01, 0.03, 0.04), "A"), ((0.02, 0.02, 0.02), ""), ((0.04, 0.016, 0.9), "B")],
 )
-def test_holm_s_steps(p_values: tuple[float, ...], told: str) -> None:
+def test_holm_s_steps(p_values: tuple[float, ...], significant: str) -> None:
     """Against 0.05 / 3, then 0.05 / 2, then 0.05, up to the first that fails."""
     found = holm({(name, ""): value for name, value in zip("ABC", p_values, strict=True)})
-    assert {name for name, _ in found} == set(told)
+    assert {name for name, _ in found} == set(significant)
 
 
 @pytest.mark.slow

@@ -51,6 +51,9 @@ EXPLAINED = (
 )
 
 
+HEAD = 2 * pair("llama").target.info.hidden_size * pair("llama").target.vocabulary  # operations of one row
+
+
 def counted(label: str) -> list[StepCost]:
     """The steps of a generation, timed by a clock that counts operations of products instead of seconds."""
     models = pair("llama")
@@ -80,29 +83,27 @@ def test_keys_and_values_for_layers_that_a_token_left_out_are_not_predicted_but_
 
 
 @pytest.mark.slow
-def test_what_is_asked_at_exits_is_told_apart() -> None:
+def test_what_is_asked_at_exits_is_a_part_of_its_own() -> None:
     target = pair("llama").target
-    head = 2 * target.info.hidden_size * target.vocabulary
     steps = counted("early_exit[threshold=0.1,exits=1+3]")
     depths = {step.work.spans[-1].last for step in steps}
     assert len(depths) > 1, "some leave, some stay"
     for step in steps:
         asked = len(step.work.heads) - (step.work.spans[-1].last == target.layers)  # the last head is no exit's
-        assert step.took.parts["decide"] == asked * head
+        assert step.took.parts["decide"] == asked * HEAD
 
 
 @pytest.mark.slow
-def test_what_a_method_hands_its_steps_to_is_told_by_part_and_no_part_twice() -> None:
+def test_what_a_method_hands_its_steps_to_is_shown_by_part_and_no_part_twice() -> None:
     """Each part counts what it does itself, so all parts and the head of a token that left nowhere are the step."""
     target = pair("llama").target
-    head = 2 * target.info.hidden_size * target.vocabulary
     steps = counted("m2r2_dynamic[gates=1+3,router=softmax_gap,threshold=0.1,kv_fill=copy_h]")
     assert len({step.work.spans[-1].last for step in steps}) > 1, "some leave, some stay"
     for step in steps:
         stays = step.work.spans[-1].last == target.layers
-        assert step.took.parts["decide"] == (len(step.work.heads) - stays) * head
+        assert step.took.parts["decide"] == (len(step.work.heads) - stays) * HEAD
         assert step.took.parts["run_rows"] > 0
-        assert step.took.seconds == sum(step.took.parts.values()) + stays * head
+        assert step.took.seconds == sum(step.took.parts.values()) + stays * HEAD
 
 
 def test_routed_blocks_are_predicted_where_a_token_passed_them() -> None:
@@ -125,17 +126,17 @@ def test_watched_decoding_gives_the_answer_of_unwatched_and_leaves_nothing_behin
     assert watched.token_ids == unwatched.token_ids
     assert len(recorder.works) == len(steps) == len(unwatched.steps)
     assert Linear.__call__ is call
-    handed = [method, *(found for found in vars(method).values() if isinstance(found, Method))]
-    assert not any({"step", "draft", "verify", "observe"} & set(vars(found)) for found in handed)
+    methods = [method, *(part for part in vars(method).values() if isinstance(part, Method))]
+    assert not any({"step", "draft", "verify", "observe"} & set(vars(each)) for each in methods)
 
 
 def test_a_bare_pass_that_disturbs_decoding_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(*arguments: Any) -> Bare:
         cache = arguments[1]
-        found = run_bare(*arguments)
+        bare = run_bare(*arguments)
         for kept in cache.kv:
             kept[:, : cache.lengths[0]] += 1.0
-        return found
+        return bare
 
     monkeypatch.setattr(watch, "run_bare", careless)
     with pytest.raises(RuntimeError, match="disturb"):
@@ -157,13 +158,11 @@ def test_heads_that_a_verification_asks_for_besides_its_own_are_not_predicted_bu
 
     monkeypatch.setattr(TwoModel, "verify", wasteful)
     steps = counted("two_model[draft_tokens=3]")
-    target = pair("llama").target
-    head = 2 * target.info.hidden_size * target.vocabulary
     assert [step.work for step in steps] == [step.work for step in plain]
     for step in steps:
-        assert step.took.seconds - step.bare.seconds == 20 * step.work.argmax_rows * head
+        assert step.took.seconds - step.bare.seconds == 20 * step.work.argmax_rows * HEAD
         assert step.took.parts["verify"] == 0
-        assert step.took.parts["logits"] == 21 * step.work.argmax_rows * head
+        assert step.took.parts["logits"] == 21 * step.work.argmax_rows * HEAD
     assert cost_of("two_model", [steps, steps]).low > 1.2
 
 
@@ -189,9 +188,6 @@ class Fickle(Speculative):
 def test_a_drafter_that_drafts_otherwise_when_it_is_timed_is_an_error(depths: tuple[int | None, ...]) -> None:
     with pytest.raises(RuntimeError, match="recorded"):
         time_steps(Fickle(depths), pair("llama").target, PROMPT, NEW_TOKENS, lambda: 0.0)
-
-
-def test_a_drafter_that_drafts_the_same_is_none() -> None:
     steps = time_steps(Fickle((2, 2, 2)), pair("llama").target, PROMPT, NEW_TOKENS, lambda: 0.0)
     assert {step.work.heads for step in steps[:-2]} == {(3,)}
 
@@ -221,8 +217,9 @@ def test_costs_are_sums_over_the_same_steps() -> None:
     fast = replace(slow, took=Took(0.003, {"advance": 0.002}), bare=Bare(0.001, 0.001))
     cost = cost_of("two_model", [[slow, fast], [slow, fast]])
     assert (cost.timed, cost.prompts, cost.steps, cost.rows, cost.layer_rows) == ("verification", 2, 4, 2, 8)
-    assert (cost.measured_ms, cost.predicted_ms) == pytest.approx((4.5, 3.0))
-    assert (cost.ratio, cost.low, cost.high) == pytest.approx((1.5, 1.5, 1.5))
+    assert (cost.measured_ms, cost.predicted_ms, cost.ratio, cost.low, cost.high) == pytest.approx(
+        (4.5, 3, 1.5, 1.5, 1.5)
+    )
     assert cost.parts_ms == pytest.approx({"advance": 3.0, "verify": 0.5})
     assert cost.predicted_parts_ms == pytest.approx({"layers": 2.0, "heads": 1.0})
     assert cost.goal.startswith("missed")
@@ -242,39 +239,36 @@ def test_methods_that_cannot_run_are_left_out_with_the_reason_unless_they_are_na
         choose(["early_exit[exits=5]"], models)
 
 
-def test_a_label_that_names_a_draft_model_is_refused_for_another_one_would_be_measured(tmp_path: Path) -> None:
-    models = Models(str(tiny_folder(tmp_path / "one", layers=2)), "draft")
+def test_labels_with_a_draft_model_or_with_equal_names_are_refused(tmp_path: Path) -> None:
+    models = Models(str(tiny_folder(tmp_path / "target")), "draft")
     with refused("several_draft_models", "two_model[draft_model=other]"):
         choose(["two_model[draft_model=other]"], models)
-
-
-def test_labels_that_would_be_told_by_one_name_are_refused(tmp_path: Path) -> None:
-    models = Models(str(tiny_folder(tmp_path / "target")), "draft")
-    target = Target.load(models.target)
-    labels = []
-    for seed, place in enumerate(("first", "second")):
-        shutil.copytree(untrained_folder("medusa", build("medusa"), target, seed), tmp_path / place / "medusa")
-        labels.append(f"medusa[modules={tmp_path / place / 'medusa'}]")
+    target, labels = Target.load(models.target), []
+    for seed, folder in enumerate((tmp_path / "first" / "medusa", tmp_path / "second" / "medusa")):
+        shutil.copytree(untrained_folder("medusa", build("medusa"), target, seed), folder)
+        labels.append(f"medusa[modules={folder}]")
     assert choose(labels[:1], models)[0][-1].label == labels[0]
     with refused("equal_names", "medusa[modules=medusa]"):
         choose(labels, models)
 
 
-def test_figures_tell_what_they_were_taken_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = tiny_folder(tmp_path / "target", stop_ids=(), max_position_embeddings=2048)
-    draft = tiny_folder(tmp_path / "draft", seed=1, stop_ids=(), max_position_embeddings=2048)
+def test_figures_contain_what_they_were_taken_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = (
+        tiny_folder(tmp_path / role, seed=seed, stop_ids=(), max_position_embeddings=2048)
+        for seed, role in enumerate(("target", "draft"))
+    )
     monkeypatch.setattr(costs, "LABELS", ("two_model",))
     modules = untrained_folder("medusa", build("medusa"), Target.load(target))
     models, label = Models(str(target), str(draft)), f"medusa[modules={modules}]"
-    found: Any = costs.measure(models, [label], prompts=1, max_new_tokens=4, threads=1)
-    assert (found["prompts_per_suite"], found["max_new_tokens"], found["threads"]) == (1, 4, 1)
+    figures: Any = costs.measure(models, [label], prompts=1, max_new_tokens=4, threads=1)
+    assert (figures["prompts_per_suite"], figures["max_new_tokens"], figures["threads"]) == (1, 4, 1)
     for role, folder in (("target", target), ("draft", draft)):
-        held = found["models"][role]
+        held = figures["models"][role]
         assert (held["name"], held["weights_sha256"]) == (role, folder_sha256(folder))
-    told = f"medusa[modules={modules.name}]"
-    assert found["modules_sha256"] == {told: modules_sha256(str(modules))}
-    assert [line["label"] for line in found["methods"]] == ["two_model", told]
-    assert str(tmp_path) not in json.dumps(found) and str(modules) not in json.dumps(found)
-    for line in found["methods"]:
+    named = f"medusa[modules={modules.name}]"
+    assert figures["modules_sha256"] == {named: modules_sha256(str(modules))}
+    assert [line["label"] for line in figures["methods"]] == ["two_model", named]
+    assert str(tmp_path) not in json.dumps(figures) and str(modules) not in json.dumps(figures)
+    for line in figures["methods"]:
         assert line["prompts"] == len(line["measured_s"]) == len(line["predicted_s"]) == 4
         assert line["ratio"] == pytest.approx(sum(line["measured_s"]) / sum(line["predicted_s"]))

@@ -14,22 +14,12 @@ from click.testing import CliRunner
 from benchctl import __version__
 from benchctl.cli import INTERRUPTED, INVALID_DATA, VERBS, WRONG_USAGE, main
 from benchctl.cli.judge import KEY_ENV
-from benchctl.errors import UserError
+from benchctl.errors import InvalidData, UserError
 
-PARTS = ("benchctl", "methods", "judges")
-HEAVY = [
-    "datasets",
-    "matplotlib",
-    "msgspec",
-    "numpy",
-    "openai",
-    "pandas",
-    "rich",
-    "scipy",
-    "tokenizers",
-    "torch",
+HEAVY = (
+    *("datasets", "matplotlib", "msgspec", "numpy", "openai", "pandas", "rich", "scipy", "tokenizers", "torch"),
     "transformers",
-]
+)
 
 
 def verb_that_raises(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
@@ -42,28 +32,19 @@ def verb_that_raises(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> N
     monkeypatch.setattr(import_module("benchctl.cli.list_"), "list_", failing)
 
 
+def imported_after(code: str, root: Path) -> list[str]:
+    """What this code has imported, in a process of its own: the test suite has long since imported torch."""
+    code += "\nimport json, sys\nprint(json.dumps(list(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    modules: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return modules
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([verb, "--help"] for verb in VERBS)])
-def test_help_imports_nothing_heavy(arguments: list[str], root: Path) -> None:
-    """In a process of its own: the test suite has long since imported torch."""
-    code = f"""
-import json, sys
-from benchctl.cli import main
-main({arguments!r}, standalone_mode=False)
-print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout.splitlines()[-1]) == []
-
-
-def test_the_list_of_verbs_imports_none_of_them(root: Path) -> None:
-    code = """
-import sys
-from benchctl.cli import main
-main(["--help"], standalone_mode=False)
-print([name for name in sys.modules if name.startswith("benchctl.cli.")])
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+def test_help_imports_nothing_heavy_and_the_list_of_verbs_none_of_them(arguments: list[str], root: Path) -> None:
+    modules = imported_after(f"from benchctl.cli import main\nmain({arguments!r}, standalone_mode=False)", root)
+    assert not set(HEAVY) & set(modules)
+    assert arguments != ["--help"] or not any(name.startswith("benchctl.cli.") for name in modules)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -79,13 +60,14 @@ def test_help_lists_every_verb_in_reading_order() -> None:
 
 def test_help_names_every_environment_variable_that_the_code_reads(root: Path) -> None:
     """Found in the source, so that a new one cannot be left out."""
-    texts = [file.read_text(encoding="utf-8") for part in PARTS for file in (root / part).rglob("*.py")]
+    files = (file for part in ("benchctl", "methods", "judges") for file in (root / part).rglob("*.py"))
+    texts = [file.read_text(encoding="utf-8") for file in files]
     reading = "\n".join(text for text in texts if "os.environ" in text)
     reading = re.sub(r'metavar="\w+"', "", reading)
     names = {KEY_ENV, *re.findall(r'"([A-Z]{2,}(?:_[A-Z]+)*)"', reading)}
     assert {"RANK", "BENCHCTL_CACHE", "HTTPS_PROXY", "OMP_WAIT_POLICY"} < names
-    told = CliRunner().invoke(main, ["--help"]).output
-    assert [name for name in names if name not in told] == []
+    printed = CliRunner().invoke(main, ["--help"]).output
+    assert [name for name in names if name not in printed] == []
 
 
 def test_help_names_every_exit_code_and_fits_80_columns() -> None:
@@ -112,30 +94,32 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
     assert "Error: " in result.stderr
 
 
-def test_a_user_error_is_one_message_and_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    verb_that_raises(monkeypatch, UserError("no_file", "No file 'x'; name one that exists."))
+@pytest.mark.parametrize(
+    ("error", "code", "shown"),
+    [
+        (UserError("no_file", "No file 'x'; name one that exists."), 2, "Error: No file 'x'; name one that exists.\n"),
+        (InvalidData("torn", "Torn."), 3, "Error: Torn.\n"),
+        (KeyboardInterrupt(), 130, "--resume"),
+    ],
+)
+def test_what_a_user_can_fix_is_one_message_and_an_exit_code(
+    error: BaseException, code: int, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verb_that_raises(monkeypatch, error)
     result = CliRunner().invoke(main, ["list"])
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == "Error: No file 'x'; name one that exists.\n"
-
-
-def test_an_interruption_says_that_results_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    verb_that_raises(monkeypatch, KeyboardInterrupt())
-    result = CliRunner().invoke(main, ["list"])
-    assert result.exit_code == 130
-    assert "--resume" in result.stderr
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert shown in result.stderr
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what a user can put right is made short; a mistake of ours has to be found."""
+    """Only what a user can fix is made short; a mistake of ours has to be found."""
     verb_that_raises(monkeypatch, ZeroDivisionError())
     assert isinstance(CliRunner().invoke(main, ["list"]).exception, ZeroDivisionError)
 
 
 def test_list_methods_shows_family_exactness_and_options() -> None:
-    methods = {
-        line["name"]: line for line in json.loads(CliRunner().invoke(main, ["list", "methods", "--json"]).stdout)
-    }
+    lines = json.loads(CliRunner().invoke(main, ["list", "methods", "--json"]).stdout)
+    methods = {line["name"]: line for line in lines}
     assert {"autoregressive", "two_model", "prompt_lookup", "early_exit"} <= methods.keys()
     assert methods["two_model"]["family"] == "Speculative"
     assert methods["two_model"]["exactness"] == "exact"

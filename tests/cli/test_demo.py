@@ -9,19 +9,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-import click
 import pytest
 from click.testing import CliRunner
 from fixtures_records import usual_rows, write
 
 from benchctl import registry
 from benchctl.cli import INTERRUPTED, main
-from benchctl.cli.options import options_from
-from benchctl.decoding.model.target import Target
 from benchctl.measuring.settings import RunSettings
 from benchctl.records.writer import read
 
 SHOWN = import_module("benchctl.cli.demo")
+RUN = import_module("benchctl.cli.run")
 MADE = {"methods.jsonl", "experts.jsonl", "pareto.png", "report.html"}
 
 
@@ -59,69 +57,49 @@ def test_it_measures_compares_draws_and_reports(tmp_path: Path, monkeypatch: pyt
     assert not any(row.error for file in (of_methods, of_experts) for row in file.rows)
     assert result.stdout.count("In brief") == 2
     assert all(name in result.stdout for name in registry.builtin_names())
-    for told in ("Plot: first/pareto.png", "Report: first/report.html", "Results: first/methods.jsonl", SHOWN._HONEST):
-        assert told in result.stdout
+    for printed in ("Plot: first/pareto.png", "Report: first/report.html", "Results: first/methods.jsonl"):
+        assert printed in result.stdout
     assert all(name in Path("first/report.html").read_text() for name in registry.builtin_names())
-
-
-@click.command()
-@options_from(RunSettings, "settings")
-def _asked(settings: RunSettings) -> None:
-    assert (settings.prompts.source, settings.models.target) == ("embedded", "")
-    assert settings.methods == SHOWN.demo_labels()[0]
 
 
 def test_the_command_it_records_is_one_that_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[RunSettings] = []
-    monkeypatch.setattr(import_module("benchctl.cli.run"), "measure", asked.append)
+    monkeypatch.setattr(RUN, "measure", asked.append)
     monkeypatch.setattr(SHOWN, "_verb", lambda *_: None)
     monkeypatch.setattr(SHOWN, "_in_background", lambda *_: nullcontext())
     result = CliRunner().invoke(main, ["demo", "--out", str(tmp_path / "new")], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     first, second = asked
     assert first.command[:2] == second.command[:2] == ("benchctl", "run")
-    assert CliRunner().invoke(_asked, list(first.command[2:]), catch_exceptions=False).exit_code == 0
+    again = RUN.run.make_context("run", list(first.command[2:])).params
+    assert (again["source"], again["target"], again["methods"]) == ("embedded", "", SHOWN.demo_labels()[0])
     assert second.models.target == "ref-moe"
     assert first.out == tmp_path / "new" / "methods.jsonl"
 
 
-@pytest.mark.parametrize("held", ["folder", "file"])
-def test_it_overwrites_nothing(held: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Target, "load", lambda *_, **__: pytest.fail("weights were loaded"))
-    place = tmp_path / "mine"
-    if held == "folder":
-        place.mkdir()
-    kept = place / "notes.txt" if held == "folder" else place
-    kept.write_text("mine")
-    result = CliRunner().invoke(main, ["demo", "--out", str(place)])
-    assert result.exit_code == 2
-    assert "is not an empty folder. Give another --out" in result.stderr
-    assert kept.read_text() == "mine"
+@pytest.mark.parametrize("kept", ["mine", "mine/notes.txt"])
+def test_it_overwrites_nothing(kept: str, tmp_path: Path) -> None:
+    (tmp_path / kept).parent.mkdir(exist_ok=True)
+    (tmp_path / kept).write_text("mine")
+    result = CliRunner().invoke(main, ["demo", "--out", str(tmp_path / "mine")])
+    assert (result.exit_code, "--out" in result.stderr) == (2, True)
+    assert (tmp_path / kept).read_text() == "mine"
 
 
-def test_an_interruption_says_where_the_measured_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured_and_interrupted(settings: RunSettings) -> NoReturn:
-        assert settings.out is not None
-        settings.out.parent.mkdir()
-        write(settings.out, usual_rows())
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(import_module("benchctl.cli.run"), "measure", measured_and_interrupted)
-    place = tmp_path / "my demo"
-    result = CliRunner().invoke(main, ["demo", "--out", str(place)])
-    assert result.exit_code == INTERRUPTED
-    command = result.stderr.partition("See it with:  ")[2].splitlines()[0]
-    assert shlex.split(command) == ["benchctl", "compare", str(place / "methods.jsonl")]
-    assert CliRunner().invoke(main, shlex.split(command)[1:]).exit_code == 0
-
-
-def test_an_interruption_before_anything_is_measured_promises_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("measured", [True, False])
+def test_an_interruption_prints_the_command_that_shows_what_was_measured(
+    measured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(settings: RunSettings) -> NoReturn:
+        if measured:
+            assert settings.out is not None
+            settings.out.parent.mkdir()
+            write(settings.out, usual_rows())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(import_module("benchctl.cli.run"), "measure", interrupted)
-    result = CliRunner().invoke(main, ["demo", "--out", str(tmp_path / "new")])
+    monkeypatch.setattr(RUN, "measure", interrupted)
+    result = CliRunner().invoke(main, ["demo", "--out", str(tmp_path / "my demo")])
     assert result.exit_code == INTERRUPTED
-    assert "Interrupted." in result.stderr and "kept" not in result.stderr
+    command = shlex.split(result.stderr.partition("See it with:  ")[2])
+    assert command == (["benchctl", "compare", str(tmp_path / "my demo" / "methods.jsonl")] if measured else [])
+    assert not measured or CliRunner().invoke(main, command[1:]).exit_code == 0

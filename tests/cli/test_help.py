@@ -18,11 +18,11 @@ def every_command(group: click.Group, *path: str) -> Iterator[tuple[str, click.C
     """All verbs and what is below them, groups too, by their words."""
     context = click.Context(group)
     for name in group.list_commands(context):
-        found = group.get_command(context, name)
-        assert found is not None
-        yield " ".join((*path, name)), found
-        if isinstance(found, click.Group):
-            yield from every_command(found, *path, name)
+        command = group.get_command(context, name)
+        assert command is not None
+        yield " ".join((*path, name)), command
+        if isinstance(command, click.Group):
+            yield from every_command(command, *path, name)
 
 
 EVERY = dict(every_command(main))
@@ -35,53 +35,39 @@ def help_of(name: str) -> str:
     return result.output
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ["", *EVERY])
 def test_every_verb_shows_examples_of_itself_that_parse(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files that an example names are there: whether they hold what they should is found when the verb runs."""
     monkeypatch.chdir(tmp_path)
-    _, said, after = help_of(name).partition("Examples")
+    _, heading, after = help_of(name).partition("Examples")
     shown = list(commands(after.partition("Options:")[0]))
-    assert said and shown
+    assert heading and any(" ".join(words).startswith(name) for words in shown)
     for words in shown:
         for word in words:
             if word.endswith((".jsonl", ".json")) and "*" not in word:
                 (tmp_path / word).parent.mkdir(parents=True, exist_ok=True)
                 (tmp_path / word).touch()
         check_parses(words)
-    assert any(" ".join(words).startswith(name) for words in shown)
-
-
-def test_the_examples_of_benchctl_itself_parse() -> None:
-    text = CliRunner().invoke(main, ["--help"]).output
-    shown = list(commands(text.partition("Examples:")[2].partition("Options:")[0]))
-    assert len(shown) >= 3
-    for words in shown:
-        check_parses(words)
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_no_line_of_help_is_wider_than_110(name: str) -> None:
+def test_help_fits_and_every_option_says_what_it_is_and_shows_its_default(name: str) -> None:
     """Text is wrapped at 100; examples are not, so that they can be copied."""
     assert max(map(len, help_of(name).splitlines())) <= 110
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_every_option_says_what_it_is_and_shows_its_default(name: str) -> None:
     for option in EVERY[name].params:
-        if not isinstance(option, click.Option):
-            continue
-        assert option.help, option.opts
-        default = option.default
-        without = option.is_flag or not isinstance(default, str | int | float | Path | list | tuple) or not default
-        assert without or option.show_default or "default" in option.help.lower(), option.opts
+        if isinstance(option, click.Option):
+            assert option.help, option.opts
+            default = option.default
+            without = option.is_flag or not isinstance(default, str | int | float | Path | list | tuple) or not default
+            assert without or option.show_default or "default" in option.help.lower(), option.opts
 
 
-def test_exit_codes_that_differ_from_the_usual_are_told_by_the_verb_and_on_the_page() -> None:
-    """The usual ones: 0, and 2 for what a user can mend, as for every verb."""
+def test_exit_codes_that_differ_from_the_usual_are_named_by_the_verb_and_on_the_page() -> None:
+    """The usual ones: 0, and 2 for what a user can fix, as for every verb."""
     page = (DOCS / "file-format.md").read_text(encoding="utf-8").partition("## Exit codes")[2]
     for name in ("run", "compare", "judge", "doctor", "verify", "validate"):
-        told = re.search(r"Exit\s+code: .*?\n\n", help_of(name), re.DOTALL)
-        assert told and f"`{name}" in page, name
-        assert set(re.findall(r"--[a-z-]+", told[0])) - {"--resume"} <= set(re.findall(r"--[a-z-]+", page)), name
+        codes = re.search(r"Exit\s+code: .*?\n\n", help_of(name), re.DOTALL)
+        assert codes and f"`{name}" in page, name
+        assert set(re.findall(r"--[a-z-]+", codes[0])) - {"--resume"} <= set(re.findall(r"--[a-z-]+", page)), name

@@ -44,11 +44,8 @@ def invoke(words: str) -> Result:
     return CliRunner().invoke(verb, words.split())
 
 
-def test_without_arguments_the_settings_are_their_defaults() -> None:
+def test_every_field_takes_its_value_or_default_and_fields_without_a_setting_are_no_options() -> None:
     assert invoke("").stdout.strip() == repr((Settings(), 1))
-
-
-def test_every_field_takes_its_value_and_fields_without_a_setting_are_no_options() -> None:
     words = "-n one --name two --count 3 --rate 1 --kind b --deep --no-watch --out a/b --mode y --other 2"
     expected = Settings(("one", "two"), 3, Inner(1.0, "b"), True, False, Path("a/b"), "y")
     assert invoke(words).stdout.strip() == repr((expected, 2))
@@ -62,20 +59,8 @@ def test_values_out_of_range_are_refused(words: str) -> None:
     assert invoke(words).exit_code == 2
 
 
-def test_the_options_of_run_default_to_the_settings_of_a_run() -> None:
-    caught: list[RunSettings] = []
-
-    @click.command()
-    @options_from(RunSettings, "settings")
-    def run(settings: RunSettings) -> None:
-        caught.append(settings)
-
-    assert CliRunner().invoke(run, []).exit_code == 0
-    assert caught == [RunSettings()]
-
-
 def test_sweeps_alone_do_not_measure_every_method() -> None:
+    sweep = "two_model[draft_tokens=2|3]"
     assert RunSettings().labels == ("all",)
     assert RunSettings(methods=("deed",)).labels == ("deed",)
-    sweep = "two_model[draft_tokens=2|3]"
     assert RunSettings(sweeps=(sweep,)).labels == ("two_model[draft_tokens=2]", "two_model[draft_tokens=3]")

@@ -6,7 +6,6 @@ import io
 import threading
 
 import pytest
-from fakes_measuring import FakeClock
 from rich.console import Console
 
 from benchctl.cli.display import REFRESH_S, RunDisplay
@@ -29,34 +28,28 @@ class Screen:
 
 
 class Seconds:
-    """A clock that is set by hand."""
+    """A clock that is set by hand, or goes on by `tick_s` with each reading."""
 
-    now_s = 0.0
+    def __init__(self, tick_s: float = 0.0) -> None:
+        self.now_s, self._tick_s = 0.0, tick_s
 
     def __call__(self) -> float:
+        self.now_s += self._tick_s
         return self.now_s
 
 
-class SlowClock(FakeClock):
-    """It takes ten readings from one drawing to the next."""
-
-    def __call__(self) -> float:
-        self.now_s += REFRESH_S / 10
-        return self.now_s
-
-
-def test_a_bar_shows_what_is_done_and_the_label_with_its_options() -> None:
+def test_a_bar_shows_what_is_done_the_label_with_its_options_and_the_speed_up_so_far() -> None:
     screen = Screen()
-    with RunDisplay(screen.console, FakeClock()) as display:
-        display(Progress(3, 40, "two_model[draft_tokens=5]"))
+    with RunDisplay(screen.console, Seconds()) as display:
+        display(Progress(3, 40, "two_model[draft_tokens=5]", speedups={"slow": 0.9, "two_model": 1.305}))
         text = screen.drawn()
-    assert "two_model[draft_tokens=5]" in text and "3/40" in text
+    assert all(fact in text for fact in ("two_model[draft_tokens=5]", "3/40", "two_model 1.30x, slow 0.90x"))
 
 
 def test_events_that_follow_quickly_are_not_all_drawn() -> None:
     """Drawing takes time of the run: five times a second is enough."""
     screen = Screen()
-    with RunDisplay(screen.console, SlowClock()) as display:
+    with RunDisplay(screen.console, Seconds(REFRESH_S / 10)) as display:
         drawn = []
         for done in range(1, 101):
             screen.drawn()
@@ -68,7 +61,7 @@ def test_events_that_follow_quickly_are_not_all_drawn() -> None:
 def test_nothing_is_drawn_between_two_events() -> None:
     """A bar that refreshes itself in a thread takes its time out of the steps being measured."""
     before = threading.active_count()
-    with RunDisplay(Screen().console, FakeClock()) as display:
+    with RunDisplay(Screen().console, Seconds()) as display:
         display(Progress(1, 2, "two_model"))
         assert threading.active_count() == before
 
@@ -85,23 +78,16 @@ def test_the_time_left_is_estimated_from_what_this_process_measured() -> None:
         assert "about 1 min left" in screen.drawn()
 
 
-def test_the_bar_shows_the_speed_up_so_far() -> None:
-    screen = Screen()
-    with RunDisplay(screen.console, FakeClock()) as display:
-        display(Progress(1, 2, "two_model", speedups={"slow": 0.9, "two_model": 1.305}))
-        assert "two_model 1.30x, slow 0.90x" in screen.drawn()
-
-
 def test_a_notice_stands_above_the_bar_with_its_brackets() -> None:
     screen = Screen()
-    with RunDisplay(screen.console, FakeClock()) as display:
+    with RunDisplay(screen.console, Seconds()) as display:
         display(Notice("early_exit[exits=4+8] cannot run here: [no]."))
     assert "early_exit[exits=4+8] cannot run here: [no].\n" in screen.drawn()
 
 
 def test_away_from_a_terminal_notices_are_lines_of_their_own() -> None:
     screen = Screen(terminal=False)
-    with RunDisplay(screen.console, FakeClock()) as display:
+    with RunDisplay(screen.console, Seconds()) as display:
         display(Progress(1, 2, "two_model", warm_up=True))
         display(Progress(1, 2, "two_model"))
         display(Notice("word " * 40))

@@ -13,18 +13,17 @@ from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
-import click
 import pytest
 from click.testing import CliRunner, Result
 from fixtures_records import usual_rows, write
 from fixtures_run import make_folder
 
 from benchctl.cli import main
-from benchctl.cli.run import given, run, session_files
+from benchctl.cli.run import run, session_arguments
 from benchctl.records.writer import read
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -48,9 +47,8 @@ def stubs(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
 
 
 def replace_processes(monkeypatch: pytest.MonkeyPatch, call: Callable[..., object]) -> None:
-    monkeypatch.setattr(
-        import_module("benchctl.cli.run"), "subprocess", SimpleNamespace(run=call, DEVNULL=subprocess.DEVNULL)
-    )
+    processes = SimpleNamespace(run=call, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(import_module("benchctl.cli.run"), "subprocess", processes)
 
 
 def invoke(*arguments: str) -> Result:
@@ -59,10 +57,9 @@ def invoke(*arguments: str) -> Result:
 
 
 @pytest.mark.slow
-def test_every_session_is_a_process_with_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_session_is_a_process_with_a_file_of_its_own(tmp_path: Path) -> None:
     """The only case with real processes and models."""
     make_folder(tmp_path)
-    monkeypatch.chdir(tmp_path)
     model = "--model target --draft-model draft --bench three.jsonl --device cpu --max-new-tokens 4 --warm-up 0"
     result = invoke(*model.split(), "--repeats", "1")
     assert result.exit_code == 0, result.output
@@ -74,16 +71,12 @@ def test_every_session_is_a_process_with_a_file_of_its_own(tmp_path: Path, monke
     assert result.stdout.splitlines()[-2:] == ["Results: kept-1.jsonl", "Results: kept-2.jsonl"]
 
 
-def test_the_table_combines_the_files_of_the_sessions(here: Path, stubs: list[Sequence[str]]) -> None:
+def test_every_session_gets_its_file_and_resuming_passes_all_of_them_on(here: Path, stubs: list[Sequence[str]]) -> None:
     result = invoke()
     assert result.exit_code == 0, result.output
     assert [command[-1] for command in stubs] == ["--out=kept-1.jsonl", "--out=kept-2.jsonl"]
     assert all(command[3:] == ("run", "--method=prompt_lookup", "--no-watch", command[-1]) for command in stubs)
     assert result.stdout.splitlines()[-2:] == ["Results: kept-1.jsonl", "Results: kept-2.jsonl"]
-
-
-def test_resuming_passes_every_file_on(here: Path, stubs: list[Sequence[str]]) -> None:
-    assert invoke().exit_code == 0
     kept = (here / "kept-1.jsonl").read_bytes()
     assert invoke("--sessions", "3", "--resume").exit_code == 0
     assert (here / "kept-1.jsonl").read_bytes() == kept
@@ -152,46 +145,34 @@ def wait_for(happened: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_a_session_that_fails_ends_the_run_with_its_exit_code(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_that_fails_ends_the_run_with_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     replace_processes(monkeypatch, lambda command, **_: subprocess.CompletedProcess(command, 2))
     result = invoke()
     assert (result.exit_code, result.stdout) == (2, "")
     assert "kept-1.jsonl" in result.stderr and "exit code 2" in result.stderr
 
 
-def test_sessions_without_a_name_have_the_one_that_a_run_would_have(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stubs: list[Sequence[str]]
-) -> None:
+def test_sessions_without_a_name_have_the_one_that_a_run_would_have(tmp_path: Path, stubs: list[Sequence[str]]) -> None:
     make_folder(tmp_path)
-    monkeypatch.chdir(tmp_path)
     words = "run --method prompt_lookup --model target --bench three.jsonl --device cpu --sessions 2"
     result = CliRunner().invoke(main, words.split())
     assert result.exit_code == 0, result.output
-    names = [line.removeprefix("Results: results/") for line in result.stdout.splitlines()[-2:]]
-    stems = {name.removesuffix(f"-{number}.jsonl") for number, name in enumerate(names, 1)}
-    assert len(stems) == 1 and stems.pop().startswith("three-prompt_lookup-2")
+    first, second = (line.removeprefix("Results: results/") for line in result.stdout.splitlines()[-2:])
+    assert first.startswith("three-prompt_lookup-2")
+    assert first.removesuffix("-1.jsonl") == second.removesuffix("-2.jsonl")
 
 
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize(("words", "named"), [(("--resume",), "--out FILE"), (("--model", "/nope"), "'/nope'")])
-def test_what_one_run_is_refused_for_sessions_without_a_name_are_too(
-    stubs: list[Sequence[str]], words: Sequence[str], named: str
-) -> None:
-    result = CliRunner().invoke(main, ["run", "--sessions", "2", *words])
-    assert result.exit_code == 2 and named in " ".join(result.stderr.split()) and stubs == []
-
-
-def test_a_file_that_is_there_already_is_refused_before_any_session_begins(
-    here: Path, stubs: list[Sequence[str]]
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [("--resume", "--out FILE"), ("--model /nope", "'/nope'"), ("--out kept.jsonl", "kept-2.jsonl: exists")],
+)
+def test_what_a_run_is_refused_for_is_refused_before_any_session_begins(
+    here: Path, stubs: list[Sequence[str]], words: str, named: str
 ) -> None:
     (here / "kept-2.jsonl").write_text("something")
-    result = invoke()
-    assert result.exit_code == 2 and "kept-2.jsonl: exists" in result.stderr
+    result = CliRunner().invoke(main, ["run", "--sessions", "2", *words.split()])
+    assert result.exit_code == 2 and named in " ".join(result.stderr.split())
     assert stubs == [] and not (here / "kept-1.jsonl").exists()
-
-
-def test_files_of_sessions_are_numbered_before_the_suffix() -> None:
-    assert session_files(Path("results/a.b.jsonl"), 2) == (Path("results/a.b-1.jsonl"), Path("results/a.b-2.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -207,7 +188,7 @@ def test_a_session_is_asked_for_what_was_asked_for(words: str) -> None:
     """Parsed again, its words mean the same, defaults that were not named still being defaults."""
     of_all = "--sessions 3 --out a.jsonl --json --judge likelihood --max-usd 1 --base-url http://here"
     whole = run.make_context("run", [*of_all.split(), *words.split()])
-    again = run.make_context("run", list(given(whole)))
+    again = run.make_context("run", list(session_arguments(whole)))
     not_passed_on = ("sessions", "out", "as_json", "judge", "base_url", "max_usd")
     others = {name: value for name, value in whole.params.items() if name not in not_passed_on}
     assert {name: again.params[name] for name in others} == others
@@ -215,4 +196,3 @@ def test_a_session_is_asked_for_what_was_asked_for(words: str) -> None:
     assert again.params["judge"] is None  # the answers of all sessions are judged once, together
     for name in others:
         assert again.get_parameter_source(name) == whole.get_parameter_source(name)
-    assert isinstance(whole, click.Context)

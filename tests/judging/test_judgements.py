@@ -199,7 +199,7 @@ def test_a_score_is_of_no_other_text_and_of_no_other_baseline(tmp_path: Path) ->
     found = figures_of(group)
     assert (found.pairs, value(found, SCORE_DIFFERENCE)) == (1, -1)
     assert group.judging is not None
-    assert group.judging.judged.left_out.__dict__ == {"gone": 2, "changed": 4, "elsewhere": 1}
+    assert group.judging.judged.left_out == {"gone": 2, "changed": 4, "elsewhere": 1}
 
 
 def test_the_longer_answer_wins_and_differences_go_with_length(tmp_path: Path) -> None:

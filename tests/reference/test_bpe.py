@@ -17,38 +17,30 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer(["the cat sat on the mat", "the dog sat on the cat"] * 5, vocabulary=300)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "the cat",
-        "  two  spaces\n\n\ttab ",
-        "Grüße, 世界 🙂 e\u0301",
-        "if x:\n    return 10 ** 25\n",
-        "\x00\x7f\u200b",
-        "<|end| >",
-    ],
-)
+TEXTS = [
+    "  two  spaces\n\n\ttab ",
+    "Grüße, 世界 🙂 e\u0301",
+    "if x:\n    return 10 ** 25\n",
+    "\x00\x7f\u200b",
+    "<|end| >",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
 def test_any_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
-def test_special_tokens_come_first_and_are_one_token_each(tokenizer: Tokenizer) -> None:
+def test_special_tokens_come_first_and_are_one_token_each_as_digits_are(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("<|bos|><|pad|><|user|><|assistant|><|system|><|end|>").ids == [0, 1, 2, 3, 4, 5]
-
-
-def test_digits_stay_single(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("1234").tokens == ["1", "2", "3", "4"]
 
 
 def test_the_template_trims_contents_and_asks_for_an_answer(tokenizer: Tokenizer, tmp_path: Path) -> None:
     save_tokenizer(tokenizer, tmp_path, positions=64)
     saved = AutoTokenizer.from_pretrained(tmp_path)
-    messages = [
-        {"role": "system", "content": "Be kind."},
-        {"role": "user", "content": " Hi "},
-        {"role": "assistant", "content": "Hello\nyou"},
-        {"role": "user", "content": "Bye"},
-    ]
+    turns = (("system", "Be kind."), ("user", " Hi "), ("assistant", "Hello\nyou"), ("user", "Bye"))
+    messages = [{"role": role, "content": content} for role, content in turns]
     expected = (
         "<|bos|><|system|>\nBe kind.<|end|>\n<|user|>\nHi<|end|>\n<|assistant|>\nHello\nyou<|end|>\n"
         "<|user|>\nBye<|end|>\n<|assistant|>\n"
@@ -56,12 +48,7 @@ def test_the_template_trims_contents_and_asks_for_an_answer(tokenizer: Tokenizer
     assert saved.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == expected
     ids = saved.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert ids == tokenizer.encode(expected).ids
-
-
-def test_a_role_that_the_template_does_not_know_is_an_error(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    save_tokenizer(tokenizer, tmp_path, positions=64)
-    saved = AutoTokenizer.from_pretrained(tmp_path)
-    with pytest.raises(Exception, match="unknown role tool; use system, user or assistant"):
+    with pytest.raises(Exception, match="unknown role tool"):
         saved.apply_chat_template([{"role": "tool", "content": "Hi"}], tokenize=False)
 
 

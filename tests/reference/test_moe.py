@@ -20,15 +20,16 @@ from benchctl.training.models import TokenIds, build_model
 from reference.mixture import MoeShape, expert_load_metrics, expert_loads, olmoe_config, spread
 from reference.recipe import corpus_data
 
+SIZES = (*SHAPE[2:], "--layers", 2, "--mlp", 16, "--experts", 4, "--experts-per-token", 2, "--batch-tokens", 2048)
+
 
 @pytest.fixture(scope="module")
 def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("moe")
     data = write_data(folder / "data")
     target = train_tiny_target(data, folder / "dense")
-    sizes = (*SHAPE[2:], "--layers", 2, "--mlp", 16, "--experts", 4, "--experts-per-token", 2, "--batch-tokens", 2048)
     out = folder / "mixture"
-    done("reference", "moe", "--model", target, "--data", data, "--out", out, "--steps", 2, *sizes, *COMMON)
+    done("reference", "moe", "--model", target, "--data", data, "--out", out, "--steps", 2, *SIZES, *COMMON)
     return out
 
 
@@ -48,8 +49,8 @@ def test_its_embeddings_are_tied_and_its_experts_counted(moe: Path) -> None:
     routed = {name: routed_alone(moe, batches) for name, batches in data.held_out.items()}
     loads = sum(chosen.sum(1) for chosen, _ in routed.values())
     assert isinstance(loads, torch.Tensor)
-    told = {"busiest_expert": float(loads.max() / loads.mean()), "idlest_expert": float(loads.min() / loads.mean())}
-    assert measured["experts"] == pytest.approx(told, rel=0.02)  # the weights on disk are rounded
+    shares = {"busiest_expert": float(loads.max() / loads.mean()), "idlest_expert": float(loads.min() / loads.mean())}
+    assert measured["experts"] == pytest.approx(shares, rel=0.02)  # the weights on disk are rounded
     chosen, probabilities = routed["text"]
     balance = 4 * (chosen.mean(1) / 2 * probabilities.mean(1)).sum(1)  # Switch Transformers, equations 4 to 6
     assert measured["text"]["imbalance"] == pytest.approx(float(balance.mean()), abs=2e-4)
@@ -79,11 +80,8 @@ def test_loads_count_every_token_that_is_not_padding_once_per_chosen_expert() ->
     loads = expert_loads(model, [batch, batch])
     assert loads.shape == (2, 4)
     assert loads.sum(1).tolist() == [20, 20]  # two batches of five tokens, two experts each
-
-
-def test_the_busiest_and_the_idlest_expert_are_told_against_the_mean() -> None:
-    told = expert_load_metrics(torch.tensor([[3, 1, 2, 2]]))
-    assert (told["busiest_expert"].share, told["idlest_expert"].share) == (1.5, 0.5)
+    metrics = expert_load_metrics(torch.tensor([[3, 1, 2, 2]]))
+    assert (metrics["busiest_expert"].share, metrics["idlest_expert"].share) == (1.5, 0.5)
 
 
 @pytest.mark.slow
@@ -91,8 +89,7 @@ def test_it_begins_with_the_embedding_and_the_attention_of_the_dense_model_where
     """Nothing learnt at rates of 0: what is copied is still what it was."""
     dense, data, out = moe.parent / "dense", moe.parent / "data", moe.parent / "still"
     words = ("--model", dense, "--data", data, "--steps", 1, "--rate", 0, "--matrix-rate", 0, *COMMON)
-    sizes = (*SHAPE[2:], "--layers", 2, "--mlp", 16, "--experts", 4, "--experts-per-token", 2, "--batch-tokens", 2048)
-    done("reference", "moe", *words, *sizes, "--out", out)
+    done("reference", "moe", *words, *SIZES, "--out", out)
     mixture, source = (load_file(folder / "model.safetensors") for folder in (out, dense))
     assert torch.equal(mixture["model.embed_tokens.weight"], source["model.embed_tokens.weight"])
     for own, of in ((0, 0), (1, 2)):  # two layers take the first and the last of three
@@ -100,11 +97,11 @@ def test_it_begins_with_the_embedding_and_the_attention_of_the_dense_model_where
             name = f"model.layers.{{}}.{part}.weight"
             assert torch.equal(mixture[name.format(own)], source[name.format(of)])
     assert "attention of dense" in (out / "README.md").read_text()
-    done("reference", "moe", *words, *sizes, "--init-from", "scratch", "--out", moe.parent / "fresh")
+    done("reference", "moe", *words, *SIZES, "--init-from", "scratch", "--out", moe.parent / "fresh")
     fresh = load_file(moe.parent / "fresh" / "model.safetensors")
     assert not torch.equal(fresh["model.embed_tokens.weight"], source["model.embed_tokens.weight"])
     wider = ("--hidden", 48, "--heads", 2, "--init-from", "model", "--out", moe.parent / "wider")
-    assert "do not fit those of dense" in refused("reference", "moe", *words, *sizes, *wider)
+    assert "do not fit those of dense" in refused("reference", "moe", *words, *SIZES, *wider)
 
 
 def test_layers_are_taken_from_both_ends_and_evenly_between() -> None:

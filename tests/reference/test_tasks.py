@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,20 +18,14 @@ from reference.synthetic import story_records, suite_records, synthetic_records
 from reference.tasks import in_suite, suite_tasks, training_tasks
 
 
-def test_no_task_of_the_recipe_is_a_task_of_the_suite() -> None:
-    suite = {task.question for task in suite_tasks()}
-    trained = {task.question for task in training_tasks(TASKS)}
-    assert not suite & trained
-    assert all(map(in_suite, suite))
-    assert not any(map(in_suite, trained))
-
-
-def test_no_record_made_for_the_recipe_asks_a_question_of_the_suite() -> None:
+def test_no_task_and_no_record_of_the_recipe_is_of_the_suite() -> None:
     """The tasks reach the model as records, beside chats of other rules: what counts is what those ask."""
-    suite = {record.prompt for record in suite_records()}
-    trained = synthetic_records(TASKS, SYNTHETIC_CHATS)
-    assert len(trained) == TASKS + SYNTHETIC_CHATS
-    assert not suite & {record.prompt for record in trained}
+    suite, trained = ({task.question for task in tasks} for tasks in (suite_tasks(), training_tasks(TASKS)))
+    assert not suite & trained
+    assert all(map(in_suite, suite)) and not any(map(in_suite, trained))
+    records = synthetic_records(TASKS, SYNTHETIC_CHATS)
+    assert len(records) == TASKS + SYNTHETIC_CHATS
+    assert not {record.prompt for record in suite_records()} & {record.prompt for record in records}
 
 
 def test_the_same_seed_makes_the_same_records_and_another_seed_others() -> None:
@@ -70,8 +65,7 @@ def test_the_reference_corpus_adds_what_rules_make_and_leaves_out_what_weighs_no
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, texts)))
     (tmp_path / "val.jsonl").write_text(json.dumps({"instruction": "Hi", "output": "Hello"}))
     corpus = reference_corpus([str(tmp_path)])
-    sources = [record.source for record in corpus.train]
-    assert {source: sources.count(source) for source in sources} == {
+    assert Counter(record.source for record in corpus.train) == {
         "tinystories_sample": 2,
         "unit": 2,
         "stories": 2,
@@ -81,7 +75,4 @@ def test_the_reference_corpus_adds_what_rules_make_and_leaves_out_what_weighs_no
     assert list(corpus.held_out) == ["instruct", "tasks"]
     data = corpus_data(corpus, chat_format(tokenizer_for(corpus, 300)), (Stage(1.0, 128, 2),))
     assert data.stages[0].rows(0, 2).tokens.shape == (2, 128)
-    assert {name: batches[0].tokens.shape[1] for name, batches in data.held_out.items()} == {
-        "instruct": 512,
-        "tasks": 512,
-    }
+    assert {name: of[0].tokens.shape[1] for name, of in data.held_out.items()} == {"instruct": 512, "tasks": 512}

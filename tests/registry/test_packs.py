@@ -1,8 +1,8 @@
 """Names of models to folders."""
 
-import hashlib
 import json
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,6 @@ from benchctl.cli import main
 from benchctl.decoding.modules import trainable as modules
 
 WEIGHTS, TOKENIZER = b"weights", b"{}"
-PACK_BYTES = 64 * 2**20
 
 
 @pytest.fixture
@@ -39,26 +38,16 @@ def _forget() -> None:
 
 
 def _entry(name: str, role: str, draft: str = "") -> dict[str, object]:
-    return {
-        "name": name,
-        "folder": f"{name}-folder",
-        "role": role,
-        "parameters": 10,
-        "bytes": len(WEIGHTS),
-        "sha256": hashlib.sha256(WEIGHTS).hexdigest(),
-        "tokenizer_sha256": hashlib.sha256(TOKENIZER).hexdigest(),
-        "licence": "Apache-2.0",
-        "description": "A model",
-        "data": "tasks and public chats",
-        "draft": draft,
-    }
+    about = {"licence": "Apache-2.0", "description": "A model", "data": "tasks and public chats", "draft": draft}
+    sums = {"sha256": sha256(WEIGHTS).hexdigest(), "tokenizer_sha256": sha256(TOKENIZER).hexdigest()}
+    sizes = {"parameters": 10, "bytes": len(WEIGHTS)}
+    return {"name": name, "folder": f"{name}-folder", "role": role, **sizes, **sums, **about}
 
 
-def test_an_embedded_name_is_its_folder(pack: Path) -> None:
+def test_names_folders_and_hub_ids_are_resolved(pack: Path, tmp_path: Path) -> None:
     assert bundled.resolve("big") == pack / "big-folder"
-
-
-def test_the_default_target_is_the_first_of_that_role_and_names_its_draft_model(pack: Path) -> None:
+    assert bundled.resolve(tmp_path) == bundled.resolve(str(tmp_path)) == tmp_path
+    assert bundled.resolve("owner/some-model_1.1B") == "owner/some-model_1.1B"
     assert (bundled.default_target().name, bundled.default_target().draft) == ("big", "small")
 
 
@@ -76,7 +65,11 @@ def test_a_folder_with_an_embedded_name_is_neither_taken_nor_passed_over(
 
 @pytest.mark.parametrize("file", [bundled.WEIGHTS, bundled.TOKENIZER])
 def test_an_altered_or_missing_file_is_refused(pack: Path, file: str) -> None:
+    """Files are hashed once per process."""
+    bundled.resolve("big")
     (pack / "big-folder" / file).write_bytes(b"other")
+    assert bundled.resolve("big") == pack / "big-folder"
+    _forget()
     with refused("damaged_embedded_model", file, "'big'"):
         bundled.resolve("big")
     (pack / "small-folder" / file).unlink()
@@ -89,7 +82,7 @@ def test_modules_belong_to_a_model_and_are_checked(pack: Path) -> None:
     folder.mkdir(parents=True)
     (folder / bundled.MODULES).write_bytes(WEIGHTS)
     entries = json.loads((pack / "index.json").read_text())
-    entries[0]["modules"] = {"medusa": hashlib.sha256(WEIGHTS).hexdigest()}
+    entries[0]["modules"] = {"medusa": sha256(WEIGHTS).hexdigest()}
     (pack / "index.json").write_text(json.dumps(entries))
     _forget()
     assert bundled.modules_for("big", "medusa") == folder
@@ -99,21 +92,6 @@ def test_modules_belong_to_a_model_and_are_checked(pack: Path) -> None:
     (folder / bundled.MODULES).write_bytes(b"other")
     with refused("damaged_embedded_model", "modules.safetensors", "medusa", "'big'"):
         bundled.modules_for("big", "medusa")
-
-
-def test_weights_are_hashed_once_per_process(pack: Path) -> None:
-    bundled.resolve("big")
-    (pack / "big-folder" / bundled.WEIGHTS).write_bytes(b"other")
-    assert bundled.resolve("big") == pack / "big-folder"
-
-
-def test_a_folder_is_itself(pack: Path, tmp_path: Path) -> None:
-    assert bundled.resolve(tmp_path) == tmp_path
-    assert bundled.resolve(str(tmp_path)) == tmp_path
-
-
-def test_owner_and_name_is_a_hub_id(pack: Path) -> None:
-    assert bundled.resolve("owner/some-model_1.1B") == "owner/some-model_1.1B"
 
 
 @pytest.mark.parametrize("name", ["bigg", "./missing/folder", "/missing/folder", "../missing", "a/b/c", ""])
@@ -141,20 +119,16 @@ def test_the_shipped_index_is_true() -> None:
             assert bundled.modules_for(model.name, method) == model.modules_path(method)
 
 
-def test_the_shipped_models_and_modules_are_within_64_mebibytes() -> None:
-    assert sum(file.stat().st_size for file in bundled.MODELS.rglob("*") if file.is_file()) < PACK_BYTES
-
-
-def test_modules_are_called_alike_where_they_are_trained_and_where_they_are_packed() -> None:
-    """Neither of the two may import the other."""
-    assert bundled.MODULES == modules.WEIGHTS
+def test_the_shipped_models_are_within_64_mebibytes_and_modules_are_named_as_training_names_them() -> None:
+    assert sum(file.stat().st_size for file in bundled.MODELS.rglob("*") if file.is_file()) < 64 * 2**20
+    assert bundled.MODULES == modules.WEIGHTS  # neither of the two may import the other
 
 
 def test_the_list_has_a_line_of_80_columns_for_each_model(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     lines = CliRunner().invoke(main, ["list", "models"]).output.splitlines()
-    assert [line.split() for line in lines] == [
-        ["name", "role", "parameters", "size", "licence", "data"],
-        ["big", "target", "10", "0.0", "MB", "Apache-2.0", "tasks", "and", "public", "chats"],
-        ["small", "draft", "10", "0.0", "MB", "Apache-2.0", "tasks", "and", "public", "chats"],
+    assert [" ".join(line.split()) for line in lines] == [
+        "name role parameters size licence data",
+        "big target 10 0.0 MB Apache-2.0 tasks and public chats",
+        "small draft 10 0.0 MB Apache-2.0 tasks and public chats",
     ]

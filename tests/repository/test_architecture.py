@@ -9,12 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
-
-import click
-import pytest
-from click.testing import CliRunner
-
-from benchctl.cli import VERBS, main
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(file for folder in ("benchctl", "methods", "judges") for file in (ROOT / folder).rglob("*.py"))
@@ -114,31 +109,19 @@ def path_of(file: Path) -> str:
     return file.relative_to(ROOT).as_posix()
 
 
-def pyproject() -> dict[str, object]:
+def pyproject() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def commands(group: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The path of every command below a group, subcommands included."""
-    if not isinstance(group, click.Group):
-        yield path
-        return
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        assert command is not None, name
-        yield from commands(command, (*path, name))
-
-
 def test_imports_go_down() -> None:
-    assert {path_of(file): wrong for file in FILES if (wrong := imports_upwards(file))} == {}
-
-
-def imports_upwards(file: Path) -> list[str]:
-    part = part_of(name_of(file))
-    allowed = {f"benchctl.{name}" for name in LAYERS[part]} | {part, "benchctl", "benchctl.errors"}
-    ours = [name for name in imports_of(file) if name.split(".")[0] in ("benchctl", "methods", "judges", "")]
-    return [name for name in ours if part_of(name) not in allowed]
+    upwards: dict[str, list[str]] = {}
+    for file in FILES:
+        part = part_of(name_of(file))
+        allowed = {f"benchctl.{name}" for name in LAYERS[part]} | {part, "benchctl", "benchctl.errors"}
+        ours = [name for name in imports_of(file) if name.split(".")[0] in ("benchctl", "methods", "judges", "")]
+        if wrong := [name for name in ours if part_of(name) not in allowed]:
+            upwards[path_of(file)] = wrong
+    assert upwards == {}
 
 
 def test_each_library_has_one_door() -> None:
@@ -151,20 +134,15 @@ def test_each_library_has_one_door() -> None:
     assert wrong == {}
 
 
-def test_a_method_imports_only_decoding_torch_and_the_standard_library() -> None:
-    files = sorted((ROOT / "methods").rglob("*.py"))
-    libraries = {name.split(".")[0] for file in files for name in imports_of(file)} - {"benchctl"}
-    assert libraries - METHOD_LIBRARIES - sys.stdlib_module_names == set()
-
-
-def test_a_method_imports_no_other_method() -> None:
+def test_a_method_imports_only_decoding_torch_and_the_standard_library_and_no_other_method() -> None:
     """But for the modules of a package whose name its own begins with: m2r2_dynamic builds on the streams of m2r2."""
-    wrong = {
-        path_of(file): sorted(others)
-        for file in sorted((ROOT / "methods").rglob("*.py"))
-        if (others := {name for name in imports_of(file) if is_of_another_method(name, method_of(name_of(file)))})
-    }
-    assert wrong == {}
+    for file in sorted((ROOT / "methods").rglob("*.py")):
+        importer = method_of(name_of(file))
+        for name in imports_of(file):
+            library = name.split(".")[0]
+            assert library in METHOD_LIBRARIES | sys.stdlib_module_names | {"benchctl"}, path_of(file)
+            if part_of(name) == "benchctl.methods" and method_of(name) != importer:
+                assert name.count(".") > 2 and importer.startswith(f"{method_of(name)}_"), (path_of(file), name)
 
 
 def method_of(dotted: str) -> str:
@@ -172,16 +150,8 @@ def method_of(dotted: str) -> str:
     return ".".join(dotted.split(".")[2:3])
 
 
-def is_of_another_method(imported: str, importer: str) -> bool:
-    if part_of(imported) != "benchctl.methods":
-        return False
-    owner, is_submodule = method_of(imported), imported.count(".") > 2
-    return owner != importer and not (is_submodule and importer.startswith(f"{owner}_"))
-
-
 def test_every_library_imported_is_declared() -> None:
     project = pyproject()["project"]
-    assert isinstance(project, dict)
     extras = project["optional-dependencies"]
     lines = [*project["dependencies"], *extras["datasets"], *extras["gpu"]]
     names = {re.split(r"[^\w-]", line)[0] for line in lines}
@@ -202,19 +172,8 @@ def test_only_the_command_line_and_the_report_print() -> None:
 
 def test_pyproject_lists_every_package() -> None:
     """A subpackage that is not listed is silently left out of the wheel."""
-    tool = pyproject()["tool"]
-    assert isinstance(tool, dict)
     folders = {name_of(file.parent / "__init__.py") for file in FILES}
-    assert sorted(tool["setuptools"]["packages"]) == sorted(folders)
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_the_help_of_every_verb_shows_an_example(verb: str) -> None:
-    group = main.get_command(click.Context(main), verb)
-    assert group is not None
-    for path in commands(group, (verb,)):
-        help_text = CliRunner().invoke(main, [*path, "--help"]).output
-        assert re.search(rf"^\s+benchctl {' '.join(path)} ", help_text, re.MULTILINE), path
+    assert sorted(pyproject()["tool"]["setuptools"]["packages"]) == sorted(folders)
 
 
 # The same name in two of these folders is the same subject seen by each of them: its verb, its numbers, its picture.
@@ -223,6 +182,7 @@ PARALLEL = (
     *("judges", "methods"),
 )
 FILES_OF_FOLDER = 18
+ERRORS = {"UserError", "InvalidData", "NoReply"}
 DEPTH_OF_ANALYSIS = 10
 
 
@@ -260,31 +220,19 @@ def test_no_folder_is_too_full_to_look_through() -> None:
 
 
 def test_two_files_share_a_name_only_in_parallel_packages() -> None:
-    places: dict[str, list[str]] = {}
+    folders: dict[str, list[str]] = {}
     for file in FILES:
         if file.name != "__init__.py":
-            places.setdefault(file.name, []).append(path_of(file.parent))
-    twice = {name: folders for name, folders in places.items() if len(folders) > 1}
-    clashes = {name: [place for place in folders if not place.startswith(PARALLEL)] for name, folders in twice.items()}
-    assert {name: twice[name] for name, clash in clashes.items() if len(clash) > 1} == {}
-
-
-ERRORS = {"UserError", "InvalidData", "NoReply"}
+            folders.setdefault(file.name, []).append(path_of(file.parent))
+    clashes = {name: [folder for folder in of if not folder.startswith(PARALLEL)] for name, of in folders.items()}
+    assert {name: folders[name] for name, clash in clashes.items() if len(clash) > 1 and len(folders[name]) > 1} == {}
 
 
 def test_every_error_for_users_has_an_id() -> None:
-    """Tests name it instead of the wording."""
-    without = [
-        f"{path_of(file)}:{node.lineno}"
-        for file in FILES
-        for node in nodes_of(file)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ERRORS
-        if not has_id(node)
-    ]
-    assert without == []
-
-
-def has_id(error: ast.Call) -> bool:
-    """Two arguments, of which the first is snake_case as far as it is literal."""
-    literal = [part.value for part in ast.walk(error.args[0]) if isinstance(part, ast.Constant)] if error.args else []
-    return len(error.args) == 2 and all(re.fullmatch(r"[a-z0-9_]+", str(text)) for text in literal)
+    """Tests name it instead of the wording: two arguments, the first snake_case as far as it is literal."""
+    for file in FILES:
+        for node in nodes_of(file):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ERRORS:
+                assert len(node.args) == 2, f"{path_of(file)}:{node.lineno}"
+                literal = [part.value for part in ast.walk(node.args[0]) if isinstance(part, ast.Constant)]
+                assert all(re.fullmatch(r"[a-z0-9_]+", str(text)) for text in literal), f"{path_of(file)}:{node.lineno}"

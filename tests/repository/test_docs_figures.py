@@ -35,23 +35,25 @@ def kept_figures() -> frozenset[str]:
     """Speed-ups of all methods by suite and over all, sessions of a run together; those over another method where a
     page has that command; ratios of the benchmarks. From the lines as they are: `compare` would take ten times as
     long, and be held against itself."""
-    return frozenset((*_of_runs(), *_of_benchmarks()))
-
-
-def _of_runs() -> Iterator[str]:
+    figures: list[str] = []
     runs = [path for path in sorted(KEPT.glob("*.jsonl")) if _is_run(path)]
+    compared = [words for _, words in command_ids() if words[0] == "compare" and "--over" in words]
     for base, files in groupby(runs, lambda path: re.sub(r"-\d+$", "", path.stem)):
         sessions = list(files)
+        over = {words[words.index("--over") + 1] for words in compared if Path(words[1]).stem == base}
         for together in (sessions, *([session] for session in sessions if len(sessions) > 1)):
             seconds = _seconds(together)
-            for usual in ("autoregressive", *_set_over(base)):
+            for usual in ("autoregressive", *over):
                 for label in seconds.keys() - {usual}:
-                    yield from _speedups(seconds[label], seconds[usual])
+                    figures += _speedups(seconds[label], seconds[usual])
+    for path in KEPT.glob("*.json"):
+        figures += _ratios(json.loads(path.read_text(encoding="utf-8")))
+    return frozenset(figures)
 
 
 def _seconds(files: Iterable[Path]) -> dict[str, Seconds]:
     """By label; warm-up, failures, other modes and disturbed rounds left out."""
-    found: dict[str, Seconds] = defaultdict(dict)
+    seconds: dict[str, Seconds] = defaultdict(dict)
     for path in files:
         with path.open(encoding="utf-8") as lines:
             _, *rows = map(json.loads, lines)
@@ -59,9 +61,9 @@ def _seconds(files: Iterable[Path]) -> dict[str, Seconds]:
         for row in rows:
             counts = row["repeat"] >= 0 and not row["error"] and row.get("mode", "free") == "free"
             if counts and _round(row) not in disturbed:
-                place = (path.name, *_round(row), str(row["turn"]))
-                found[row["label"]][place] = row["ttft_s"] + sum(row["step_s"])
-    return found
+                answer = (path.name, *_round(row), str(row["turn"]))
+                seconds[row["label"]][answer] = row["ttft_s"] + sum(row["step_s"])
+    return seconds
 
 
 def _round(row: dict[str, Any]) -> tuple[str, ...]:
@@ -71,29 +73,16 @@ def _round(row: dict[str, Any]) -> tuple[str, ...]:
 def _speedups(method: Seconds, baseline: Seconds) -> Iterator[str]:
     """Over all suites, and over each."""
     both = sorted(method.keys() & baseline.keys())
-    for suite in (None, *{place[1] for place in both}):
-        places = [place for place in both if suite in (None, place[1])]
-        tops, bottoms = (np.array([[of[place]] for place in places]) for of in (baseline, method))
-        session, prompt = (_codes(places, columns) for columns in (slice(0, 1), slice(1, 3)))
+    for suite in (None, *{answer[1] for answer in both}):
+        answers = [answer for answer in both if suite in (None, answer[1])]
+        tops, bottoms = (np.array([[of[answer]] for answer in answers]) for of in (baseline, method))
+        session, prompt = (
+            np.unique([str(answer[columns]) for answer in answers], return_inverse=True)[1]
+            for columns in (slice(0, 1), slice(1, 3))
+        )
         (interval,) = bootstrap(tops, bottoms, Levels(session, prompt))
         if interval is not None:
             yield f"{tops.sum() / bottoms.sum():.2f}x [{interval.low:.2f}, {interval.high:.2f}]"
-
-
-def _codes(places: list[tuple[str, ...]], columns: slice) -> Any:
-    codes: dict[tuple[str, ...], int] = {}
-    return np.array([codes.setdefault(place[columns], len(codes)) for place in places])
-
-
-def _set_over(base: str) -> set[str]:
-    """The methods that commands of the pages set a run over."""
-    compared = [words for _, words in command_ids() if words[0] == "compare" and "--over" in words]
-    return {words[words.index("--over") + 1] for words in compared if Path(words[1]).stem == base}
-
-
-def _of_benchmarks() -> Iterator[str]:
-    for path in KEPT.glob("*.json"):
-        yield from _ratios(json.loads(path.read_text(encoding="utf-8")))
 
 
 def _ratios(found: Any) -> Iterator[str]:

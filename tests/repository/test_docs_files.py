@@ -47,30 +47,17 @@ def schemas() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("record", RECORDS)
-def test_every_field_of_a_record_is_named_once_and_none_that_is_not_there(record: str) -> None:
-    named = [name for row in table(f"`{record}`") for name in re.findall(r"`(\w+)`", row[0])]
-    assert sorted(named) == sorted(schemas()[record]["properties"])
-
-
-def test_there_is_no_other_record() -> None:
+def test_every_field_of_a_record_is_named_once_with_a_type_and_a_choice_of_words_is_shown_whole(record: str) -> None:
     assert sorted(schemas()) == sorted(RECORDS)
-
-
-@pytest.mark.parametrize("record", RECORDS)
-def test_every_field_has_a_type_and_a_choice_of_words_is_shown_whole(record: str) -> None:
-    rows = table(f"`{record}`")
+    rows, fields = table(f"`{record}`"), schemas()[record]["properties"]
     assert all(len(row) == 3 and row[1] for row in rows)
-    of_field = {name: row for row in rows for name in re.findall(r"`(\w+)`", row[0])}
-    for name, field in schemas()[record]["properties"].items():
-        words = [word for part in (field, *field.get("anyOf", ())) for word in part.get("enum", ())]
+    named = [(name, row) for row in rows for name in re.findall(r"`(\w+)`", row[0])]
+    assert sorted(name for name, _ in named) == sorted(fields)
+    for name, row in named:
+        words = [word for part in (fields[name], *fields[name].get("anyOf", ())) for word in part.get("enum", ())]
         for word in words:
             if name != "kind" and isinstance(word, str) and word:
-                assert f"`{word}`" in of_field[name][2], (name, word)
-
-
-def test_the_versions_are_those_that_are_read() -> None:
-    versions_read = schemas()["Run"]["properties"]["schema_version"]["enum"]
-    assert [row[0] for row in table("Versions")] == list(map(str, versions_read))
+                assert f"`{word}`" in row[2], (name, word)
 
 
 def named_in_maps(word: str) -> set[str]:
@@ -79,16 +66,13 @@ def named_in_maps(word: str) -> set[str]:
     return set(re.findall(r"`(\w+)`", paragraph)) - {word}
 
 
-def test_the_counters_are_those_of_loading_experts() -> None:
+def test_the_counters_and_conditions_are_those_of_loading_experts_and_of_machines() -> None:
     others = {"prefill_loads", "prefill_stall_s", "expert_bytes", "bandwidth_mb_s"}
     assert named_in_maps("counters") == {*Counts().as_numbers(), *others}
-
-
-def test_the_conditions_are_those_that_machines_tell() -> None:
     gpu = GpuMoment(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1, 1)
     cpu = [CpuMoment(at_s, 1.0, 1.0, {0: 1.0}, {"package": 1.0}, {"package": 9.0}) for at_s in (0.0, 1.0)]
-    told = {"sentinel_s"} | conditions(gpu, gpu).keys() | between(*cpu).keys()
-    assert named_in_maps("conditions") == told - {"energy_j"}  # a field of its own
+    seen = {"sentinel_s"} | conditions(gpu, gpu).keys() | between(*cpu).keys()
+    assert named_in_maps("conditions") == seen - {"energy_j"}  # a field of its own
 
 
 def test_the_phases_and_the_facts_of_a_machine_are_named() -> None:
@@ -107,8 +91,7 @@ def test_kept_files_have_nothing_in_their_maps_that_the_page_does_not_name(root:
         with (root / f"results/reference/{name}.jsonl").open(encoding="utf-8") as lines:
             rows = list(map(json.loads, lines))[1:]
         for word in ("counters", "conditions", "fidelity"):
-            found = {key for row in rows for key in row.get(word, {})}
-            assert found <= named_in_maps(word), (name, word)
+            assert {key for row in rows for key in row.get(word, {})} <= named_in_maps(word), (name, word)
 
 
 @pytest.mark.slow
@@ -125,8 +108,9 @@ def test_the_lines_for_pandas_give_the_speedups_of_compare(root: Path, monkeypat
     assert {label: float(value) for label, value in shown.items()} == pytest.approx(expected, rel=1e-5)
 
 
-def test_exit_codes_are_those_of_the_command_line() -> None:
+def test_exit_codes_and_versions_are_those_of_the_command_line_and_of_the_reader() -> None:
     rows = table("Exit codes")
     assert {row[0] for row in rows if row[0]} == {"0", "1", "2", "3", "130"}
-    named = {name for row in rows for name in re.findall(r"`(\w+)[ `]", row[1])}
-    assert named <= set(VERBS)
+    assert {name for row in rows for name in re.findall(r"`(\w+)[ `]", row[1])} <= set(VERBS)
+    versions_read = schemas()["Run"]["properties"]["schema_version"]["enum"]
+    assert [row[0] for row in table("Versions")] == list(map(str, versions_read))

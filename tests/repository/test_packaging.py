@@ -49,9 +49,8 @@ def _copy(source: str, place: str) -> None:
 @pytest.fixture(scope="module")
 def tree(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy to build in: what an earlier build left in a folder gets into the next wheel."""
-    copy = tmp_path_factory.mktemp("tree")
+    copy, unpacked = tmp_path_factory.mktemp("tree"), shutil.ignore_patterns("__pycache__")
     for name in FOLDERS:
-        unpacked = shutil.ignore_patterns("__pycache__")
         shutil.copytree(root / name, copy / name, ignore=unpacked, copy_function=_copy)
     for name in (*FILES, *COMMANDS):
         shutil.copy(root / name, copy / name)
@@ -69,17 +68,24 @@ def built(tree: Path) -> Path:
     return tree / "dist"
 
 
-@pytest.fixture(scope="module")
-def wheel(built: Path) -> Path:
-    return built / f"benchctl-{__version__}-py3-none-any.whl"
-
-
-def test_the_wheel_has_the_package_and_no_other_file(tree: Path, wheel: Path) -> None:
-    """A subpackage or an asset that no pattern of pyproject.toml names is silently left out."""
-    wanted = {f"{place}/{name}" for folder, place in INSTALLED.items() for name in below(tree / folder)}
+def test_models_methods_and_judges_are_found_in_the_wheel_which_has_no_other_file(
+    tree: Path, built: Path, tmp_path: Path
+) -> None:
+    """A subpackage or an asset that no pattern of pyproject.toml names is silently left out. Looked for outside of the
+    repository, and before any other benchctl that is installed here."""
+    wheel = built / f"benchctl-{__version__}-py3-none-any.whl"
+    wanted = {f"{folder}/{name}" for source, folder in INSTALLED.items() for name in below(tree / source)}
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert names == wanted
     assert "benchctl/py.typed" in names
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    command = [sys.executable, "-c", LOOK]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    imported_from, models, methods, judges = json.loads(done.stdout)
+    assert imported_from == str(tmp_path / "site" / "benchctl" / "__init__.py")
+    assert models == [[model.name, sorted(model.modules)] for model in bundled.models()]
+    assert (methods, judges) == ([*registry.builtin_names()], [*registry.judge_names()])
 
 
 def test_the_source_distribution_is_the_repository(tree: Path, built: Path) -> None:
@@ -89,15 +95,3 @@ def test_the_source_distribution_is_the_repository(tree: Path, built: Path) -> N
         members = {member.name.partition("/")[2]: member for member in file.getmembers() if member.isfile()}
     assert {name for name in members if not name.startswith(MADE)} == wanted
     assert all(members[name].mode & 0o100 for name in ("check", "demo", "scripts/setup"))
-
-
-def test_models_methods_and_judges_are_found_in_the_wheel(wheel: Path, tmp_path: Path) -> None:
-    """Outside of the repository, and before any other benchctl that is installed here."""
-    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    command = [sys.executable, "-c", LOOK]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    place, models, methods, judges = json.loads(done.stdout)
-    assert place == str(tmp_path / "site" / "benchctl" / "__init__.py")
-    assert models == [[model.name, sorted(model.modules)] for model in bundled.models()]
-    assert (methods, judges) == ([*registry.builtin_names()], [*registry.judge_names()])

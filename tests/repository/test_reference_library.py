@@ -40,14 +40,6 @@ class Spy:
         self.rows.append(inputs[0].shape[1])
 
 
-@dataclass(frozen=True)
-class Reference:
-    """What transformers generated, in which rounds: drafted and accepted, the pass over the prompt first."""
-
-    tokens: list[int]
-    rounds: Rounds
-
-
 def generate(
     model: Any,
     prompt: list[int],
@@ -55,8 +47,9 @@ def generate(
     settings: dict[str, int] | None = None,
     assistant: Any = None,
     stops: tuple[int, ...] = (),
-) -> Reference:
-    """transformers' greedy assisted generation of ``prompt``; ``settings`` are fields of its GenerationConfig."""
+) -> tuple[list[int], Rounds]:
+    """transformers' greedy assisted generation of ``prompt``: tokens, and rounds (drafted, accepted), the pass over the
+    prompt first. ``settings`` are fields of its GenerationConfig."""
     spy = Spy()
     # A padding id would make it hide every such token of the prompt from attention.
     config: Any = GenerationConfig(do_sample=False, max_new_tokens=new_tokens, **(settings or {}))  # type: ignore[no-untyped-call]
@@ -71,7 +64,7 @@ def generate(
     fed = [len(prompt)] + [1] * (len(answers) - 1)
     drafted = [rows - own for rows, own in zip(spy.rows, fed, strict=True)]
     rounds = [(depth, len(tokens) - 1) for depth, tokens in zip(drafted, answers, strict=True)]
-    return Reference([token for tokens in answers for token in tokens], rounds)
+    return [token for tokens in answers for token in tokens], rounds
 
 
 def _fixed_length(model: Any, draft_tokens: int, confidence: float = 0.0) -> Any:
@@ -103,13 +96,13 @@ def _assert_same_rounds(
     assistant: Any = None,
 ) -> None:
     ours = run(label, models.target, prompt, NEW_TOKENS, draft=models.draft)
-    from_token = generate(models.model, [*prompt, ours.token_ids[0]], NEW_TOKENS - 1, settings, assistant)
-    assert from_token.tokens == list(ours.token_ids[1:])
-    assert _capped(from_token.rounds, NEW_TOKENS - 1) == rounds_of(ours)
-    from_prompt = generate(models.model, prompt, NEW_TOKENS, settings, assistant)
-    assert from_prompt.tokens == list(ours.token_ids)
-    expected = replay(prompt, from_prompt.tokens, NEW_TOKENS, drafter, drafts_before_prefill=True)
-    assert _capped(from_prompt.rounds, NEW_TOKENS) == expected
+    tokens, rounds = generate(models.model, [*prompt, ours.token_ids[0]], NEW_TOKENS - 1, settings, assistant)
+    assert tokens == list(ours.token_ids[1:])
+    assert _capped(rounds, NEW_TOKENS - 1) == rounds_of(ours)
+    tokens, rounds = generate(models.model, prompt, NEW_TOKENS, settings, assistant)
+    assert tokens == list(ours.token_ids)
+    expected = replay(prompt, tokens, NEW_TOKENS, drafter, drafts_before_prefill=True)
+    assert _capped(rounds, NEW_TOKENS) == expected
 
 
 @pytest.mark.parametrize(("family", "seed"), MODELS)
@@ -158,49 +151,31 @@ def test_stop_token_ends_assisted_generation_after_the_same_number_of_steps() ->
     assistant = _fixed_length(models.draft_model, 4)
     for stop in sorted(set(text[6:]) - set(text[:6])):
         ours = run("two_model[draft_tokens=4]", models.with_stops(stop), prompt, NEW_TOKENS, draft=models.draft)
-        theirs = generate(models.model, [*prompt, text[0]], NEW_TOKENS - 1, None, assistant, (stop,))
-        assert theirs.tokens == list(ours.token_ids[1:])
-        assert len(theirs.rounds) == len(ours.steps)
+        tokens, rounds = generate(models.model, [*prompt, text[0]], NEW_TOKENS - 1, None, assistant, (stop,))
+        assert (tokens, len(rounds)) == (list(ours.token_ids[1:]), len(ours.steps))
 
 
-@pytest.fixture(scope="module")
-def stories(shared: Path) -> Pair:
-    """The trained stories260K in float32, with a noisy copy as its draft model."""
+def test_a_trained_model_says_what_was_published_in_the_steps_of_assisted_generation(shared: Path) -> None:
+    """The trained stories260K in float32, with a noisy copy as its draft model, and its published greedy answers."""
     folder = shared / "models" / "stories260K"
     if not folder.is_dir():
         pytest.skip("no stories260K here")
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.eval().requires_grad_(False)
-    return pair_of(model, noisy_copy(model, 0.1))
-
-
-@pytest.fixture(scope="module")
-def golden(shared: Path) -> list[dict[str, Any]]:
-    """Published greedy answers of stories260K."""
-    samples: list[dict[str, Any]] = json.loads((shared / "models/stories260K/golden_greedy.json").read_text())[
-        "samples"
-    ]
-    return samples
-
-
-def test_trained_model_says_what_was_published_by_every_method(stories: Pair, golden: list[dict[str, Any]]) -> None:
-    labels = ("autoregressive", "two_model", "prompt_lookup", "early_exit[mode=draft,exits=4,threshold=0]")
-    for sample in golden:
+    stories = pair_of(model, noisy_copy(model, 0.1))
+    samples = json.loads((folder / "golden_greedy.json").read_text())["samples"]
+    exits = "early_exit[mode=draft,exits=4,threshold=0]"
+    for sample in samples:
         published = sample["new_ids"][:NEW_TOKENS]
-        for label in labels:
+        for label in ("autoregressive", "two_model", "prompt_lookup", exits):
             ours = run(label, stories.with_stops(1, 2), sample["prompt_ids"], len(published), draft=stories.draft)
             assert list(ours.token_ids) == published
-
-
-def test_trained_model_takes_the_steps_of_assisted_generation(stories: Pair, golden: list[dict[str, Any]]) -> None:
     # Of the four, one whose two likeliest tokens are never closer than 2e-3: rounding does not decide a draft.
-    prompt = golden[3]["prompt_ids"]
-    naive, draft = stories.naive, stories.naive_draft
+    prompt = samples[3]["prompt_ids"]
     assistant = _fixed_length(copy.copy(stories.draft_model), 5)
-    _assert_same_rounds("two_model", stories, prompt, model_drafter(draft, 5), assistant=assistant)
+    _assert_same_rounds("two_model", stories, prompt, model_drafter(stories.naive_draft, 5), assistant=assistant)
     settings = {"prompt_lookup_num_tokens": 10, "max_matching_ngram_size": 2}
     _assert_same_rounds("prompt_lookup", stories, prompt, lookup_drafter(10, 2), settings)
     _fixed_length(stories.model, 4)
-    label = "early_exit[mode=draft,exits=4,threshold=0]"
-    drafter = exit_drafter(naive, ExitRule((4,), threshold=0.0), 4)
-    _assert_same_rounds(label, stories, prompt, drafter, {"assistant_early_exit": 4})
+    drafter = exit_drafter(stories.naive, ExitRule((4,), threshold=0.0), 4)
+    _assert_same_rounds(exits, stories, prompt, drafter, {"assistant_early_exit": 4})

@@ -69,7 +69,11 @@ class Fidelity:
 
 def fidelity(answers: pd.DataFrame, repeats: Repeats) -> Fidelity:
     """The counts of one method's generations; `answers` includes failed ones and all tries."""
-    states, divergences = _states(answers), answers["first_divergence"]
+    # Verdict, `unjudged` or `failed` of each answer; missing where there is none, as for the baseline.
+    states, divergences = answers["verdict"].astype(object), answers["first_divergence"]
+    if (controls := answers.get(_FAILED_CONTROLS)) is not None:
+        states = states.mask(states.isna() & (controls > 0), "unjudged")
+    states = states.mask(answers["error"].notna(), "failed")
     if _measured_again(answers, repeats):
         states = states.where(_is_last(answers, repeats) | ~states.isin(_RETRIED))
         ranks = states.map({state: rank for rank, state in enumerate(_WORST_FIRST)}).fillna(len(_WORST_FIRST))
@@ -85,14 +89,6 @@ def fidelity(answers: pd.DataFrame, repeats: Repeats) -> Fidelity:
 def last_tries(generations: pd.DataFrame, repeats: Repeats) -> pd.DataFrame:
     """The last try of each planned generation."""
     return generations[_is_last(generations, repeats)] if _measured_again(generations, repeats) else generations
-
-
-def _states(answers: pd.DataFrame) -> pd.Series:
-    """Verdict, `unjudged` or `failed` of each answer; missing where there is none, as for the baseline."""
-    states = answers["verdict"].astype(object)
-    if (controls := answers.get(_FAILED_CONTROLS)) is not None:
-        states = states.mask(states.isna() & (controls > 0), "unjudged")
-    return states.mask(answers["error"].notna(), "failed")
 
 
 def _measured_again(generations: pd.DataFrame, repeats: Repeats) -> bool:
@@ -182,14 +178,11 @@ def to_frame(files: Sequence[RunFile], *, warm_up: bool = False, mode: Mode = "f
     return to_frames(files, [mode], warm_up=warm_up)[mode]
 
 
-def to_frames(
-    files: Sequence[RunFile], modes: Iterable[Mode], *, warm_up: bool = False, texts: bool = False
-) -> dict[Mode, pd.DataFrame]:
+def to_frames(files: Sequence[RunFile], modes: Iterable[Mode], *, warm_up: bool = False) -> dict[Mode, pd.DataFrame]:
     """A Line per generation of `files`, in the order of files and rows, without warm-up unless asked for.
 
     There is a frame for each mode, since forced and profiled generations take other times than free ones. One pass over
-    the rows fills all frames. Rows of methods that their run does not list are left out. Answers'
-    texts are as large as everything else together, so they are left out unless asked for.
+    the rows fills all frames. Rows of methods that their run does not list are left out.
 
     In addition to the fields of Line there is a column `counter_...` for every counter, `fidelity_...` for every sum
     about fidelity, `condition_...` for every condition, `position_...` for every count of a draft's positions and
@@ -197,7 +190,7 @@ def to_frames(
 
     Raises UserError for a file that cannot be read.
     """
-    columns = {mode: Columns() for mode in modes}
+    columns = {mode: _Columns() for mode in modes}
     invalid: set[Round] = set()
     for number, file in enumerate(files):
         suites = {suite.name: suite for suite in file.run.suites}
@@ -208,9 +201,7 @@ def to_frames(
                 invalid.add(round_of(number, batch[0]))
             for row in batch:
                 if row.mode in columns and row.label in labels and (warm_up or row.repeat >= 0):
-                    text = row.text if texts else None
-                    line = line_of(number, row, text, file.run, suites[row.suite], batch_decode_s)
-                    columns[row.mode].add(line, row)
+                    columns[row.mode].add(line_of(number, row, file.run, suites[row.suite], batch_decode_s), row)
     return {mode: each.frame(invalid) for mode, each in columns.items()}
 
 
@@ -234,21 +225,16 @@ def pair(frame: pd.DataFrame, label: str, baseline: str) -> pd.DataFrame:
     """
     whole = frame[frame["error"].isna() & ~frame["round_invalid"]]
     answers, baselines = whole[whole["label"] == label], whole[whole["label"] == baseline]
-    if _share_a_session(frame, label, baseline):
+    measured = frame[["label", "file", "session"]].drop_duplicates()
+    labels, places = measured["label"], measured[["file", "session"]]
+    sessions = [set(places[labels == each].itertuples(index=False, name=None)) for each in (label, baseline)]
+    if sessions[0] & sessions[1] or not all(sessions):  # failed generations included
         pairs = answers.merge(baselines, on=_PAIRED, suffixes=("", "_baseline"))
         return pairs.assign(file_baseline=pairs["file"], session_baseline=pairs["session"])
     return answers.merge(baselines, on=_ANSWERED, suffixes=("", "_baseline"))
 
 
-def _share_a_session(frame: pd.DataFrame, label: str, baseline: str) -> bool:
-    """Whether the two were measured in one session, failed generations included."""
-    measured = frame[["label", "file", "session"]].drop_duplicates()
-    sessions = [set(zip(rows["file"], rows["session"], strict=True)) for rows in
-                (measured[measured["label"] == label], measured[measured["label"] == baseline])]  # fmt: skip
-    return bool(sessions[0] & sessions[1]) or not all(sessions)
-
-
-class Columns:
+class _Columns:
     """The columns of a frame while its lines are added."""
 
     def __init__(self) -> None:
@@ -266,10 +252,10 @@ class Columns:
 
     def frame(self, invalid: Set[Round]) -> pd.DataFrame:
         """The columns, each at full length, and whether a line is of an invalid round."""
+        lines = len(self._lines)
         columns: dict[str, list[Any]] = {
             name: [line[field] for line in self._lines] for field, name in enumerate(Line._fields)
         }
-        lines = len(self._lines)
         columns |= {name: values + [None] * (lines - len(values)) for name, values in self._named.items()}
         rounds = zip(*(columns[name] for name in Round._fields), strict=True)
         return pd.DataFrame(columns).assign(round_invalid=pd.Series([each in invalid for each in rounds], dtype=bool))

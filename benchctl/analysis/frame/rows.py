@@ -9,7 +9,7 @@ from sys import intern
 from typing import NamedTuple
 
 from benchctl.exact_match import is_right
-from benchctl.records.schema import Row, Run, SuiteInfo, Totals
+from benchctl.records.schema import Row, Run, SuiteInfo
 
 COPIES = 3
 LOOP_TOKENS = 16
@@ -37,13 +37,11 @@ def loops(token_ids: Sequence[int], *, ended: bool) -> bool:
     longest = min(LONGEST_PHRASE, len(ids) // COPIES)
     if ids[-1] not in ids[-1 - longest : -1]:
         return False  # the usual case, decided in a tenth of the time
-    return any(ids[-1] == ids[-1 - phrase] and _repeats(ids, phrase) for phrase in range(1, longest + 1))
-
-
-def _repeats(ids: Sequence[int], phrase: int) -> bool:
-    """Whether the end of `ids` repeats a phrase of `phrase` tokens for long enough."""
-    needed = max(LOOP_TOKENS, COPIES * phrase)
-    return all(ids[-at] == ids[-at - phrase] for at in range(1, needed - phrase + 1))
+    return any(
+        all(ids[-at] == ids[-at - phrase] for at in range(1, max(LOOP_TOKENS, COPIES * phrase) - phrase + 1))
+        for phrase in range(1, longest + 1)
+        if ids[-1] == ids[-1 - phrase]
+    )
 
 
 def step_counts(row: Row) -> Mapping[str, int]:
@@ -68,13 +66,9 @@ def step_counts(row: Row) -> Mapping[str, int]:
     return {
         f"{kind}_{position}": steps
         for kind, exactly in (("accepted", accepted), ("tested", tested))
-        for position, steps in enumerate(_at_least(exactly), 1)
+        # from how many steps reached exactly 0, 1, 2 .. positions to how many reached at least 1, 2 .. positions
+        for position, steps in enumerate(reversed(list(accumulate(exactly[:0:-1]))), 1)
     }
-
-
-def _at_least(exactly: Sequence[int]) -> list[int]:
-    """From how many steps reached exactly 0, 1, 2 .. positions to how many reached at least 1, 2 .. positions."""
-    return list(accumulate(exactly[:0:-1]))[::-1]
 
 
 def least_read_s(row: Row, run: Run) -> float | None:
@@ -141,7 +135,6 @@ class Line(NamedTuple):
     checked_answers: int
     right_answers: int
     loops: int | None
-    text: str | None
     ttft_s: float | None
     decode_s: float | None
     whole_s: float | None
@@ -162,32 +155,28 @@ class Line(NamedTuple):
 def named_amounts(row: Row) -> Iterator[tuple[str, float | None]]:
     """What a row holds by name: the name of its column, and the amount."""
     phases = {name: sum(seconds) for name, seconds in row.phases.items()}
-    amounts_of = {
-        COUNTER: row.counters,
-        FIDELITY: row.fidelity,
-        CONDITION: row.conditions,
-        POSITION: step_counts(row),
-        PHASE: phases,
-    }
+    amounts_of = {COUNTER: row.counters, FIDELITY: row.fidelity, CONDITION: row.conditions}
+    amounts_of |= {POSITION: step_counts(row), PHASE: phases}
     return ((prefix + name, amount) for prefix, amounts in amounts_of.items() for name, amount in amounts.items())
 
 
-def line_of(number: int, row: Row, text: str | None, run: Run, suite: SuiteInfo, batch_decode_s: float) -> Line:
+_AS_IN_ROW = (
+    *("turn", "repeat", "session", "mode", "order", "prompt_tokens", "ttft_s", "peak_memory_bytes"),
+    *("reserved_memory_bytes", "stop_reason", "verdict", "first_divergence", "margin", "noise", "invalid", "error"),
+)
+
+
+def line_of(number: int, row: Row, run: Run, suite: SuiteInfo, batch_decode_s: float) -> Line:
     """The line of a row of file `number`; its batch took `batch_decode_s` after the first token."""
     share = 1 / max(len(row.batch), 1)
     exact_answer = "" if row.error else suite.exact_answer(row.prompt_id, row.turn)
     line = Line(
+        **{name: getattr(row, name) for name in _AS_IN_ROW},
         file=number,
         suite=suite.name,
         prompt_id=(prompt_id := intern(row.prompt_id)),
         batch=intern(row.batch[0]) if row.batch else prompt_id,
-        turn=row.turn,
         label=intern(row.label),
-        repeat=row.repeat,
-        session=row.session,
-        mode=row.mode,
-        order=row.order,
-        prompt_tokens=row.prompt_tokens,
         new_tokens=len(row.token_ids),
         steps=len(row.step_s),
         committed_tokens=sum(row.committed),
@@ -200,28 +189,15 @@ def line_of(number: int, row: Row, text: str | None, run: Run, suite: SuiteInfo,
         checked_answers=int(exact_answer != ""),
         right_answers=int(exact_answer != "" and is_right(row.text, exact_answer)),
         loops=int(loops(row.token_ids, ended=row.stop_reason == "stop")),
-        text=text,
-        ttft_s=row.ttft_s,
         decode_s=None if row.ttft_s is None else sum(row.step_s) if row.batch else batch_decode_s,
         whole_s=None if row.ttft_s is None else (row.ttft_s + batch_decode_s) * share,
         whole_decode_s=None if row.ttft_s is None else batch_decode_s * share,
-        peak_memory_bytes=row.peak_memory_bytes,
-        reserved_memory_bytes=row.reserved_memory_bytes,
         energy_j=None if row.energy_j is None else row.energy_j * share,
         least_read_s=least_read_s(row, run),
-        stop_reason=row.stop_reason,
-        verdict=row.verdict,
-        first_divergence=row.first_divergence,
-        margin=row.margin,
-        noise=row.noise,
-        invalid=row.invalid,
-        error=row.error,
     )
-    return line if row.totals is None else _imported(line, row.totals)
-
-
-def _imported(line: Line, totals: Totals) -> Line:
-    """With the sums of a published file: there the first step includes the token that prefill yields here."""
+    if (totals := row.totals) is None:
+        return line
+    # The sums of a published file: there the first step includes the token that prefill yields here.
     is_counted = totals.new_tokens is not None and totals.steps is not None
     return line._replace(
         new_tokens=totals.new_tokens,

@@ -49,11 +49,28 @@ def agreements(judged: Judged) -> tuple[Agreement, ...]:
     """Of each two judges with pairs in common. Identical answers do not count: no judge is asked about them."""
     pairs = judged.pairs[judged.pairs["whole"].astype(bool) & ~judged.pairs["identical"].astype(bool)]
     by_judge = {judge: pairs[pairs["judge"] == judge.name] for judge in judged.judges}
-    shared = (
-        (first, second, by_judge[first].merge(by_judge[second], on=_PAIR, suffixes=("", "_second")))
-        for first, second in combinations(judged.judges, 2)
-    )
-    return tuple(_agreement(first, second, both) for first, second, both in shared if len(both))
+    found = []
+    for first, second in combinations(judged.judges, 2):
+        both = by_judge[first].merge(by_judge[second], on=_PAIR, suffixes=("", "_second"))
+        if both.empty:
+            continue
+        cells = 3 * (both["verdict"].to_numpy(int) + 1) + both["verdict_second"].to_numpy(int) + 1
+        counts = np.eye(9)[cells]
+        value = float(kappa(counts.sum(axis=0, keepdims=True))[0])
+        prompts = both.groupby(["suite", "prompt_id"]).ngroup().to_numpy().astype(np.int64)
+        known = not np.isnan(value)
+        found.append(
+            Agreement(
+                first=first,
+                second=second,
+                pairs=len(both),
+                prompts=len(np.unique(prompts)),
+                alike=float((cells % 4 == 0).mean()),
+                kappa=value if known else None,
+                interval=bootstrap_of(kappa, counts, prompts) if known else None,
+            )
+        )
+    return tuple(found)
 
 
 def kappa(tables: Floats) -> Floats:
@@ -69,22 +86,6 @@ def kappa(tables: Floats) -> Floats:
     alike = np.trace(joint, axis1=1, axis2=2)
     chance = (joint.sum(axis=1) * joint.sum(axis=2)).sum(axis=1)
     return np.asarray(np.divide(alike - chance, 1 - chance, out=np.full_like(alike, np.nan), where=chance < 1 - 1e-12))
-
-
-def _agreement(first: Judge, second: Judge, shared: pd.DataFrame) -> Agreement:
-    cells = 3 * (shared["verdict"].to_numpy(int) + 1) + shared["verdict_second"].to_numpy(int) + 1
-    counts = np.eye(9)[cells]
-    value = float(kappa(counts.sum(axis=0, keepdims=True))[0])
-    prompts = shared.groupby(["suite", "prompt_id"]).ngroup().to_numpy().astype(np.int64)
-    return Agreement(
-        first=first,
-        second=second,
-        pairs=len(shared),
-        prompts=len(np.unique(prompts)),
-        alike=float((cells % 4 == 0).mean()),
-        kappa=None if np.isnan(value) else value,
-        interval=None if np.isnan(value) else bootstrap_of(kappa, counts, prompts),
-    )
 
 
 def deviation(pairs: pd.DataFrame) -> float | None:
@@ -129,14 +130,15 @@ def _where(condition: Callable[[pd.DataFrame], pd.Series]) -> Column:
     return lambda pairs: condition(pairs).astype(float)
 
 
-def _length_sign(pairs: pd.DataFrame) -> pd.Series:
-    """1 where the method's answer is longer, -1 where it is shorter, 0 where lengths are equal or unknown."""
-    difference = _length_difference(pairs)
-    return (difference > 0).astype(float) - (difference < 0).astype(float)
-
-
 def _length_difference(pairs: pd.DataFrame) -> pd.Series:
+    """Above 0 where the method's answer is longer; missing where lengths are unknown."""
     return pairs["length"].astype(float) - pairs["baseline_length"].astype(float)
+
+
+def _longer_won(pairs: pd.DataFrame) -> pd.Series:
+    """1 where the longer answer won, -1 where it lost, 0 where lengths or verdicts are equal or unknown."""
+    signs: pd.Series = np.sign(_length_difference(pairs)).fillna(0.0)
+    return signs * pairs["verdict"].astype(float)
 
 
 SCORE = Metric("score", "judge's score", "points", "higher", column("score"), ones)
@@ -148,12 +150,7 @@ TIE = Metric("tie", "answers judged equal", "share", "higher", _where(lambda pai
 LOSS = Metric("loss", "answers judged worse", "share", "lower", _where(lambda pairs: pairs["verdict"] < 0), ones)
 # One half for a judge without position bias, whatever the answers: each pair is judged in both orders.
 FIRST_WINS = Metric(
-    "first_wins",
-    "judgements with a winner that stood first",
-    "share",
-    "lower",
-    column("first_won"),
-    column("decided"),
+    "first_wins", "judgements with a winner that stood first", "share", "lower", column("first_won"), column("decided")
 )
 CONSISTENCY = Metric(
     "consistency",
@@ -169,8 +166,8 @@ LONGER_WINS = Metric(
     "wins and losses in which the longer answer won",
     "share",
     "lower",
-    _where(lambda pairs: pairs["verdict"] * _length_sign(pairs) > 0),
-    _where(lambda pairs: pairs["verdict"] * _length_sign(pairs) != 0),
+    _where(lambda pairs: _longer_won(pairs) > 0),
+    _where(lambda pairs: _longer_won(pairs) != 0),
 )
 LENGTH_CORRELATION = Metric(
     "length_correlation",
@@ -181,11 +178,6 @@ LENGTH_CORRELATION = Metric(
     ones,
 )
 JUDGE_METRICS = (SCORE, SCORE_DIFFERENCE, WIN, TIE, LOSS, CONSISTENCY, FIRST_WINS, LONGER_WINS)
-
-
-def judge_estimates(pairs: pd.DataFrame) -> tuple[Estimate, ...]:
-    """All judge metrics over whole `pairs` of one method and judge."""
-    return (*estimates(by_prompt(pairs), JUDGE_METRICS), length_correlation(pairs))
 
 
 def by_prompt(pairs: pd.DataFrame) -> pd.DataFrame:
@@ -243,11 +235,6 @@ class JudgedFigures:
 
     def estimate(self, metric: Metric) -> Estimate:
         return next(estimate for estimate in self.estimates if estimate.metric == metric)
-
-    def worse_by_at_most(self, margin: float) -> bool:
-        """Whether the method is shown, at 2.5%, to be worse by at most so many points."""
-        interval = self.estimate(SCORE_DIFFERENCE).interval
-        return interval is not None and interval.low >= -margin
 
     @property
     def within(self) -> bool | None:
@@ -320,7 +307,7 @@ def _figures(judge: Judge, pairs: pd.DataFrame) -> JudgedFigures:
         unreadable=int(pairs["unreadable"].sum()),
         by_turn=tuple(whole.groupby("turn")["score"].mean()) if judge.protocol not in PAIRED else (),
         prompts_needed=prompts_needed(varies, MARGIN) if varies and judge.in_points else None,
-        estimates=judge_estimates(whole),
+        estimates=(*estimates(by_prompt(whole), JUDGE_METRICS), length_correlation(whole)),
     )
 
 

@@ -5,11 +5,13 @@ arXiv 2306.05685, section 3.4. An answer wins where it is preferred in both orde
 all else is a tie. The difference is the mean over orders, so that position bias cancels.
 """
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from statistics import fmean
-from typing import Final, Literal, NamedTuple, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar, get_args
 
 import pandas as pd
 
@@ -43,26 +45,16 @@ class Judge(NamedTuple):
         return self.protocol in ("pairwise", "single")
 
 
-Why = Literal["", "changed", "gone", "elsewhere"]  # why a score fits no answer of a file, the nearest miss first
-_NEAREST: Final[tuple[Why, ...]] = ("", "changed", "gone", "elsewhere")
+# Why a score fits no answer of a file, the nearest miss first: the answer's text has changed, the answer is not there,
+# or the score is of another method or baseline.
+Why = Literal["", "changed", "gone", "elsewhere"]
+_NEAREST: Final[tuple[Why, ...]] = get_args(Why)
 
 
-@dataclass
-class LeftOut:
-    """Scores without an answer here: it is `gone`, has `changed`, or has another baseline (`elsewhere`)."""
-
-    gone: int = 0
-    changed: int = 0
-    elsewhere: int = 0
-
-    def count(self, why: Why) -> None:
-        self.gone += why == "gone"
-        self.changed += why == "changed"
-        self.elsewhere += why == "elsewhere"
+LeftOut = Counter[Why]  # scores without an answer here, by why
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(NamedTuple):
     """The hash and the length of an answer's text."""
 
     sha256: str
@@ -79,6 +71,9 @@ class ScoredAnswers:
     labels: frozenset[str] = frozenset()
     by_answer: dict[tuple[Judge, RowKey], list[Score]] = field(default_factory=dict)
 
+    def add(self, score: Score) -> None:
+        self.by_answer.setdefault((judge_of(score), answer_of(score)), []).append(score)
+
     def baseline_keys(self, key: RowKey) -> list[RowKey]:
         """The baseline's answers to the same turn: the one of the same repeat and session.
 
@@ -89,10 +84,6 @@ class ScoredAnswers:
             return [own] if own in self.texts else []
         return self._of_baseline.get(key[:3], [])
 
-    def baseline_scores(self, judge: Judge, key: RowKey) -> list[Score]:
-        """The judge's scores of the baseline's answers, judged alone."""
-        return [score for each in self.baseline_keys(key) for score in self.by_answer.get((judge, each), ())]
-
     def why_not(self, score: Score) -> Why:
         """Why a score fits no answer here; "" for one that does."""
         key = answer_of(score)
@@ -101,15 +92,13 @@ class ScoredAnswers:
         baselines = self.baseline_keys(key) if score.baseline else []
         if key not in self.texts or (score.baseline and not baselines):
             return "gone"
-        same = not score.baseline or any(self._is(each, score.baseline_sha256) for each in baselines)
-        return "" if same and self._is(key, score.answer_sha256) else "changed"
+        theirs = ("", *(self.texts[each].sha256 for each in baselines))
+        same_baseline = not score.baseline or score.baseline_sha256 in theirs
+        return "" if same_baseline and score.answer_sha256 in ("", self.texts[key].sha256) else "changed"
 
     def length(self, key: RowKey, sha256: str) -> int | None:
         """In characters; None where the text that was judged is unknown."""
         return self.texts[key].characters if sha256 and key in self.texts else None
-
-    def _is(self, key: RowKey, sha256: str) -> bool:
-        return sha256 in ("", self.texts[key].sha256)
 
     @cached_property
     def _sessions(self) -> dict[str, frozenset[int]]:
@@ -131,45 +120,6 @@ def judge_of(score: Score) -> Judge:
 
 def answer_of(score: Score) -> RowKey:
     return RowKey(score.suite, score.prompt_id, score.turn, score.label, score.repeat, score.session)
-
-
-def alone(scores: Iterable[Score]) -> ScoredAnswers:
-    """Scores without the answers that they judge, so that lengths are unknown.
-
-    Raises UserError for scores of two texts of one answer, or with two baselines, and for single answers only, which
-    name no baseline.
-    """
-    scores, texts = list(scores), dict[RowKey, Text]()
-    for score in scores:
-        key = answer_of(score)
-        for each, sha256 in ((key, score.answer_sha256), (key._replace(label=score.baseline), score.baseline_sha256)):
-            if each.label and texts.setdefault(each, Text(sha256, None)).sha256 != sha256:
-                raise UserError(
-                    "several_runs_scored",
-                    f"the scores are of two texts of {each.label} on {each.suite}/{each.prompt_id}, so they belong to "
-                    "two runs: name the results files of both.",
-                )
-    baselines = dict.fromkeys(score.baseline for score in scores if score.baseline)
-    if len(baselines) != 1:
-        names = " and ".join(baselines) or "none"
-        raise UserError(
-            "several_baselines_scored", f"the scores name as their baselines: {names}. Name the results files too."
-        )
-    answers = ScoredAnswers(0, next(iter(baselines)), texts)
-    for score in scores:
-        answers.by_answer.setdefault((judge_of(score), answer_of(score)), []).append(score)
-    return answers
-
-
-def take(number: int, file: RunFile, scores: Iterable[Score], left_out: LeftOut) -> ScoredAnswers:
-    """The answers of a file with their scores; other scores are counted in `left_out`."""
-    answers = _answers(number, file)
-    for score in scores:
-        if why := answers.why_not(score):
-            left_out.count(why)
-        else:
-            answers.by_answer.setdefault((judge_of(score), answer_of(score)), []).append(score)
-    return answers
 
 
 def share_out(files: Sequence[RunFile], scores: Sequence[Score]) -> list[list[Score]]:
@@ -233,12 +183,12 @@ class JudgedPair(NamedTuple):
     identical: bool
     asked: int
     unreadable: int
-    orders: int
-    consistent: int
-    decided: int
-    first_won: int
     length: int | None
     baseline_length: int | None
+    orders: int = 0
+    consistent: int = 0
+    decided: int = 0
+    first_won: int = 0
 
 
 @dataclass
@@ -263,13 +213,42 @@ def judged(files: Sequence[RunFile], scores: Sequence[Sequence[Score]]) -> Judge
     Scores of generations that failed, or of warm-up, or whose text is not the one that was judged, are left out.
     """
     left_out = LeftOut()
-    answers = [take(number, *both, left_out) for number, both in enumerate(zip(files, scores, strict=True))]
+    answers = [_answers(number, file) for number, file in enumerate(files)]
+    for own, of_file in zip(answers, scores, strict=True):
+        for score in of_file:
+            if why := own.why_not(score):
+                left_out[why] += 1
+            else:
+                own.add(score)
     return _judged(answers, left_out)
 
 
-def from_scores(scores: Iterable[Score]) -> Judged:
-    """The same without results files. Raises UserError where scores are of several runs: see `alone`."""
-    return _judged([alone(scores)], LeftOut())
+def from_scores(scores: Sequence[Score]) -> Judged:
+    """The same without results files, so that lengths are unknown.
+
+    Raises UserError for scores of two texts of one answer, or with two baselines, and for single answers only, which
+    name no baseline.
+    """
+    texts: dict[RowKey, Text] = {}
+    for score in scores:
+        key = answer_of(score)
+        for each, sha256 in ((key, score.answer_sha256), (key._replace(label=score.baseline), score.baseline_sha256)):
+            if each.label and texts.setdefault(each, Text(sha256, None)).sha256 != sha256:
+                raise UserError(
+                    "several_runs_scored",
+                    f"the scores are of two texts of {each.label} on {each.suite}/{each.prompt_id}, so they belong to "
+                    "two runs: name the results files of both.",
+                )
+    baselines = list(dict.fromkeys(score.baseline for score in scores if score.baseline))
+    if len(baselines) != 1:
+        names = " and ".join(baselines) or "none"
+        raise UserError(
+            "several_baselines_scored", f"the scores name as their baselines: {names}. Name the results files too."
+        )
+    answers = ScoredAnswers(0, baselines[0], texts)
+    for score in scores:
+        answers.add(score)
+    return _judged([answers], LeftOut())
 
 
 def _judged(answers: Sequence[ScoredAnswers], left_out: LeftOut) -> Judged:
@@ -307,24 +286,27 @@ def _pair(
     first = scores[0]
     read = {order: [score for score in scores if score.order == order and not score.unreadable] for order in asked}
     whole = first.identical or all(read.values())
-    pairs = [pair for scores in read.values() for pair in _scores(scores)]
-    differences = [fmean(own - theirs for own, theirs in given) for given in map(_scores, read.values()) if given]
-    signs = [_sign(difference) for difference in differences]
+    given = {order: _scores(of_order) for order, of_order in read.items()}
+    pairs = list(chain(*given.values()))
+    differences = {order: fmean(own - theirs for own, theirs in both) for order, both in given.items() if both}
+    signs = {order: _sign(difference) for order, difference in differences.items()}
+    first_won = sum(sign == (-1 if order == "baseline_first" else 1) for order, sign in signs.items())
+    alike = len(set(signs.values())) == 1
     compared = len(asked) if whole and not first.identical else 0
     return JudgedPair(
         *_key_columns(answers, judge, key),
         score=fmean(own for own, _ in pairs) if pairs else first.score,
         baseline_score=fmean(theirs for _, theirs in pairs) if pairs else first.baseline_score,
-        difference=fmean(differences) if differences and not first.identical else 0.0,
-        verdict=signs[0] if len(set(signs)) == 1 and not first.identical else 0,
+        difference=fmean(differences.values()) if differences and not first.identical else 0.0,
+        verdict=next(iter(signs.values())) if alike and not first.identical else 0,
         whole=whole,
         identical=first.identical,
         asked=0 if first.identical else len(scores),
         unreadable=sum(bool(score.unreadable) for score in scores),
         orders=compared,
-        consistent=int(compared == 2 and len(set(signs)) == 1),
-        decided=sum(map(abs, signs)) if compared == 2 else 0,
-        first_won=sum(_first_won(order, _scores(read[order])) for order in asked) if compared == 2 else 0,
+        consistent=int(compared == 2 and alike),
+        decided=sum(map(abs, signs.values())) if compared == 2 else 0,
+        first_won=first_won if compared == 2 else 0,
         length=answers.length(key, first.answer_sha256),
         baseline_length=answers.length(next(iter(answers.baseline_keys(key)), key), first.baseline_sha256),
     )
@@ -332,7 +314,7 @@ def _pair(
 
 def _single(answers: ScoredAnswers, judge: Judge, key: RowKey, scores: Sequence[Score]) -> JudgedPair:
     """Of answers judged alone, compared with the baseline's score of the same turn."""
-    baselines = answers.baseline_scores(judge, key)
+    baselines = list(chain(*(answers.by_answer.get((judge, each), ()) for each in answers.baseline_keys(key))))
     own, theirs = ([score.score for score in each if score.score is not None] for each in (scores, baselines))
     texts = {score.answer_sha256 for score in (*scores, *baselines)}
     identical = key.label == answers.baseline or (len(texts) == 1 and texts != {""})
@@ -349,10 +331,6 @@ def _single(answers: ScoredAnswers, judge: Judge, key: RowKey, scores: Sequence[
         identical=identical,
         asked=len(scores),
         unreadable=sum(bool(score.unreadable) for score in scores),
-        orders=0,
-        consistent=0,
-        decided=0,
-        first_won=0,
         length=answers.length(key, scores[0].answer_sha256),
         baseline_length=answers.length(baseline_key, baselines[0].answer_sha256 if baselines else ""),
     )
@@ -369,11 +347,6 @@ def _scores(scores: Sequence[Score]) -> list[tuple[float, float]]:
         for each in scores
         if each.score is not None and each.baseline_score is not None
     ]
-
-
-def _first_won(order: Order, scores: Sequence[tuple[float, float]]) -> bool:
-    sign = _sign(fmean(own - theirs for own, theirs in scores))
-    return sign == (-1 if order == "baseline_first" else 1)
 
 
 def _sign(value: float) -> int:

@@ -10,65 +10,37 @@ depth. The names are those of the field, and engines differ in what they mean by
 * histogram, the share of drafts that accepted exactly so many tokens: NVIDIA AIPerf, acceptance_histogram.
 """
 
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import NamedTuple
 
 import pandas as pd
 
 from benchctl.analysis.frame.rows import POSITION
-from benchctl.analysis.metrics.metric import Column, Metric, column, zeros
+from benchctl.analysis.metrics.metric import Better, Column, Metric, Unit, column, zeros
 
-_TABLE = "Drafting and depth"
 
-BLOCK_EFFICIENCY = Metric(
-    "block_efficiency",
-    "block efficiency",
-    "tokens",
-    "higher",
-    column("committed_tokens"),
-    column("steps"),
-    table=_TABLE,
-    title="block efficiency",
-    cell="{:.2f}",
-)
-MEAN_ACCEPTED = Metric(
-    "mean_accepted_tokens",
-    "mean accepted tokens",
-    "tokens",
-    "higher",
-    column("accepted_tokens"),
-    column("steps"),
-    table=_TABLE,
-    title="mean accepted tokens",
-    cell="{:.2f}",
-)
-ACCEPTANCE_RATE = Metric(
-    "acceptance_rate",
-    "acceptance rate",
-    "share",
-    "higher",
-    column("accepted_tokens"),
-    column("drafted_tokens"),
-    table=_TABLE,
-    title="acceptance rate",
-)
+def _drafting(name: str, unit: Unit, top: str, bottom: str, cell: str = "{:.3f}", better: Better = "higher") -> Metric:
+    label = name.replace("_", " ")
+    return Metric(name, label, unit, better, column(top), column(bottom), table="Drafting and depth", cell=cell)
+
+
+BLOCK_EFFICIENCY = _drafting("block_efficiency", "tokens", "committed_tokens", "steps", "{:.2f}")
+MEAN_ACCEPTED = _drafting("mean_accepted_tokens", "tokens", "accepted_tokens", "steps", "{:.2f}")
+ACCEPTANCE_RATE = _drafting("acceptance_rate", "share", "accepted_tokens", "drafted_tokens")
 # Engines call this the acceptance rate of a tree: of its nodes, of which only one branch can be accepted. The rate
 # above divides by a tree's depth, so it is comparable with that of a chain. For a chain both are equal.
-ROW_ACCEPTANCE = Metric(
-    "row_acceptance",
-    "accepted share of drafted rows",
-    "share",
-    "higher",
-    column("accepted_tokens"),
-    column("draft_rows"),
+ROW_ACCEPTANCE = replace(
+    ACCEPTANCE_RATE,
+    name="row_acceptance",
+    label="accepted share of drafted rows",
+    bottom=column("draft_rows"),
+    table="",
 )
 # Only where the baseline drafts too (`--over`).
-ACCEPTANCE_DIFFERENCE = Metric(
-    "acceptance_rate_difference",
-    "acceptance rate, difference to the baseline",
-    "share",
-    "higher",
-    column("accepted_tokens"),
-    column("drafted_tokens"),
+ACCEPTANCE_DIFFERENCE = replace(
+    ACCEPTANCE_RATE,
+    name="acceptance_rate_difference",
+    label="acceptance rate, difference to the baseline",
     less=(column("accepted_tokens_baseline"), column("drafted_tokens_baseline")),
     uses_baseline=True,
     table="vs. baseline",
@@ -76,29 +48,15 @@ ACCEPTANCE_DIFFERENCE = Metric(
     cell="{:+.3f}",
     interval=True,
 )
-DEPTH_FRACTION = Metric(
-    "depth_fraction",
-    "depth fraction",
-    "share",
-    "lower",
-    column("depth_layers"),
-    column("full_layers"),
-    table=_TABLE,
-    title="depth fraction",
-)
+DEPTH_FRACTION = _drafting("depth_fraction", "share", "depth_layers", "full_layers", better="lower")
 
 
-@dataclass(frozen=True)
-class ByPosition:
+class ByPosition(NamedTuple):
     """The metrics of drafts up to one depth: `conditional` and `unconditional` from position 1, `histogram` from 0."""
 
     conditional: tuple[Metric, ...]
     unconditional: tuple[Metric, ...]
     histogram: tuple[Metric, ...]
-
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        return (*self.conditional, *self.unconditional, *self.histogram)
 
 
 def by_position(frame: pd.DataFrame) -> ByPosition:

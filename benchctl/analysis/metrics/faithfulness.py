@@ -4,6 +4,7 @@ The sums about the target's opinion come from measuring/teacher_forcing.py. Rows
 all their tokens are the target's, and their difference in log-likelihood is 0.
 """
 
+from dataclasses import replace
 from math import nan
 
 import pandas as pd
@@ -49,14 +50,7 @@ def _known_differences(pairs: pd.DataFrame) -> pd.Series:
 
 
 TOKEN_AGREEMENT = Metric(
-    "token_agreement",
-    "token agreement",
-    "share",
-    "higher",
-    agreed_tokens,
-    compared_tokens,
-    table="Fidelity",
-    title="token agreement",
+    "token_agreement", "token agreement", "share", "higher", agreed_tokens, compared_tokens, table="Fidelity"
 )
 # Up to rounding: answers that diverge at a tie, or by the rounding of another order of sums, are the target's too.
 TARGET_ANSWERS = Metric(
@@ -136,17 +130,12 @@ EXACT_MATCH = Metric(
     title="exact match [95%]",
     interval=True,
 )
-EXACT_MATCH_DIFFERENCE = Metric(
-    "exact_match_difference",
-    "exact match, difference to the baseline",
-    "share",
-    "higher",
-    column("right_answers"),
-    column("checked_answers"),
+EXACT_MATCH_DIFFERENCE = replace(
+    EXACT_MATCH,
+    name="exact_match_difference",
+    label="exact match, difference to the baseline",
     less=(column("right_answers_baseline"), column("checked_answers_baseline")),
     uses_baseline=True,
-    table="Exact match",
     title="difference [95%]",
     cell="{:+.3f}",
-    interval=True,
 )

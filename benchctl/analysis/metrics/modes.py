@@ -18,14 +18,8 @@ def _replayed(metric: Metric) -> Metric:
 
 def _per_step(name: str, source: str, label: str, title: str, trivial: float | None = None) -> Metric:
     """Seconds of column `source` per profiled step."""
-    top, bottom = column(source, 0.0), column("steps", 0.0)
     return Metric(
-        f"step_{name}_s",
-        f"{label} per step",
-        "s",
-        "lower",
-        top,
-        bottom,
+        *(f"step_{name}_s", f"{label} per step", "s", "lower", column(source, 0.0), column("steps", 0.0)),
         mode="profile",
         table="A step, ms",
         title=title,

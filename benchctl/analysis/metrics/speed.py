@@ -1,5 +1,8 @@
 """Speed: speed-ups over the baseline, throughput and latency."""
 
+from dataclasses import replace
+from functools import partial
+
 import pandas as pd
 
 from benchctl.analysis.frame.build import either_degenerates
@@ -24,6 +27,12 @@ def _sound(name: str) -> Column:
     return lambda pairs: column(name)(pairs).where(~either_degenerates(pairs), 0.0).where(pairs["loops"].notna())
 
 
+def _variant(name: str, label: str, top: Column, bottom: Column, title: str) -> Metric:
+    return replace(SPEEDUP, name=name, label=label, top=top, bottom=bottom, table="Speed-up variants", title=title)
+
+
+_time = partial(Metric, unit="s", better="lower", table="Speed", scale=1e3)
+
 SPEEDUP = Metric(
     "speedup",
     "speed-up",
@@ -37,45 +46,26 @@ SPEEDUP = Metric(
     cell="{:.2f}x",
     interval=True,
 )
-DECODE_SPEEDUP = Metric(
-    "decode_speedup",
-    "speed-up, decode only",
-    "ratio",
-    "higher",
-    column("whole_decode_s_baseline"),
-    column("whole_decode_s"),
-    uses_baseline=True,
-    table="Speed",
+DECODE_SPEEDUP = replace(
+    SPEEDUP,
+    name="decode_speedup",
+    label="speed-up, decode only",
+    top=column("whole_decode_s_baseline"),
+    bottom=column("whole_decode_s"),
     title="decode only",
-    cell="{:.2f}x",
+    interval=False,
 )
 # Every prompt has the same weight, a short one as much as a long one. Some papers call this the speed-up.
-MEAN_SPEEDUP = Metric(
-    "mean_speedup",
-    "mean of per-prompt speed-ups",
-    "ratio",
-    "higher",
-    _speedup_of_prompt,
-    _of_prompt,
-    uses_baseline=True,
-    table="Speed-up variants",
-    title="mean of prompts [95%]",
-    cell="{:.2f}x",
-    interval=True,
+MEAN_SPEEDUP = _variant(
+    "mean_speedup", "mean of per-prompt speed-ups", _speedup_of_prompt, _of_prompt, "mean of prompts [95%]"
 )
 # Repetitive text is easy to draft: answers that loop or run away make a method that drafts look fast.
-SOUND_SPEEDUP = Metric(
+SOUND_SPEEDUP = _variant(
     "sound_speedup",
     "speed-up without degenerate answers",
-    "ratio",
-    "higher",
     _sound("whole_s_baseline"),
     _sound("whole_s"),
-    uses_baseline=True,
-    table="Speed-up variants",
-    title="without degenerate answers [95%]",
-    cell="{:.2f}x",
-    interval=True,
+    "without degenerate answers [95%]",
 )
 TOKENS_PER_S = Metric(
     "tokens_per_s",
@@ -85,21 +75,9 @@ TOKENS_PER_S = Metric(
     column("new_tokens"),
     column("whole_s"),
     table="Speed",
-    title="tokens/s",
     cell="{:.1f}",
 )
-TPOT = Metric(
-    "tpot_s",
-    "TPOT",
-    "s",
-    "lower",
-    column("decode_s"),
-    column("committed_tokens"),
-    table="Speed",
-    title="TPOT ms",
-    cell="{:.2f}",
-    scale=1e3,
+TPOT = _time(
+    "tpot_s", "TPOT", top=column("decode_s"), bottom=column("committed_tokens"), title="TPOT ms", cell="{:.2f}"
 )
-TTFT = Metric(
-    "ttft_s", "TTFT", "s", "lower", column("ttft_s"), ones, table="Speed", title="TTFT ms", cell="{:.1f}", scale=1e3
-)
+TTFT = _time("ttft_s", "TTFT", top=column("ttft_s"), bottom=ones, title="TTFT ms", cell="{:.1f}")

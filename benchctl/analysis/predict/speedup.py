@@ -9,7 +9,7 @@ an account add up. Speed-ups are per token, whatever the lengths of the answers.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -28,12 +28,13 @@ from benchctl.analysis.predict.accounts import (
     head_share,
     slope_of,
 )
-from benchctl.analysis.stats.bootstrap import Floats, Interval, Ints, Levels, bootstrap
+from benchctl.analysis.stats.bootstrap import Floats, Interval, Levels, bootstrap, codes_of
 from benchctl.errors import UserError
 from benchctl.records.schema import Mode, Row, Run
 from benchctl.records.writer import RunFile
 
 Basis = Literal["profile", "steps"]
+_MODES: tuple[Mode, Mode] = ("free", "profile")
 
 
 @dataclass(frozen=True)
@@ -124,19 +125,6 @@ def predict(files: Sequence[RunFile]) -> Accounts:
 
     Raises UserError for files that may not be compared with each other, for batches, and where nothing was measured.
     """
-    run = _one_run(files)
-    found = _collect(files)
-    labels = dict.fromkeys(label for label, _ in found if label != run.baseline)
-    if not labels:
-        raise UserError(
-            "only_baseline",
-            f"{files[0].path}: has only its baseline. Measure one with `benchctl run --method`.",
-        )
-    return tuple(_predict(found, label, run) for label in labels)
-
-
-def _one_run(files: Sequence[RunFile]) -> Run:
-    """The run that stands for all of them. Raises UserError as `predict` does."""
     if not files:
         raise UserError(
             "no_generations",
@@ -144,16 +132,24 @@ def _one_run(files: Sequence[RunFile]) -> Run:
         )
     run = files[0].run
     for file in files:
-        if found := differences(run, file.run):
-            field, one, other = found[0].field, found[0].first, found[0].second
+        if differing := differences(run, file.run):
+            first = differing[0]
             raise UserError(
-                "runs_differ", f"{file.path}: {field} is {other}, in {files[0].path} {one}. Predict for each by itself."
+                "runs_differ",
+                f"{file.path}: {first.field} is {first.second}, in {files[0].path} {first.first}. Predict for each by "
+                "itself.",
             )
     if run.batch_size > 1:
         raise UserError(
             "batched_run", f"{files[0].path}: was decoded in batches. Predict from a run of --batch-size 1."
         )
-    return run
+    found = _collect(files)
+    labels = dict.fromkeys(label for label, _ in found if label != run.baseline)
+    if not labels:
+        raise UserError(
+            "only_baseline", f"{files[0].path}: has only its baseline. Measure one with `benchctl run --method`."
+        )
+    return tuple(_predict(found, label, run) for label in labels)
 
 
 def _collect(files: Sequence[RunFile]) -> _Found:
@@ -174,51 +170,40 @@ def _collect(files: Sequence[RunFile]) -> _Found:
 
 
 def _predict(found: _Found, label: str, run: Run) -> Prediction | Unpredicted:
-    profiled = tuple(found.get((name, "profile"), {}) for name in (label, run.baseline))
-    free = tuple(found.get((name, "free"), {}) for name in (label, run.baseline))
-    if all(profiled) and all(map(_is_split, profiled)):
-        return _account(label, run, [*free, *profiled])
-    return _account(label, run, free)
-
-
-def _is_split(answers: _Answers) -> bool:
-    """Whether every row has the time of each phase."""
-    return all(set(row.phases) == set(PHASES) for row in answers.values())
-
-
-def _account(label: str, run: Run, answers: Sequence[_Answers]) -> Prediction | Unpredicted:
-    """From the same answers of the method and of the baseline, and from both profiled, if they are."""
+    """From the same answers of the method and of the baseline, and from both profiled where all phases are known."""
+    free, profiled = ([found.get((name, mode), {}) for name in (label, run.baseline)] for mode in _MODES)
+    split = all(set(row.phases) == set(PHASES) for rows in profiled for row in rows.values())
+    answers = [*free, *profiled] if all(profiled) and split else free
     cells = [cell for cell in answers[0] if all(cell in others for others in answers[1:])]
     if not cells:
-        reason = "it and the baseline have no valid answer to the same prompt. See `benchctl compare`"
-        return Unpredicted(label, reason)
+        return Unpredicted(label, "it and the baseline have no valid answer to the same prompt. See `benchctl compare`")
     sums = [Sums.of([others[cell] for cell in cells], run.target.layers) for others in answers]
     ours, theirs = sums[:2]
-    drafts = bool(ours.drafted.any())
     head = head_share(run, theirs.step_text_tokens)
     if len(sums) > 2:
         account = by_phases(ours, theirs, sums[2], sums[3], head)
-        basis: Basis = "profile"
     else:
-        slope = slope_of(ours.step_s, ours.step_drafted) if drafts else 0.0
+        slope = slope_of(ours.step_s, ours.step_drafted) if ours.drafted.any() else 0.0
         if isinstance(slope, str):
             return Unpredicted(label, f"{slope}. Measure with --profile")
         account = by_steps(ours, theirs, slope, head)
-        basis = "steps"
-    levels = _levels(cells)
+    sessions = codes_of([(cell.file, cell.session) for cell in cells])
+    levels = Levels(sessions, codes_of([(cell.suite, cell.prompt_id) for cell in cells]))
     tops = np.column_stack([account.baseline_s, theirs.for_tokens(theirs.seconds, ours.tokens)])
     bottoms = np.column_stack([account.known_s, ours.seconds])
-    predicted, measured, gap = _figures(tops, bottoms, levels)
+    values = (tops.sum(axis=0) / bottoms.sum(axis=0)).tolist()
+    predicted, measured = map(Figure, values, bootstrap(tops, bottoms, levels))
+    (interval,) = bootstrap(tops[:, 1:], bottoms[:, 1:], levels, less=(tops[:, :1], bottoms[:, :1]))
     return Prediction(
         label=label,
-        basis=basis,
+        basis="profile" if len(sums) > 2 else "steps",
         prompts=len({(cell.suite, cell.prompt_id) for cell in cells}),
         generations=len(cells),
         baseline_token_s=theirs.token_s,
         costs=_costs(sums),
         predicted=predicted,
         measured=measured,
-        gap=gap,
+        gap=Figure(measured.value - predicted.value, interval),
         parts=_with_intervals(account, ours.seconds, tops[:, 1], levels),
     )
 
@@ -234,43 +219,20 @@ def _with_intervals(account: Account, seconds: Floats, baseline_s: Floats, level
     return tuple(replace(part, interval=found) for part, found in zip(account.parts, intervals, strict=True))
 
 
-def _figures(tops: Floats, bottoms: Floats, levels: Levels) -> Iterator[Figure]:
-    """Predicted, measured, and by how much the second is more; two [answers, 2]."""
-    values = tops.sum(axis=0) / bottoms.sum(axis=0)
-    intervals = bootstrap(tops, bottoms, levels)
-    for value, interval in zip(values, intervals, strict=True):
-        yield Figure(float(value), interval)
-    (gap,) = bootstrap(tops[:, 1:], bottoms[:, 1:], levels, less=(tops[:, :1], bottoms[:, :1]))
-    yield Figure(float(values[1] - values[0]), gap)
-
-
 def _costs(sums: Sequence[Sums]) -> Costs:
     ours = sums[0]
     steps, drafted = float(ours.steps.sum()), float(ours.drafted.sum())
-    costs = {
-        "tokens_per_step": ours.total_tokens / steps,
-        "drafted_per_step": drafted / steps,
-        "depth_fraction": float(ours.depth.sum()) / ours.total_tokens,
-        "text_tokens": ours.step_text_tokens,
-    }
-    ratios: dict[str, float] = {}
+    verify_ratio = draft_ratio = None
     if len(sums) > 2:
         split, verify_s = sums[2], sums[3].step_phase_s("verify")
-        ratios["verify_ratio"] = split.step_phase_s("verify") / verify_s
-        if drafted:
-            ratios["draft_ratio"] = float(split.phases["draft"].sum() / split.drafted.sum()) / verify_s
-    return Costs(**costs, rows=dict(Counter(ours.rows)), **ratios)
-
-
-def _levels(cells: Sequence[_Cell]) -> Levels:
-    sessions = {(cell.file, cell.session): None for cell in cells}
-    prompts = {(cell.suite, cell.prompt_id): None for cell in cells}
-    return Levels(
-        session=_codes([(cell.file, cell.session) for cell in cells], list(sessions)),
-        prompt=_codes([(cell.suite, cell.prompt_id) for cell in cells], list(prompts)),
+        verify_ratio = split.step_phase_s("verify") / verify_s
+        draft_ratio = float(split.phases["draft"].sum() / split.drafted.sum()) / verify_s if drafted else None
+    return Costs(
+        tokens_per_step=ours.total_tokens / steps,
+        drafted_per_step=drafted / steps,
+        depth_fraction=float(ours.depth.sum()) / ours.total_tokens,
+        rows=dict(Counter(ours.rows)),
+        text_tokens=ours.step_text_tokens,
+        draft_ratio=draft_ratio,
+        verify_ratio=verify_ratio,
     )
-
-
-def _codes(values: Sequence[object], known: Sequence[object]) -> Ints:
-    number = {value: code for code, value in enumerate(known)}
-    return np.array([number[value] for value in values], dtype=np.int64)

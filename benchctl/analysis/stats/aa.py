@@ -12,7 +12,7 @@ import pandas as pd
 from scipy.special import ndtri
 
 from benchctl.analysis.frame.build import to_frame
-from benchctl.analysis.stats.bootstrap import LEVEL, Floats, Ints, Levels, bootstrap, critical
+from benchctl.analysis.stats.bootstrap import LEVEL, Floats, Levels, bootstrap, codes_of, critical
 from benchctl.errors import UserError
 from benchctl.records.schema import Run
 from benchctl.records.writer import RunFile
@@ -61,7 +61,11 @@ def compare_with_itself(files: Sequence[RunFile], *, splits: int = SPLITS, seed:
             f"{files[0].path}: has fewer than two prompts that {run.baseline} answered twice or more in a session. "
             "Measure with --repeats 4 or more.",
         )
-    above, below = _deal(times_s, splits, np.random.default_rng(seed))
+    # Two arms [cells, splits]: sums of one half of the repeats of each cell, and of the other.
+    cells, repeats = times_s.shape
+    first = np.argsort(np.random.default_rng(seed).random((splits, cells, repeats)), axis=2) < repeats // 2
+    above = (times_s * first).sum(axis=2).T
+    below = times_s.sum(axis=1)[:, None] - above
     intervals = [interval for interval in bootstrap(above, below, levels, seed=seed) if interval is not None]
     wrong = sum(not interval.low <= 1 <= interval.high for interval in intervals)
     spread = float(np.log(above.sum(axis=0) / below.sum(axis=0)).std(ddof=1))
@@ -71,7 +75,7 @@ def compare_with_itself(files: Sequence[RunFile], *, splits: int = SPLITS, seed:
         false_positive_rate=wrong / len(intervals),
         minimum_detectable_effect=exp(standard_errors * spread) - 1,
         prompts=prompts,
-        repeats=times_s.shape[1],
+        repeats=repeats,
         sessions=int(levels.session.max()) + 1,
         splits=splits,
     )
@@ -79,21 +83,11 @@ def compare_with_itself(files: Sequence[RunFile], *, splits: int = SPLITS, seed:
 
 def to_text(result: SelfComparison, run: Run) -> str:
     """The result and the settings that the noise of a run depends on, as JSON."""
-    record = {"kind": "aa", "schema_version": _VERSION, **asdict(result), **_settings(run)}
+    settings: dict[str, object] = {"target_sha256": run.target.weights_sha256}
+    settings |= {name: getattr(run, name) for name in ("dtype", "device", "threads", "batch_size")}
+    settings |= {fact: run.machine.get(fact) for fact in ("cpu", "gpu")}
+    record = {"kind": "aa", "schema_version": _VERSION, **asdict(result), **settings}
     return json.dumps(record, indent=2) + "\n"
-
-
-def _settings(run: Run) -> dict[str, object]:
-    """The settings that the noise of a run depends on."""
-    return {
-        "target_sha256": run.target.weights_sha256,
-        "dtype": run.dtype,
-        "device": run.device,
-        "threads": run.threads,
-        "batch_size": run.batch_size,
-        "cpu": run.machine.get("cpu"),
-        "gpu": run.machine.get("gpu"),
-    }
 
 
 def _cells(frame: pd.DataFrame, baseline: str) -> tuple[Floats, Levels]:
@@ -110,28 +104,12 @@ def _cells(frame: pd.DataFrame, baseline: str) -> tuple[Floats, Levels]:
     cells: dict[tuple[object, ...], list[float]] = {}
     for cell, time_s in zip(whole.reset_index()[where].itertuples(index=False, name=None), whole, strict=True):
         cells.setdefault(cell, []).append(time_s)
-    repeats = _repeats([len(times) for times in cells.values()])
+    # For cells of 8, 8, 7 and 2 repeats it is 6: 18 generations, where 8 would keep 16 and 2 only 8.
+    counts = [len(times) for times in cells.values()]
+    evens = range(2, max(counts, default=0) + 1, 2)
+    repeats = max(evens, key=lambda even: even * sum(count >= even for count in counts), default=0)
     kept = [(cell, times[:repeats]) for cell, times in cells.items() if len(times) >= repeats]
     if not kept or not repeats:
-        return np.zeros((0, 2)), Levels(_codes([]), _codes([]))
+        return np.zeros((0, 2)), Levels(codes_of([]), codes_of([]))
     sessions, prompts = ([cell[:2] for cell, _ in kept], [cell[2:] for cell, _ in kept])
-    return np.array([times for _, times in kept], dtype=float), Levels(_codes(sessions), _codes(prompts))
-
-
-def _repeats(counts: Sequence[int]) -> int:
-    """For cells of 8, 8, 7 and 2 repeats it is 6: 18 generations, where 8 would keep 16 and 2 only 8. 0 for none."""
-    evens = range(2, max(counts, default=0) + 1, 2)
-    return max(evens, key=lambda even: even * sum(count >= even for count in counts), default=0)
-
-
-def _codes(keys: Sequence[tuple[object, ...]]) -> Ints:
-    known = {key: code for code, key in enumerate(dict.fromkeys(keys))}
-    return np.array([known[key] for key in keys], dtype=np.int64)
-
-
-def _deal(times_s: Floats, splits: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
-    """Two arms [cells, splits]: sums of one half of the repeats of each cell, and of the other."""
-    cells, repeats = times_s.shape
-    first = np.argsort(rng.random((splits, cells, repeats)), axis=2) < repeats // 2
-    above = (times_s * first).sum(axis=2).T
-    return above, times_s.sum(axis=1)[:, None] - above
+    return np.array([times for _, times in kept], dtype=float), Levels(codes_of(sessions), codes_of(prompts))

@@ -20,10 +20,11 @@ one session holds for that session. Where different processes measured them, the
 part of the error; with one session of each its size is unknown, so there is no interval.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log, sqrt
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,28 +61,30 @@ class Levels:
     other_session: Ints | None = None
 
 
+def codes_of(keys: Sequence[Hashable]) -> Ints:
+    """The number of each key, in the order in which the keys occur first."""
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return np.array([numbers[key] for key in keys], dtype=np.int64)
+
+
 def critical(level: float, freedom: int) -> float:
     """The value that |T| of Student's t exceeds with probability `level`: 1.96 at 0.05 and many degrees, 12.7 at 1."""
     return float(-stdtrit(freedom, level / 2))
 
 
-@dataclass(frozen=True)
 class _Sums:
-    """Sums by prompt, `above` and `below` [P, M], with their observations [N, M] each in `values`."""
+    """Sums by prompt of two [N, M] arrays, `above` and `below` [P, M], and what follows from them."""
 
-    above: Floats
-    below: Floats
-    values: tuple[Floats, Floats]
+    def __init__(self, tops: Floats, bottoms: Floats, prompts: Ints) -> None:
+        self.above, self.below = _totals(tops, prompts), _totals(bottoms, prompts)
+        whole = self.below.sum(axis=0)
+        self.ratios = _ratios(self.above.sum(axis=0), whole)
+        # The first-order contribution of each observation to the ratio's error, [N, M].
+        self.influence = _ratios(tops - self.ratios * bottoms, np.broadcast_to(whole, tops.shape))
 
-    @property
-    def ratios(self) -> Floats:
-        return _ratios(self.above.sum(axis=0), self.below.sum(axis=0))
-
-    @property
-    def influence(self) -> Floats:
-        """The first-order contribution of each observation to the ratio's error, [N, M]: (top - ratio bottom) / sum."""
-        tops, bottoms = self.values
-        return _ratios(tops - self.ratios * bottoms, np.broadcast_to(self.below.sum(axis=0), tops.shape))
+    def drawn(self, resamples: int, seed: int) -> Floats:
+        """The ratios of resampled prompts, [resamples, M]."""
+        return _ratios(*(_redrawn(part, resamples, seed) for part in (self.above, self.below)))
 
 
 def ratios_of_sums(tops: Floats, bottoms: Floats) -> Floats:
@@ -110,19 +113,19 @@ def bootstrap(
     figures = tops.shape[1]
     if prompts.max(initial=0) < 1:
         return [None] * figures
-    sums = _sums(tops, bottoms, prompts)
-    value, draws, influence = sums.ratios, _drawn(sums, resamples, seed), sums.influence
+    sums = _Sums(tops, bottoms, prompts)
+    value, draws, influence = sums.ratios, sums.drawn(resamples, seed), sums.influence
     if less is not None:
-        subtracted = _sums(*less, prompts)
+        subtracted = _Sums(*less, prompts)
         value = value - subtracted.ratios
-        draws = draws - _drawn(subtracted, resamples, seed)
+        draws = draws - subtracted.drawn(resamples, seed)
         influence = influence - subtracted.influence
     sessions = _sessions(influence, levels, uses_baseline or [True] * figures)
     logarithmic = (tops >= 0).all(axis=0) & (value > 0)
     if less is not None:
         logarithmic &= ~less[0].any(axis=0)
     return [
-        _interval(float(value[m]), draws[:, m], _half_width(sessions[m]), int(prompts.max()) + 1, bool(logarithmic[m]))
+        _interval(float(value[m]), draws[:, m], sessions[m], int(prompts.max()) + 1, bool(logarithmic[m]))
         for m in range(figures)
     ]
 
@@ -141,7 +144,7 @@ def bootstrap_of(
         return None
     sums = _totals(values, codes)
     value = float(figure(sums.sum(axis=0, keepdims=True))[0])
-    return _interval(value, figure(_redrawn(sums, resamples, seed)), 0.0, count, logarithmic=False)
+    return _interval(value, figure(_redrawn(sums, resamples, seed)), _Sessions(0.0, 1), count, logarithmic=False)
 
 
 def p_value(tops: Floats, bottoms: Floats, levels: Levels) -> float:
@@ -155,7 +158,7 @@ def p_value(tops: Floats, bottoms: Floats, levels: Levels) -> float:
     count = int(prompts.max(initial=0)) + 1
     if count < 2:
         return 1.0
-    sums = _sums(tops[:, None], bottoms[:, None], prompts)
+    sums = _Sums(tops[:, None], bottoms[:, None], prompts)
     value = float(sums.ratios[0])
     if not value > 0:
         return 1.0
@@ -174,8 +177,7 @@ def _critical(freedom: int) -> Floats:
     return np.asarray(-stdtrit(freedom, _LEVELS / 2))
 
 
-@dataclass(frozen=True)
-class _Sessions:
+class _Sessions(NamedTuple):
     """The part of a figure's standard error that sessions add, and the degrees of freedom of its estimate."""
 
     error: float
@@ -221,34 +223,24 @@ def _apart(influence: Floats, ours: Ints, theirs: Ints) -> Floats:
     return np.asarray(np.sqrt(variance * sum(1 / count for count in counts)))
 
 
-def _half_width(sessions: _Sessions | None) -> float | None:
-    return None if sessions is None else critical(LEVEL, sessions.freedom) * sessions.error
-
-
 def _interval(
-    value: float, draws: Floats, half_width: float | None, prompts: int, logarithmic: bool
+    value: float, draws: Floats, sessions: _Sessions | None, prompts: int, logarithmic: bool
 ) -> Interval | None:
     """The percentiles of the draws, widened by what sessions add; on a log scale where the ratio cannot be negative."""
-    if half_width is None or np.isnan(draws).any():
+    if sessions is None or np.isnan(draws).any():
         return None
+    half_width = critical(LEVEL, sessions.freedom) * sessions.error
     wide = critical(LEVEL, prompts - 1) * sqrt(prompts / (prompts - 1))
     outside = float(ndtr(-wide))
     low, high = (float(end) for end in np.quantile(draws, (outside, 1 - outside)))
     if not half_width:
         return Interval(low, high)
     if not logarithmic:
-        return Interval(
-            value - float(np.hypot(value - low, half_width)), value + float(np.hypot(high - value, half_width))
-        )
+        below, above = np.hypot([value - low, high - value], half_width)
+        return Interval(value - float(below), value + float(above))
     with np.errstate(divide="ignore"):
         down, up = np.hypot(np.log(np.array([low, high]) / value), half_width / value)
     return Interval(value * float(np.exp(-down)), value * float(np.exp(up)))
-
-
-def _drawn(sums: _Sums, resamples: int, seed: int) -> Floats:
-    """The ratios of resampled prompts, [resamples, M]."""
-    above, below = (_redrawn(part, resamples, seed) for part in (sums.above, sums.below))
-    return _ratios(above, below)
 
 
 def _redrawn(sums: Floats, resamples: int, seed: int) -> Floats:
@@ -265,10 +257,6 @@ def _weights(prompts: int, resamples: int, seed: int) -> Floats:
     drawn = np.random.default_rng(seed).integers(prompts, size=(resamples, prompts))
     cells = drawn + np.arange(resamples)[:, None] * prompts
     return np.bincount(cells.ravel(), minlength=resamples * prompts).reshape(resamples, prompts).astype(float)
-
-
-def _sums(tops: Floats, bottoms: Floats, prompts: Ints) -> _Sums:
-    return _Sums(_totals(tops, prompts), _totals(bottoms, prompts), (tops, bottoms))
 
 
 def _totals(values: Floats, codes: Ints, count: int = 0) -> Floats:

@@ -6,8 +6,9 @@ import json
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, groupby
 
-from benchctl.analysis.comparison import POOLED, Group, SuiteFigures
+from benchctl.analysis.comparison import POOLED, Group, SuiteFigures, label_lines
 from benchctl.analysis.frame.build import pair
 from benchctl.analysis.frame.rows import POSITIONS
 from benchctl.analysis.gate import Gates
@@ -40,7 +41,6 @@ class Acceptance:
     group: int
     suite: str
     label: str
-    label_lines: tuple[str, ...]
     named: tuple[Estimate, ...]
     conditional: tuple[Estimate, ...]
     unconditional: tuple[Estimate, ...]
@@ -64,9 +64,14 @@ def render_acceptance(groups: Sequence[Group], format: str = "table", gates: Gat
     if not drafting:
         raise UserError("no_drafts", "no method drafted a token. Measure one that does: benchctl list methods.")
     if format == "json":
-        document = {"acceptance": [_document(each) for each in drafting]} | (
-            {"gates": gates.document()} if gates else {}
-        )
+        document: dict[str, object] = {
+            "acceptance": [
+                {"group": each.group, "suite": each.suite, "label": each.label}
+                | {"figures": [{"name": name, "position": at, **found.numbers} for name, at, found in each.figures()]}
+                for each in drafting
+            ]
+        }
+        document |= {"gates": gates.document()} if gates else {}
         return json.dumps(document, indent=2, allow_nan=False)
     if format == "csv":
         return _csv(drafting)
@@ -88,16 +93,13 @@ def acceptances_on(number: int, group: Group, suite: SuiteFigures) -> Iterator[A
         if method.estimate(ACCEPTANCE_RATE).value is None:
             continue
         pairs = group.pairs(method.label) if is_pooled else pair(frame, method.label, group.run.baseline)
-        shares = estimates(pairs, metrics.metrics)
+        shares = estimates(pairs, tuple(chain(*metrics)))
         deepest = len(metrics.conditional)
-        tried = max(
-            (position for position, each in enumerate(shares[:deepest], 1) if each.value is not None), default=0
-        )
+        tried = max((at for at, each in enumerate(shares[:deepest], 1) if each.value is not None), default=0)
         yield Acceptance(
             group=number,
             suite=group.title(suite),
             label=method.label,
-            label_lines=method.label_lines,
             named=tuple(method.estimate(metric) for metric in _NAMED),
             conditional=shares[:tried],
             unconditional=shares[deepest : deepest + tried],
@@ -137,7 +139,7 @@ def _terminal(drafting: Sequence[Acceptance]) -> Iterator[str]:
         ]
         by_position: list[Row] = [("position", *_positions(part))]
         for each in part:
-            lines = [" " * bool(number) + line for number, line in enumerate(each.label_lines)]
+            lines = [" " * bool(number) + line for number, line in enumerate(label_lines(each.label))]
             named += [(line,) for line in lines[:-1]] + [(lines[-1], *_named_cells(each))]
             by_position += [(line,) for line in lines] + list(_position_rows(each))
         yield _aligned(named, "  ")
@@ -158,8 +160,7 @@ def _markdown(drafting: Sequence[Acceptance]) -> Iterator[str]:
 
 def _by_suite(drafting: Sequence[Acceptance]) -> Iterator[list[Acceptance]]:
     """The methods of each group and suite."""
-    for key in dict.fromkeys((each.group, each.suite) for each in drafting):
-        yield [each for each in drafting if (each.group, each.suite) == key]
+    return (list(part) for _, part in groupby(drafting, key=lambda each: (each.group, each.suite)))
 
 
 def _heading(drafting: Sequence[Acceptance], part: Sequence[Acceptance]) -> str:
@@ -178,11 +179,6 @@ def _aligned(rows: Sequence[Row], gap: str) -> str:
 def _piped(rows: Sequence[Row]) -> str:
     rule: Row = ("---", *("---:" for _ in rows[0][1:]))
     return "\n".join(f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:]))
-
-
-def _document(each: Acceptance) -> dict[str, object]:
-    figures = [{"name": name, "position": position, **estimate.numbers} for name, position, estimate in each.figures()]
-    return {"group": each.group, "suite": each.suite, "label": each.label, "figures": figures}
 
 
 def _csv(drafting: Sequence[Acceptance]) -> str:

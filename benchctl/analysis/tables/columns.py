@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from benchctl.analysis.comparison import Group, MethodFigures
 from benchctl.analysis.frame.build import Fidelity
@@ -28,6 +29,7 @@ from benchctl.analysis.metrics.speed import SPEEDUP, TOKENS_PER_S
 from benchctl.analysis.stats.estimates import Estimate
 
 NONE = "–"
+_Show = Callable[[JudgedFigures], str]
 _ORDER = (
     *("Speed", "Speed-up variants", "Drafting and depth", "vs. baseline"),
     *("Expert loading, per token", "Experts at the moment of need", "Replay", "A step, ms", "Machine"),
@@ -110,22 +112,17 @@ def _other_columns(title: str, group: Group) -> tuple[Column, ...]:
         return (Column("on own text", lambda method: NONE if method.is_baseline else on_own_text(method)),)
     if title == "Exact match":
         return (Column("checked prompts", lambda method: str(method.checked_prompts)),)
-    if title == "Fidelity":
-        return (
-            *(_count(verdict) for verdict in _verdicts(group)),
-            Column("failed", lambda method: str(method.fidelity.failed)),
-            Column("claim", lambda method: method.exactness.replace("_", " ")),
-            Column("lossless", _lossless),
-        )
-    return ()
-
-
-def _verdicts(group: Group) -> tuple[str, ...]:
-    """Numeric verdicts are rare and their column takes room from labels: it is shown only where there are some."""
-    if group.run.temperature > 0:
-        return ("sampled",)
+    if title != "Fidelity":
+        return ()
+    # Numeric verdicts are rare and their column takes room from labels: it is shown only where there are some.
     numeric = any(method.fidelity.numeric for method in group.pooled.methods)
-    return ("identical", "tie", "numeric", "lossy") if numeric else ("identical", "tie", "lossy")
+    verdicts = ("identical", "tie", "numeric", "lossy") if numeric else ("identical", "tie", "lossy")
+    return (
+        *(_count(verdict) for verdict in (("sampled",) if group.run.temperature > 0 else verdicts)),
+        Column("failed", lambda method: str(method.fidelity.failed)),
+        Column("claim", lambda method: method.exactness.replace("_", " ")),
+        Column("lossless", _lossless),
+    )
 
 
 def _count(verdict: str) -> Column:
@@ -139,32 +136,57 @@ def _lossless(method: MethodFigures) -> str:
     return "yes" if method.lossless else "no"
 
 
-_Show = Callable[[JudgedFigures], str]
-
-
 def judge_blocks(group: Group) -> Iterator[Block]:
     """Tables for each judge, narrow enough for labels to have room: its figures for the methods, and its biases."""
     for judge in group.judging.judges if group.judging else ():
         figures = [own for method in group.pooled.methods if (own := _of(method, judge))]
+        column, digits = partial(_judge_column, judge), "2f" if judge.in_points else "3f"
         if judge.protocol not in PAIRED:
-            yield Block(f"Scores of {judge.name}", tuple(_scores(judge, figures)))
-        yield Block(f"Judged by {judge.name}", tuple(_judged_verdicts(judge, figures)))
+            columns = [column("score [95%]", _estimate(SCORE, f"{{:.{digits}}}"))]
+            if any(len(own.by_turn) > 1 for own in figures):
+                columns.append(column("by turn", lambda own: "/".join(f"{mean:.3f}" for mean in own.by_turn)))
+            yield Block(f"Scores of {judge.name}", tuple(columns))
+        columns = [column("difference [95%]", _estimate(SCORE_DIFFERENCE, f"{{:+.{digits}}}"), "baseline")]
+        for title, metric in (("win", WIN), ("tie", TIE), ("loss", LOSS)):
+            columns.append(column(title, _estimate(metric, "{:.0%}", interval=False), NONE))
+        if any(own.unreadable for own in figures):
+            columns.append(column("unread", lambda own: f"{own.unreadable}/{own.asked}"))
+        columns.append(column("prompts", lambda own: str(own.prompts)))
+        if any(own.prompts_needed for own in figures):
+            columns.append(column(f"±{MARGIN:g} needs", _prompts_needed, NONE))
+        yield Block(f"Judged by {judge.name}", tuple(columns))
         if judge.protocol in PAIRED:
-            yield Block(
-                f"Places, {judge.name}",
-                (
-                    Column("both orders alike [95%]", _compared(judge, _estimate(CONSISTENCY, "{:.2f}"), "baseline")),
-                    Column("first place wins [95%]", _compared(judge, _estimate(FIRST_WINS, "{:.2f}"))),
-                ),
-            )
+            alike = column("both orders alike [95%]", _estimate(CONSISTENCY, "{:.2f}"), "baseline")
+            first = column("first place wins [95%]", _estimate(FIRST_WINS, "{:.2f}"), NONE)
+            yield Block(f"Places, {judge.name}", (alike, first))
         if any(own.estimate(LENGTH_CORRELATION).value is not None for own in figures):
-            yield Block(
-                f"Lengths, {judge.name}",
-                (
-                    Column("longer answer wins [95%]", _compared(judge, _estimate(LONGER_WINS, "{:.2f}"), "baseline")),
-                    Column("rank correlation [95%]", _compared(judge, _estimate(LENGTH_CORRELATION, "{:+.2f}"))),
-                ),
-            )
+            longer = column("longer answer wins [95%]", _estimate(LONGER_WINS, "{:.2f}"), "baseline")
+            ranks = column("rank correlation [95%]", _estimate(LENGTH_CORRELATION, "{:+.2f}"), NONE)
+            yield Block(f"Lengths, {judge.name}", (longer, ranks))
+
+
+def _judge_column(judge: Judge, title: str, show: _Show, of_baseline: str = "") -> Column:
+    """A judge's figures, or with `of_baseline` that as the baseline's own cell: the others are compared with it."""
+
+    def cell(method: MethodFigures) -> str:
+        if of_baseline and method.is_baseline:
+            return of_baseline
+        own = _of(method, judge)
+        return show(own) if own and own.pairs else NONE
+
+    return Column(title, cell)
+
+
+def _of(method: MethodFigures, judge: Judge) -> JudgedFigures | None:
+    return next((figures for figures in method.judged if figures.judge == judge), None)
+
+
+def _estimate(metric: Metric, pattern: str, *, interval: bool = True) -> _Show:
+    return lambda own: spread(own.estimate(metric), pattern, interval=interval)
+
+
+def _prompts_needed(own: JudgedFigures) -> str:
+    return NONE if own.prompts_needed is None else f"{own.prompts_needed:,}"
 
 
 def agreement_sentences(group: Group) -> Iterator[str]:
@@ -181,51 +203,3 @@ def agreement_sentence(agreement: Agreement) -> str:
         f"{agreement.alike:.0%} of {agreement.pairs} {'pair' if agreement.pairs == 1 else 'pairs'} of answers that "
         f"both judged: {kappa}{ends}."
     )
-
-
-def _of(method: MethodFigures, judge: Judge) -> JudgedFigures | None:
-    return next((figures for figures in method.judged if figures.judge == judge), None)
-
-
-def _scores(judge: Judge, figures: list[JudgedFigures]) -> Iterator[Column]:
-    yield Column("score [95%]", _cell(judge, _estimate(SCORE, "{:.2f}" if judge.in_points else "{:.3f}")))
-    if any(len(own.by_turn) > 1 for own in figures):
-        yield Column("by turn", _cell(judge, lambda own: "/".join(f"{mean:.3f}" for mean in own.by_turn)))
-
-
-def _judged_verdicts(judge: Judge, figures: list[JudgedFigures]) -> Iterator[Column]:
-    difference = _estimate(SCORE_DIFFERENCE, "{:+.2f}" if judge.in_points else "{:+.3f}")
-    yield Column("difference [95%]", _compared(judge, difference, "baseline"))
-    for title, metric in (("win", WIN), ("tie", TIE), ("loss", LOSS)):
-        yield Column(title, _compared(judge, _percent(metric)))
-    if any(own.unreadable for own in figures):
-        yield Column("unread", _cell(judge, lambda own: f"{own.unreadable}/{own.asked}"))
-    yield Column("prompts", _cell(judge, lambda own: str(own.prompts)))
-    if any(own.prompts_needed for own in figures):
-        needed: _Show = lambda own: NONE if own.prompts_needed is None else f"{own.prompts_needed:,}"  # noqa: E731
-        yield Column(f"±{MARGIN:g} needs", _compared(judge, needed))
-
-
-def _cell(judge: Judge, show: _Show) -> Callable[[MethodFigures], str]:
-    def cell(method: MethodFigures) -> str:
-        own = _of(method, judge)
-        return show(own) if own and own.pairs else NONE
-
-    return cell
-
-
-def _compared(judge: Judge, show: _Show, of_baseline: str = NONE) -> Callable[[MethodFigures], str]:
-    """A cell of what compares a method with the baseline; the baseline's own cell shows `of_baseline`."""
-    return lambda method: of_baseline if method.is_baseline else _cell(judge, show)(method)
-
-
-def _estimate(metric: Metric, pattern: str) -> _Show:
-    return lambda own: spread(own.estimate(metric), pattern)
-
-
-def _percent(metric: Metric) -> _Show:
-    def show(own: JudgedFigures) -> str:
-        value = own.estimate(metric).value
-        return NONE if value is None else f"{value:.0%}"
-
-    return show

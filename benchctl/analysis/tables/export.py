@@ -12,8 +12,8 @@ from benchctl.analysis.comparison import Group, MethodFigures, SuiteFigures
 from benchctl.analysis.gate import Gates
 from benchctl.analysis.judges.figures import MARGIN, Agreement, JudgedFigures
 from benchctl.analysis.stats.estimates import Estimate
-from benchctl.analysis.warnings import Warning, warnings
-from benchctl.analysis.winner import Winner, fastest
+from benchctl.analysis.warnings import warnings
+from benchctl.analysis.winner import fastest
 
 Value = str | int | float | bool | None
 Document = dict[str, object]
@@ -95,34 +95,21 @@ def _group(group: Group) -> Document:
         "modes": list(run.modes),
         "machine": dict(run.machine),
         "differs_from_first_group": differs,
-        "warnings": [_warning(warning) for warning in warnings(group)],
-        "agreement_of_judges": [
-            agreement_document(each) for each in (group.judging.agreements if group.judging else ())
-        ],
-        "fastest": None if winner is None else _winner(winner),
+        "warnings": [{"id": each.id, "text": each.text, "values": dict(each.values)} for each in warnings(group)],
+        "agreement_of_judges": list(map(agreement_document, group.judging.agreements if group.judging else ())),
+        "fastest": winner
+        and {
+            "label": winner.label,
+            "slower": list(winner.slower),
+            "not_significantly_slower": list(winner.tied),
+            "compared_pairs": winner.pairs,
+            "not_all_answered": winner.partly,
+            "answers_not_known": list(winner.unconfirmed),
+        },
         "suites": [
-            {
-                "suite": suite.suite,
-                "source": _source(group, suite),
-                "methods": [_method(method) for method in suite.methods],
-            }
+            {"suite": suite.suite, "source": _source(group, suite), "methods": list(map(_method, suite.methods))}
             for suite in group.suites
         ],
-    }
-
-
-def _warning(warning: Warning) -> Document:
-    return {"id": warning.id, "text": warning.text, "values": dict(warning.values)}
-
-
-def _winner(winner: Winner) -> Document:
-    return {
-        "label": winner.label,
-        "slower": list(winner.slower),
-        "not_significantly_slower": list(winner.tied),
-        "compared_pairs": winner.pairs,
-        "not_all_answered": winner.partly,
-        "answers_not_known": list(winner.unconfirmed),
     }
 
 

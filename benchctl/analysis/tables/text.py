@@ -13,7 +13,7 @@ from rich.text import Text
 
 from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.gate import Gates
-from benchctl.analysis.tables.columns import Block, Column, agreement_sentences, brief, judge_blocks, metric_blocks
+from benchctl.analysis.tables.columns import Block, agreement_sentences, brief, judge_blocks, metric_blocks
 from benchctl.analysis.warnings import warnings
 from benchctl.analysis.winner import fastest, sentence
 from benchctl.records.schema import Run
@@ -67,14 +67,10 @@ def heading(groups: Sequence[Group], group: Group) -> Iterator[str]:
 
 def note(group: Group) -> str:
     """How the figures and their intervals are computed."""
-    levels = (
-        f"prompts, repeats and {group.sessions} sessions"
-        if group.sessions > 1
-        else "prompts and repeats of one session"
-    )
+    sessions = f", repeats and {group.sessions} sessions" if group.sessions > 1 else " and repeats of one session"
     return (
         "Ratios of sums over the prompts that both the method and the baseline answered; "
-        f"[95% interval, paired bootstrap over {levels}]."
+        f"[95% interval, paired bootstrap over prompts{sessions}]."
     )
 
 
@@ -83,19 +79,13 @@ def _settings(run: Run) -> str:
         return f"{run.target.name}, imported from files of {run.imported}"
     threads = "1 thread" if run.threads == 1 else f"{run.threads} threads"
     batches = f", batches of up to {run.batch_size} (times are those of whole batches)" if run.batch_size > 1 else ""
+    top_p, top_k = (f", top-p {run.top_p:g}" if run.top_p < 1 else ""), (f", top-k {run.top_k}" if run.top_k else "")
+    sampling = f"temperature {run.temperature:g}{top_p}{top_k}" if run.temperature else "greedy"
     filled = f" behind {run.context_fill} tokens of filler" if run.context_fill else ""
     return (
         f"{run.target.name} ({run.target.layers} layers), {run.executor} executor, {run.dtype}, {run.device}, "
-        f"{threads}{batches}, {_sampling(run)}, up to {run.max_new_tokens} new tokens{filled}"
+        f"{threads}{batches}, {sampling}, up to {run.max_new_tokens} new tokens{filled}"
     )
-
-
-def _sampling(run: Run) -> str:
-    if run.temperature == 0:
-        return "greedy"
-    top_p = f", top-p {run.top_p:g}" if run.top_p < 1 else ""
-    top_k = f", top-k {run.top_k}" if run.top_k else ""
-    return f"temperature {run.temperature:g}{top_p}{top_k}"
 
 
 def _terminal(groups: Sequence[Group], width: int, *, is_brief: bool) -> str:
@@ -125,7 +115,9 @@ def _terminal(groups: Sequence[Group], width: int, *, is_brief: bool) -> str:
 
 def _table(block: Block, group: Group, width: int) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    room = width - sum(_BETWEEN + _widest(group, column) for column in block.columns)
+    methods = [method for suite in group.suites for method in suite.methods]
+    texts = ((*column.title.split(), *map(column.cell, methods)) for column in block.columns)
+    room = width - sum(_BETWEEN + max(map(len, of_column)) for of_column in texts)
     lines = max(2, *(len(column.title.split()) for column in block.columns))
     table.add_column(_at_bottom([block.title, "method"], lines), overflow="fold")
     for column in block.columns:
@@ -138,11 +130,6 @@ def _table(block: Block, group: Group, width: int) -> Table:
             table.add_row(Text(label), *(Text(column.cell(method)) for column in block.columns))
         table.add_section()
     return table
-
-
-def _widest(group: Group, column: Column) -> int:
-    cells = (column.cell(method) for suite in group.suites for method in suite.methods)
-    return max(len(text) for text in (*column.title.split(), *cells))
 
 
 def _filled(parts: Sequence[str], room: int) -> str:
