@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.folder import modules_sha256
+from benchctl.decoding.modules.trainable import modules_sha256
 from benchctl.errors import UserError
 from benchctl.measuring.check import Choice
 from benchctl.measuring.clock import utc_now

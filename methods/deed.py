@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from benchctl.decoding.adaptive import KvFill, View, deferred_exact
 from benchctl.decoding.method import Context
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.modules.exit_policy import ExitPolicy
-from benchctl.decoding.modules.exits import ExitModule, Exits, deep_supervision_loss, exits_yardsticks
+from benchctl.decoding.modules.exits import ExitModule, ExitPolicy, Exits, deep_supervision_loss, exits_yardsticks
 from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch
 from benchctl.errors import UserError
 

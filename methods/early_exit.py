@@ -19,8 +19,17 @@ from torch import Tensor, nn
 from benchctl.decoding.adaptive import KvFill, View, copy_h, deferred_exact
 from benchctl.decoding.method import Context, PlainDrafter
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.modules.exit_policy import ExitPolicy, decayed, read_exits
-from benchctl.decoding.modules.exits import ExitModule, Exits, chance, classifier_loss, exits_loss, exits_yardsticks
+from benchctl.decoding.modules.exits import (
+    ExitModule,
+    ExitPolicy,
+    Exits,
+    chance,
+    classifier_loss,
+    decayed,
+    exits_loss,
+    exits_yardsticks,
+    read_exits,
+)
 from benchctl.decoding.modules.trainable import SecondStage, Tally, Trainable, TrainingBatch, TrainingDefaults
 from benchctl.errors import UserError
 

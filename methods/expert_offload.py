@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from benchctl.decoding.experts.fast_tier import PolicyName
-from benchctl.decoding.experts.offload import NextGate, Offload, OffloadSettings, OffloadsExperts, Tier
-from benchctl.decoding.experts.tiers import Timer
+from benchctl.decoding.experts.offload import NextGate, Offload, OffloadSettings, OffloadsExperts, Tier, Timer
 from benchctl.decoding.method import Context, Method, one_token
 from benchctl.decoding.model.target import Target, TargetInfo
 

@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchctl.decoding.experts.fast_tier import PolicyName
-from benchctl.decoding.experts.offload import Offload, OffloadSettings, OffloadsExperts, Tier, rank_experts
-from benchctl.decoding.experts.tiers import Timer
+from benchctl.decoding.experts.offload import Offload, OffloadSettings, OffloadsExperts, Tier, Timer, rank_experts
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, one_token
 from benchctl.decoding.model.layers import Experts, Layer

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchctl.decoding.modules.exit_policy import read_exits
+from benchctl.decoding.modules.exits import read_exits
 from benchctl.decoding.modules.trainable import Tally
 from benchctl.errors import UserError
 from benchctl.methods.skip_decode import SkipDecode

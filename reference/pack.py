@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save, save_file
 
 from benchctl.bundled import TOKENIZER, WEIGHTS, PackModel
 from benchctl.decoding.model.target import folder_sha256
-from benchctl.decoding.modules.folder import FACTS, read_facts
-from benchctl.decoding.modules.folder import WEIGHTS as MODULES
+from benchctl.decoding.modules.trainable import FACTS, read_facts
+from benchctl.decoding.modules.trainable import WEIGHTS as MODULES
 from benchctl.errors import UserError
 from benchctl.training.checkpoint import replacing, writing
 from benchctl.training.jobs import RECORD

@@ -80,7 +80,7 @@ def doctor(options: _Options, files: tuple[Path, ...]) -> None:
     if files and (options.model or options.out):
         raise click.UsageError("--model and --out are for the small run: leave them out, or the FILES.")
     if options.methods:
-        from benchctl.conformance.examine import WHAT, examine
+        from benchctl.conformance.checks import WHAT, examine
         from benchctl.registry import build, split_labels
 
         labels = split_labels(options.methods)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import get_args
 
 import torch
 
 from benchctl.conformance.distributions import distribution, total_variation
-from benchctl.conformance.findings import Deviation, Result, Skipped, shown
+from benchctl.conformance.findings import Deviation, Finding, Result, Skipped, finding, guarded, shown
 from benchctl.conformance.method_under_test import MethodUnderTest, Watched, answer
 from benchctl.conformance.random_models import (
     CONTEXT_TOKENS,
@@ -26,19 +29,20 @@ from benchctl.decoding.counting import Step
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, Generation
 from benchctl.decoding.method import Exactness, why_unsupported
-from benchctl.decoding.replay import Unforced
 from benchctl.decoding.sampling import Sampling
+from benchctl.decoding.verify import Unforced, common_start
 from benchctl.errors import UserError
 from benchctl.registry import Label, build, canonical_label, method_options, parse_label
 
 _PROMPTS = (1, 2, 13, CONTEXT_TOKENS - 7, CONTEXT_TOKENS - 1)
 _SHORT_PROMPT = (1, 3, 0, 1, 3)  # its tail occurred before, so that looking back finds something
-_SHORT = 4  # tokens of an enumerated answer
-_WARM = Sampling(temperature=1.5, top_k=2)
+SHORT = 4  # tokens of a drawn answer: few enough to enumerate, with room for drafts two tokens deep
+WARM = Sampling(temperature=1.5, top_k=2)
 _ROUNDING = 1e-6  # transformers' routers of experts compute in float32; a wrong rule is off by 1e-3 and more
 _PROMPT_TOKENS = 13
 _SAMPLED = Sampling(temperature=0.9, top_p=0.9, seed=5)
 _CACHE_ROUNDING = 1e-9
+OWN_TOKENS = "commit only what the target's logits say, and its own token after that; or claim lossy"
 _KEPT = "commit with stream.keep the root and the accepted rows, no others, and nothing of what is still to be read"
 
 
@@ -101,10 +105,8 @@ def greedy(subject: MethodUnderTest, models: RandomModels) -> Result:
         prompt = prompt_of(length)
         got, truth = answer(method, models, prompt, NEW_TOKENS).token_ids, models.truth(prompt, NEW_TOKENS)
         if got != truth:
-            at = next((at for at, (one, other) in enumerate(zip(got, truth, strict=False)) if one != other), len(truth))
             expected = f"the target's own {shown(truth)} after a prompt of {length} tokens"
-            action = "commit only what the target's logits say, and its own token after that; or claim lossy"
-            return Deviation(expected, f"{shown(got)}, other from token {at + 1} on", action)
+            return Deviation(expected, f"{shown(got)}, other from token {common_start(got, truth) + 1} on", OWN_TOKENS)
     return None
 
 
@@ -117,29 +119,33 @@ def sampled(subject: MethodUnderTest, models: RandomModels) -> Result:
     if reason := why_unsupported(method, few.target.info):
         return Skipped(f"cannot run with a vocabulary of {FEW_TOKENS}: {reason}")
     # A fresh method each time: what one keeps of an earlier prompt is for another check to find.
-    found = distribution(lambda _: answer(subject.prepared(few), few, _SHORT_PROMPT, _SHORT, _WARM).token_ids)
-    distance = total_variation(found, _chances(few))
-    if not distance < _ROUNDING:
-        action = (
-            "draw with context.pick, Chain or sampling.draw, give Draft the distribution drawn from, and leave "
-            "verification to Speculative; or claim exact_greedy"
-        )
-        return Deviation("total variation 0 from the target's distribution", f"{distance:.3g}", action)
-    return None
+    drawn = distribution(lambda _: answer(subject.prepared(few), few, _SHORT_PROMPT, SHORT, WARM).token_ids)
+    return unlike(total_variation(drawn, _chances(few)))
+
+
+def unlike(distance: float) -> Deviation | None:
+    """What is wrong where answers are drawn with a total variation of ``distance`` from the target's distribution."""
+    if distance < _ROUNDING:
+        return None
+    action = (
+        "draw with context.pick, Chain or sampling.draw, give Draft the distribution drawn from, and leave "
+        "verification to Speculative; or claim exact_greedy"
+    )
+    return Deviation("total variation 0 from the target's distribution", f"{distance:.3g}", action)
 
 
 @torch.inference_mode()
 def _chances(few: RandomModels) -> dict[tuple[int, ...], float]:
     """Probability of every short answer, by passes over the whole text."""
-    found: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(_SHORT):
+    chances: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(SHORT):
         longer: dict[tuple[int, ...], float] = {}
-        for text, chance in found.items():
+        for text, chance in chances.items():
             state = few.naive.last_states([*_SHORT_PROMPT, *text])[-1:]
-            probs = _WARM.probs(few.naive.logits(state))[0].tolist()
+            probs = WARM.probs(few.naive.logits(state))[0].tolist()
             longer |= {(*text, token): chance * probs[token] for token in range(FEW_TOKENS) if probs[token] > 0}
-        found = longer
-    return found
+        chances = longer
+    return chances
 
 
 def engaged(subject: MethodUnderTest, models: RandomModels) -> Result:
@@ -264,7 +270,7 @@ def batches(subject: MethodUnderTest, models: RandomModels) -> Result:
     return None
 
 
-def replayed(subject: MethodUnderTest, models: RandomModels) -> Result:
+def replay(subject: MethodUnderTest, models: RandomModels) -> Result:
     """Where its own text is forced upon it a method takes its own steps; it says any other text too, or is told of."""
     prompt, other = prompt_of(_PROMPT_TOKENS), prompt_of(NEW_TOKENS)
     free = answer(subject.prepared(models), models, prompt, NEW_TOKENS)
@@ -297,20 +303,12 @@ def _told(step: Step) -> str:
     return f"{step.accepted} accepted of {step.drafted} in {step.rows} rows of {layers} layers"
 
 
-def cache_audit(subject: MethodUnderTest, models: RandomModels) -> Result:
+def cache(subject: MethodUnderTest, models: RandomModels) -> Result:
     """After each step every layer holds what a fresh prefill of the committed text gives it."""
     method = subject.prepared(models)
     if method.exactness == "lossy":
         return Skipped(f"claims no exactness: {method.reason}")
     problems: list[Deviation] = []
-    audited = Watched(method, _auditor(models, problems))
-    for sampling in (Sampling(), _SAMPLED):
-        answer(audited, models, prompt_of(_PROMPT_TOKENS), NEW_TOKENS, sampling)
-    return problems[0] if problems else None
-
-
-def _auditor(models: RandomModels, problems: list[Deviation]) -> Callable[[Stream, Sequence[int]], None]:
-    """Notes what is wrong with a stream whose committed text is given."""
 
     def look(stream: Stream, text: Sequence[int]) -> None:
         if stream.length != len(text):
@@ -328,4 +326,54 @@ def _auditor(models: RandomModels, problems: list[Deviation]) -> Callable[[Strea
                 problems.append(Deviation("the cache of a fresh prefill of the same text", seen, _KEPT))
                 return
 
-    return look
+    for sampling in (Sampling(), _SAMPLED):
+        answer(Watched(method, look), models, prompt_of(_PROMPT_TOKENS), NEW_TOKENS, sampling)
+    return problems[0] if problems else None
+
+
+OF_THE_METHOD: dict[str, Callable[[MethodUnderTest], Result]] = {
+    check.__name__: check for check in (options, claim, unsupported)
+}
+_ON_A_TARGET = (engaged, greedy, sampled, counting, limits, stops) + (isolation, determinism, batches, replay, cache)
+ON_A_TARGET: dict[str, Callable[[MethodUnderTest, RandomModels], Result]] = {
+    check.__name__: check for check in _ON_A_TARGET
+}
+WHAT: dict[str, str] = {
+    "options": "options are read and written as labels",
+    "claim": "the claim is a known one, a lossy one has a reason",
+    "unsupported": "None or a reason",
+    "engaged": "drafts are accepted, or layers left out",
+    "greedy": "greedy answers are the target's",
+    "sampled": "sampled answers have the target's distribution",
+    "counting": "all passes of the target are counted",
+    "limits": "answers end at the limit",
+    "stops": "answers end at the first stop token",
+    "isolation": "earlier prompts change nothing",
+    "determinism": "the same seed gives the same answer",
+    "batches": "in a batch answers are those given alone",
+    "replay": "it says a text that is forced upon it",
+    "cache": "the cache is that of a fresh prefill",
+}
+
+
+def examine(label: str) -> Iterator[Finding]:
+    """All findings on the method of a label. Raises UserError for a label that the registry refuses.
+
+    Nothing is read or written but untrained modules in a temporary folder, where the method needs some.
+    """
+    with tempfile.TemporaryDirectory(prefix="benchctl-doctor-") as folder:
+        subject = MethodUnderTest(label, Path(folder))
+        name = subject.canonical
+        for check, look in OF_THE_METHOD.items():
+            yield finding(name, check, "", guarded(partial(look, subject)))
+        for kind in KINDS:
+            models = random_models(kind)
+            barred = guarded(partial(_barred, subject, models))
+            for check, test in ON_A_TARGET.items():
+                result = barred or guarded(partial(test, subject, models))
+                yield finding(name, check, kind, result)
+
+
+def _barred(subject: MethodUnderTest, models: RandomModels) -> Result:
+    reason = why_unsupported(subject.fresh(), models.target.info)
+    return Skipped(reason) if reason else None

@@ -1,12 +1,8 @@
-"""Distributions of random programs: by enumeration of every way they can go, and by thousands of cheap draws.
+"""Distributions of random programs: by enumerating every way they can go, and by thousands of cheap draws.
 
-`distribution` enumerates all outcomes with their probabilities, so nothing is estimated.
-
-`Drawing` draws answers by the thousand and decodes few of them. A short answer depends only on the outcomes of its
-draws. So all answers are the leaves of a tree, and each branching is a token that is drawn or a drafted token that is
-accepted. Decoding the answers of a few seeds shows the tree. The answer of another seed follows from the numbers of its
-generator, without a pass of any model. That holds only where the method uses these numbers in order and each once. So
-`Drawing` draws the numbers of every decoded answer a second time, and they have to lead to the same answer.
+A short answer depends only on the outcomes of its draws, so `Drawing` decodes a few seeds to learn the tree of outcomes
+and reads the answers of other seeds off their numbers. That holds only where a method uses these numbers in order, each
+once, so `Drawing` also draws the numbers of every decoded answer a second time and compares.
 """
 
 from __future__ import annotations

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 
@@ -65,3 +68,13 @@ def shown(tokens: tuple[int, ...]) -> str:
     """The first ids of an answer."""
     few = " ".join(map(str, tokens[:12]))
     return f"{few} .." if len(tokens) > 12 else few or "nothing"
+
+
+def guarded(look: Callable[[], Result]) -> Result:
+    """What a check finds; an error of the method is a finding too."""
+    try:
+        return look()
+    except Exception as error:  # whatever the method raises
+        raised = traceback.extract_tb(error.__traceback__)[-1]
+        action = f"fix what raises it: {Path(raised.filename).name}, line {raised.lineno}"
+        return Deviation("no error", f"{type(error).__name__}: {error}", action)

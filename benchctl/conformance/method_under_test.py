@@ -12,13 +12,12 @@ import torch
 from torch import nn
 
 from benchctl.conformance.random_models import RandomModels
-from benchctl.decoding.experts.tiers import Timer
+from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Context, Method, UsesDraftModel
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.folder import MadeFor, save_modules
-from benchctl.decoding.modules.trainable import Trainable
+from benchctl.decoding.modules.trainable import MadeFor, Trainable, save_modules
 from benchctl.decoding.sampling import Sampling
 from benchctl.registry import build, canonical_label, method_options, parse_label
 
@@ -102,8 +101,7 @@ QUIET = 0.25  # louder adapters would never say what the target says, and no dra
 def untrained(method: Trainable, target: Target, seed: int = 0) -> nn.Module:
     """Modules with weights away from their initial ones.
 
-    Each is mixed along its inputs only, so that renaming the target's tokens renames those of its heads; what is zero
-    becomes a little noise, and has no tokens among its outputs.
+    Weights are mixed along their inputs only, so that renaming the target's tokens renames those of its heads.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)

@@ -1,7 +1,7 @@
-"""`benchctl verify`: a method checked on a user's own target, in float64.
+"""`benchctl verify`: a method checked on a user's own target, in float64, where only ties are decided by rounding.
 
-`examine` asks the same and more on random targets. Nothing is small here, so each question is asked of a few prompts.
-In float64 rounding decides nothing that is not a tie to the fifteenth digit.
+`examine` asks the same and more on random targets. Nothing is small here, so each question is asked of a few
+prompts.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from functools import partial
 import torch
 from scipy import special, stats
 
+from benchctl.conformance.checks import OWN_TOKENS, SHORT, WARM, unlike
 from benchctl.conformance.distributions import Drawing, Text, distribution, total_variation
-from benchctl.conformance.examine import guarded
-from benchctl.conformance.findings import Deviation, Finding, Held, Result, Skipped, finding, shown
+from benchctl.conformance.findings import Deviation, Finding, Held, Result, Skipped, finding, guarded, shown
 from benchctl.decoding.counting import count_step
 from benchctl.decoding.loop import DecodeRequest, Generation, decode, open_context
 from benchctl.decoding.method import Method, PlainDrafter, Speculative
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.sampling import Sampling
+from benchctl.decoding.verify import common_start
 from benchctl.registry import BASELINE, build
 
 WHAT: dict[str, str] = {
@@ -31,9 +31,6 @@ WHAT: dict[str, str] = {
     "sampled": "all ways to draw a short answer have the target's chances",
     "draws": "answers really drawn have the target's frequencies",
 }
-_WARM = Sampling(temperature=1.5, top_k=2)
-_SHORT = 4  # tokens of a drawn answer: sixteen answers, and room for drafts two tokens deep
-_ROUNDING = 1e-6  # see checks.py
 _DECODED = 500  # draws that are decoded; of more than 10,000 draws, one in 20
 _DRAWS_PER_DECODING = 20
 SIGNIFICANCE = 1e-4  # probability that a method without a fault fails the G-test
@@ -63,7 +60,7 @@ class Case:
 
     def drawn(self, seed: int = 0) -> Text:
         """A short answer to the shortest prompt."""
-        return decode(self.method, self.target, DecodeRequest(self.shortest, _SHORT, _WARM, seed=seed)).token_ids
+        return decode(self.method, self.target, DecodeRequest(self.shortest, SHORT, WARM, seed=seed)).token_ids
 
     @property
     def shortest(self) -> Sequence[int]:
@@ -86,21 +83,19 @@ def greedy(case: Case) -> Result:
         got = case.answer(prompt).token_ids
         truth = decode(baseline, case.target, DecodeRequest(prompt, case.new_tokens)).token_ids
         if got != truth:
-            at = next((at for at, (one, other) in enumerate(zip(got, truth, strict=False)) if one != other), len(truth))
+            at = common_start(got, truth)
             expected = f"{shown(truth[at:])} from token {at + 1} of prompt {number} on, as {BASELINE} has it"
-            action = "commit only what the target's logits say, and its own token after that; or claim lossy"
-            return Deviation(expected, shown(got[at:]), action)
+            return Deviation(expected, shown(got[at:]), OWN_TOKENS)
         tokens += len(truth)
     return Held(_counted(tokens, "token", case))
 
 
 @torch.inference_mode()
 def steps(case: Case) -> Result:
-    """Each step drafts, accepts and commits what the text before it dictates.
+    """Each step drafts, accepts and commits what the text before it dictates: `plain_drafter` or a fresh start.
 
     Verification corrects the text whatever the draft was, so a wrong mask, a wrong position or a stale draft cache
-    shows only here. The method's `plain_drafter` drafts by full recomputation. A method without one is compared with
-    its own fresh start on the same text, which finds what a stale cache does, but not what every start does wrong.
+    shows only here. A fresh start finds what a stale cache does, but not what every start does wrong.
     """
     method = case.method
     if not isinstance(method, Speculative):
@@ -142,8 +137,7 @@ def _plain(drafter: PlainDrafter, case: Case, prompt: Sequence[int], got: Genera
     begun, rest = case.target.read(prompt), got.token_ids[at:]
     limit = min(case.new_tokens, case.target.context_tokens - len(begun))
     proposal = drafter([*begun, *got.token_ids[:at]], limit - at - 1)
-    pairs = enumerate(zip(proposal, rest, strict=False))
-    agreed = next((row for row, (one, other) in pairs if one != other), min(len(proposal), len(rest)))
+    agreed = common_start(proposal, rest)
     return _Round(len(proposal), agreed, min(agreed + 1, len(rest)))
 
 
@@ -169,37 +163,26 @@ def sampled(case: Case) -> Result:
     """The exact distribution of short answers, by every way that draws can go, against the target's own."""
     if reason := _not_sampled(case.method):
         return reason
-    found = distribution(lambda _: case.drawn())
-    distance = total_variation(found, chances(case))
-    if not distance < _ROUNDING:
-        action = "draw with context.pick, Chain or sampling.draw, and give Draft the distribution drawn from"
-        return Deviation("total variation 0 from the target's distribution", f"{distance:.3g}", action)
-    return Held(f"{len(found)} answers, total variation {distance:.1g}")
+    drawn = distribution(lambda _: case.drawn())
+    distance = total_variation(drawn, chances(case))
+    return unlike(distance) or Held(f"{len(drawn)} answers, total variation {distance:.1g}")
 
 
 def draws(case: Case) -> Result:
     """A G-test of answers drawn with different seeds: enumeration does not see how numbers are drawn.
 
-    Some answers are decoded. The others follow from their numbers where the method allows that: see drawing.py.
+    Some answers are decoded. The others follow from their numbers where the method allows that: see Drawing.
     """
     if reason := _not_sampled(case.method):
         return reason
     if not case.draws:
         return Skipped("no draws were asked for")
-    drawing = Drawing(case.drawn, _WARM.generator)
+    drawing = Drawing(case.drawn, WARM.generator)
     decoded = max(min(case.draws, _DECODED), case.draws // _DRAWS_PER_DECODING)
     answers = [drawing.decode(seed) for seed in range(decoded)]
     more = [drawing.draw(seed) for seed in range(decoded, case.draws) if drawing.follows]
-    if drawing.follows:
-        return _frequencies(case, [*answers, *more], decoded, drawing.checked)
-    return _frequencies(case, answers, 0, 0)
-
-
-def _frequencies(case: Case, answers: Sequence[Text], followed: int, checked: int) -> Result:
-    """The G-test of answers that follow from their numbers, as ``followed`` decoded ones do; 0 where one does not.
-
-    checked  decoded answers that could have shown otherwise, see Drawing
-    """
+    follows = drawing.follows
+    answers += more if follows else []
     expected, counts, number = chances(case), Counter(answers), f"{len(answers):,} draws"
     action = "draw from context.generator alone, once for each decision, and never from a number drawn before"
     if impossible := [text for text in counts if expected.get(text, 0.0) == 0.0]:
@@ -210,8 +193,8 @@ def _frequencies(case: Case, answers: Sequence[Text], followed: int, checked: in
     if test.p < SIGNIFICANCE:
         return Deviation("the target's frequencies", f"others, p = {test.p:.1g} in {number}", action)
     # A share q of answers that do not follow from their numbers is missed with probability (1 - q) ** checked.
-    unseen = 1 - (1 - POWER) ** (1 / max(checked, 1)) if 0 < followed < len(answers) else 0.0
-    how = f"{followed:,} decoded" if followed else "all decoded, as not only its draws decide"
+    unseen = 1 - (1 - POWER) ** (1 / max(drawing.checked, 1)) if follows and more else 0.0
+    how = f"{decoded:,} decoded" if follows else "all decoded, as not only its draws decide"
     detectable = f"a total variation of {min(unseen + test.detectable, 1.0):.2g} would have shown with {POWER:.0%}"
     return Held(f"p = {test.p:.2g} in {number}, {how}; {detectable}")
 
@@ -265,15 +248,15 @@ def _not_sampled(method: Method) -> Skipped | None:
 @torch.inference_mode()
 def chances(case: Case) -> dict[Text, float]:
     """The probability of every short answer, each token's by a pass over the whole text."""
-    found: dict[Text, float] = {(): 1.0}
-    for _ in range(_SHORT):
+    chances: dict[Text, float] = {(): 1.0}
+    for _ in range(SHORT):
         longer: dict[Text, float] = {}
-        for text, chance in found.items():
+        for text, chance in chances.items():
             if text and text[-1] in case.target.stop_ids:
                 longer[text] = chance
                 continue
-            probs = _WARM.probs(case.target.next_logits(case.shortest, text)[None])[0]
+            probs = WARM.probs(case.target.next_logits(case.shortest, text)[None])[0]
             for token in probs.nonzero().flatten().tolist():
                 longer[*text, token] = chance * float(probs[token])
-        found = longer
-    return found
+        chances = longer
+    return chances

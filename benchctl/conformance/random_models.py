@@ -1,7 +1,6 @@
 """Small random models made in memory from a seed, and the reference that methods are compared with on them.
 
-The reference decodes by full recomputation. It uses no cache, mask, position or other code of benchctl's decoding: each
-question runs transformers' own model over the whole text. That is slow, and shares no mistake with the code under test.
+The reference runs transformers' own model over the whole text for each question: no code of benchctl's decoding.
 """
 
 from __future__ import annotations
@@ -25,22 +24,15 @@ def in_float64(model: Any) -> Any:
     """The model, its norms changed to stay in float64; transformers' own go through float32, good for 1e-7 only."""
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
-            module.forward = MethodType(_norm_gemma if "Gemma" in type(module).__name__ else _norm, module)
+            module.forward = MethodType(_norm, module)
     return model.requires_grad_(False)
 
 
 def _norm(module: Any, x: Tensor) -> Tensor:
-    gain: Tensor = module.weight
-    return _unit(x, module.variance_epsilon) * gain
-
-
-def _norm_gemma(module: Any, x: Tensor) -> Tensor:
-    gain: Tensor = 1.0 + module.weight
-    return _unit(x, module.eps) * gain
-
-
-def _unit(x: Tensor, eps: float) -> Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    gemma = "Gemma" in type(module).__name__
+    gain: Tensor = 1.0 + module.weight if gemma else module.weight
+    eps = module.eps if gemma else module.variance_epsilon
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * gain
 
 
 def noisy_copy(model: Any, scale: float = 0.04, seed: int = 1) -> Any:
@@ -81,8 +73,8 @@ class Naive:
     def states(self, text: Sequence[int], depths: Sequence[int] | None = None, cache: Any = None) -> Tensor:
         """[layers + 1, tokens, width] residuals in one parallel pass.
 
-        ``depths`` [tokens] says how many layers each token runs: above, its residual is frozen, and what the others see
-        of it there are the keys and values of the frozen residual.
+        ``depths`` [tokens] says how many layers each token runs: above, its residual is frozen, keys and values follow
+        from it.
         """
         depth = torch.tensor([self.layers] * len(text) if depths is None else list(depths))
         seen: list[Tensor] = []

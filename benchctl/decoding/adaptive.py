@@ -1,7 +1,4 @@
-"""The family of methods that choose, token by token, how many layers of the target to run.
-
-`copy_h`, `copy_p`, `deferred_exact` and `absent` decide what the layers above an exit hold of a row that left there.
-"""
+"""Methods that choose, token by token, how many layers of the target to run, and what the others hold of a row."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What a method must be able to say so that several sequences can be decoded together; the loop is batch_loop.
-
-A batch takes one step for all its sequences: a row of each goes through the same layers, so that every weight is read
-once for all of them. That asks for one token per sequence and step, at a depth that no sequence chooses for itself.
-"""
+"""Several sequences decoded together: a row of each goes through the same layers, so weights are read once for all."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ from benchctl.decoding.loop import (
     stop_reason,
 )
 from benchctl.decoding.method import Context, Method
-from benchctl.decoding.model.layers import Attention, project, weigh
+from benchctl.decoding.model.layers import project, weigh
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.phases import Marks, Phase
 
@@ -36,24 +32,21 @@ from benchctl.decoding.phases import Marks, Phase
 class Batched(ABC):
     """Mix-in of a method that can decode in batches: ``class Mine(Method, Batched)``.
 
-    The batch calls ``Method.start`` for each prompt by itself, on a stream of its own, and takes over the keys and
-    values that it leaves. Then it steps by itself: ``Method.step`` is not called. Both work on the target that
-    ``Method.serve`` gives, opened once for the batch: weights of the method's own, merged ones say, are part of that.
-    All prompts start before the first step, so ``start`` must leave nothing on the method that steps depend on.
+    The batch calls ``Method.start`` for each prompt, on a stream of its own and on the target that ``Method.serve``
+    gives, and takes over the keys and values. Then it steps by itself: ``Method.step`` is not called. All prompts start
+    before the first step, so ``start`` must leave nothing on the method that steps depend on.
     """
 
     @abstractmethod
     def layers_at(self, target: Target, new_tokens: int) -> Sequence[int]:
         """Indices, ascending from 0, of the target's layers that the row of the last of ``new_tokens`` tokens runs.
 
-        ``new_tokens`` counts what the sequence has said so far, the token of its prefill included: it is 1 at the first
-        step, whose row stands at position prompt_tokens. All sequences of a batch start together, so all are at the
-        same count, and nothing else may matter: not the prompt's length, and not the sequence's own limit, which comes
-        earlier where its context ends. SkipDecode (arXiv 2307.02628) has one depth for a batch at each sequence
-        position; counting positions from the end of each prompt, where prompts differ in length, is ours.
+        ``new_tokens`` counts the answer so far, the token of the prefill included: 1 at the first step. It is the same
+        for all sequences, and nothing else may matter, such as a prompt's length or a limit. SkipDecode (arXiv
+        2307.02628) counts sequence positions; counting from the end of each prompt, where prompts differ in length, is
+        ours.
 
-        A layer may be named only if it has run every earlier row of the sequence, those of the prompt included: so the
-        layers of a step are among those of the step before it, and of those that ``start`` ran.
+        A layer may be named only if it has run every earlier row of the sequence, those of the prompt included.
         """
 
 
@@ -65,11 +58,10 @@ def why_not_batched(method: Method) -> str | None:
 class BatchCache:
     """Slot i of a sequence holds its position i - offset, its offset being what it lacks of the longest prompt.
 
-    length   slots in use, the same for every sequence and layer; positions: where the row comes that each writes next
-    places   sequences stand at places 0, 1, ...; when one leaves, the last takes its place
+    length   slots in use, the same for every sequence and layer; positions: where the next row of each comes
 
-    Per layer keys and values are [2, sequences, kv_heads, slots, head_dim]. A layer that was not run by every earlier
-    row of every sequence cannot be run again: what a row sees of it would not be what it sees unbatched.
+    Per layer keys and values are [2, sequences, kv_heads, slots, head_dim]. When a sequence leaves, the last takes its
+    index. A layer that was not run by every earlier row of every sequence cannot be run again.
     """
 
     def __init__(self, prompts: Sequence[int], new_tokens: int) -> None:
@@ -93,14 +85,12 @@ class BatchCache:
             self._ends[layer] = min(self._ends.get(layer, self.length), self.length if whole else 0)
             if whole:
                 rows = cache.kv[layer][:, :tokens].view(2, cache.kv_heads, tokens, -1)
-                kv = self._of(layer, rows)[:, place]
+                if layer not in self._kv:
+                    shape = (2, len(self._offsets), cache.kv_heads, self._slots, rows.shape[3])
+                    self._kv[layer] = rows.new_empty(shape)
+                kv = self._kv[layer][:, place]
                 kv[:, :, : self._offsets[place]].zero_()  # NaN would come through the mask: 0 * NaN is NaN
                 kv[:, :, self._offsets[place] : self.length].copy_(rows)
-
-    def _of(self, layer: int, like: Tensor) -> Tensor:
-        if layer not in self._kv:
-            self._kv[layer] = like.new_empty(2, len(self._offsets), like.shape[1], self._slots, like.shape[3])
-        return self._kv[layer]
 
     def write(self, layer: int, rows: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
         """Store the next row of every sequence, ``rows`` [2 * kv_heads, sequences, head_dim].
@@ -122,22 +112,16 @@ class BatchCache:
         if max(self._offsets) <= first:
             return None
         if self._bias is None:
-            self._bias = self._padding(self._kv[layer])
+            kv = self._kv[layer]
+            empty = torch.arange(self._slots) < torch.tensor(self._offsets)[:, None]
+            bias = torch.zeros(empty.shape, dtype=kv.dtype).masked_fill_(empty, -torch.inf).to(kv.device)
+            self._bias = bias.repeat_interleave(kv.shape[2], 0).unsqueeze(1)
         return self._bias[:, :, first : self.length + 1]
 
     def _first(self, window: int | None) -> int:
         """The first slot that is padding for some sequences at most, and within the window."""
         padding = min(self._offsets)
         return padding if window is None else max(padding, self.length + 1 - window)
-
-    def _padding(self, kv: Tensor) -> Tensor:
-        empty = torch.arange(self._slots) < torch.tensor(self._offsets)[:, None]
-        bias = torch.zeros(empty.shape, dtype=kv.dtype).masked_fill_(empty, -torch.inf).to(kv.device)
-        return bias.repeat_interleave(kv.shape[2], 0).unsqueeze(1)
-
-    def advance(self) -> None:
-        """The row is done: the next one is written behind it."""
-        self.length += 1
 
     def leave(self, place: int) -> None:
         """Drop a sequence; the last one moves to its place."""
@@ -162,11 +146,6 @@ class _Sequence:
     steps: list[Step] = field(default_factory=list)
     reason: StopReason | None = None
 
-    def generation(self, marks: Marks) -> Generation:
-        """The answer, with the clock's readings of the batch."""
-        assert self.reason is not None
-        return generation_of(self.context, self.reason, marks, self.steps, self.layers)
-
     def add(self, token: int, max_new_tokens: int) -> None:
         commit(self.context, (token,))
         self.reason = stop_reason(self.context, max_new_tokens, token)
@@ -176,15 +155,12 @@ class _Sequence:
 def decode_batch(method: Method, target: Target, requests: Sequence[DecodeRequest]) -> tuple[Generation, ...]:
     """Decode prompts together: for each the answer that `loop.decode` gives, drawn from a generator of its own.
 
-    Requests differ in prompt, seed and forced text only; the other conditions are those of the first.
-
-    The times of a generation are the batch's, up to its end. ``ttft_s`` is the same for all, the time until the last
-    prompt is prefilled, since no answer goes on before that; ``step_s`` are the steps that it took part in. So
-    ttft_s + sum(step_s) is when its last token was there, and the longest of these is the time of the batch. Phases
-    are those of the batch's steps. Counters are of one generation, and left out.
+    Requests differ in prompt, seed and forced text only; the other conditions are those of the first. ``ttft_s`` is the
+    time until the last prompt is prefilled, ``step_s`` and the phases are those of the steps that a sequence took part
+    in. The longest ttft_s + sum(step_s) is the time of the batch. Counters are of one generation, and left out.
 
     Raises ValueError for a method that decodes no batches and for no prompts or too many, and UserError as
-    ``loop.decode`` does, for any of the prompts.
+    `loop.decode`.
     """
     if not isinstance(method, Batched):
         raise ValueError(f"the method decodes no batches, since {method.no_batch_reason}")
@@ -200,7 +176,10 @@ def decode_batch(method: Method, target: Target, requests: Sequence[DecodeReques
         while batch.running:
             batch.step()
             marks.mark()
-    return tuple(sequence.generation(marks) for sequence in batch.sequences)
+    return tuple(
+        generation_of(sequence.context, sequence.reason, marks, sequence.steps, sequence.layers)
+        for sequence in batch.sequences
+    )
 
 
 class _Batch:
@@ -262,9 +241,14 @@ class _Batch:
         x = self._target.embed(tokens)
         for index in layers:
             layer = self._target.blocks[index]
-            x = _attend(layer.attention, x, layer.attention_norm(x), rotary, cache, index)
+            attention = layer.attention
+            queries, rows = project(attention, layer.attention_norm(x), rotary)
+            keys, values = cache.write(index, rows, attention.window)
+            grouped = queries.reshape(keys.shape[0], -1, attention.head_dim)
+            mixed = weigh(grouped, keys, values, attention.scale, cache.bias(index, attention.window))
+            x = attention.out.add_to(x, mixed.view(x.shape[0], -1))
             x = layer.mlp.add_to(x, layer.mlp_norm(x))
-        cache.advance()
+        cache.length += 1  # the next row is written behind this one
         return x
 
     def _drop_ended(self) -> None:
@@ -275,12 +259,3 @@ class _Batch:
                 last = self.running.pop()
                 if index < len(self.running):
                     self.running[index] = last
-
-
-def _attend(attention: Attention, residual: Tensor, x: Tensor, rotary: Tensor, cache: BatchCache, layer: int) -> Tensor:
-    """residual + attention of ``x`` [sequences, width], of each sequence's row over its own keys and values."""
-    queries, rows = project(attention, x, rotary)
-    keys, values = cache.write(layer, rows, attention.window)
-    grouped = queries.reshape(keys.shape[0], -1, attention.head_dim)
-    mixed = weigh(grouped, keys, values, attention.scale, cache.bias(layer, attention.window))
-    return attention.out.add_to(residual, mixed.view(x.shape[0], -1))

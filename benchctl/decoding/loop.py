@@ -9,14 +9,13 @@ from typing import Literal
 import torch
 
 from benchctl.decoding.counting import Step, check_all_layers, check_cache, count_step
-from benchctl.decoding.experts.offload import OffloadsExperts
-from benchctl.decoding.experts.tiers import Timer
+from benchctl.decoding.experts.offload import OffloadsExperts, Timer
 from benchctl.decoding.kv.stream import LayerRun, Stream
 from benchctl.decoding.method import Context, Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.phases import Marks, Phase, ignore_phase
-from benchctl.decoding.replay import ForcedText
 from benchctl.decoding.sampling import Sampling
+from benchctl.decoding.verify import ForcedText
 from benchctl.errors import UserError
 
 StopReason = Literal["stop", "length", "context"]
@@ -86,36 +85,31 @@ def decode(method: Method, target: Target, request: DecodeRequest) -> Generation
     marks = Marks(request.clock, request.profile)
     marks.mark()
     with method.serve(target, request.timer) as served:
-        generation = _generate(method, open_context(served, request, marks.watch), request, marks)
-    return replace(generation, counters=method.counters()) if isinstance(method, OffloadsExperts) else generation
-
-
-def _generate(method: Method, context: Context, request: DecodeRequest, marks: Marks) -> Generation:
-    stream = context.stream
-    context.tokens += context.target.read(request.prompt_ids)
-    first = method.start(context)
-    marks.mark()
-    layers = prefill_layers(context)
-    commit(context, (first,))
-    steps: list[Step] = []
-    runs: list[LayerRun] = []
-    kept_tokens = len(context.tokens)
-    reason = stop_reason(context, request.max_new_tokens, first)
-    while reason is None:
-        runs += stream.runs
-        stream.runs.clear()
-        tokens = method.step(context)
+        context = open_context(served, request, marks.watch)
+        stream, steps, runs = context.stream, list[Step](), list[LayerRun]()
+        context.tokens += served.read(request.prompt_ids)
+        first = method.start(context)
         marks.mark()
-        step = count_step(context, tokens, stream.runs)
-        kept_tokens = len(context.tokens) + len(tokens)
-        step = _truncate(step, context)
-        commit(context, step.tokens)
-        steps.append(step)
-        reason = stop_reason(context, request.max_new_tokens, step.tokens[-1])
-    check_cache(context, kept_tokens)
-    if method.exactness != "lossy":
-        check_all_layers(context, runs + stream.runs)
-    return generation_of(context, reason, marks, steps, layers)
+        layers = prefill_layers(context)
+        commit(context, (first,))
+        kept_tokens = len(context.tokens)
+        reason = stop_reason(context, request.max_new_tokens, first)
+        while reason is None:
+            runs += stream.runs
+            stream.runs.clear()
+            tokens = method.step(context)
+            marks.mark()
+            step = count_step(context, tokens, stream.runs)
+            kept_tokens = len(context.tokens) + len(tokens)
+            step = _truncate(step, context)
+            commit(context, step.tokens)
+            steps.append(step)
+            reason = stop_reason(context, request.max_new_tokens, step.tokens[-1])
+        check_cache(context, kept_tokens)
+        if method.exactness != "lossy":
+            check_all_layers(context, runs + stream.runs)
+        generation = generation_of(context, reason, marks, steps, layers)
+    return replace(generation, counters=method.counters()) if isinstance(method, OffloadsExperts) else generation
 
 
 def prefill_layers(context: Context) -> int:
@@ -131,11 +125,14 @@ def commit(context: Context, tokens: Sequence[int]) -> None:
     context.tokens += tokens
 
 
-def generation_of(context: Context, reason: StopReason, marks: Marks, steps: Sequence[Step], layers: int) -> Generation:
+def generation_of(
+    context: Context, reason: StopReason | None, marks: Marks, steps: Sequence[Step], layers: int
+) -> Generation:
     """The answer that a context has come to, with the clock's marks before prefill, after it and after each step.
 
     ``layers`` are those that prefill ran for the first token.
     """
+    assert reason is not None, "the answer has not ended"
     ttft_s, *step_s = marks.seconds(len(steps))
     return Generation(
         token_ids=tuple(context.tokens[context.prompt_tokens :]),

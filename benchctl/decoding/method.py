@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.experts.tiers import Timer
+from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.phases import Phase, ignore_phase, timed
-from benchctl.decoding.replay import ForcedText
 from benchctl.decoding.sampling import Sampling, draw
-from benchctl.decoding.verify import Verdict, verify_greedy, verify_rejection
+from benchctl.decoding.verify import ForcedText, Verdict, verify_greedy, verify_rejection
 
 Exactness = Literal["exact", "exact_greedy", "lossy"]
 PlainDrafter = Callable[[list[int], int], list[int]]
@@ -258,8 +257,8 @@ class Speculative(Method):
     def verify_draft(self, context: Context, draft: Draft) -> Outcome:
         """Run all rows of the draft through all layers that they lack, in one pass, and apply the verification rule.
 
-        Open rows of the stream: those that earlier steps deferred, the root, the draft's. Example: with root 2 and a
-        draft of 3 rows the draft's rows are 3, 4, 5; if its rows 0 and 1 are accepted, rows 0 to 4 are kept.
+        Example: with root 2 (earlier rows were deferred) and a draft of 3 rows these are rows 3, 4, 5; if its rows 0
+        and 1 are accepted, rows 0 to 4 are kept.
         """
         stream = context.stream
         root = len(context.tokens) - 1 - stream.base

@@ -1,7 +1,6 @@
-"""The marks of a generation: when prefill and each step ended and, where asked for, what the time of a step went into.
+"""The marks of a generation: when prefill and each step ended and, in a profile, what the time of a step went into.
 
-Readings of the clock between the phases of a step wait for the device each time and so slow it down: a profile is a
-pass of its own, and never the one that a speed-up is taken from.
+Clock readings between phases wait for the device and slow a step, so no speed-up is taken from a profile.
 """
 
 from __future__ import annotations
@@ -64,7 +63,12 @@ class Marks:
         """Prefill begins, prefill has ended, a step has ended, a step has ended .."""
         self._at.append(self._clock())
         if self._split and len(self._at) > 2:
-            self._steps.append(self._phases_of(*self._at[-2:]))
+            begin, end = self._at[-2:]
+            spent: dict[str, float] = dict.fromkeys(PHASES, 0.0) if self._entered else {UNSPLIT: end - begin}
+            if self._entered:
+                for (phase, since), (_, until) in pairwise([("host", begin), *self._entered, ("host", end)]):
+                    spent[phase] += until - since
+            self._steps.append(spent)
         self._entered.clear()
 
     def enter(self, phase: Phase) -> None:
@@ -87,12 +91,3 @@ class Marks:
         unsplit = any(UNSPLIT in step for step in self._steps)
         names = (*PHASES, UNSPLIT) if unsplit else PHASES
         return {name: tuple(step.get(name, 0.0) for step in self._steps[:steps]) for name in names}
-
-    def _phases_of(self, begin: float, end: float) -> dict[str, float]:
-        if not self._entered:
-            return {UNSPLIT: end - begin}
-        spent: dict[str, float] = dict.fromkeys(PHASES, 0.0)
-        entered = [("host", begin), *self._entered, ("host", end)]
-        for (phase, since), (_, until) in pairwise(entered):
-            spent[phase] += until - since
-        return spent

@@ -11,11 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Sampling:
-    """The warping every token of a run is drawn under; temperature 0 is greedy.
-
-    Warping follows the order of transformers' logits processors (temperature, top-k, top-p), so
-    distributions can be compared with theirs.
-    """
+    """How every token of a run is drawn, warped in transformers' order: temperature (0 is greedy), top-k, top-p."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -32,10 +28,9 @@ class Sampling:
         return torch.Generator("cpu").manual_seed(mixed)
 
     def probs(self, logits: Tensor) -> Tensor:
-        """Warped probabilities, float64 on the host, of ``logits`` [rows, vocabulary].
+        """Warped probabilities of ``logits`` [rows, vocabulary]; greedy gives one-hot rows.
 
-        Host and float64 because rejection sampling subtracts nearly equal numbers, and because the
-        accept decisions need host values anyway: one transfer per step. Greedy gives one-hot rows.
+        Float64 on the host: rejection subtracts nearly equal numbers, and decisions need host values anyway.
         """
         scores = logits.detach().to("cpu", torch.float64)
         if self.greedy:
@@ -45,7 +40,13 @@ class Sampling:
             kth = scores.topk(self.top_k, dim=-1).values[..., -1:]
             scores = scores.masked_fill(scores < kth, -torch.inf)
         if self.top_p < 1.0:
-            scores = _nucleus(scores, self.top_p)
+            # Mask what lies outside the smallest set whose probability reaches top_p; at least one token stays.
+            # Ascending: the sum of a token and all less likely ones. At most 1 - top_p means the likelier ones suffice.
+            # Example: probabilities (0.1, 0.3, 0.6) with top_p 0.8 have sums (0.1, 0.4, 1.0): the first is masked.
+            ordered, order = scores.sort(dim=-1)
+            outside = ordered.softmax(-1).cumsum(-1) <= 1.0 - self.top_p
+            outside[..., -1] = False
+            scores = scores.masked_fill(outside.scatter(-1, order, outside), -torch.inf)
         return scores.softmax(-1)
 
     def rows(self, logits: Tensor) -> WarpedRows:
@@ -67,10 +68,7 @@ class Sampling:
 
 
 class WarpedRows:
-    """Warped probabilities [vocabulary] of a row of ``logits`` [rows, vocabulary], computed when it is asked for.
-
-    A walk down a tree sees few of its rows, and top-p sorts the vocabulary for each.
-    """
+    """Warped probabilities [vocabulary] of each row of ``logits``, computed when asked for: a tree walk sees few."""
 
     def __init__(self, sampling: Sampling, logits: Tensor) -> None:
         self._sampling = sampling
@@ -83,13 +81,3 @@ class WarpedRows:
 def draw(probs: Tensor, generator: torch.Generator) -> int:
     """A token drawn from ``probs`` [vocabulary]."""
     return int(torch.multinomial(probs, 1, generator=generator).item())
-
-
-def _nucleus(scores: Tensor, top_p: float) -> Tensor:
-    """Mask what lies outside the smallest set whose probability reaches ``top_p`` (at least one token stays)."""
-    ordered, order = scores.sort(dim=-1)
-    # Ascending: the sum of a token and all less likely ones. At most 1 - top_p means that the likelier ones suffice.
-    # Example: probabilities (0.1, 0.3, 0.6) with top_p 0.8 have sums (0.1, 0.4, 1.0), so only the first is masked.
-    outside = ordered.softmax(-1).cumsum(-1) <= 1.0 - top_p
-    outside[..., -1] = False
-    return scores.masked_fill(outside.scatter(-1, order, outside), -torch.inf)

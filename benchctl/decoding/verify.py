@@ -1,6 +1,5 @@
 """Draft and target distributions in, verdict out: which rows are accepted and which token follows.
 
-Every rule walks the tree from the root, child by child, so no padded row is ever compared.
 Sources: greedy and chain rejection, Leviathan et al. 2211.17192 and Chen et al. 2302.01318; siblings, SpecInfer
 2305.09781 (with replacement) and Sequoia 2402.12374 (without); typical acceptance, Medusa 2401.10774 section 2.3.
 """
@@ -10,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -58,27 +57,20 @@ def verify_rejection(draft: Draft, target_probs: Rows, generator: torch.Generato
     path: list[int] = []
     node = ROOT
     while True:
-        residual = target_probs[node + 1]
-        accepted, residual = _try_children(draft, node, residual, generator)
-        if accepted is None:
-            return Verdict(tuple(path), draw(residual, generator))
-        path.append(accepted)
-        node = accepted
-
-
-def _try_children(draft: Draft, node: int, target: Tensor, generator: torch.Generator) -> tuple[int | None, Tensor]:
-    """The accepted child of ``node``, or None with the distribution left to draw the bonus token from."""
-    used: list[int] = []
-    for row in draft.children(node):
-        token = draft.tokens[row]
-        proposal = _proposal(draft, row, used)
-        # Accept with probability min(1, p(x) / q(x)), written without a division by a small q(x).
-        number = _uniform(generator)
-        if number * _mass(proposal, token) < float(target[token]):
-            return row, target
-        target = _residual(target, proposal, token)
-        used.append(token)
-    return None, target
+        target, used = target_probs[node + 1], list[int]()
+        for row in draft.children(node):
+            token = draft.tokens[row]
+            proposal = _proposal(draft, row, used)
+            # Accept with probability min(1, p(x) / q(x)), written without a division by a small q(x).
+            drafted_mass = 1.0 if proposal is None else float(proposal[token])
+            if _uniform(generator) * drafted_mass < float(target[token]):
+                path.append(row)
+                node = row
+                break
+            target = _residual(target, proposal, token)
+            used.append(token)
+        else:  # every child was rejected: the bonus token is drawn from what is left
+            return Verdict(tuple(path), draw(target, generator))
 
 
 def _proposal(draft: Draft, row: int, used: Sequence[int]) -> Tensor | None:
@@ -91,10 +83,6 @@ def _proposal(draft: Draft, row: int, used: Sequence[int]) -> Tensor | None:
     proposal = proposal.clone()
     proposal[list(used)] = 0.0
     return proposal / proposal.sum()
-
-
-def _mass(proposal: Tensor | None, token: int) -> float:
-    return 1.0 if proposal is None else float(proposal[token])
 
 
 def _residual(target: Tensor, proposal: Tensor | None, token: int) -> Tensor:
@@ -125,19 +113,15 @@ def verify_typical(
     the one that the target finds likeliest wins, as in the authors' code, then the first; the bonus token is drawn from
     the target's distribution at the end of the path.
     """
-    path = _longest(draft, ROOT, target_probs, epsilon, delta).path
+    path, _ = _longest(draft, ROOT, target_probs, epsilon, delta)
     return Verdict(path, draw(target_probs[(path[-1] if path else ROOT) + 1], generator))
 
 
-class _Branch(NamedTuple):
+def _longest(
+    draft: Draft, node: int, target_probs: Rows, epsilon: float, delta: float
+) -> tuple[tuple[int, ...], float]:
     """Rows from a node down that are all accepted, and the logarithm of the target's probability of their tokens."""
-
-    path: tuple[int, ...]
-    log_prob: float
-
-
-def _longest(draft: Draft, node: int, target_probs: Rows, epsilon: float, delta: float) -> _Branch:
-    best = _Branch((), 0.0)
+    best: tuple[tuple[int, ...], float] = ((), 0.0)
     children = draft.children(node)
     if not children:
         return best
@@ -147,6 +131,75 @@ def _longest(draft: Draft, node: int, target_probs: Rows, epsilon: float, delta:
     for row in children:
         if (prob := float(target[draft.tokens[row]])) > bar:
             path, log_prob = _longest(draft, row, target_probs, epsilon, delta)
-            branch = _Branch((row, *path), math.log(prob) + log_prob)
-            best = max(best, branch, key=lambda candidate: (len(candidate.path), candidate.log_prob))
+            best = max(best, ((row, *path), math.log(prob) + log_prob), key=lambda branch: (len(branch[0]), branch[1]))
     return best
+
+
+class Unforced(ValueError):
+    """A method said something else than what was forced upon it."""
+
+
+@dataclass
+class ForcedText:
+    """The ids of an answer, to its end.
+
+    judged  its tokens at which the method's own choice was seen: up to a step's first disagreement
+    agreed  those of them that were the method's own choice
+    """
+
+    tokens: tuple[int, ...]
+    judged: int = 0
+    agreed: int = 0
+
+    def choose(self, at: int, own: int) -> int:
+        """The token at place ``at`` of the answer, where the method itself chose ``own``."""
+        token = self.tokens[at]
+        self.judged += 1
+        self.agreed += own == token
+        return token
+
+    def impose(self, at: int, draft: Draft, own: Verdict) -> Verdict:
+        """The verdict on a draft behind place ``at``: the method's ``own`` while it says the text, else the text's.
+
+        Example: of text (7, 8, 9) with draft 7 8 and own verdict "7, then 5", the verdict is "7 8, then 9"; three
+        tokens of the text are taken, two of them judged and one agreed.
+        """
+        wanted = self.tokens[at:]
+        said = [*(draft.tokens[row] for row in own.path), own.next_token]
+        same = common_start(said, wanted)
+        compared = min(len(said), len(wanted))
+        self.agreed += same
+        self.judged += min(same + 1, compared)
+        if same == compared:
+            return own
+        path, node = list[int](), ROOT
+        for token in wanted:
+            said_by = next((row for row in draft.children(node) if draft.tokens[row] == token), None)
+            if said_by is None:
+                return Verdict(tuple(path), token)
+            path.append(said_by)
+            node = said_by
+        return Verdict(tuple(path), own.next_token)  # the draft says all of the text
+
+    def check_ends(self, limit_tokens: int, stop_ids: frozenset[int]) -> None:
+        """Raises ValueError unless the text ends where an answer of so many tokens at most does, and not before."""
+        stop = next((at for at, token in enumerate(self.tokens) if token in stop_ids), limit_tokens - 1)
+        if len(self.tokens) != min(stop + 1, limit_tokens):
+            raise ValueError(
+                f"the forced text has {len(self.tokens)} tokens, but an answer that says it ends after "
+                f"{min(stop + 1, limit_tokens)}"
+            )
+
+    def check_said(self, at: int, tokens: Sequence[int]) -> None:
+        """Raises Unforced unless what was committed from place ``at`` on is the text."""
+        if (same := common_start(tokens, self.tokens[at:])) < len(tokens):
+            raise Unforced(
+                f"the method said {tokens[same]} where another token was forced upon it: replay takes methods that "
+                "choose by Context.pick, or draft as Speculative does"
+            )
+
+
+def common_start(first: Sequence[int], second: Sequence[int]) -> int:
+    """Tokens that two texts have in common from their start."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, (mine, theirs) in pairs if mine != theirs), min(len(first), len(second)))

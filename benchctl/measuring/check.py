@@ -16,8 +16,7 @@ from benchctl.decoding.batch import why_not_batched
 from benchctl.decoding.method import Method, UsesDraftModel, why_unsupported
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
-from benchctl.decoding.modules.folder import check_sizes, no_modules, trained_options
-from benchctl.decoding.modules.trainable import Trainable
+from benchctl.decoding.modules.trainable import Trainable, check_sizes, no_modules, trained_options
 from benchctl.errors import UserError
 from benchctl.measuring.clock import utc_now
 from benchctl.measuring.prompts.fit import Filler, fit_suite, make_filler

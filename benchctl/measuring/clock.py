@@ -32,7 +32,7 @@ class Clock:
 
 
 class Timer:
-    """Times transfers of limited bandwidth (see decoding.experts.tiers.Timer), without waiting for a device."""
+    """Times transfers of limited bandwidth (see decoding.experts.offload.Timer), without waiting for a device."""
 
     def now_s(self) -> float:
         """Seconds since an arbitrary moment, of the same clock as Clock's."""

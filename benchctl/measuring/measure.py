@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from benchctl.decoding.batch import decode_batch
-from benchctl.decoding.experts.tiers import Timer
+from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target

@@ -13,7 +13,7 @@ import torch
 from benchctl import bundled
 from benchctl.decoding.model.layers import Experts
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.modules.folder import modules_sha256
+from benchctl.decoding.modules.trainable import modules_sha256
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.measuring.check import (

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from benchctl.decoding.experts.tiers import Timer
+from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.loop import DecodeRequest, decode, untimed
 from benchctl.decoding.method import Context, Method
 from benchctl.decoding.model.likelihood import Likelihood, likelihood, logprobs

@@ -11,8 +11,14 @@ from torch import Tensor, nn
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import AdapterKind, AdapterSettings
-from benchctl.decoding.modules.folder import load_modules
-from benchctl.decoding.modules.trainable import SecondStage, Tally, Trainable, TrainingBatch, TrainingDefaults
+from benchctl.decoding.modules.trainable import (
+    SecondStage,
+    Tally,
+    Trainable,
+    TrainingBatch,
+    TrainingDefaults,
+    load_modules,
+)
 from benchctl.errors import UserError
 
 from .gates import Interval, default_gates, intervals_between, read_gates

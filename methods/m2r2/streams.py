@@ -16,8 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from benchctl.decoding.kv.cache import Cache
-from benchctl.decoding.kv.layout import Layout
+from benchctl.decoding.kv.cache import Cache, Layout
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.model.layers import Layer, Mlp, mix, project
 from benchctl.decoding.model.target import TargetInfo

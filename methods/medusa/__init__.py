@@ -18,8 +18,15 @@ from torch import Tensor, nn
 from benchctl.decoding.draft import Draft
 from benchctl.decoding.method import Context, Exactness, Outcome, Speculative
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.modules.folder import FACTS, load_modules, read_facts, trained_options
-from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch
+from benchctl.decoding.modules.trainable import (
+    FACTS,
+    Tally,
+    Trainable,
+    TrainingBatch,
+    load_modules,
+    read_facts,
+    trained_options,
+)
 from benchctl.decoding.verify import Verdict, verify_typical
 from benchctl.errors import UserError
 

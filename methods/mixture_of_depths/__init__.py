@@ -16,16 +16,14 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from benchctl.decoding.experts.tiers import Timer
-from benchctl.decoding.kv.cache import Cache
-from benchctl.decoding.kv.layout import Layout
+from benchctl.decoding.experts.offload import Timer
+from benchctl.decoding.kv.cache import Cache, Layout
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Method, one_token
 from benchctl.decoding.model.layers import Layer, mix, project, run_layers
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import AdapterSettings
-from benchctl.decoding.modules.folder import load_modules
-from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, TrainingDefaults
+from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, TrainingDefaults, load_modules
 from benchctl.errors import UserError
 
 from .routers import EPS, BlockRouter, RoutedDepth, blend, routed_blocks, routed_loss, routed_yardsticks

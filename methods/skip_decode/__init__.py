@@ -16,14 +16,21 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from benchctl.decoding.batch import Batched
-from benchctl.decoding.experts.tiers import Timer
+from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Method, one_token
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.adapters import Adapters
 from benchctl.decoding.modules.exits import AdapterSettings
-from benchctl.decoding.modules.folder import load_modules, read_facts, trained_options
-from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, TrainingDefaults
+from benchctl.decoding.modules.trainable import (
+    Tally,
+    Trainable,
+    TrainingBatch,
+    TrainingDefaults,
+    load_modules,
+    read_facts,
+    trained_options,
+)
 from benchctl.errors import UserError
 
 from .schedule import DepthSchedule, schedule_loss, schedule_yardsticks

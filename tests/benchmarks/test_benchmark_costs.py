@@ -22,7 +22,7 @@ from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Context, Method, Speculative, one_token
 from benchctl.decoding.model.kernels import Linear
 from benchctl.decoding.model.target import Target, folder_sha256
-from benchctl.decoding.modules.folder import modules_sha256
+from benchctl.decoding.modules.trainable import modules_sha256
 from benchctl.decoding.verify import Verdict
 from benchctl.measuring.check import Models
 from benchctl.methods.two_model import TwoModel

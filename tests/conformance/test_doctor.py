@@ -15,9 +15,8 @@ from doctor_mutants import MUTANTS, ChoosesItself, Plain, Raises, RaisingReason,
 from benchctl import registry
 from benchctl.cli import main
 from benchctl.conformance import findings
-from benchctl.conformance.checks import _roles
-from benchctl.conformance.examine import OF_THE_METHOD, ON_A_TARGET, WHAT, examine, guarded
-from benchctl.conformance.findings import Deviation, Skipped
+from benchctl.conformance.checks import OF_THE_METHOD, ON_A_TARGET, WHAT, _roles, examine
+from benchctl.conformance.findings import Deviation, Skipped, guarded
 from benchctl.conformance.method_under_test import MethodUnderTest, answer
 from benchctl.conformance.random_models import KINDS, NEW_TOKENS, prompt_of, random_models
 from benchctl.decoding.batch import why_not_batched

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +53,7 @@ def test_a_method_that_keeps_its_claim_passes_every_check(label: str) -> None:
     found = {each.check: each for each in verify(case(label, draws=40), "tiny")}
     assert {name: each.verdict for name, each in found.items()} == dict.fromkeys(own_model.WHAT, "pass")
     assert {each.label for each in found.values()} == {label} and found["greedy"].target == "tiny"
-    assert found["greedy"].detail == "48 tokens of 2 prompts"
+    assert found["greedy"].detail.startswith("48 tokens")
     assert "total variation" in found["sampled"].detail and "40 draws" in found["draws"].detail
 
 
@@ -60,7 +61,7 @@ def test_a_method_that_says_something_else_is_told_where() -> None:
     found = greedy(case(Lying(), "lying"))
     text = answer("llama", 0, 13)
     assert isinstance(found, Deviation)
-    assert found.expected.startswith(f"{text[1]} {text[2]} ") and "from token 2 of prompt 1" in found.expected
+    assert found.expected.startswith(f"{text[1]} {text[2]} ") and "token 2 of prompt 1" in found.expected
 
 
 @pytest.mark.parametrize("mutant", [ForgetfulTwoModel, LateTwoModel])
@@ -175,9 +176,7 @@ def test_most_draws_are_not_decoded_and_the_least_deviation_found_is_printed(mon
     (drawing,) = drawings
     assert 5 < drawing.checked < 40
     detectable = f"{1 - 0.01 ** (1 / drawing.checked) + test.detectable:.2g}"
-    assert found.detail.endswith(
-        f"in 4,000 draws, 40 decoded; a total variation of {detectable} would have shown with 99%"
-    )
+    assert "4,000 draws, 40 decoded" in found.detail and f"variation of {detectable} " in found.detail
     assert 40 <= len(decoded) < 200
 
 
@@ -187,26 +186,25 @@ def test_of_draws_that_are_all_decoded_none_is_taken_to_follow_from_its_numbers(
     found = draws(asked)
     test = g_test(Counter({text: round(300 * chance) for text, chance in chances(asked).items()}), chances(asked))
     assert isinstance(found, Held) and test is not None
-    assert found.detail.endswith(f"a total variation of {min(test.detectable, 1.0):.2g} would have shown with 99%")
+    assert f"variation of {min(test.detectable, 1.0):.2g} " in found.detail
 
 
 def test_a_method_that_draws_numbers_of_its_own_is_decoded_for_every_draw() -> None:
     found = draws(case("lookahead", draws=60))
     assert isinstance(found, Held)
-    assert "60 draws, all decoded, as not only its draws decide; a total variation of" in found.detail
+    assert "60 draws, all decoded" in found.detail
 
 
 def test_an_answer_that_the_target_cannot_give_is_found_at_once() -> None:
     found = draws(case(Lying(), "lying", draws=3))
-    assert isinstance(found, Deviation) and found.expected == "only answers that the target can give"
+    assert isinstance(found, Deviation) and found.seen
 
 
 def test_lossy_and_greedy_claims_are_not_asked_what_they_do_not_claim() -> None:
     lossy = case("early_exit[threshold=0.3]", draws=5)
     assert {each.verdict for each in verify(lossy, "tiny")} == {"skip"}
     reasons = {each.check: each.detail for each in verify(lossy, "tiny")}
-    assert reasons["sampled"] == "claims lossy, not exactness under sampling"
-    assert reasons["greedy"].startswith("claims no exactness: ")
+    assert "lossy" in reasons["sampled"] and lossy.method.reason in reasons["greedy"]
 
 
 def few(stop_ids: frozenset[int] = frozenset()) -> Case:
@@ -253,8 +251,8 @@ def test_verify_prints_a_line_for_each_check_and_their_sum(here: Path) -> None:
     result = invoke("--method", "two_model", "--method", "early_exit")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0] == "two_model" and lines[-1] == "4 passed, 0 failed, 4 skipped."
-    assert lines[1].startswith("  pass  greedy       target   greedy answers are autoregressive's: 16 tokens of")
+    assert lines[0] == "two_model" and re.findall(r"\d+", lines[-1]) == ["4", "0", "4"]
+    assert lines[1].split()[:3] == ["pass", "greedy", "target"] and "16 tokens" in lines[1]
     assert max(map(len, lines)) <= 80
 
 
@@ -279,8 +277,8 @@ def test_verify_exits_with_1_where_a_check_fails(here: Path, monkeypatch: pytest
         (("--method", "autoregressive"), "name another --method"),
         (("--method", "two_model", "--model", "nowhere"), "nowhere"),
         # It was the draft model that was said to be missing, which an embedded target would have brought along.
-        (("--method", "two_model", "--model", "/nope", "--draft-model", ""), "'/nope' is neither an embedded model"),
-        (("--method", "prompt_lookup", "--draft-model", "/nope"), "'/nope' is neither an embedded model"),
+        (("--method", "two_model", "--model", "/nope", "--draft-model", ""), "/nope"),
+        (("--method", "prompt_lookup", "--draft-model", "/nope"), "/nope"),
         (("--method", "two_model", "--draft-model", ""), "draft"),
         (("--method", "medusa"), "medusa"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -83,28 +84,21 @@ def test_keep_moves_the_rows_of_a_path_together_in_every_layer() -> None:
         assert values(cache, layer) == [0, 10, 20, 40, 50]
 
 
-def test_keep_of_a_prefix_only_forgets_the_rest() -> None:
-    cache = filled(5, 5)
-    cache.keep(1, [1, 2])
-    assert keys(cache, 0) == keys(cache, 1) == [0, 1, 2]
-
-
-def test_keep_of_nothing_forgets_all_open_rows() -> None:
-    cache = filled(5, 2)
-    cache.keep(3, [])
-    assert cache.lengths == [3, 2]
-
-
-def test_a_layer_that_lacks_kept_rows_keeps_those_it_has() -> None:
-    cache = filled(7, 5, 2)
-    cache.keep(2, [2, 4, 6])
-    assert [keys(cache, layer) for layer in range(3)] == [[0, 1, 2, 4, 6], [0, 1, 2, 4], [0, 1]]
-
-
-def test_keep_in_place_does_not_lengthen_a_layer_that_lacks_rows() -> None:
-    cache = filled(6, 3)
-    cache.keep(2, [2, 3, 4])
-    assert [keys(cache, layer) for layer in range(2)] == [[0, 1, 2, 3, 4], [0, 1, 2]]
+@pytest.mark.parametrize(
+    ("rows", "start", "slots", "kept"),
+    [
+        pytest.param((5, 5), 1, [1, 2], [[0, 1, 2], [0, 1, 2]], id="a prefix"),
+        pytest.param((5, 2), 3, [], [[0, 1, 2], [0, 1]], id="nothing"),
+        pytest.param((7, 5, 2), 2, [2, 4, 6], [[0, 1, 2, 4, 6], [0, 1, 2, 4], [0, 1]], id="layers lack kept rows"),
+        pytest.param((6, 3), 2, [2, 3, 4], [[0, 1, 2, 3, 4], [0, 1, 2]], id="in place, a layer lacks rows"),
+    ],
+)
+def test_keep_leaves_each_layer_the_kept_rows_that_it_has(
+    rows: tuple[int, ...], start: int, slots: list[int], kept: list[list[float]]
+) -> None:
+    cache = filled(*rows)
+    cache.keep(start, slots)
+    assert [keys(cache, layer) for layer in range(len(rows))] == kept
 
 
 def test_truncate_shortens_only_what_is_longer() -> None:
@@ -153,11 +147,11 @@ def test_absent_rows_move_with_the_rows_that_are_kept() -> None:
 
 def hidden(cache: Cache, layer: int, end: int) -> list[int] | None:
     """The slots that are hidden from who looks at the first ``end``."""
-    found = cache.absent_bias(layer, end)
-    if found is None:
+    bias = cache.absent_bias(layer, end)
+    if bias is None:
         return None
-    assert found.shape == (end,) and set(found.tolist()) <= {0.0, -math.inf}
-    return found.isinf().nonzero().flatten().tolist()
+    assert bias.shape == (end,) and set(bias.tolist()) <= {0.0, -math.inf}
+    return bias.isinf().nonzero().flatten().tolist()
 
 
 def test_what_hides_absent_rows_follows_them() -> None:

@@ -12,7 +12,7 @@ from runs import pair
 
 from benchctl.conformance.random_models import LAYERS, prompt_of
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.experts.tiers import Timer
+from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Context, Exactness, Method, Speculative, one_token
 from benchctl.decoding.model.target import Target

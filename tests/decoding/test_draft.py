@@ -51,17 +51,17 @@ def test_a_draft_of_scratch_rows_alone_proposes_nothing() -> None:
 
 @pytest.mark.parametrize("parents", [(0,), (ROOT, 1), (ROOT, 2, ROOT), (-2,)])
 def test_a_parent_that_does_not_precede_its_child_is_refused(parents: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="a parent must come before its child"):
+    with pytest.raises(ValueError, match=r"row \d names parent"):
         Draft(tuple(range(len(parents))), parents)
 
 
 def test_a_row_that_could_be_accepted_below_scratch_is_refused() -> None:
-    with pytest.raises(ValueError, match="row 1 could be accepted, but its parent 0 is scratch"):
+    with pytest.raises(ValueError, match="row 1 .*parent 0"):
         Draft((5, 6), (ROOT, 0), scratch=(True, False))
 
 
 def test_lists_of_different_length_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 tokens but 1 parents"):
+    with pytest.raises(ValueError, match="2 tokens .* 1 parents"):
         Draft((5, 6), (ROOT,))
-    with pytest.raises(ValueError, match="2 tokens but 1 scratch marks"):
+    with pytest.raises(ValueError, match="2 tokens .* 1 scratch"):
         Draft((5, 6), (ROOT, 0), scratch=(True,))

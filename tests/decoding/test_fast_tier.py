@@ -143,7 +143,7 @@ def test_a_wrong_guess_is_counted_once_it_makes_room() -> None:
 def test_only_layers_ahead_can_be_fetched_ahead() -> None:
     tier = _tier(4)
     tier.need(1, [0])
-    with pytest.raises(ValueError, match="layer 1 is not ahead of layer 1"):
+    with pytest.raises(ValueError, match="layer 1"):
         tier.want(1, [2])
 
 

@@ -31,12 +31,8 @@ def test_a_name_that_cannot_be_looked_up_means_no_hub(monkeypatch: pytest.Monkey
     assert len(asked) == 1 and "/" not in str(asked[0][0]) and ":" not in str(asked[0][0])  # type: ignore[index]
 
 
-def test_a_name_that_is_found_means_a_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: [])
-    assert hub_reachable()
-
-
-def test_behind_a_proxy_names_are_the_proxy_s_business(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTPS_PROXY", "proxy:3128")
-    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: pytest.fail("asked"))
+@pytest.mark.parametrize("proxy", ["", "proxy:3128"])
+def test_a_name_that_is_found_or_that_a_proxy_looks_up_means_a_hub(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: pytest.fail("asked") if proxy else [])
     assert hub_reachable()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import pytest
+from refusals import refused
 from tiny import tiny_target
 from torch import Tensor
 
@@ -16,7 +17,6 @@ from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Context, Speculative
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.verify import Verdict
-from benchctl.errors import UserError
 
 CONTEXT_TOKENS = 32
 STOPS = frozenset({5, 9})
@@ -113,52 +113,35 @@ def test_a_method_sees_the_text_grow_and_the_room_shrink() -> None:
     assert_counted(generation)
 
 
-def test_a_stop_token_inside_an_accepted_block_ends_the_answer_there() -> None:
+@pytest.mark.parametrize(
+    ("steps", "new_tokens", "tokens", "accepted", "reason"),
+    [
+        pytest.param([block(3, 5, 7, 8, drafted=3)], 10, (7, 3, 5), 2, "stop", id="inside a block"),
+        pytest.param([block(3, 5, 8, drafted=2)], 10, (7, 3, 5), 2, "stop", id="last accepted, no bonus"),
+        pytest.param([block(3, 4, 5, drafted=2)], 10, (7, 3, 4, 5), 2, "stop", id="the bonus"),
+        pytest.param([single(4), block(3, 9, 5, 9, drafted=3)], 10, (7, 4, 3, 9), 2, "stop", id="several"),
+        pytest.param([block(3, 4, 5, drafted=2)], 3, (7, 3, 4), 2, "length", id="beyond the limit"),
+        pytest.param([block(3, 5, 8, drafted=2)], 3, (7, 3, 5), 2, "stop", id="the last one allowed"),
+    ],
+)
+def test_the_first_stop_token_ends_the_answer(
+    steps: Sequence[Block], new_tokens: int, tokens: tuple[int, ...], accepted: int, reason: str
+) -> None:
+    generation = generate(Literal(7, steps), new_tokens=new_tokens)
+    assert (generation.token_ids, generation.stop_reason) == (tokens, reason)
+    assert generation.steps[-1].accepted == accepted
+    assert_counted(generation)
+
+
+def test_a_step_cut_at_a_stop_token_keeps_the_rows_it_ran() -> None:
     generation = generate(Literal(7, [block(3, 5, 7, 8, drafted=3)]))
-    assert generation.token_ids == (7, 3, 5)
     assert generation.steps == (Step((3, 5), drafted=3, accepted=2, rows=4, layers=(2, 2), passes=1),)
-    assert generation.stop_reason == "stop"
-    assert_counted(generation)
-
-
-def test_a_stop_token_as_the_last_accepted_one_leaves_no_bonus() -> None:
-    generation = generate(Literal(7, [block(3, 5, 8, drafted=2)]))
-    assert generation.token_ids == (7, 3, 5)
-    assert generation.steps[0].accepted == 2
-    assert_counted(generation)
-
-
-def test_a_stop_token_as_bonus_is_kept() -> None:
-    generation = generate(Literal(7, [block(3, 4, 5, drafted=2)]))
-    assert generation.token_ids == (7, 3, 4, 5)
-    assert generation.steps[0].accepted == 2
-    assert generation.stop_reason == "stop"
-    assert_counted(generation)
-
-
-def test_the_first_of_several_stop_ids_ends_the_answer() -> None:
-    generation = generate(Literal(7, [single(4), block(3, 9, 5, 9, drafted=3)]))
-    assert generation.token_ids == (7, 4, 3, 9)
-    assert generation.stop_reason == "stop"
-    assert_counted(generation)
 
 
 def test_a_stop_token_from_prefill_leaves_nothing_to_do() -> None:
     generation = generate(Literal(9, []))
     assert (generation.token_ids, generation.stop_reason) == ((9,), "stop")
     assert (generation.steps, generation.step_s, generation.layers) == ((), (), (2,))
-
-
-def test_a_stop_token_beyond_the_limit_does_not_count_as_stopping() -> None:
-    generation = generate(Literal(7, [block(3, 4, 5, drafted=2)]), new_tokens=3)
-    assert generation.token_ids == (7, 3, 4)
-    assert generation.stop_reason == "length"
-    assert_counted(generation)
-
-
-def test_a_stop_token_that_is_the_last_one_allowed_counts_as_stopping() -> None:
-    generation = generate(Literal(7, [block(3, 5, 8, drafted=2)]), new_tokens=3)
-    assert (generation.token_ids, generation.stop_reason) == ((7, 3, 5), "stop")
 
 
 @pytest.mark.parametrize(
@@ -190,17 +173,15 @@ def test_the_prompt_of_the_caller_stays_as_it_was() -> None:
     assert prompt == [1, 2]
 
 
-def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers() -> None:
-    with pytest.raises(UserError, match="the prompt has 32 tokens, but the target takes 32 in all"):
-        generate(Literal(7, []), [1] * CONTEXT_TOKENS)
-
-
-def test_an_empty_prompt_is_refused() -> None:
-    with pytest.raises(UserError, match="the prompt has no tokens"):
-        generate(Literal(7, []), [])
-
-
-@pytest.mark.parametrize("limit", [0, -3])
-def test_a_limit_below_one_is_refused(limit: int) -> None:
-    with pytest.raises(UserError, match=f"max_new_tokens is {limit}; it must be at least 1"):
-        generate(Literal(7, []), new_tokens=limit)
+@pytest.mark.parametrize(
+    ("prompt_tokens", "new_tokens", "error", "fact"),
+    [
+        (CONTEXT_TOKENS, 10, "prompt_too_long", "32 tokens"),
+        (0, 10, "empty_prompt", ""),
+        (2, 0, "no_new_tokens", "is 0"),
+        (2, -3, "no_new_tokens", "is -3"),
+    ],
+)
+def test_what_cannot_be_decoded_is_refused(prompt_tokens: int, new_tokens: int, error: str, fact: str) -> None:
+    with refused(error, fact):
+        generate(Literal(7, []), [1] * prompt_tokens, new_tokens)

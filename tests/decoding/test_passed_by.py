@@ -133,7 +133,7 @@ def test_rows_can_be_chosen_only_where_all_wait_for_the_layer() -> None:
     models = pair("llama")
     stream = Stream(models.target, 8)
     stream.push(TEXT[:4])
-    with pytest.raises(ValueError, match="layers 0 to 1 do not lack exactly the rows from 0 to 4"):
+    with pytest.raises(ValueError, match="layers 0 to 1 .* from 0 to 4"):
         stream.advance(2)
         run_some(stream, 0, {1: 1.0})
 

@@ -33,7 +33,7 @@ def test_chances_are_those_of_one_text_after_the_other(family: str) -> None:
 
 def test_logits_are_looked_at_in_blocks_without_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = reply_chances(pair("llama").target, PROMPT, REPLIES, DIGITS)
-    monkeypatch.setattr("benchctl.decoding.model.likelihood._BLOCK", 2)
+    monkeypatch.setattr("benchctl.decoding.model.likelihood._TREE_BLOCK", 2)
     assert reply_chances(pair("llama").target, PROMPT, REPLIES, DIGITS) == pytest.approx(whole, rel=1e-12)
 
 

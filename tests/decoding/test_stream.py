@@ -119,17 +119,13 @@ def test_a_truncated_stream_goes_on_like_a_fresh_one(target: Target) -> None:
     assert_cached_as_if_fresh(stream, TEXT[:9] + TEXT[14:18])
 
 
-def test_truncation_to_more_than_there_is_changes_nothing() -> None:
+def test_truncation_to_more_than_there_is_changes_nothing_and_open_rows_forbid_it() -> None:
     stream = after(target_of("llama"), TEXT[:6])
     stream.truncate(9)
     assert stream.length == 6
     assert_cached_as_if_fresh(stream, TEXT[:6])
-
-
-def test_open_rows_forbid_truncation() -> None:
-    stream = after(target_of("llama"), TEXT[:6])
     stream.push([1])
-    with pytest.raises(ValueError, match="without open rows can be truncated"):
+    with pytest.raises(ValueError, match="open rows"):
         stream.truncate(3)
 
 
@@ -172,14 +168,16 @@ def test_a_filled_row_is_never_run_again() -> None:
     assert torch.equal(stream.cache.kv[3][:, 8], filled)
 
 
-def test_a_row_with_earlier_rows_waiting_below_it_cannot_be_filled_in() -> None:
+def test_a_row_with_earlier_rows_waiting_below_it_cannot_be_filled_in_or_skipped() -> None:
     """Its keys would take the slots of theirs."""
     stream = after(target_of("llama"), TEXT[:8])
     stream.push(TEXT[8:10])
     stream.advance(2)
-    with pytest.raises(ValueError, match="earlier rows still wait for these layers"):
+    with pytest.raises(ValueError, match="still wait"):
         stream.fill(2)
-    assert stream.cache.lengths == [10, 10, 8, 8]
+    with pytest.raises(ValueError, match="still wait"):
+        stream.skip(2)
+    assert (stream.cache.lengths, stream.cache.absent) == ([10, 10, 8, 8], [[]] * 4)
 
 
 @pytest.mark.parametrize("parents", [None, (-1, -1)], ids=["chain", "tree"])
@@ -191,7 +189,7 @@ def test_rows_beyond_the_context_are_refused(parents: tuple[int, int] | None, be
     last = context - 2 + beyond
     positions = (last, last + 1) if parents is None else (last + 1, last + 1)
     ancestors = None if parents is None else ((0,), (1,))
-    with pytest.raises(ValueError, match=f"position {last + 1}, beyond the context of {context}"):
+    with pytest.raises(ValueError, match=f"position {last + 1}, .* {context}"):
         target.layout(last, positions, ancestors)
     assert target.layout(context - 2, (context - 2, context - 1)).rotary.shape[0] == 2
 
@@ -270,12 +268,3 @@ def test_branches_do_not_see_an_absent_row_either() -> None:
         stream.advance()
         logits.append(stream.logits()[:2])
     assert_same(logits[0], logits[1])
-
-
-def test_a_row_with_earlier_rows_waiting_below_it_cannot_pass_their_layers_by() -> None:
-    stream = after(target_of("llama"), TEXT[:8])
-    stream.push(TEXT[8:10])
-    stream.advance(2)
-    with pytest.raises(ValueError, match="earlier rows still wait for these layers"):
-        stream.skip(2)
-    assert stream.cache.absent == [[]] * 4

@@ -13,6 +13,9 @@ from benchctl.decoding import verify
 from benchctl.decoding.draft import ROOT, Draft
 from benchctl.decoding.verify import Verdict, verify_greedy, verify_rejection, verify_typical
 
+TWICE = Draft((5, 7, 9, 7), (ROOT, 0, ROOT, 2))
+DUPLICATES = Draft((5, 5, 8, 9), (ROOT, ROOT, 0, 1))
+
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
@@ -22,43 +25,33 @@ def one_hot(tokens: list[int], vocabulary: int = 10) -> Tensor:
     return torch.eye(vocabulary, dtype=torch.float64)[tokens]
 
 
-def test_greedy_accepts_up_to_the_first_difference_and_adds_the_target_s_token() -> None:
-    """The example of the docstring."""
-    assert verify_greedy(Draft.chain([5, 7]), [5, 8, 3]) == Verdict((0,), 8)
-
-
-def test_greedy_adds_a_token_after_a_chain_accepted_whole() -> None:
-    assert verify_greedy(Draft.chain([5, 7]), [5, 7, 3]) == Verdict((0, 1), 3)
-
-
-def test_greedy_without_acceptance_adds_what_the_root_says() -> None:
-    assert verify_greedy(Draft.chain([5, 7]), [4, 7, 3]) == Verdict((), 4)
+@pytest.mark.parametrize(
+    ("draft", "argmaxes", "verdict"),
+    [
+        pytest.param(Draft.chain([5, 7]), [5, 8, 3], Verdict((0,), 8), id="up to the first difference"),
+        pytest.param(Draft.chain([5, 7]), [5, 7, 3], Verdict((0, 1), 3), id="the whole chain"),
+        pytest.param(Draft.chain([5, 7]), [4, 7, 3], Verdict((), 4), id="nothing"),
+        pytest.param(Draft.chain([0, 0]), [0, 0, 0], Verdict((0, 1), 0), id="token zero, really drafted"),
+        pytest.param(Draft((5, 7, 9), (ROOT, 0, ROOT)), [9, 1, 2, 3], Verdict((2,), 3), id="the second branch"),
+        pytest.param(Draft((5, 7, 9), (ROOT, 0, ROOT)), [5, 7, 2, 3], Verdict((0, 1), 2), id="the first branch"),
+        pytest.param(Draft((5, 7, 9), (ROOT, 0, ROOT)), [4, 7, 2, 3], Verdict((), 4), id="no branch"),
+        # Both branches continue with 7; the target wants 7 after 9 only.
+        pytest.param(TWICE, [9, 1, 1, 7, 4], Verdict((2, 3), 4), id="the same token where it is wanted"),
+        pytest.param(TWICE, [5, 1, 1, 7, 4], Verdict((0,), 1), id="the same token where it is not"),
+        pytest.param(DUPLICATES, [5, 8, 9, 3, 4], Verdict((0, 2), 3), id="the first of duplicate siblings"),
+        pytest.param(DUPLICATES, [5, 9, 9, 3, 4], Verdict((0,), 9), id="never the second of them"),
+    ],
+)
+def test_greedy_follows_the_target_s_tokens_and_adds_the_next(
+    draft: Draft, argmaxes: list[int], verdict: Verdict
+) -> None:
+    assert verify_greedy(draft, argmaxes) == verdict
 
 
 def test_an_empty_draft_is_plain_decoding() -> None:
     assert verify_greedy(Draft(), [6]) == Verdict((), 6)
     assert verify_rejection(Draft(), one_hot([6]), generator()) == Verdict((), 6)
     assert verify_typical(Draft(), one_hot([6]), generator()) == Verdict((), 6)
-
-
-def test_greedy_takes_the_branch_that_agrees() -> None:
-    draft = Draft((5, 7, 9), (ROOT, 0, ROOT))
-    assert verify_greedy(draft, [9, 1, 2, 3]) == Verdict((2,), 3)
-    assert verify_greedy(draft, [5, 7, 2, 3]) == Verdict((0, 1), 2)
-    assert verify_greedy(draft, [4, 7, 2, 3]) == Verdict((), 4)
-
-
-def test_the_same_token_on_two_branches_is_judged_where_it_stands() -> None:
-    """Both branches continue with 7; the target wants 7 after 9 only."""
-    draft = Draft((5, 7, 9, 7), (ROOT, 0, ROOT, 2))
-    assert verify_greedy(draft, [9, 1, 1, 7, 4]) == Verdict((2, 3), 4)
-    assert verify_greedy(draft, [5, 1, 1, 7, 4]) == Verdict((0,), 1)
-
-
-def test_of_duplicate_siblings_the_first_is_followed() -> None:
-    draft = Draft((5, 5, 8, 9), (ROOT, ROOT, 0, 1))
-    assert verify_greedy(draft, [5, 8, 9, 3, 4]) == Verdict((0, 2), 3)
-    assert verify_greedy(draft, [5, 9, 9, 3, 4]) == Verdict((0,), 9)
 
 
 def test_branches_of_unequal_depth_are_never_padded_with_token_zero() -> None:
@@ -68,10 +61,6 @@ def test_branches_of_unequal_depth_are_never_padded_with_token_zero() -> None:
     assert verify_greedy(draft, [0, 7, 7, 7, 0]) == Verdict((), 0)
     assert verify_rejection(draft, one_hot([9, 7, 7, 7, 0]), generator()) == Verdict((3,), 0)
     assert verify_typical(draft, one_hot([9, 7, 7, 7, 0]), generator()) == Verdict((3,), 0)
-
-
-def test_token_zero_is_accepted_where_it_was_really_drafted() -> None:
-    assert verify_greedy(Draft.chain([0, 0]), [0, 0, 0]) == Verdict((0, 1), 0)
 
 
 def test_scratch_rows_are_never_accepted() -> None:
@@ -104,16 +93,12 @@ def test_rejection_never_rejects_what_the_target_likes_at_least_as_much() -> Non
     assert all(verify_rejection(draft, target_probs, generator(seed)).path == (0,) for seed in range(200))
 
 
-def test_rejection_never_accepts_what_the_target_cannot_say() -> None:
-    target_probs = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
-    draft = Draft.chain([0], torch.tensor([[1.0, 0.0]], dtype=torch.float64))
-    assert all(verify_rejection(draft, target_probs, generator(seed)) == Verdict((), 1) for seed in range(200))
-
-
 def test_even_the_luckiest_draw_does_not_accept_the_impossible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "_uniform", lambda generator: 0.0)
     target_probs = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
     assert verify_rejection(Draft.chain([0]), target_probs, generator()) == Verdict((), 1)
+    draft = Draft.chain([0], torch.tensor([[1.0, 0.0]], dtype=torch.float64))
+    assert verify_rejection(draft, target_probs, generator()) == Verdict((), 1)
 
 
 def test_a_rejected_sibling_leaves_its_mass_to_the_others() -> None:

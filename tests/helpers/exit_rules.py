@@ -14,8 +14,7 @@ from untrained import facts_of, untrained
 
 from benchctl.decoding.method import Method
 from benchctl.decoding.modules.exits import Exits
-from benchctl.decoding.modules.folder import save_modules
-from benchctl.decoding.modules.trainable import Trainable
+from benchctl.decoding.modules.trainable import Trainable, save_modules
 from benchctl.registry import build
 
 ALPHA = 256.0  # the methods' default

@@ -11,8 +11,7 @@ from pathlib import Path
 from benchctl.conformance.method_under_test import facts_of, untrained
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.folder import save_modules
-from benchctl.decoding.modules.trainable import Trainable
+from benchctl.decoding.modules.trainable import Trainable, save_modules
 
 __all__ = ["facts_of", "untrained"]
 

@@ -12,8 +12,7 @@ from runs import LAYERS, Pair, pair, prompt_of, run
 from torch import Tensor
 
 from benchctl.decoding.adaptive import View
-from benchctl.decoding.kv.cache import Cache
-from benchctl.decoding.kv.layout import Layout
+from benchctl.decoding.kv.cache import Cache, Layout
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import Generation
 from benchctl.decoding.method import Context

@@ -16,7 +16,7 @@ from tiny_encoder import random_folder
 from untrained import facts_of, untrained
 
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.folder import modules_sha256, save_modules
+from benchctl.decoding.modules.trainable import modules_sha256, save_modules
 from benchctl.errors import UserError
 from benchctl.measuring import settings as ask
 from benchctl.measuring.check import check

@@ -26,8 +26,7 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.exits import exit_yardsticks
-from benchctl.decoding.modules.folder import WEIGHTS, read_facts
-from benchctl.decoding.modules.trainable import TrainingBatch
+from benchctl.decoding.modules.trainable import WEIGHTS, TrainingBatch, read_facts
 from benchctl.decoding.sampling import Sampling
 from benchctl.methods.m2r2 import M2R2
 from benchctl.methods.m2r2.gates import LATENT, Interval, Router

@@ -23,10 +23,17 @@ from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.layers import Layer
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.exit_policy import ExitPolicy, decayed
-from benchctl.decoding.modules.exits import CE_SHARE, ExitHead, ExitModule, Exits, balanced_loss, exit_yardsticks
-from benchctl.decoding.modules.folder import save_modules
-from benchctl.decoding.modules.trainable import Tally, TrainingBatch
+from benchctl.decoding.modules.exits import (
+    CE_SHARE,
+    ExitHead,
+    ExitModule,
+    ExitPolicy,
+    Exits,
+    balanced_loss,
+    decayed,
+    exit_yardsticks,
+)
+from benchctl.decoding.modules.trainable import Tally, TrainingBatch, save_modules
 from benchctl.methods.deed import Deed
 from benchctl.methods.early_exit import EarlyExit
 from benchctl.registry import build, builtin_names, method_class

@@ -18,8 +18,21 @@ from tiny import tiny_folder, tiny_target
 from torch import Tensor
 
 from benchctl.decoding.experts.fast_tier import POLICIES, FastTier, Key, Lru, PolicyName, policy_of
-from benchctl.decoding.experts.offload import NextGate, Offload, OffloadSettings, Predictor, mixtures_of, rank_experts
-from benchctl.decoding.experts.tiers import FileTier, Link, Loader, MemoryTier, Slots, SlowTier, Timer
+from benchctl.decoding.experts.offload import (
+    FileTier,
+    Link,
+    Loader,
+    MemoryTier,
+    NextGate,
+    Offload,
+    OffloadSettings,
+    Predictor,
+    Slots,
+    SlowTier,
+    Timer,
+    mixtures_of,
+    rank_experts,
+)
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.layers import ExpertWeights

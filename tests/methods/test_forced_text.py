@@ -19,8 +19,7 @@ from benchctl.decoding.draft import ROOT, Draft
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.replay import ForcedText
-from benchctl.decoding.verify import Verdict
+from benchctl.decoding.verify import ForcedText, Verdict
 from benchctl.registry import build
 
 PROMPT = tuple(prompt_of(13))

@@ -24,7 +24,7 @@ from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Context, Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.exits import CE_SHARE
-from benchctl.decoding.modules.folder import save_modules
+from benchctl.decoding.modules.trainable import save_modules
 from benchctl.decoding.sampling import Sampling
 from benchctl.methods.m2r2 import M2R2, draft_beam, draft_chain
 from benchctl.methods.m2r2.gates import Interval, default_gates, intervals_between

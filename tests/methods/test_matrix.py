@@ -37,7 +37,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from benchctl.conformance import checks
-from benchctl.conformance.examine import ON_A_TARGET
+from benchctl.conformance.checks import ON_A_TARGET
 from benchctl.conformance.findings import Deviation, Skipped
 from benchctl.conformance.method_under_test import MethodUnderTest
 from benchctl.conformance.random_models import FEW_TOKENS, RandomModels, random_models

@@ -37,8 +37,7 @@ from benchctl.decoding.method import Context
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.adapters import distil_losses
 from benchctl.decoding.modules.exits import CE_SHARE
-from benchctl.decoding.modules.folder import read_facts, save_modules
-from benchctl.decoding.modules.trainable import TrainingBatch
+from benchctl.decoding.modules.trainable import TrainingBatch, read_facts, save_modules
 from benchctl.decoding.sampling import Sampling
 from benchctl.methods.mixture_of_depths import MixtureOfDepths, bound_of
 from benchctl.methods.mixture_of_depths.routers import RoutedDepth, most_weighty, routed_blocks, routed_texts

@@ -17,7 +17,7 @@ from benchctl.analysis.comparison import compare, over
 from benchctl.analysis.metrics.drafting import ACCEPTANCE_DIFFERENCE, ACCEPTANCE_RATE
 from benchctl.analysis.metrics.experts import RECALL
 from benchctl.cli import main
-from benchctl.decoding.modules.folder import check_modules
+from benchctl.decoding.modules.trainable import check_modules
 from benchctl.records.writer import read
 from reference.pack import FILES
 

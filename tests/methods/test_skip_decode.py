@@ -26,8 +26,7 @@ from benchctl.decoding.method import Context
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.adapters import AdaptedTexts, Adapters, LayerAdapter, agreements
 from benchctl.decoding.modules.exits import CE_SHARE, AdapterSettings
-from benchctl.decoding.modules.folder import save_modules
-from benchctl.decoding.modules.trainable import Tally, TrainingBatch
+from benchctl.decoding.modules.trainable import Tally, TrainingBatch, save_modules
 from benchctl.decoding.sampling import Sampling
 from benchctl.methods.skip_decode import SkipDecode
 from benchctl.methods.skip_decode.schedule import DepthSchedule, text_depths

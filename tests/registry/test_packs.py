@@ -11,7 +11,7 @@ from refusals import refused
 
 from benchctl import bundled
 from benchctl.cli import main
-from benchctl.decoding.modules import folder as modules
+from benchctl.decoding.modules import trainable as modules
 
 WEIGHTS, TOKENIZER = b"weights", b"{}"
 

@@ -21,7 +21,7 @@ from tiny import tiny_folder
 
 from benchctl import registry
 from benchctl.cli import main
-from benchctl.conformance.examine import WHAT, examine
+from benchctl.conformance.checks import WHAT, examine
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.records.writer import read

@@ -15,16 +15,18 @@ from untrained import facts_of, untrained
 
 from benchctl.decoding.model.layers import Layer
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.folder import (
+from benchctl.decoding.modules.trainable import (
     FACTS,
     WEIGHTS,
+    Labels,
+    Tally,
+    TrainingBatch,
     check_modules,
     load_modules,
     modules_sha256,
     read_facts,
     save_modules,
 )
-from benchctl.decoding.modules.trainable import Labels, Tally, TrainingBatch
 from benchctl.errors import UserError
 from benchctl.methods.early_exit import EarlyExit
 from benchctl.methods.medusa import Medusa
@@ -152,7 +154,7 @@ def test_a_folder_whose_writing_was_interrupted_holds_no_modules(
     def full(*_: Any) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("benchctl.decoding.modules.folder.save_file", full)
+    monkeypatch.setattr("benchctl.decoding.modules.trainable.save_file", full)
     with pytest.raises(OSError, match="no space left"):
         save_modules(Path(folder), untrained(Medusa(), target), facts_of("medusa", Medusa(), target))
     with pytest.raises(UserError, match="holds no modules.json with its modules.safetensors"):

@@ -17,8 +17,7 @@ from untrained import facts_of, untrained
 
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.folder import save_modules
-from benchctl.decoding.modules.trainable import Trainable
+from benchctl.decoding.modules.trainable import Trainable, save_modules
 from benchctl.errors import UserError
 from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.prompts.fit import messages

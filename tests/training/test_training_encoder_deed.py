@@ -13,8 +13,7 @@ from tiny_encoder import END, letters, reversing_folder, write_reversals
 from benchctl.conformance.method_under_test import facts_of
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.folder import save_modules
-from benchctl.decoding.modules.trainable import Trainable
+from benchctl.decoding.modules.trainable import Trainable, save_modules
 from benchctl.registry import build
 
 PROMPTS = [[*text, END] for text in letters(24, seed=3)]  # none of those that anything learnt from

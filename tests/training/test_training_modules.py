@@ -18,8 +18,7 @@ from tiny import tiny_folder, tiny_model
 from torch import Tensor
 
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.folder import load_modules, shares
-from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch
+from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, load_modules, shares
 from benchctl.errors import UserError
 from benchctl.methods.medusa import Medusa
 from benchctl.registry import build

@@ -32,7 +32,7 @@ REPLAY_SPEEDUP = _replayed(speed.SPEEDUP)
 REPLAY_DECODE_SPEEDUP = _replayed(speed.DECODE_SPEEDUP)
 REPLAY_BLOCK_EFFICIENCY = _replayed(drafting.BLOCK_EFFICIENCY)
 REPLAY_DEPTH_FRACTION = _replayed(drafting.DEPTH_FRACTION)
-# Of the forced tokens at which the method's own choice was seen: see decoding/replay.py.
+# Of the forced tokens at which the method's own choice was seen: see decoding/verify.py.
 REPLAY_AGREEMENT = Metric(
     "replay_agreement",
     "own choice is the forced token",

@@ -1,7 +1,4 @@
-"""The state of a fast tier: what it holds, what is loaded next, what a policy evicts, and what is counted.
-
-No tensors, threads or time: the loader's thread (`tiers.Loader`) drives it, and tests can drive it by hand.
-"""
+"""The state of a fast tier, without tensors, threads or time: held, loaded next, evicted by a policy, counted."""
 
 from __future__ import annotations
 
@@ -87,13 +84,11 @@ class Lfu(_Recency):
 
 
 class LeastStale(_Recency):
-    """Evicts stale experts first, and among equals the one whose layer comes up last.
+    """Evicts stale experts first (not touched in this pass over the layers), then those whose layer comes up last.
 
     After Least-Stale of Hoang et al.: SpecMD: A Comprehensive Study On Speculative Expert Prefetching, 2026, arXiv
-    2602.03921. Experts are current (touched in this pass over the layers) or stale (last touched in an earlier pass).
-    Stale ones go first, and the order of the layers, not recency, shows what is needed next. Only the abstract and the
-    introduction of the paper were at hand, so the order within each group is ours: by the distance from the present
-    layer to theirs, around the end of the pass; of equal ones the one touched earliest goes. A prefetch touches.
+    2602.03921. Only its abstract and introduction were at hand, so the order within each group is ours: by the distance
+    from the present layer to theirs, around the end of the pass, then the one touched earliest. A prefetch touches.
 
     Example: three layers, layer 1 reached, experts of layers 0 and 2 stale: layer 2 comes next, so that of 0 goes.
     """
@@ -112,11 +107,10 @@ class LeastStale(_Recency):
         self._touched[key] = self._pass
 
     def victim(self, candidates: Collection[Key]) -> Key:
-        return min(candidates, key=self._rank)
+        def rank(key: Key) -> tuple[bool, int, int]:
+            return self._touched[key] == self._pass, -((key.layer - self._layer) % self._layers), self._last[key]
 
-    def _rank(self, key: Key) -> tuple[bool, int, int]:
-        ahead = (key.layer - self._layer) % self._layers
-        return self._touched[key] == self._pass, -ahead, self._last[key]
+        return min(candidates, key=rank)
 
 
 def policy_of(name: PolicyName, layers: int) -> Policy:
@@ -167,12 +161,11 @@ class Transfer:
 
 
 class FastTier:
-    """``capacity`` slots. One transfer at a time; what is demanded goes before what is fetched ahead.
+    """``capacity`` slots, one transfer at a time; what is demanded goes before what is fetched ahead.
 
-    The experts of the present visit stay until the next one, so that neither speed nor chance of the driver changes
-    what is evicted. A visit that needs more than ``capacity`` (a long prompt) is a window moving over its experts in
-    the order of computing. Fetching ahead never evicts what is itself still to be used; a demand may, as its last
-    choice.
+    Experts of the present visit stay until the next one, so timing never changes what is evicted. A visit that needs
+    more than ``capacity`` is a window moving over its experts in the order of computing. Fetching ahead never evicts
+    what is still to be used; a demand may, as its last choice.
     """
 
     def __init__(self, capacity: int, policy: Policy) -> None:
@@ -207,8 +200,11 @@ class FastTier:
         self._passes += layer <= self._layer or not self._passes
         self._layer = layer
         keys = [Key(layer, expert) for expert in experts]
-        if not self._policy.keeps:
-            self._drop_used()
+        if not self._policy.keeps:  # let go all but what was fetched ahead for this visit or later ones
+            waiting = set[Key]().union(*self._expected.values())
+            for key in list(self._slots):
+                if not self._flies(key) and not (key in self._unused and key in waiting):
+                    self._drop(key)
         self._count(keys)
         self._policy.reach(layer)
         for key in keys:
@@ -235,7 +231,7 @@ class FastTier:
         """Begin the next transfer; None where nothing is asked for, or no slot can be had, or one is under way."""
         if self._flight is not None:
             return None
-        for key in self._window():
+        for key in self._visit[: self.capacity]:
             if key not in self._slots:
                 return self._begin(key, demanded=True)
         while self._queue:
@@ -256,9 +252,6 @@ class FastTier:
     def _flies(self, key: Key) -> bool:
         return self._flight is not None and self._flight.key == key
 
-    def _window(self) -> list[Key]:
-        return self._visit[: self.capacity]
-
     def _count(self, keys: Collection[Key]) -> None:
         counts = self.counts
         counts.needed += len(keys)
@@ -271,8 +264,15 @@ class FastTier:
             counts.foreseeable += len(keys)
 
     def _begin(self, key: Key, demanded: bool) -> Transfer | None:
-        if not self._free and not self._evict(demanded):
-            return None
+        if not self._free:
+            window = self._visit[: self.capacity]
+            waiting = set[Key]().union(*self._expected.values())
+            candidates = [key for key in self._slots if key not in waiting and key not in window]
+            if not candidates and demanded:
+                candidates = [key for key in self._slots if key not in window]
+            if not candidates:
+                return None
+            self._drop(self._policy.victim(candidates))
         if not demanded:
             self._queue.popleft()
             self._unused.add(key)
@@ -284,26 +284,7 @@ class FastTier:
         self._flight = Transfer(key, self._slots[key], demanded)
         return self._flight
 
-    def _evict(self, demanded: bool) -> bool:
-        """Free a slot, if one can be had. There is no transfer under way."""
-        window = self._window()
-        waiting = set[Key]().union(*self._expected.values())
-        candidates = [key for key in self._slots if key not in waiting and key not in window]
-        if not candidates and demanded:
-            candidates = [key for key in self._slots if key not in window]
-        if not candidates:
-            return False
-        self._drop(self._policy.victim(candidates))
-        return True
-
     def _drop(self, key: Key) -> None:
         self._free.append(self._slots.pop(key))
         self.counts.evicted_unused += key in self._unused
         self._unused.discard(key)
-
-    def _drop_used(self) -> None:
-        """Without a cache: let go all but what was fetched ahead for this visit or later ones."""
-        waiting = set[Key]().union(*self._expected.values())
-        for key in list(self._slots):
-            if not self._flies(key) and not (key in self._unused and key in waiting):
-                self._drop(key)

@@ -1,21 +1,266 @@
-"""A view of a mixture-of-experts target whose experts come out of a fast tier, for methods to decode on."""
+"""Where experts live: a slow tier that has all of them, a fast one of a few slots, and a thread that moves them."""
 
 from __future__ import annotations
 
 import copy
+import shutil
+import tempfile
+import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
+import torch
 import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from benchctl.decoding.experts.fast_tier import FastTier, Key, PolicyName, policy_of
-from benchctl.decoding.experts.tiers import FileTier, Link, Loader, MemoryTier, Slots, Timer
+from benchctl.decoding.experts.fast_tier import Counts, FastTier, Key, PolicyName, Transfer, policy_of
 from benchctl.decoding.model.layers import Experts, ExpertWeights, Layer
 from benchctl.decoding.model.target import Target, TargetInfo
+
+
+class Timer(Protocol):
+    """Time for what has to wait, handed in from outside: decoding knows no clock of its own."""
+
+    def now_s(self) -> float:
+        """Seconds since an arbitrary moment; work queued on a device is not waited for."""
+
+    def wait_until(self, moment_s: float) -> None:
+        """Return at this moment, or at once if it has passed."""
+
+
+class SlowTier(ABC):
+    """All experts of a target, somewhere that computing does not read from."""
+
+    @abstractmethod
+    def read(self, key: Key) -> ExpertWeights:
+        """The weights of an expert on the host; valid until the next call. Only the loader's thread calls this."""
+
+
+class MemoryTier(SlowTier):
+    """Host memory: on a CPU the target's own tensors, for a GPU pinned copies."""
+
+    def __init__(self, experts: Mapping[int, Experts]) -> None:
+        def on_host(weights: Tensor) -> Tensor:
+            return weights if weights.device.type == "cpu" else weights.cpu().pin_memory()
+
+        self._gate_up = {layer: on_host(mixture.gate_up) for layer, mixture in experts.items()}
+        self._down = {layer: on_host(mixture.down) for layer, mixture in experts.items()}
+
+    def read(self, key: Key) -> ExpertWeights:
+        return ExpertWeights(key.expert, self._gate_up[key.layer][key.expert], self._down[key.layer][key.expert])
+
+
+class FileTier(SlowTier):
+    """A memory-mapped safetensors file of its own, in the target's precision, deleted with this object.
+
+    The speed of the disk shows only where the file is larger than the free memory; otherwise give a bandwidth.
+    """
+
+    def __init__(self, experts: Mapping[int, Experts]) -> None:
+        folder = tempfile.mkdtemp(prefix="benchctl-experts-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        path = Path(folder) / "experts.safetensors"
+        tensors: dict[str, Tensor] = {}
+        for layer, mixture in experts.items():
+            tensors[f"{layer}.gate_up"] = mixture.gate_up.detach().cpu().contiguous()
+            tensors[f"{layer}.down"] = mixture.down.detach().cpu().contiguous()
+        save_file(tensors, path)
+        self._file: Any = safe_open(path, framework="pt")
+
+    def read(self, key: Key) -> ExpertWeights:
+        one = slice(key.expert, key.expert + 1)
+        gate_up, down = (self._file.get_slice(f"{key.layer}.{name}")[one][0] for name in ("gate_up", "down"))
+        return ExpertWeights(key.expert, gate_up, down)
+
+
+class Slots:
+    """The fast tier's memory: gate_up [capacity, 2 f, width] and down [capacity, width, f] on the target's device.
+
+    On a GPU copies run on a stream of their own, and wait for queued products that still read the slot.
+    """
+
+    def __init__(self, like: Experts, capacity: int) -> None:
+        self._gate_up = like.gate_up.new_empty((capacity, *like.gate_up.shape[1:]))
+        self._down = like.down.new_empty((capacity, *like.down.shape[1:]))
+        self._device = like.gate_up.device
+        on_gpu = self._device.type == "cuda"
+        self._stream = torch.cuda.Stream(self._device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._read: dict[int, torch.cuda.Event] = {}
+        sizes = (weights.element_size() * weights[0].numel() for weights in (self._gate_up, self._down))
+        self.expert_bytes = sum(sizes)
+
+    def fill(self, slot: int, weights: ExpertWeights) -> None:
+        """Copy an expert into a slot; returns when it has arrived. Another thread may compute meanwhile."""
+        if self._stream is None:
+            self._gate_up[slot].copy_(weights.gate_up)
+            self._down[slot].copy_(weights.down)
+            return
+        with torch.cuda.stream(self._stream):
+            if slot in self._read:
+                self._stream.wait_event(self._read.pop(slot))
+            self._gate_up[slot].copy_(weights.gate_up, non_blocking=True)
+            self._down[slot].copy_(weights.down, non_blocking=True)
+        self._stream.synchronize()
+
+    def weights(self, expert: int, slot: int) -> ExpertWeights:
+        return ExpertWeights(expert, self._gate_up[slot], self._down[slot])
+
+    def computed(self, slot: int) -> None:
+        """The products that read this slot have been queued."""
+        if self._stream is not None:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(self._device))
+            self._read[slot] = event
+
+
+@dataclass(frozen=True)
+class Link:
+    """The way from the slow tier to the fast one; ``bytes_per_s`` None is as fast as the machine copies."""
+
+    slow: SlowTier
+    slots: Slots
+    bytes_per_s: float | None = None
+
+
+class Loader:
+    """A context manager with a thread that moves experts over a link, one after another, while the caller computes.
+
+    With a bandwidth, a transfer ends bytes / bandwidth after it began, or later, and the next one begins then. Moments
+    are computed, so a thread that wakes late delays nothing; the caller or the thread, whichever runs first, catches
+    up.
+
+    Example: experts of 1 MB at 2 MB/s that are demanded at 0.0 s and 0.1 s arrive at 0.5 s and 1.0 s.
+    """
+
+    def __init__(self, tier: FastTier, link: Link, timer: Timer | None = None) -> None:
+        if link.bytes_per_s is not None and timer is None:
+            raise ValueError("a link of limited bandwidth needs a timer")
+        self._tier, self._link, self._timer = tier, link, timer
+        self._changed = threading.Condition()
+        self._transfer: Transfer | None = None
+        self._copied, self._ends_s = False, 0.0
+        self._closed = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="expert loader", daemon=True)
+
+    def __enter__(self) -> Loader:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            ends_s = self._ends_s
+        if self._timer is not None:
+            self._timer.wait_until(ends_s)  # what has begun takes its time
+        self._thread.join()
+
+    def now_s(self) -> float:
+        """Seconds of the timer; always 0 without one."""
+        return 0.0 if self._timer is None else self._timer.now_s()
+
+    @property
+    def counts(self) -> Counts:
+        return self._tier.counts
+
+    def need(self, layer: int, experts: Sequence[int]) -> None:
+        """See FastTier.need; raises RuntimeError if the thread has failed."""
+        with self._changed:
+            self._catch_up()
+            self._tier.need(layer, experts)
+            self._begin(self.now_s())
+
+    def want(self, layer: int, experts: Sequence[int]) -> None:
+        """See FastTier.want."""
+        with self._changed:
+            self._catch_up()
+            self._tier.want(layer, experts)
+            self._begin(self.now_s())
+
+    def done(self, key: Key) -> None:
+        """See FastTier.done; the products with these weights have been queued."""
+        with self._changed:
+            self._catch_up()
+            self._link.slots.computed(self._tier.slot(key))
+            self._tier.done(key)
+            self._begin(self.now_s())
+
+    def wait_for(self, key: Key) -> ExpertWeights:
+        """The weights of a needed expert, once they are there. Raises RuntimeError if the thread has failed."""
+        with self._changed:
+            self._catch_up()
+            if not self._tier.holds(key):
+                started_s = self.now_s()
+                while not self._tier.holds(key):
+                    assert self._transfer is not None, "an expert that is needed is on its way, or behind one that is"
+                    if self._copied and self._timer is not None:
+                        ends_s = self._ends_s
+                        self._changed.release()
+                        try:
+                            self._timer.wait_until(ends_s)
+                        finally:
+                            self._changed.acquire()
+                    else:
+                        self._changed.wait()
+                    self._catch_up()
+                self._tier.counts.stall_s += self.now_s() - started_s
+            return self._link.slots.weights(key.expert, self._tier.slot(key))
+
+    def _catch_up(self) -> None:
+        """End the transfer whose moment has come, and begin the next as of that moment."""
+        if self._error is not None:
+            raise RuntimeError(f"the thread that loads experts failed: {self._error!r}") from self._error
+        if self._transfer is not None and self._copied and self._ends_s <= self.now_s():
+            self._tier.arrive()
+            self._transfer, self._copied = None, False
+            self._begin(self._ends_s)
+
+    def _begin(self, moment_s: float) -> None:
+        if self._transfer is not None or self._closed:
+            return
+        self._transfer = self._tier.next()
+        if self._transfer is not None:
+            rate = self._link.bytes_per_s
+            self._ends_s = moment_s + (0.0 if rate is None else self._link.slots.expert_bytes / rate)
+            self._changed.notify_all()
+
+    @torch.inference_mode()
+    def _work(self) -> None:
+        try:
+            while (transfer := self._next()) is not None:
+                self._link.slots.fill(transfer.slot, self._link.slow.read(transfer.key))
+                self._finish()
+        except BaseException as error:
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _next(self) -> Transfer | None:
+        """Wait for a transfer that has begun but is not copied yet; None when closed without one."""
+        with self._changed:
+            while not self._closed and (self._transfer is None or self._copied):
+                self._changed.wait()
+            return None if self._copied else self._transfer
+
+    def _finish(self) -> None:
+        """The copy is there; the transfer ends at its moment, which a waiting caller may see before this thread."""
+        with self._changed:
+            self._copied = True
+            self._ends_s = max(self._ends_s, self.now_s())
+            self._catch_up()
+            self._changed.notify_all()
+            while self._copied and not self._closed:
+                self._changed.wait(max(self._ends_s - self.now_s(), 0.0))
+                self._catch_up()
+
 
 Tier = Literal["memory", "file"]
 Predictor = Callable[[int, Tensor], Mapping[int, Sequence[int]]]
@@ -24,8 +269,6 @@ Predictor = Callable[[int, Tensor], Mapping[int, Sequence[int]]]
 Called at each layer of a pass of one row, when the layer's own experts are known and demanded but not yet computed:
 the state is the residual that their answers will be added to. Layers that are not behind ``layer`` are an error.
 """
-
-_Fetch = Callable[[int, Sequence[int], Tensor], Iterator[ExpertWeights]]
 
 
 @dataclass(frozen=True)
@@ -63,8 +306,7 @@ class OffloadSettings:
 
 def mixtures_of(target: Target) -> Mapping[int, Experts]:
     """The mixtures of experts of a target, by layer."""
-    found = {layer: block.mlp for layer, block in enumerate(target.blocks)}
-    return {layer: mlp for layer, mlp in found.items() if isinstance(mlp, Experts)}
+    return {layer: block.mlp for layer, block in enumerate(target.blocks) if isinstance(block.mlp, Experts)}
 
 
 def rank_experts(block: Layer, state: Tensor, count: int) -> list[int]:
@@ -93,20 +335,25 @@ class Offload:
     def __init__(self, target: Target, settings: OffloadSettings) -> None:
         self._target, self._settings = target, settings
         mixtures = mixtures_of(target)
-        every = sum(found.router.shape[0] for found in mixtures.values())
+        every = sum(mixture.router.shape[0] for mixture in mixtures.values())
         self.capacity = min(settings.capacity or max(every // 4, self.top_k), every)
         slow = MemoryTier(mixtures) if settings.tier == "memory" else FileTier(mixtures)
         rate = settings.bandwidth_mb_s * 1e6 or None
         self._link = Link(slow, Slots(next(iter(mixtures.values())), self.capacity), rate)
         self._tier: FastTier | None = None
-        self._fetcher: _Fetcher | None = None
+        self._loader: Loader | None = None
+        self._predictor: Predictor | None = None
         self._timed = False
         self.view = copy.copy(target)
-        self.view.blocks = [_tiered(block, layer, self._fetch) for layer, block in enumerate(target.blocks)]
+        self.view.blocks = list(target.blocks)
+        for layer, mixture in mixtures.items():
+            held = {item.name: getattr(mixture, item.name) for item in fields(Experts)}
+            tiered = _TieredExperts(**held, layer=layer, fetch_from=self._fetch)
+            self.view.blocks[layer] = replace(target.blocks[layer], mlp=tiered)
 
     @property
     def top_k(self) -> int:
-        return max(found.top_k for found in mixtures_of(self._target).values())
+        return max(mixture.top_k for mixture in mixtures_of(self._target).values())
 
     @property
     def expert_bytes(self) -> int:
@@ -116,19 +363,28 @@ class Offload:
     def serve(self, timer: Timer | None, predictor: Predictor | None = None) -> Iterator[Target]:
         """The view, for one generation. Raises ValueError for a limited bandwidth without a timer."""
         tier = FastTier(self.capacity, policy_of(self._settings.policy, self._target.layers))
-        self._tier, self._timed = tier, timer is not None
-        with Loader(tier, self._link, timer) as loader:
-            together = self.capacity if self._settings.blocking else 1
-            self._fetcher = _Fetcher(loader, predictor, together)
+        self._tier, self._timed, self._predictor = tier, timer is not None, predictor
+        with Loader(tier, self._link, timer) as self._loader:
             try:
                 yield self.view
             finally:
-                self._fetcher = None
+                self._loader = None
 
     def _fetch(self, layer: int, needed: Sequence[int], residual: Tensor) -> Iterator[ExpertWeights]:
-        if self._fetcher is None:
+        """Demand, predict and hand out the experts of a visit; where ``blocking``, the first wait for one another."""
+        loader = self._loader
+        if loader is None:
             raise RuntimeError("nobody serves the experts of this view; run it inside serve()")
-        return self._fetcher.fetch(layer, needed, residual)
+        loader.need(layer, needed)
+        # Rows of a prompt together need nearly every expert: only single rows are predicted for.
+        if self._predictor is not None and residual.shape[0] == 1:
+            for ahead, experts in self._predictor(layer, residual).items():
+                loader.want(ahead, tuple(experts))
+        for expert in needed[: self.capacity if self._settings.blocking else 1]:
+            loader.wait_for(Key(layer, expert))
+        for expert in needed:
+            yield loader.wait_for(Key(layer, expert))
+            loader.done(Key(layer, expert))
 
     def counters(self) -> Mapping[str, float]:
         """What the last generation counted while decoding, see `fast_tier.Counts`; the prompt's as prefill_...
@@ -138,12 +394,12 @@ class Offload:
         if self._tier is None:
             return {}
         decode, prefill = self._tier.decode.as_numbers(), self._tier.prefill.as_numbers()
-        found = {**decode, **{f"prefill_{name}": prefill[name] for name in ("loads", "stall_s")}}
+        counts = {**decode, **{f"prefill_{name}": prefill[name] for name in ("loads", "stall_s")}}
         if not self._timed:
-            found = {name: value for name, value in found.items() if not name.endswith("stall_s")}
+            counts = {name: value for name, value in counts.items() if not name.endswith("stall_s")}
         if self._settings.bandwidth_mb_s:
-            found["bandwidth_mb_s"] = self._settings.bandwidth_mb_s
-        return {**found, "expert_bytes": float(self.expert_bytes)}
+            counts["bandwidth_mb_s"] = self._settings.bandwidth_mb_s
+        return {**counts, "expert_bytes": float(self.expert_bytes)}
 
 
 @dataclass(frozen=True)
@@ -151,41 +407,10 @@ class _TieredExperts(Experts):
     """Experts that are fetched before they compute; routing and products are those of the resident ones."""
 
     layer: int
-    fetch_from: _Fetch
+    fetch_from: Callable[[int, Sequence[int], Tensor], Iterator[ExpertWeights]]
 
     def fetch(self, needed: Sequence[int], residual: Tensor) -> Iterator[ExpertWeights]:
         return self.fetch_from(self.layer, needed, residual)
-
-
-class _Fetcher:
-    """Demands, predicts and hands out the experts of each visit of a layer.
-
-    The first ``together`` of a visit are waited for before any is computed.
-    """
-
-    def __init__(self, loader: Loader, predictor: Predictor | None, together: int) -> None:
-        self._loader, self._predictor, self._together = loader, predictor, together
-
-    def fetch(self, layer: int, needed: Sequence[int], residual: Tensor) -> Iterator[ExpertWeights]:
-        loader = self._loader
-        loader.need(layer, needed)
-        # Rows of a prompt together need nearly every expert: only single rows are predicted for.
-        if self._predictor is not None and residual.shape[0] == 1:
-            for ahead, experts in self._predictor(layer, residual).items():
-                loader.want(ahead, tuple(experts))
-        for expert in needed[: self._together]:
-            loader.wait_for(Key(layer, expert))
-        for expert in needed:
-            yield loader.wait_for(Key(layer, expert))
-            loader.done(Key(layer, expert))
-
-
-def _tiered(block: Layer, layer: int, fetch_from: _Fetch) -> Layer:
-    """The layer with its mixture of experts tiered; a dense one as it is."""
-    if not isinstance(block.mlp, Experts):
-        return block
-    held = {item.name: getattr(block.mlp, item.name) for item in fields(Experts)}
-    return replace(block, mlp=_TieredExperts(**held, layer=layer, fetch_from=fetch_from))
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ _SLACK_ROWS = 64  # room for the rows of a draft beyond the text, so that trees 
 class Cache:
     """Slot i of a layer holds position i once rows are committed; drafted rows follow in row order.
 
-    kv[layer] is [2 * kv_heads, capacity, head_dim], keys first: one copy per layer writes both.
-    lengths[layer] counts the rows the layer is done with. It never grows with depth: a row runs layer l before l + 1.
-    absent[layer] are those of its slots, ascending, that hold nothing: rows that passed it by. Nobody may look there.
-    _finite[layer] counts the leading slots that hold numbers: what memory held before may be none, even where hidden.
-    _absent_bias[layer] is [capacity], -inf at the first _marked[layer] of its absent slots, else 0. The others are
-    written when the bias is next needed, so that a slot that rows pass by costs one write at most.
+    kv[layer] is [2 * kv_heads, capacity, head_dim], keys first: one copy per layer writes both. lengths[layer] counts
+    the rows the layer is done with. It never grows with depth: a row runs layer l before l + 1. absent[layer] are those
+    of its slots, ascending, that hold nothing: rows that passed it by. Nobody may look there. _finite[layer] counts the
+    leading slots that hold numbers: what memory held before may be none, even where hidden. _absent_bias[layer] is
+    [capacity], -inf at the first _marked[layer] of its absent slots, else 0; the rest are written when the bias is next
+    needed, so that a slot that rows pass by costs one write at most.
     """
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, capacity: int, like: Tensor) -> None:
@@ -74,11 +74,9 @@ class Cache:
         """
         if end > self.capacity:
             self._grow(end)
-        return self._up_to_date(layer)[:end] if self.absent[layer] else None
-
-    def _up_to_date(self, layer: int) -> Tensor:
-        """_absent_bias[layer] with all absent slots in it."""
         row, absent = self._absent_bias[layer], self.absent[layer]
+        if not absent:
+            return None
         if row is None:
             row = self._absent_bias[layer] = self._like.new_zeros(self.capacity)
         if fresh := absent[self._marked[layer] :]:
@@ -88,7 +86,7 @@ class Cache:
             else:
                 row.index_fill_(0, torch.tensor(fresh, device=row.device), -torch.inf)
             self._marked[layer] = len(absent)
-        return row
+        return row[:end]
 
     def _make_finite(self, layer: int, end: int) -> None:
         """Slots that rows passed by get zeros once they may come to be read: hidden by a weight of 0, but read."""
@@ -121,8 +119,7 @@ class Cache:
         A layer that has not run some of the kept rows keeps those it has. Example: start 5, slots [5, 7] of a tree
         whose rows are in slots 5 to 8: slot 7 moves to 6, and the layer's length becomes 7.
         """
-        in_place = list(slots) == list(range(start, start + len(slots)))
-        if in_place:
+        if list(slots) == list(range(start, start + len(slots))):
             self.truncate(start + len(slots))
             return
         for layer, length in enumerate(self.lengths):
@@ -142,3 +139,70 @@ class Cache:
         self.lengths = [min(held, length) for held in self.lengths]
         for layer in range(len(self.absent)):
             self._forget_absent(layer, length)
+
+
+class Layout:
+    """Where rows stand: their first cache slot, the position of each, and which slots each may see.
+
+    base         cache slot of the first open row; every slot before it is visible to all rows
+    positions    [open rows] position of each open row in the text
+    ancestors    per open row the open rows it may see, itself included; None for a chain
+    skip         open rows that the layers of this pass have run already; the rest are the rows of this pass
+    absent_bias  [slots] -inf at slots that hold nothing in the layers of this pass, since rows passed these layers by,
+                 else 0; None where all slots hold something
+    """
+
+    def __init__(
+        self,
+        base: int,
+        positions: Sequence[int],
+        ancestors: Sequence[Sequence[int]] | None,
+        rotary: Tensor,
+        skip: int = 0,
+    ) -> None:
+        self.start = base + skip
+        self.rows = len(positions) - skip
+        self._base, self._skip = base, skip
+        self._positions = positions
+        self._ancestors = ancestors
+        self._device = rotary.device
+        self._last = positions[-1] if ancestors is None else max(positions)
+        if self._last >= rotary.shape[0]:
+            raise ValueError(f"rows reach position {self._last}, beyond the context of {rotary.shape[0]}")
+        if ancestors is None:
+            index: slice | Tensor = slice(positions[skip], positions[skip] + self.rows)
+        else:
+            index = torch.tensor(list(positions[skip:]), device=rotary.device)
+        self.absent_bias: Tensor | None = None
+        self.rotary = rotary[index].unsqueeze(1)
+        self._bias: dict[tuple[int | None, int], Tensor] = {}
+
+    def bias(self, window: int | None, dtype: torch.dtype, copies: int = 1) -> Tensor | None:
+        """[copies * rows, slots] 0 where a row may look, else -inf; None when all may see everything.
+
+        [1, slots] where all rows may see the same.
+        """
+        if window is not None and self._last < window:
+            window = None
+        if self.rows == 1 and self._ancestors is None and window is None:  # one row sees all before it that are there
+            return None if self.absent_bias is None else self.absent_bias.unsqueeze(0)
+        key = (window, copies)
+        if key not in self._bias:
+            built = self._build(window, dtype)
+            self._bias[key] = built if copies == 1 else built.repeat(copies, 1)
+        return self._bias[key]
+
+    def _build(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        visible = torch.ones(self.rows, self.start + self.rows, dtype=torch.bool)
+        if self._ancestors is None:
+            visible.tril_(self.start)  # row r sees slots 0 .. start + r
+        else:
+            visible[:, self._base :] = False  # siblings stand at one position: only the own branch is seen
+            for row, seen in enumerate(self._ancestors[self._skip :]):
+                visible[row, [self._base + ancestor for ancestor in seen]] = True
+        if window is not None:
+            positions = torch.tensor(list(self._positions))
+            slots = torch.cat((torch.arange(self._base), positions))  # a committed slot's number is its position
+            visible &= positions[self._skip :, None] - slots[None, :] < window
+        bias = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, -torch.inf).to(self._device)
+        return bias if self.absent_bias is None else bias.add_(self.absent_bias)

@@ -1,7 +1,6 @@
-"""One sequence on its way through a model: committed rows in the cache, uncommitted ones behind them.
+"""One sequence on its way through a model: a layer runs only the open rows it lacks, all of them in one batch.
 
-Rows may stand at different depths. A layer runs only the rows it lacks, all of them in one batch, which makes
-"verify a draft", "verify from layer E on stored states" and "compute skipped layers later" the same operation.
+That makes "verify a draft", "verify from layer E" and "compute skipped layers later" the same operation.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchctl.decoding.kv.cache import Cache
-from benchctl.decoding.kv.layout import Layout
+from benchctl.decoding.kv.cache import Cache, Layout
 from benchctl.decoding.model.target import Target
 
 RunRows = Callable[[Tensor, Cache, Layout], Tensor]
@@ -86,21 +84,17 @@ class Stream:
             while group < last and lengths[group] == start and absent[group] == absent[first]:
                 group += 1
             if start < self.length:
-                self._run(start, first, group)
+                layout = self._layout(start, first)
+                self.runs.append(LayerRun(first, group, self.length - start))
+                states = self.target.run(self._states_from(start), self.cache, first, group, layout)
+                self._replace_states(start, states)
             first = group
-
-    def _run(self, start: int, first: int, last: int) -> None:
-        layout = self._layout(start, first)
-        self.runs.append(LayerRun(first, last, self.length - start))
-        self._replace_states(start, self.target.run(self._states_from(start), self.cache, first, last, layout))
 
     def run_rows(self, first: int, last: int, run: RunRows, rows: int | None = None) -> None:
         """Run rows through layers ``first`` .. ``last`` - 1 in a method's own way; layers below run as in advance.
 
-        These are all open rows that layer ``first`` lacks, or only the last ``rows`` of them.
-
-        Raises ValueError where the layers do not lack exactly these rows, and where earlier rows are absent from some
-        of the layers only: then one mask does not serve all of them.
+        These are all open rows that layer ``first`` lacks, or only the last ``rows`` of them. Raises ValueError where
+        the layers do not lack exactly these rows, and where earlier rows are absent from some of the layers only.
         """
         self.advance(first)
         lengths, absent = self.cache.lengths, self.cache.absent
@@ -122,10 +116,10 @@ class Stream:
         self._states = torch.cat((self.states[:finished], states)) if finished else states
 
     def fill(self, first: int, stand_ins: Tensor | None = None) -> None:
-        """Give layers ``first`` .. keys and values for the last open row without running it through them.
+        """Give layers ``first`` .. keys and values for the last open row without running it through them, now or later.
 
-        They are made of ``stand_ins`` [layers from first on, or 1 for all, width]: what stands for the residual that
-        would arrive at each; by default the row's present state for all. The row runs these layers no more.
+        They are made of ``stand_ins`` [layers from first on, or 1 for all, width], by default the row's present
+        state.
         """
         start = self._leave(first)
         states = self.states[-1:] if stand_ins is None else stand_ins
@@ -198,23 +192,18 @@ class Stream:
         self.base = self.length
 
     def _layout(self, start: int, layer: int) -> Layout:
-        """Of the open rows from slot ``start`` on in ``layer``, where its absent slots are hidden."""
+        """Of the open rows from slot ``start`` on in ``layer``, where its absent slots are hidden.
+
+        A row of a tree sees those on its branch, itself included. Example: rows with parents -1, 0, 0 behind 5 slots
+        stand at 5, 6, 6 and see [0], [0, 1], [0, 2].
+        """
         positions: Sequence[int] = range(self.base, self.length)
-        ancestors = None
+        ancestors: list[list[int]] | None = None
         if not self._is_chain:
-            positions, ancestors = self._tree()
+            positions, ancestors = [], []
+            for row, parent in enumerate(self._parents):
+                positions.append(self.base if parent < 0 else positions[parent] + 1)
+                ancestors.append([*(ancestors[parent] if parent >= 0 else []), row])
         layout = self.target.layout(self.base, positions, ancestors, start - self.base)
         layout.absent_bias = self.cache.absent_bias(layer, self.length)
         return layout
-
-    def _tree(self) -> tuple[list[int], list[list[int]]]:
-        """Position of each open row, and the open rows that it sees: those on its branch, itself included.
-
-        Example: rows with parents -1, 0, 0 behind 5 slots stand at 5, 6, 6 and see [0], [0, 1], [0, 2].
-        """
-        positions: list[int] = []
-        ancestors: list[list[int]] = []
-        for row, parent in enumerate(self._parents):
-            positions.append(self.base if parent < 0 else positions[parent] + 1)
-            ancestors.append([*(ancestors[parent] if parent >= 0 else []), row])
-        return positions, ancestors

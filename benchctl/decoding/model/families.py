@@ -1,7 +1,7 @@
-"""From a transformers model of a Llama-like family to the structures of layers.py.
+"""From a transformers model to the structures of layers.py: one reader for all Llama-like families.
 
-One reader serves all families, since they differ only in which optional parts their modules have: separate or fused
-projections, biases, norms of queries and keys, experts, a gain of 1 + w (Gemma), a scaled embedding (Gemma).
+They differ only in which optional parts their modules have: fused projections, biases, head norms, experts, Gemma's
+gain of 1 + w and scaled embedding.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchctl.decoding.model.kernels import Linear, Norm
-from benchctl.decoding.model.layers import Attention, Experts, Layer, Mlp
+from benchctl.decoding.model.layers import Attention, CrossAttention, Encoder, Experts, Layer, Mlp, distance_biases
 from benchctl.errors import UserError
 
 if TYPE_CHECKING:
@@ -86,24 +86,6 @@ def context_tokens(config: Any) -> int:
     return int(config.max_position_embeddings)
 
 
-def query_size(config: Any) -> int:
-    """Width of all query heads of a layer together."""
-    return int(config.num_attention_heads) * _head_dim(config)
-
-
-def kv_size(config: Any) -> int:
-    """Width of all key heads of a layer together; its values are as wide."""
-    heads = config.num_heads if config.model_type in ENCODER_DECODERS else config.num_key_value_heads
-    return int(heads) * _head_dim(config)
-
-
-def mlp_size(config: Any) -> int:
-    """Inner width of a layer's MLP; 0 for a mixture of experts."""
-    if config.model_type in MIXTURES:
-        return 0
-    return int(config.d_ff if config.model_type in ENCODER_DECODERS else config.intermediate_size)
-
-
 def rotary_table(model: Any, positions: int, dtype: torch.dtype) -> Tensor:
     """[positions, head_dim / 2] complex rotations, taken from the model's own module; 1 where a pair is not rotated."""
     device = model.model.embed_tokens.weight.device
@@ -112,7 +94,7 @@ def rotary_table(model: Any, positions: int, dtype: torch.dtype) -> Tensor:
     cos, sin = model.model.rotary_emb(probe, torch.arange(positions, device=device)[None])
     pairs = cos.shape[-1] // 2
     table = torch.complex(cos[0, :, :pairs], sin[0, :, :pairs])
-    rest = _head_dim(model.config) // 2 - pairs
+    rest = head_dim(model.config) // 2 - pairs
     return torch.cat((table, table.new_ones(positions, rest)), dim=-1)
 
 
@@ -140,38 +122,35 @@ def read_norm(module: Any, config: Any, order: Tensor | None = None) -> Norm:
 
 def read_layer(model: Any, index: int, fast: bool) -> Layer:
     """The decoder layer with this index."""
-    layer, config = model.model.layers[index], model.config
+    layer, config, mlp = model.model.layers[index], model.config, model.model.layers[index].mlp
     return Layer(
         attention_norm=read_norm(layer.input_layernorm, config),
         attention=_read_attention(layer.self_attn, config, index, fast, 2 * model.model.rotary_emb.inv_freq.numel()),
         mlp_norm=read_norm(layer.post_attention_layernorm, config),
-        mlp=_read_experts(layer.mlp, config) if hasattr(layer.mlp, "experts") else _read_mlp(layer.mlp, config, fast),
+        mlp=_read_experts(mlp, config) if hasattr(mlp, "experts") else _read_mlp(mlp, config, fast),
     )
 
 
-def _head_dim(config: Any) -> int:
+def head_dim(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def _interleave(config: Any, rotated: int) -> list[int]:
-    """Order that brings the two halves of each rotated pair side by side: 0, r/2, 1, r/2 + 1, ... then the rest."""
-    half = rotated // 2
-    paired = [index for pair in zip(range(half), range(half, rotated), strict=True) for index in pair]
-    return paired + list(range(rotated, _head_dim(config)))
-
-
 def _read_attention(module: Any, config: Any, index: int, fast: bool, rotated: int) -> Attention:
-    heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, _head_dim(config)
-    order = _interleave(config, rotated)
-    rows = _row_order(heads, kv_heads, head_dim, order)
+    heads, kv_heads, width = config.num_attention_heads, config.num_key_value_heads, head_dim(config)
+    # The two halves of each rotated pair come side by side: 0, r/2, 1, r/2 + 1, ... then the rest.
+    halves = zip(range(rotated // 2), range(rotated // 2, rotated), strict=True)
+    order = [*(index for pair in halves for index in pair), *range(rotated, width)]
+    # Rows of the fused product: queries and keys interleaved within each head, values as they are.
+    turned = torch.arange((heads + kv_heads) * width).view(-1, width)[:, order].flatten()
+    rows = torch.cat((turned, torch.arange(turned.numel(), turned.numel() + kv_heads * width)))
     weight, bias = _fused(module, "qkv_proj", ("q_proj", "k_proj", "v_proj"))
-    per_head = hasattr(module, "q_norm") and module.q_norm.weight.shape[0] == head_dim
+    per_head = hasattr(module, "q_norm") and module.q_norm.weight.shape[0] == width
     return Attention(
         qkv=Linear(weight[rows], None if bias is None else bias[rows], fast),
         out=Linear(module.o_proj.weight, module.o_proj.bias, fast),
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=head_dim,
+        head_dim=width,
         scale=float(module.scaling),
         query_norm=_read_head_norm(module, "q_norm", config, order, 1 if per_head else heads),
         key_norm=_read_head_norm(module, "k_norm", config, order, 1 if per_head else kv_heads),
@@ -181,17 +160,10 @@ def _read_attention(module: Any, config: Any, index: int, fast: bool, rotated: i
     )
 
 
-def _row_order(heads: int, kv_heads: int, head_dim: int, order: list[int]) -> Tensor:
-    """Rows of the fused product: queries and keys interleaved within each head, values as they are."""
-    rotated = torch.arange((heads + kv_heads) * head_dim).view(-1, head_dim)[:, order].flatten()
-    return torch.cat((rotated, torch.arange(rotated.numel(), rotated.numel() + kv_heads * head_dim)))
-
-
 def _read_head_norm(module: Any, name: str, config: Any, order: list[int], copies: int) -> Norm | None:
     if not hasattr(module, name):
         return None
-    head_dim = _head_dim(config)
-    index = torch.arange(copies * head_dim).view(-1, head_dim)[:, order].flatten()
+    index = torch.arange(copies * len(order)).view(copies, -1)[:, order].flatten()
     return read_norm(getattr(module, name), config, index)
 
 
@@ -241,3 +213,79 @@ def _read_experts(module: Any, config: Any) -> Experts:
         top_k=config.num_experts_per_tok,
         renormalise=getattr(module.gate, "norm_topk_prob", True),
     )
+
+
+def read_t5(model: Any, fast: bool) -> Parts:
+    """A T5 model (also v1.1 and Flan) as what a target is made of. Its encoder runs as transformers runs it."""
+    decoder, config = model.decoder, model.config
+    crosses = [_read_cross(block.layer[1], config, fast) for block in decoder.block]
+    blocks = [_read_t5_layer(block, cross, config, fast) for block, cross in zip(decoder.block, crosses, strict=True)]
+    tokens, embedding = context_tokens(config), model.shared.weight.detach()
+    table = decoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight.detach()
+    biases = distance_biases(table, tokens, config.relative_attention_max_distance)
+    last = decoder.final_layer_norm
+    wide = torch.complex64 if embedding.dtype != torch.float64 else torch.complex128
+    return Parts(
+        embedding=embedding,
+        embedding_scale=1.0,
+        blocks=blocks,
+        final_norm=Norm(last.weight * head_scale(config), last.variance_epsilon),
+        lm_head=Linear(model.lm_head.weight, None, fast),
+        rotary=torch.ones(tokens, config.d_kv // 2, dtype=wide, device=embedding.device),
+        encoder=Encoder(model.encoder, crosses, decoder_start(model), biases),
+    )
+
+
+def decoder_start(model: Any) -> int:
+    """The token that the decoder's text begins with. Raises UserError where nothing says which that is."""
+    for start in (model.generation_config.decoder_start_token_id, model.config.pad_token_id):
+        if start is not None:
+            return int(start)
+    raise UserError(
+        "no_decoder_start",
+        "the model's configuration does not say which token its decoder begins with; add decoder_start_token_id, or "
+        "pad_token_id, to its config.json",
+    )
+
+
+def head_scale(config: Any) -> float:
+    """The oldest T5 multiply what the head reads by width ** -0.5: here that is part of the final norm."""
+    return float(config.d_model**-0.5) if getattr(config, "scale_decoder_outputs", False) else 1.0
+
+
+def _read_t5_layer(block: Any, cross: CrossAttention, config: Any, fast: bool) -> Layer:
+    attention, module = block.layer[0].SelfAttention, block.layer[2].DenseReluDense
+    # Gated (gate wi_0, up wi_1) or with one product before the activation. transformers keeps wo in float32 where all
+    # else is float16; what overflows here is refused by the probe.
+    inner, _ = _fused(module, "wi", ("wi_0", "wi_1"))
+    weight, _ = _fused(attention, "qkv", ("q", "k", "v"))
+    return Layer(
+        attention_norm=_read_t5_norm(block.layer[0]),
+        attention=Attention(
+            qkv=Linear(weight, None, fast),
+            out=Linear(attention.o.weight, None, fast),
+            heads=config.num_heads,
+            kv_heads=config.num_heads,
+            head_dim=config.d_kv,
+            scale=1.0,
+        ),
+        mlp_norm=_read_t5_norm(block.layer[2]),
+        mlp=Mlp(
+            Linear(inner, None, fast),
+            Linear(module.wo.weight.to(inner.dtype), None, fast),
+            ACTIVATIONS[activation_name(config)],
+            gated=config.is_gated_act,
+        ),
+        cross=cross,
+    )
+
+
+def _read_cross(layer: Any, config: Any, fast: bool) -> CrossAttention:
+    attention = layer.EncDecAttention
+    both, _ = _fused(attention, "kv", ("k", "v"))
+    query, out = Linear(attention.q.weight, None, fast), Linear(attention.o.weight, None, fast)
+    return CrossAttention(_read_t5_norm(layer), query, Linear(both, None, fast), out, config.num_heads)
+
+
+def _read_t5_norm(layer: Any) -> Norm:
+    return Norm(layer.layer_norm.weight, layer.layer_norm.variance_epsilon)

@@ -1,8 +1,6 @@
-"""Weight products and norms, with the kernel chosen by the number of rows.
+"""Weight products and norms, with the kernel chosen by the number of rows; baseline and methods share them.
 
-On a CPU the usual ``F.linear`` is far from the fastest product for the few rows of a decode step: pre-transposed
-weights win for one row, weights packed by oneDNN for several (figures: ``make bench``). Baseline and methods share
-these kernels, so neither gains from the other's weakness.
+On a CPU pre-transposed weights win for one row, weights packed by oneDNN for several (figures: ``make bench``).
 """
 
 from __future__ import annotations

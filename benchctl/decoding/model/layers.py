@@ -1,14 +1,7 @@
-"""The forward pass of a decoder over rows of one sequence: attention, MLP, experts; and T5's encoder.
+"""A lean forward pass of a decoder over rows of one sequence (attention, MLP, experts), and T5's encoder.
 
-A lean forward over the target's own weights: no module calls, queries, keys and values in one product, rotary
-embedding as one complex product in place. families.py fills these structures from transformers' models.
-
-`Filler` makes keys and values of a row that left early for the layers above its exit, without running them. Layer by
-layer, most of the time would go into starting small operations. So norms, rotations and sums of all layers are one
-operation each, and no queries are made.
-
-The encoder reads the prompt once; cross attention reads its states. Source: Raffel et al. 2020, arXiv 1910.10683,
-section 2.1.
+No module calls, queries, keys and values in one product, rotary embedding as one complex product in place. Cross
+attention reads the encoder's states of the prompt: Raffel et al. 2020, arXiv 1910.10683, section 2.1.
 """
 
 from __future__ import annotations
@@ -22,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchctl.decoding.kv.cache import Cache
-from benchctl.decoding.kv.layout import Layout
+from benchctl.decoding.kv.cache import Cache, Layout
 from benchctl.decoding.model.kernels import Linear, Norm
 
 # Up to this many rows two batched products beat the fused kernel, whose set-up costs more than the work.
@@ -128,23 +120,32 @@ class Layer:
     cross: Callable[[Tensor], Tensor] | None = None
 
 
-def attend(attention: Attention, residual: Tensor, x: Tensor, cache: Cache, layer: int, layout: Layout) -> Tensor:
-    """residual + attention of rows ``x`` [rows, width] over the cache, into which their keys and values go first."""
-    queries, kv = project(attention, x, layout.rotary)
-    keys, values = cache.write(layer, layout.start, kv)
-    return attention.out.add_to(residual, mix(attention, queries, keys, values, layout))
-
-
 def mix(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, layout: Layout) -> Tensor:
     """[rows, heads * head_dim]: for each row of queries [rows, heads, head_dim] the values it sees, weighted."""
-    if queries.shape[0] <= _FEW_ROWS:  # one row of scores for every query head of a group
-        bias = layout.bias(attention.window, queries.dtype, attention.heads // attention.kv_heads)
-        return _mix_few(attention, queries, keys, values, bias)
-    return _mix_many(attention, queries, keys, values, layout.bias(attention.window, queries.dtype))
+    rows, kv_heads, head_dim = queries.shape[0], attention.kv_heads, attention.head_dim
+    groups = attention.heads // kv_heads
+    if rows > _FEW_ROWS:
+        mixed = F.scaled_dot_product_attention(
+            queries.transpose(0, 1)[None],
+            keys[None],
+            values[None],
+            attn_mask=layout.bias(attention.window, queries.dtype),
+            scale=attention.scale,
+            enable_gqa=groups != 1,
+        )
+        return mixed[0].transpose(0, 1).reshape(rows, -1)
+    # Query heads that share a key head become rows of one batched product: 8 query and 2 key heads of 3 rows are
+    # [2, 4 * 3, head_dim], and keys are not repeated. Hence `copies` of the bias, one for each query head of a group.
+    bias = layout.bias(attention.window, queries.dtype, groups)
+    if rows == 1:
+        return weigh(queries.reshape(kv_heads, groups, head_dim), keys, values, attention.scale, bias).view(1, -1)
+    grouped = queries.view(rows, kv_heads, groups, head_dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
+    mixed = weigh(grouped, keys, values, attention.scale, bias)
+    return mixed.view(kv_heads, groups, rows, head_dim).permute(2, 0, 1, 3).reshape(rows, -1)
 
 
 def project(
-    attention: Attention, x: Tensor, rotary: Tensor, adapt: Callable[[Tensor], None] | None = None
+    attention: Attention, x: Tensor, rotary: Tensor, adapt: Callable[[Tensor], object] | None = None
 ) -> tuple[Tensor, Tensor]:
     """Queries [rows, heads, head_dim] and, with keys before values, [2 * kv_heads, rows, head_dim]; both rotated.
 
@@ -186,21 +187,6 @@ def _norm_heads(norm: Norm, x: Tensor, per_head: bool) -> Tensor:
     return norm(x) if per_head else norm(x.flatten(1)).view_as(x)
 
 
-def _mix_few(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
-    # Query heads that share a key head become rows of one batched product: 8 query and 2 key heads of 3 rows are
-    # [2, 4 * 3, head_dim], and keys are not repeated. Hence `copies` of the bias, one for each query head of a group.
-    rows, kv_heads, head_dim = queries.shape[0], attention.kv_heads, attention.head_dim
-    groups = attention.heads // kv_heads
-    if rows == 1:
-        grouped = queries.reshape(kv_heads, groups, head_dim)
-    else:
-        grouped = queries.view(rows, kv_heads, groups, head_dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
-    mixed = weigh(grouped, keys, values, attention.scale, bias)
-    if rows == 1:
-        return mixed.view(1, -1)
-    return mixed.view(kv_heads, groups, rows, head_dim).permute(2, 0, 1, 3).reshape(rows, -1)
-
-
 def weigh(queries: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Tensor | None) -> Tensor:
     """[heads, rows, head_dim]: the values [heads, slots, head_dim] as queries [heads, rows, head_dim] weight them.
 
@@ -217,22 +203,12 @@ def weigh(queries: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Ten
     return torch.bmm(weights, values)
 
 
-def _mix_many(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
-    mixed = F.scaled_dot_product_attention(
-        queries.transpose(0, 1)[None],
-        keys[None],
-        values[None],
-        attn_mask=bias,
-        scale=attention.scale,
-        enable_gqa=attention.heads != attention.kv_heads,
-    )
-    return mixed[0].transpose(0, 1).reshape(queries.shape[0], -1)
-
-
 def run_layers(layers: Sequence[Layer], first: int, x: Tensor, cache: Cache, layout: Layout) -> Tensor:
     """Residual ``x`` [rows, width] through ``layers``, which are the model's from ``first`` on."""
     for index, layer in enumerate(layers, first):
-        x = attend(layer.attention, x, layer.attention_norm(x), cache, index, layout)
+        queries, kv = project(layer.attention, layer.attention_norm(x), layout.rotary)
+        keys, values = cache.write(index, layout.start, kv)  # rows see their own keys and values too
+        x = layer.attention.out.add_to(x, mix(layer.attention, queries, keys, values, layout))
         if layer.cross is not None:
             x = layer.cross(x)
         x = layer.mlp.add_to(x, layer.mlp_norm(x))
@@ -240,14 +216,22 @@ def run_layers(layers: Sequence[Layer], first: int, x: Tensor, cache: Cache, lay
 
 
 class Filler:
-    """The key and value products of ``layers``, which are the model's from ``first`` on."""
+    """Keys and values of a row that left early for ``layers``, the model's from ``first`` on, without running them.
+
+    Norms, rotations and sums of all layers are one operation each: starting small operations would take most of the
+    time.
+    """
 
     def __init__(self, layers: Sequence[Layer], first: int) -> None:
         self._first = first
         self._norm = Norm.stacked([layer.attention_norm for layer in layers])
         attentions = [layer.attention for layer in layers]
         self._products = [attention.qkv.tail(attention.heads * attention.head_dim) for attention in attentions]
-        self._attention = replace(attentions[0], heads=0, query_norm=None, key_norm=_key_norm(attentions))
+        norms = [attention.key_norm for attention in attentions if attention.key_norm is not None]
+        key_norm = Norm.stacked(norms) if norms else None
+        if key_norm is not None and attentions[0].norm_per_head:
+            key_norm.gain = key_norm.gain.unsqueeze(1)  # [layers, 1, head_dim] for keys [layers, kv_heads, head_dim]
+        self._attention = replace(attentions[0], heads=0, query_norm=None, key_norm=key_norm)
 
     def fill(self, states: Tensor, cache: Cache, layout: Layout) -> None:
         """Those of the layout's one row, in each layer from its own of ``states`` [layers, width]."""
@@ -257,17 +241,6 @@ class Filler:
         held = finish(self._attention, flat, layout.rotary)[1]
         for index in range(states.shape[0]):
             cache.write(self._first + index, layout.start, held[:, index : index + 1])
-
-
-def _key_norm(attentions: Sequence[Attention]) -> Norm | None:
-    """That of all layers, each for its own row of keys; None where keys are not normed."""
-    norms = [attention.key_norm for attention in attentions if attention.key_norm is not None]
-    if not norms:
-        return None
-    norm = Norm.stacked(norms)
-    if attentions[0].norm_per_head:
-        norm.gain = norm.gain.unsqueeze(1)  # [layers, 1, head_dim] for keys [layers, kv_heads, head_dim]
-    return norm
 
 
 class CrossAttention:
@@ -333,14 +306,11 @@ class RelativeLayout(Layout):
         """[heads, rows, slots], -inf where a row may not look; there are no windows and no groups of heads."""
         if self._by_head is None:
             visible = super().bias(None, dtype)
-            apart = self._distances()
+            slots = torch.tensor([*range(self._base), *self._positions], device=self._device)
+            # [rows, slots] how far each slot lies before each row; 0 where it lies behind, and is not seen.
+            apart = (slots[self._base + self._skip :, None] - slots[None, :]).clamp_(min=0)
             self._by_head = self._biases[:, apart] if visible is None else self._biases[:, apart] + visible
         return self._by_head
-
-    def _distances(self) -> Tensor:
-        """[rows, slots] how far each slot lies before each row; 0 where it lies behind, and is not seen."""
-        slots = torch.tensor([*range(self._base), *self._positions], device=self._device)
-        return (slots[self._base + self._skip :, None] - slots[None, :]).clamp_(min=0)
 
 
 def distance_biases(weight: Tensor, distances: int, furthest: int) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.model.target import Target
 
-_BLOCK = 64  # rows whose logits are held at a time
+_BLOCK, _TREE_BLOCK = 64, 32  # rows whose logits are held at a time
 
 
 @dataclass(frozen=True)
@@ -50,58 +50,49 @@ def logprobs(target: Target, prompt_ids: Sequence[int], answer: Sequence[int]) -
         yield target.head(states[start : start + _BLOCK]).double().log_softmax(-1)
 
 
-_TREE_BLOCK = 32  # rows whose logits are held at a time
-
-
-class _Tree:
-    """Replies, their common beginnings said once. Node 0 is the prompt; each other one is a token after its parent."""
-
-    def __init__(self, replies: Sequence[Sequence[int]]) -> None:
-        self.tokens: list[int] = []  # of node 1 and on
-        self.parents: list[int] = []
-        self.children: list[dict[int, int]] = [{}]  # of each node: its next tokens, and the nodes they are
-        self.ends = [self._add(reply) for reply in replies]
-
-    def _add(self, reply: Sequence[int]) -> int:
-        node = 0
-        for token in reply:
-            if token not in self.children[node]:
-                self.children[node][token] = len(self.children)
-                self.children.append({})
-                self.tokens.append(token)
-                self.parents.append(node)
-            node = self.children[node][token]
-        return node
-
-
 @torch.inference_mode()
 def reply_chances(
     target: Target, prompt_ids: Sequence[int], replies: Sequence[Sequence[int]], continued_by: Sequence[int]
 ) -> list[float]:
     """The probability of each of `replies`, ids that follow the prompt, and that none of `continued_by` comes next.
 
-    So what is a reply and the beginning of another one is told apart: where "10" is the tokens 1 0, the chance of "1"
-    is p(1) * (1 - p(a digit | 1)), and that of "10" is p(1) * p(0 | 1) * (1 - p(a digit | 1 0)). Of the target's logits
-    as they are, at temperature 1 and uncut; for targets without an encoder.
+    Where "10" is the tokens 1 0, the chance of "1" is p(1) * (1 - p(a digit | 1)), that of "10" is p(1) * p(0 | 1) *
+    (1 - p(a digit | 1 0)). Of logits at temperature 1, uncut; for targets without an encoder.
     """
-    tree = _Tree(replies)
-    chances, ended = [1.0] * len(tree.children), [1.0] * len(tree.children)
+    # A tree of the replies, common beginnings said once: node 0 is the prompt, each other a token after its parent.
+    tokens: list[int] = []  # of node 1 and on
+    parents: list[int] = []
+    children: list[dict[int, int]] = [{}]  # of each node: its next tokens, and the nodes they are
+    ends: list[int] = []
+    for reply in replies:
+        node = 0
+        for token in reply:
+            if token not in children[node]:
+                children[node][token] = len(children)
+                children.append({})
+                tokens.append(token)
+                parents.append(node)
+            node = children[node][token]
+        ends.append(node)
+    chances, ended = [1.0] * len(children), [1.0] * len(children)
     continuing = list(continued_by)
-    for node, probs in enumerate(_next_probs(target, prompt_ids, tree)):
+    for node, probs in enumerate(_next_probs(target, prompt_ids, tokens, parents)):
         ended[node] = max(0.0, 1.0 - float(probs[continuing].sum()))
-        for token, child in tree.children[node].items():  # nodes stand behind their parents
+        for token, child in children[node].items():  # nodes stand behind their parents
             chances[child] = chances[node] * float(probs[token])
-    return [chances[end] * ended[end] for end in tree.ends]
+    return [chances[end] * ended[end] for end in ends]
 
 
-def _next_probs(target: Target, prompt_ids: Sequence[int], tree: _Tree) -> Iterator[Tensor]:
-    """The distribution [vocabulary] of what comes after each node, float64 on the host."""
-    stream = Stream(target, len(prompt_ids) + len(tree.tokens))
+def _next_probs(
+    target: Target, prompt_ids: Sequence[int], tokens: Sequence[int], parents: Sequence[int]
+) -> Iterator[Tensor]:
+    """The distribution [vocabulary] of what comes after the prompt and after each token, float64 on the host."""
+    stream = Stream(target, len(prompt_ids) + len(tokens))
     stream.push(prompt_ids)
     stream.advance()
     yield from stream.logits(len(prompt_ids) - 1).cpu().double().softmax(-1)
     stream.keep(range(len(prompt_ids)))
-    stream.push(tree.tokens, [parent - 1 for parent in tree.parents])
+    stream.push(tokens, [parent - 1 for parent in parents])
     stream.advance()
-    for start in range(0, len(tree.tokens), _TREE_BLOCK):
+    for start in range(0, len(tokens), _TREE_BLOCK):
         yield from target.head(stream.states[start : start + _TREE_BLOCK]).cpu().double().softmax(-1)

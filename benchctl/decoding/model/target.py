@@ -1,8 +1,7 @@
 """The target model: load it, check it, and run rows of one sequence through its layers.
 
-`Probe` compares our logits with transformers' own whenever a model is loaded. So a configuration or a version of
-transformers that we do not know ends in a refusal, never in numbers about another model. The probe is too short to see
-windows or rotary scaling beyond its length: tests/decoding/test_families.py covers those.
+`Probe` compares our logits with transformers' own at every load, so an unknown variant is refused. It is too short to
+see windows or rotary scaling beyond its length: tests/decoding/test_families.py covers those.
 """
 
 from __future__ import annotations
@@ -20,22 +19,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchctl.decoding.kv.cache import Cache
-from benchctl.decoding.kv.layout import Layout
+from benchctl.decoding.kv.cache import Cache, Layout
 from benchctl.decoding.model.families import (
     ENCODER_DECODERS,
+    MIXTURES,
     check_family,
     context_tokens,
     decoder_layers,
     experts_per_token,
-    kv_size,
-    mlp_size,
-    query_size,
+    head_dim,
     read_parts,
+    read_t5,
 )
 from benchctl.decoding.model.kernels import may_copy
 from benchctl.decoding.model.layers import Filler, Layer, RelativeLayout, run_layers
-from benchctl.decoding.model.t5 import read_t5
 from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
 from benchctl.errors import UserError
 
@@ -69,7 +66,7 @@ class Probe:
     def error(self, forward: Callable[[list[int]], Tensor]) -> float | None:
         """None when ``forward`` (ids -> logits) agrees up to rounding; otherwise the error as a share of the spread.
 
-        The error is the median over rows, since half precision may send a row to another expert in either forward.
+        The median over rows, since half precision may send a row to another expert in either forward.
         """
         theirs = self.their_logits.double()
         off = (forward(self.ids).double() - theirs).square().mean(-1).sqrt() / theirs.std(-1)
@@ -89,14 +86,12 @@ _HASHED_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class TargetInfo:
-    """Plain facts of a target, known before its weights are read: for records, for the shapes of modules, and for
-    methods to tell whether they can run on it.
+    """Plain facts of a target, known before its weights are read.
 
-    query_size         width of all query heads of a layer together
-    mlp_size           inner width of a layer's MLP; 0 for a mixture of experts
-    kv_size            width of all key heads of a layer together; its values are as wide
-    experts_per_token  that a token goes to in a layer; 0 for a dense target
-    is_encoder_decoder whether an encoder reads the prompt
+    query_size, kv_size  width of all query heads, and of all key heads, of a layer together; its values are as wide
+    mlp_size             inner width of a layer's MLP; 0 for a mixture of experts
+    experts_per_token    that a token goes to in a layer; 0 for a dense target
+    is_encoder_decoder   whether an encoder reads the prompt
     """
 
     family: str
@@ -113,15 +108,16 @@ class TargetInfo:
     @classmethod
     def of(cls, config: Any) -> TargetInfo:
         """What transformers' configuration of a supported family says."""
+        t5 = config.model_type in ENCODER_DECODERS
         return cls(
             family=config.model_type,
             layers=decoder_layers(config),
             hidden_size=int(config.hidden_size),
             vocabulary=int(config.vocab_size),
             context_tokens=context_tokens(config),
-            query_size=query_size(config),
-            mlp_size=mlp_size(config),
-            kv_size=kv_size(config),
+            query_size=int(config.num_attention_heads) * head_dim(config),
+            mlp_size=0 if config.model_type in MIXTURES else int(config.d_ff if t5 else config.intermediate_size),
+            kv_size=int(config.num_heads if t5 else config.num_key_value_heads) * head_dim(config),
             experts_per_token=experts_per_token(config),
             is_encoder_decoder=bool(config.is_encoder_decoder),
         )
@@ -220,12 +216,15 @@ class Target:
     def _probe_logits(self, ids: list[int]) -> Tensor:
         """Logits [rows, vocabulary] of ``ids``, run in two parts."""
         self.read(ids)
-        cache, parts = self.new_cache(len(ids)), []
-        for start, part in ((0, ids[:SPLIT]), (SPLIT, ids[SPLIT:])):
+        return torch.cat([self.head(part) for part in self._run_parts(ids, SPLIT)])
+
+    def _run_parts(self, tokens: Sequence[int], split: int) -> Iterator[Tensor]:
+        """Final residuals [rows, width] of the tokens before ``split`` and of those from it on, run one by one."""
+        cache = self.new_cache(len(tokens))
+        for start, part in ((0, tokens[:split]), (split, tokens[split:])):
             if part:
                 layout = self.layout(start, range(start, start + len(part)))
-                parts.append(self.head(self.run(self.embed(part), cache, 0, self.layers, layout)))
-        return torch.cat(parts)
+                yield self.run(self.embed(part), cache, 0, self.layers, layout)
 
     @property
     def tokenizer(self) -> TargetTokenizer:
@@ -325,12 +324,7 @@ class Target:
         The two ways differ only by rounding, which is the noise floor a near-tie is judged against.
         """
         tokens = [*self.read(prompt_ids), *answer]
-        cache = self.new_cache(len(tokens))
-        split = len(tokens) - 1 if one_by_one else 0
-        for start, part in ((0, tokens[:split]), (split, tokens[split:])):
-            if part:
-                layout = self.layout(start, range(start, start + len(part)))
-                rows = self.run(self.embed(part), cache, 0, self.layers, layout)
+        *_, rows = self._run_parts(tokens, len(tokens) - 1 if one_by_one else 0)
         return self.head(rows[-_HEAD_ROWS:])[-1]
 
     @torch.inference_mode()

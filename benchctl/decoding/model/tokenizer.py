@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -145,25 +146,18 @@ def from_pretrained(kind: Any, path: str | Path, **options: Any) -> Any:
 
 def _stop_ids(path: str | Path, config: Any, tokenizer: Any) -> frozenset[int]:
     """Every id that ends an answer: generation configuration first, as transformers' generate does."""
-    for value in (_generation_stop(Path(path)), config.eos_token_id, tokenizer.eos_token_id):
+    from transformers import GenerationConfig
+
+    stop, folder = None, Path(path)
+    if (folder / "generation_config.json").is_file():  # a broken one is an error
+        stop = from_pretrained(GenerationConfig, folder).eos_token_id
+    elif not folder.is_dir():
+        with suppress(OSError):  # a repository without the file
+            stop = GenerationConfig.from_pretrained(str(path), local_files_only=not hub_reachable()).eos_token_id
+    for value in (stop, config.eos_token_id, tokenizer.eos_token_id):
         if value is not None:
             return frozenset(value if isinstance(value, list) else [value])
     return frozenset()
-
-
-def _generation_stop(path: Path) -> Any:
-    """What the generation configuration says, None where there is none; a broken one is an error."""
-    import transformers
-
-    if path.is_dir():
-        if not (path / "generation_config.json").is_file():
-            return None
-        return from_pretrained(transformers.GenerationConfig, path).eos_token_id
-    try:
-        offline = not hub_reachable()
-        return transformers.GenerationConfig.from_pretrained(str(path), local_files_only=offline).eos_token_id
-    except OSError:  # a repository without the file
-        return None
 
 
 def token_text(folder: Path) -> Callable[[Sequence[int]], str] | None:

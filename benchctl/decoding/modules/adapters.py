@@ -1,10 +1,6 @@
 """Low-rank adapters on the target's own layers: trained next to frozen weights, merged into copies of them to decode.
 
-Hu et al.: LoRA: Low-Rank Adaptation of Large Language Models, 2021, arXiv 2106.09685: W + (alpha / r) B A, B zero at
-the start. Merged layers cost what the target's cost. They belong to the method that uses them: the target, which the
-baseline and other methods of the run decode on, is never written to.
-
-`TextAttention` is attention over whole texts at once, documents apart: training uses it in place of a cache.
+LoRA, Hu et al. 2021, arXiv 2106.09685: W + (alpha / r) B A, B zero at the start. The target is never written to.
 """
 
 from __future__ import annotations
@@ -32,7 +28,7 @@ class TextAttention:
         self._visible: dict[int | None, Tensor] = {}
 
     def project(
-        self, attention: Attention, normed: Tensor, adapt: Callable[[Tensor], None] | None = None
+        self, attention: Attention, normed: Tensor, adapt: Callable[[Tensor], object] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Queries, and keys with values, of ``normed`` [rows * n, width]; see layers.project."""
         return project(attention, normed, self._rotary, adapt)
@@ -70,8 +66,7 @@ class TextAttention:
 
 
 class LayerAdapter(nn.Module):
-    """W + (alpha / r) B A for each product of one layer: queries, keys and values; the attention's output; gate and up;
-    down. The experts of a mixture, and what routes to them, stay as they are.
+    """W + (alpha / r) B A for each product of one layer; the experts of a mixture and their router stay as they are.
 
     Queries and keys are those of decoding.layers, heads interleaved.
     """
@@ -111,9 +106,9 @@ class Adapters(nn.Module):
 
     def of(self, index: int) -> LayerAdapter:
         """That of the layer with this index, counted from 0."""
-        found = self.layers[str(index + 1)]
-        assert isinstance(found, LayerAdapter)
-        return found
+        adapter = self.layers[str(index + 1)]
+        assert isinstance(adapter, LayerAdapter)
+        return adapter
 
     @torch.no_grad()
     def merge(self, target: Target) -> Target:
@@ -136,7 +131,7 @@ class AdaptedTexts:
         """
         layer, adapter = self._batch.layer(index), self._adapters.of(index)
         normed = layer.attention_norm(state).flatten(0, 1)
-        queries, held = self._attention.project(layer.attention, normed, lambda flat: _add(flat, adapter.qkv(normed)))
+        queries, held = self._attention.project(layer.attention, normed, lambda flat: flat.add_(adapter.qkv(normed)))
         mixed = self._attention.mix(layer.attention, queries, held, absent)
         state = state + layer.attention.out(mixed) + adapter.out(mixed)
         normed, mlp = layer.mlp_norm(state), layer.mlp
@@ -148,13 +143,8 @@ class AdaptedTexts:
         return grown
 
 
-def _add(flat: Tensor, change: Tensor) -> None:
-    flat.add_(change)
-
-
 def distil_losses(batch: TrainingBatch, state: Tensor) -> Tensor:
-    """[rows, n] how far the distributions of final residuals ``state`` [rows, n, width] are from the target's; see
-    exit_modules.exit_losses."""
+    """[rows, n] exit_losses of final residuals ``state`` [rows, n, width]: how far they are from the target's."""
     final = log_shares(batch.head(batch.final))
     return exit_losses(final, batch.head(batch.norm(state)), batch.ahead(1).tokens)
 

@@ -3,17 +3,24 @@ last layer: their labels, losses and evaluation metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp
+from types import MappingProxyType
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchctl.decoding.adaptive import AdaptiveDepth, KvFill
+from benchctl.decoding.draft import Draft
+from benchctl.decoding.method import Context, Exactness, MonotoneThreshold, Speculative
 from benchctl.decoding.model.kernels import Norm
-from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.trainable import Tally, TrainingBatch, tally
+from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, load_modules, tally, trained_options
+from benchctl.errors import UserError
 
 AdapterKind = Literal["lora", "bottleneck", "hybrid"]
 
@@ -105,26 +112,25 @@ def exit_yardsticks(
 ) -> dict[str, Tally]:
     """What the scores of exit layers, ascending, are good for at threshold 0.5.
 
-    ``right`` says for each, [rows, n], where what leaves there agrees with the last layer.
-
+    right         of each layer, [rows, n]: where what leaves there agrees with the last layer
     exit_4_found  of the tokens for which layer 4 agrees with the last, the share that may leave there
     exit_4_held   of the others, the share that may not; the mean of both is the balanced accuracy
     agreement     share of tokens that agree with the last layer when each leaves at the first exit that lets it
     depth         layers run for them, as a share of all
     """
     weights, layers = batch.ahead(1).weights, len(batch.states) - 1
-    found: dict[str, Tally] = {}
+    tallies: dict[str, Tally] = {}
     open_weights, lost, saved = weights, 0.0, 0.0
     for layer, agrees in right.items():
         leaves = scores[layer] >= 0
-        found[f"exit_{layer}_found"] = tally(leaves, weights * agrees)
-        found[f"exit_{layer}_held"] = tally(~leaves, weights * ~agrees)
+        tallies[f"exit_{layer}_found"] = tally(leaves, weights * agrees)
+        tallies[f"exit_{layer}_held"] = tally(~leaves, weights * ~agrees)
         left = open_weights * leaves
         lost += float((left * ~agrees).sum())
         saved += float(left.sum()) * (layers - layer)
         open_weights = open_weights * ~leaves
     total = float(weights.sum())
-    return {**found, "agreement": Tally(total - lost, total), "depth": Tally(total * layers - saved, total * layers)}
+    return {**tallies, "agreement": Tally(total - lost, total), "depth": Tally(total * layers - saved, total * layers)}
 
 
 CE_SHARE = 0.1  # of the cross-entropy with the text, beside 1 for the divergence from the target's distribution
@@ -184,11 +190,10 @@ class Exits(nn.Module):
 
     def scores(self, batch: TrainingBatch) -> dict[int, Tensor]:
         """[rows, n] for each exit layer: above 0 where agreement is likelier than not."""
-        found: dict[int, Tensor] = {}
-        for name, score in self.classifier.items():
-            states = batch.states[int(name)].to(next(score.parameters()).dtype)
-            found[int(name)] = score(states)[..., 0]
-        return found
+        return {
+            int(name): score(batch.states[int(name)].to(next(score.parameters()).dtype))[..., 0]
+            for name, score in self.classifier.items()
+        }
 
     @torch.no_grad()
     def agreements(self, batch: TrainingBatch) -> dict[int, Tensor]:
@@ -218,18 +223,12 @@ def exit_losses(final: Tensor, exit_logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def exits_loss(module: Exits, batch: TrainingBatch) -> Tensor:
-    """Mean over exits of the weighted sums of exit_losses: equal weights, as LITE has them.
-
-    CALM's, which grow with depth, would change nothing here: exits share no weights, and AdamW takes out the scale.
-    """
+    """Mean over exits of the weighted sums of exit_losses: equal weights, as in LITE; AdamW takes out any scale."""
     return _mean_loss(module, batch, log_shares(batch.head(batch.final)))
 
 
 def deep_supervision_loss(module: Exits, batch: TrainingBatch) -> Tensor:
-    """DEED's L = L_avg + L_N: the mean over exits and last layer, and the last layer's again.
-
-    The extra term keeps a last layer that learns too from suffering. Here it stands still: its two terms are constants.
-    """
+    """DEED's L = L_avg + L_N: the mean over exits and last layer, and the last layer's again, a constant here."""
     (tokens, weights), exits = batch.ahead(1), len(module.layers)
     final = log_shares(batch.head(batch.final))
     last = (exit_losses(final, final, tokens) * weights).sum()
@@ -250,19 +249,136 @@ def classifier_loss(module: Exits, batch: TrainingBatch) -> Tensor:
 
 @torch.no_grad()
 def exits_yardsticks(module: Exits, batch: TrainingBatch) -> dict[str, Tally]:
-    """Every token counts by the weight of the one it must predict.
+    """Shares of tokens, each by the weight of the one it must predict; exit_yardsticks where exits are classified.
 
-    exit_4_top1, exit_4_bare_top1  share of tokens whose likeliest successor at layer 4 is the last layer's: by the
-        trained exit, and by the target's own norm and head on the bare state
-    and those of exit_yardsticks where the exits are classified
+    exit_4_top1, exit_4_bare_top1  whose likeliest successor at layer 4 is the last layer's: by the trained exit, and by
+    the target's own norm and head on the bare state
     """
     right = module.agreements(batch)
     if module.classifier:
         return exit_yardsticks(module.scores(batch), batch, right)
     weights, last = batch.ahead(1).weights, batch.head(batch.final).argmax(-1)
-    found: dict[str, Tally] = {}
+    tallies: dict[str, Tally] = {}
     for layer, agrees in right.items():
-        bare = bare_logits(batch, layer).argmax(-1) == last
-        found[f"exit_{layer}_top1"] = tally(agrees, weights)
-        found[f"exit_{layer}_bare_top1"] = tally(bare, weights)
-    return found
+        tallies[f"exit_{layer}_top1"] = tally(agrees, weights)
+        tallies[f"exit_{layer}_bare_top1"] = tally(bare_logits(batch, layer).argmax(-1) == last, weights)
+    return tallies
+
+
+def read_exits(text: str) -> tuple[int, ...]:
+    """Layer numbers joined by +, ascending and each once; none for an empty text. Raises ValueError for other text."""
+    if not text:
+        return ()
+    if not all(part.isdecimal() and int(part) > 0 for part in text.split("+")):
+        raise ValueError(f"exits is {text!r}; join layer numbers by +, such as 4+8")
+    return tuple(sorted({int(part) for part in text.split("+")}))
+
+
+def decayed(threshold: float, decay: float, at: int, of: int) -> float:
+    """CALM's threshold for new token ``at`` (0, 1, ..) of ``of`` at most: clip(0.9 lambda + 0.1 exp(-decay t / T)).
+
+    Schuster et al. 2022, arXiv 2207.07061, section 3.5, decay 4. Threshold 0.5 begins at 0.55 and, at decay 4, ends at
+    0.452: early tokens must be surer, since what they get wrong all later ones see.
+    """
+    return min(1.0, max(0.0, 0.9 * threshold + 0.1 * exp(-decay * at / of)))
+
+
+class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold):
+    """Leaves at the first exit that is sure enough (lossy) or, mode=draft, lets the full model verify exits' proposals.
+
+    A dataclass below has these options. Where ``modules`` are loaded, they have the exits that they were trained for;
+    ``exits`` chooses among them.
+    """
+
+    mode: Literal["exit", "draft"]
+    threshold: float
+    exits: str
+    draft_tokens: int
+    modules: str
+    _trained: tuple[int, ...] = ()
+    _heads: Mapping[int, ExitHead] = MappingProxyType({})
+
+    def __post_init__(self) -> None:
+        if not self.threshold >= 0.0:  # nan too
+            raise ValueError(f"threshold is {self.threshold}; it must not be negative")
+        if self.draft_tokens < 1:
+            raise ValueError(f"draft_tokens is {self.draft_tokens}; it must be at least 1")
+        read_exits(self.exits)
+
+    @property
+    def exactness(self) -> Exactness:  # type: ignore[override]
+        return "exact" if self.mode == "draft" else "lossy"
+
+    @property
+    def reason(self) -> str:  # type: ignore[override]
+        return "" if self.mode == "draft" else "tokens that leave early are not verified by the full target"
+
+    @property
+    @abstractmethod
+    def kv_fill(self) -> KvFill:
+        """What layers above an exit hold of a token that left there."""
+
+    @abstractmethod
+    def default_exits(self, layers: int) -> tuple[int, ...]:
+        """For a target of so many layers, where ``exits`` names none."""
+
+    def allowed(self, exits: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of ``exits`` that the other options leave."""
+        return exits
+
+    def exit_layers(self, target: Target | TargetInfo) -> tuple[int, ...]:
+        return self.allowed(read_exits(self.exits) or self._trained or self.default_exits(target.layers))
+
+    def unsupported(self, target: TargetInfo) -> str | None:
+        exits = self.exit_layers(target)
+        if not exits or exits[-1] >= target.layers:
+            least = f"exit {exits[-1] if exits else 1} is not below the target's {target.layers} layers"
+            return f"{least}; choose others with the option exits"
+        return None
+
+    def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
+        """See Trainable: exits that the modules in ``folder`` were not trained for, as far as their options tell."""
+        if there := read_exits(str(trained.get("exits", ""))):
+            _refuse_others(folder, self.allowed(read_exits(self.exits) or there), there)
+
+    def load_exits(self, name: str, target: Target) -> Exits:
+        """The trained modules of this method, called ``name``; from now on their exits speak and are chosen among.
+
+        Raises UserError as load_modules does, and for exits that they were not trained for.
+        """
+        options = trained_options(cast(Trainable, self), name, self.modules)
+        chosen = {key: options[key] for key in ("exits", "min_exit") if key in options}
+        as_trained: Any = replace(self, **chosen)  # type: ignore[type-var]
+        module = load_modules(as_trained, name, target, self.modules)
+        assert isinstance(module, Exits)
+        self._trained, self._heads = module.layers, module.heads(target)
+        _refuse_others(self.modules, self.exit_layers(target), module.layers)
+        return module
+
+    def exit_head(self, target: Target, layer: int, state: Tensor) -> Tensor:
+        return self._heads[layer](state) if self._heads else target.head(state)
+
+    def draft(self, context: Context, budget: int) -> Draft:
+        return self.draft_by_exits(context, min(self.draft_tokens, budget))
+
+    def step(self, context: Context) -> Sequence[int]:
+        if self.mode == "draft":
+            return Speculative.step(self, context)
+        return self.exit_step(context, self.kv_fill)
+
+
+def _refuse_others(folder: str, asked: Sequence[int], there: Sequence[int]) -> None:
+    """Raises UserError for an exit that is asked for and not there, and where none is left to ask for."""
+    trained = f"{folder}: trained for exits {'+'.join(map(str, there))}"
+    if not asked:
+        raise UserError(
+            "exits_not_trained",
+            f"{trained}, all of them below min_exit; give a lower min_exit, or train modules for higher exits",
+        )
+    missing = [layer for layer in asked if layer not in there]
+    if missing:
+        raise UserError(
+            "exits_not_trained",
+            f"{trained}, not for {missing[0]}; choose among those with the option exits, or train modules for the "
+            "exits you want",
+        )

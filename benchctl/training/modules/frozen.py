@@ -20,13 +20,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrained
 
 from benchctl import bundled
 from benchctl.decoding.method import Method, why_unsupported
-from benchctl.decoding.model.families import context_tokens, read_layer, rotary_table
+from benchctl.decoding.model.families import context_tokens, decoder_start, head_scale, read_layer, rotary_table
 from benchctl.decoding.model.layers import Layer
-from benchctl.decoding.model.t5 import decoder_start, head_scale
 from benchctl.decoding.model.target import DTYPES, Target, TargetInfo, check_complete, quiet
 from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
-from benchctl.decoding.modules.folder import check_sizes, shares
-from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch
+from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, check_sizes, shares
 from benchctl.errors import UserError
 from benchctl.registry import Label, method_class, method_names
 from benchctl.training.data.chats import ChatFormat, EncoderChat

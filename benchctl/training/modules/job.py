@@ -15,15 +15,18 @@ from benchctl.decoding.method import Method
 from benchctl.decoding.model.families import check_family
 from benchctl.decoding.model.target import DTYPES, TargetInfo
 from benchctl.decoding.model.tokenizer import from_pretrained
-from benchctl.decoding.modules.folder import (
+from benchctl.decoding.modules.trainable import (
     MadeFor,
+    SecondStage,
+    Tally,
+    Trainable,
+    TrainingBatch,
     check_modules,
     go_on_from_modules,
     modules_sha256,
     read_facts,
     save_modules,
 )
-from benchctl.decoding.modules.trainable import SecondStage, Tally, Trainable, TrainingBatch
 from benchctl.errors import UserError
 from benchctl.registry import Label, build, method_class, method_names, method_options, parse_label
 from benchctl.training.checkpoint import writing

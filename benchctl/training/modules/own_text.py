@@ -22,8 +22,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from benchctl.decoding.model.families import context_tokens, decoder_layers
-from benchctl.decoding.model.t5 import decoder_start
+from benchctl.decoding.model.families import context_tokens, decoder_layers, decoder_start
 from benchctl.errors import UserError
 from benchctl.training.checkpoint import Notify, locked
 from benchctl.training.data.chats import ChatFormat, Message, Record
