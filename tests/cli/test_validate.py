@@ -152,7 +152,7 @@ def test_the_schema_refuses_what_a_row_refuses(change: Callable[[Fields], object
 
 
 @pytest.mark.parametrize("change", [
-    _set("threads", -1), _set("schema_version", 6), _set("top_p", 0), _set("repeats", 0), _set("batch_size", 0),
+    _set("threads", -1), _set("schema_version", 7), _set("top_p", 0), _set("repeats", 0), _set("batch_size", 0),
     _set("modes", ["fast"]), _set("suites", [{"name": "koala"}]), _set("wonder", 1), _without("baseline"),
     _without("machine"),
 ])  # fmt: skip
