@@ -228,7 +228,7 @@ def _effective(amounts: Floats) -> Floats:
     """(sum x)^2 / sum x^2 of each column of amounts [P, M]; the number of prompts where all are 0."""
     squares = (amounts**2).sum(axis=0)
     whole = np.full_like(squares, len(amounts))
-    return np.divide(amounts.sum(axis=0) ** 2, squares, out=whole, where=squares > 0)
+    return np.asarray(np.divide(amounts.sum(axis=0) ** 2, squares, out=whole, where=squares > 0))
 
 
 @lru_cache(maxsize=64)
