@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fixtures_run import make_folder, make_settings, measured, write_prompts
+from fixtures_run import make_settings, measured, write_prompts
 from plain_t5 import tiny_t5
 from refusals import refused
 from tiny import tiny_folder, tiny_tokenizer
@@ -24,14 +24,9 @@ from benchctl.methods.medusa import Medusa
 from benchctl.records.writer import read
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("check"))
-
-
 @pytest.fixture
-def settings(folder: Path, tmp_path: Path) -> ask.RunSettings:
-    return make_settings(folder, tmp_path / "out.jsonl")
+def settings(run_folder: Path, tmp_path: Path) -> ask.RunSettings:
+    return make_settings(run_folder, tmp_path / "out.jsonl")
 
 
 @pytest.fixture
@@ -48,11 +43,6 @@ def long_prompts(tmp_path: Path) -> Path:
 
 def quiet_check(settings: ask.RunSettings) -> CheckedRun:
     return check(settings, lambda notice: None)
-
-
-@pytest.fixture
-def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Target, "load", lambda *_, **__: pytest.fail("weights were loaded"))
 
 
 def test_the_baseline_is_first_and_every_label_is_there_once() -> None:
@@ -92,9 +82,9 @@ def test_a_method_asked_for_by_name_without_its_modules_is_refused_before_weight
 
 
 def test_modules_of_another_method_are_refused_before_weights_are_loaded(
-    settings: ask.RunSettings, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: ask.RunSettings, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = Target.load(folder / "target")
+    target = Target.load(run_folder / "target")
     save_modules(tmp_path / "heads", untrained(Medusa(), target), facts_of("medusa", Medusa(), target))
     monkeypatch.setattr(Target, "load", lambda *_, **__: pytest.fail("weights were loaded"))
     label = f"early_exit[confidence=classifier,modules={tmp_path / 'heads'}]"
@@ -113,7 +103,7 @@ def test_the_embedded_target_and_its_draft_are_the_default(monkeypatch: pytest.M
 
 @pytest.mark.usefixtures("no_weights")
 def test_a_draft_model_of_another_tokenizer_is_refused_before_weights_are_loaded(
-    settings: ask.RunSettings, folder: Path, tmp_path: Path
+    settings: ask.RunSettings, run_folder: Path, tmp_path: Path
 ) -> None:
     other = tiny_folder(tmp_path / "other", layers=1)
     tokenizer = json.loads((other / "tokenizer.json").read_text())
@@ -190,11 +180,11 @@ def test_long_prompts_can_be_cut_to_their_end(settings: ask.RunSettings, long_pr
     assert file.run.suites[0].origin.endswith(" cut")
 
 
-def test_two_files_of_one_name_are_refused(settings: ask.RunSettings, folder: Path, tmp_path: Path) -> None:
+def test_two_files_of_one_name_are_refused(settings: ask.RunSettings, run_folder: Path, tmp_path: Path) -> None:
     """Their rows would carry the same suite and ids."""
     copy = tmp_path / "three.jsonl"
-    copy.write_bytes((folder / "three.jsonl").read_bytes())
-    both = (str(folder / "three.jsonl"), str(copy))
+    copy.write_bytes((run_folder / "three.jsonl").read_bytes())
+    both = (str(run_folder / "three.jsonl"), str(copy))
     with refused("suite_name_twice", "'three'"):
         quiet_check(replace(settings, prompts=ask.PromptSettings(benches=both)))
 
