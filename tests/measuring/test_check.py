@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fixtures_run import make_settings, measured, write_prompts
+from fixtures_run import make_settings, write_prompts
 from plain_t5 import tiny_t5
 from refusals import refused
 from tiny import tiny_folder, tiny_tokenizer
@@ -19,9 +19,7 @@ from benchctl.decoding.modules.trainable import save_modules
 from benchctl.errors import UserError
 from benchctl.measuring import settings as ask
 from benchctl.measuring.check import NO_DRAFT, CheckedRun, Models, check, choose_methods, choose_models, name_run
-from benchctl.measuring.run import run
 from benchctl.methods.medusa import Medusa
-from benchctl.records.writer import read
 
 
 @pytest.fixture
@@ -154,30 +152,22 @@ def test_prompts_beyond_the_context_are_listed_before_weights_are_loaded(
         quiet_check(long)
 
 
-def test_long_prompts_can_be_left_out_and_the_record_says_so(
-    settings: ask.RunSettings, long_prompts: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("policy", "kept", "remark"), [("skip", ["fine"], "left out"), ("cut", ["fine", "endless", "later"], "cut")]
+)
+def test_long_prompts_can_be_left_out_or_cut_and_the_record_says_so(
+    settings: ask.RunSettings, long_prompts: Path, policy: ask.LongPrompts, kept: list[str], remark: str
 ) -> None:
-    prompts = ask.PromptSettings(benches=(str(long_prompts),), long_prompts="skip")
-    run(quiet_check(replace(settings, prompts=prompts, methods=("autoregressive",))), lambda event: None)
-    file = read(tmp_path / "out.jsonl")
-    assert {row.prompt_id for row in file.rows} == {"fine"}
-    assert file.run.suites[0].prompts == 1
-    assert file.run.suites[0].origin.endswith(" left out")
+    prompts = ask.PromptSettings(benches=(str(long_prompts),), long_prompts=policy)
+    (suite,) = quiet_check(replace(settings, prompts=prompts)).suites
+    assert [prompt.id for prompt in suite.prompts] == kept
+    assert suite.origin.endswith(f", 2 longer than the context {remark}")
 
 
 def test_leaving_out_every_prompt_is_refused(settings: ask.RunSettings, long_prompts: Path) -> None:
     long_prompts.write_text(long_prompts.read_text().splitlines()[1] + "\n")
     with refused("no_prompt_fits", "long"):
         quiet_check(replace(settings, prompts=ask.PromptSettings(benches=(str(long_prompts),), long_prompts="skip")))
-
-
-def test_long_prompts_can_be_cut_to_their_end(settings: ask.RunSettings, long_prompts: Path, tmp_path: Path) -> None:
-    prompts = ask.PromptSettings(benches=(str(long_prompts),), long_prompts="cut")
-    run(quiet_check(replace(settings, prompts=prompts, methods=("autoregressive",))), lambda event: None)
-    file = read(tmp_path / "out.jsonl")
-    tokens = {(row.prompt_id, row.turn): row.prompt_tokens for row in measured(file)}
-    assert tokens["endless", 0] == tokens["later", 1] == 128 - 6
-    assert file.run.suites[0].origin.endswith(" cut")
 
 
 def test_two_files_of_one_name_are_refused(settings: ask.RunSettings, run_folder: Path, tmp_path: Path) -> None:

@@ -243,12 +243,3 @@ def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder() == tmp_path / ".cache" / "benchctl" / "prompts"
-
-
-def test_file_that_may_not_be_read_is_notices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def denied(path: Path) -> bytes:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "read_bytes", denied)
-    with refused("cannot_read", "mine.jsonl", "Permission denied"):
-        sources.read_file(tmp_path / "mine.jsonl")
