@@ -158,11 +158,6 @@ def run_of(path: Path, line: bytes) -> Run:
             "byte_order_mark", f"{path}:1: starts with a byte-order mark. Write the file as UTF-8 without one."
         )
     version = record["schema_version"]
-    if isinstance(version, bool):  # which counts as 1 where a number is asked for
-        raise InvalidData(
-            "no_version",
-            f"{path}:1: schema_version: {str(version).lower()} is no version. Restore or remove this line.",
-        )
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise InvalidData(
             "newer_version",
