@@ -47,11 +47,9 @@ class Chosen:
         self._shown: Iterator[Mapping[str, float]] = iter(shown)
         self.count = 0
 
-    def start(self) -> None:
+    def __call__(self) -> Callable[[], Mapping[str, float]]:
         self.count += 1
-
-    def stop(self) -> Mapping[str, float]:
-        return next(self._shown, QUIET)
+        return lambda: next(self._shown, QUIET)
 
 
 @pytest.fixture
