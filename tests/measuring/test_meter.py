@@ -32,8 +32,12 @@ def logged(name: str, log: list[str], **answer: float) -> Instrument:
     """An instrument that writes down when it is asked."""
 
     def start() -> Callable[[], Mapping[str, float]]:
+        def stop() -> Mapping[str, float]:
+            log.append(f"{name} stops")
+            return answer
+
         log.append(f"{name} starts")
-        return lambda: (log.append(f"{name} stops"), answer)[1]
+        return stop
 
     return start
 
