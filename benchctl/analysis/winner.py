@@ -12,8 +12,8 @@ import pandas as pd
 from benchctl.analysis.comparison import Group, MethodFigures
 from benchctl.analysis.frame.build import broken, claims_exact, pair
 from benchctl.analysis.metrics.speed import SPEEDUP
-from benchctl.analysis.stats.bootstrap import LEVEL, Levels, p_value
 from benchctl.analysis.stats.estimates import Estimate, levels
+from benchctl.analysis.stats.intervals import LEVEL, Levels, p_value
 
 _GENERATION = ["file", "session", "suite", "batch", "prompt_id", "turn", "repeat"]
 _FEWEST_LABELS = 3  # two labels are a comparison, not a search

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from documents import PAGES, ROOT, command_ids
 
-from benchctl.analysis.stats.bootstrap import Levels, bootstrap
+from benchctl.analysis.stats.intervals import Levels, ratio_intervals
 from benchctl.records.scores import is_scores
 
 KEPT = ROOT / "results" / "reference"
@@ -80,7 +80,7 @@ def _speedups(method: Seconds, baseline: Seconds) -> Iterator[str]:
             np.unique([str(answer[columns]) for answer in answers], return_inverse=True)[1]
             for columns in (slice(0, 1), slice(1, 3))
         )
-        (interval,) = bootstrap(tops, bottoms, Levels(session, prompt))
+        (interval,) = ratio_intervals(tops, bottoms, Levels(session, prompt))
         if interval is not None:
             yield f"{tops.sum() / bottoms.sum():.2f}x [{interval.low:.2f}, {interval.high:.2f}]"
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from benchctl.analysis.metrics.metric import Column, Metric, ones, zeros
-from benchctl.analysis.stats.bootstrap import Floats, Interval, Ints, Levels, bootstrap, ratios_of_sums
+from benchctl.analysis.stats.intervals import Floats, Interval, Ints, Levels, ratio_intervals, ratios_of_sums
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,15 @@ class Estimate:
 
 
 def estimates(pairs: pd.DataFrame, metrics: Sequence[Metric]) -> tuple[Estimate, ...]:
-    """The metrics over `pairs`; their intervals share the resamples.
+    """The metrics over `pairs`, with intervals.
 
     A value is None where it has no meaning, such as an acceptance rate where nothing was drafted.
     """
     tops, bottoms, less_tops, less_bottoms = _sums(pairs, metrics)
     uses_baseline = [metric.uses_baseline for metric in metrics]
-    intervals = bootstrap(tops, bottoms, levels(pairs), less=(less_tops, less_bottoms), uses_baseline=uses_baseline)
+    intervals = ratio_intervals(
+        tops, bottoms, levels(pairs), less=(less_tops, less_bottoms), uses_baseline=uses_baseline
+    )
     ratios = ratios_of_sums(tops, bottoms)
     subtracted = [metric.less is not None for metric in metrics]
     values = np.where(subtracted, ratios - ratios_of_sums(less_tops, less_bottoms), ratios)
