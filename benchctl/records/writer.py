@@ -25,12 +25,10 @@ def check_same_run(path: Path, stored: Run, run: Run) -> None:
     for field in _SAME_ON_RESUME:
         old, new = getattr(stored, field), getattr(run, field)
         if old != new:
-            advice = (
-                "Version 0.1 wrote it: give" if _is_gone(field, old) else "Use the settings of its first line, or give"
-            )
             raise UserError(
                 "other_settings",
-                f"{path}: cannot be resumed, {field} differs: {_difference(old, new)}. {advice} another --out.",
+                f"{path}: cannot be resumed, {field} differs: {_difference(old, new)}. Use the settings of its first "
+                "line, or give another --out.",
             )
     for fact in ("cpu", "gpu"):
         if stored.machine.get(fact) != run.machine.get(fact):
@@ -39,25 +37,14 @@ def check_same_run(path: Path, stored: Run, run: Run) -> None:
             )
 
 
-def _is_gone(field: str, old: Any) -> bool:
-    """Whether no command line of this version gives what version 0.1 wrote: another order, or m2r2 with `mode`."""
-    if field == "methods":
-        return any(method.name == "m2r2" and "mode" in method.options for method in old)
-    return field == "order"
-
-
 def _difference(old: Any, new: Any) -> str:
     """What `old` has and `new` has not, by name where it has one: lists of methods and suites are long."""
     if not (isinstance(old, tuple) and isinstance(new, tuple)):
         return f"it has {_short(old)}, this run has {_short(new)}"
-    lost, added = [item for item in old if item not in new], [item for item in new if item not in old]
+    lost, added = ([_short(item) for item in one if item not in other] for one, other in ((old, new), (new, old)))
     if not (lost or added):
         return "it has them in another order"
-    return f"it has {_names(lost)}, this run has {_names(added)} instead"
-
-
-def _names(items: list[Any]) -> str:
-    return ", ".join(map(_short, items)) or "nothing"
+    return f"it has {', '.join(lost) or 'nothing'}, this run has {', '.join(added) or 'nothing'} instead"
 
 
 def _short(value: Any) -> str:

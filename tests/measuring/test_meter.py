@@ -18,7 +18,6 @@ from benchctl.measuring.machine.meter import (
     Instrument,
     Meter,
     Sentinel,
-    flop_rate,
     make_meter,
     memory_bandwidth_mb_s,
     watch_sentinel,
@@ -131,10 +130,6 @@ def test_a_gpus_bandwidth_is_of_several_sums_and_its_memory_is_given_back(monkey
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(True))
     assert memory_bandwidth_mb_s(clock_of(*PASSES_S), "cuda") == pytest.approx(8 * 2**28 / 0.01 / 1e6)
     assert given_back == [True]
-
-
-def test_the_flop_rate_counts_a_product_and_a_sum_for_each_pair() -> None:
-    assert flop_rate(clock_of(*PASSES_S)) == pytest.approx(2 * 768**3 / 0.01)
 
 
 @pytest.mark.parametrize(("device", "waits"), [("cuda", ["cuda"] * 2), ("cpu", [])])

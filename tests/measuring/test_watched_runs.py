@@ -120,7 +120,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = LoadSample(foreign_cores=1.0, waited_share=0.3, sentinel_spread=0.01)
     monkeypatch.setattr(examinations, "_sample", lambda sentinel, host: (7.31e-5, seen))
     monkeypatch.setattr(examinations, "memory_bandwidth_mb_s", lambda clock, device: 17_708.6)
-    monkeypatch.setattr(examinations, "flop_rate", lambda clock, dtype, device: 99.4e9)
 
 
 @pytest.mark.usefixtures("quick")
@@ -130,7 +129,6 @@ def test_doctor_shows_the_machine_and_its_problems_to_people_and_programs() -> N
     lines = result.stdout.splitlines()
     assert "measured on       1 thread" in lines and "memory bandwidth  17.7 GB/s" in lines
     assert any(line.startswith("sentinel") and "73.1 us" in line and "1%" in line for line in lines)
-    assert any("99 GFLOP/s (float32)" in line for line in lines)
     assert any(line.startswith("* ") and "30%" in line for line in lines)
     assert max(map(len, lines)) <= 80
     shown = json.loads(invoke("doctor", "--device", "cpu", "--json").stdout)
@@ -143,22 +141,21 @@ def test_the_machine_is_really_measured(monkeypatch: pytest.MonkeyPatch) -> None
     found = examinations.examine_machine("cpu", 1)
     assert 1e-6 < found.sentinel_s < 1 and found.seen.sentinel_spread >= 0
     assert 100 < found.memory_bandwidth_mb_s < 10_000_000
-    assert 1e8 < found.flops_per_s < 1e16
 
 
 def test_doctor_compares_the_baseline_with_itself(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, show: Callable[..., Chosen]
 ) -> None:
     """On a quiet machine: a busy one, as beside other tests, once left out all of a prompt."""
-    monkeypatch.setattr(doctor_aa, "_PROMPTS", 3)
+    monkeypatch.setattr(doctor_aa, "_PROMPTS", 5)
     monkeypatch.setattr(doctor_aa, "_NEW_TOKENS", 3)
     show()
     out = tmp_path / "aa.jsonl"
     result = invoke("doctor", "--aa", "--device", "cpu", "--model", str(run_folder / "target"), "--out", str(out))
     assert result.exit_code == 0, result.output
-    assert "3 prompts" in result.stdout
+    assert "5 prompts" in result.stdout
     file = read(out)
-    assert len(measured(file)) == 3 * 8 and {row.label for row in file.rows} == {"autoregressive"}
+    assert len(measured(file)) == 5 * 8 and {row.label for row in file.rows} == {"autoregressive"}
     again = json.loads(invoke("doctor", "--aa", str(out), "--json").stdout)
     assert f"{again['minimum_detectable_effect']:.2%}" in result.stdout
     refused = invoke("doctor", "--aa", "--model", str(run_folder / "target"), "--out", str(out))

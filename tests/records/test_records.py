@@ -81,14 +81,6 @@ def test_resuming_with_other_settings_names_the_field_that_differs(
     assert path.read_bytes() == before
 
 
-def test_a_file_with_methods_or_an_order_of_version_01_is_not_resumed_and_no_setting_is_advised(path: Path) -> None:
-    old_method = replace(RUN.methods[1], label="m2r2[mode=dynamic]", name="m2r2", options={"mode": "dynamic"})
-    for old in (replace(RUN, order="shuffle"), replace(RUN, methods=(RUN.methods[0], old_method))):
-        write(path, ROWS[:1], old)
-        with refused("other_settings", "Version 0.1"), Writer(path, RUN, resume=True):
-            pass
-
-
 def test_old_and_new_labels_of_a_method_are_pooled_with_one_notice(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

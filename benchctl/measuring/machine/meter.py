@@ -30,7 +30,6 @@ _CPU_MOST_BYTES, _GPU_BYTES = 1 << 30, 1 << 28
 _GPU_SUMS = 8  # so that launching and waiting take little of the time
 _CACHES = 4  # times the largest cache, so that one pass leaves little for the next
 _PASSES = 5
-_CPU_MATRIX, _GPU_MATRIX = 768, 8192
 _State = TypeVar("_State")
 
 
@@ -84,14 +83,6 @@ def memory_bandwidth_mb_s(clock: Callable[[], float], device: str = "cpu", root:
     if on_gpu:
         torch.cuda.empty_cache()
     return sums * size_bytes / took_s / 1e6
-
-
-@torch.inference_mode()
-def flop_rate(clock: Callable[[], float], dtype: torch.dtype = torch.float32, device: str = "cpu") -> float:
-    """Floating-point operations a second of a product of two square matrices, in the best of five: 2 n^3 of them."""
-    size = _GPU_MATRIX if device.startswith("cuda") else _CPU_MATRIX
-    left, right = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
-    return 2 * float(size) ** 3 / _best_s(clock, lambda: torch.mm(left, right))
 
 
 def _sums_s(clock: Callable[[], float], numbers: torch.Tensor, sums: int) -> float:
