@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from fakes_measuring import Plain
 from fixtures_run import make_folder, make_settings, measured
 from offloading import HandTimer, Simulation, recorded_visits
 from tiny import tiny_folder, tiny_target
@@ -26,7 +25,6 @@ from benchctl.decoding.experts.offload import (
     NextGate,
     Offload,
     OffloadSettings,
-    Predictor,
     Slots,
     SlowTier,
     Timer,
@@ -84,31 +82,12 @@ def test_logits_are_the_resident_models_to_the_bit(policy: str, capacity: int, p
         assert torch.equal(_logits(view), _logits(on))
 
 
-def test_the_target_of_the_other_methods_is_left_alone() -> None:
-    on = target()
-    before = [block.mlp for block in on.blocks]
-    _decode(ExpertOffload(), on)
-    assert all(block.mlp is mlp for block, mlp in zip(on.blocks, before, strict=True))
-
-
 def test_a_view_runs_only_while_it_is_served() -> None:
     offload = Offload(target(), OffloadSettings())
     with offload.serve(None):
         offload.view.next_logits(PROMPT)
     with pytest.raises(RuntimeError, match="inside serve"):
         offload.view.next_logits(PROMPT)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_counters_add_up(policy: str) -> None:
-    """Without prefetch every load serves a need, and what was not ready was loaded."""
-    counters = _decode(build(f"expert_offload[policy={policy},capacity=8]"), target()).counters
-    assert counters["needed"] == (NEW_TOKENS - 1) * LAYERS * TOP_K
-    assert counters["loads"] == counters["needed"] - counters["ready"]
-    assert (counters["late"], counters["predicted"], counters["evicted_unused"]) == (0, 0, 0)
-    assert (policy == "on_demand") == (counters["ready"] == 0)
-    assert counters["expert_bytes"] == 4 * 3 * 32 * 48
-    assert "bandwidth_mb_s" not in counters
 
 
 def test_what_is_counted_is_what_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,44 +103,6 @@ def test_what_is_counted_is_what_is_moved(monkeypatch: pytest.MonkeyPatch) -> No
     assert sum(moved) == (counters["loads"] + counters["prefill_loads"]) * counters["expert_bytes"]
 
 
-def test_recall_and_precision_of_known_predictions() -> None:
-    """Layer 1 is always guessed with every expert, layer 2 never, so recall is 1 and precision 2 of 6."""
-    on = target()
-    offload = Offload(on, OffloadSettings(capacity=18))
-    predictor = lambda layer, residual: {1: range(EXPERTS)} if layer == 0 else {}  # noqa: E731
-    counters = _serve(offload, on, predictor)
-    visits = NEW_TOKENS - 1
-    assert (counters["predicted"], counters["predicted_needed"], counters["foreseeable"]) == (
-        visits * EXPERTS,
-        visits * TOP_K,
-        visits * TOP_K,
-    )
-
-
-def _serve(offload: Offload, on: Target, predictor: Predictor) -> Mapping[str, float]:
-    class Predicting(Plain):
-        def serve(self, target: Target, timer: Timer | None):  # type: ignore[no-untyped-def]
-            return offload.serve(timer, predictor)
-
-    assert _decode(Predicting(), on).token_ids == _decode(Autoregressive(), on).token_ids
-    return offload.counters()
-
-
-def test_guesses_are_made_for_one_row_at_layers_with_one_ahead_and_are_written_down() -> None:
-    asked: list[tuple[int, int]] = []
-
-    def predictor(layer: int, residual: Tensor) -> Mapping[int, Sequence[int]]:
-        asked.append((layer, residual.shape[0]))
-        return {layer + 1: [layer]} if layer + 1 < LAYERS else {}
-
-    offload = Offload(target(), OffloadSettings(capacity=6))
-    with recorded_visits() as visits:
-        _serve(offload, target(), predictor)
-    assert asked == [(layer, 1) for _ in range(NEW_TOKENS - 1) for layer in range(LAYERS)]
-    assert [visit.layer for visit in visits] == list(range(LAYERS)) * NEW_TOKENS
-    assert [visit.predicted for visit in visits[-LAYERS:]] == [{1: (0,)}, {2: (1,)}, {}]
-
-
 def test_the_next_gate_ranks_by_the_next_layers_own_norm_and_router() -> None:
     on = target()
     state = torch.randn(1, 32, generator=torch.Generator().manual_seed(1))
@@ -174,24 +115,6 @@ def test_the_next_gate_ranks_by_the_next_layers_own_norm_and_router() -> None:
 
 class TestThrottled:
     """By a timer that stands still while the model computes, so that every second is one of waiting."""
-
-    def test_every_missing_expert_takes_its_bytes_by_the_bandwidth(self) -> None:
-        method = ExpertOffload(policy="on_demand", capacity=TOP_K, bandwidth_mb_s=1.0)
-        counters = _decode(method, target(), timer=HandTimer()).counters
-        expert_s = counters["expert_bytes"] / 1e6
-        assert counters["stall_s"] == pytest.approx(counters["loads"] * expert_s)
-        assert counters["prefill_stall_s"] == pytest.approx(counters["prefill_loads"] * expert_s)
-        assert counters["bandwidth_mb_s"] == 1.0
-
-    def test_transfers_follow_each_other_without_a_gap_and_never_overlap(self) -> None:
-        timer = HandTimer()
-        with _loader(timer, capacity=3) as loader:
-            loader.need(0, [0, 1, 2])
-            ends = []
-            for expert in range(3):
-                loader.wait_for(Key(0, expert))
-                ends.append(timer.now_s())
-        assert ends == pytest.approx([1.0, 2.0, 3.0])
 
     def test_what_has_arrived_meanwhile_is_not_waited_for(self) -> None:
         timer = HandTimer()

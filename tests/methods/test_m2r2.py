@@ -94,24 +94,6 @@ def test_the_accelerated_stream_leaves_no_trace_in_the_slow_one(family: str) -> 
         torch.testing.assert_close(one[:, :15], other[:, :15], rtol=1e-12, atol=1e-12)
 
 
-@torch.inference_mode()
-def test_fresh_lora_adapters_leave_the_accelerated_state_the_slow_one() -> None:
-    """B = 0: p = h at every layer. Other adapters start as no change at all: p stays what it was at the gate below."""
-    models = pair("llama")
-    for kind in KINDS:
-        method = M2R2(gates="3", adapters=kind)
-        module = method.build(models.target.info, models.target.lm_head.weight).double()
-        assert isinstance(module, TwoStreams)
-        stream = Stream(models.target, 40)
-        stream.push(prompt_of(13))
-        trail = accompanied(models.target, module, module.intervals[0], stream, 1)
-        slow = models.naive.states(prompt_of(13))
-        if kind == "lora":
-            torch.testing.assert_close(torch.cat(trail), slow[:4, -1], rtol=1e-9, atol=1e-9)
-        if kind == "bottleneck":
-            assert all(torch.equal(state, trail[0]) for state in trail)
-
-
 def test_rows_that_have_run_the_layers_cannot_be_accompanied() -> None:
     models = pair("llama")
     module = streams_of(M2R2(gates="2"), models.target)
@@ -199,21 +181,6 @@ def test_steps_equal_replay(options: dict[str, object], family: str, seed: int) 
         assert rounds_of(got) == replay_tree(prompt_of(prompt_tokens, seed), text, len(text), draft)
 
 
-def test_sources_and_gates_propose_different_tokens() -> None:
-    """Else the replay would hold of one and the same proposal."""
-    models, found = pair("llama"), {}
-    for options in ("exit=1", "exit=2", "exit=2,source=slow", "exit=2,source=exit"):
-        generation = _generate(prepared(f"m2r2[gates=1+2,{options}]", models.target), models, prompt_of(13))
-        found[options] = tuple(rounds_of(generation))
-    assert len(set(found.values())) == len(found)
-
-
-def test_rows_of_a_step_are_the_root_and_the_branches_kept() -> None:
-    models = pair("llama")
-    got = _generate(prepared("m2r2[gates=2,width=3]", models.target), models, prompt_of(13))
-    assert [step.rows for step in got.steps] == [1 + 3 * step.drafted for step in got.steps]
-
-
 def test_default_gates_are_an_eighth_a_quarter_and_a_half_of_the_depth() -> None:
     for layers, gates in ((16, (2, 4, 8)), (32, (4, 8, 16)), (4, (1, 2)), (2, (1,)), (1, ())):
         assert default_gates(layers) == gates
@@ -294,18 +261,6 @@ def test_the_loss_is_the_sum_over_gates_of_divergence_cross_entropy_and_cosine()
             cosines = [F.cosine_similarity(p, h.double(), dim=0) for p, h in zip(trail[1:], wanted, strict=True)]
             expected += weights[at + 1] * (loss + COSINE_SHARE * (1 - torch.stack(cosines).mean()))
     torch.testing.assert_close(method.loss(module, batch).double(), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_every_adapter_and_exit_learns() -> None:
-    """Even those that start as zero get a gradient, or what feeds them does; the slow stream gets none."""
-    models = pair("llama")
-    batch = batch_of(models.naive, [prompt_of(12)])
-    for kind in KINDS:
-        method = M2R2(gates="1+3", adapters=kind)
-        module = untrained(method, models.target)
-        method.loss(module, batch).backward()
-        assert all(weight.grad is not None and weight.grad.any() for weight in module.parameters())
-    assert all(weight.grad is None for weight in models.model.parameters())
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "mistral_window"])
