@@ -35,13 +35,11 @@ from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.layers import ExpertWeights
 from benchctl.decoding.model.target import Target
-from benchctl.errors import UserError
 from benchctl.measuring.check import check
 from benchctl.measuring.clock import Timer as RealTimer
 from benchctl.measuring.run import run
 from benchctl.methods.autoregressive import Autoregressive
 from benchctl.methods.expert_offload import ExpertOffload
-from benchctl.records.schema import Row
 from benchctl.records.writer import read
 from benchctl.registry import build
 
@@ -113,30 +111,29 @@ def test_the_next_gate_ranks_by_the_next_layers_own_norm_and_router() -> None:
     assert NextGate(on, 4)(LAYERS - 1, state) == {}
 
 
-class TestThrottled:
+def test_what_has_arrived_meanwhile_is_not_waited_for() -> None:
     """By a timer that stands still while the model computes, so that every second is one of waiting."""
+    timer = HandTimer()
+    with _loader(timer, capacity=4) as loader:
+        loader.need(0, [0])
+        loader.wait_for(Key(0, 0))
+        loader.want(1, [3, 4])
+        with loader._changed:  # a copy takes no time of this timer, so it must not be overtaken by it
+            loader._changed.wait_for(lambda: loader._copied)
+        timer.compute(1.5)
+        loader.need(1, [3])
+        loader.wait_for(Key(1, 3))
+        assert timer.now_s() == pytest.approx(2.5)
+        loader.need(2, [5])  # behind the guess that is half way
+        loader.wait_for(Key(2, 5))
+        assert timer.now_s() == pytest.approx(4.0)
 
-    def test_what_has_arrived_meanwhile_is_not_waited_for(self) -> None:
-        timer = HandTimer()
-        with _loader(timer, capacity=4) as loader:
-            loader.need(0, [0])
-            loader.wait_for(Key(0, 0))
-            loader.want(1, [3, 4])
-            with loader._changed:  # a copy takes no time of this timer, so it must not be overtaken by it
-                loader._changed.wait_for(lambda: loader._copied)
-            timer.compute(1.5)
-            loader.need(1, [3])
-            loader.wait_for(Key(1, 3))
-            assert timer.now_s() == pytest.approx(2.5)
-            loader.need(2, [5])  # behind the guess that is half way
-            loader.wait_for(Key(2, 5))
-            assert timer.now_s() == pytest.approx(4.0)
 
-    def test_a_limited_bandwidth_needs_a_timer(self) -> None:
-        method = ExpertOffload(bandwidth_mb_s=5.0)
-        method.prepare(target())
-        with pytest.raises(ValueError, match="needs a timer"), method.serve(target(), None):
-            pass
+def test_a_limited_bandwidth_needs_a_timer() -> None:
+    method = ExpertOffload(bandwidth_mb_s=5.0)
+    method.prepare(target())
+    with pytest.raises(ValueError, match="needs a timer"), method.serve(target(), None):
+        pass
 
 
 def _loader(timer: Timer, capacity: int) -> Loader:
@@ -189,30 +186,13 @@ def test_the_fast_tier_holds_a_quarter_by_default_and_never_more_than_all() -> N
 
 
 def test_a_run_writes_the_counters_into_the_rows(tmp_path: Path) -> None:
-    rows = _run(tmp_path, "olmoe", "expert_offload[capacity=4,bandwidth_mb_s=50.0]")
+    folder, out = make_folder(tmp_path / "run"), tmp_path / "out.jsonl"
+    tiny_folder(folder / "target", "olmoe")
+    settings = replace(make_settings(folder, out), methods=("expert_offload[capacity=4,bandwidth_mb_s=50.0]",))
+    run(check(settings, lambda text: None), lambda event: None)
+    rows = [row for row in measured(read(out)) if row.label != "autoregressive"]
     assert rows and {row.verdict for row in rows} == {"identical"}
     assert all(row.counters["bandwidth_mb_s"] == 50 and row.counters["stall_s"] > 0 for row in rows)
-
-
-@pytest.mark.parametrize(
-    ("family", "capacity", "reason"),
-    [("llama", 4, "the target is dense"), ("olmoe", 1, "capacity 1 is below the 2 experts")],
-)
-def test_a_run_that_cannot_offload_says_why_and_measures_nothing(
-    family: str, capacity: int, reason: str, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=reason):
-        _run(tmp_path, family, f"expert_offload[capacity={capacity}]")
-    assert not (tmp_path / "out.jsonl").exists()
-
-
-def _run(tmp_path: Path, family: str, label: str) -> list[Row]:
-    """The rows of a label on a tiny target."""
-    folder, out = make_folder(tmp_path / "run"), tmp_path / "out.jsonl"
-    tiny_folder(folder / "target", family)
-    settings = replace(make_settings(folder, out), methods=(label,))
-    run(check(settings, lambda text: None), lambda event: None)
-    return [row for row in measured(read(out)) if row.label != "autoregressive"]
 
 
 @pytest.mark.gpu

@@ -30,10 +30,10 @@ SETTINGS = (
 )
 
 
-def _expected(setting: Setting, family: str, seed: int, prompt_tokens: int, thrifty: bool = True) -> list[Round]:
+def _expected(setting: Setting, family: str, seed: int, prompt_tokens: int) -> list[Round]:
     text = answer(family, seed, prompt_tokens)
     prompt = prompt_of(prompt_tokens, seed)
-    return replay_lookahead(pair(family, seed).naive, setting, prompt, text, CONTEXT_TOKENS, thrifty)
+    return replay_lookahead(pair(family, seed).naive, setting, prompt, text, CONTEXT_TOKENS)
 
 
 def _rounds(generation: Generation) -> list[Round]:
@@ -54,9 +54,12 @@ def test_steps_and_their_rows_equal_replay(setting: Setting, family: str, seed: 
         assert _rounds(got) == _expected(setting, family, seed, prompt_tokens)
 
 
-@pytest.mark.parametrize("prompt_tokens", range(CONTEXT_TOKENS - 22, CONTEXT_TOKENS, 3))
-def test_the_window_shrinks_towards_the_end_of_the_context(prompt_tokens: int) -> None:
-    setting = Setting(4, 12, 5)
+@pytest.mark.parametrize(
+    ("setting", "prompt_tokens"),
+    [*((Setting(4, 12, 5), tokens) for tokens in range(CONTEXT_TOKENS - 22, CONTEXT_TOKENS, 3))]
+    + [pytest.param(Setting(5, CONTEXT_TOKENS - 3, 2), 1, marks=pytest.mark.slow)],
+)
+def test_the_window_shrinks_towards_the_end_of_the_context(setting: Setting, prompt_tokens: int) -> None:
     got = run(setting.label, pair("llama").target, prompt_of(prompt_tokens), NEW_TOKENS)
     assert list(got.token_ids) == answer("llama", 0, prompt_tokens)
     assert _rounds(got) == _expected(setting, "llama", 0, prompt_tokens)
