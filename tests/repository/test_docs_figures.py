@@ -112,12 +112,6 @@ def test_the_figures_of_the_benchmarks_are_those_that_the_readme_cites() -> None
     assert len(one_thread) == 3 and all(figure in cited for figure in _ratios(one_thread))
 
 
-def test_figures_are_found_across_a_line_break(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("It is 1.05x\n[0.99, 1.13] and 2.0x [1, 3].\n", encoding="utf-8")
-    assert figures_on(page) == ["1.05x [0.99, 1.13]"]
-
-
 def test_no_kept_file_is_left_unread() -> None:
     """But for that of trainings, which is no results file, and those of scores."""
     others = [path.name for path in KEPT.glob("*.jsonl") if not _is_run(path) and not is_scores(path)]
