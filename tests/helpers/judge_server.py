@@ -23,6 +23,7 @@ from typing import Any
 
 MODEL = "judge-1"  # the one model it has
 KEY = "sk-test-0123456789abcdef"
+_MARK = re.compile(r"[0-9a-f]{16}(?=[].])")
 _PER_MESSAGE, _PER_REPLY = 3, 3  # tokens that OpenAI bills beside the text
 
 
@@ -38,8 +39,8 @@ class Asked:
 
     @property
     def content(self) -> str:
-        """The messages, as one text: what tells one judgement from another."""
-        return json.dumps(self.body["messages"], sort_keys=True)
+        """The messages without their mark, as one text: what tells one judgement from another."""
+        return content_of(self.body)
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,10 @@ class Cuts:
 
     text: str
     sent_bytes: int
+
+
+def content_of(body: Mapping[str, Any]) -> str:
+    return _MARK.sub("", json.dumps(body["messages"], sort_keys=True))
 
 
 Deed = Says | Fails | Sends | Hangs | Cuts
@@ -149,7 +154,7 @@ class JudgeServer:
     def take(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Asked:
         """Enter a request into the account."""
         with self._lock:
-            content = json.dumps(body["messages"], sort_keys=True)
+            content = content_of(body)
             tries = sum(asked.content == content for asked in self.asked)
             self.asked.append(asked := Asked(len(self.asked), tries, body, headers, time.monotonic()))
             self._at_once += 1
