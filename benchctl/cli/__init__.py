@@ -1,5 +1,6 @@
 """The command line: one file per verb, imported when the verb is called."""
 
+import shlex
 from importlib import import_module
 from keyword import iskeyword
 
@@ -50,6 +51,10 @@ class _Verbs(click.Group):
         assert isinstance(verb, click.Command)
         return verb
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.obj = list(args)  # the verb and its arguments, which an interrupt prints
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
@@ -57,7 +62,10 @@ class _Verbs(click.Group):
             click.echo(f"Error: {error}", err=True)
             ctx.exit(INVALID_DATA if isinstance(error, InvalidData) else WRONG_USAGE)
         except KeyboardInterrupt:
-            click.echo("\nInterrupted. Everything written so far is kept. Continue with --resume.", err=True)
+            verb = self.get_command(ctx, ctx.obj[0])
+            resumes = verb is not None and any(parameter.name == "resume" for parameter in verb.params)
+            advice = "--resume" if resumes else shlex.join(["benchctl", *ctx.obj])
+            click.echo(f"\nInterrupted. Everything written so far is kept. Continue with: {advice}", err=True)
             ctx.exit(INTERRUPTED)
 
 
