@@ -45,8 +45,9 @@ class Regression:
 class Gates:
     """The conditions of a comparison and their result.
 
-    `failed` has what breaks `required`, or is worse by more than `quality` points; nothing is required of
-    `unsupported` methods. `regressions` compare speed-ups with an earlier run: none may be slower, to `least` or less.
+    `failed` has what breaks `required`, or is worse by more than `quality` points; `inconclusive` the judges that
+    cannot show the latter. Nothing is required of `unsupported` methods. `regressions` compare speed-ups with an
+    earlier run: none may be slower, to `least` or less.
     """
 
     required: Requirement | None
@@ -55,6 +56,7 @@ class Gates:
     unsupported: tuple[str, ...] = ()
     regressions: tuple[Regression, ...] = ()
     quality: float | None = None
+    inconclusive: tuple[str, ...] = ()
 
     @property
     def slower(self) -> tuple[str, ...]:
@@ -63,7 +65,7 @@ class Gates:
 
     @property
     def passed(self) -> bool:
-        return not (self.failed or self.slower)
+        return not (self.failed or self.slower or self.inconclusive)
 
     def document(self) -> dict[str, object]:
         """The result as JSON."""
@@ -77,6 +79,7 @@ class Gates:
             "require": self.required,
             "require_quality": self.quality,
             "unmet": list(self.failed),
+            "inconclusive": list(self.inconclusive),
             "unsupported": list(self.unsupported),
             "fail_below": self.least,
             "kept": kept,
@@ -94,7 +97,13 @@ def check_gates(
         if method.unsupported and (required or quality is not None)
     )
     kept = regressions(group, earlier) if earlier else ()
-    return Gates(required, least, tuple(dict.fromkeys(failed)), unsupported, kept, quality)
+    blind = group.judging.blind if group.judging and quality is not None else ()
+    inconclusive = tuple(
+        f"{judge.name} prefers no answer to a different one, or none in both orders: it has not shown that it can tell "
+        "answers apart. Judge with another model."
+        for judge in blind
+    )
+    return Gates(required, least, tuple(dict.fromkeys(failed)), unsupported, kept, quality, inconclusive)
 
 
 def unmet(group: Group, required: Requirement) -> Iterator[str]:

@@ -203,6 +203,8 @@ def _print_gates(gates: Gates, group: Group, earlier: Sequence[Group]) -> None:
 
     for notice in gates.unsupported:
         click.echo(f"Note: {notice}", err=True)
+    for problem in gates.inconclusive:
+        click.echo(f"INCONCLUSIVE: {problem}", err=True)
     for problem in gates.failed:
         click.echo(f"FAIL: {problem}", err=True)
     if gates.least is None:

@@ -124,6 +124,7 @@ def test_a_broken_requirement_names_method_and_answers_on_stderr_and_in_the_json
         "require": "lossless",
         "require_quality": None,
         "unmet": [problem],
+        "inconclusive": [],
         "unsupported": [],
         "fail_below": None,
         "kept": [],

@@ -232,6 +232,25 @@ def test_a_comparison_can_be_held_to_quality(tmp_path: Path, scores: list[Score]
     assert (gates["passed"], gates["require_quality"], bool(gates["unmet"])) == (not problem, points, bool(problem))
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "blind"),
+    [((9, 4), (4, 9), True), ((5, 5), (5, 5), True), ((9, 4), (9, 8), False)],
+    ids=["the first always wins", "always equal", "tells them apart"],
+)
+def test_a_judge_that_cannot_tell_answers_apart_shows_nothing(
+    tmp_path: Path, first: tuple[float, float], second: tuple[float, float], blind: bool
+) -> None:
+    """Both once passed a gate of 0 points, with a difference of +0.00 [+0.00, +0.00]."""
+    scores = [one for prompt in PROMPTS for one in both_orders(prompt, first, second)]
+    path = write_both(tmp_path / "run.jsonl", _rows(), [*scores, *_drafted()], _run_of(len(PROMPTS)))
+    result = _run("compare", path, "--require-quality", "0", "--format", "json")
+    gates = json.loads(result.stdout)["gates"]
+    assert (result.exit_code, gates["passed"], gates["unmet"]) == (int(blind), not blind, [])
+    assert (len(gates["inconclusive"]), "INCONCLUSIVE: gpt gpt-4o" in result.stderr) == (blind, blind)
+    found = _warned(tmp_path, "judge_blind", [*scores, *_drafted()])
+    assert found == ([{"judge": "gpt gpt-4o pairwise"}] if blind else [])
+
+
 @pytest.mark.slow
 def test_quality_is_shown_on_every_turn_that_was_answered(tmp_path: Path) -> None:
     """Of two turns the first alone was once enough, so a judge that could read no second turn let everything pass."""
