@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from benchctl.cli import completion as completing
-from benchctl.importing.published_answers import FORMATS
+from benchctl.importing import FORMATS
 
 if TYPE_CHECKING:
+    from benchctl.importing import Format
     from benchctl.importing.gather import Sums
-    from benchctl.importing.published_answers import Format
 
 
 @click.command("import")

@@ -11,17 +11,10 @@ from statistics import fmean
 from typing import NamedTuple
 
 from benchctl.errors import InvalidData, UserError
-from benchctl.importing.published_answers import (
-    FAILED,
-    Answer,
-    Format,
-    Line,
-    answers_of,
-    format_of,
-    is_judgement,
-    read_lines,
-)
+from benchctl.importing import Format
+from benchctl.importing.published_answers import FAILED, Answer, answers_of, format_of
 from benchctl.importing.published_judgements import ByModel, Lost, Reply, replies_of, scores_of
+from benchctl.importing.published_lines import AnswerLine, Line, read_lines
 from benchctl.records.schema import UNKNOWN_TARGET, MethodInfo, ModelInfo, Row, Run, SuiteInfo, Totals
 from benchctl.records.scores import Score
 
@@ -131,23 +124,26 @@ def gather(sources: Sequence[Source], terms: Terms, *, name: str, command: tuple
 
 
 def _take(contents: _Contents, number: int, source: Source, line: Line, format: Format | None) -> None:
-    used = format or format_of(line)
-    contents.formats.setdefault(used)
-    contents.latest_s = max(contents.latest_s, line.instant_s("tstamp") if "tstamp" in line else 0.0)
-    if used == "fastchat" and is_judgement(line):
+    content = line.content
+    contents.latest_s = max(contents.latest_s, content.tstamp)
+    if not isinstance(content, AnswerLine):
+        if format not in (None, "fastchat"):
+            line.refuse(f"is a judgement, which no file of {format} has")
         if source.label:
             raise UserError(
                 "labelled_judgements", f"{source.path}: judgements name their models: give no label for it."
             )
-        contents.replies += replies_of(line)
+        contents.formats.setdefault("fastchat")
+        contents.replies += replies_of(line, content)
         return
-    model = line.identifier("model_id")
-    label = source.label or model
-    answers = [_Given(number, model, answer) for answer in answers_of(line, used)]
-    answered = (number, label, line.identifier("question_id"))
-    if answered in contents.answered:
-        line.refuse(f"a second answer of {label} to question {answered[-1]}")
-    contents.answered.add(answered)
+    used = format or format_of(line, content)
+    contents.formats.setdefault(used)
+    model = str(content.model_id)
+    label, question = source.label or model, str(content.question_id)
+    if (number, label, question) in contents.answered:
+        line.refuse(f"a second answer of {label} to question {question}")
+    contents.answered.add((number, label, question))
+    answers = (_Given(number, model, answer) for answer in answers_of(line, content, used))
     contents.answers.setdefault(label, []).extend(answers)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
@@ -72,6 +72,7 @@ def price_of(model: str, in_usd: float | None, out_usd: float | None, *, at_usua
 
 
 NOTHING = Usage(0, 0)
+_ABSURD = 10  # times the most that a request can be billed for: tokenizers and thinking differ by less
 
 
 class OutOfBudget(Exception):
@@ -81,12 +82,14 @@ class OutOfBudget(Exception):
 @dataclass(frozen=True)
 class Spent:
     """What requests cost so far. `usd` is None where nobody knows the price; `doubtful_usd` is the part of it that was
-    counted at its dearest, for requests that broke off or came back without a bill."""
+    counted at its dearest, for requests that broke off or came back without a bill that can be true; `refused_bills`
+    counts those with one that cannot."""
 
     prompt_tokens: int = 0
     reply_tokens: int = 0
     usd: float | None = None
     doubtful_usd: float = 0.0
+    refused_bills: int = 0
 
 
 class Budget:
@@ -123,6 +126,14 @@ class Budget:
             self._reserved_usd += cost
             self._in_flight += 1
 
+    def refuses(self, billed: Usage, most: Usage) -> bool:
+        """Whether a bill is absurd, far beyond what was sent and asked for. Such bills are counted, and not added."""
+        prompt, reply = most.prompt_tokens * _ABSURD, most.reply_tokens * _ABSURD
+        absurd = billed.prompt_tokens > prompt or billed.reply_tokens > reply
+        with self._changed:
+            self._spent = replace(self._spent, refused_bills=self._spent.refused_bills + absurd)
+        return absurd
+
     def settle(self, reserved: Usage, billed: Usage, doubtful: Usage = NOTHING) -> None:
         """Replace a reservation by what was billed, and by what may have been: the latter counts in full."""
         total = Usage(billed.prompt_tokens + doubtful.prompt_tokens, billed.reply_tokens + doubtful.reply_tokens)
@@ -134,6 +145,7 @@ class Budget:
                 spent.reply_tokens + total.reply_tokens,
                 None if spent.usd is None or usd is None else spent.usd + usd,
                 spent.doubtful_usd + (self.cost_usd(doubtful) or 0.0),
+                spent.refused_bills,
             )
             self._in_flight -= 1
             # Sums of floats drift; with nothing in flight nothing is reserved.

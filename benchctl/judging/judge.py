@@ -9,10 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from benchctl.errors import UserError
-from benchctl.judging.chat import Template, count_prompt, load_template, most_tokens, read_scores
+from benchctl.judging.chat import Message, Question, Template, count_prompt, load_template, most_tokens, read_scores
 from benchctl.records.schema import Row, Run
 from benchctl.records.scores import Protocol
 
@@ -29,30 +29,6 @@ __all__ = [
     "Run",
     "Usage",
 ]
-
-
-@dataclass(frozen=True)
-class Message:
-    """One message of a chat."""
-
-    role: Literal["system", "user", "assistant"]
-    content: str
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is judged: the user's turns up to the judged one, and one or two answers to each of them.
-
-    `first` and `second` are the answers in the order in which a judge is shown them; `second` is empty where a single
-    answer is judged. `reference` has an answer for each turn where the prompt's references help to judge it (see
-    items.py), else none; `exact_answer` is how a right answer to the judged turn ends ("" where nobody knows).
-    """
-
-    turns: tuple[str, ...]
-    first: tuple[str, ...]
-    second: tuple[str, ...] = ()
-    reference: tuple[str, ...] = ()
-    exact_answer: str = ""
 
 
 @dataclass(frozen=True)
@@ -135,6 +111,11 @@ class AskedJudge(Judge, ABC):
     reply_limit: int = 64
 
     @property
+    def repeats_itself(self) -> bool:
+        """Whether it always gives the same reply to the same chat: then it is asked once, whatever came back."""
+        return False
+
+    @property
     def context_tokens(self) -> int | None:
         return None
 
@@ -164,11 +145,9 @@ class AskedJudge(Judge, ABC):
         """The prompt for a question, by how many turns it has and whether it has reference answers."""
         return load_template(self.protocol, len(question.turns), bool(question.reference))
 
-    def messages(self, question: Question) -> tuple[Message, ...]:
-        """The chat that asks a question."""
-        template = self.template(question)
-        system, user = template.fill(question.turns, question.first, question.second, question.reference)
-        return (Message("system", system), Message("user", user))
+    def messages(self, question: Question, mark: str) -> tuple[Message, ...]:
+        """The chat that asks a question; no answer can contain the `mark` of the lines around it."""
+        return self.template(question).fill(question, mark)
 
     def read(self, reply: str) -> tuple[float, ...] | None:
         """The scores in a reply, one for each answer shown, in their order; None where it cannot be read."""

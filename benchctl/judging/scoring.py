@@ -150,6 +150,13 @@ class Judging:
 
     def run(self) -> Summary:
         """Judge what is not judged yet. Raises UserError; whatever was judged by then is kept."""
+        try:
+            self._run()
+        finally:
+            self._report_bills()
+        return self._summary()
+
+    def _run(self) -> None:
         if isinstance(self._judge, AskedJudge):
             self._reach(self._judge)
         with ExitStack() as stack:
@@ -163,11 +170,23 @@ class Judging:
                 self._ask(self._judge, stack.enter_context(self._cache()), todo)
             elif isinstance(self._judge, GradingJudge):
                 self._grade(Grades(self._judge), todo)
-        return self._summary()
+
+    def _report_bills(self) -> None:
+        spent, max_usd = self._budget.spent, self._settings.max_usd
+        if spent.refused_bills:
+            self._world.notify(
+                f"The judge's server sent {spent.refused_bills} bills of far more tokens than were sent and asked for. "
+                "They are not believed, and counted as the most that is possible: look at the account of the key."
+            )
+        if max_usd is not None and (spent.usd or 0.0) > max_usd:
+            self._world.notify(
+                f"The bills came to ${spent.usd:.4f}, above --max-usd {max_usd:g}: the server counts more than a token "
+                "for a byte, or more than reply_limit. Nothing was sent after that."
+            )
 
     def _todo(self, stored: Mapping[Path, Iterable[Score]]) -> list[Item]:
         """The items that have no score yet, or an unreadable one and tries left."""
-        tries = self._settings.tries
+        tries = 1 if isinstance(self._judge, AskedJudge) and self._judge.repeats_itself else self._settings.tries
         settled = {
             path: {score_key(score) for score in scores if not score.unreadable or score.tries >= tries}
             for path, scores in stored.items()

@@ -195,7 +195,7 @@ def test_an_exhausted_budget_and_questions_too_long_for_the_judge_end_with_1_and
     assert re.search(r"^6 .*too long", result.stderr, re.MULTILINE)
 
 
-@pytest.mark.parametrize("trouble", ["none", "unreadable", "raises", "gives up", "crashes"])
+@pytest.mark.parametrize("trouble", ["none", "refuses", "no completion", "gives up", "crashes"])
 def test_the_key_is_in_no_file_and_in_no_output(
     results: Path,
     reply: Callable[[Any], None],
@@ -204,7 +204,7 @@ def test_the_key_is_in_no_file_and_in_no_output(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also when the server says it back, and in the traceback of what nobody foresaw."""
-    from benchctl.judges.gpt import read_completion, sent
+    from benchctl.judges.gpt import read_completion
 
     monkeypatch.setattr("benchctl.judging.asking.PATIENCE_S", 0.0)
 
@@ -213,13 +213,13 @@ def test_the_key_is_in_no_file_and_in_no_output(
             request = httpx2.Request("POST", "http://x", headers={"Authorization": f"Bearer {self._key}"})
             raise APIConnectionError(message=f"cannot use {self._key}", request=request)
 
-        if trouble == "raises":
+        if trouble == "refuses":
             body = {"choices": [{"message": {"content": None, "refusal": f"Not with {self._key}!"}}]}
             return read_completion(json.dumps(body), self._key)
-        if trouble == "unreadable":
+        if trouble == "no completion":
             return read_completion(f"<html>Bearer {self._key}</html>", self._key)
         if trouble == "gives up":
-            return sent(fail, model="m", key=self._key, key_env="OPENAI_API_KEY")
+            return self._sent(fail)
         if trouble == "crashes":
             raise RuntimeError("unforeseen")
         return Reply("6 6", Usage(100, 4))
@@ -227,7 +227,7 @@ def test_the_key_is_in_no_file_and_in_no_output(
     reply(say)
     result = gpt(results, "--tries", "1")
     shown = "".join(traceback.format_exception(*result.exc_info)) if result.exc_info else ""
-    assert (result.exit_code == 0) == (trouble in ("none", "unreadable", "raises"))
+    assert (result.exit_code == 0) == (trouble in ("none", "refuses"))
     written = b"".join(path.read_bytes() for path in results.parent.rglob("*") if path.is_file()).decode()
     assert all(KEY not in text for text in (result.output, shown, caplog.text, written))
 

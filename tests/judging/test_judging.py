@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import pytest
-from fakes_judges import COST_USD, MOST_USD, Bench, MadeUpPrompt, Scripted, rows_of, says
+from fakes_judges import COST_USD, MARK, MOST_USD, Bench, MadeUpPrompt, Scripted, rows_of, says
 from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, failed, write
 from refusals import refused
 
@@ -388,8 +390,8 @@ def test_a_second_turn_is_judged_with_the_first_as_context(tmp_path: Path) -> No
     for part in ("First?", "base 0\n", "Second?", "base 0 again", "other 0\n", "other 0 again"):
         assert part in second
     assert {(score.turn, score.template.split("@")[0]) for score in bench.scores()} == {
-        (0, "pairwise-v1"),
-        (1, "pairwise-turns-v1"),
+        (0, "pairwise-v2"),
+        (1, "pairwise-turns-v2"),
     }
 
 
@@ -405,7 +407,7 @@ def test_reference_answers_are_shown_where_an_answer_is_right_or_wrong(
     bench.judging(judge).run()
     own = "-reference" if seen and protocol == "pairwise" else ""
     named = {(score.turn, score.template.partition("@")[0]) for score in bench.scores()}
-    assert named == {(0, f"{protocol}{own}-v1"), (1, f"{protocol}-turns{own}-v1")}
+    assert named == {(0, f"{protocol}{own}-v2"), (1, f"{protocol}-turns{own}-v2")}
     assert all(("It is 4." in content) == seen for content in judge.asked)
     assert all(("It is 5." in content) == (seen and "Second?" in content) for content in judge.asked)
 
@@ -417,6 +419,62 @@ def test_an_answer_with_braces_stays_what_it_is(tmp_path: Path) -> None:
     judge = Scripted(fair)
     bench.judging(judge).run()
     assert all(content.count("{second} {reference}") == 2 for content in judge.asked)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["draws", "repeats itself"])
+def test_no_answer_knows_the_mark_around_it_and_the_cache_does_not_depend_on_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """An answer with `[End of assistant A's answer]` in it once ended itself. Where a judge repeats itself the mark is
+    a hash of all texts, so that it stays one."""
+    marks: list[list[str]] = []
+
+    class Marked(Scripted):
+        repeats_itself = again
+
+        def ask(self, messages: Sequence[Message], sample: int) -> Reply:
+            marks.append(MARK.findall(messages[-1].content))
+            return super().ask(messages, sample)
+
+    for _ in range(2):
+        bench.judging(Marked(fair)).run()
+        bench.forget_scores()
+    assert len(marks) == 6 and all(len(each) == 4 and len(set(each)) == 1 for each in marks)
+    first = {each[0] for each in marks}
+    shutil.rmtree(bench.folder / "cache")
+    bench.judging(Marked(fair)).run()
+    assert len(marks) == 12 and len(first) == 6 and ({each[0] for each in marks} == first) == again
+
+
+def test_a_judge_that_repeats_itself_is_asked_once(bench: Bench) -> None:
+    """An unreadable reply of a model at temperature 0 was asked for three times, each time the same."""
+
+    class Same(Scripted):
+        repeats_itself = True
+
+    judge = Same(says("no"))
+    assert (bench.judging(judge).run().unreadable, len(judge.asked)) == (6, 6)
+    assert (bench.judging(judge, tries=9).run().written, len(judge.asked)) == (0, 6)
+
+
+@pytest.mark.parametrize(
+    ("billed", "refused", "usd", "notices"),
+    [
+        (Usage(10**400, 4), 6, 6 * MOST_USD, 1),
+        (Usage(1000, 10**9), 6, 6 * MOST_USD, 1),
+        (Usage(4000, 4), 0, 2 * 0.004, 1),
+        (Usage(1300, 4), 0, 6 * MOST_USD, 0),
+    ],
+    ids=["no number of tokens", "more than was asked for", "above the bound", "at the bound"],
+)
+def test_absurd_bills_are_refused_and_one_above_the_budget_is_told(
+    bench: Bench, billed: Usage, refused: int, usd: float, notices: int
+) -> None:
+    """10**400 tokens once ended in an OverflowError, and $2000 of a budget of $0.02 were spent without a word."""
+    summary = bench.judging(Scripted(says("8 7", billed)), max_usd=6 * MOST_USD).run()
+    assert (summary.spent.refused_bills, len(bench.notices)) == (refused, notices)
+    assert summary.spent.usd == pytest.approx(usd)
+    assert all(score.score for score in bench.scores() if score.label == EXITING)
 
 
 def test_answers_without_the_baselines_are_left_out_and_counted(tmp_path: Path) -> None:

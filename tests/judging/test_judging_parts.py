@@ -13,7 +13,7 @@ from refusals import refused
 from benchctl.errors import UserError
 from benchctl.judging.budget import NOTHING, Budget, OutOfBudget, Price, price_of, price_table
 from benchctl.judging.chat import count_prompt, load_template, most_tokens
-from benchctl.judging.judge import Message, Usage
+from benchctl.judging.judge import Message, Question, Usage
 from benchctl.judging.reply_cache import Cache, Kept, cache_path, content_key
 
 KEPT = Kept("a" * 64, 0, "m", "t@0", "8 7", "", 10, 2, "2026-01-01T00:00:00+00:00")
@@ -161,15 +161,19 @@ def test_no_text_is_billed_above_its_bound(text: str, vocabulary: str) -> None:
 def test_every_prompt_asks_for_scores_on_one_line_and_shows_all_it_is_given(
     protocol: str, turns: int, reference: tuple[str, ...]
 ) -> None:
-    template = load_template(protocol, turns, bool(reference))
-    asked, first = ("Q one", "Q two")[:turns], ("A one", "A two")[:turns]
+    """Every line that begins or ends an answer has the mark, so that an answer cannot end itself."""
+    asked, first = ("Q one", "Q two")[:turns], ("A one", "A two {mark}")[:turns]
     second = ("B one", "B two")[:turns] if protocol == "pairwise" else ()
-    system, user = template.fill(asked, first, second, reference[:turns])
-    assert "single line that holds only" in system and "from 1 to 10" in system
+    template = load_template(protocol, turns, bool(reference))
+    system, user = template.fill(Question(asked, first, second, reference[:turns]), "0123")
+    assert "single line that holds only" in system.content and "from 1 to 10" in system.content
     talks = turns == 2 and 1 + bool(second) + bool(reference)
     for text in (*asked, *first, *second, *reference[:turns]):
-        assert user.count(text) == (talks or 1 if text in asked else 1)
+        assert user.content.count(text) == (talks or 1 if text in asked else 1)
     own = "-reference" if reference and protocol == "pairwise" else ""
-    assert "{" not in user and template.id.startswith(f"{protocol}{'-turns' if turns == 2 else ''}{own}-v1@")
-    assert ("Reference answer" in user) == bool(reference)
-    assert reference == () or "contradicts" in system
+    assert template.id.startswith(f"{protocol}{'-turns' if turns == 2 else ''}{own}-v2@")
+    assert ("Reference answer" in user.content) == bool(reference)
+    assert reference == () or "contradicts" in system.content
+    frame = [line for line in user.content.splitlines() if line.startswith(("[Start", "[End"))]
+    assert [line.endswith(" 0123]") for line in frame] == [True] * (4 if second else 2)
+    assert "0123." in system.content and user.content.count("{") == turns - 1
