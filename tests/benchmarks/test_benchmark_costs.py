@@ -30,7 +30,7 @@ from benchctl.registry import build
 from benchmarks import costs, watch
 from benchmarks.costs import LABELS, StepCost, choose, cost_of, time_steps
 from benchmarks.watch import Recorder, Took
-from benchmarks.work import Bare, Span, Work, run_bare, spans_of
+from benchmarks.work import Bare, Span, Work, run_bare
 
 NEW_TOKENS = 20
 PROMPT = prompt_of(13)
@@ -190,12 +190,6 @@ def test_a_drafter_that_drafts_otherwise_when_it_is_timed_is_an_error(depths: tu
         time_steps(Fickle(depths), pair("llama").target, PROMPT, NEW_TOKENS, lambda: 0.0)
     steps = time_steps(Fickle((2, 2, 2)), pair("llama").target, PROMPT, NEW_TOKENS, lambda: 0.0)
     assert {step.work.heads for step in steps[:-2]} == {(3,)}
-
-
-def test_rows_of_mixed_depths_become_spans_of_layers() -> None:
-    assert spans_of((9, 9, 7), (1, 1, 3)) == (Span(0, 2, 9, 1), Span(2, 3, 7, 3))
-    assert spans_of((9, 9, 9), (1, 0, 1)) == (Span(0, 1, 9, 1), Span(2, 3, 9, 1))
-    assert spans_of((9, 9), (0, 0)) == ()
 
 
 def test_the_work_of_a_verification_is_that_of_its_rows_and_scratch_rows_are_not_told() -> None:

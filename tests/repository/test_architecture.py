@@ -4,7 +4,6 @@ import ast
 import re
 import sys
 import tomllib
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -165,12 +164,6 @@ def test_pyproject_lists_every_package() -> None:
     assert sorted(pyproject()["tool"]["setuptools"]["packages"]) == sorted(folders)
 
 
-# The same name in two of these folders is the same subject seen by each of them: its verb, its numbers, its picture.
-PARALLEL = (
-    *("benchctl/analysis/metrics", "benchctl/analysis/plots", "benchctl/analysis/tables", "benchctl/cli"),
-    *("judges", "methods"),
-)
-FILES_OF_FOLDER = 18
 ERRORS = {"UserError", "InvalidData", "NoReply"}
 
 
@@ -192,20 +185,6 @@ def imported_modules() -> dict[str, set[str]]:
 def test_no_two_modules_import_each_other_even_through_others() -> None:
     """`TopologicalSorter` names the modules of a circle when there is one."""
     assert tuple(TopologicalSorter(imported_modules()).static_order())
-
-
-def test_no_folder_is_too_full_to_look_through() -> None:
-    counts = Counter(file.parent for file in FILES)
-    assert {path_of(folder): count for folder, count in counts.items() if count > FILES_OF_FOLDER} == {}
-
-
-def test_two_files_share_a_name_only_in_parallel_packages() -> None:
-    folders: dict[str, list[str]] = {}
-    for file in FILES:
-        if file.name != "__init__.py":
-            folders.setdefault(file.name, []).append(path_of(file.parent))
-    clashes = {name: [folder for folder in of if not folder.startswith(PARALLEL)] for name, of in folders.items()}
-    assert {name: folders[name] for name, clash in clashes.items() if len(clash) > 1 and len(folders[name]) > 1} == {}
 
 
 def test_every_error_for_users_has_an_id() -> None:
