@@ -42,9 +42,16 @@ def estimates(pairs: pd.DataFrame, metrics: Sequence[Metric]) -> tuple[Estimate,
     subtracted = [metric.less is not None for metric in metrics]
     values = np.where(subtracted, ratios - ratios_of_sums(less_tops, less_bottoms), ratios)
     return tuple(
-        Estimate(metric, None if isnan(value) else value, interval)
+        Estimate(metric, None if isnan(value) else value, _within_bounds(metric, interval))
         for metric, value, interval in zip(metrics, values.tolist(), intervals, strict=True)
     )
+
+
+def _within_bounds(metric: Metric, interval: Interval | None) -> Interval | None:
+    """A share is 1 at most, also at the end of its interval."""
+    if interval is None or metric.unit != "share" or metric.less is not None:
+        return interval
+    return Interval(interval.low, min(interval.high, 1.0))
 
 
 def measured_apart(pairs: pd.DataFrame) -> bool:
