@@ -163,7 +163,7 @@ def test_heads_that_a_verification_asks_for_besides_its_own_are_not_predicted_bu
         assert step.took.seconds - step.bare.seconds == 20 * step.work.argmax_rows * HEAD
         assert step.took.parts["verify"] == 0
         assert step.took.parts["logits"] == 21 * step.work.argmax_rows * HEAD
-    assert cost_of("two_model", [steps, steps]).low > 1.2
+    assert cost_of("two_model", [steps] * 5).low > 1.2
 
 
 @dataclass
@@ -209,16 +209,16 @@ def test_costs_are_sums_over_the_same_steps() -> None:
     work = Work(True, (5, 6), (Span(0, 4, 9, 2),), (2,), 2)
     slow = StepCost(work, Took(0.006, {"advance": 0.004, "verify": 0.001}), Bare(0.003, 0.001))
     fast = replace(slow, took=Took(0.003, {"advance": 0.002}), bare=Bare(0.001, 0.001))
-    cost = cost_of("two_model", [[slow, fast], [slow, fast]])
-    assert (cost.timed, cost.prompts, cost.steps, cost.rows, cost.layer_rows) == ("verification", 2, 4, 2, 8)
+    cost = cost_of("two_model", [[slow, fast]] * 5)
+    assert (cost.timed, cost.prompts, cost.steps, cost.rows, cost.layer_rows) == ("verification", 5, 10, 2, 8)
     assert (cost.measured_ms, cost.predicted_ms, cost.ratio, cost.low, cost.high) == pytest.approx(
         (4.5, 3, 1.5, 1.5, 1.5)
     )
     assert cost.parts_ms == pytest.approx({"advance": 3.0, "verify": 0.5})
     assert cost.predicted_parts_ms == pytest.approx({"layers": 2.0, "heads": 1.0})
     assert cost.goal.startswith("missed")
-    assert cost.measured_s == pytest.approx((0.009, 0.009))
-    assert cost.predicted_s == pytest.approx((0.006, 0.006))
+    assert cost.measured_s == pytest.approx((0.009,) * 5)
+    assert cost.predicted_s == pytest.approx((0.006,) * 5)
 
 
 def test_methods_that_cannot_run_are_left_out_with_the_reason_unless_they_are_named(tmp_path: Path) -> None:
@@ -254,8 +254,8 @@ def test_figures_contain_what_they_were_taken_with(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(costs, "LABELS", ("two_model",))
     modules = untrained_folder("medusa", build("medusa"), Target.load(target))
     models, label = Models(str(target), str(draft)), f"medusa[modules={modules}]"
-    figures: Any = costs.measure(models, [label], prompts=1, max_new_tokens=4, threads=1)
-    assert (figures["prompts_per_suite"], figures["max_new_tokens"], figures["threads"]) == (1, 4, 1)
+    figures: Any = costs.measure(models, [label], prompts=2, max_new_tokens=4, threads=1)
+    assert (figures["prompts_per_suite"], figures["max_new_tokens"], figures["threads"]) == (2, 4, 1)
     for role, folder in (("target", target), ("draft", draft)):
         held = figures["models"][role]
         assert (held["name"], held["weights_sha256"]) == (role, folder_sha256(folder))
@@ -264,5 +264,5 @@ def test_figures_contain_what_they_were_taken_with(tmp_path: Path, monkeypatch: 
     assert [line["label"] for line in figures["methods"]] == ["two_model", named]
     assert str(tmp_path) not in json.dumps(figures) and str(modules) not in json.dumps(figures)
     for line in figures["methods"]:
-        assert line["prompts"] == len(line["measured_s"]) == len(line["predicted_s"]) == 4
+        assert line["prompts"] == len(line["measured_s"]) == len(line["predicted_s"]) == 8
         assert line["ratio"] == pytest.approx(sum(line["measured_s"]) / sum(line["predicted_s"]))
