@@ -84,7 +84,9 @@ class Change:
         if self.now is None or self.ratio is None:
             return f"no {self.figure} now, was {pattern.format(self.then)}"
         ends = f"[{self.interval.low:.3f}, {self.interval.high:.3f}]" if self.interval else "[n/a]"
-        return f"{self.figure} {pattern.format(self.now)}, was {pattern.format(self.then)} (ratio {self.ratio:.3f} {ends})"
+        return (
+            f"{self.figure} {pattern.format(self.now)}, was {pattern.format(self.then)} (ratio {self.ratio:.3f} {ends})"
+        )
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ def check(group: Group, conditions: Conditions, previous: Group | None = None) -
     for label, problem in _all_problems(group, conditions, previous is not None):
         if problem not in problems[label]:
             problems[label].append(problem)
-    changes, notes = (_changes(group, previous, conditions) if previous else ({}, ()))
+    changes, notes = _changes(group, previous, conditions) if previous else ({}, ())
     unsupported = tuple(
         f"{method.label} was not measured ({method.unsupported}): nothing is required of it."
         for method in group.methods
@@ -156,7 +158,9 @@ def check(group: Group, conditions: Conditions, previous: Group | None = None) -
     labels = dict.fromkeys((*measured, *changes, *problems))
     results = (LabelResult(label, changes.get(label, ()), tuple(problems[label])) for label in labels)
     asked = conditions.require or conditions.quality is not None
-    kept = [result for result in results if result.changes or result.problems or (asked and result.label != _first(group))]
+    kept = [
+        result for result in results if result.changes or result.problems or (asked and result.label != _first(group))
+    ]
     return GateResult(conditions, tuple(kept), (*unsupported, *notes))
 
 
@@ -168,9 +172,15 @@ def _all_problems(group: Group, conditions: Conditions, has_previous: bool) -> I
     for method in group.pooled.methods:
         answers = broken(method.fidelity, group.run.dtype)
         if answers and claims_exact(method.exactness, group.run.temperature):
-            yield method.label, Problem("claim_broken", f"{answers} answers differ from the baseline's, against its claim")
+            yield (
+                method.label,
+                Problem("claim_broken", f"{answers} answers differ from the baseline's, against its claim"),
+            )
         if method.label in group.remembering:
-            yield method.label, Problem("remembers", "it gave the same answer again in other steps: it remembers answers")
+            yield (
+                method.label,
+                Problem("remembers", "it gave the same answer again in other steps: it remembers answers"),
+            )
     if conditions.require or conditions.quality is not None or has_previous:
         yield from _unmeasured(group)
     if conditions.require:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,17 +79,6 @@ def test_keys_and_values_for_layers_that_a_token_left_out_are_not_predicted_but_
     filled = skipped * 2 * info.hidden_size * 2 * info.kv_size
     assert {step.took.seconds - step.bare.seconds for step in steps} == {filled}
     assert {step.took.parts["fill"] for step in steps} == {filled}
-
-
-@pytest.mark.slow
-def test_what_is_asked_at_exits_is_a_part_of_its_own() -> None:
-    target = pair("llama").target
-    steps = counted("early_exit[threshold=0.1,exits=1+3]")
-    depths = {step.work.spans[-1].last for step in steps}
-    assert len(depths) > 1, "some leave, some stay"
-    for step in steps:
-        asked = len(step.work.heads) - (step.work.spans[-1].last == target.layers)  # the last head is no exit's
-        assert step.took.parts["decide"] == asked * HEAD
 
 
 @pytest.mark.slow
@@ -231,19 +219,6 @@ def test_methods_that_cannot_run_are_left_out_with_the_reason_unless_they_are_na
     assert "exit 1" in left_out["early_exit[mode=draft]"]
     with refused("cannot_run_here", "early_exit[exits=5]"):
         choose(["early_exit[exits=5]"], models)
-
-
-def test_labels_with_a_draft_model_or_with_equal_names_are_refused(tmp_path: Path) -> None:
-    models = Models(str(tiny_folder(tmp_path / "target")), "draft")
-    with refused("several_draft_models", "two_model[draft_model=other]"):
-        choose(["two_model[draft_model=other]"], models)
-    target, labels = Target.load(models.target), []
-    for seed, folder in enumerate((tmp_path / "first" / "medusa", tmp_path / "second" / "medusa")):
-        shutil.copytree(untrained_folder("medusa", build("medusa"), target, seed), folder)
-        labels.append(f"medusa[modules={folder}]")
-    assert choose(labels[:1], models)[0][-1].label == labels[0]
-    with refused("equal_names", "medusa[modules=medusa]"):
-        choose(labels, models)
 
 
 def test_figures_contain_what_they_were_taken_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

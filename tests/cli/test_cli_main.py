@@ -115,6 +115,7 @@ def test_list_methods_shows_family_exactness_and_options() -> None:
     ("words", "shown"),
     [
         ("list methods", "two_model"),
+        ("list judges", "likelihood"),
         ("list benches", "mt-bench"),
         ("list models", "target"),
         ("--version", f"benchctl, version {__version__}\n"),

@@ -8,20 +8,18 @@ from pathlib import Path
 
 import pytest
 from fakes_measuring import Broken, FakeClock, Lying, Plain
-from fixtures_run import LABELS, make_settings, measured, timeless
+from fixtures_run import LABELS, make_settings, measure_file, measured, timeless
 from tiny import tiny_folder
 
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
 from benchctl.measuring import settings as ask
-from benchctl.measuring.check import check
 from benchctl.measuring.measure import DecodingConfig, Measurer
 from benchctl.measuring.plan import Plan
 from benchctl.measuring.prompts.files import Prompt
-from benchctl.measuring.run import run
 from benchctl.records.schema import Mode, Row
-from benchctl.records.writer import RunFile, read
+from benchctl.records.writer import RunFile
 
 ALL: tuple[Mode, ...] = ("free", "replay", "profile")
 TALKS = tuple(Prompt(str(number), "mt-bench", (f"Count to {number}.", "And back?")) for number in range(3))
@@ -38,16 +36,10 @@ def settings_of(folder: Path, out: Path) -> ask.RunSettings:
     return replace(settings, repeat=replace(settings.repeat, warm_up=0, replay=True, profile=True))
 
 
-def measure(settings: ask.RunSettings) -> RunFile:
-    run(check(settings, lambda notice: None), lambda event: None)
-    assert settings.out is not None
-    return read(settings.out)
-
-
 @pytest.fixture(scope="module")
 def whole(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFile:
     """A run that was not interrupted."""
-    return measure(settings_of(run_folder, tmp_path_factory.mktemp("whole") / "out.jsonl"))
+    return measure_file(settings_of(run_folder, tmp_path_factory.mktemp("whole") / "out.jsonl"))
 
 
 def by_mode(rows: Sequence[Row], mode: Mode) -> dict[tuple[str, str, int, int], Row]:
@@ -107,7 +99,7 @@ def test_a_resumed_run_of_several_modes_is_the_run_it_resumes(
     assert len(lines) == 1 + GENERATIONS
     renamed = tmp_path / "renamed.jsonl"
     renamed.write_bytes(b"".join(lines[: 1 + kept]))
-    again = measure(replace(settings_of(run_folder, renamed), resume=True))
+    again = measure_file(replace(settings_of(run_folder, renamed), resume=True))
     assert timeless(again.rows) == timeless(whole.rows)
 
 

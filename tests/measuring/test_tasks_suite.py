@@ -7,15 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fixtures_run import make_folder, make_settings
+from fixtures_run import make_folder, make_settings, measure_file
 
 from benchctl.analysis.tables.text import summary
 from benchctl.exact_match import is_right
 from benchctl.measuring import settings as ask
-from benchctl.measuring.check import check
 from benchctl.measuring.prompts.suites import Suite, load_suite
-from benchctl.measuring.run import run
-from benchctl.records.writer import RunFile, read
 from reference import tasks
 
 FILE = "benchctl/assets/prompts/tasks.jsonl"
@@ -56,17 +53,12 @@ def test_its_one_source_is_the_package(source: str, tmp_path: Path, monkeypatch:
     assert (suite.source, suite.origin, suite.own, notices) == ("embedded", FILE, True, [])
 
 
-def measure(settings: ask.RunSettings, out: Path) -> RunFile:
-    run(check(replace(settings, out=out), lambda notice: None), lambda event: None)
-    return read(out)
-
-
 @pytest.mark.slow
 def test_the_tasks_are_measured_by_their_name_and_shown_without_the_warning_for_samples(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "models")
     settings = make_settings(folder, tmp_path / "out.jsonl")
     asked = replace(settings, prompts=ask.PromptSettings(("tasks",), limit=2), methods=("prompt_lookup",))
-    file = measure(asked, tmp_path / "out.jsonl")
+    file = measure_file(asked)
     (suite,) = file.run.suites
     assert (suite.source, suite.own, suite.exact_answers) == (
         "embedded",
@@ -75,4 +67,4 @@ def test_the_tasks_are_measured_by_their_name_and_shown_without_the_warning_for_
     )
     text = summary([file.path], "md")
     assert "**tasks**" in text and "exact match" in text and "embedded samples" not in text
-    assert measure(replace(asked, resume=True), tmp_path / "out.jsonl") == file
+    assert measure_file(replace(asked, resume=True)) == file

@@ -6,7 +6,6 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
-from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -165,26 +164,6 @@ def test_pyproject_lists_every_package() -> None:
 
 
 ERRORS = {"UserError", "InvalidData", "NoReply"}
-
-
-@cache
-def imported_modules() -> dict[str, set[str]]:
-    """Our modules, each with those of ours that it imports, imports inside functions and for types included."""
-    names = {name_of(file) for file in FILES}
-    modules: dict[str, set[str]] = {}
-    for file in FILES:
-        modules[name_of(file)] = set()
-        for node in nodes_of(file):
-            if isinstance(node, ast.ImportFrom):
-                package = (f"{package_of(file, node.level)}." if node.level else "") + (node.module or "")
-                imported = {f"{package}.{alias.name}" for alias in node.names} & names or {package} & names
-                modules[name_of(file)] |= imported - {name_of(file)}
-    return modules
-
-
-def test_no_two_modules_import_each_other_even_through_others() -> None:
-    """`TopologicalSorter` names the modules of a circle when there is one."""
-    assert tuple(TopologicalSorter(imported_modules()).static_order())
 
 
 def test_every_error_for_users_has_an_id() -> None:
