@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain, count
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 from benchctl.errors import InvalidData, UserError
@@ -298,3 +299,49 @@ def _notices(contents: _Contents, lost: Lost) -> Iterator[str]:
     unreadable = sum(reply.points is None for reply in contents.replies)
     if unreadable:
         yield f"{unreadable} judgements could not be read by their judge's script: counted, not scored."
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The figures of one label that a reader checks against the published ones.
+
+    Every ratio is of sums over the answers that have both numbers; None where no answer has. `scores` are the mean
+    scores of single answers, turn by turn.
+    """
+
+    answers: int
+    new_tokens: int
+    tokens_per_s: float | None
+    tokens_per_step: float | None
+    scores: tuple[float, ...]
+
+
+def sums_of(rows: Sequence[Row], scores: Sequence[Score] = ()) -> dict[str, Sums]:
+    """By label, in the order of the rows."""
+    labels = dict.fromkeys(row.label for row in rows)
+    return {
+        label: _sums([row for row in rows if row.label == label], [score for score in scores if score.label == label])
+        for label in labels
+    }
+
+
+def _sums(rows: Sequence[Row], scores: Sequence[Score]) -> Sums:
+    totals = [row.totals for row in rows if row.totals is not None]
+    times = [(of.new_tokens, of.wall_s) for of in totals if of.new_tokens is not None and of.wall_s is not None]
+    steps = [(of.new_tokens, of.steps) for of in totals if of.new_tokens is not None and of.steps is not None]
+    points: dict[int, list[float]] = {}
+    for score in scores:
+        if score.protocol == "single" and score.score is not None:
+            points.setdefault(score.turn, []).append(score.score)
+    return Sums(
+        answers=len(totals),
+        new_tokens=sum(of.new_tokens or 0 for of in totals),
+        tokens_per_s=_ratio(times),
+        tokens_per_step=_ratio(steps),
+        scores=tuple(fmean(points[turn]) for turn in sorted(points)),
+    )
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> float | None:
+    below = sum(under for _, under in pairs)
+    return sum(over for over, _ in pairs) / below if below else None
