@@ -4,7 +4,6 @@ Each line says all that it rests on, so that it can be read alone; a file may ho
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -189,7 +188,7 @@ def read_scores(path: Path | str) -> ScoreFile:
     by_key: dict[ScoreKey, Score] = {}
     lines_of: dict[ScoreKey, int] = {}
     for number, line in enumerate(lines, 1):
-        score = _with_current_labels(valid(Score, path, number, _checked_version(path, number, line)))
+        score = _with_current_labels(valid(Score, path, number, line, SCORES_VERSION))
         key = score_key(score)
         if (earlier := by_key.pop(key, None)) and not earlier.unreadable:
             raise InvalidData(
@@ -230,13 +229,3 @@ class ScoreWriter(LineFile):
     def append(self, *scores: Score) -> None:
         """Hand scores to the system at once. Raises as `append_lines` does."""
         self.append_lines(b"".join(map(to_line, scores)))
-
-
-def _checked_version(path: Path, number: int, line: bytes) -> bytes:
-    """The line, unless it is of a version that this benchctl cannot read; what else is wrong with it is found later."""
-    record = json.loads(line) if is_json(line) else None
-    version = record.get("schema_version") if isinstance(record, dict) else None
-    if type(version) is int and version > SCORES_VERSION:
-        newer = f"written by a newer benchctl, schema {version} (this one reads {SCORES_VERSION})"
-        raise InvalidData("newer_version", f"{path}:{number}: {newer}; upgrade.")
-    return line
