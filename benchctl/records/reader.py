@@ -147,13 +147,7 @@ def run_of(path: Path, line: bytes) -> Run:
         raise InvalidData(
             "byte_order_mark", f"{path}:1: starts with a byte-order mark. Write the file as UTF-8 without one."
         )
-    version = record["schema_version"]
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise InvalidData(
-            "newer_version",
-            f"{path}:1: written by a newer benchctl, schema {version} (this one reads {SCHEMA_VERSION}); upgrade.",
-        )
-    return valid(Run, path, 1, line)
+    return valid(Run, path, 1, line, SCHEMA_VERSION)
 
 
 def row_of(path: Path, number: int, line: bytes) -> Row:
@@ -217,11 +211,17 @@ def _not_whole(path: Path, number: int) -> InvalidData:
     )
 
 
-def valid(kind: type[_Record], path: Path, number: int, line: bytes) -> _Record:
-    """The record in a line. Raises InvalidData, with file and line, for what is none or cannot be true."""
+def valid(kind: type[_Record], path: Path, number: int, line: bytes, newest: int = 0) -> _Record:
+    """The record in a line. Raises InvalidData, with file and line, for what is none, cannot be true, or is of a newer
+    version than `newest`, where lines of this kind have one."""
     try:
         return from_line(kind, line)
     except ValueError as error:
+        record = json.loads(line) if newest and is_json(line) else None
+        version = record.get("schema_version") if isinstance(record, dict) else None
+        if isinstance(version, int) and version > newest:
+            newer = f"written by a newer benchctl, schema {version} (this one reads {newest})"
+            raise InvalidData("newer_version", f"{path}:{number}: {newer}; upgrade.") from error
         raise InvalidData("broken_line", f"{path}:{number}: {_advice(kind, line, str(error))}") from error
 
 
