@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +17,6 @@ from torch import Tensor
 from benchctl.decoding.model.kernels import Linear, Norm
 from benchctl.decoding.model.layers import Attention, CrossAttention, Encoder, Experts, Layer, Mlp, distance_biases
 from benchctl.errors import UserError
-
-if TYPE_CHECKING:
-    from benchctl.decoding.model.layers import Encoder
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "olmoe", "mixtral")
 MIXTURES = ("olmoe", "mixtral")  # those of them with experts; a stray field of a configuration makes none

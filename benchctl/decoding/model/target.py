@@ -74,14 +74,8 @@ class Probe:
         return None if error < _ROUNDING[self.their_logits.dtype] else error  # nan is refused too
 
 
-DTYPES = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 _HEAD_ROWS = 8  # the head's kernel depends on the number of rows too; all rows would take much memory
-_HASHED_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -142,8 +136,7 @@ def folder_sha256(folder: Path) -> str:
     digest = hashlib.sha256()
     for file in (*sorted(folder.glob("*.safetensors")), folder / "config.json"):
         with file.open("rb") as stream:
-            while block := stream.read(_HASHED_AT_ONCE):
-                digest.update(block)
+            hashlib.file_digest(stream, lambda: digest)
     return digest.hexdigest()
 
 
