@@ -11,9 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchctl.decoding.draft import Draft
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Chain, Context, Method
+from benchctl.decoding.method import Context, Method
 from benchctl.decoding.model.target import Target
 
 Measure = Literal["softmax_gap", "softmax_max", "state_cosine"]
@@ -103,16 +102,6 @@ class AdaptiveDepth(Method):
             fill(context.stream, view)
         context.stream.keep(range(context.stream.rows))
         return (token,)
-
-    def draft_by_exits(self, context: Context, budget: int) -> Draft:
-        """A chain proposed by the exits; its rows stay at the layer where they left until verification takes over."""
-        chain = Chain(context)
-        for _ in range(budget):
-            view = self.climb(context)
-            if view.layer == context.target.layers:
-                break  # every row has run all layers now: this token is the target's own, the bonus of this step
-            context.stream.push((chain.add(view.logits),))
-        return chain.draft()
 
 
 def copy_h(stream: Stream, view: View) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from benchctl.decoding.model.layers import Layer, Mlp
 from benchctl.decoding.model.target import TargetInfo
-from benchctl.decoding.modules.adapters import TextAttention
+from benchctl.decoding.modules.adapters import TextAttention, adapted_mlp
 from benchctl.decoding.modules.exits import AdapterSettings, ExitModule, exit_losses, log_shares
 from benchctl.decoding.modules.trainable import Tally, TrainingBatch
 
@@ -98,10 +98,7 @@ class Trajectories:
         if adapter.gate_up is None or not isinstance(layer.mlp, Mlp):
             grown: Tensor = state + adapter.mlp(normed)
             return grown
-        gate, up = (layer.mlp.gate_up(normed) + adapter.gate_up(normed)).chunk(2, -1)
-        inner = layer.mlp.act(gate) * up
-        grown = state + layer.mlp.down(inner) + adapter.mlp(inner)
-        return grown
+        return adapted_mlp(state, normed, layer.mlp, adapter.gate_up, adapter.mlp)
 
     def _mixed(self, layer: Layer, adapter: Adapter, number: int, state: Tensor) -> Tensor:
         """[rows, n, queries] what the accelerated queries take from the slow stream's values."""

@@ -137,10 +137,14 @@ class AdaptedTexts:
         normed, mlp = layer.mlp_norm(state), layer.mlp
         if not isinstance(mlp, Mlp) or adapter.gate_up is None or adapter.down is None:
             return mlp.add_to(state.flatten(0, 1), normed.flatten(0, 1)).view_as(state)
-        gate, up = (mlp.gate_up(normed) + adapter.gate_up(normed)).chunk(2, -1)
-        inner = mlp.act(gate) * up
-        grown: Tensor = state + mlp.down(inner) + adapter.down(inner)
-        return grown
+        return adapted_mlp(state, normed, mlp, adapter.gate_up, adapter.down)
+
+
+def adapted_mlp(state: Tensor, normed: Tensor, mlp: Mlp, gate_up: LowRank, down: LowRank) -> Tensor:
+    """``state`` + the MLP of ``normed`` [rows, n, width], each of its products with an adapter."""
+    gate, up = (mlp.gate_up(normed) + gate_up(normed)).chunk(2, -1)
+    inner = mlp.act(gate) * up
+    return state + mlp.down(inner) + down(inner)
 
 
 def distil_losses(batch: TrainingBatch, state: Tensor) -> Tensor:
