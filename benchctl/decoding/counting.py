@@ -1,8 +1,4 @@
-"""What a step did, counted by the harness: a method returns tokens, and no figure about itself.
-
-Passes, rows and layers come from the runs that the stream made, drafted and accepted tokens from the draft that was
-verified. What cannot be, such as more tokens than passes and accepted drafts can give, is refused with an error.
-"""
+"""What a step did, counted by the harness: a method returns tokens, and no figure about itself."""
 
 from __future__ import annotations
 

@@ -127,9 +127,7 @@ class Loader:
 
     With a bandwidth, a transfer ends bytes / bandwidth after it began, or later, and the next one begins then. Moments
     are computed, so a thread that wakes late delays nothing; the caller or the thread, whichever runs first, catches
-    up.
-
-    Example: experts of 1 MB at 2 MB/s that are demanded at 0.0 s and 0.1 s arrive at 0.5 s and 1.0 s.
+    up. Experts of 1 MB at 2 MB/s that are demanded at 0.0 s and 0.1 s arrive at 0.5 s and 1.0 s.
     """
 
     def __init__(self, tier: FastTier, link: Link, timer: Timer | None = None) -> None:
@@ -266,12 +264,7 @@ the state is the residual that their answers will be added to. Layers that are n
 
 @dataclass(frozen=True)
 class OffloadSettings:
-    """policy          which expert leaves a full fast tier
-    capacity        experts that the fast tier holds; 0 is a quarter of all
-    bandwidth_mb_s  10^6 bytes a second from the slow tier; 0 is what the machine does
-    tier            where the slow tier is
-    blocking        compute none of a layer's experts before all of them are there
-    """
+    """Options of these names; see methods/expert_offload.py."""
 
     policy: PolicyName = "lru"
     capacity: int = 0

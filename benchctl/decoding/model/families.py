@@ -1,8 +1,4 @@
-"""From a transformers model to the structures of layers.py: one reader for all Llama-like families.
-
-They differ only in which optional parts their modules have: fused projections, biases, head norms, experts, Gemma's
-gain of 1 + w and scaled embedding.
-"""
+"""From a transformers model to the structures of layers.py: one reader for all Llama-like families, one for T5."""
 
 from __future__ import annotations
 

@@ -224,8 +224,7 @@ def run_layers(layers: Sequence[Layer], first: int, x: Tensor, cache: Cache, lay
 class Filler:
     """Keys and values of a row that left early for ``layers``, the model's from ``first`` on, without running them.
 
-    Norms, rotations and sums of all layers are one operation each: starting small operations would take most of the
-    time.
+    Norms, rotations and sums of all layers are one operation each: starting small ones would take most of the time.
     """
 
     def __init__(self, layers: Sequence[Layer], first: int) -> None:

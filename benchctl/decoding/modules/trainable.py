@@ -316,8 +316,7 @@ def load_modules(method: Trainable, name: str, target: Target, folder: str) -> n
     """
     if not folder:
         raise UserError("modules_missing", f"{name} cannot run: {no_modules(name)}")
-    facts = check_modules(method.modules_name(name), folder)
-    _check_target(folder, facts, target.info, target.weights_sha256)
+    facts = _facts_for(method, name, folder, target.info, target.weights_sha256)
     with torch.random.fork_rng(devices=[]):
         module = method.build(target.info, target.lm_head.weight)
     weights, stage = _read_weights(folder), method.second_stage
@@ -343,8 +342,7 @@ def go_on_from_modules(module: nn.Module, method: Trainable, name: str, info: Ta
     """
     folder, stage = method.modules, method.second_stage
     assert folder and stage is not None
-    facts = check_modules(method.modules_name(name), folder)
-    _check_target(folder, facts, info, weights_sha256)
+    facts = _facts_for(method, name, folder, info, weights_sha256)
     weights = _without(_read_weights(folder), stage.part)
     wanted = _without(module.state_dict(), stage.part)
     _check_fit(method, name, folder, facts, _shapes(wanted) == _shapes(weights))
@@ -385,9 +383,12 @@ def _check_fit(method: Trainable, name: str, folder: str, facts: ModuleFacts, sh
             )
 
 
-def _check_target(folder: str, facts: ModuleFacts, info: TargetInfo, weights_sha256: str) -> None:
+def _facts_for(method: Trainable, name: str, folder: str, info: TargetInfo, weights_sha256: str) -> ModuleFacts:
+    """Those of the folder's modules, if they are of this method and were made for this target."""
+    facts = check_modules(method.modules_name(name), folder)
     if facts.target.weights_sha256 != weights_sha256:
         raise _of_other_target(folder, facts.target, info, weights_sha256)
+    return facts
 
 
 def _of_other_target(folder: str, made: MadeFor, info: TargetInfo, weights_sha256: str = "") -> UserError:
