@@ -117,10 +117,7 @@ class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, MonotoneThreshold):
 
 
 class RateMap:
-    """Fills from the accelerated trajectory (ours): its state stands in for the skipped slow state it was to equal.
-
-    What arrives at the first layer above the exit is not skipped: that is the slow state at the exit itself.
-    """
+    """Fills from the accelerated trajectory (ours): its state stands in for the skipped slow state it was to equal."""
 
     def __init__(self, intervals: Sequence[Interval], like: Tensor) -> None:
         self._shares = {interval.gate: trajectory_shares(interval).to(like) for interval in intervals}

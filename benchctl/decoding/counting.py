@@ -33,10 +33,7 @@ class Step:
 
 
 def count_step(context: Context, tokens: Sequence[int], runs: Sequence[LayerRun]) -> Step:
-    """The step that committed ``tokens`` by these runs. Raises UserError for tokens that they cannot have given.
-
-    Example: four runs of one row through all layers give four tokens in four passes, in however many steps.
-    """
+    """The step that committed ``tokens`` by these runs. Raises UserError for tokens that they cannot have given."""
     layers = context.target.layers
     outcomes, context.verified[:] = list(context.verified), []
     rows = sum(run.rows for run in runs if run.last == layers)

@@ -87,10 +87,7 @@ class Chain:
 
 
 def one_token(context: Context, run: Callable[[Stream], None] = Stream.advance) -> tuple[int]:
-    """A step that commits one token: plain decoding, or with layers of the method's own choice.
-
-    ``run`` takes the open row through these layers.
-    """
+    """A step that commits one token: plain decoding, or with ``run``, which takes the open row through its layers."""
     context.enter("verify")
     context.stream.push(context.tokens[-1:])
     run(context.stream)
@@ -139,10 +136,7 @@ class Method(ABC):
         return context.pick(context.target.head(self.prefill(context)))
 
     def prefill(self, context: Context, run: Callable[[Stream], None] = Stream.advance) -> Tensor:
-        """Run the prompt through all layers, or as ``run`` does, and commit it.
-
-        Returns the residual [1, width] of its last token.
-        """
+        """Run the prompt through all layers, or by ``run``, and commit it: its last token's residual [1, width]."""
         stream = context.stream
         stream.push(context.tokens)
         run(stream)
@@ -206,12 +200,9 @@ def why_unsupported(method: Method, target: TargetInfo) -> str | None:
 
 
 class Speculative(Method):
-    """Draft, verify, keep, observe. A drafter may push and part-run rows itself; verification runs what they lack.
+    """Draft, verify, keep, observe. A drafter may push and part-run rows itself; verification runs what they lack."""
 
-    drafts_from_text  whether a draft follows from the text alone; not where the drafter remembers more of its steps
-    """
-
-    drafts_from_text: ClassVar[bool] = True
+    drafts_from_text: ClassVar[bool] = True  # not where the drafter remembers more of its steps
     no_batch_reason = "each sequence of a batch would accept a number of tokens of its own"
 
     @abstractmethod

@@ -86,10 +86,7 @@ def _proposal(draft: Draft, row: int, used: Sequence[int]) -> Tensor | None:
 
 
 def _residual(target: Tensor, proposal: Tensor | None, token: int) -> Tensor:
-    """The distribution after a rejection: max(0, p - q) / sum(max(0, p - q)); for a point mass, p without its token.
-
-    Example: p = (0.5, 0.3, 0.2) and q = (0.8, 0.1, 0.1) leave (0, 0.2, 0.1) / 0.3.
-    """
+    """The distribution after a rejection: max(0, p - q) / sum(max(0, p - q)); for a point mass, p without its token."""
     if proposal is None:
         excess = target.clone()
         excess[token] = 0.0

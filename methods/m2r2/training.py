@@ -26,10 +26,7 @@ COSINE_SHARE = 0.1  # of the distance to the trajectory
 
 
 class TwoStreams(nn.Module):
-    """The trained modules: an adapter per layer of the accelerated stream, and an exit per gate where ``compared``.
-
-    A router may be added afterwards: m2r2_dynamic trains one on top of adapters that stand still.
-    """
+    """The trained modules: an adapter per layer of the accelerated stream, and an exit per gate where ``compared``."""
 
     def __init__(
         self,
@@ -41,7 +38,7 @@ class TwoStreams(nn.Module):
     ) -> None:
         super().__init__()
         self.intervals = intervals
-        self.router: Router | None = None
+        self.router: Router | None = None  # m2r2_dynamic trains one, on top of adapters that stand still
         passed = range(1, intervals[-1].gate + 1)
         self.adapters = nn.ModuleDict({str(layer): Adapter(info, settings, device) for layer in passed})
         exits = {}

@@ -63,8 +63,7 @@ def likeliest(shares: Mapping[Path, float], nodes: int) -> tuple[Path, ...]:
     """The best tree of at most ``nodes`` nodes, where ``shares`` says how often each path is right as a whole.
 
     A path has no larger share than its parent, which is there too; so the largest shares, shorter paths first where two
-    are equal, are a tree. Their sum is the expected number of accepted tokens, and no other tree of as many nodes has a
-    larger one: this is the greedy addition of Medusa, section 2.3.3.
+    are equal, are a tree, and no other has a larger sum: the expected number of accepted tokens (Medusa, 2.3.3).
 
     Example: of {(0,): 0.5, (1,): 0.1, (0, 0): 0.3, (0, 1): 0.1}, three nodes are (0) (1) (0 0).
     """

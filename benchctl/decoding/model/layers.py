@@ -73,10 +73,7 @@ Fetch = Callable[[Sequence[int], Tensor], Iterator[ExpertWeights]]
 
 @dataclass(frozen=True)
 class Experts:
-    """Mixture of experts: router [experts, width], gate_up [experts, 2 f, width], down [experts, width, f].
-
-    ``fetch`` brings experts that are not resident.
-    """
+    """Mixture of experts: router [experts, width], gate_up [experts, 2 f, width], down [experts, width, f]."""
 
     router: Tensor
     gate_up: Tensor
@@ -84,7 +81,7 @@ class Experts:
     act: Callable[[Tensor], Tensor]
     top_k: int
     renormalise: bool
-    fetch: Fetch | None = None
+    fetch: Fetch | None = None  # of experts that are not resident
 
     @property
     def weights(self) -> tuple[Tensor, ...]:

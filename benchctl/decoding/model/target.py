@@ -44,10 +44,7 @@ _ROUNDING = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.05, torc
 
 @dataclass(frozen=True)
 class Probe:
-    """Token ids spread over the vocabulary, and transformers' own logits [rows, vocabulary] for them.
-
-    A model with an encoder gets them as prompt and as answer.
-    """
+    """Token ids spread over the vocabulary, and transformers' own logits [rows, vocabulary] for them."""
 
     ids: list[int]
     their_logits: Tensor

@@ -125,10 +125,7 @@ class AdaptedTexts:
         self._attention = TextAttention(batch)
 
     def through(self, index: int, state: Tensor, absent: Tensor | None = None) -> Tensor:
-        """[rows, n, width] after layer ``index`` for what arrives there.
-
-        Tokens where ``absent`` [rows, n] is true are seen by nobody but themselves.
-        """
+        """[rows, n, width] after layer ``index`` for what arrives there; ``absent`` as for TextAttention.mix."""
         layer, adapter = self._batch.layer(index), self._adapters.of(index)
         normed = layer.attention_norm(state).flatten(0, 1)
         queries, held = self._attention.project(layer.attention, normed, lambda flat: flat.add_(adapter.qkv(normed)))

@@ -81,10 +81,7 @@ class Delta:
 
 
 def chance(score: Tensor) -> float:
-    """The chance of agreement that a score of one element stands for.
-
-    In float32 at least: half precision has steps of 1/256 below 1, too coarse for a threshold.
-    """
+    """The chance of agreement that a score of one element stands for, in float32 at least."""
     return float(score.to(torch.promote_types(score.dtype, torch.float32)).sigmoid())
 
 
@@ -290,8 +287,7 @@ def decayed(threshold: float, decay: float, at: int, of: int) -> float:
 class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold):
     """Leaves at the first exit that is sure enough (lossy) or, mode=draft, lets the full model verify exits' proposals.
 
-    A dataclass below has these options. Where ``modules`` are loaded, they have the exits that they were trained for;
-    ``exits`` chooses among them.
+    A dataclass below has these options; ``exits`` chooses among those that loaded modules were trained for.
     """
 
     mode: Literal["exit", "draft"]
