@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -23,7 +24,6 @@ from benchctl.training.checkpoint import (
     load_weights,
     locked,
     newest_fingerprint,
-    replacing,
     writing,
 )
 from benchctl.training.data.chats import ChatFormat
@@ -84,9 +84,17 @@ def check(options: TrainOptions, job_context: JobContext, *models: str) -> None:
     Raises UserError for what can be seen to be wrong before anything is read.
     """
     check_device(options.device)
-    if job_context.world.leads:
-        _check_out(options, (*models, *options.data))
-        job_context.held.enter_context(locked(options.out / ".lock", lambda: _refuse_busy(options.out)))
+    if not job_context.world.leads:
+        return
+    _check_out(options, (*models, *options.data))
+
+    def busy() -> None:
+        raise UserError(
+            "folder_in_use",
+            f"{options.out}: another run is training into it; wait for it, or name another folder with --out",
+        )
+
+    job_context.held.enter_context(locked(options.out / ".lock", busy))
 
 
 def check_run(
@@ -101,20 +109,17 @@ def check_run(
     folder = options.out / CHECKPOINTS
     saved = newest_fingerprint(folder) if options.resume else None
     if saved is not None:
-        unknown = options.epochs is not None  # the number of steps is known when the rows are packed
-        known = {**settings_of(options, tuple(stages), 1 if unknown else options.steps).fingerprint(), **facts}
-        compared = known.keys() - ({"budget_steps"} if unknown else set())
-        there = {name: value for name, value in saved.items() if name in compared}
-        check_fingerprint(folder, there, {name: known[name] for name in compared})
+        known = {**settings_of(options, tuple(stages), 1 if options.epochs else options.steps).fingerprint(), **facts}
+        if options.epochs:  # the number of steps is known when the rows are packed
+            del known["budget_steps"]
+        check_fingerprint(folder, {name: saved[name] for name in known if name in saved}, known)
 
 
 def check_device(device: str) -> None:
     """Raises UserError for a GPU that is not there."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise UserError("unknown_device", f"unknown device '{device}'; there are cpu, cuda and cuda:1")
-    if not device.startswith("cuda"):
-        return
-    there = torch.cuda.device_count()
+    there = torch.cuda.device_count() if device.startswith("cuda") else 1
     if there == 0:
         raise UserError("no_gpu", "there is no usable GPU here; train with --device cpu")
     if int(device.partition(":")[2] or 0) >= there:
@@ -150,7 +155,7 @@ def settings_of(options: TrainOptions, stages: tuple[Stage, ...], steps: int | N
 
 def steps_of(epochs: float, stages: Sequence[Stage], data: Data, batch_tokens: int) -> int:
     """Steps in which the data are read `epochs` times, all stages together; one at least."""
-    passes, began = 0.0, 0.0  # passes through the data that one step makes, on average over the stages
+    passes = began = 0.0  # passes through the data that one step makes, on average over the stages
     for stage, rows in zip(stages, data.stages, strict=True):
         assert isinstance(rows, PackedCorpus)
         step_rows = stage.micro_batches(batch_tokens) * stage.micro_rows
@@ -175,8 +180,9 @@ def train(
     there what they find.
     """
     assert options.batch_tokens
-    epochs = options.epochs
-    steps = options.steps if epochs is None else steps_of(epochs, stages, data, options.batch_tokens)
+    steps = options.steps
+    if options.epochs is not None:
+        steps = steps_of(options.epochs, stages, data, options.batch_tokens)
     settings = settings_of(options, stages, steps)
     if job_context.world.leads:
         _tell_losses(data, settings, job_context.notify)
@@ -206,11 +212,6 @@ def train(
     return Finished(trainer, settings, trainer.train())
 
 
-def wait_for_first(world: World, device: torch.device) -> None:
-    """Returns once the first process has called this too."""
-    world.sum(torch.zeros((), device=device))
-
-
 def data_facts(corpus: Corpus, chat: ChatFormat) -> dict[str, str]:
     """The data, and how they become ids, as facts of a run."""
     mix = {} if corpus.recipe else {"reference mix": "left out"}  # the name is part of saved checkpoints
@@ -220,7 +221,15 @@ def data_facts(corpus: Corpus, chat: ChatFormat) -> dict[str, str]:
 
 def _tell_losses(data: Data, settings: TrainSettings, notify: Notify) -> None:
     """Tells what is not read, and where a step reads another number of tokens than was asked for."""
-    _tell_dropped(data, max(stage.row_tokens for stage in settings.stages), notify)
+    packed = [rows for rows in data.stages if isinstance(rows, PackedCorpus)]
+    longest, keep = max(stage.row_tokens for stage in settings.stages), ""
+    if data.longest_row is None or longest < data.longest_row:
+        how = "--row-tokens; for target and moe --positions, up to 1024"
+        keep = f"; rows of more than {longest:,} tokens keep them ({how})"
+    if dropped := sum(rows.dropped_answers for rows in packed):
+        notify(f"{dropped:,} answers begin too far into a row and are left out{keep}.")
+    if long := sum(rows.long_prompts for rows in packed):
+        notify(f"{long:,} answers have a prompt that does not fit into a row and are left out{keep}.")
     if data.long_held_out:
         notify(f"{data.long_held_out:,} held-out chats are longer than a row to measure with, and are left out.")
     for stage in settings.stages:
@@ -231,28 +240,30 @@ def _tell_losses(data: Data, settings: TrainSettings, notify: Notify) -> None:
             notify(f"A step reads {read:,} tokens: {asked} ({stage.micro_rows} rows of {stage.row_tokens:,}).")
 
 
-def _tell_dropped(data: Data, row_tokens: int, notify: Notify) -> None:
-    """Longer rows are advised only where there may be any."""
-    packed = [rows for rows in data.stages if isinstance(rows, PackedCorpus)]
-    keep = ""
-    if data.longest_row is None or row_tokens < data.longest_row:
-        how = "--row-tokens; for target and moe --positions, up to 1024"
-        keep = f"; rows of more than {row_tokens:,} tokens keep them ({how})"
-    if dropped := sum(rows.dropped_answers for rows in packed):
-        notify(f"{dropped:,} answers begin too far into a row and are left out{keep}.")
-    if long := sum(rows.long_prompts for rows in packed):
-        notify(f"{long:,} answers have a prompt that does not fit into a row and are left out{keep}.")
-
-
 def _check_out(options: TrainOptions, read: Sequence[str]) -> None:
-    """An earlier result is never overwritten, nor what the run reads, the folders or files `read`; and a folder that
-    cannot be written is an error before hours of training."""
+    """Raises UserError where the run would overwrite an earlier result or what it reads, or cannot write.
+
+    A run to be resumed has made its checkpoints' folder before all else, and a checkpoint before its weights.
+    """
     out = options.out
     if out.exists() and not out.is_dir():
         raise UserError("out_not_usable", f"{out}: is a file; name a folder with --out")
     if any(name and Path(name).resolve() == out.resolve() for name in read):
         raise UserError("out_not_usable", f"{out}: this run reads what is there; name another folder with --out")
-    _check_empty(options)
+    there = [name for name in WRITTEN if (out / name).exists()]
+    begun = (out / CHECKPOINTS).is_dir() and not {RECORD, MODULES, WEIGHTS}.intersection(there)
+    if there and not options.resume:
+        raise UserError(
+            "out_not_empty",
+            f"{out}: holds {there[0]} already; if that is of an earlier run, continue it with --resume, else name "
+            "another folder with --out",
+        )
+    if there and not begun and not checkpoints(out / CHECKPOINTS):
+        raise UserError(
+            "out_not_empty",
+            f"{out}: holds {there[0]} but no checkpoint, so there is nothing to continue and it would be overwritten; "
+            "name another folder with --out",
+        )
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -261,32 +272,6 @@ def _check_out(options: TrainOptions, read: Sequence[str]) -> None:
         ) from error
     if not os.access(out, os.W_OK | os.X_OK):
         raise UserError("out_not_usable", f"{out}: cannot be written to; name another folder with --out")
-
-
-def _check_empty(options: TrainOptions) -> None:
-    """Raises UserError where the run would overwrite what is there. A run to be resumed has made its checkpoints'
-    folder before all else, and a checkpoint before its weights."""
-    out = options.out
-    there = [name for name in WRITTEN if (out / name).exists()]
-    if there and not options.resume:
-        raise UserError(
-            "out_not_empty",
-            f"{out}: holds {there[0]} already; if that is of an earlier run, continue it with --resume, else name "
-            "another folder with --out",
-        )
-    begun = (out / CHECKPOINTS).is_dir() and not {RECORD, MODULES, WEIGHTS}.intersection(there)
-    if there and not begun and not checkpoints(out / CHECKPOINTS):
-        raise UserError(
-            "out_not_empty",
-            f"{out}: holds {there[0]} but no checkpoint, so there is nothing to continue and it would be overwritten; "
-            "name another folder with --out",
-        )
-
-
-def _refuse_busy(out: Path) -> None:
-    raise UserError(
-        "folder_in_use", f"{out}: another run is training into it; wait for it, or name another folder with --out"
-    )
 
 
 def export_checkpoint(run: Path, out: Path, notify: Notify) -> None:
@@ -308,6 +293,11 @@ def export_checkpoint(run: Path, out: Path, notify: Notify) -> None:
         )
     model = empty_model(run)
     load_weights(model, found.weights)
-    with writing(out, "the model"), replacing(out.resolve()) as partial:
-        save_model(model, partial)
-        copy_tokenizer(run, partial)
+    partial = out.resolve().with_name(f".partial-{out.resolve().name}")
+    with writing(out, "the model"):
+        try:
+            save_model(model, partial)
+            copy_tokenizer(run, partial)
+            partial.rename(out)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)

@@ -128,18 +128,6 @@ class Stage:
         return max(1, batch_tokens // (self.row_tokens * self.micro_rows))
 
 
-def fitting(stages: tuple[Stage, ...], longest: int) -> tuple[Stage, ...]:
-    """The same stages with rows of `longest` tokens at most, and so many more of them.
-
-    fitting((Stage(1.0, 1024, 2),), 256) is (Stage(1.0, 256, 8),).
-    """
-    lengths = [min(stage.row_tokens, longest) for stage in stages]
-    return tuple(
-        Stage(stage.until, length, stage.row_tokens * stage.micro_rows // length)
-        for stage, length in zip(stages, lengths, strict=True)
-    )
-
-
 def learning_rate(progress: float, warmup: float = 0.02, schedule: ScheduleName = "cosine") -> float:
     """Factor on the peak rate: linear warm-up over that share of the run, then half a cosine or a line down to 0.
 

@@ -34,7 +34,6 @@ class Learning:
     epochs: float | None = None
 
 
-MODEL_LEARNING = Learning("muon", 3e-3, 0.015, "cosine", 0.02, 4096)
 DRAFT_LEARNING = Learning("adamw", 1e-3, 0.01, "cosine", 0.05, 4096)
 
 

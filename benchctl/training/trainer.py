@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -75,38 +77,19 @@ class TrainingLog:
 
     def losses(self) -> list[dict[str, float]]:
         """Of every step that was measured: its number, its own loss, and that of each held-out set by its name."""
-        lines = self._path.read_text().splitlines() if self._path.is_file() else []
-        measured = [line for line in map(json.loads, lines) if line["held_out"]]
+        lines = map(json.loads, self._path.read_text().splitlines()) if self._path.is_file() else []
         return [
             {"step": line["step"], "loss": line["loss"]} | {name: of["loss"] for name, of in line["held_out"].items()}
-            for line in measured
+            for line in lines
+            if line["held_out"]
         ]
 
     def forget_after(self, step: int) -> None:
-        """Drops what it says of later steps, which a resumed run does again, and a line torn by a kill.
-
-        Raises UserError when the disk is full; the log is then as it was.
-        """
+        """Cuts off later steps, which a resumed run does again, and a line torn by a kill."""
         if self._path.is_file():
-            lines = self._path.read_text().splitlines()
-            kept = [line + "\n" for line in lines if _step(line) <= step]
-            partial = self._path.with_name(f".partial-{self._path.name}")
-            with writing(self._path.parent, self._path.name):
-                try:
-                    partial.write_text("".join(kept))
-                    partial.rename(self._path)
-                finally:
-                    partial.unlink(missing_ok=True)
-
-
-def _step(line: str) -> float:
-    try:
-        return int(json.loads(line)["step"])
-    except json.JSONDecodeError:
-        return float("inf")
-
-
-X86 = ("x86_64", "amd64")  # platform.machine() of processors with x86 instructions
+            lines = self._path.read_bytes().splitlines(keepends=True)
+            kept = takewhile(lambda line: line.endswith(b"\n") and json.loads(line)["step"] <= step, lines)
+            os.truncate(self._path, sum(map(len, kept)))
 
 
 @dataclass(frozen=True)
@@ -137,19 +120,14 @@ class TrainSettings:
 
         Not the rates, which may be lowered after a loss that was not finite, and nothing that leaves the result alone.
         """
+        names = ("batch_tokens", "schedule", "warmup", "clip", "seed", "bf16", "compiled")
         entries = {
             "budget_steps": self.budget.steps,
             "budget_s": self.budget.seconds,
-            "batch_tokens": self.batch_tokens,
             "optimizer": self.optimizer.name,
             "decay": self.optimizer.decay,
             "matrix_decay": self.optimizer.matrix_decay,
-            "schedule": self.schedule,
-            "warmup": self.warmup,
-            "clip": self.clip,
-            "seed": self.seed,
-            "bf16": self.bf16,
-            "compiled": self.compiled,
+            **{name: getattr(self, name) for name in names},
             **{f"stage {number}": stage for number, stage in enumerate(self.stages, start=1)},
         }
         return {name: str(value) for name, value in entries.items()}
@@ -174,12 +152,6 @@ class Data:
     token_bytes: Tensor
     long_held_out: int = 0
     longest_row: int | None = None
-
-
-def use_threads(count: int | None) -> None:
-    """Gives torch that many CPU threads; None leaves its choice."""
-    if count is not None:
-        torch.set_num_threads(count)
 
 
 class Trainer:
@@ -215,8 +187,12 @@ class Trainer:
         self._report = report
         self._world = world
         self._notify = notify
-        self._fingerprint = {**settings.fingerprint(), **_shapes(module), **(facts or {})}
-        self._log = TrainingLog(folder)
+        shapes = {
+            f"{PARAMETER}{name}": f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
+            for name, parameter in trained_parameters(module).items()
+        }
+        self._fingerprint = {**settings.fingerprint(), **shapes, **(facts or {})}
+        self.log = TrainingLog(folder)
         self._optimizers = Optimizers(module, settings.optimizer)
         self._saved_step = 0
         self._bf16 = settings.bf16 and all(p.dtype != torch.float64 for p in module.parameters())
@@ -233,7 +209,9 @@ class Trainer:
         check_fingerprint(self._folder, found.fingerprint, self._fingerprint)
         load_weights(self.module, found.weights)
         self._optimizers.load_state_dict(found.optimizer)
-        self._set_random(found.random)
+        torch.set_rng_state(found.random["cpu"])
+        if self.device.type == "cuda" and "cuda" in found.random:
+            torch.cuda.set_rng_state(found.random["cuda"], self.device)
         self.position = found.position
         self._saved_step = found.position.step
         self._forget_after(found.position.step)
@@ -254,7 +232,8 @@ class Trainer:
             now = self._clock()
             self.position.elapsed_s += now - mark
             mark = now
-            self._agree_on_time()
+            if self._settings.budget.seconds is not None:  # all end at the same step: that of the first one's clock
+                self.position.elapsed_s = self._world.from_first(self.position.elapsed_s, self.device)
             measured = self._report_step(loss, tokens / max(now - began, 1e-9))
             if now - saved_at >= self._settings.checkpoint_s:
                 self._save()
@@ -271,15 +250,11 @@ class Trainer:
                 for name, batches in self._data.held_out.items()
             }
 
-    def losses(self) -> list[dict[str, float]]:
-        """Step, training loss and held-out losses by the name of the set, wherever the last were measured."""
-        return self._log.losses()
-
     def _forget_after(self, step: int) -> None:
         """What the run did after that step, it does again."""
         if self._world.leads:
             set_newer_aside(self._folder, step, self._notify)
-            self._log.forget_after(step)
+            self.log.forget_after(step)
 
     def _begin(self) -> None:
         if self._saved_step == 0 and checkpoints(self._folder):
@@ -314,7 +289,9 @@ class Trainer:
             self._objective.pace(self.module, progress)
         stage = stage_index(self._settings.stages, progress)
         micro_batches = self._next_batches(stage)
-        weight = self._weight(micro_batches)
+        own = sum(float(loss_weights(batch).sum(dtype=torch.float64)) for batch in micro_batches)
+        weight = self._world.sum(torch.tensor(own, dtype=torch.float64).to(self.device))
+        weight.clamp_(min=1e-9)  # tiny rather than 0 where nothing is to be learned
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for batch in micro_batches:
             with self._precision():
@@ -328,7 +305,9 @@ class Trainer:
         self.position.step += 1
         tokens = sum(batch.tokens.numel() for batch in micro_batches) * self._world.size
         self.position.tokens += tokens
-        return self._finite(total, norm), tokens
+        mean_loss, gradient = torch.stack([total, norm.to(total.dtype)]).tolist()
+        self._check_finite(mean_loss, gradient)
+        return mean_loss, tokens
 
     def _next_batches(self, index: int) -> list[Batch]:
         """This process's share of the step's micro-batches, every size-th of them."""
@@ -339,18 +318,11 @@ class Trainer:
         starts = range(first, after, stage.micro_rows)[self._world.rank :: self._world.size]
         return [self._data.stages[index].rows(start, stage.micro_rows) for start in starts]
 
-    def _weight(self, micro_batches: Sequence[Batch]) -> Tensor:
-        """The loss weight of the whole step over all processes; tiny rather than 0 where nothing is to be learned."""
-        own = sum(float(loss_weights(batch).sum(dtype=torch.float64)) for batch in micro_batches)
-        weight = torch.tensor(own, dtype=torch.float64).to(self.device)
-        return self._world.sum(weight).clamp_(min=1e-9)
-
-    def _finite(self, loss: Tensor, norm: Tensor) -> float:
-        """The loss as a number. Raises UserError when it or the gradient is not finite: the weights are then lost."""
-        number, gradient = torch.stack([loss, norm.to(loss.dtype)]).tolist()
-        if math.isfinite(number) and math.isfinite(gradient):
-            return float(number)
-        what = f"the gradient is {gradient}" if math.isfinite(number) else f"the loss is {number}"
+    def _check_finite(self, loss: float, gradient: float) -> None:
+        """Raises UserError when one of them is not finite: the weights are then lost."""
+        if math.isfinite(loss) and math.isfinite(gradient):
+            return
+        what = f"the gradient is {gradient}" if math.isfinite(loss) else f"the loss is {loss}"
         kept = checkpoints(self._folder)[-1:]
         after = f"continue from {kept[0]} with --resume and" if kept else "no checkpoint is saved yet; start again with"
         raise UserError(
@@ -359,11 +331,6 @@ class Trainer:
 
     def _precision(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, dtype=torch.bfloat16) if self._bf16 else nullcontext()
-
-    def _agree_on_time(self) -> None:
-        """All processes end a run by the clock at the same step: that of the first one's clock."""
-        if self._settings.budget.seconds is not None:
-            self.position.elapsed_s = self._world.from_first(self.position.elapsed_s, self.device)
 
     def _report_step(self, loss: float, tokens_per_s: float) -> dict[str, dict[str, Tally]]:
         """Reports and logs the step; returns the held-out measures where they were due."""
@@ -383,25 +350,18 @@ class Trainer:
         )
         self._report(event)
         if measured or step % settings.log_steps == 0:
-            self._log.add(event)
+            self.log.add(event)
         return measured
 
     def _save(self) -> None:
         if not self._world.leads or self._saved_step == self.position.step:
             return
-        weights = trained_parameters(self.module)
-        state = Checkpoint(self.position, weights, self._optimizers.state_dict(), self._random(), self._fingerprint)
+        weights, random = trained_parameters(self.module), {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            random["cuda"] = torch.cuda.get_rng_state(self.device)
+        state = Checkpoint(self.position, weights, self._optimizers.state_dict(), random, self._fingerprint)
         save_checkpoint(self._folder, state)
         self._saved_step = self.position.step
-
-    def _random(self) -> dict[str, Tensor]:
-        states = {"cpu": torch.get_rng_state()}
-        return states | {"cuda": torch.cuda.get_rng_state(self.device)} if self.device.type == "cuda" else states
-
-    def _set_random(self, states: Mapping[str, Tensor]) -> None:
-        torch.set_rng_state(states["cpu"])
-        if self.device.type == "cuda" and "cuda" in states:
-            torch.cuda.set_rng_state(states["cuda"], self.device)
 
 
 def check_shares(stages: Sequence[Stage], batch_tokens: int, world: World) -> None:
@@ -418,25 +378,13 @@ def check_shares(stages: Sequence[Stage], batch_tokens: int, world: World) -> No
             )
 
 
-def _shapes(module: nn.Module) -> dict[str, str]:
-    """Name, type and shape of every trained parameter."""
-    return {
-        f"{PARAMETER}{name}": f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
-        for name, parameter in trained_parameters(module).items()
-    }
-
-
 def bf16_helps(device: str) -> bool:
     """Whether the processor that `device` (cpu, cuda, cuda:1) names has instructions of its own for them."""
-    if not device.startswith("cuda"):
-        return _cpu_has_bf16()
-    with torch.cuda.device(torch.device(device)):
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-
-
-def _cpu_has_bf16() -> bool:
-    """AVX512_BF16 or AMX on x86, the bf16 extension on ARM; of an x86 without them torch says that it emulates well."""
-    if platform.machine().lower() in X86:
+    if device.startswith("cuda"):
+        with torch.cuda.device(torch.device(device)):
+            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    # AVX512_BF16 or AMX on x86, the bf16 extension on ARM; of an x86 without them torch says that it emulates well.
+    if platform.machine().lower() in ("x86_64", "amd64"):
         return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
     mkldnn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return bool(mkldnn and torch.ops.mkldnn._is_mkldnn_bf16_supported())

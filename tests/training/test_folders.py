@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchctl.training.checkpoint import replacing
+from reference.pack import replacing
 
 
 def _fill(folder: Path, text: str) -> None:

@@ -46,9 +46,9 @@ def batch() -> Batch:
     for parts in ROWS:
         turns = [Turn(ids(*prompt), ids(*said)) for prompt, said in zip(parts[::2], parts[1::2], strict=True)]
         pieces = cut_pieces([Document("unit", (turn,), apart=True) for turn in turns], ROW_TOKENS, 0).pieces
-        rows += fill_rows(pieces, ROW_TOKENS, pad_id=0)
+        rows += fill_rows(pieces, ROW_TOKENS)
     assert len(rows) == len(ROWS)
-    return batch_of(rows)
+    return batch_of(rows, ROW_TOKENS, pad_id=0)
 
 
 def documents() -> Iterator[tuple[int, slice, list[int], list[int]]]:
@@ -68,7 +68,7 @@ def test_each_answer_is_placed_apart_from_its_prompt() -> None:
     (first, second) = cut.pieces
     assert (first.tokens.tolist(), first.weights.tolist()) == ([0, 7, 1], [0, FULL, FULL])
     assert (second.tokens.tolist(), second.weights.tolist()) == ([0, 9, 9, 9, 9], [0, *[FULL] * 4])
-    made = batch_of([*fill_rows([first, first], 6, pad_id=2), *fill_rows([second], 6, pad_id=2)])
+    made = batch_of([[first, first], [second]], 6, pad_id=2)
     assert made.tokens.tolist() == [[0, 7, 1, 0, 7, 1], [0, 9, 9, 9, 9, 2]]
     assert made.documents.tolist() == [[0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 0, -1]]
     assert made.prompts is not None
@@ -108,7 +108,7 @@ def test_one_long_answer_among_short_ones_does_not_pad_them_all(at_once: int, mo
     turns = [Turn(ids(*range(2, 4 + number % 9)), ids(*range(3, 4 + number % 3), 1)) for number in range(60)]
     turns[40] = Turn(ids(7, 1), ids(*[9] * 90, 1))
     documents = [Document("unit", (turn,), apart=True) for turn in turns]
-    made = batch_of(fill_rows(cut_pieces(documents, 96, 0).pieces, 96, pad_id=0))
+    made = batch_of(fill_rows(cut_pieces(documents, 96, 0).pieces, 96), 96, pad_id=0)
     maker, passed = encoder_batches.EncoderBatches(tiny_t5(), CPU), list[tuple[int, int]]()
     one_pass = maker._pass
 

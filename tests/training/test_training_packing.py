@@ -73,7 +73,7 @@ def piece(*tokens: int) -> Piece:
 
 
 def packed_row(documents: Sequence[Sequence[int]], row_tokens: int) -> Batch:
-    return batch_of(fill_rows([piece(*tokens) for tokens in documents], row_tokens, 0))
+    return batch_of([[piece(*tokens) for tokens in documents]], row_tokens, pad_id=0)
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +93,9 @@ def model() -> LlamaForCausalLM:
 
 
 def test_pieces_are_placed_whole_into_the_first_row_with_room() -> None:
-    rows = fill_rows([piece(1, 1, 1), piece(2, 2, 2), piece(3, 3)], 5, PADDING)
-    assert [row.tokens.tolist() for row in rows] == [[1, 1, 1, 3, 3], [2, 2, 2, PADDING, PADDING]]
-    assert rows[1].weights.tolist() == [100, 100, 100, 0, 0]
+    batch = batch_of(fill_rows([piece(1, 1, 1), piece(2, 2, 2), piece(3, 3)], 5), 5, PADDING)
+    assert batch.tokens.tolist() == [[1, 1, 1, 3, 3], [2, 2, 2, PADDING, PADDING]]
+    assert batch.weights[1].tolist() == [1, 1, 1, 0, 0]
 
 
 def test_a_batch_numbers_the_documents_of_a_row_and_the_tokens_of_each() -> None:

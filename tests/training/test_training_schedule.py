@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchctl.training.optim import Stage, fitting, learning_rate, stage_index
+from benchctl.training.optim import Stage, learning_rate, stage_index
 from benchctl.training.train_options import ScheduleName
+from reference.recipe import fitting
 
 
 def test_rate_warms_up_and_falls_to_zero() -> None:

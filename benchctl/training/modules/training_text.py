@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+import torch
 
 from benchctl.errors import UserError
 from benchctl.training.data.chats import ChatFormat, Record
@@ -24,7 +25,7 @@ from benchctl.training.data.packing import (
     fill_rows,
 )
 from benchctl.training.data.reading import Corpus
-from benchctl.training.jobs import JobContext, check_run, data_facts, target_dtype, wait_for_first
+from benchctl.training.jobs import JobContext, check_run, data_facts, target_dtype
 from benchctl.training.modules.frozen import FrozenTarget, TargetFiles, load_target, seen_tokens
 from benchctl.training.modules.own_text import SOURCE, Answering, OwnText, Prompt, heads_of, pick_prompts
 from benchctl.training.optim import Stage
@@ -197,12 +198,9 @@ class TrainingText:
         world = self.job_context.world
         folder = self.options.cache or self.options.out / "own_text"
         own = OwnText(target, self.chat, how, folder, self.job_context.clock, self.job_context.notify)
-        if not world.leads:
-            wait_for_first(world, target.device)
-            return own.documents(prompts, lambda answered: None)
-        documents = own.documents(prompts, self.job_context.answered)
-        wait_for_first(world, target.device)
-        return documents
+        documents = own.documents(prompts, self.job_context.answered) if world.leads else []
+        world.sum(torch.zeros((), device=target.device))  # the others wait here for the first one
+        return documents if world.leads else own.documents(prompts, lambda answered: None)
 
 
 def training_data(
@@ -239,8 +237,9 @@ def training_batches(
 def held_out_batches(pieces: Sequence[Piece], stage: Stage, pad_id: int) -> list[Batch]:
     """A fixed sample of the pieces, at most HELD_OUT_ROWS rows, as batches of the stage's rows."""
     order = np.random.default_rng(0).permutation(len(pieces))
-    rows = fill_rows([pieces[index] for index in order], stage.row_tokens, pad_id)[:HELD_OUT_ROWS]
-    return [batch_of(rows[start : start + stage.micro_rows]) for start in range(0, len(rows), stage.micro_rows)]
+    rows = fill_rows([pieces[index] for index in order], stage.row_tokens)[:HELD_OUT_ROWS]
+    micro_batches = [rows[start : start + stage.micro_rows] for start in range(0, len(rows), stage.micro_rows)]
+    return [batch_of(each, stage.row_tokens, pad_id) for each in micro_batches]
 
 
 def _cut(documents: Sequence[Document], row_tokens: int, prompt_weight: float) -> CutPieces:
