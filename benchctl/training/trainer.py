@@ -243,9 +243,10 @@ class Trainer:
 
     def held_out(self) -> dict[str, dict[str, Tally]]:
         """The objective's measures on every held-out set, by the name of the set."""
+        measure = self._objective.measure
         with self._precision():
             return {
-                name: measure_held_out(self.module, (batch.to(self.device) for batch in batches), self._objective)
+                name: measure_held_out(self.module, (batch.to(self.device) for batch in batches), measure)
                 for name, batches in self._data.held_out.items()
             }
 

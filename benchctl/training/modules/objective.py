@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -97,7 +97,9 @@ class Distillation:
             return logits_of(self.target, batch)
 
 
-def measure_held_out(module: nn.Module, batches: Iterable[Batch], objective: Objective) -> dict[str, Tally]:
+def measure_held_out(
+    module: nn.Module, batches: Iterable[Batch], measure: Callable[[nn.Module, Batch], HeldOut]
+) -> dict[str, Tally]:
     """The measures summed over the batches; the module is in eval mode meanwhile and stays as it was afterwards.
 
     Measures without any token, such as the agreement at a depth that no text reached, are left out.
@@ -107,7 +109,7 @@ def measure_held_out(module: nn.Module, batches: Iterable[Batch], objective: Obj
     module.eval()
     with torch.no_grad():
         for batch in batches:
-            for name, tally in objective.measure(module, batch).items():
+            for name, tally in measure(module, batch).items():
                 total[name] = total.get(name, Tally(0, 0)) + tally
     module.train(trained)
     return {name: tally for name, tally in total.items() if tally.of or name == "loss"}
