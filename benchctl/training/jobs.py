@@ -264,6 +264,11 @@ def _check_out(options: TrainOptions, read: Sequence[str]) -> None:
             f"{out}: holds {there[0]} but no checkpoint, so there is nothing to continue and it would be overwritten; "
             "name another folder with --out",
         )
+    make_out(out)
+
+
+def make_out(out: Path) -> None:
+    """Makes the folder. Raises UserError where it cannot be made or written to."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

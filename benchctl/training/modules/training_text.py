@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from benchctl.errors import UserError
-from benchctl.training.data.chats import ChatFormat, Record
+from benchctl.training.data.chats import ChatFormat
 from benchctl.training.data.packing import (
     FULL,
     NO_TOKENS,
@@ -48,15 +48,17 @@ def readable(corpus: Corpus, files: TargetFiles, job_context: JobContext) -> Cor
     """
     if not files.tokenizer.is_encoder_decoder:
         return corpus
-    train = _chats(corpus.train)
-    held_out = {name: chats for name, records in corpus.held_out.items() if (chats := _chats(records))}
+    train = [record for record in corpus.train if record.messages]
+    held_out = {name: [record for record in records if record.messages] for name, records in corpus.held_out.items()}
+    held_out = {name: chats for name, chats in held_out.items() if chats}
     if not (train and held_out):
         raise UserError(
             "chats_missing",
             f"{files.name} has an encoder, which reads prompts, and the {'held-out' if train else 'training'} data "
             "are plain texts only; give chats, some of them in a file whose name ends in _val",
         )
-    left, unseen = len(corpus.train) - len(train), _count(corpus.held_out) - _count(held_out)
+    left = len(corpus.train) - len(train)
+    unseen = sum(map(len, corpus.held_out.values())) - sum(map(len, held_out.values()))
     if (left or unseen) and job_context.world.leads:
         job_context.notify(
             f"{left:,} plain texts to train on and {unseen:,} held-out ones are left out: the encoder of {files.name} "
@@ -96,19 +98,19 @@ class TrainingText:
 
         Held-out text is the target's own too in the first case, answered greedily.
         """
-        found = self._own(target) if self.options.self_distil else self._recorded
-        return replace(found, longest_row=seen_tokens(self.files))
-
-    def _own(self, target: FrozenTarget) -> Data:
-        options, stage, weight = self.options, stage_of(self.options), self._prompt_weight
+        options, longest = self.options, seen_tokens(self.files)
+        if not options.self_distil:
+            return replace(self._recorded, longest_row=longest)
         how = Answering(options.answer_tokens, options.self_distil_temperature, options.seed)
-        documents = self._answered(target, self._prompts, how)
-        packed = training_rows(documents, self.chat, stage.row_tokens, options.seed, weight)
+        packed = self._packed(self._answered(target, self._prompts, how))
         held_out = {
-            name: training_batches(documents, self.chat, stage, weight)
+            name: training_batches(documents, self.chat, stage_of(options), self._prompt_weight)
             for name, documents in self.greedy(target).items()
         }
-        return Data([packed], held_out, self.chat.token_bytes())
+        return Data([packed], held_out, self.chat.token_bytes(), longest_row=longest)
+
+    def _packed(self, documents: Sequence[Document]) -> PackedCorpus:
+        return training_rows(documents, self.chat, self.options.row_tokens, self.options.seed, self._prompt_weight)
 
     def greedy(self, target: FrozenTarget) -> Mapping[str, list[Document]]:
         """The target's greedy answers to held-out prompts, by the name of the held-out set.
@@ -150,12 +152,13 @@ class TrainingText:
         for prompts in (self._prompts, *self._unseen.values()):
             heads = heads_of(prompts, self.files, self.chat, self.options.answer_tokens)
             unanswered = [self.chat.answered(SOURCE, np.asarray(head), NO_TOKENS) for head in heads]
-            training_rows(unanswered, self.chat, self.options.row_tokens, self.options.seed, self._prompt_weight)
+            self._packed(unanswered)
 
     @cached_property
     def _recorded(self) -> Data:
         """Every record once a pass."""
-        rows = (self.options.row_tokens, self.options.micro_rows, self.options.seed)
+        options = self.options
+        rows = (options.row_tokens, options.micro_rows, options.seed)
         return training_data(self.corpus, self.chat, *rows, prompt_weight=self._prompt_weight)
 
     @cached_property
@@ -252,11 +255,3 @@ def _cut(documents: Sequence[Document], row_tokens: int, prompt_weight: float) -
             f"every prompt is longer than a row of {row_tokens} tokens; give longer rows or shorter prompts",
         )
     return cut
-
-
-def _count(held_out: Mapping[str, Sequence[Record]]) -> int:
-    return sum(map(len, held_out.values()))
-
-
-def _chats(records: Sequence[Record]) -> list[Record]:
-    return [record for record in records if record.messages]
