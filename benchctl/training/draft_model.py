@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ from benchctl.training.train_options import (
     check_shape,
 )
 
+DRAFTED = 4  # tokens a draft whose acceptance is recorded
 PURPOSE = "It drafts tokens for the target that it was distilled from; on its own it writes poor text."
 
 
@@ -147,9 +149,7 @@ def _fits(start: DraftStart, config: Any) -> bool:
 
 def _shape(start: DraftStart, config: Any) -> ModelShape:
     """The sizes of a draft model with fresh weights; nothing in `start` is open."""
-    assert start.layers and start.hidden and start.heads and start.kv_heads and start.mlp
-    context = context_tokens(config)
-    return ModelShape(start.layers, start.hidden, start.heads, start.kv_heads, start.mlp, context)
+    return ModelShape(*astuple(start)[1:], positions=context_tokens(config))
 
 
 def _begin(start: DraftStart, target: FrozenTarget, seed: int) -> PreTrainedModel:
@@ -176,21 +176,18 @@ def _method(start: DraftStart, text: str, name: str) -> str:
     return f"{began} The loss is the divergence from the target's distribution on {text}."
 
 
-def drafting(
-    draft: PreTrainedModel, documents: Sequence[Document], draft_tokens: Sequence[int] = (1, 4)
-) -> dict[str, Tally]:
-    """Acceptance by length of draft, for documents whose answers the target wrote greedily: accepted of drafted tokens.
+def drafting(draft: PreTrainedModel, documents: Sequence[Document]) -> dict[str, Tally]:
+    """Agreement of the two models token by token, and accepted of drafted tokens, where the target answered greedily.
 
     A draft is right as long as it repeats the target's text, so one pass over that text gives the result of drafting
-    step by step. The first token comes from the prefill and is not drafted. Drafts of 1 token give the agreement
-    of the two models on that text, token by token, the first one too: greedy_agreement.
+    step by step. The first token comes from the prefill and is not drafted.
     """
-    tallies = {length: Tally(0, 0) for length in draft_tokens}
+    agreement = acceptance = Tally(0, 0)
     for document in documents:
         agreed = _agreed(draft, document)
-        for length in draft_tokens:
-            tallies[length] += accepted(agreed[1:], length) if length > 1 else Tally(sum(agreed), len(agreed))
-    return {f"acceptance_{length}" if length > 1 else "greedy_agreement": tally for length, tally in tallies.items()}
+        agreement += Tally(sum(agreed), len(agreed))
+        acceptance += accepted(agreed[1:], DRAFTED)
+    return {"greedy_agreement": agreement, f"acceptance_{DRAFTED}": acceptance}
 
 
 def accepted(agreed: Sequence[bool], draft_tokens: int) -> Tally:

@@ -269,7 +269,7 @@ def test_a_data_set_without_records_to_read_is_an_error(
 
 def test_a_data_set_that_the_hub_refuses_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, FakeLibrary({}, ValueError("Config name is missing.\nPick one")))
-    with pytest.raises(UserError, match=r"ValueError: Config name is missing. Pick one\)\. .* write owner/chats:CONF"):
+    with pytest.raises(UserError, match=r"write owner/chats:CONF.* \(ValueError: Config name is missing. Pick one\)"):
         list(read_parts(["owner/chats"]))
 
 

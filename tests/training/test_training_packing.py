@@ -29,7 +29,7 @@ from benchctl.training.data.packing import (
 )
 from benchctl.training.data.reading import Corpus
 from benchctl.training.modules.objective import logits_of
-from benchctl.training.modules.training_text import training_data, training_rows
+from benchctl.training.modules.training_text import data_of
 from benchctl.training.optim import Stage
 from reference.bpe import BOS, END, PAD, Joints, chat_format, joints_of, token_id, train_tokenizer
 from reference.mix import Mix, joined_turns
@@ -62,6 +62,12 @@ def chat(tokenizer: Tokenizer) -> ChatFormat:
 def mixed(chat: ChatFormat, records: list[Record], row_tokens: int = 64, weights: int | None = MAIN) -> PackedCorpus:
     mix = Mix(chat.tokenize(records), joints_of(chat, SYSTEM_PROMPT), row_tokens, weights)
     return PackedCorpus(mix.pieces, row_tokens, chat.pad_id, seed=0)
+
+
+def read_once(chat: ChatFormat, records: list[Record], row_tokens: int) -> PackedCorpus:
+    (rows,) = data_of(chat.tokenize(records), {}, chat, Stage(1.0, row_tokens, 1), 0, prompt_weight=0).stages
+    assert isinstance(rows, PackedCorpus)
+    return rows
 
 
 def ids(*tokens: int) -> Tokens:
@@ -271,7 +277,7 @@ def test_rows_of_nothing_are_an_error() -> None:
 
 def test_target_batches_read_every_record_once_a_pass_whatever_its_source(chat: ChatFormat) -> None:
     records = [Record.plain("llms_from_scratch", "one"), Record.plain("tinyshakespeare", "two")]
-    rows = training_rows(chat.tokenize(records), chat, row_tokens=16, seed=0, prompt_weight=0)
+    rows = read_once(chat, records, row_tokens=16)
     assert texts_of_one_pass(rows, chat) == {"one": 1, "two": 1}
 
 
@@ -298,7 +304,7 @@ def test_rows_depend_on_their_number_alone(chat: ChatFormat) -> None:
 
 
 def test_the_next_pass_has_the_same_documents_in_another_order(chat: ChatFormat) -> None:
-    rows = training_rows(chat.tokenize(CHATS), chat, row_tokens=64, seed=0, prompt_weight=0)
+    rows = read_once(chat, CHATS, row_tokens=64)
     count = rows.rows_per_pass()
     first, second = rows.rows(0, count), rows.rows(count, count)
     assert not torch.equal(first.tokens, second.tokens)
@@ -314,7 +320,7 @@ def test_too_long_a_prompt_is_left_out_and_too_long_an_answer_is_cut(chat: ChatF
 
 
 def test_target_batches_weigh_answers_alone_and_teach_to_stop(chat: ChatFormat, tokenizer: Tokenizer) -> None:
-    data = training_data(Corpus(CHATS, {"instruct": CHATS[:3]}, {}), chat, 64, micro_rows=2, seed=0, prompt_weight=0)
+    data = data_of(chat.tokenize(CHATS), {"instruct": chat.tokenize(CHATS[:3])}, chat, Stage(1.0, 64, 2), 0, 0.0)
     batch = data.stages[0].rows(0, 4)
     learnt = batch.tokens[batch.weights == 1].tolist()
     answers = sum(int(documents.max()) + 1 for documents in batch.documents)
@@ -332,4 +338,4 @@ def test_target_batches_that_cannot_be_made_say_why(
     chat: ChatFormat, row_tokens: int, prompt_weight: float, complaint: str
 ) -> None:
     with pytest.raises(UserError, match=complaint):
-        training_rows(chat.tokenize(CHATS), chat, row_tokens, 0, prompt_weight)
+        data_of(chat.tokenize(CHATS), {}, chat, Stage(1.0, row_tokens, 1), 0, prompt_weight)

@@ -102,15 +102,11 @@ class TrainingText:
         if not options.self_distil:
             return replace(self._recorded, longest_row=longest)
         how = Answering(options.answer_tokens, options.self_distil_temperature, options.seed)
-        packed = self._packed(self._answered(target, self._prompts, how))
-        held_out = {
-            name: training_batches(documents, self.chat, stage_of(options), self._prompt_weight)
-            for name, documents in self.greedy(target).items()
-        }
-        return Data([packed], held_out, self.chat.token_bytes(), longest_row=longest)
+        documents = self._answered(target, self._prompts, how)
+        return replace(self._data_of(documents, self.greedy(target)), longest_row=longest)
 
-    def _packed(self, documents: Sequence[Document]) -> PackedCorpus:
-        return training_rows(documents, self.chat, self.options.row_tokens, self.options.seed, self._prompt_weight)
+    def _data_of(self, train: Sequence[Document], held_out: Mapping[str, Sequence[Document]]) -> Data:
+        return data_of(train, held_out, self.chat, stage_of(self.options), self.options.seed, self._prompt_weight)
 
     def greedy(self, target: FrozenTarget) -> Mapping[str, list[Document]]:
         """The target's greedy answers to held-out prompts, by the name of the held-out set.
@@ -152,14 +148,13 @@ class TrainingText:
         for prompts in (self._prompts, *self._unseen.values()):
             heads = heads_of(prompts, self.files, self.chat, self.options.answer_tokens)
             unanswered = [self.chat.answered(SOURCE, np.asarray(head), NO_TOKENS) for head in heads]
-            self._packed(unanswered)
+            self._data_of(unanswered, {})
 
     @cached_property
     def _recorded(self) -> Data:
         """Every record once a pass."""
-        options = self.options
-        rows = (options.row_tokens, options.micro_rows, options.seed)
-        return training_data(self.corpus, self.chat, *rows, prompt_weight=self._prompt_weight)
+        held_out = {name: self.chat.tokenize(records) for name, records in self.corpus.held_out.items()}
+        return self._data_of(self.chat.tokenize(self.corpus.train), held_out)
 
     @cached_property
     def _unseen(self) -> Mapping[str, list[Prompt]]:
@@ -206,35 +201,27 @@ class TrainingText:
         return documents if world.leads else own.documents(prompts, lambda answered: None)
 
 
-def training_data(
-    corpus: Corpus, chat: ChatFormat, row_tokens: int, micro_rows: int, seed: int, prompt_weight: float
+def data_of(
+    train: Sequence[Document],
+    held_out: Mapping[str, Sequence[Document]],
+    chat: ChatFormat,
+    stage: Stage,
+    seed: int,
+    prompt_weight: float,
 ) -> Data:
-    """Data for any target: every record is read once a pass, as it is, and prompts weigh `prompt_weight` (0 to 1).
+    """Rows in which every document is read once a pass, and a sample of the held-out ones; prompts weigh 0 to 1.
 
-    Raises UserError when rows of `row_tokens` tokens hold no answer at all.
+    A chat is cut at the end of a row, see PackedCorpus for what is left out then. Raises UserError when rows of that
+    length hold no answer at all.
     """
-    rows = training_rows(chat.tokenize(corpus.train), chat, row_tokens, seed, prompt_weight)
-    held_out = {
-        name: training_batches(chat.tokenize(records), chat, Stage(1.0, row_tokens, micro_rows), prompt_weight)
-        for name, records in corpus.held_out.items()
-    }
-    return Data([rows], held_out, chat.token_bytes())
-
-
-def training_rows(
-    documents: Sequence[Document], chat: ChatFormat, row_tokens: int, seed: int, prompt_weight: float, stage: int = 0
-) -> PackedCorpus:
-    """Every document once a pass; a chat is cut at the end of a row, see PackedCorpus for what is left out then."""
-    cut = _cut(documents, row_tokens, prompt_weight)
+    cut = _cut(train, stage.row_tokens, prompt_weight)
     left_out = (cut.dropped_answers, cut.long_prompts)
-    return PackedCorpus(lambda random: cut.pieces, row_tokens, chat.pad_id, seed, stage, *left_out)
-
-
-def training_batches(
-    documents: Sequence[Document], chat: ChatFormat, stage: Stage, prompt_weight: float
-) -> list[Batch]:
-    """Held-out batches of documents as `training_rows` cuts them."""
-    return held_out_batches(_cut(documents, stage.row_tokens, prompt_weight).pieces, stage, chat.pad_id)
+    rows = PackedCorpus(lambda random: cut.pieces, stage.row_tokens, chat.pad_id, seed, 0, *left_out)
+    batches = {
+        name: held_out_batches(_cut(documents, stage.row_tokens, prompt_weight).pieces, stage, chat.pad_id)
+        for name, documents in held_out.items()
+    }
+    return Data([rows], batches, chat.token_bytes())
 
 
 def held_out_batches(pieces: Sequence[Piece], stage: Stage, pad_id: int) -> list[Batch]:
