@@ -173,7 +173,7 @@ def _train_model(
         purpose=PURPOSE,
         method=_method(begun, corpus, options) + learns.card_text,
         use="benchctl run --model {folder}" + (f" --method '{learns.method}'" if learns.method else ""),
-        held_out={**run.held_out, **experts},
+        held_out={**run.measured, **experts},
         samples=_greedy_samples(model, chat, find_target(str(options.out)).tokenizer.stop_ids),
     )
     write_result(options.out, result, run, corpus, "", job_context.provenance)

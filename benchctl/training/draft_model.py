@@ -83,7 +83,7 @@ def train_draft(options: TeacherOptions, start: DraftStart, job_context: JobCont
         purpose=PURPOSE,
         method=_method(start, text.described, files.name),
         use="benchctl run --method two_model --model {model} --draft-model {folder}",
-        held_out={**run.held_out, **drafted},
+        held_out={**run.measured, **drafted},
     )
     write_result(options.out, result, run, corpus, files.name, job_context.provenance)
     return result
@@ -149,7 +149,7 @@ def _fits(start: DraftStart, config: Any) -> bool:
 
 def _shape(start: DraftStart, config: Any) -> ModelShape:
     """The sizes of a draft model with fresh weights; nothing in `start` is open."""
-    return ModelShape(*astuple(start)[1:], positions=context_tokens(config))
+    return ModelShape(*astuple(start)[1:], context_tokens(config))
 
 
 def _begin(start: DraftStart, target: FrozenTarget, seed: int) -> PreTrainedModel:

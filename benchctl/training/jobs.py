@@ -31,9 +31,9 @@ from benchctl.training.data.packing import PackedCorpus
 from benchctl.training.data.reading import Corpus, read_corpus
 from benchctl.training.distributed import World
 from benchctl.training.models import TOKENIZER_FILES, copy_tokenizer, empty_model, save_model
-from benchctl.training.modules.objective import HeldOut, Objective
+from benchctl.training.modules.objective import Objective
 from benchctl.training.modules.own_text import Answered
-from benchctl.training.optim import Budget, OptimizerSettings, Stage, optimizer_name
+from benchctl.training.optim import Budget, OptimizerSettings, Stage
 from benchctl.training.train_options import Provenance, TrainOptions
 from benchctl.training.trainer import Data, Progress, Trainer, TrainSettings, bf16_helps, check_shares
 
@@ -64,18 +64,9 @@ class JobContext:
     report: Callable[[Progress], None] = lambda progress: None
     answered: Callable[[Answered], None] = lambda answered: None
     notify: Notify = lambda notice: None
-    world: World = field(default_factory=World.single)
+    world: World = World()
     held: ExitStack = field(default_factory=ExitStack)
     read_corpus: Callable[[Sequence[str]], Corpus] = read_corpus
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A trained module's run, and what it measured at its end by the name of the held-out set."""
-
-    trainer: Trainer
-    settings: TrainSettings
-    held_out: Mapping[str, HeldOut]
 
 
 def check(options: TrainOptions, job_context: JobContext, *models: str) -> None:
@@ -141,7 +132,7 @@ def settings_of(options: TrainOptions, stages: tuple[Stage, ...], steps: int | N
         budget=Budget(steps=steps, seconds=None if options.minutes is None else options.minutes * 60),
         stages=stages,
         batch_tokens=options.batch_tokens,
-        optimizer=OptimizerSettings(optimizer_name(options.optimizer), options.rate, options.matrix_rate),
+        optimizer=OptimizerSettings(options.optimizer, options.rate, options.matrix_rate),
         schedule=options.schedule,
         warmup=options.warmup,
         clip=options.clip,
@@ -173,8 +164,8 @@ def train(
     job_context: JobContext,
     facts: Mapping[str, str],
     begin: Callable[[], None] = lambda: None,
-) -> Finished:
-    """Runs the training; `facts` are what else a resumed run must share with its beginning, by name.
+) -> Trainer:
+    """The trainer, done; `facts` are what else a resumed run must share with its beginning, by name.
 
     `begin` writes what goes into the output folder before the first step. A resumed run, and one that is refused, leave
     there what they find.
@@ -209,7 +200,8 @@ def train(
         with writing(options.out / CHECKPOINTS, "the configuration"):
             (options.out / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
             begin()
-    return Finished(trainer, settings, trainer.train())
+    trainer.train()
+    return trainer
 
 
 def data_facts(corpus: Corpus, chat: ChatFormat) -> dict[str, str]:

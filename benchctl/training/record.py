@@ -12,9 +12,10 @@ from typing import Any
 from benchctl.decoding.model.families import experts_per_token
 from benchctl.training.checkpoint import writing
 from benchctl.training.data.reading import Corpus
-from benchctl.training.jobs import CHECKPOINTS, RECORD, Finished
+from benchctl.training.jobs import CHECKPOINTS, RECORD
 from benchctl.training.modules.objective import HeldOut
 from benchctl.training.train_options import Provenance
+from benchctl.training.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -40,17 +41,23 @@ class Result:
 def render_card(name: str, result: Result, command: str, corpus: Corpus) -> str:
     """The card as Markdown. `command` makes the result again; `corpus` was read, or its prompts were answered."""
     samples = [f"**{prompt}**\n\n{_quoted(answer)}" for prompt, answer in result.samples.items()]
+    measured = {
+        name: _table(
+            ("measure", "value", "out of"), [(key, f"{t.share:.3f}", f"{t.of:,.0f}") for key, t in held.items()]
+        )
+        for name, held in result.held_out.items()
+    }
     parts = [
         f"# {name}",
         f"{result.parameters:,} parameters. {result.shape}",
         "## What it is for",
         result.purpose,
-        _code(result.use),
+        f"```\n{result.use}\n```",
         "## How it was trained",
         result.method,
-        _code(command),
+        f"```\n{command}\n```",
         "## Measured on held-out text",
-        *(f"{name}:\n\n{_measures(held)}" for name, held in result.held_out.items()),
+        *(f"{name}:\n\n{table}" for name, table in measured.items()),
         *(["## Greedy samples", *samples] if samples else []),
         "## What it has read",
         *_sources(corpus),
@@ -58,11 +65,6 @@ def render_card(name: str, result: Result, command: str, corpus: Corpus) -> str:
         _table(("file", "sha256"), sorted(corpus.hashes.items())),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _measures(held: HeldOut) -> str:
-    rows = [(name, f"{tally.share:.3f}", f"{tally.of:,.0f}") for name, tally in held.items()]
-    return _table(("measure", "value", "out of"), rows)
 
 
 def _sources(corpus: Corpus) -> list[str]:
@@ -82,19 +84,15 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _code(command: str) -> str:
-    return f"```\n{command}\n```"
-
-
 def _quoted(text: str) -> str:
     return "\n".join(f"> {line}".rstrip() for line in text.splitlines())
 
 
 def write_result(
-    folder: Path, result: Result, run: Finished, corpus: Corpus, target: str, provenance: Provenance
+    folder: Path, result: Result, run: Trainer, corpus: Corpus, target: str, provenance: Provenance
 ) -> None:
     """Writes training.json and README.md. `target` is the name of the target that the result is for, if any."""
-    position = run.trainer.position
+    position, settings, name = run.position, run.settings, folder.resolve().name
     outcome = {
         "part": result.part,
         "parameters": result.parameters,
@@ -103,20 +101,22 @@ def write_result(
         "tokens_are": result.tokens,
         "minutes": round(position.elapsed_s / 60, 1),
         "held_out": {name: {key: tally.share for key, tally in held.items()} for name, held in result.held_out.items()},
-        "losses": run.trainer.log.losses(),
+        "losses": run.log.losses(),
     }
     facts: dict[str, Any] = {
         "outcome": outcome,
-        "settings": asdict(run.settings),
+        "settings": asdict(settings),
         "data_sha256": dict(corpus.hashes),
         "provenance": asdict(provenance),
     }
-    recorded = replace(
-        result,
-        use=result.use.format(folder=folder.resolve().name, model=target),
-        method=f"{_length(run, result.tokens)} {result.method}",
+    optimizer = {"muon": "Muon for the weight matrices, AdamW for the rest", "adamw": "AdamW"}[settings.optimizer.name]
+    length = (
+        f"{position.step:,} optimiser steps over {position.tokens:,} {result.tokens} in {position.elapsed_s / 60:.0f} "
+        f"minutes on {settings.device}; {optimizer}, linear warm-up over {settings.warmup:.0%}, then a "
+        f"{settings.schedule} to zero{', bfloat16 autocast' if settings.bf16 else ''}."
     )
-    card = render_card(folder.resolve().name, recorded, provenance.command, corpus)
+    use = result.use.format(folder=name, model=target)
+    card = render_card(name, replace(result, use=use, method=f"{length} {result.method}"), provenance.command, corpus)
     with writing(folder / CHECKPOINTS, "the record"):
         (folder / RECORD).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
         (folder / "README.md").write_text(card, encoding="utf-8")
@@ -144,15 +144,4 @@ def model_shape(config: Any) -> str:
         f"{mlp}, vocabulary {config.vocab_size}, "
         f"context {config.max_position_embeddings} tokens, "
         f"{'tied' if config.tie_word_embeddings else 'untied'} embeddings, bfloat16."
-    )
-
-
-def _length(run: Finished, tokens: str) -> str:
-    position, settings = run.trainer.position, run.settings
-    optimizer = {"muon": "Muon for the weight matrices, AdamW for the rest", "adamw": "AdamW"}[settings.optimizer.name]
-    minutes = position.elapsed_s / 60
-    return (
-        f"{position.step:,} optimiser steps over {position.tokens:,} {tokens} in {minutes:.0f} minutes on "
-        f"{settings.device}; {optimizer}, linear warm-up over {settings.warmup:.0%}, then a {settings.schedule} to "
-        f"zero{', bfloat16 autocast' if settings.bf16 else ''}."
     )

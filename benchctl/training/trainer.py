@@ -170,7 +170,7 @@ class Trainer:
         folder: Path,
         clock: Callable[[], float],
         report: Callable[[Progress], None] = lambda progress: None,
-        world: World = World.single(),  # noqa: B008 - frozen
+        world: World = World(),  # noqa: B008 - frozen
         notify: Notify = lambda notice: None,
         facts: Mapping[str, str] | None = None,
     ) -> None:
@@ -181,11 +181,12 @@ class Trainer:
         self._objective = objective
         self._loss = torch.compile(objective.__call__, dynamic=False) if settings.compiled else objective
         self._data = data
-        self._settings = settings
+        self.settings = settings
         self._folder = folder
         self._clock = clock
         self._report = report
         self._world = world
+        self.measured: dict[str, dict[str, Tally]] = {}
         self._notify = notify
         shapes = {
             f"{PARAMETER}{name}": f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
@@ -218,28 +219,29 @@ class Trainer:
         return True
 
     def train(self) -> dict[str, dict[str, Tally]]:
-        """Runs until the budget is spent; returns the held-out measures of the finished module, to the first process.
+        """Runs until the budget is spent; the first process keeps and returns the held-out measures of the result.
 
         Raises UserError when the loss is not finite, when the disk is full, and when the folder holds another run.
         """
         self._begin()
         self.module.train()
         saved_at = mark = self._clock()
-        measured: dict[str, dict[str, Tally]] = {}
         while (progress := self._progress()) < 1:
             began = self._clock()
             loss, tokens = self._step(progress)
             now = self._clock()
             self.position.elapsed_s += now - mark
             mark = now
-            if self._settings.budget.seconds is not None:  # all end at the same step: that of the first one's clock
+            if self.settings.budget.seconds is not None:  # all end at the same step: that of the first one's clock
                 self.position.elapsed_s = self._world.from_first(self.position.elapsed_s, self.device)
-            measured = self._report_step(loss, tokens / max(now - began, 1e-9))
-            if now - saved_at >= self._settings.checkpoint_s:
+            self.measured = self._report_step(loss, tokens / max(now - began, 1e-9))
+            if now - saved_at >= self.settings.checkpoint_s:
                 self._save()
                 saved_at = now
         self._save()
-        return measured or (self.held_out() if self._world.leads else {})
+        if self._world.leads and not self.measured:
+            self.measured = self.held_out()
+        return self.measured
 
     def held_out(self) -> dict[str, dict[str, Tally]]:
         """The objective's measures on every held-out set, by the name of the set."""
@@ -271,14 +273,14 @@ class Trainer:
                 "all of them the same folder and start them again with --resume",
             )
         if self.position.step == 0:
-            torch.manual_seed(self._settings.seed + self._world.rank)
+            torch.manual_seed(self.settings.seed + self._world.rank)
         if self._world.leads:
             self._folder.mkdir(parents=True, exist_ok=True)
             remove_partial(self._folder)
         self._world.same_weights(self._optimizers.parameters)
 
     def _progress(self) -> float:
-        return self._settings.budget.progress(self.position.step, self.position.elapsed_s)
+        return self.settings.budget.progress(self.position.step, self.position.elapsed_s)
 
     def _step(self, progress: float) -> tuple[float, int]:
         """One optimiser step: its mean loss and the tokens read by all processes.
@@ -287,7 +289,7 @@ class Trainer:
         """
         if isinstance(self._objective, Paced):
             self._objective.pace(self.module, progress)
-        stage = stage_index(self._settings.stages, progress)
+        stage = stage_index(self.settings.stages, progress)
         micro_batches = self._next_batches(stage)
         own = sum(float(loss_weights(batch).sum(dtype=torch.float64)) for batch in micro_batches)
         weight = self._world.sum(torch.tensor(own, dtype=torch.float64).to(self.device))
@@ -300,8 +302,8 @@ class Trainer:
             total += loss.detach()
         self._world.sum(total)
         self._world.sum_gradients(self._optimizers.parameters)
-        norm = self._optimizers.clip(self._settings.clip)
-        self._optimizers.step(learning_rate(progress, self._settings.warmup, self._settings.schedule))
+        norm = self._optimizers.clip(self.settings.clip)
+        self._optimizers.step(learning_rate(progress, self.settings.warmup, self.settings.schedule))
         self.position.step += 1
         tokens = sum(batch.tokens.numel() for batch in micro_batches) * self._world.size
         self.position.tokens += tokens
@@ -311,9 +313,9 @@ class Trainer:
 
     def _next_batches(self, index: int) -> list[Batch]:
         """This process's share of the step's micro-batches, every size-th of them."""
-        stage = self._settings.stages[index]
+        stage = self.settings.stages[index]
         first = self.position.rows[index]
-        after = first + stage.micro_batches(self._settings.batch_tokens) * stage.micro_rows
+        after = first + stage.micro_batches(self.settings.batch_tokens) * stage.micro_rows
         self.position.rows[index] = after
         starts = range(first, after, stage.micro_rows)[self._world.rank :: self._world.size]
         return [self._data.stages[index].rows(start, stage.micro_rows) for start in starts]
@@ -336,7 +338,7 @@ class Trainer:
         """Reports and logs the step; returns the held-out measures where they were due."""
         if not self._world.leads:
             return {}
-        step, settings, progress = self.position.step, self._settings, self._progress()
+        step, settings, progress = self.position.step, self.settings, self._progress()
         measured = self.held_out() if step % settings.held_out_steps == 0 or progress == 1 else {}
         event = Progress(
             step=step,

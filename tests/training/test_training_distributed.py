@@ -112,7 +112,7 @@ def test_a_gradient_that_only_another_process_has_is_taken_over(monkeypatch: pyt
 def test_without_torchrun_there_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     with joined("cpu") as world:
-        assert world == World.single()
+        assert world == World()
         assert world.leads
         assert world.from_first(2.5, torch.device("cpu")) == 2.5
         parameter = nn.Parameter(torch.ones(2))

@@ -182,7 +182,8 @@ def calibrate(
     }
     with writing(options.out, FILE):
         (options.out / FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    return Calibrated(found.chosen and _at(label, found.chosen.threshold).text, len(heads), found)
+    chosen = None if found.chosen is None else _at(label, found.chosen.threshold).text
+    return Calibrated(chosen, len(heads), found)
 
 
 def _at(label: Label, threshold: float) -> Label:

@@ -50,9 +50,8 @@ BATCH_TOKENS = 8192
 
 def trainable(label: Label) -> Trainable:
     """The method that a label asks for. Raises UserError, listing what can be trained, where it has no modules."""
-    names = [name for name in method_names() if issubclass(method_class(name), Trainable)]
-    if label.name not in names:
-        known = ", ".join(("draft", *names))
+    if label.name not in trainable_names():
+        known = ", ".join(("draft", *trainable_names()))
         raise UserError("nothing_to_train", f"'{label.name}' has nothing to train; what can be trained: {known}.")
     method = build(label.text)
     assert isinstance(method, Trainable)
@@ -65,6 +64,11 @@ def trainable(label: Label) -> Trainable:
             "nothing_to_train", f"{label.text} works without modules, so there is nothing to train; give other options"
         )
     return method
+
+
+def trainable_names() -> list[str]:
+    """Every method with modules."""
+    return [name for name in method_names() if issubclass(method_class(name), Trainable)]
 
 
 def train_modules(options: TeacherOptions, label_text: str, job_context: JobContext) -> Result | None:
@@ -104,7 +108,7 @@ def train_modules(options: TeacherOptions, label_text: str, job_context: JobCont
         held_out = (objective.training_batch_of(batch) for batches in data.held_out.values() for batch in batches)
         findings = dict(method.findings(module.eval(), held_out))
     with writing(options.out / CHECKPOINTS, "the modules"):
-        save_modules(options.out, module, _facts(method, label, target, run.held_out.values()) | {"findings": findings})
+        save_modules(options.out, module, _facts(method, label, target, run.measured.values()) | {"findings": findings})
     only = f", and so did modules of it ({earlier[:8]}): only the {stage.part} learnt" if stage else ""
     trained = Label(label.name, (("modules", "{folder}"), *label.options))
     result = Result(
@@ -114,7 +118,7 @@ def train_modules(options: TeacherOptions, label_text: str, job_context: JobCont
         purpose=f"They serve the method {label.name} on {files.name}, and on no other target.",
         method=f"{files.name} itself stood still{only}. It read {text.described}.",
         use=f"benchctl run --model {{model}} --method '{trained.text}'",
-        held_out=run.held_out,
+        held_out=run.measured,
         tokens="decoder tokens" if target.info.is_encoder_decoder else "tokens",
     )
     write_result(options.out, result, run, corpus, files.name, job_context.provenance)
