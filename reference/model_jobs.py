@@ -18,13 +18,13 @@ from benchctl.training.data.packing import PROMPT_WEIGHT
 from benchctl.training.data.reading import Corpus
 from benchctl.training.jobs import CHECKPOINTS, JobContext, check, check_run, data_facts, train
 from benchctl.training.models import (
-    TokenIds,
     build_model,
     copy_tokenizer,
     llama_config,
     parameter_count,
     save_config,
     save_model,
+    token_settings,
 )
 from benchctl.training.modules.frozen import TargetFiles, chat_of, find_target, load_target, seen_tokens
 from benchctl.training.modules.objective import HeldOut
@@ -128,7 +128,7 @@ def train_moe(
     chat = chat_of(files)
     corpus = job_context.read_corpus(options.data)
     _check_run(chat, shape.positions, corpus, options, job_context)
-    model = build_model(olmoe_config(shape, TokenIds.of_config(files.config)), options.seed)
+    model = build_model(olmoe_config(shape, token_settings(files.config)), options.seed)
     if not fits or init_from == "scratch":
         begun = _Begun(model, chat, partial(copy_tokenizer, files.folder))
         return _train_model("moe", begun, shape.positions, corpus, options, job_context)

@@ -18,7 +18,6 @@ from benchctl.training.checkpoint import writing
 from benchctl.training.data.packing import Document
 from benchctl.training.jobs import CHECKPOINTS, JobContext, check, train
 from benchctl.training.models import (
-    TokenIds,
     build_from_target,
     build_model,
     copy_tokenizer,
@@ -26,6 +25,7 @@ from benchctl.training.models import (
     parameter_count,
     save_config,
     save_model,
+    token_settings,
 )
 from benchctl.training.modules.frozen import FrozenTarget, TargetFiles, chat_of, check_rows, find_target, load_target
 from benchctl.training.modules.objective import Distillation
@@ -60,7 +60,7 @@ def train_draft(options: TeacherOptions, start: DraftStart, job_context: JobCont
     start = _resolved(start, files.config)
     text = TrainingText(files, chat, corpus, options, job_context)
     target, facts = text.load_target({"start": str(start)})
-    draft = _begin(start, target, options.seed)
+    draft, began = _begin(start, target, options.seed)
     facts["shape"] = model_shape(draft.config)
     data, unseen = text.data(target), text.greedy(target)
 
@@ -81,7 +81,7 @@ def train_draft(options: TeacherOptions, start: DraftStart, job_context: JobCont
         parameters=parameter_count(draft),
         shape=model_shape(draft.config),
         purpose=PURPOSE,
-        method=_method(start, text.described, files.name),
+        method=f"{began} The loss is the divergence from the target's distribution on {text.described}.",
         use="benchctl run --method two_model --model {model} --draft-model {folder}",
         held_out={**run.measured, **drafted},
     )
@@ -149,31 +149,23 @@ def _fits(start: DraftStart, config: Any) -> bool:
 
 def _shape(start: DraftStart, config: Any) -> ModelShape:
     """The sizes of a draft model with fresh weights; nothing in `start` is open."""
-    return ModelShape(*astuple(start)[1:], context_tokens(config))
+    return ModelShape(*[*astuple(start)[1:], context_tokens(config)])
 
 
-def _begin(start: DraftStart, target: FrozenTarget, seed: int) -> PreTrainedModel:
-    """The draft model before training, in float32."""
+def _begin(start: DraftStart, target: FrozenTarget, seed: int) -> tuple[PreTrainedModel, str]:
+    """The draft model before training, in float32, and how it begins in words."""
     if start.init_from == FROM_TARGET:
         assert start.layers
-        return build_from_target(target.model, kept_layers(start.layers, target.info.layers))
+        of_target = f"{start.layers} layers of {target.files.name}, the first ones and the last"
+        draft = build_from_target(target.model, kept_layers(start.layers, target.info.layers))
+        return draft, f"It began with {of_target}, and with its embedding, norm and head."
     if start.init_from == FROM_SCRATCH:
         config = target.files.config
-        return build_model(llama_config(_shape(start, config), TokenIds.of_config(config)), seed)
-    return load_target(find_target(start.init_from), target.device, "float32").model.requires_grad_(True)
-
-
-def _method(start: DraftStart, text: str, name: str) -> str:
-    begins = {
-        FROM_TARGET: f"It began with {start.layers} layers of {name}, the first ones and the last, and with its "
-        "embedding, norm and head.",
-        FROM_SCRATCH: "It began with random weights.",
-    }
-    began = begins.get(start.init_from)
-    if began is None:
-        other = find_target(start.init_from)
-        began = trained_before(other.name, other.folder)
-    return f"{began} The loss is the divergence from the target's distribution on {text}."
+        fresh = llama_config(_shape(start, config), token_settings(config))
+        return build_model(fresh, seed), "It began with random weights."
+    other = find_target(start.init_from)
+    draft = load_target(other, target.device, "float32").model.requires_grad_(True)
+    return draft, trained_before(other.name, other.folder)
 
 
 def drafting(draft: PreTrainedModel, documents: Sequence[Document]) -> dict[str, Tally]:

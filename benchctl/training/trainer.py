@@ -62,22 +62,22 @@ class Progress:
     held_out: Mapping[str, HeldOut] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
 class TrainingLog:
-    """log.jsonl in `folder`: a line of JSON per measured step, held-out measures as means."""
+    """log.jsonl: a line of JSON per measured step, held-out measures as means."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "log.jsonl"
+    path: Path
 
     def add(self, progress: Progress) -> None:
         """Raises UserError when the disk is full."""
         means = {name: {key: tally.share for key, tally in held.items()} for name, held in progress.held_out.items()}
         line = json.dumps({**asdict(progress), "held_out": means})
-        with writing(self._path.parent, self._path.name), self._path.open("a") as log:
+        with writing(self.path.parent, self.path.name), self.path.open("a") as log:
             log.write(line + "\n")
 
     def losses(self) -> list[dict[str, float]]:
         """Of every step that was measured: its number, its own loss, and that of each held-out set by its name."""
-        lines = map(json.loads, self._path.read_text().splitlines()) if self._path.is_file() else []
+        lines = map(json.loads, self.path.read_text().splitlines()) if self.path.is_file() else []
         return [
             {"step": line["step"], "loss": line["loss"]} | {name: of["loss"] for name, of in line["held_out"].items()}
             for line in lines
@@ -86,10 +86,10 @@ class TrainingLog:
 
     def forget_after(self, step: int) -> None:
         """Cuts off later steps, which a resumed run does again, and a line torn by a kill."""
-        if self._path.is_file():
-            lines = self._path.read_bytes().splitlines(keepends=True)
+        if self.path.is_file():
+            lines = self.path.read_bytes().splitlines(keepends=True)
             kept = takewhile(lambda line: line.endswith(b"\n") and json.loads(line)["step"] <= step, lines)
-            os.truncate(self._path, sum(map(len, kept)))
+            os.truncate(self.path, sum(map(len, kept)))
 
 
 @dataclass(frozen=True)
@@ -154,6 +154,7 @@ class Data:
     longest_row: int | None = None
 
 
+@dataclass(eq=False)
 class Trainer:
     """Trains `module` in place, moved to the device of the settings. `folder` takes checkpoints and log.jsonl.
 
@@ -161,53 +162,45 @@ class Trainer:
     by name: hashes of the data, the label of a method. Raises UserError when `world` cannot share a step evenly.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        objective: Objective,
-        data: Data,
-        settings: TrainSettings,
-        folder: Path,
-        clock: Callable[[], float],
-        report: Callable[[Progress], None] = lambda progress: None,
-        world: World = World(),  # noqa: B008 - frozen
-        notify: Notify = lambda notice: None,
-        facts: Mapping[str, str] | None = None,
-    ) -> None:
-        check_shares(settings.stages, settings.batch_tokens, world)
-        self.device = world.device(settings.device)
-        self.module = module.to(self.device)
+    module: nn.Module
+    objective: Objective
+    data: Data
+    settings: TrainSettings
+    folder: Path
+    clock: Callable[[], float]
+    report: Callable[[Progress], None] = lambda progress: None
+    world: World = World()  # noqa: RUF009 - frozen
+    notify: Notify = lambda notice: None
+    facts: Mapping[str, str] = field(default_factory=dict)
+    measured: dict[str, dict[str, Tally]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        check_shares(settings.stages, settings.batch_tokens, self.world)
+        self.device = self.world.device(settings.device)
+        self.module.to(self.device)
         self.position = Position(rows=[0] * len(settings.stages))
-        self._objective = objective
-        self._loss = torch.compile(objective.__call__, dynamic=False) if settings.compiled else objective
-        self._data = data
-        self.settings = settings
-        self._folder = folder
-        self._clock = clock
-        self._report = report
-        self._world = world
-        self.measured: dict[str, dict[str, Tally]] = {}
-        self._notify = notify
+        self.log = TrainingLog(self.folder / "log.jsonl")
+        self._loss = torch.compile(self.objective.__call__, dynamic=False) if settings.compiled else self.objective
         shapes = {
             f"{PARAMETER}{name}": f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
-            for name, parameter in trained_parameters(module).items()
+            for name, parameter in trained_parameters(self.module).items()
         }
-        self._fingerprint = {**settings.fingerprint(), **shapes, **(facts or {})}
-        self.log = TrainingLog(folder)
-        self._optimizers = Optimizers(module, settings.optimizer)
+        self._fingerprint = {**settings.fingerprint(), **shapes, **self.facts}
+        self._optimizers = Optimizers(self.module, settings.optimizer)
         self._saved_step = 0
-        self._bf16 = settings.bf16 and all(p.dtype != torch.float64 for p in module.parameters())
+        self._bf16 = settings.bf16 and all(p.dtype != torch.float64 for p in self.module.parameters())
 
     def resume(self) -> bool:
         """Continues from the newest checkpoint in the folder; False if there is none.
 
         Raises UserError when that run was another one, or when no checkpoint can be read.
         """
-        found = load_checkpoint(self._folder, self._notify if self._world.leads else lambda notice: None)
+        found = load_checkpoint(self.folder, self.notify if self.world.leads else lambda notice: None)
         if found is None:
             self._forget_after(0)
             return False
-        check_fingerprint(self._folder, found.fingerprint, self._fingerprint)
+        check_fingerprint(self.folder, found.fingerprint, self._fingerprint)
         load_weights(self.module, found.weights)
         self._optimizers.load_state_dict(found.optimizer)
         torch.set_rng_state(found.random["cpu"])
@@ -225,59 +218,59 @@ class Trainer:
         """
         self._begin()
         self.module.train()
-        saved_at = mark = self._clock()
+        saved_at = mark = self.clock()
         while (progress := self._progress()) < 1:
-            began = self._clock()
+            began = self.clock()
             loss, tokens = self._step(progress)
-            now = self._clock()
+            now = self.clock()
             self.position.elapsed_s += now - mark
             mark = now
             if self.settings.budget.seconds is not None:  # all end at the same step: that of the first one's clock
-                self.position.elapsed_s = self._world.from_first(self.position.elapsed_s, self.device)
+                self.position.elapsed_s = self.world.from_first(self.position.elapsed_s, self.device)
             self.measured = self._report_step(loss, tokens / max(now - began, 1e-9))
             if now - saved_at >= self.settings.checkpoint_s:
                 self._save()
                 saved_at = now
         self._save()
-        if self._world.leads and not self.measured:
+        if self.world.leads and not self.measured:
             self.measured = self.held_out()
         return self.measured
 
     def held_out(self) -> dict[str, dict[str, Tally]]:
         """The objective's measures on every held-out set, by the name of the set."""
-        measure = self._objective.measure
+        measure = self.objective.measure
         with self._precision():
             return {
                 name: measure_held_out(self.module, (batch.to(self.device) for batch in batches), measure)
-                for name, batches in self._data.held_out.items()
+                for name, batches in self.data.held_out.items()
             }
 
     def _forget_after(self, step: int) -> None:
         """What the run did after that step, it does again."""
-        if self._world.leads:
-            set_newer_aside(self._folder, step, self._notify)
+        if self.world.leads:
+            set_newer_aside(self.folder, step, self.notify)
             self.log.forget_after(step)
 
     def _begin(self) -> None:
-        if self._saved_step == 0 and checkpoints(self._folder):
+        if self._saved_step == 0 and checkpoints(self.folder):
             raise UserError(
                 "out_not_empty",
-                f"{self._folder}: there are checkpoints of an earlier run here; "
+                f"{self.folder}: there are checkpoints of an earlier run here; "
                 "continue it with --resume or train into a fresh --out folder",
             )
-        first = int(self._world.from_first(self.position.step, self.device))
+        first = int(self.world.from_first(self.position.step, self.device))
         if first != self.position.step:
             raise UserError(
                 "processes_disagree",
-                f"{self._folder}: one process goes on from step {first}, another from step {self.position.step}; give "
+                f"{self.folder}: one process goes on from step {first}, another from step {self.position.step}; give "
                 "all of them the same folder and start them again with --resume",
             )
         if self.position.step == 0:
-            torch.manual_seed(self.settings.seed + self._world.rank)
-        if self._world.leads:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            remove_partial(self._folder)
-        self._world.same_weights(self._optimizers.parameters)
+            torch.manual_seed(self.settings.seed + self.world.rank)
+        if self.world.leads:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            remove_partial(self.folder)
+        self.world.same_weights(self._optimizers.parameters)
 
     def _progress(self) -> float:
         return self.settings.budget.progress(self.position.step, self.position.elapsed_s)
@@ -287,12 +280,12 @@ class Trainer:
 
         Nothing waits for the GPU before the whole step is under way.
         """
-        if isinstance(self._objective, Paced):
-            self._objective.pace(self.module, progress)
+        if isinstance(self.objective, Paced):
+            self.objective.pace(self.module, progress)
         stage = stage_index(self.settings.stages, progress)
         micro_batches = self._next_batches(stage)
         own = sum(float(loss_weights(batch).sum(dtype=torch.float64)) for batch in micro_batches)
-        weight = self._world.sum(torch.tensor(own, dtype=torch.float64).to(self.device))
+        weight = self.world.sum(torch.tensor(own, dtype=torch.float64).to(self.device))
         weight.clamp_(min=1e-9)  # tiny rather than 0 where nothing is to be learned
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for batch in micro_batches:
@@ -300,12 +293,12 @@ class Trainer:
                 loss = self._loss(self.module, batch.to(self.device)) / weight
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
-        self._world.sum(total)
-        self._world.sum_gradients(self._optimizers.parameters)
+        self.world.sum(total)
+        self.world.sum_gradients(self._optimizers.parameters)
         norm = self._optimizers.clip(self.settings.clip)
         self._optimizers.step(learning_rate(progress, self.settings.warmup, self.settings.schedule))
         self.position.step += 1
-        tokens = sum(batch.tokens.numel() for batch in micro_batches) * self._world.size
+        tokens = sum(batch.tokens.numel() for batch in micro_batches) * self.world.size
         self.position.tokens += tokens
         mean_loss, gradient = torch.stack([total, norm.to(total.dtype)]).tolist()
         self._check_finite(mean_loss, gradient)
@@ -317,15 +310,15 @@ class Trainer:
         first = self.position.rows[index]
         after = first + stage.micro_batches(self.settings.batch_tokens) * stage.micro_rows
         self.position.rows[index] = after
-        starts = range(first, after, stage.micro_rows)[self._world.rank :: self._world.size]
-        return [self._data.stages[index].rows(start, stage.micro_rows) for start in starts]
+        starts = range(first, after, stage.micro_rows)[self.world.rank :: self.world.size]
+        return [self.data.stages[index].rows(start, stage.micro_rows) for start in starts]
 
     def _check_finite(self, loss: float, gradient: float) -> None:
         """Raises UserError when one of them is not finite: the weights are then lost."""
         if math.isfinite(loss) and math.isfinite(gradient):
             return
         what = f"the gradient is {gradient}" if math.isfinite(loss) else f"the loss is {loss}"
-        kept = checkpoints(self._folder)[-1:]
+        kept = checkpoints(self.folder)[-1:]
         after = f"continue from {kept[0]} with --resume and" if kept else "no checkpoint is saved yet; start again with"
         raise UserError(
             "training_diverged", f"training stopped at step {self.position.step}: {what}; {after} a lower --rate"
@@ -336,7 +329,7 @@ class Trainer:
 
     def _report_step(self, loss: float, tokens_per_s: float) -> dict[str, dict[str, Tally]]:
         """Reports and logs the step; returns the held-out measures where they were due."""
-        if not self._world.leads:
+        if not self.world.leads:
             return {}
         step, settings, progress = self.position.step, self.settings, self._progress()
         measured = self.held_out() if step % settings.held_out_steps == 0 or progress == 1 else {}
@@ -350,19 +343,19 @@ class Trainer:
             tokens_per_s=tokens_per_s,
             held_out=measured,
         )
-        self._report(event)
+        self.report(event)
         if measured or step % settings.log_steps == 0:
             self.log.add(event)
         return measured
 
     def _save(self) -> None:
-        if not self._world.leads or self._saved_step == self.position.step:
+        if not self.world.leads or self._saved_step == self.position.step:
             return
         weights, random = trained_parameters(self.module), {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(self.device)
         state = Checkpoint(self.position, weights, self._optimizers.state_dict(), random, self._fingerprint)
-        save_checkpoint(self._folder, state)
+        save_checkpoint(self.folder, state)
         self._saved_step = self.position.step
 
 

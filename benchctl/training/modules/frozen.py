@@ -24,12 +24,12 @@ from benchctl.decoding.model.families import context_tokens, decoder_start, head
 from benchctl.decoding.model.layers import Layer
 from benchctl.decoding.model.target import DTYPES, Target, TargetInfo, check_complete, quiet
 from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
-from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, check_sizes, shares
+from benchctl.decoding.modules.trainable import Trainable, TrainingBatch, check_sizes, shares
 from benchctl.errors import UserError
 from benchctl.registry import Label, method_class, method_names
 from benchctl.training.data.chats import ChatFormat, EncoderChat
 from benchctl.training.data.packing import Batch
-from benchctl.training.modules.objective import HeldOut, loss_weights
+from benchctl.training.modules.objective import HeldOut, mean_loss
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class ModuleObjective:
     def measure(self, module: nn.Module, batch: Batch) -> HeldOut:
         """`loss`, and the method's own yardsticks. Raises UserError for those that modules.json could not hold."""
         target_batch = self.training_batch_of(batch)
-        loss = float(self.method.loss(module, target_batch))
+        loss = mean_loss(self.method.loss(module, target_batch), batch)
         measured = self.method.yardsticks(module, target_batch)
         try:
             shares({name: tally.share for name, tally in measured.items()})
@@ -231,7 +231,7 @@ class ModuleObjective:
             raise UserError(
                 "wrong_yardsticks", f"{type(self.method).__name__}: {error}; correct what its yardsticks() returns"
             ) from error
-        return {"loss": Tally(loss, float(loss_weights(batch).sum())), **measured}
+        return {"loss": loss, **measured}
 
 
 @contextmanager

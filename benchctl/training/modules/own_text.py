@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -218,37 +219,37 @@ def prompt_room(files: TargetFiles, new_tokens: int) -> int:
     return context - 1 if new_tokens < context else 0  # the decoder's text begins with a start token
 
 
+@dataclass(frozen=True)
 class OwnText:
     """Answers of one target in one way, in a file below `folder`: what is there is not answered again.
 
     `clock` gives seconds. Answers of prompts that with them would not fit into the target's context are left out.
     """
 
-    def __init__(
-        self,
-        target: FrozenTarget,
-        chat: ChatFormat,
-        settings: Answering,
-        folder: Path,
-        clock: Callable[[], float],
-        notify: Notify = lambda notice: None,
-    ) -> None:
-        self._target = target
-        self._chat = chat
-        self._settings = settings
-        self._clock = clock
-        self._notify = notify
-        self.path = folder / f"{_key(target, settings)}.jsonl"
+    target: FrozenTarget
+    chat: ChatFormat
+    settings: Answering
+    folder: Path
+    clock: Callable[[], float]
+    notify: Notify = lambda notice: None
+
+    @cached_property
+    def path(self) -> Path:
+        """Named for all that decides an answer, except its prompt."""
+        how = {name: value for name, value in asdict(self.settings).items() if name != "rows"}
+        identity = {"weights": self.target.weights_sha256, "tokenizer": self.target.files.tokenizer.sha256}
+        decisive = json.dumps({**identity, "dtype": str(self.target.model.dtype), **how}, sort_keys=True)
+        return self.folder / f"own-{hashlib.sha256(decisive.encode()).hexdigest()[:16]}.jsonl"
 
     def documents(self, prompts: Sequence[Prompt], report: Callable[[Answered], None]) -> list[Document]:
         """A document per prompt, in this order: the prompt as the target is given it, and its answer."""
-        heads = heads_of(prompts, self._target.files, self._chat, self._settings.new_tokens)
+        heads = heads_of(prompts, self.target.files, self.chat, self.settings.new_tokens)
         with self._alone():
             known = self._read()
             self._answer(list(dict.fromkeys(heads)), known, report)
-        dtype = token_dtype(self._target.info.vocabulary)
+        dtype = token_dtype(self.target.info.vocabulary)
         pairs = ((np.asarray(head, dtype=dtype), np.asarray(known[head], dtype=dtype)) for head in heads)
-        return [self._chat.answered(SOURCE, head, body) for head, body in pairs]
+        return [self.chat.answered(SOURCE, head, body) for head, body in pairs]
 
     def _alone(self) -> AbstractContextManager[object]:
         """The file's lock: what another run is answering now, this one waits for and then reads.
@@ -260,7 +261,7 @@ class OwnText:
         busy = f"{self.path}: another run is writing these answers; waiting for it, to use them too"
         with self._kept():
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            return locked(self.path.with_suffix(".lock"), lambda: self._notify(busy))
+            return locked(self.path.with_suffix(".lock"), lambda: self.notify(busy))
 
     @contextmanager
     def _kept(self) -> Iterator[None]:
@@ -280,26 +281,26 @@ class OwnText:
         Batches are made as if none were known: one that a kill kept from being answered draws what it would have drawn.
         """
         missing = sum(head not in known for head in heads)
-        done, tokens, began = 0, 0, self._clock()
+        done, tokens, began = 0, 0, self.clock()
         for number, whole in enumerate(_batches(heads, self._rows(heads))):
             batch = [head for head in whole if head not in known]
             if not batch:
                 continue
-            settings = replace(self._settings, seed=self._settings.seed + number)
-            answers = answer(self._target.model, batch, self._target.files.tokenizer.stop_ids, settings)
+            settings = replace(self.settings, seed=self.settings.seed + number)
+            answers = answer(self.target.model, batch, self.target.files.tokenizer.stop_ids, settings)
             pairs = {head: tuple(body) for head, body in zip(batch, answers, strict=True)}
             lines = "".join(json.dumps({"prompt": head, "answer": body}) + "\n" for head, body in pairs.items())
             with self._kept(), self.path.open("a") as file:
                 file.write(lines)
             known |= pairs
             done, tokens = done + len(batch), tokens + sum(map(len, answers))
-            report(Answered(done, missing, tokens / max(self._clock() - began, 1e-9)))
+            report(Answered(done, missing, tokens / max(self.clock() - began, 1e-9)))
 
     def _rows(self, heads: Sequence[Ids]) -> int:
-        info = self._target.info
-        size = 2 * info.layers * info.kv_size * self._target.model.dtype.itemsize
-        longest = max(map(len, heads), default=0) + self._settings.new_tokens
-        return max(1, min(self._settings.rows, int(CACHE_BYTES / (size * longest))))
+        info = self.target.info
+        size = 2 * info.layers * info.kv_size * self.target.model.dtype.itemsize
+        longest = max(map(len, heads), default=0) + self.settings.new_tokens
+        return max(1, min(self.settings.rows, int(CACHE_BYTES / (size * longest))))
 
     def _read(self) -> dict[Ids, Ids]:
         """What is in the file; a line torn by a kill is cut off."""
@@ -311,14 +312,6 @@ class OwnText:
             os.truncate(self.path, len(whole))
         pairs = (json.loads(line) for line in whole.splitlines())
         return {tuple(pair["prompt"]): tuple(pair["answer"]) for pair in pairs}
-
-
-def _key(target: FrozenTarget, settings: Answering) -> str:
-    """What decides an answer, except its prompt: weights, tokenizer, precision, length, and how tokens are drawn."""
-    how = {name: value for name, value in asdict(settings).items() if name != "rows"}
-    identity = {"weights": target.weights_sha256, "tokenizer": target.files.tokenizer.sha256}
-    decisive = {**identity, "dtype": str(target.model.dtype), **how}
-    return f"own-{hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]}"
 
 
 def _batches(heads: Sequence[Ids], rows: int) -> Iterator[list[Ids]]:
