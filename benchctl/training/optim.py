@@ -78,14 +78,10 @@ def is_matrix(name: str, parameter: nn.Parameter) -> bool:
 
 @dataclass(frozen=True)
 class Budget:
-    """The length of a run: a number of steps, or seconds of training time. Exactly one is given."""
+    """The length of a run: a number of steps, or seconds of training time."""
 
     steps: int | None = None
     seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        if (self.steps is None) == (self.seconds is None):
-            raise ValueError("give either a number of steps or a time, not both and not neither")
 
     def progress(self, step: int, elapsed_s: float) -> float:
         """0 at the beginning, 1 when the budget is spent."""

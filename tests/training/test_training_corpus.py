@@ -105,11 +105,6 @@ def test_a_broken_line_is_named_by_file_and_line(tmp_path: Path, line: bytes, co
     assert complaint in str(error.value)
 
 
-def test_a_text_file_that_is_not_utf_8_is_named_by_file_and_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"a.txt:2: not UTF-8 \(byte 3\)"):
-        list(read_records(write_lines(tmp_path / "a.txt", b"fine", b"caf\xe9")))
-
-
 @pytest.mark.parametrize("broken", ["cut", "changed"])
 def test_broken_gzip_data_is_an_error(tmp_path: Path, broken: str) -> None:
     whole = gzip.compress(b'{"text": "one"}\n' * 50)

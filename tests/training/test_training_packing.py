@@ -25,7 +25,6 @@ from benchctl.training.data.packing import (
     conversation,
     cut_pieces,
     fill_rows,
-    token_dtype,
 )
 from benchctl.training.data.reading import Corpus
 from benchctl.training.modules.objective import logits_of
@@ -131,11 +130,6 @@ def test_changing_one_document_of_a_row_leaves_the_logits_of_the_others(model: L
 def test_a_batch_moves_to_a_device_as_a_whole() -> None:
     moved = packed_row([(1, 2)], 3).to("meta")
     assert {part.device.type for part in (moved.tokens, moved.weights, moved.documents, moved.positions)} == {"meta"}
-
-
-def test_ids_take_two_bytes_where_they_fit() -> None:
-    assert token_dtype(65_536) == np.uint16
-    assert token_dtype(65_537) == np.uint32
 
 
 def test_long_text_is_cut_into_chunks() -> None:
@@ -273,12 +267,6 @@ def test_a_recipe_with_nothing_to_read_is_an_error_before_training(
 def test_rows_of_nothing_are_an_error() -> None:
     with pytest.raises(UserError, match="nothing to read fits into rows of 8 tokens"):
         PackedCorpus(lambda random: [], 8, PADDING, seed=0).rows(0, 1)
-
-
-def test_target_batches_read_every_record_once_a_pass_whatever_its_source(chat: ChatFormat) -> None:
-    records = [Record.plain("llms_from_scratch", "one"), Record.plain("tinyshakespeare", "two")]
-    rows = read_once(chat, records, row_tokens=16)
-    assert texts_of_one_pass(rows, chat) == {"one": 1, "two": 1}
 
 
 def texts_of_one_pass(rows: PackedCorpus, chat: ChatFormat) -> Counter[str]:
