@@ -27,9 +27,9 @@ from benchctl.training.models import (
     save_model,
     token_settings,
 )
-from benchctl.training.modules.frozen import FrozenTarget, TargetFiles, chat_of, check_rows, find_target, load_target
+from benchctl.training.modules.frozen import FrozenTarget, TargetFiles, find_target, load_target
 from benchctl.training.modules.objective import Distillation
-from benchctl.training.modules.training_text import TrainingText, stage_of
+from benchctl.training.modules.training_text import stage_of, training_text
 from benchctl.training.record import Result, model_shape, trained_before, write_result
 from benchctl.training.train_options import (
     DRAFT_LAYERS,
@@ -54,11 +54,8 @@ def train_draft(options: TeacherOptions, start: DraftStart, job_context: JobCont
     )
     files = find_target(options.model)
     check_start(start, files)
-    check_rows(files, options.row_tokens)
-    chat = chat_of(files)
-    corpus = job_context.read_corpus(options.data)
+    text = training_text(files, options, job_context)
     start = _resolved(start, files.config)
-    text = TrainingText(files, chat, corpus, options, job_context)
     target, facts = text.load_target({"start": str(start)})
     draft, began = _begin(start, target, options.seed)
     facts["shape"] = model_shape(draft.config)
@@ -85,7 +82,7 @@ def train_draft(options: TeacherOptions, start: DraftStart, job_context: JobCont
         use="benchctl run --method two_model --model {model} --draft-model {folder}",
         held_out={**run.measured, **drafted},
     )
-    write_result(options.out, result, run, corpus, files.name, job_context.provenance)
+    write_result(options.out, result, run, text.corpus, files.name, job_context.provenance)
     return result
 
 

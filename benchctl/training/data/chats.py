@@ -144,6 +144,8 @@ BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 class ChatFormat:
     """Records to tokens for one tokenizer. `stop_ids` end an answer, as the tokenizer's own end of text does."""
 
+    apart = False  # whether an encoder reads the heads
+
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: Iterable[int] = ()) -> None:
         self._tokenizer = tokenizer
         tokenizer.model_max_length = sys.maxsize  # rows are cut by the packer; the library's warning would mislead
@@ -179,7 +181,7 @@ class ChatFormat:
 
     def answered(self, source: str, head: Tokens, answer: Tokens) -> Document:
         """A document of one prompt, as `heads` gives it, and its answer."""
-        return Document(source, (Turn(head, answer),))
+        return Document(source, (Turn(head, answer),), apart=self.apart)
 
     def text_of(self, ids: Sequence[int]) -> str:
         """The text of an answer, without special tokens."""
@@ -310,8 +312,7 @@ class EncoderChat(ChatFormat):
     So a chat of several answers is read once for each. Plain text has no prompt, and nothing is made of it.
     """
 
-    def answered(self, source: str, head: Tokens, answer: Tokens) -> Document:
-        return Document(source, (Turn(head, answer),), apart=True)
+    apart = True
 
     def _documents(self, records: Sequence[Record]) -> Iterator[Document]:
         asked = [(record.messages, place) for record in records for place in _answers(record)]

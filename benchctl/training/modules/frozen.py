@@ -121,13 +121,6 @@ def seen_tokens(files: TargetFiles) -> int:
     return min(context_tokens(files.config), window or sys.maxsize)
 
 
-def check_rows(files: TargetFiles, row_tokens: int) -> None:
-    """Raises UserError for rows longer than what the target sees."""
-    sees = seen_tokens(files)
-    if row_tokens > sees:
-        raise UserError("row_too_long", f"{files.name} sees {sees} tokens at a time; give --row-tokens {sees} or fewer")
-
-
 def load_target(files: TargetFiles, device: torch.device, dtype: str) -> FrozenTarget:
     """Reads the weights in `dtype`, a name of DTYPES. Raises UserError where that fails or the family is unknown.
 

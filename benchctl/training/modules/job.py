@@ -34,13 +34,11 @@ from benchctl.training.modules.frozen import (
     FrozenTarget,
     ModuleObjective,
     batch_maker,
-    chat_of,
     check_method,
-    check_rows,
     find_target,
 )
 from benchctl.training.modules.objective import HeldOut
-from benchctl.training.modules.training_text import TrainingText, readable, stage_of
+from benchctl.training.modules.training_text import stage_of, training_text
 from benchctl.training.optim import Stage, is_matrix
 from benchctl.training.record import Result, write_result
 from benchctl.training.train_options import Learning, TeacherOptions
@@ -89,10 +87,7 @@ def train_modules(options: TeacherOptions, label_text: str, job_context: JobCont
     check(options, job_context, options.model, method.modules)
     files = find_target(options.model, method_class(label.name).supports_encoder_decoder)
     check_method(method, label, files)
-    check_rows(files, options.row_tokens)
-    chat = chat_of(files)
-    corpus = readable(job_context.read_corpus(options.data), files, job_context)
-    text = TrainingText(files, chat, corpus, options, job_context)
+    text = training_text(files, options, job_context)
     earlier = modules_sha256(method.modules) if stage else ""
     target, facts = text.load_target({"method": label.text} | ({"modules": earlier[:16]} if stage else {}))
     torch.manual_seed(options.seed)
@@ -121,7 +116,7 @@ def train_modules(options: TeacherOptions, label_text: str, job_context: JobCont
         held_out=run.measured,
         tokens="decoder tokens" if target.info.is_encoder_decoder else "tokens",
     )
-    write_result(options.out, result, run, corpus, files.name, job_context.provenance)
+    write_result(options.out, result, run, text.corpus, files.name, job_context.provenance)
     return result
 
 

@@ -26,7 +26,7 @@ from benchctl.training.data.packing import (
 )
 from benchctl.training.data.reading import Corpus
 from benchctl.training.jobs import JobContext, check_run, data_facts, target_dtype
-from benchctl.training.modules.frozen import FrozenTarget, TargetFiles, load_target, seen_tokens
+from benchctl.training.modules.frozen import FrozenTarget, TargetFiles, chat_of, load_target, seen_tokens
 from benchctl.training.modules.own_text import SOURCE, Answering, OwnText, Prompt, heads_of, pick_prompts
 from benchctl.training.optim import Stage
 from benchctl.training.train_options import TeacherOptions
@@ -39,6 +39,16 @@ HELD_OUT_ROWS = 64  # of each held-out set
 def stage_of(options: TeacherOptions) -> Stage:
     """The one stage of such a run."""
     return Stage(1.0, options.row_tokens, options.micro_rows)
+
+
+def training_text(files: TargetFiles, options: TeacherOptions, job_context: JobContext) -> TrainingText:
+    """The text of a run on this target. Raises UserError for rows longer than what it sees, and see `readable`."""
+    sees = seen_tokens(files)
+    if options.row_tokens > sees:
+        raise UserError("row_too_long", f"{files.name} sees {sees} tokens at a time; give --row-tokens {sees} or fewer")
+    chat = chat_of(files)
+    corpus = readable(job_context.read_corpus(options.data), files, job_context)
+    return TrainingText(files, chat, corpus, options, job_context)
 
 
 def readable(corpus: Corpus, files: TargetFiles, job_context: JobContext) -> Corpus:
