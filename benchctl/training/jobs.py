@@ -175,30 +175,19 @@ def train(
     if options.epochs is not None:
         steps = steps_of(options.epochs, stages, data, options.batch_tokens)
     settings = settings_of(options, stages, steps)
-    if job_context.world.leads:
-        _tell_losses(data, settings, job_context.notify)
+    folder, clock, report = options.out / CHECKPOINTS, job_context.clock, job_context.report
+    world, notify = job_context.world, job_context.notify
+    if world.leads:
+        _tell_losses(data, settings, notify)
         if options.dtype == "auto" and not settings.bf16:
-            job_context.notify(
-                "This processor has no bfloat16 products: training in float32; --dtype bfloat16 insists."
-            )
-    trainer = Trainer(
-        module,
-        objective,
-        data,
-        settings,
-        options.out / CHECKPOINTS,
-        job_context.clock,
-        job_context.report,
-        job_context.world,
-        job_context.notify,
-        facts,
-    )
+            notify("This processor has no bfloat16 products: training in float32; --dtype bfloat16 insists.")
+    trainer = Trainer(module, objective, data, settings, folder, clock, report, world, notify, facts)
     resumed = options.resume and trainer.resume()
-    if job_context.world.leads and not resumed:
+    if world.leads and not resumed:
         if options.resume:
-            job_context.notify(f"{options.out}: nothing to resume yet; starting at the beginning")
-        with writing(options.out / CHECKPOINTS, "the configuration"):
-            (options.out / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+            notify(f"{options.out}: nothing to resume yet; starting at the beginning")
+        with writing(folder, "the configuration"):
+            folder.mkdir(parents=True, exist_ok=True)
             begin()
     trainer.train()
     return trainer

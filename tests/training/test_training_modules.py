@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import re
 import shutil
@@ -27,7 +26,6 @@ from benchctl.training.data.packing import Batch
 from benchctl.training.data.reading import Corpus
 from benchctl.training.jobs import JobContext
 from benchctl.training.modules import frozen
-from benchctl.training.modules import job as module_job
 from benchctl.training.modules.frozen import BatchMaker, ModuleObjective, chat_of, find_target, load_target
 from benchctl.training.modules.training_text import TrainingText
 from benchctl.training.train_options import Provenance, TeacherOptions
@@ -200,19 +198,6 @@ def test_a_tokenizer_with_ids_that_the_model_lacks_is_refused(trained: Path, tmp
     for part, *rows in (("medusa", *BATCHES), ("draft", *BATCHES), ("moe",)):
         told = refused("reference" if part == "moe" else "train", part, *words, *rows)
         assert "its tokenizer has 320 ids and its configuration a vocabulary of 50" in told
-
-
-def test_a_full_disk_at_the_end_names_the_checkpoint_that_is_kept(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full_disk(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(module_job, "save_modules", full_disk)
-    words = ("--model", trained / "target", "--data", trained / "data", "--out", tmp_path / "out", "--steps", 1)
-    told = refused("train", "medusa[heads=1]", *words, *BATCHES, *COMMON)
-    assert "cannot write the modules (OSError: [Errno 28] No space left on device)" in told
-    assert "step-0000001 is kept; then continue from it with --resume" in told
 
 
 def test_the_run_resumes_only_as_it_was(trained: Path) -> None:

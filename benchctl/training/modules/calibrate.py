@@ -128,22 +128,12 @@ def disagreement(answer: Sequence[int], reference: Sequence[int]) -> float:
     return 1.0 - next((at for at, (one, other) in enumerate(pairs) if one != other), shorter) / longer
 
 
-@dataclass(frozen=True)
-class Calibrated:
-    """The outcome. ``label`` runs the method at the lowest safe threshold; None where none was safe."""
-
-    label: str | None
-    prompts: int
-    calibration: Calibration
-
-
-def calibrate(
-    options: TeacherOptions, label_text: str, promised: Risk, prompts: int, job_context: JobContext
-) -> Calibrated:
-    """Finds the lowest safe threshold of a method on `options.model` and writes it into `options.out`.
+def calibrate(options: TeacherOptions, label_text: str, promised: Risk, prompts: int, job_context: JobContext) -> str:
+    """Writes the lowest safe threshold of a method on `options.model` into `options.out`; the label that runs it.
 
     Its risk is the mean disagreement of whole greedy answers with the target's, of at most `options.answer_tokens`
-    tokens each, over held-out prompts of the data: `prompts` of them, or as many as there are.
+    tokens each, over held-out prompts of the data: `prompts` of them, or as many as there are. Raises UserError where
+    no threshold was shown to be safe.
     """
     label = parse_label(label_text)
     modules = _check_method(label, options.model)
@@ -174,7 +164,7 @@ def calibrate(
         "modules_sha256": modules_sha256(modules) if modules else None,
         "answer_tokens": options.answer_tokens,
         "provenance": asdict(job_context.provenance),
-        "threshold": found.chosen and found.chosen.threshold,
+        "threshold": None if found.chosen is None else found.chosen.threshold,
         "promised": asdict(promised),
         "risk": "mean over prompts of 1 - tokens before the first difference / tokens of the longer greedy answer",
         "prompts": len(heads),
@@ -182,8 +172,13 @@ def calibrate(
     }
     with writing(options.out, FILE):
         (options.out / FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    chosen = None if found.chosen is None else _at(label, found.chosen.threshold).text
-    return Calibrated(chosen, len(heads), found)
+    if found.chosen is None:
+        raise UserError(
+            "no_safe_threshold",
+            f"over {len(heads)} prompts not even threshold {THRESHOLDS[0]:g} was shown to keep the risk below "
+            f"{promised.delta:g}; train the exits, give more prompts, or allow a larger delta",
+        )
+    return _at(label, found.chosen.threshold).text
 
 
 def _at(label: Label, threshold: float) -> Label:
