@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from adjustText import adjust_text
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
@@ -138,7 +138,7 @@ PLOT = Plot(
 
 def draw_pareto(groups: Sequence[Group], axis: FidelityAxis, style: Style) -> Figure:
     """The picture with the fullest names that all fit. Raises UserError as `draw` does."""
-    check_groups(groups, style, _MOST_PANELS)
+    check_groups(groups, style, _MOST_PANELS if shared_headline(groups) else None)
     return draw_panels([panel_of(group, axis) for group in groups], axis, style)
 
 
@@ -293,15 +293,13 @@ def _drawn(panels: Sequence[Panel], naming: Naming, axis: FidelityAxis, style: S
     """The picture, and how many of its names overlap or are cut."""
     marks = _curve_marks(panels, style)
     columns = min(len(panels), _COLUMNS[style.size])
-    rows = [panels[start : start + columns] for start in range(0, len(panels), columns)]
-    inches = [max(_panel_inches(panel, style, len(panels)) for panel in row) for row in rows]
+    starts = range(0, len(panels), columns)
+    inches = [max(_panel_inches(panel, style, len(panels)) for panel in panels[at : at + columns]) for at in starts]
     key_aside = bool(style.slide_height and naming.key)
     width = style.width * (1 - _KEY_SHARE * key_aside)
     figure = new_figure(style, 3 * sum(inches))
-    body = figure.subfigures()  # in one figure the key would lie on the name of the axis
-    body.set_facecolor(style.ground)
-    grid = body.subplots(len(rows), columns, squeeze=False, height_ratios=inches)
-    _write_titles(body, grid, panels, axis, style, (width, sum(inches)))
+    grid = figure.subplots(len(starts), columns, squeeze=False, height_ratios=inches)
+    _write_titles(figure, grid, panels, axis, style, (width, sum(inches)))
     key = _key(panels, naming, marks, style)
     key_columns = 1 if key_aside else _COLUMNS[style.size]
     key_width = (
@@ -315,49 +313,52 @@ def _drawn(panels: Sequence[Panel], naming: Naming, axis: FidelityAxis, style: S
     )  # fmt: skip
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
-    rows_of = []
-    for number, (axes, panel) in enumerate(zip(grid.flat, panels, strict=False)):
-        rows_of.append(_set_limits(axes, panel, style, inches[number // columns]))
-        _draw_dots(axes, panel, rows_of[-1], style, marks)
-        if axis.judge:
-            axes.axhline(0, color=style.muted, linewidth=style.line * 0.6, linestyle=":", zorder=1)
+    rows_of = [
+        _set_limits(axes, panel, style, inches[number // columns])
+        for number, (axes, panel) in enumerate(zip(grid.flat, panels, strict=False))
+    ]
     settle(figure, () if style.slide_height else grid[:, 0], sum(inches))
     misfits = 0 if _inside(legend.get_window_extent(), figure.bbox.padded(1)) else _CUT_KEY
-    for axes, panel, y_of in zip(grid.flat, panels, rows_of, strict=False):
-        misfits += _write_names(axes, panel, y_of, naming.texts, style)
+    for axes, panel, rows in zip(grid.flat, panels, rows_of, strict=False):
+        _draw_dots(axes, panel, rows, style, marks)
+        if axis.judge:
+            axes.axhline(0, color=style.muted, linewidth=style.line * 0.6, linestyle=":", zorder=1)
+        misfits += _write_names(axes, panel, rows, naming.texts, style)
     return figure, misfits
 
 
 def _write_titles(
-    body: SubFigure,
+    figure: Figure,
     grid: np.ndarray,
     panels: Sequence[Panel],
     axis: FidelityAxis,
     style: Style,
-    inches: tuple[float, float],
+    size: tuple[float, float],
 ) -> None:
-    """Above all panels and above each; names of axes next to all panels, or next to each where they differ. `inches`
-    are the width and the height of all panels."""
-    groups, (width, height) = [panel.group for panel in panels], inches
+    """Above all panels and above each; names of axes next to each panel where they differ, next to the outer ones
+    otherwise, and once on a slide. `size` is the width and the height of all panels in inches."""
+    groups, (rows, columns) = [panel.group for panel in panels], grid.shape
+    width, height = size[0] / columns - 0.9, size[1] / rows
     x_names = [f"speed-up over {group.run.baseline}, whole answers (bars: 95% interval)" for group in groups]
-    y_names = [axis.title(group) for group in groups]
+    y_names = [axis.title(group) if panel.free else "" for group, panel in zip(groups, panels, strict=True)]
     alike = len({*x_names}) == len({*y_names}) == 1
-    words: dict[str, Any] = {"color": style.ink, "fontsize": style.text}
-    if alike:
-        body.supxlabel(wrapped(x_names[:1], style, style.text, width - 0.7), **words)
-        body.supylabel(wrapped(y_names[0].split("\n"), style, style.text, height), ma="center", **words)
     headline = shared_headline(groups)
     lines = title_lines(groups[0]) if len(panels) == 1 else [headline]
-    body.suptitle(wrapped(lines, style, style.title), x=0.01, ha="left", fontsize=style.title, color=style.ink)
-    room = width / grid.shape[1] - 0.9
-    for axes, group, x_name, y_name in zip(grid.flat, groups, x_names, y_names, strict=False):
-        if not alike:
-            axes.set_xlabel(wrapped([x_name], style, style.text, room))
-            axes.set_ylabel(wrapped(y_name.split("\n"), style, style.text, height / grid.shape[0]))
+    words: dict[str, Any] = {"color": style.ink, "fontsize": style.text}
+    figure.suptitle(
+        wrapped(lines, style, style.title, size[0] - 0.2), **words | {"fontsize": style.title}, x=0.01, ha="left"
+    )
+    if once := bool(alike and style.slide_height and len(panels) > 1):
+        figure.supxlabel(x_names[0], **words)
+        figure.supylabel(y_names[0], **words, ma="center")
+    for number, axes in enumerate(grid.flat[: len(panels)]):
+        if not alike or (not once and number + columns >= len(panels)):
+            axes.set_xlabel(wrapped([x_names[number]], style, style.text, width))
+        if not alike or (not once and number % columns == 0):
+            axes.set_ylabel(wrapped(y_names[number].split("\n"), style, style.text, height))
         dress(axes, style)
-        if len(panels) > 1:
-            lines = title_lines(group, with_headline=not headline)
-            axes.set_title(wrapped(lines, style, style.text, room), loc="left", **words)
+        title = title_lines(groups[number], with_headline=not headline) if len(panels) > 1 else []
+        axes.set_title(wrapped(title, style, style.text, width), **words, loc="left")
 
 
 def _band_inches(panel: Panel, style: Style) -> float:
@@ -466,6 +467,9 @@ def _write_names(axes: Axes, panel: Panel, rows: Mapping[str, float], texts: Map
             axes.annotate(LOOKS["lossless"], (0, 1), corner, "axes fraction", "offset points", va="top",
                           fontsize=style.small, fontweight="bold", color=style.ink)
         )  # fmt: skip
+    cut = sum(not _inside(text.get_window_extent(), area) for text in fixed)
+    if cut:
+        return cut + len(free)
     if free:
         adjust_text(
             free,
