@@ -318,7 +318,7 @@ def _drawn(panels: Sequence[Panel], naming: Naming, axis: FidelityAxis, style: S
         for number, (axes, panel) in enumerate(zip(grid.flat, panels, strict=False))
     ]
     settle(figure, () if style.slide_height else grid[:, 0], sum(inches))
-    misfits = 0 if _inside(legend.get_window_extent(), figure.bbox.padded(1)) else _CUT_KEY
+    misfits = 0 if _inside(legend.get_window_extent(), figure.bbox) else _CUT_KEY
     for axes, panel, rows in zip(grid.flat, panels, rows_of, strict=False):
         _draw_dots(axes, panel, rows, style, marks)
         if axis.judge:
@@ -523,7 +523,7 @@ def _free_text(axes: Axes, dot: Dot, text: str, style: Style) -> Text:
 
 
 def _inside(box: BboxBase, area: BboxBase) -> bool:
-    return bool(area.count_contains((box.min, box.max)) == 2)
+    return bool(area.padded(1).count_contains((box.min, box.max)) == 2)
 
 
 def _key(panels: Sequence[Panel], naming: Naming, marks: Mapping[Curve, Mark], style: Style) -> list[Line2D]:
