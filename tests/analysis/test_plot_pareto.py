@@ -165,7 +165,7 @@ def check_words(figure: Figure, style: Style) -> None:
     for axes in figure.axes:
         beside = [text.get_window_extent() for text in words if text in axes.texts]
         assert covering(beside, markers_of(axes, style.marker * style.dpi / 72)) == []
-        frame = axes.get_window_extent()
+        frame = axes.get_window_extent().padded(0.1)
         for box in beside:
             assert frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
 
