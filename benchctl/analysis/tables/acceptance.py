@@ -45,6 +45,11 @@ class Acceptance:
     unconditional: tuple[Estimate, ...]
     histogram: tuple[Estimate, ...]
 
+    @property
+    def named_cells(self) -> Row:
+        rate, *others = self.named
+        return spread(rate, "{:.3f}"), *(spread(other, other.metric.cell, interval=False) for other in others)
+
     def figures(self) -> Iterator[tuple[str, int | None, Estimate]]:
         """Name, position and estimate of every figure."""
         for estimate in self.named:
@@ -109,11 +114,6 @@ def _percent(shares: Sequence[Estimate]) -> Row:
     return tuple(NONE if each.value is None else f"{100 * each.value:.0f}" for each in shares)
 
 
-def _named_cells(each: Acceptance) -> Row:
-    rate, *others = each.named
-    return spread(rate, "{:.3f}"), *(spread(other, other.metric.cell, interval=False) for other in others)
-
-
 def _position_rows(each: Acceptance) -> tuple[Row, ...]:
     """One cell per position, from 0 to the deepest."""
     return (
@@ -125,7 +125,12 @@ def _position_rows(each: Acceptance) -> tuple[Row, ...]:
 
 def _positions(drafting: Sequence[Acceptance]) -> Row:
     deepest = max(len(each.histogram) for each in drafting)
-    return tuple(f"{position}+" if position == POSITIONS else str(position) for position in range(deepest))
+    return tuple(map(position_name, range(deepest)))
+
+
+def position_name(position: int) -> str:
+    """The last position of the records includes all later ones."""
+    return f"{position}+" if position == POSITIONS else str(position)
 
 
 def _terminal(drafting: Sequence[Acceptance]) -> Iterator[str]:
@@ -138,7 +143,7 @@ def _terminal(drafting: Sequence[Acceptance]) -> Iterator[str]:
         by_position: list[Row] = [("position", *_positions(part))]
         for each in part:
             lines = [" " * bool(number) + line for number, line in enumerate(label_lines(each.label))]
-            named += [(line,) for line in lines[:-1]] + [(lines[-1], *_named_cells(each))]
+            named += [(line,) for line in lines[:-1]] + [(lines[-1], *each.named_cells)]
             by_position += [(line,) for line in lines] + list(_position_rows(each))
         yield _aligned(named, "  ")
         yield _aligned(by_position, " ")
@@ -149,7 +154,7 @@ def _markdown(drafting: Sequence[Acceptance]) -> Iterator[str]:
     for part in _by_suite(drafting):
         yield f"**{_heading(drafting, part)}**"
         head: Row = ("method", "acceptance rate [95%]", *(metric.label for metric in _NAMED[1:]))
-        yield _piped([head, *((f"`{each.label}`", *_named_cells(each)) for each in part)])
+        yield _piped([head, *((f"`{each.label}`", *each.named_cells) for each in part)])
         width = len(positions := _positions(part))
         rows = [(f"`{each.label}`", *row) for each in part for row in _position_rows(each)]
         yield _piped([("method", "% of drafts", *positions), *(row + ("",) * (width + 2 - len(row)) for row in rows)])
