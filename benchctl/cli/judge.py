@@ -164,11 +164,9 @@ def _print_forecast(files: Sequence[RunFile], options: JudgeOptions) -> None:
 
 
 def _judging(files: Sequence[RunFile], options: JudgeOptions, display: JudgeDisplay) -> tuple[Judging, JudgeSettings]:
-    from benchctl.judging.items import check_baseline
     from benchctl.judging.scoring import Judging, World
     from benchctl.measuring.clock import utc_now
 
-    check_baseline(files, options.baseline_label)
     prompts: dict[tuple[str, str], Prompt] = {}
     loaded: set[tuple[str, str]] = set()
     for file in files:

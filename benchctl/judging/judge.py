@@ -38,6 +38,9 @@ class Usage:
     prompt_tokens: int
     reply_tokens: int
 
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(self.prompt_tokens + other.prompt_tokens, self.reply_tokens + other.reply_tokens)
+
 
 @dataclass(frozen=True)
 class Reply:
