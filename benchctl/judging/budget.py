@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 
 from benchctl.errors import UserError
-from benchctl.judging.judge import AskedJudge, Judge, Usage
+from benchctl.judging.judge import Judge, Usage
 
 _MILLION = 1_000_000
 _DATED = re.compile(r"-\d{4}-\d{2}-\d{2}$")  # gpt-4o-2024-08-06 costs what gpt-4o does
@@ -155,14 +155,9 @@ class Budget:
             self._changed.notify_all()
 
 
-def is_paid(judge: Judge) -> bool:
-    """Whether a judge costs money."""
-    return isinstance(judge, AskedJudge) and judge.paid
-
-
 def check_budget(judge: Judge, price: Price | None, max_usd: float | None) -> None:
     """Raises UserError where a budget is set on a price that nobody knows."""
-    if max_usd is not None and price is None and is_paid(judge):
+    if max_usd is not None and price is None and judge.paid:
         raise UserError(
             "unknown_price",
             f"--max-usd cannot be held: nobody here knows what '{judge.model}' costs. Give --price-in and --price-out "

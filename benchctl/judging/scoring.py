@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchctl.judging.asking import Asker, Task, ask_all, tasks_of
-from benchctl.judging.budget import NOTHING, Budget, Price, Spent, check_budget, is_paid
+from benchctl.judging.budget import NOTHING, Budget, Price, Spent, check_budget
 from benchctl.judging.items import (
     Item,
     JudgeName,
@@ -124,7 +124,7 @@ class Judging:
             for item in self._items_of(pair)
         ]
         self._counts = Counter[str]()
-        self._budget = Budget(settings.price if is_paid(self._judge) else Price(0.0, 0.0), settings.max_usd)
+        self._budget = Budget(settings.price if self._judge.paid else Price(0.0, 0.0), settings.max_usd)
 
     def forecast(self) -> Forecast:
         """What would be done and what it would cost; nothing is asked, held or written."""
@@ -182,7 +182,7 @@ class Judging:
         if max_usd is not None and (spent.usd or 0.0) > max_usd:
             self._world.notify(
                 f"The bills came to ${spent.usd:.4f}, above --max-usd {max_usd:g}: the server counts more than a token "
-                "for a byte, or more than reply_limit. Nothing was sent after that."
+                "for a byte, or more than reply_limit. Nothing more is sent."
             )
 
     def _todo(self, stored: Mapping[Path, Iterable[Score]]) -> list[Item]:
@@ -252,7 +252,7 @@ class Judging:
     def _write_scores(self, task: Task, outcome: Outcome) -> None:
         """The scores of the items of a question; the first carries the bill."""
         fresh = outcome.fresh
-        bills = [self._budget.cost_usd(usage) for usage in (kept.reply.usage or task.most for kept in fresh)]
+        bills = [self._budget.cost_usd(usage) for usage in (kept.usage or task.most for kept in fresh)]
         known = [bill for bill in bills if bill is not None]
         cost_usd = sum(known) if len(known) == len(bills) else None
         for number, item in enumerate(task.items):

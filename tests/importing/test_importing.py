@@ -221,20 +221,6 @@ def test_files_of_one_label_are_sessions_of_one_method(tmp_path: Path) -> None:
     assert {(row.label, row.session) for row in found.rows} == {("medusa", 1), ("medusa", 2), ("medusa-none", 0)}
 
 
-def test_answers_of_other_targets_or_programs_are_not_comparable(tmp_path: Path) -> None:
-    """All that is known of an imported target is the name its user gave it."""
-    answers = _write(tmp_path / "a.jsonl", _answer())
-    outs = {name: tmp_path / f"{name}.jsonl" for name in ("one", "same", "other", "eagle")}
-    for name, out in outs.items():
-        format = "eagle" if name == "eagle" else "medusa"
-        target = "33b" if name == "other" else "7b"
-        assert _import(f"a={answers}", "--out", out, "--target", target, "--format", format).exit_code == 0
-    one, same, other, eagle = (read(out).run for out in outs.values())
-    assert differences(one, same) == ()
-    assert [found.field for found in differences(one, other)] == ["target"]
-    assert [found.field for found in differences(one, eagle)] == ["imported"]
-
-
 def test_two_imports_whose_target_nobody_told_are_not_of_one_target(tmp_path: Path) -> None:
     """Speeds of a 7B and of a 13B model under one label would become one mean; sessions of one baseline may."""
     outs = []
@@ -248,14 +234,6 @@ def test_two_imports_whose_target_nobody_told_are_not_of_one_target(tmp_path: Pa
     ]
     assert differences(one, same) == ()
     assert CliRunner().invoke(main, ["compare", *map(str, outs[:2])]).exit_code == 2
-
-
-@pytest.mark.parametrize(("target", "told"), [("", False), ("vicuna-7b", True)])
-def test_an_unknown_target_is_said_to_be_unknown(tmp_path: Path, target: str, told: bool) -> None:
-    paths = [_write(tmp_path / f"{name}.jsonl", _answer(1, f"medusa-{name}")) for name in ("7b", "13b")]
-    group, _ = _figures(_gather(*paths, terms=Terms(target=target)), tmp_path / "out.jsonl")
-    (values,) = warned(group, "imported")
-    assert (values["target"] == "") == told
 
 
 def test_answers_of_two_temperatures_are_no_one_run(tmp_path: Path) -> None:
