@@ -10,8 +10,8 @@ import pandas as pd
 from benchctl.analysis.comparison import Group, differences
 from benchctl.analysis.judges.figures import FEWEST_PROMPTS, SCORE_DIFFERENCE
 from benchctl.analysis.metrics.speed import SPEEDUP
-from benchctl.analysis.stats.bootstrap import Interval
 from benchctl.analysis.stats.estimates import Estimate
+from benchctl.analysis.stats.intervals import Interval
 from benchctl.errors import UserError
 
 Requirement = Literal["identical", "tie", "numeric", "lossless"]

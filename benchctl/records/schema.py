@@ -373,11 +373,9 @@ def _field_names(kind: type) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(names_of(kind))
 
 
-def json_schema(*kinds: type) -> dict[str, Any]:
-    """JSON schema of a line that holds a record of one of `kinds`; without any, of a line of a results file."""
-    kinds = kinds or (Run, Row)
+def json_schema(*kinds: type) -> str:
+    """JSON schema of a line that holds a record of one of `kinds`."""
     references, definitions = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
     for definition in definitions.values():
         definition |= {"description": cleandoc(definition["description"]), "additionalProperties": False}
-    schema: dict[str, Any] = msgspec.json.decode(msgspec.json.encode({"anyOf": references, "$defs": definitions}))
-    return schema
+    return json.dumps({"anyOf": references, "$defs": definitions}, indent=2)

@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Final, Literal, NamedTuple
 
 from msgspec import Meta
@@ -219,41 +218,30 @@ def _with_current_labels(score: Score) -> Score:
     return score if is_current else replace(score, label=label, baseline=baseline)
 
 
-class ScoreWriter:
-    """Appends scores to the file next to a results file, and holds it for itself while it is open.
+class ScoreWriter(LineFile):
+    """Appends scores to the file next to a results file, and holds it for itself while it is entered.
 
-    An existing file is gone on with: a torn last line is cut off, with a notice,, and `stored` holds what is
-    judged. Entering raises UserError if the file is being written or cannot be, and what `read_scores` raises.
+    An existing file is continued: a torn last line is cut off, with a notice, and `stored` holds what is judged.
+    Entering raises UserError if the file is being written or cannot be, and what `read_scores` raises.
     """
 
     def __init__(self, path: Path | str, *, notify: Callable[[str], None] = lambda notice: None) -> None:
-        self.path = Path(path)
+        instead = "Judge results in a folder that may be written."
+        full = "Judgements so far are kept; make room and judge again."
+        super().__init__(Path(path), writer="`benchctl judge`", instead=instead, full=full)
         self.stored = ScoreFile(self.path)
         self._notify = notify
 
-    def __enter__(self) -> "ScoreWriter":
-        self._file = LineFile(
-            self.path,
-            writer="`benchctl judge`",
-            instead="Judge results in a folder that may be written.",
-            full="Judgements so far are kept; make room and judge again.",
-        )
-        try:
-            self.stored = read_scores(self.path)
-            self._file.cut(self.stored.whole_bytes)
-        except BaseException:
-            self._file.close()
-            raise
+    def begin(self) -> None:
+        """Read what is judged already."""
+        self.stored = read_scores(self.path)
         for notice in self.stored.notices:
             self._notify(notice)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._file.close()
+        self.cut(self.stored.whole_bytes)
 
     def append(self, *scores: Score) -> None:
-        """Hand scores to the system at once. Raises UserError, the file left as it was, if the disk refuses them."""
-        self._file.append(b"".join(map(to_line, scores)))
+        """Hand scores to the system at once. Raises as `append_lines` does."""
+        self.append_lines(b"".join(map(to_line, scores)))
 
 
 def _checked_version(path: Path, number: int, line: bytes) -> bytes:

@@ -14,8 +14,8 @@ from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, drafted_row, faile
 
 from benchctl.analysis.gate import REQUIREMENTS, Regression, quotient, regression_lines
 from benchctl.analysis.metrics.speed import SPEEDUP
-from benchctl.analysis.stats.bootstrap import Interval
 from benchctl.analysis.stats.estimates import Estimate
+from benchctl.analysis.stats.intervals import Interval
 from benchctl.cli import main
 from benchctl.records.schema import Row, Run
 

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from click.testing import CliRunner, Result
 from tiny import tiny_folder
 
+from benchctl.cli import main
 from benchctl.measuring import settings as ask
 from benchctl.records.schema import Row
 from benchctl.records.writer import RunFile
@@ -47,6 +49,12 @@ def make_settings(folder: Path, out: Path) -> ask.RunSettings:
         out=out,
         command=("benchctl", "run"),
     )
+
+
+def invoke_run(*arguments: str) -> Result:
+    """`benchctl run` in the folder of the fixture `here`; options given again replace those given here."""
+    usual = "--model target --draft-model draft --bench three.jsonl --device cpu --max-new-tokens 5 --warm-up 1"
+    return CliRunner().invoke(main, ["run", "--no-watch", *usual.split(), "--out", "out.jsonl", *arguments])
 
 
 def measured(file: RunFile) -> list[Row]:

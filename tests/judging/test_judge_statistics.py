@@ -20,8 +20,8 @@ from benchctl.analysis.judges.figures import (
     margin,
     prompts_needed,
 )
-from benchctl.analysis.stats.bootstrap import Floats, bootstrap_of
 from benchctl.analysis.stats.estimates import estimates
+from benchctl.analysis.stats.intervals import Floats, interval_of
 
 DATA_SETS = 600
 FEWER_SETS = 300
@@ -150,7 +150,7 @@ def test_the_interval_of_kappa_covers_the_true_one() -> None:
         first = rng.choice(3, 80, p=shares)
         second = np.where(rng.random(80) < 0.5, first, rng.choice(3, 80, p=shares))
         verdict = np.column_stack([first, second]).ravel()
-        found = bootstrap_of(kappa, np.eye(9)[3 * seen(verdict) + seen(verdict)], prompts)
+        found = interval_of(kappa, np.eye(9)[3 * seen(verdict) + seen(verdict)], prompts)
         assert found is not None
         hits += found.low <= 0.7**2 <= found.high
     assert 0.92 <= hits / FEWER_SETS <= 0.98
@@ -185,7 +185,7 @@ def test_the_prompts_needed_are_the_fewest_that_keep_the_margin(spread_of: float
 
 
 def test_the_spread_of_prompts_with_more_turns_is_that_of_what_they_add_to_the_mean() -> None:
-    """Half of the prompts have two turns that say the same: the interval, by the spread, is that of the bootstrap."""
+    """Half of the prompts have two turns that say the same: the interval, by the spread, is that of the figure."""
     rng = np.random.default_rng(7)
     difference = rng.normal(0, 1, 200)
     twice = np.concatenate([np.arange(200), np.arange(100)])

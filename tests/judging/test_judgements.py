@@ -23,8 +23,8 @@ from benchctl.analysis.judges.figures import (
     WIN,
     JudgedFigures,
 )
-from benchctl.analysis.stats.bootstrap import Interval
 from benchctl.analysis.stats.estimates import Estimate
+from benchctl.analysis.stats.intervals import Interval
 from benchctl.records.schema import Row
 from benchctl.records.scores import Score
 from benchctl.records.writer import read

@@ -145,6 +145,9 @@ def test_sampled_answers_get_no_comparison_and_repeat_by_seed(measurer: Make) ->
 def test_the_seed_of_an_answer_depends_on_prompt_turn_and_repeat_but_not_on_the_label() -> None:
     tasks = [task("a"), task("a", turn=1), task("a", repeat=1), task("a", prompt=Prompt("q", "koala", ("Hi",)))]
     assert len({answer_seed(each) for each in [*tasks, task("b")]}) == 4
+    assert (
+        answer_seed(tasks[0], greedy=True) == answer_seed(tasks[2], greedy=True) != answer_seed(tasks[1], greedy=True)
+    )
 
 
 def test_a_prompt_beyond_the_context_fails_or_keeps_its_end(measurer: Make, target: Target) -> None:

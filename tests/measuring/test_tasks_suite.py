@@ -1,6 +1,5 @@
 """The suite of tasks: the file is what its program makes, its answers can be checked, and a lossy method loses them."""
 
-import json
 import subprocess
 import sys
 from collections import Counter
@@ -8,13 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from fixtures_run import LABELS, make_folder, make_settings, measured, write_prompts
 
 from benchctl.analysis.comparison import compare
 from benchctl.analysis.metrics.faithfulness import EXACT_MATCH, EXACT_MATCH_DIFFERENCE
 from benchctl.analysis.tables.text import summary
-from benchctl.cli import main
 from benchctl.exact_match import is_right
 from benchctl.measuring import settings as ask
 from benchctl.measuring.check import check
@@ -59,14 +56,6 @@ def test_its_one_source_is_the_package(source: str, tmp_path: Path, monkeypatch:
     notices: list[str] = []
     suite = load(source, notices=notices)
     assert (suite.source, suite.origin, suite.own, notices) == ("embedded", FILE, True, [])
-
-
-def test_the_list_of_benches_says_that_nothing_of_it_is_published() -> None:
-    lines = json.loads(CliRunner().invoke(main, ["list", "benches", "--json"]).stdout)
-    (line,) = (line for line in lines if line["name"] == "tasks")
-    assert (line["published"], line["embedded"], line["turns"]) == (None, 280, 1)
-    table = CliRunner().invoke(main, ["list", "benches"]).stdout
-    assert next(line.split() for line in table.splitlines() if line.startswith("tasks"))[1] == "–"
 
 
 def measure(settings: ask.RunSettings, out: Path) -> RunFile:

@@ -11,7 +11,6 @@ from fakes_sessions import Met, measure
 from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, batch, failed
 
 from benchctl.analysis.frame.build import pair, to_frame
-from benchctl.measuring import validity
 from benchctl.measuring.plan import Plan, Task
 from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.validity import ENOUGH, PATIENCE, Bounds, Usual, Watch, over_round
@@ -242,12 +241,6 @@ def disturbed_run(works_s: dict[str, float], machine: Neighbour, prompts: int, f
     return list(read(path).rows)
 
 
-def by_generation(rows: list[Row]) -> list[Row]:
-    """The same rows, with each generation judged by itself."""
-    bounds = Bounds(0.0)
-    return [replace(row, invalid="; ".join(bounds.problems(row.conditions))) for row in rows]
-
-
 def ratio_and_left_out(runs: list[list[Row]]) -> tuple[float, float]:
     """The baseline's time over the method's in all pairs of these runs, and the share of pairs that were left out."""
     files = [RunFile(Path(f"{number}.jsonl"), RUN, tuple(rows)) for number, rows in enumerate(runs)]
@@ -270,16 +263,3 @@ def test_a_watched_run_favours_neither_the_short_nor_the_long_arm(
     assert left_out > 0.1
     again = sum(row.repeat >= 2 for rows in runs for row in rows) / sum(map(len, runs))
     assert again > 0.1
-
-
-@pytest.mark.slow
-def test_to_judge_generations_by_themselves_would_make_the_short_arm_fast(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Under bursts so frequent that they are usual to a round, though not to each generation."""
-    works_s = {BASELINE: 0.3, DRAFTED: 0.1}
-    runs = [disturbed_run(works_s, Neighbour(0.3, 0.1, seed), 200, tmp_path) for seed in range(12)]
-    assert ratio_and_left_out(runs)[0] == pytest.approx(3.0, rel=0.01)
-    monkeypatch.setattr(validity, "_REMEMBERED", 500)
-    found, left_out = ratio_and_left_out([by_generation(rows) for rows in runs])
-    assert found > 1.02 * 3.0 and left_out > 0.3

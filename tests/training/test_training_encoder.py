@@ -155,7 +155,7 @@ def test_a_batch_is_answered_as_each_prompt_alone() -> None:
     """Prompts of different lengths, some of which end early and leave the batch."""
     model = tiny_t5("gated-gelu")
     prompts = [[7, 3, 19, 3, 11, 8, 2, 19, 1], [4], [20, 6, 1], [9, 9, 1]]
-    alone = [PlainT5(model).answer(prompt, 10)[0] for prompt in prompts]
+    alone = [PlainT5(model).answer(prompt, 10) for prompt in prompts]
     stop = alone[0][2]
     expected = [said[: said.index(stop) + 1] if stop in said else said for said in alone]
     assert len({len(said) for said in expected}) > 1

@@ -70,7 +70,7 @@ def note(group: Group) -> str:
     sessions = f", repeats and {group.sessions} sessions" if group.sessions > 1 else " and repeats of one session"
     return (
         "Ratios of sums over the prompts that both the method and the baseline answered; "
-        f"[95% interval, paired bootstrap over prompts{sessions}]."
+        f"[95% interval, paired jackknife over prompts{sessions}]."
     )
 
 
