@@ -37,7 +37,6 @@ _ADDRESS = re.compile(r"https?://[^/?#\s]", re.IGNORECASE)
 _NEVER_SENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "UnsupportedProtocol", "ProxyError"}
 _GAVE_UP = {408, 502, 504, 520, 524}  # of gateways; what they waited for may have been answered, and billed, later
 _MAY_PASS = {408, 409, 425, 429}  # and every status from 500 on
-_NO_CREDIT = {"insufficient_quota", "billing_hard_limit_reached"}
 _LEAST_KEY = 8  # characters; what is shorter is no secret, but a word to please a server, and may be part of a score
 _SHOWN = 300
 _MOST_BODY_BYTES = 10 * MOST_REPLY_BYTES  # as text, unpacked; the rest is not read
@@ -206,21 +205,16 @@ def _no_reply(reason: str, *, may_be_billed: bool, pause_s: float = 0.0) -> NoRe
 
 def _of_status(error: APIStatusError, model: str, key: str, key_env: str) -> NoReply:
     status, text = error.status_code, _shown(_message_of(error), key)
-    if status == 401:
-        return NoReply(
-            "wrong_judge_key", f"the judge's server refuses the key in {key_env} ({text}). Set the right one. {_KEPT}"
-        )
-    if status == 404:
-        return NoReply(
-            "unknown_judge_model", f"the judge's server has no '{model}', or is not at this address ({text}). {_KEPT}"
-        )
-    if error.code in _NO_CREDIT:
-        return NoReply("no_judge_credit", f"the account of the key in {key_env} has no credit left ({text}). {_KEPT}")
-    if error.code == "context_length_exceeded":
-        return NoReply(
-            "question_too_long",
-            f"a question is too long for '{model}' ({text}). Take one of longer context. {_KEPT}",
-        )
+    no_credit = ("no_judge_credit", f"says that the account of the key in {key_env} has no credit left")
+    known: dict[object, tuple[str, str]] = {
+        401: ("wrong_judge_key", f"refuses the key in {key_env}, so set the right one"),
+        404: ("unknown_judge_model", f"has no '{model}', or is not at this address"),
+        "context_length_exceeded": ("question_too_long", f"says that a question is too long for '{model}'"),
+        "insufficient_quota": no_credit,
+        "billing_hard_limit_reached": no_credit,
+    }
+    if found := known.get(status) or known.get(error.code):
+        return NoReply(found[0], f"the judge's server {found[1]} ({text}). {_KEPT}")
     if 300 <= status < 400:
         asked = str(error.response.url)
         wanted = urljoin(asked, error.response.headers.get("location", ""))
@@ -266,7 +260,7 @@ def read_completion(body: str, key: str) -> Reply:
         raise _no_reply(f"what came back is no completion ({said or 'nothing'})", may_be_billed=True) from None
     usage, finish = _usage(completion.get("usage")), choice.get("finish_reason")
     if isinstance(refusal, str) and refusal:
-        return Reply(strike_out(refusal[:_SHOWN], key), usage, "the judge refused")
+        return Reply(strike_out(refusal, key)[:_SHOWN], usage, "the judge refused")
     text = strike_out(text, key) if isinstance(text, str) else ""
     if finish == "content_filter":  # it may have cut a score
         return Reply(text[:MOST_REPLY_BYTES], usage, "a content filter kept it back")

@@ -94,61 +94,48 @@ def replies_of(line: Line, content: OneJudged | TwoJudged) -> Iterator[Reply]:
         )
 
 
-@dataclass
-class Lost:
-    """Judgements that are of no answer here: of models without answers (`strange`), of two answers neither of which is
-    the baseline's (`apart`), or of other texts than those here (`changed`)."""
-
-    strange: int = 0
-    apart: int = 0
-    changed: int = 0
-
-
-class ByModel:
-    """Rows by the model, prompt and turn that judgements name; FastChat judges the first of several answers."""
-
-    def __init__(self, rows: Iterable[tuple[str, Row]]) -> None:
-        self._rows: dict[_Key, list[Row]] = {}
-        for model, row in rows:
-            if row.repeat == 0 and row.error is None:
-                self._rows.setdefault((model, row.prompt_id, row.turn), []).append(row)
-
-    def of(self, reply: Reply) -> list[Row]:
-        return self._rows.get((reply.model, reply.prompt_id, reply.turn), [])
-
-
-def scores_of(replies: Iterable[Reply], rows: ByModel, baseline: str, lost: Lost) -> Iterator[Score]:
-    """The scores of the answers in `rows`; of two answers one must be the baseline's."""
+def scores_of(
+    replies: Iterable[Reply], rows: Iterable[tuple[str, Row]], baseline: str, lost: Counter[str]
+) -> Iterator[Score]:
+    """The scores of the answers in `rows`, which stand beside their model_ids; of two answers one must be the
+    baseline's. Judgements that are of no answer here are counted in `lost`, by why. FastChat judges the first of
+    several answers."""
+    rows_of: dict[_Key, list[Row]] = {}
+    for model, row in rows:
+        if row.repeat == 0 and row.error is None:
+            rows_of.setdefault((model, row.prompt_id, row.turn), []).append(row)
     samples: Counter[tuple[object, ...]] = Counter()
     for reply in replies:
-        for turned, row, other in _judged_rows(reply, rows, baseline, lost):
+        for turned, row, other in _judged_rows(reply, rows_of, baseline, lost):
             score = _score(turned, row, other)
             key = (score.label, score.session, score.prompt_id, score.turn, score.model, score.template, score.order)
             yield replace(score, sample=samples[key])
             samples[key] += 1
 
 
-def _judged_rows(reply: Reply, rows: ByModel, baseline: str, lost: Lost) -> Iterator[tuple[Reply, Row, Row | None]]:
+def _judged_rows(
+    reply: Reply, rows_of: Mapping[_Key, list[Row]], baseline: str, lost: Counter[str]
+) -> list[tuple[Reply, Row, Row | None]]:
     """The rows that a reply is of, each with the baseline's where it judged two, and the reply as seen from there."""
-    own, others = rows.of(reply), rows.of(reply.of_other()) if reply.other else []
+    own, others = (rows_of.get((model, reply.prompt_id, reply.turn), []) for model in (reply.model, reply.other))
     if not own or (reply.other and not others):
-        lost.strange += 1
-        return
-    if not reply.other:
-        shown = [row for row in own if reply.shows(row.text)]
-        lost.changed += not shown
-        yield from ((reply, row, None) for row in shown)
-        return
-    if all(row.label != baseline for row in others):
+        lost["of models without answers here"] += 1
+        return []
+    if reply.other and all(row.label != baseline for row in others):
         reply, own, others = reply.of_other(), others, own
-    baselines = [row for row in others if row.label == baseline]
-    methods = [row for row in own if row.label != baseline]
-    lost.apart += not (baselines and methods)
+    baselines: list[Row | None] = [row for row in others if row.label == baseline][:1] if reply.other else [None]
+    methods = [row for row in own if not (reply.other and row.label == baseline)]
+    if not (baselines and methods):
+        lost["of two answers, neither or both of them the baseline's,"] += 1
+        return []
     pairs = [
-        (row, other) for row in methods for other in baselines[:1] if reply.shows(row.text) and reply.shows(other.text)
+        (reply, row, other)
+        for row in methods
+        for other in baselines
+        if reply.shows(row.text) and (other is None or reply.shows(other.text))
     ]
-    lost.changed += bool(baselines and methods and not pairs)
-    yield from ((reply, row, other) for row, other in pairs)
+    lost.update({"of other texts than the answers here": 1} if not pairs else {})
+    return pairs
 
 
 def _score(reply: Reply, row: Row, baseline: Row | None) -> Score:

@@ -101,8 +101,9 @@ def _line(path: Path, number: int, text: bytes) -> Line:
         raise InvalidData(
             "no_object", f"{path}:{number}: is no JSON object. Give a file of answers, one JSON object a line."
         ) from error
-    judged = OneJudged if kind.model is not None else TwoJudged
-    expected = judged if kind.judge is not None and kind.choices is None else AnswerLine
+    expected: type[AnswerLine | OneJudged | TwoJudged] = AnswerLine
+    if kind.judge is not None and kind.choices is None:
+        expected = TwoJudged if kind.model is None else OneJudged
     try:
         return Line(path, number, msgspec.json.decode(text, type=expected))
     except msgspec.ValidationError as error:

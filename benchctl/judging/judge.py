@@ -38,6 +38,9 @@ class Usage:
     prompt_tokens: int
     reply_tokens: int
 
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(self.prompt_tokens + other.prompt_tokens, self.reply_tokens + other.reply_tokens)
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -78,12 +81,14 @@ class Judge:
     """What both families have: the `protocol` of their scores, and the `model` that they ask or compute with.
 
     The options named in `unsaid` change nothing that it says, such as where it runs: they stand in no label, so that
-    its scores and replies are the same judge's whatever they are.
+    its scores and replies are the same judge's whatever they are. `paid` says that it costs money, so that budgets and
+    prices apply to it.
     """
 
     protocol: Protocol
     model: str
     unsaid: ClassVar[frozenset[str]] = frozenset()
+    paid: ClassVar[bool] = False
 
     @property
     def model_id(self) -> str:
@@ -101,12 +106,10 @@ class AskedJudge(Judge, ABC):
     """A model that is asked. A subclass has `model` and `protocol` (pairwise or single) among its
     options and writes `ask`.
 
-    `paid` says that it costs money, so that budgets and prices apply to it; `parallel` that several requests may be
-    sent at a time; `reply_limit` is the most tokens of a reply, `context_tokens` of prompt and reply together (None if
-    unknown).
+    `parallel` says that several requests may be sent at a time; `reply_limit` is the most tokens of a reply,
+    `context_tokens` of prompt and reply together (None if unknown).
     """
 
-    paid: ClassVar[bool] = False
     parallel: ClassVar[bool] = False
     reply_limit: int = 64
 

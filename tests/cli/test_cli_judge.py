@@ -168,7 +168,7 @@ def test_how_a_judge_is_reached_makes_no_other_judge_of_it(results: Path, reply:
         ("gpt --model m --base-url http://localhost/v1?key=pw", "--base-url holds a password"),
         ("gpt --model unheard-of --max-usd 1", "'unheard-of' costs"),
         ("gpt --model m --price-in 1", "--price-in and --price-out"),
-        ("gpt --baseline-label nobody", "'nobody' that --baseline-label"),
+        ("gpt --model m --baseline-label nobody", "--baseline-label"),
         ("gpt --model m --key-env sk-abcdefgh", "--key-env is"),
     ],
 )

@@ -34,7 +34,6 @@ from judge_server import (
 from judged import KEY_ENV, PRICE, Court, fair, good_and_bad
 from refusals import refused
 
-from benchctl.errors import UserError
 from benchctl.judges.gpt import strike_out
 from benchctl.judging.asking import Asker
 from benchctl.records.scores import Score, scores_path
@@ -219,20 +218,6 @@ def test_retries_end_in_an_error_that_keeps_what_is_judged(court: Court, waits_s
     assert len(server.asked) == QUESTIONS - 3
 
 
-def test_after_an_outage_the_panel_goes_on_where_it_was_and_pays_for_nothing_twice(court: Court) -> None:
-    """Each judging breaks down after one more reply; together they judge everything, once."""
-    bills: Counter[str] = Counter()
-    for _ in range(QUESTIONS + 1):
-        with JudgeServer(lambda asked: Says(fair(asked)) if asked.number == 0 else Fails(401)) as server:
-            try:
-                court.judge(server.url)
-            except UserError as error:
-                assert error.id == "wrong_judge_key"
-            bills.update(bill.content for bill in server.bills)
-    assert outcomes(court.scores()) == RIGHT
-    assert len(bills) == QUESTIONS and set(bills.values()) == {1}
-
-
 def test_a_wrong_key_and_an_unknown_model_are_found_before_anything_is_billed(
     court: Court, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,38 +256,12 @@ def test_nothing_is_waited_for_long_where_there_is_no_server(court: Court, waits
     assert len(waits_s) == 2 and not scores_path(court.results).exists()
 
 
-def test_what_scores_say_they_cost_is_what_the_server_bills(court: Court) -> None:
-    with JudgeServer(at_first(Says("no scores here"))) as server:
-        summary = court.judge(server.url)
-    scores = court.scores()
-    assert (
-        sum(score.prompt_tokens for score in scores),
-        sum(score.reply_tokens for score in scores),
-    ) == server.tokens()
-    prompt_tokens, reply_tokens = server.tokens()
-    billed = (prompt_tokens * PRICE.in_usd + reply_tokens * PRICE.out_usd) / 1e6
-    assert sum(score.cost_usd or 0.0 for score in scores) == pytest.approx(billed) == summary.spent.usd
-
-
 def test_no_more_requests_are_in_flight_than_asked_for(tmp_path: Path) -> None:
     court = Court(tmp_path, good_and_bad(12))
     with JudgeServer(lambda asked: Says(fair(asked)), delay_s=0.02) as server:
         court.judge(server.url, concurrency=3)
     assert 1 < server.most_at_once <= 3
     assert len(court.scores()) == 36 and server.paid_twice == []
-
-
-def test_a_cache_replays_everything_where_there_is_no_server_and_no_key(
-    court: Court, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with JudgeServer(lambda asked: Says(fair(asked))) as server:
-        court.judge(server.url)
-    other = Court(tmp_path / "elsewhere", court.rows)
-    monkeypatch.delenv(KEY_ENV)
-    summary = other.judge(server.url, cache=court.folder / "cache")  # the server has ended
-    assert outcomes(other.scores()) == RIGHT
-    assert (summary.recalled, summary.spent.usd) == (QUESTIONS, 0.0)
-    assert all(score.cached and score.cost_usd == 0.0 for score in other.scores() if not score.identical)
 
 
 def test_a_word_that_is_no_secret_is_not_struck_out_of_replies(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:

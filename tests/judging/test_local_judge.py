@@ -121,14 +121,6 @@ def test_local_draws_another_reply_at_each_try_where_it_has_a_temperature(tmp_pa
     assert len({judge.ask(CHAT, 0).text for _ in range(3)}) == 3
 
 
-def test_local_knows_how_long_a_question_is_and_how_much_fits(tmp_path: Path) -> None:
-    judge = Local(model=str(judge_folder(tmp_path / "judge")))
-    judge.prepare(PLACE)
-    usage = judge.ask(CHAT, 0).usage
-    assert usage is not None and judge.prompt_tokens(CHAT) == usage.prompt_tokens
-    assert judge.context_tokens == 256
-
-
 def test_local_loads_no_weights_before_it_is_to_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache is replayed, and an estimate made, without them."""
     folder = judge_folder(tmp_path / "judge")
@@ -163,10 +155,3 @@ def test_local_is_known_by_its_tensors_where_no_file_tells(tmp_path: Path, monke
 def test_local_refuses_a_judge_that_is_not_there(model: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         Local(model=model).prepare(PLACE)
-
-
-def test_local_takes_no_temperature_where_nothing_is_drawn() -> None:
-    with pytest.raises(ValueError, match="it goes with way=generate"):
-        Local(temperature=0.5)
-    with pytest.raises(ValueError, match="0 or more"):
-        Local(way="generate", temperature=-1.0)
