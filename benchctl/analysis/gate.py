@@ -18,7 +18,7 @@ from benchctl.analysis.metrics.metric import Metric
 from benchctl.analysis.metrics.speed import SPEEDUP, TOKENS_PER_S
 from benchctl.analysis.stats.estimates import levels
 from benchctl.analysis.stats.intervals import Interval, Observations, change_interval
-from benchctl.errors import UserError
+from benchctl.errors import InvalidData
 
 Requirement = Literal["identical", "tie", "numeric", "lossless"]
 REQUIREMENTS: Final[tuple[Requirement, ...]] = ("identical", "tie", "numeric", "lossless")
@@ -106,7 +106,8 @@ class LabelResult:
 
     @property
     def outcome(self) -> Outcome:
-        return _worst([part.outcome for part in (*self.changes, *self.problems)])
+        changes, problems = ([part.outcome for part in parts] for parts in (self.changes, self.problems))
+        return _worst([*changes, *problems])
 
     @property
     def prompts_needed(self) -> int | None:
@@ -142,7 +143,7 @@ def _worst(outcomes: Sequence[Outcome]) -> Outcome:
 def check(group: Group, conditions: Conditions, previous: Group | None = None) -> GateResult:
     """Holds every label of `group` to the conditions; with `previous`, its speed to that run.
 
-    Raises UserError, naming the setting, where the two runs cannot be compared.
+    Raises InvalidData, naming the setting, where the two runs cannot be compared.
     """
     problems = defaultdict[str, list[Problem]](list)
     for label, problem in _all_problems(group, conditions, previous is not None):
@@ -158,29 +159,20 @@ def check(group: Group, conditions: Conditions, previous: Group | None = None) -
     labels = dict.fromkeys((*measured, *changes, *problems))
     results = (LabelResult(label, changes.get(label, ()), tuple(problems[label])) for label in labels)
     asked = conditions.require or conditions.quality is not None
-    kept = [
-        result for result in results if result.changes or result.problems or (asked and result.label != _first(group))
-    ]
+    baseline = group.run.baseline
+    kept = [result for result in results if result.changes or result.problems or (asked and result.label != baseline)]
     return GateResult(conditions, tuple(kept), (*unsupported, *notes))
-
-
-def _first(group: Group) -> str:
-    return group.run.baseline
 
 
 def _all_problems(group: Group, conditions: Conditions, has_previous: bool) -> Iterator[tuple[str, Problem]]:
     for method in group.pooled.methods:
         answers = broken(method.fidelity, group.run.dtype)
         if answers and claims_exact(method.exactness, group.run.temperature):
-            yield (
-                method.label,
-                Problem("claim_broken", f"{answers} answers differ from the baseline's, against its claim"),
-            )
+            text = f"{answers} answers differ from the baseline's, against its claim"
+            yield method.label, Problem("claim_broken", text)
         if method.label in group.remembering:
-            yield (
-                method.label,
-                Problem("remembers", "it gave the same answer again in other steps: it remembers answers"),
-            )
+            text = "it gave the same answer again in other steps, so it remembers answers"
+            yield method.label, Problem("remembers", text)
     if conditions.require or conditions.quality is not None or has_previous:
         yield from _unmeasured(group)
     if conditions.require:
@@ -232,6 +224,9 @@ def _worse(group: Group, margin: float) -> Iterator[tuple[str, Problem]]:
             elif group.judging and figures.judge in group.judging.one_order:
                 text = f"{name} saw its answers in one order, so position bias is in the difference: judge again"
                 yield method.label, Problem("judged_in_one_order", text)
+            elif group.judging and figures.judge in group.judging.blind:
+                text = f"{name} prefers no answer to a different one, or none in both orders: judge with another model"
+                yield method.label, Problem("judge_blind", text, "inconclusive")
             elif count < FEWEST_PROMPTS:
                 text = f"{name} judged {count} prompts: at least {FEWEST_PROMPTS} are needed"
                 yield method.label, Problem("few_prompts_judged", text)
@@ -254,7 +249,7 @@ def _changes(
     differing = [each for each in differences(previous.run, group.run) if each.field not in _MACHINE]
     if differing:
         settings = "; ".join(f"{each.field} is {each.second}, there {each.first}" for each in differing)
-        raise UserError("runs_differ", f"not comparable with {previous.files[0].path}: {settings}.")
+        raise InvalidData("runs_differ", f"not comparable with {previous.files[0].path}: {settings}.")
     moved = [fact for fact in _MACHINE if group.run.machine.get(fact) != previous.run.machine.get(fact)]
     notes = []
     if moved:
@@ -272,7 +267,7 @@ def _changes(
         found = (_change(metric, group, previous, now.get(label), method, least[metric]) for metric in metrics)
         changes[label] = tuple(change for change in found if change)
     if not any(changes.values()):
-        raise UserError("no_speedup", f"{previous.files[0].path}: has no speed that can be compared with.")
+        raise InvalidData("no_speedup", f"{previous.files[0].path}: has no speed that can be compared with.")
     return changes, tuple(notes)
 
 
@@ -285,9 +280,9 @@ def _change(
     value = None if now is None else now.estimate(metric).value
     prompts, interval = 0, None
     if value is not None:
-        both = [_observations(each, then.label, metric) for each in (group, previous)]
-        prompts = len(set(both[0].prompts) & set(both[1].prompts))
-        interval = change_interval(*both, session_spread=_SESSION_SPREAD if metric is TOKENS_PER_S else 0.0)
+        ours, theirs = (_observations(each, then.label, metric) for each in (group, previous))
+        prompts = len(set(ours.prompts) & set(theirs.prompts))
+        interval = change_interval(ours, theirs, _SESSION_SPREAD if metric is TOKENS_PER_S else 0.0)
     return Change(metric.label, value, before, interval, least, prompts)
 
 

@@ -117,6 +117,10 @@ _TEMPLATES = {  # the gravest first
     "judge_one_order": (
         "{judge} saw each pair in one order, so its position bias is in its figures. Judge again with `benchctl judge`."
     ),
+    "judge_blind": (
+        "{judge} prefers no answer to a different one, or none in both orders, so it has not shown that it can tell "
+        "answers apart. Judge with another model."
+    ),
     "judge_position_bias": (
         "{judge} prefers the {favoured} answer (significant for {labels}). Both orders cancel this in the mean only."
     ),
@@ -313,6 +317,8 @@ def _of_scores(group: Group) -> Iterator[Warning]:
         yield _warn("judge_prompts_mixed", judge=name)
     for judge in judging.one_order:
         yield _warn("judge_one_order", judge=judge.name)
+    for judge in judging.blind:
+        yield _warn("judge_blind", judge=judge.name)
     for judge in judging.judges:
         methods = group.pooled.methods
         figures = [(method, each) for method in methods for each in method.judged if each.judge == judge]

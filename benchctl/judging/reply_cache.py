@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchctl.errors import InvalidData, UserError
-from benchctl.judging.judge import Message, Reply, Usage
+from benchctl.judging.judge import Message, Usage
 from benchctl.records.schema import Count, from_line
 from benchctl.records.writer import LineFile
 
@@ -35,9 +35,9 @@ class Kept:
     answered_at: str
 
     @property
-    def reply(self) -> Reply:
-        known = self.prompt_tokens is not None and self.reply_tokens is not None
-        return Reply(self.text, Usage(self.prompt_tokens or 0, self.reply_tokens or 0) if known else None, self.problem)
+    def usage(self) -> Usage | None:
+        unknown = self.prompt_tokens is None or self.reply_tokens is None
+        return None if unknown else Usage(self.prompt_tokens or 0, self.reply_tokens or 0)
 
 
 def content_key(judge: str, model: str, template: str, messages: Sequence[Message], sample: int) -> str:
@@ -116,13 +116,15 @@ def _read(path: Path) -> tuple[dict[str, list[Kept]], int, str]:
     kept: dict[str, list[Kept]] = {}
     whole_bytes = 0
     for number, line in enumerate(lines, 1):
-        reply = _parse(line)
-        if reply is None and number == len(lines) and not line.endswith(b"\n"):
-            return kept, whole_bytes, f"{path}:{number}: the last line is torn (its judging was killed) and is cut off."
-        if reply is None:
+        try:
+            reply = from_line(Kept, line)
+        except ValueError as error:
+            if number == len(lines) and not line.endswith(b"\n"):
+                notice = f"{path}:{number}: the last line is torn (its judging was killed) and is cut off."
+                return kept, whole_bytes, notice
             raise InvalidData(
                 "bad_reply_line", f"{path}:{number}: is not a reply that benchctl kept. Restore or remove this line."
-            )
+            ) from error
         kept.setdefault(reply.key, []).append(reply)
         whole_bytes += len(line)
     return kept, whole_bytes, ""
@@ -130,10 +132,3 @@ def _read(path: Path) -> tuple[dict[str, list[Kept]], int, str]:
 
 def _storable(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _parse(line: bytes) -> Kept | None:
-    try:
-        return from_line(Kept, line)
-    except ValueError:
-        return None

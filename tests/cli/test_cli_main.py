@@ -83,7 +83,7 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
     [
         (UserError("no_file", "No file 'x'; name one that exists."), 2, "Error: No file 'x'; name one that exists.\n"),
         (InvalidData("torn", "Torn."), 3, "Error: Torn.\n"),
-        (KeyboardInterrupt(), 130, "--resume"),
+        (KeyboardInterrupt(), 130, "Continue with: benchctl list\n"),
     ],
 )
 def test_what_a_user_can_fix_is_one_message_and_an_exit_code(

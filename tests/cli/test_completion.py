@@ -30,8 +30,8 @@ NAMES = [
     ("list be", ["benches"]),
     ("completion z", ["zsh"]),
 ]
-FILES = ["compare", "judge", "plot", "predict", "report", "validate", "import", "doctor --aa"]
-FILES += ["compare results.jsonl --baseline", "compare results.jsonl --scores", "report --scores", "run --bench"]
+FILES = ["compare", "gate", "judge", "plot", "predict", "report", "validate", "import", "doctor --aa"]
+FILES += ["gate results.jsonl --previous", "compare results.jsonl --scores", "report --scores", "run --bench"]
 
 
 def offered(line: str) -> list[CompletionItem]:

@@ -148,17 +148,17 @@ def test_a_router_says_of_whole_texts_what_it_says_when_decoding(kind: str, fami
     """By the formula, from states of full recomputation, at every token of two texts; labels alike."""
     models, texts = pair(family), [prompt_of(9), prompt_of(4, 1)]
     module = routed_streams(method_of(kind), models)
-    found = router_scores(module, batch_of(models.naive, texts))
+    scores, said_right = router_scores(module, batch_of(models.naive, texts))
     for row, text in enumerate(texts):
         for at in range(len(text)):
             seen = text[: at + 1]
             last = models.naive.argmax(seen)
             for interval in module.intervals:
                 trail = accelerated_states(models.naive, module, seen, interval.first, interval.gate)
-                said = float(found.scores[interval.gate][row, at].sigmoid())
+                said = float(scores[interval.gate][row, at].sigmoid())
                 assert said == pytest.approx(sureness(models.naive, module, kind, interval, trail), abs=1e-4)
                 agrees = int(models.naive.logits(trail[-1]).argmax()) == last
-                assert bool(found.agrees[interval.gate][row, at]) == agrees
+                assert bool(said_right[interval.gate][row, at]) == agrees
 
 
 @pytest.mark.parametrize("attends", [True, False])
@@ -197,9 +197,9 @@ def test_the_loss_is_balanced_cross_entropy_by_hand() -> None:
     models, text, weights = pair("llama"), prompt_of(12), [1.0] * 6 + [0.5] * 6
     method = method_of("arla")
     module = routed_streams(method, models)
-    found, expected = router_scores(module, batch_of(models.naive, [text])), 0.0
+    (all_scores, labels), expected = router_scores(module, batch_of(models.naive, [text])), 0.0
     for interval in module.intervals:
-        scores, agrees = found.scores[interval.gate][0].tolist(), found.agrees[interval.gate][0].tolist()
+        scores, agrees = all_scores[interval.gate][0].tolist(), labels[interval.gate][0].tolist()
         ahead = list(zip(scores, agrees, weights[1:], strict=False))
         share = sum(weight for _, right, weight in ahead if right) / sum(weights[1:])
         for score, right, weight in ahead:
@@ -236,9 +236,9 @@ def test_training_teaches_where_the_accelerated_state_agrees(kind: str) -> None:
     for gate in (1, 3):
         fresh, learnt = (found[f"exit_{gate}_found"] + found[f"exit_{gate}_held"] for found in (before, after))
         assert learnt > max(fresh, 1.0) + 0.15
-    found = router_scores(module, batch)
-    careless = {gate: torch.ones_like(scores) for gate, scores in found.scores.items()}
-    assert after["agreement"] > exit_yardsticks(careless, batch, found.agrees)["agreement"].share + 0.1
+    scores, right = router_scores(module, batch)
+    careless = {gate: torch.ones_like(score) for gate, score in scores.items()}
+    assert after["agreement"] > exit_yardsticks(careless, batch, right)["agreement"].share + 0.1
     assert after["depth"] < 1.0
 
 

@@ -46,13 +46,13 @@ DOORS: dict[str, tuple[str, ...]] = {
     "huggingface_hub": (),
     "jinja2": ("benchctl/analysis/html",),
     "matplotlib": ("benchctl/analysis/plots/",),
-    "msgspec": ("benchctl/records/",),
+    "msgspec": ("benchctl/importing/", "benchctl/records/"),
     "openai": ("judges/",),
     "pandas": ("benchctl/analysis/",),
     "pynvml": ("benchctl/measuring/machine/gpu.py",),
     "rich": ("benchctl/cli/", "benchctl/analysis/tables/text.py"),
     "scipy": ("benchctl/analysis/", "benchctl/conformance/", "benchctl/training/modules/calibrate.py"),
-    "time": ("benchctl/measuring/clock.py", "benchctl/training/"),
+    "time": ("benchctl/judging/asking.py", "benchctl/measuring/clock.py", "benchctl/training/", "judges/gpt.py"),
     "torch": ("benchctl/conformance/", "benchctl/decoding/", "benchctl/measuring/", "benchctl/training/", "methods/"),
     "tokenizers": ("benchctl/decoding/model/",),
     "transformers": (
@@ -61,7 +61,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         "benchctl/decoding/model/target.py",
         "benchctl/training/",
     ),
-    "urllib": ("benchctl/measuring/prompts/sources.py",),
+    "urllib": ("benchctl/measuring/prompts/sources.py", "judges/gpt.py"),
 }
 METHOD_LIBRARIES = {"safetensors", "torch"}
 IMPORTED_AS = {"adjusttext": "adjustText", "nvidia-ml-py": "pynvml"}

@@ -270,6 +270,14 @@ class Judging:
         """The judges that saw each pair in one order only."""
         return tuple(judge for judge in self.judges if len(self.judged.orders.get(judge.name, ())) == 1)
 
+    @property
+    def blind(self) -> tuple[Judge, ...]:
+        """The judges that give points and prefer no answer to a different one, or none in both orders."""
+        pairs = self.judged.pairs
+        differing = pairs[pairs["whole"].astype(bool) & ~pairs["identical"].astype(bool)]
+        verdicts = {judge: differing.loc[differing["judge"] == judge.name, "verdict"] for judge in self.judges}
+        return tuple(judge for judge, own in verdicts.items() if judge.in_points and len(own) and not own.any())
+
     def figures(self, label: str, suite: str | None) -> tuple[JudgedFigures, ...]:
         """Each judge's figures of a method's answers on a suite, or on all suites (None)."""
         pairs = self.judged.pairs
