@@ -9,12 +9,11 @@ from __future__ import annotations
 import pytest
 from mutants import ForgetfulTwoModel, LateTwoModel
 from oracles import Drafter, ExitRule, Rounds, autoregressive, exit_drafter, lookup_drafter, model_drafter, replay
-from runs import CONTEXT_TOKENS, LAYERS, NEW_TOKENS, answer, pair, prompt_of, rounds_of, run
+from runs import CONTEXT_TOKENS, LAYERS, MODELS, NEW_TOKENS, answer, pair, prompt_of, rounds_of, run
 
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.methods.two_model import TwoModel
 
-MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
 PROMPTS = (1, 13, CONTEXT_TOKENS - 7)
 
 TWO_MODEL = ((1, 0.0), (4, 0.0), (5, 0.25), (3, 0.4), (9, 0.0))

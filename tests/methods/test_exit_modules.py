@@ -12,7 +12,7 @@ import pytest
 import torch
 from exit_rules import noisy_exits, rule_of, speaker, with_modules
 from oracles import ExitRule, exit_answer, exit_drafter, replay
-from runs import LAYERS, NEW_TOKENS, Pair, answer, pair, prompt_of, rounds_of, run
+from runs import LAYERS, MODELS, NEW_TOKENS, Pair, answer, pair, prompt_of, rounds_of, run
 from target_batches import answered, batch_of, learn
 from tiny import tiny_model
 from torch import Tensor, nn
@@ -36,7 +36,6 @@ from benchctl.methods.deed import Deed
 from benchctl.methods.early_exit import EarlyExit
 from benchctl.registry import build
 
-MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
 # Label without threshold and policy, and by what it is confident.
 POLICIES = (
     ("early_exit[head=trained,rank=5", "softmax_gap"),

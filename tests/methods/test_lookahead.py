@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 from mutants import ShiftedLookahead
 from plain_lookahead import Round, Setting, replay_lookahead
-from runs import CONTEXT_TOKENS, NEW_TOKENS, answer, pair, prompt_of, run
+from runs import CONTEXT_TOKENS, MODELS, NEW_TOKENS, answer, pair, prompt_of, run
 
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method
@@ -17,7 +17,6 @@ from benchctl.decoding.sampling import Sampling
 from benchctl.methods.prompt_lookup import PromptLookup
 from benchctl.registry import build
 
-MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
 SETTINGS = (
     Setting(5, 7, 7),
     Setting(3, 5, 2, bonus=False),

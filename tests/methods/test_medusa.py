@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracles import Naive, Rounds, TreeDrafter, replay_tree
-from runs import CONTEXT_TOKENS, NEW_TOKENS, Pair, answer, pair, prepared, prompt_of, rounds_of
+from runs import CONTEXT_TOKENS, MODELS, NEW_TOKENS, Pair, answer, pair, prepared, prompt_of, rounds_of
 from target_batches import answered, batch_of, learn
 from torch import Tensor, nn
 from untrained import facts_of, untrained
@@ -35,7 +35,6 @@ from benchctl.methods.medusa import Medusa
 from benchctl.methods.medusa.heads import path_shares, sparse_plan, tree_findings
 from benchctl.registry import build
 
-MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
 WIDTHS = ((1, 1, 1), (6, 4), (3, 2, 2, 1), (24,))
 
 

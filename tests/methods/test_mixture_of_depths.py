@@ -21,7 +21,7 @@ from plain_depths import (
     said_by,
     with_adapters,
 )
-from runs import LAYERS, NEW_TOKENS, Pair, pair, prompt_of, run
+from runs import LAYERS, MODELS, NEW_TOKENS, Pair, pair, prompt_of, run
 from target_batches import answered, batch_of, learn
 from tiny import tiny_folder
 from tiny_training import CountingRows, TinyModule, TinyObjective, tiny_settings
@@ -39,7 +39,6 @@ from benchctl.registry import build
 from benchctl.training.modules.frozen import BatchMaker, ModuleObjective
 from benchctl.training.trainer import Data, Trainer
 
-MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
 NAME = "mixture_of_depths"
 
 

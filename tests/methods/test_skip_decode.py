@@ -10,7 +10,7 @@ import pytest
 import torch
 from oracles import Naive, in_float64
 from plain_depths import Plan, assert_one_pass, divergence, plan_of_depths, planned_states, said_by, with_adapters
-from runs import LAYERS, Pair, pair, prompt_of, run
+from runs import LAYERS, MODELS, Pair, pair, prompt_of, run
 from target_batches import answered, batch_of, learn
 from tiny import tiny_model, tiny_target
 from torch import Tensor
@@ -28,7 +28,6 @@ from benchctl.registry import build
 from benchctl.training.data.packing import Batch
 from benchctl.training.modules.frozen import BatchMaker
 
-MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
 # Options, and the depths of new tokens 0, 1, 2 ... that follow from them by hand; the last one stays.
 SCHEDULES: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("fall_tokens=8", (4, 4, 4, 3, 3, 3, 3, 2, 2)),  # 4 3.75 3.5 3.25 3 2.75 2.5 2.25 2, halves up
