@@ -120,25 +120,6 @@ def test_an_exit_in_half_precision_keeps_to_what_it_says_in_double() -> None:
     assert float((rounded.double() - exact).square().mean().sqrt()) < 0.03 * float(exact.std())
 
 
-@pytest.mark.parametrize(("family", "seed"), MODELS)
-def test_fresh_modules_change_nothing(family: str, seed: int, tmp_path: Path) -> None:
-    """They are the bare exit: tokens and layers are those of the target's own head at the same exits."""
-    models = pair(family, seed)
-    bare = run("early_exit[confidence=softmax_max,exits=1+2+3,threshold=0.3]", models.target, prompt_of(13), NEW_TOKENS)
-    put_off = "early_exit[confidence=softmax_max,exits=1+2+3,threshold=0.3,kv_policy=deferred_exact]"
-    same = {
-        "early_exit[head=trained,exits=1+2+3,confidence=softmax_max,threshold=0.3]": bare,
-        "deed[threshold=0.3]": run(put_off, models.target, prompt_of(13), NEW_TOKENS),
-    }
-    for label, expected in same.items():
-        method = build(label)
-        assert isinstance(method, EarlyExit | Deed)
-        fresh = method.build(models.target.info, models.target.lm_head.weight)
-        got = _generate(with_modules(label, models, fresh, tmp_path), models, prompt_of(13))
-        assert (got.token_ids, got.layers) == (expected.token_ids, expected.layers)
-    assert len(set(bare.layers)) > 1
-
-
 def test_the_decayed_threshold_is_that_of_the_paper() -> None:
     """clip(0.9 lambda + 0.1 exp(-tau t / T)), by hand; the docstring's example among them."""
     assert decayed(0.5, 4, 0, 10) == pytest.approx(0.55)
