@@ -273,20 +273,6 @@ def test_either_class_counts_by_the_share_of_the_other() -> None:
     torch.testing.assert_close(balanced_loss(scores, agrees, weights), right + wrong)
 
 
-def test_the_loss_is_that_of_every_exit_weighted_by_the_token_to_predict() -> None:
-    models, weights = pair("llama"), [float(number % 3) for number in range(20)]
-    batch = batch_of(models.naive, [prompt_of(20)], [weights])
-    method = EarlyExit(confidence="classifier", exits="1+3")
-    module, last = untrained(method, models.target), batch.head(batch.final).argmax(-1)
-    expected = torch.zeros(())
-    for layer in (1, 3):
-        scores = module.get_submodule(f"classifier.{layer}")(batch.states[layer])[..., 0]
-        agrees = batch.head(batch.norm(batch.states[layer])).argmax(-1) == last
-        expected = expected + balanced_loss(scores, agrees, torch.tensor([[*weights[1:], 0.0]]))
-    assert float(expected.detach()) > 0
-    torch.testing.assert_close(method.loss(module, batch), expected)
-
-
 def _literal_batch() -> TrainingBatch:
     """A target of two layers and two tokens whose head reads the state itself: token 0 where its first number wins.
 

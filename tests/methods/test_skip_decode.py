@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,14 +13,13 @@ from runs import LAYERS, MODELS, Pair, pair, prompt_of, run
 from target_batches import answered, batch_of, learn
 from tiny import tiny_model, tiny_target
 from torch import Tensor
-from untrained import facts_of, untrained
+from untrained import untrained
 
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.adapters import AdaptedTexts, Adapters, LayerAdapter
 from benchctl.decoding.modules.exits import CE_SHARE, AdapterSettings
-from benchctl.decoding.modules.trainable import Tally, TrainingBatch, save_modules
+from benchctl.decoding.modules.trainable import Tally, TrainingBatch
 from benchctl.methods.skip_decode import SkipDecode
 from benchctl.methods.skip_decode.schedule import DepthSchedule, text_depths
 from benchctl.registry import build
@@ -204,7 +202,7 @@ def test_the_loss_is_the_divergence_of_each_token_at_its_depth() -> None:
 
 
 @pytest.mark.slow
-def test_training_lowers_the_loss_and_the_trained_layers_say_more_of_what_the_target_says(tmp_path: Path) -> None:
+def test_training_lowers_the_loss_and_the_trained_layers_say_more_of_what_the_target_says() -> None:
     models, method = pair("llama"), SkipDecode(min_layers=2, fall_tokens=8)
     target_batch = batch_of(models.naive, answered(models.naive, 12), [[0.3] * 6 + [1.0] * 40 for _ in range(12)])
     torch.manual_seed(0)
@@ -214,19 +212,6 @@ def test_training_lowers_the_loss_and_the_trained_layers_say_more_of_what_the_ta
     after = method.yardsticks(module, target_batch)["agreement"].share
     assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
     assert after > before + 0.2
-    save_modules(tmp_path, module, facts_of("skip_decode", method, models.target))
-    labels = {"lora": f"min_layers=2,fall_tokens=8,modules={tmp_path}", "none": "fall_tokens=8,adapters=none"}
-    agree = {}
-    for name, options in labels.items():
-        trained = build(f"skip_decode[{options}]")
-        trained.prepare(models.target)
-        found = [decode(trained, models.target, DecodeRequest(text[:6], 20)) for text in answered(models.naive, 12)]
-        agree[name] = sum(
-            one == other
-            for text, generation in zip(answered(models.naive, 12), found, strict=True)
-            for one, other in zip(text[6:26], generation.token_ids, strict=True)
-        )
-    assert agree["lora"] > agree["none"] + 20
 
 
 def test_every_adapter_of_a_layer_that_runs_learns_and_the_target_does_not() -> None:
