@@ -59,10 +59,6 @@ class Context:
         token = self.sampling.draw(logits, self.generator)
         return token if self.forced is None else self.forced.choose(self.new_tokens, token)
 
-    def rule(self, draft: Draft, verdict: Verdict) -> Verdict:
-        """The verdict that counts: the method's own, or in replay mode the one that says the forced text."""
-        return verdict if self.forced is None else self.forced.impose(self.new_tokens, draft, verdict)
-
 
 class Chain:
     """A chain being drafted: tokens chosen as the run chooses them, and the distributions they were drawn from."""
@@ -227,17 +223,16 @@ class Speculative(Method):
         return verify_rejection(draft, context.sampling.rows(target_logits), context.generator)
 
     def step(self, context: Context) -> Sequence[int]:
-        draft = self.make_draft(context)
-        outcome = self.verify_draft(context, draft)
-        self.keep(context, outcome)
-        self.observe(context, outcome)
-        return outcome.tokens
-
-    def make_draft(self, context: Context) -> Draft:
-        """Push the root, then draft behind it. The bonus token takes one of the remaining tokens."""
         context.enter("draft")
         context.stream.push(context.tokens[-1:])
-        return self.draft(context, context.remaining_tokens - 1)
+        draft = self.draft(context, context.remaining_tokens - 1)  # the bonus token takes one of them
+        context.enter("verify")
+        outcome = self.verify_draft(context, draft)
+        context.enter("commit")
+        context.stream.keep(outcome.kept_rows)
+        context.enter("draft")  # observing is the drafter's
+        self.observe(context, outcome)
+        return outcome.tokens
 
     def verify_draft(self, context: Context, draft: Draft) -> Outcome:
         """Run all rows of the draft through all layers that they lack, in one pass, and apply the verification rule.
@@ -245,21 +240,16 @@ class Speculative(Method):
         Example: with root 2 (earlier rows were deferred) and a draft of 3 rows these are rows 3, 4, 5; if its rows 0
         and 1 are accepted, rows 0 to 4 are kept.
         """
-        context.enter("verify")
         stream = context.stream
         root = len(context.tokens) - 1 - stream.base
         pushed = stream.rows - root - 1  # by the drafter itself
         stream.push(draft.tokens[pushed:], [root + 1 + parent for parent in draft.parents[pushed:]])
         stream.advance()
         target_logits = stream.logits(root)
-        verdict = context.rule(draft, self.verify(context, draft, target_logits))
+        verdict = self.verify(context, draft, target_logits)
+        if context.forced is not None:
+            verdict = context.forced.impose(context.new_tokens, draft, verdict)
         kept_rows = [*range(root + 1), *(root + 1 + row for row in verdict.path)]
         outcome = Outcome(draft, verdict, target_logits, stream.states[root:], kept_rows)
         context.verified.append(outcome)
         return outcome
-
-    def keep(self, context: Context, outcome: Outcome) -> None:
-        """Commit the accepted rows, drop the others from the stream and the cache."""
-        context.enter("commit")
-        context.stream.keep(outcome.kept_rows)
-        context.enter("draft")  # observing is the drafter's

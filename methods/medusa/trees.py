@@ -48,13 +48,11 @@ def sparse_tree(shares: Sequence[Sequence[float]], nodes: int) -> tuple[Path, ..
     Depths are taken to be independent, so a path is never likelier than its parent: of each depth's paths no more than
     ``nodes`` are needed.
     """
-    paths, every = {(): 1.0}, dict[Path, float]()
-    for of_depth in shares:
-        grown = {
-            (*path, rank): share * of_rank for path, share in paths.items() for rank, of_rank in enumerate(of_depth)
-        }
-        ranked = sorted((path for path in grown if grown[path] > 0), key=lambda path: (-grown[path], path))
-        paths = {path: grown[path] for path in ranked[:nodes]}
+    every: dict[Path, float] = {}
+    paths: dict[Path, float] = {(): 1.0}
+    for ranks in shares:
+        grown = {(*path, rank): share * of for path, share in paths.items() for rank, of in enumerate(ranks) if of > 0}
+        paths = {path: grown[path] for path in sorted(grown, key=lambda path: (-grown[path], path))[:nodes]}
         every |= paths
     return likeliest(every, nodes)
 

@@ -11,7 +11,7 @@ import torch
 from fixtures_training import BATCHES, COMMON, done, refused, write_data
 from gate_exits import GateAnswer, GateRule, gate_answer, sureness
 from plain_depths import picked_from
-from runs import LAYERS, NEW_TOKENS, Pair, pair, prompt_of, run
+from runs import LAYERS, MODELS, NEW_TOKENS, Pair, pair, prompt_of, run
 from safetensors.torch import load_file
 from target_batches import answered, batch_of, learn
 from tiny import tiny_folder
@@ -27,7 +27,6 @@ from benchctl.methods.m2r2.training import TwoStreams, gate_loss
 from benchctl.methods.m2r2_dynamic import M2R2Dynamic, router_loss, router_scores, trajectory_shares
 from benchctl.registry import build
 
-MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
 FILLS = ("rate_map", "copy_p", "copy_h", "deferred_exact", "absent")
 THRESHOLDS = {
     "arla": (0.4, 0.55),

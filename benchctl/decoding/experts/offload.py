@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from benchctl.decoding.experts.fast_tier import Counts, FastTier, Key, PolicyName, Transfer, policy_of
+from benchctl.decoding.experts.fast_tier import FastTier, Key, PolicyName, Transfer, policy_of
 from benchctl.decoding.model.layers import Experts, ExpertWeights, Layer
 from benchctl.decoding.model.target import Target, TargetInfo
 
@@ -157,10 +157,6 @@ class Loader:
     def now_s(self) -> float:
         """Seconds of the timer; always 0 without one."""
         return 0.0 if self._timer is None else self._timer.now_s()
-
-    @property
-    def counts(self) -> Counts:
-        return self._tier.counts
 
     def need(self, layer: int, experts: Sequence[int]) -> None:
         """See FastTier.need; raises RuntimeError if the thread has failed."""

@@ -141,7 +141,8 @@ def adapted_mlp(state: Tensor, normed: Tensor, mlp: Mlp, gate_up: LowRank, down:
     """``state`` + the MLP of ``normed`` [rows, n, width], each of its products with an adapter."""
     gate, up = (mlp.gate_up(normed) + gate_up(normed)).chunk(2, -1)
     inner = mlp.act(gate) * up
-    return state + mlp.down(inner) + down(inner)
+    grown: Tensor = state + mlp.down(inner) + down(inner)
+    return grown
 
 
 def distil_losses(batch: TrainingBatch, state: Tensor) -> Tensor:
