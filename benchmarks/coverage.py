@@ -21,7 +21,7 @@ import click
 import numpy as np
 
 from benchctl.analysis.frame.build import load
-from benchctl.analysis.stats.bootstrap import LEVEL, Floats, Levels, bootstrap, p_value
+from benchctl.analysis.stats.intervals import LEVEL, Floats, Levels, p_value, ratio_intervals
 from benchmarks.origin import circumstances
 
 CHAT = ("koala", "self-instruct", "wizardlm", "mt-bench")
@@ -82,7 +82,7 @@ def study(world: World, suites: str, prompts: int, sessions: int, data_sets: int
     for _ in range(data_sets):
         drawn = np.concatenate([stratum[rng.integers(len(stratum), size=prompts // len(strata))] for stratum in strata])
         above, below, levels = _measured(world, drawn, sessions, rng)
-        (interval,) = bootstrap(above[:, None], below[:, None], levels)
+        (interval,) = ratio_intervals(above[:, None], below[:, None], levels)
         assert interval is not None
         ends.append((interval.low, interval.high))
         different += p_value(*_measured(world, drawn[:, [0, 0]], sessions, rng)) < LEVEL

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from benchctl import bundled
-from benchctl.analysis.stats.bootstrap import Interval, Levels, bootstrap
+from benchctl.analysis.stats.intervals import Interval, Levels, ratio_intervals
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import UsesDraftModel
 from benchctl.decoding.model.target import Target
@@ -151,8 +151,8 @@ def paired_interval(above: Sequence[float], below: Sequence[float]) -> Interval:
     """95% interval of sum(above) / sum(below), prompts or steps resampled in pairs."""
     zeros = np.zeros(len(above), dtype=np.int64)
     levels = Levels(zeros, np.arange(len(above)))
-    found = bootstrap(np.array(above)[:, None], np.array(below)[:, None], levels)[0]
-    assert found is not None, "two pairs or more always have an interval"
+    found = ratio_intervals(np.array(above)[:, None], np.array(below)[:, None], levels)[0]
+    assert found is not None, "five pairs or more always have an interval"
     return found
 
 

@@ -2,8 +2,8 @@
 
 Pairwise, or MT-Bench's grading of single answers (Zheng et al. 2023, arXiv 2306.05685, section 3.1), with prompts of
 our own that ask for nothing but scores on one line. Failures that may pass (429, 5xx, timeouts, cut connections) are
-sent again for about a minute; judging.asking makes the pauses, no shorter than Retry-After. The key comes from the
-environment and stays in the client.
+sent again for about a minute, as is what is no completion; judging.asking makes the pauses, no shorter than
+Retry-After. The key comes from the environment and stays in the client.
 """
 
 from __future__ import annotations
@@ -12,18 +12,23 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from threading import Thread
+from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from urllib.parse import urljoin, urlsplit
 from weakref import finalize
 
 from benchctl.errors import UserError
 from benchctl.judging.budget import price_table
+from benchctl.judging.chat import MOST_REPLY_BYTES
 from benchctl.judging.judge import AskedJudge, Message, NoReply, Place, Reply, Usage
 
 if TYPE_CHECKING:
-    from openai import APIConnectionError, APIStatusError
+    from openai import APIStatusError
 
 _CONNECT_S = 5.0  # OpenAI's client waits so long for a connection, too
 _FIRST_RETRIES = 2  # of the first look at the server: a wrong address stays wrong
@@ -32,9 +37,10 @@ _ADDRESS = re.compile(r"https?://[^/?#\s]", re.IGNORECASE)
 _NEVER_SENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "UnsupportedProtocol", "ProxyError"}
 _GAVE_UP = {408, 502, 504, 520, 524}  # of gateways; what they waited for may have been answered, and billed, later
 _MAY_PASS = {408, 409, 425, 429}  # and every status from 500 on
-_NO_CREDIT = {"insufficient_quota", "billing_hard_limit_reached"}
 _LEAST_KEY = 8  # characters; what is shorter is no secret, but a word to please a server, and may be part of a score
 _SHOWN = 300
+_MOST_BODY_BYTES = 10 * MOST_REPLY_BYTES  # as text, unpacked; the rest is not read
+_TOO_LONG = f"longer than {MOST_REPLY_BYTES // 1000} KB"
 _KEPT = "What is judged is kept."
 _Response = TypeVar("_Response")
 
@@ -47,7 +53,7 @@ class Gpt(AskedJudge):
     protocol     pairwise shows it two answers, single one
     temperature  none leaves it to the server, as models that reason ask for
     reply_limit  most tokens of a reply; what a model thinks before it counts too
-    timeout_s    how long to wait for a reply
+    timeout_s    how long a request may take in all
     """
 
     model: str = ""
@@ -93,7 +99,7 @@ class Gpt(AskedJudge):
 
         self._key = self._read_key()
         base_url = self._place.base_url
-        http_client = DefaultHttpxClient()
+        http_client = DefaultHttpxClient(follow_redirects=False)
         finalize(self, http_client.close)
         self._client = OpenAI(
             api_key=self._key or "none",  # the client wants a key, not every server does
@@ -107,7 +113,7 @@ class Gpt(AskedJudge):
             self._sent(lambda: first.models.with_raw_response.retrieve(self.model))
         except UserError as error:
             # Another server may not list models, a key may lack the right to ask: then the first question shows.
-            if error.id in ("wrong_judge_key", "judge_unreachable") or (
+            if error.id in ("wrong_judge_key", "judge_unreachable", "judge_redirects") or (
                 error.id == "unknown_judge_model" and not base_url
             ):
                 raise
@@ -120,8 +126,21 @@ class Gpt(AskedJudge):
         body: dict[str, Any] = {"model": self.model, "messages": chat, limit: self.reply_limit}
         if self.temperature is not None:
             body["temperature"] = self.temperature
-        raw = self._sent(lambda: self._client.chat.completions.with_raw_response.create(**body))
-        return read_completion(raw.http_response.text, self._key)
+        until_s = monotonic() + self.timeout_s
+
+        def send() -> bytes:
+            content = b""
+            with self._client.chat.completions.with_streaming_response.create(**body) as response:
+                for part in response.iter_bytes():
+                    content += part
+                    if len(content) > _MOST_BODY_BYTES or monotonic() > until_s:
+                        break
+            return content
+
+        content = self._sent(send)
+        if len(content) > _MOST_BODY_BYTES:
+            return Reply("", None, _TOO_LONG)
+        return read_completion(content.decode("utf-8", "replace"), self._key)
 
     def _read_key(self) -> str:
         name = self._place.key_env
@@ -139,62 +158,77 @@ class Gpt(AskedJudge):
         return key
 
     def _sent(self, send: Callable[[], _Response]) -> _Response:
-        return sent(send, model=self.model, key=self._key, key_env=self._place.key_env)
+        """The result of `send`. Raises NoReply for an error of OpenAI's client or of its HTTP client, with the key
+        removed from its text."""
+        import openai
+
+        try:
+            return _within(self.timeout_s, send)
+        except openai.APIStatusError as error:
+            failure = _of_status(error, self.model, self._key, self._place.key_env)
+        except Exception as error:
+            http_client = type(error).__module__.startswith("httpx")
+            if not (http_client or isinstance(error, openai.OpenAIError | TimeoutError)):
+                raise
+            failure = _of_connection(error, self._key)
+        raise failure  # outside of `except`: the client's own error, which may contain the key, is no part of it
 
 
-def sent(send: Callable[[], _Response], *, model: str, key: str, key_env: str) -> _Response:
-    """The result of `send`. Raises NoReply for an error of OpenAI's client, with the key removed from its text."""
-    import openai
+def _within(seconds: float, send: Callable[[], _Response]) -> _Response:
+    """The result of `send`, which has a thread of its own that nobody waits for any longer. Raises TimeoutError."""
+    result: Future[_Response] = Future()
 
-    try:
-        return send()
-    except openai.APIStatusError as error:
-        failure = _of_status(error, model, key, key_env)
-    except openai.APIConnectionError as error:
-        failure = _of_connection(error, late=isinstance(error, openai.APITimeoutError), key=key)
-    except openai.OpenAIError as error:
-        failure = NoReply("judge_unusable", f"the judge cannot be asked: {_shown(str(error), key)}")
-    raise failure  # outside of `except`: the client's own error, which may contain the key, is no part of the traceback
+    def work() -> None:
+        try:
+            result.set_result(send())
+        except BaseException as error:
+            result.set_exception(error)
+
+    Thread(target=work, daemon=True).start()
+    return result.result(seconds)
 
 
-def _of_connection(error: APIConnectionError, *, late: bool, key: str) -> NoReply:
+def _of_connection(error: Exception, key: str) -> NoReply:
     cause = error.__cause__ or error
-    text = _shown(str(cause) or repr(cause), key)
-    if type(cause).__name__ in _NEVER_SENT:
+    text, kind = _shown(str(cause) or repr(cause), key), type(cause).__name__
+    if kind in _NEVER_SENT:
         message = f"no server of the judge can be reached: {text}. Start it, or correct --base-url or the network."
         return NoReply("judge_unreachable", f"{message} {_KEPT}", may_pass=True)
-    reason = "no answer in time" if late else f"the connection failed ({text})"
+    reason = "no answer in time" if "Timeout" in kind else f"the connection failed ({text})"
+    return _no_reply(reason, may_be_billed=True)
+
+
+def _no_reply(reason: str, *, may_be_billed: bool, pause_s: float = 0.0) -> NoReply:
     message = f"the judge gave no reply, retries included: {reason}. {_KEPT} Judge again to go on."
-    return NoReply("no_judge_reply", message, may_be_billed=True, may_pass=True)
+    return NoReply("no_judge_reply", message, may_be_billed=may_be_billed, may_pass=True, pause_s=pause_s)
 
 
 def _of_status(error: APIStatusError, model: str, key: str, key_env: str) -> NoReply:
     status, text = error.status_code, _shown(_message_of(error), key)
-    if status == 401:
-        return NoReply(
-            "wrong_judge_key", f"the judge's server refuses the key in {key_env} ({text}). Set the right one. {_KEPT}"
-        )
-    if status == 404:
-        return NoReply(
-            "unknown_judge_model", f"the judge's server has no '{model}', or is not at this address ({text}). {_KEPT}"
-        )
-    if error.code in _NO_CREDIT:
-        return NoReply("no_judge_credit", f"the account of the key in {key_env} has no credit left ({text}). {_KEPT}")
-    if error.code == "context_length_exceeded":
-        return NoReply(
-            "question_too_long",
-            f"a question is too long for '{model}' ({text}). Take one of longer context. {_KEPT}",
-        )
+    no_credit = ("no_judge_credit", f"says that the account of the key in {key_env} has no credit left")
+    known: dict[object, tuple[str, str]] = {
+        401: ("wrong_judge_key", f"refuses the key in {key_env}, so set the right one"),
+        404: ("unknown_judge_model", f"has no '{model}', or is not at this address"),
+        "context_length_exceeded": ("question_too_long", f"says that a question is too long for '{model}'"),
+        "insufficient_quota": no_credit,
+        "billing_hard_limit_reached": no_credit,
+    }
+    if found := known.get(status) or known.get(error.code):
+        return NoReply(found[0], f"the judge's server {found[1]} ({text}). {_KEPT}")
+    if 300 <= status < 400:
+        asked = str(error.response.url)
+        wanted = urljoin(asked, error.response.headers.get("location", ""))
+        if urlsplit(wanted).netloc != urlsplit(asked).netloc:
+            return NoReply(
+                "judge_redirects",
+                f"the judge's server sends on to {_shown(wanted, key)}. Nothing was sent there: give that address with "
+                f"--base-url if you trust it. {_KEPT}",
+            )
+        return _no_reply(f"status {status}, a redirect to {_shown(wanted, key)}", may_be_billed=False)
     if status in _MAY_PASS or status >= 500:
         pause_s = _retry_after_s(error.response.headers)
         wish = f", which asks for a pause of {pause_s:.0f} s" if pause_s else ""
-        return NoReply(
-            "no_judge_reply",
-            f"the judge gave no reply, retries included: status {status}{wish} ({text}). {_KEPT} Judge again to go on.",
-            may_be_billed=status in _GAVE_UP,
-            may_pass=True,
-            pause_s=pause_s,
-        )
+        return _no_reply(f"status {status}{wish} ({text})", may_be_billed=status in _GAVE_UP, pause_s=pause_s)
     return NoReply("judge_refuses", f"the judge's server refuses to answer: status {status} ({text}). {_KEPT}")
 
 
@@ -212,30 +246,40 @@ def _retry_after_s(headers: Any) -> float:
 
 
 def read_completion(body: str, key: str) -> Reply:
-    """A chat completion as it came over the line; whatever is not one has a `problem`."""
+    """A chat completion as it came over the line; what it says that is no answer has a `problem`.
+
+    Raises NoReply for anything else, such as an error with status 200.
+    """
     try:
         completion = json.loads(body)
-    except (ValueError, RecursionError):
-        return Reply(_shown(body, key), None, "what came back is no JSON")
-    if not isinstance(completion, dict):
-        return Reply(_shown(body, key), None, "what came back is no completion")
-    usage, choices = _usage(completion.get("usage")), completion.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else None
-    if choice is None:
-        return Reply("", usage, "no reply in it")
-    message = choice.get("message")
-    message = message if isinstance(message, dict) else {}
-    if isinstance(refusal := message.get("refusal"), str) and refusal:
-        return Reply(strike_out(refusal, key), usage, "the judge refused")
-    text = message.get("content")
-    if not isinstance(text, str) or not text.strip():
-        filtered = choice.get("finish_reason") == "content_filter"
-        return Reply("", usage, "a content filter kept it back" if filtered else "an empty reply")
-    text = strike_out(text, key)
-    if choice.get("finish_reason") != "length":
+        choice = completion["choices"][0]
+        message = choice["message"]
+        text, refusal = message.get("content"), message.get("refusal")
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        said = _shown(_message_in(body), key)
+        raise _no_reply(f"what came back is no completion ({said or 'nothing'})", may_be_billed=True) from None
+    usage, finish = _usage(completion.get("usage")), choice.get("finish_reason")
+    if isinstance(refusal, str) and refusal:
+        return Reply(strike_out(refusal, key)[:_SHOWN], usage, "the judge refused")
+    text = strike_out(text, key) if isinstance(text, str) else ""
+    if finish == "content_filter":  # it may have cut a score
+        return Reply(text[:MOST_REPLY_BYTES], usage, "a content filter kept it back")
+    if not text.strip():
+        return Reply("", usage, "an empty reply")
+    if len(text.encode("utf-8", "surrogatepass")) > MOST_REPLY_BYTES:
+        return Reply(text[:_SHOWN], usage, _TOO_LONG)
+    if finish != "length":
         return Reply(text, usage)
     whole, newline, _ = text.rstrip().rpartition("\n")  # the last line may lack its end, a score its last digit
     return Reply(whole, usage) if newline and whole.strip() else Reply(text, usage, "cut off before its line ended")
+
+
+def _message_in(body: str) -> str:
+    """What a body that is no completion says."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return body
 
 
 def _usage(usage: Any) -> Usage | None:

@@ -91,6 +91,10 @@ class Local(AskedJudge):
         return f"{name}@{(self._sha256 or self._loaded.weights_sha256)[:_DIGITS]}"
 
     @property
+    def repeats_itself(self) -> bool:
+        return not self.temperature
+
+    @property
     def context_tokens(self) -> int:
         return self._prepared.context_tokens
 
@@ -98,7 +102,7 @@ class Local(AskedJudge):
         return len(self._prompt_ids(messages))
 
     def ask(self, messages: Sequence[Message], sample: int) -> Reply:
-        """Its reply; with logprob a line of mean scores, and one that says what share of all replies they rest on."""
+        """Its reply; with logprob a line of mean scores."""
         prompt_ids = self._prompt_ids(messages)
         return self._weigh(prompt_ids) if self.way == "logprob" else self._write(prompt_ids, sample)
 
@@ -127,7 +131,7 @@ class Local(AskedJudge):
         columns = zip(*possible, strict=True)
         sums = [sum(chance * score for chance, score in zip(chances, column, strict=True)) for column in columns]
         means = " ".join(f"{total / share:.4f}" for total in sums)
-        return Reply(f"{means}\nmeans over replies of {share:.2g} of its probability", usage)
+        return Reply(means, usage)
 
     def _write(self, prompt_ids: Sequence[int], sample: int) -> Reply:
         target, method = self._loaded, registry.build(registry.BASELINE)

@@ -27,3 +27,28 @@ def shared() -> Path:
     if not (folder / "data").is_dir():
         pytest.skip("no ../shared/data here")
     return folder
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny models and three prompts, see fixtures_run; only to be read."""
+    from fixtures_run import make_folder
+
+    return make_folder(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture
+def here(run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder with links to these models and prompts, so that arguments stay short."""
+    for name in ("target", "draft", "three.jsonl"):
+        (tmp_path / name).symlink_to(run_folder / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To load weights fails the test."""
+    from benchctl.decoding.model.target import Target
+
+    monkeypatch.setattr(Target, "load", lambda *_, **__: pytest.fail("weights were loaded"))

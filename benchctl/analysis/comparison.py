@@ -23,7 +23,7 @@ from benchctl.analysis.judges.judgements import share_out
 from benchctl.analysis.metrics.metric import Metric, all_metrics
 from benchctl.analysis.stats.estimates import Estimate, estimates
 from benchctl.errors import UserError
-from benchctl.records.schema import Exactness, MethodInfo, Mode, ModelInfo, Run
+from benchctl.records.schema import COUNTED_SINCE, Exactness, MethodInfo, Mode, ModelInfo, Run
 from benchctl.records.scores import Score
 from benchctl.records.writer import RunFile
 
@@ -184,7 +184,9 @@ class Group:
     @cached_property
     def remembering(self) -> frozenset[str]:
         """Labels whose greedy answer to a prompt was the same again, but came in other steps: they remember."""
-        return frozenset(remembering(self.frame) if self.run.temperature == 0 else ())
+        if self.run.temperature > 0 or any(file.run.schema_version < COUNTED_SINCE for file in self.files):
+            return frozenset()  # before, repeats had seeds of their own
+        return frozenset(remembering(self.frame))
 
     @property
     def repeats(self) -> Repeats:

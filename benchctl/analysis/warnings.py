@@ -17,8 +17,8 @@ from benchctl.analysis.judges.figures import FIRST_WINS, LONGER_WINS
 from benchctl.analysis.metrics.faithfulness import EXACT_MATCH_DIFFERENCE
 from benchctl.analysis.metrics.modes import STEP, STEP_PHASES
 from benchctl.analysis.metrics.speed import SPEEDUP
-from benchctl.analysis.stats.bootstrap import Interval
 from benchctl.analysis.stats.estimates import measured_apart
+from benchctl.analysis.stats.intervals import Interval
 from benchctl.analysis.winner import best_labels
 from benchctl.records.schema import UNKNOWN_TARGET, Run
 
@@ -116,6 +116,10 @@ _TEMPLATES = {  # the gravest first
     ),
     "judge_one_order": (
         "{judge} saw each pair in one order, so its position bias is in its figures. Judge again with `benchctl judge`."
+    ),
+    "judge_blind": (
+        "{judge} prefers no answer to a different one, or none in both orders, so it has not shown that it can tell "
+        "answers apart. Judge with another model."
     ),
     "judge_position_bias": (
         "{judge} prefers the {favoured} answer (significant for {labels}). Both orders cancel this in the mean only."
@@ -219,7 +223,7 @@ def _of_methods(group: Group) -> Iterator[Warning]:
         tokens, baseline_tokens = method.tokens, method.baseline_tokens
         if abs(tokens - baseline_tokens) > _OTHER_LENGTH * baseline_tokens:
             yield _warn("output_length_differs", label=label, tokens=tokens, baseline_tokens=baseline_tokens)
-        # Resamples of answers that all agree never lose one: an interval without width. The rule of three applies.
+        # Answers that all agree give an interval without width. The rule of three applies.
         agree = method.estimate(EXACT_MATCH_DIFFERENCE).interval == Interval(0.0, 0.0)
         if agree and not method.is_baseline and not claims:
             prompts = method.checked_prompts
@@ -313,6 +317,8 @@ def _of_scores(group: Group) -> Iterator[Warning]:
         yield _warn("judge_prompts_mixed", judge=name)
     for judge in judging.one_order:
         yield _warn("judge_one_order", judge=judge.name)
+    for judge in judging.blind:
+        yield _warn("judge_blind", judge=judge.name)
     for judge in judging.judges:
         methods = group.pooled.methods
         figures = [(method, each) for method in methods for each in method.judged if each.judge == judge]

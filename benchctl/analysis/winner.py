@@ -12,8 +12,8 @@ import pandas as pd
 from benchctl.analysis.comparison import Group, MethodFigures
 from benchctl.analysis.frame.build import broken, claims_exact, pair
 from benchctl.analysis.metrics.speed import SPEEDUP
-from benchctl.analysis.stats.bootstrap import LEVEL, Levels, p_value
 from benchctl.analysis.stats.estimates import Estimate, levels
+from benchctl.analysis.stats.intervals import LEAST_PROMPTS, LEVEL, Levels, p_value
 
 _GENERATION = ["file", "session", "suite", "batch", "prompt_id", "turn", "repeat"]
 _FEWEST_LABELS = 3  # two labels are a comparison, not a search
@@ -99,13 +99,13 @@ def contest(group: Group) -> Contest:
 
 
 def fastest(group: Group) -> Winner | None:
-    """The winner. None where fewer than two methods compete, or where another method beats each of them.
+    """The winner. None where fewer than two methods compete, on fewer than 5 prompts, or where another beats each.
 
     The latter may happen where they answered different prompts.
     """
     result = contest(group)
     best = next((method for method in result.methods if not result.is_beaten(method, result.methods)), None)
-    if best is None or len(result.methods) < 2:
+    if best is None or len(result.methods) < 2 or min(each.prompts for each in result.methods) < LEAST_PROMPTS:
         return None
     rivals = [method.label for method in result.methods if method is not best]
     slower = tuple(label for label in rivals if (best.label, label) in result.beats)

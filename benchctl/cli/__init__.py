@@ -1,5 +1,6 @@
 """The command line: one file per verb, imported when the verb is called."""
 
+import shlex
 from importlib import import_module
 from keyword import iskeyword
 
@@ -14,6 +15,7 @@ VERBS = {
     "run": "Measure methods against the baseline",
     "judge": "Let a judge score the answers in results files",
     "compare": "Compare the methods in results files",
+    "gate": "Hold results to conditions",
     "plot": "Draw one picture of results files",
     "report": "Write one HTML page about results files",
     "predict": "Predict each method's speed-up from its acceptance and its costs",
@@ -50,6 +52,10 @@ class _Verbs(click.Group):
         assert isinstance(verb, click.Command)
         return verb
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.obj = list(args)  # the verb and its arguments, which an interrupt prints
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
@@ -57,7 +63,10 @@ class _Verbs(click.Group):
             click.echo(f"Error: {error}", err=True)
             ctx.exit(INVALID_DATA if isinstance(error, InvalidData) else WRONG_USAGE)
         except KeyboardInterrupt:
-            click.echo("\nInterrupted. Everything written so far is kept. Continue with --resume.", err=True)
+            verb = self.get_command(ctx, ctx.obj[0])
+            resumes = verb is not None and any(parameter.name == "resume" for parameter in verb.params)
+            advice = "--resume" if resumes else shlex.join(["benchctl", *ctx.obj])
+            click.echo(f"\nInterrupted. Everything written so far is kept. Continue with: {advice}", err=True)
             ctx.exit(INTERRUPTED)
 
 
@@ -68,6 +77,7 @@ Exit codes:
        check failed, or --max-usd ended the judging
   2    wrong usage, or another error that you can fix: the message says how
   3    invalid data file
+  4    `gate`: the data cannot decide
   130  interrupted; everything written is kept
 
 \b

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import io
 import shlex
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import redirect_stderr, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,11 +64,11 @@ def demo(context: click.Context, out: Path | None) -> None:
         _measure(context, _arguments(dense, BENCHES, files[0]))
         click.echo(_ABOUT_EXPERTS, err=True)
         _measure(context, _arguments(experts, BENCHES[:1], files[1], "--model", TARGETS[1], "--no-watch"))
-        with _in_background("report", *map(str, files), "--out", str(folder / "report.html")):
-            for file in files:
-                _verb(context, "compare", str(file), "--format", "brief")
-            with redirect_stderr(io.StringIO()):  # the table shows the same warnings
-                _verb(context, "plot", "--pareto", str(files[0]), "--out", str(folder / "pareto.png"))
+        for file in files:
+            _verb(context, "compare", str(file), "--format", "brief")
+        with redirect_stderr(io.StringIO()):  # the table shows the same warnings
+            _verb(context, "plot", "--pareto", str(files[0]), "--out", str(folder / "pareto.png"))
+        _verb(context, "report", *map(str, files), "--out", str(folder / "report.html"))
     except KeyboardInterrupt:
         kept = [str(file) for file in files if file.exists()]
         click.echo("\nInterrupted.", err=True)
@@ -149,19 +146,3 @@ def _verb(context: click.Context, name: str, *words: str) -> None:
         except click.exceptions.Exit as end:
             if end.exit_code:
                 raise
-
-
-@contextmanager
-def _in_background(*words: str) -> Iterator[None]:
-    """Runs `benchctl WORDS` in another process and prints its output at the end. Nothing is measured meanwhile."""
-    command = (sys.executable, "-P", "-m", "benchctl", *words)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            yield
-        except BaseException:
-            process.kill()
-            raise
-        output, errors = process.communicate()
-    if process.returncode:
-        raise UserError("report_failed", errors.partition("Error: ")[2].strip() or errors)
-    click.echo(output, nl=False)

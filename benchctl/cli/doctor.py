@@ -53,7 +53,7 @@ class _Options:
 @click.argument("files", nargs=-1, metavar="[FILES]...", type=click.Path(path_type=Path))
 @options_from(_Options, "options")
 def doctor(options: _Options, files: tuple[Path, ...]) -> None:
-    """Examine this machine: its facts, a sentinel kernel, memory bandwidth and FLOP rate, and what to improve.
+    """Examine this machine: its facts, a sentinel kernel, memory bandwidth, and what to improve.
 
     With --aa, compare the baseline with itself: the false-positive rate (5% is expected), and the smallest effect that
     is detected with 80% power.
@@ -136,7 +136,6 @@ def _facts(examination: Examination) -> Iterator[tuple[str, str]]:
         f"{examination.sentinel_s * 1e6:.1f} us a product, the slowest twentieth {seen.sentinel_spread:.0%} longer",
     )
     yield "memory bandwidth", f"{examination.memory_bandwidth_mb_s / 1e3:.1f} GB/s"
-    yield "FLOP rate", f"{examination.flops_per_s / 1e9:,.0f} GFLOP/s ({examination.flop_dtype})"
     if seen.foreign_cores is not None:
         yield "others", f"used {seen.foreign_cores:.1f} cores"
     if seen.waited_share is not None:
@@ -165,7 +164,7 @@ def _measure_baseline(options: _Options) -> Path:
 
 def _compare_with_itself(files: Sequence[Path], as_json: bool) -> None:
     from benchctl.analysis.stats import aa
-    from benchctl.cli.inputs import read_files
+    from benchctl.cli.options import read_files
 
     comparison = aa.compare_with_itself(read_files(list(map(str, files))))
     if as_json:

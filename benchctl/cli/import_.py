@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from benchctl.cli import completion as completing
-from benchctl.importing.published_answers import FORMATS
+from benchctl.importing import FORMATS
 
 if TYPE_CHECKING:
-    from benchctl.importing.gather import Sums
-    from benchctl.importing.published_answers import Format
+    from benchctl.importing import Format
 
 
 @click.command("import")
@@ -51,7 +50,7 @@ def import_(files: tuple[str, ...], format: Format | str, out: Path, baseline: s
       benchctl import medusa=run-1.jsonl medusa=run-2.jsonl gpt-4_single.jsonl --out results/medusa.jsonl
       benchctl compare results/eagle.jsonl
     """
-    from benchctl.importing.gather import Source, Terms, gather, sums_of
+    from benchctl.importing.gather import Source, Terms, gather
     from benchctl.records.scores import ScoreWriter, scores_path
     from benchctl.records.writer import Writer, check_output
 
@@ -79,20 +78,3 @@ def import_(files: tuple[str, ...], format: Format | str, out: Path, baseline: s
     click.echo(
         f"{imported.run.imported} -> {out}, {imported.run.suites[0].name}, {imported.run.suites[0].prompts} prompts"
     )
-    _print_sums(sums_of(imported.rows, imported.scores))
-
-
-def _print_sums(sums: dict[str, Sums]) -> None:
-    """Speeds by each label's own tokens and times, and their ratio to the first label's.
-
-    That is a ratio in tokens/s, while the speed-up of `compare` is one in time: they differ with the length of text.
-    """
-    first = next(iter(sums.values())).tokens_per_s
-    for number, (label, of) in enumerate(sums.items()):
-        parts = [f"{of.answers} answers"]
-        if of.tokens_per_s is not None:
-            ratio = f" ({of.tokens_per_s / first:.2f}x in tokens/s)" if first and number else ""
-            parts += [f"{of.new_tokens} tokens", f"{of.tokens_per_s:.2f} tokens/s{ratio}"]
-        parts += [f"{of.tokens_per_step:.3f} tokens per step"] if of.tokens_per_step is not None else []
-        parts += [f"score {'/'.join(f'{score:.3f}' for score in of.scores)}"] if of.scores else []
-        click.echo(f"{label}: {', '.join(parts)}")

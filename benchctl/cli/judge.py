@@ -118,7 +118,7 @@ def judge(context: click.Context, options: JudgeOptions, files: tuple[str, ...])
       benchctl judge results/first.jsonl --judge gpt --model my-model --base-url http://localhost:8000/v1
       benchctl judge results/first.jsonl --judge 'local[model=my_models/judge]'
     """
-    from benchctl.cli.inputs import read_files
+    from benchctl.cli.options import read_files
 
     results = [file for file in read_files(files) if file.rows]
     if not results:
@@ -150,7 +150,7 @@ def judge_files(files: Sequence[RunFile], options: JudgeOptions) -> Summary:
 
 def _print_forecast(files: Sequence[RunFile], options: JudgeOptions) -> None:
     from benchctl.cli.display import JudgeDisplay, describe_forecast
-    from benchctl.judging.budget import is_paid, price_table
+    from benchctl.judging.budget import price_table
 
     judging, settings = _judging(files, options, JudgeDisplay())
     forecast = judging.forecast()
@@ -159,16 +159,14 @@ def _print_forecast(files: Sequence[RunFile], options: JudgeOptions) -> None:
         return
     by_hand = options.price_in is not None or options.price_out is not None
     source_of_price = "at the prices given" if by_hand else f"at the prices noted on {price_table().date}"
-    paid = is_paid(settings.judge.judge)
-    click.echo(describe_forecast(forecast, settings.judge.label, source_of_price if paid else ""))
+    name = settings.judge
+    click.echo(describe_forecast(forecast, name.label, source_of_price if name.judge.paid else ""))
 
 
 def _judging(files: Sequence[RunFile], options: JudgeOptions, display: JudgeDisplay) -> tuple[Judging, JudgeSettings]:
-    from benchctl.judging.items import check_baseline
     from benchctl.judging.scoring import Judging, World
     from benchctl.measuring.clock import utc_now
 
-    check_baseline(files, options.baseline_label)
     prompts: dict[tuple[str, str], Prompt] = {}
     loaded: set[tuple[str, str]] = set()
     for file in files:
@@ -193,10 +191,7 @@ def _suite(file: RunFile, info: SuiteInfo, source: str, notify: Notify) -> Suite
     if file.run.imported:
         return suite
     answered = {row.prompt_id for row in file.rows if row.suite == info.name}
-    for prompts in (
-        suite.prompts[: info.prompts],
-        tuple(prompt for prompt in suite.prompts if prompt.id in answered),
-    ):
+    for prompts in (suite.prompts[: info.prompts], tuple(each for each in suite.prompts if each.id in answered)):
         if (part := replace(suite, prompts=prompts)).prompts_sha256 == info.sha256:
             return part
     raise UserError(
@@ -267,13 +262,12 @@ def check_judge(options: JudgeOptions, settings: RunSettings) -> None:
 
 def _build_judge(options: JudgeOptions) -> tuple[Label, Judge]:
     """The judge, not prepared yet. Raises UserError for an option that a judge of its family does not use."""
-    from benchctl.judging.budget import is_paid
     from benchctl.judging.judge import AskedJudge
     from benchctl.registry import build_judge
 
     label = judge_label(options)
     judge = build_judge(label)
-    unused = (*(() if isinstance(judge, AskedJudge) else _OF_ASKED), *(() if is_paid(judge) else _OF_PAID))
+    unused = (*(() if isinstance(judge, AskedJudge) else _OF_ASKED), *(() if judge.paid else _OF_PAID))
     for option in unused:
         if getattr(options, option) != getattr(JudgeOptions, option):
             raise UserError("unused_judge_option", f"{label.name} takes no --{option.replace('_', '-')}: leave it out.")

@@ -15,7 +15,6 @@ import click
 
 from benchctl.cli import completion
 from benchctl.cli.options import Command, given, options_from, typed
-from benchctl.errors import UserError
 from benchctl.registry import builtin_file, builtin_names, parse_label
 from benchctl.training.train_options import DraftOptions, DraftStart, TeacherOptions
 
@@ -203,17 +202,11 @@ def _calibrate(options: TeacherOptions, label: str, promised: str, prompts: int)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--calibrate") from error
     with open_job(options) as job_context:
-        result = calibrate(options, label, risk, prompts, job_context)
-    click.echo(f"Wrote {options.out}/calibration.json.")
-    if result.label is None:
-        raise UserError(
-            "no_safe_threshold",
-            f"over {result.prompts} prompts not even threshold {result.calibration.tested[0].threshold:g} was shown to "
-            f"keep the risk below {risk.delta:g}; train the exits, give more prompts, or allow a larger delta",
-        )
+        calibrated = calibrate(options, label, risk, prompts, job_context)
     click.echo(
+        f"Wrote {options.out}/calibration.json.\n"
         f"With probability {1 - risk.epsilon:g}, answers lose at most a share {risk.delta:g} of the target's own.\n"
-        f"Use it with:\n  benchctl run --model {options.model} --method '{result.label}' "
+        f"Use it with:\n  benchctl run --model {options.model} --method '{calibrated}' "
         f"--max-new-tokens {options.answer_tokens}"
     )
 
@@ -258,15 +251,17 @@ def open_job(options: TrainOptions) -> Iterator[JobContext]:
     """
     # A thread that waits for its sibling must leave the core to others; read by OpenMP when torch is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    import torch
+
     from benchctl.cli.display import TrainingDisplay
     from benchctl.measuring.clock import Clock
     from benchctl.measuring.machine.host import commit, versions
     from benchctl.training.distributed import joined
     from benchctl.training.jobs import JobContext, check_device
     from benchctl.training.train_options import Provenance
-    from benchctl.training.trainer import use_threads
 
-    use_threads(options.threads)
+    if options.threads:
+        torch.set_num_threads(options.threads)
     check_device(options.device)
     context, clock = click.get_current_context(), Clock(options.device)
     provenance = Provenance(command_line(context), commit(), versions())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files as resources
 from typing import TYPE_CHECKING
 
 import click
@@ -39,10 +38,13 @@ def validate(context: click.Context, files: tuple[str, ...], schema: str | None)
       benchctl validate --schema scores > scores.schema.json
     """
     from benchctl.cli import INVALID_DATA, WRONG_USAGE
-    from benchctl.cli.inputs import paths_of
+    from benchctl.cli.options import paths_of
 
     if schema:
-        click.echo(resources("benchctl").joinpath(f"assets/schema/{schema}.schema.json").read_text("utf-8"), nl=False)
+        from benchctl.records.schema import Row, Run, json_schema
+        from benchctl.records.scores import Score
+
+        click.echo(json_schema(*([Score] if schema == "scores" else [Run, Row])))
         return
     if not files:
         raise click.UsageError("Name the results files to check, or use --schema.")

@@ -198,9 +198,9 @@ class RandomModels:
 
         def norm(x: Tensor) -> Tensor:
             look()
-            return last.mlp_norm(x)
+            return last.attention_norm(x)
 
-        twin.blocks = [*lower, replace(last, mlp_norm=norm)]  # type: ignore[arg-type]
+        twin.blocks = [*lower, replace(last, attention_norm=norm)]  # type: ignore[arg-type]
         return replace(self, target=twin)
 
     def truth(self, prompt: Sequence[int], limit: int) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from benchctl.decoding.draft import Draft
 from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.phases import Phase, ignore_phase, timed
+from benchctl.decoding.phases import Phase, ignore_phase
 from benchctl.decoding.sampling import Sampling, draw
 from benchctl.decoding.verify import ForcedText, Verdict, verify_greedy, verify_rejection
 
@@ -29,7 +29,7 @@ class Context:
     """One generation as a method sees it: the stream of the target, the text so far, how tokens are drawn.
 
     forced    in replay mode the text that is committed whatever the method chooses
-    enter     starts a phase of a profiled step; called by functions that are `timed`
+    enter     starts a phase of a profiled step, which lasts until another begins or the step ends
     verified  outcomes of the verifications of this step, which the loop counts drafted and accepted tokens from
     """
 
@@ -87,25 +87,14 @@ class Chain:
 
 
 def one_token(context: Context, run: Callable[[Stream], None] = Stream.advance) -> tuple[int]:
-    """A step that commits one token: plain decoding, or with layers of the method's own choice.
-
-    ``run`` takes the open row through these layers.
-    """
-    token = _choose_token(context, run)
-    _keep_row(context)
-    return (token,)
-
-
-@timed("verify")
-def _choose_token(context: Context, run: Callable[[Stream], None]) -> int:
+    """A step that commits one token: plain decoding, or with ``run``, which takes the open row through its layers."""
+    context.enter("verify")
     context.stream.push(context.tokens[-1:])
     run(context.stream)
-    return context.pick(context.stream.logits())
-
-
-@timed("commit")
-def _keep_row(context: Context) -> None:
+    token = context.pick(context.stream.logits())
+    context.enter("commit")
     context.stream.keep(range(1))
+    return (token,)
 
 
 class Method(ABC):
@@ -146,11 +135,11 @@ class Method(ABC):
         """Prefill and the first token. State of earlier prompts must not survive this."""
         return context.pick(context.target.head(self.prefill(context)))
 
-    def prefill(self, context: Context) -> Tensor:
-        """Run the prompt through all layers and commit it; the residual [1, width] of its last token."""
+    def prefill(self, context: Context, run: Callable[[Stream], None] = Stream.advance) -> Tensor:
+        """Run the prompt through all layers, or by ``run``, and commit it: its last token's residual [1, width]."""
         stream = context.stream
         stream.push(context.tokens)
-        stream.advance()
+        run(stream)
         last = stream.states[-1:]
         stream.keep(range(stream.rows))
         return last
@@ -211,12 +200,9 @@ def why_unsupported(method: Method, target: TargetInfo) -> str | None:
 
 
 class Speculative(Method):
-    """Draft, verify, keep, observe. A drafter may push and part-run rows itself; verification runs what they lack.
+    """Draft, verify, keep, observe. A drafter may push and part-run rows itself; verification runs what they lack."""
 
-    drafts_from_text  whether a draft follows from the text alone; not where the drafter remembers more of its steps
-    """
-
-    drafts_from_text: ClassVar[bool] = True
+    drafts_from_text: ClassVar[bool] = True  # not where the drafter remembers more of its steps
     no_batch_reason = "each sequence of a batch would accept a number of tokens of its own"
 
     @abstractmethod
@@ -247,19 +233,19 @@ class Speculative(Method):
         self.observe(context, outcome)
         return outcome.tokens
 
-    @timed("draft")
     def make_draft(self, context: Context) -> Draft:
         """Push the root, then draft behind it. The bonus token takes one of the remaining tokens."""
+        context.enter("draft")
         context.stream.push(context.tokens[-1:])
         return self.draft(context, context.remaining_tokens - 1)
 
-    @timed("verify")
     def verify_draft(self, context: Context, draft: Draft) -> Outcome:
         """Run all rows of the draft through all layers that they lack, in one pass, and apply the verification rule.
 
         Example: with root 2 (earlier rows were deferred) and a draft of 3 rows these are rows 3, 4, 5; if its rows 0
         and 1 are accepted, rows 0 to 4 are kept.
         """
+        context.enter("verify")
         stream = context.stream
         root = len(context.tokens) - 1 - stream.base
         pushed = stream.rows - root - 1  # by the drafter itself
@@ -272,7 +258,8 @@ class Speculative(Method):
         context.verified.append(outcome)
         return outcome
 
-    @timed("commit", then="draft")  # observing is the drafter's
     def keep(self, context: Context, outcome: Outcome) -> None:
         """Commit the accepted rows, drop the others from the stream and the cache."""
+        context.enter("commit")
         context.stream.keep(outcome.kept_rows)
+        context.enter("draft")  # observing is the drafter's

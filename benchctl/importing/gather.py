@@ -2,31 +2,23 @@
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain, count
 from pathlib import Path
-from statistics import fmean
 from typing import NamedTuple
 
 from benchctl.errors import InvalidData, UserError
-from benchctl.importing.published_answers import (
-    FAILED,
-    Answer,
-    Format,
-    Line,
-    answers_of,
-    format_of,
-    is_judgement,
-    read_lines,
-)
-from benchctl.importing.published_judgements import ByModel, Lost, Reply, replies_of, scores_of
+from benchctl.importing import Format
+from benchctl.importing.published_answers import FAILED, Answer, answers_of, format_of
+from benchctl.importing.published_judgements import Reply, replies_of, scores_of
+from benchctl.importing.published_lines import AnswerLine, Line, read_lines
 from benchctl.records.schema import UNKNOWN_TARGET, MethodInfo, ModelInfo, Row, Run, SuiteInfo, Totals
 from benchctl.records.scores import Score
 
 MT_BENCH = frozenset(map(str, range(81, 161)))  # its question ids
-_Numbers = tuple[str, int, int, int | None, int | None, float | None]  # prompt, turn, choice, tokens, steps, seconds
 _CLAIM = "an imported file claims nothing that could be held against its answers"
 
 
@@ -79,12 +71,6 @@ class _Contents:
     latest_s: float = 0.0
 
     @property
-    def questions(self) -> dict[str, None]:
-        """Their ids, in order."""
-        answered = (given.answer.prompt_id for given in self.given())
-        return dict.fromkeys(answered if self.answers else (reply.prompt_id for reply in self.replies))
-
-    @property
     def judged(self) -> dict[str, dict[tuple[str, int], None]]:
         """The prompts and turns that were judged, by model."""
         judged: dict[str, dict[tuple[str, int], None]] = {}
@@ -125,29 +111,32 @@ def gather(sources: Sequence[Source], terms: Terms, *, name: str, command: tuple
         raise UserError("unknown_baseline", f"no answers of {baseline}. There are those of: {' '.join(labels)}.")
     labels.sort(key=lambda label: label != baseline)
     run = _run(contents, sources, labels, terms, name, command)
-    rows, lost = list(_rows(contents, run)), Lost()
-    scores = tuple(scores_of(contents.replies, ByModel(rows), baseline, lost))
+    rows, lost = list(_rows(contents, run)), Counter[str]()
+    scores = tuple(scores_of(contents.replies, rows, baseline, lost))
     return Imported(run, tuple(row for _, row in rows), scores, tuple(_notices(contents, lost)))
 
 
 def _take(contents: _Contents, number: int, source: Source, line: Line, format: Format | None) -> None:
-    used = format or format_of(line)
-    contents.formats.setdefault(used)
-    contents.latest_s = max(contents.latest_s, line.instant_s("tstamp") if "tstamp" in line else 0.0)
-    if used == "fastchat" and is_judgement(line):
+    content = line.content
+    contents.latest_s = max(contents.latest_s, content.tstamp)
+    if not isinstance(content, AnswerLine):
+        if format not in (None, "fastchat"):
+            line.refuse(f"is a judgement, which no file of {format} has")
         if source.label:
             raise UserError(
                 "labelled_judgements", f"{source.path}: judgements name their models: give no label for it."
             )
-        contents.replies += replies_of(line)
+        contents.formats.setdefault("fastchat")
+        contents.replies += replies_of(line, content)
         return
-    model = line.identifier("model_id")
-    label = source.label or model
-    answers = [_Given(number, model, answer) for answer in answers_of(line, used)]
-    answered = (number, label, line.identifier("question_id"))
-    if answered in contents.answered:
-        line.refuse(f"a second answer of {label} to question {answered[-1]}")
-    contents.answered.add(answered)
+    used = format or format_of(line, content)
+    contents.formats.setdefault(used)
+    model = str(content.model_id)
+    label, question = source.label or model, str(content.question_id)
+    if (number, label, question) in contents.answered:
+        line.refuse(f"a second answer of {label} to question {question}")
+    contents.answered.add((number, label, question))
+    answers = (_Given(number, model, answer) for answer in answers_of(line, content, used))
     contents.answers.setdefault(label, []).extend(answers)
 
 
@@ -189,12 +178,15 @@ def _run(
     command: tuple[str, ...],
 ) -> Run:
     judges = {reply.judge for reply in contents.replies}
+    sizes = dict.fromkeys(("layers", "hidden_size", "parameters", "vocabulary", "context_tokens"), 0)
+    hashes = dict.fromkeys(("weights_sha256", "tokenizer_sha256", "chat_template_sha256"), "")
+    target = terms.target or UNKNOWN_TARGET + ", ".join(sorted(contents.models(labels[0])))
     return Run(
         name=name,
         created=datetime.fromtimestamp(contents.latest_s, UTC).isoformat(timespec="seconds"),
         command=command,
         baseline=labels[0],
-        target=_target(terms.target or UNKNOWN_TARGET + ", ".join(sorted(contents.models(labels[0])))),
+        target=ModelInfo(name=target, family="", **sizes, **hashes),
         draft=None,
         suites=(_suite(contents, sources, terms.suite),),
         methods=tuple(
@@ -219,14 +211,10 @@ def _run(
     )
 
 
-def _target(name: str) -> ModelInfo:
-    numbers = dict.fromkeys(("layers", "hidden_size", "parameters", "vocabulary", "context_tokens"), 0)
-    return ModelInfo(name=name, family="", **numbers, weights_sha256="", tokenizer_sha256="", chat_template_sha256="")
-
-
 def _suite(contents: _Contents, sources: Sequence[Source], name: str) -> SuiteInfo:
     """The hash is of the questions' ids, since the files do not contain the questions."""
-    questions = sorted(contents.questions)
+    asked = [given.answer.prompt_id for given in contents.given()] or [reply.prompt_id for reply in contents.replies]
+    questions = sorted(set(asked))
     usual = (
         "mt-bench" if MT_BENCH.issuperset(questions) else "spec-bench" if "spec-bench" in contents.formats else "other"
     )
@@ -267,14 +255,13 @@ def _check_paths(sources: Sequence[Source]) -> None:
 def _check_copies(contents: _Contents, sources: Sequence[Source]) -> None:
     """Refuse a copy of a file: no two processes take the same times to the last digit."""
     for label, answers in contents.answers.items():
-        numbers: dict[int, list[_Numbers]] = {}
+        of_file: dict[int, set[Answer]] = {}
         for file, _, answer in answers:
-            own = (answer.prompt_id, answer.turn, answer.choice, answer.new_tokens, answer.steps, answer.wall_s)
-            numbers.setdefault(file, []).append(own)
-        first: dict[frozenset[_Numbers], int] = {}
-        for file, all_numbers in numbers.items():
-            earlier = first.setdefault(frozenset(all_numbers), file)
-            if earlier != file and any(own[-1] for own in all_numbers):
+            of_file.setdefault(file, set()).add(replace(answer, text=""))
+        first: dict[frozenset[Answer], int] = {}
+        for file, own in of_file.items():
+            earlier = first.setdefault(frozenset(own), file)
+            if earlier != file and any(answer.wall_s for answer in own):
                 raise UserError(
                     "file_twice",
                     f"{sources[file].path}: has the times of {sources[earlier].path}, answer by answer, so it is a "
@@ -282,7 +269,7 @@ def _check_copies(contents: _Contents, sources: Sequence[Source]) -> None:
                 )
 
 
-def _notices(contents: _Contents, lost: Lost) -> Iterator[str]:
+def _notices(contents: _Contents, lost: Counter[str]) -> Iterator[str]:
     answers = [given.answer for given in contents.given()]
     failed = sum(answer.failed for answer in answers)
     if failed:
@@ -290,58 +277,8 @@ def _notices(contents: _Contents, lost: Lost) -> Iterator[str]:
     unknown = sum(answer.steps is None and answer.new_tokens is not None for answer in answers)
     if unknown:
         yield f"{unknown} turns have steps that fit no reading of their accept lengths: their steps are left out."
-    if lost.strange:
-        yield f"{lost.strange} judgements are of models without answers here and are left out."
-    if lost.apart:
-        yield f"{lost.apart} judgements are of two answers, neither or both of them the baseline's, and are left out."
-    if lost.changed:
-        yield f"{lost.changed} judgements were shown other texts than the answers here and are left out."
+    for why, judgements in sorted(lost.items()):
+        yield f"{judgements} judgements are {why} and are left out."
     unreadable = sum(reply.points is None for reply in contents.replies)
     if unreadable:
         yield f"{unreadable} judgements could not be read by their judge's script: counted, not scored."
-
-
-@dataclass(frozen=True)
-class Sums:
-    """The figures of one label that a reader checks against the published ones.
-
-    Every ratio is of sums over the answers that have both numbers; None where no answer has. `scores` are the mean
-    scores of single answers, turn by turn.
-    """
-
-    answers: int
-    new_tokens: int
-    tokens_per_s: float | None
-    tokens_per_step: float | None
-    scores: tuple[float, ...]
-
-
-def sums_of(rows: Sequence[Row], scores: Sequence[Score] = ()) -> dict[str, Sums]:
-    """By label, in the order of the rows."""
-    labels = dict.fromkeys(row.label for row in rows)
-    return {
-        label: _sums([row for row in rows if row.label == label], [score for score in scores if score.label == label])
-        for label in labels
-    }
-
-
-def _sums(rows: Sequence[Row], scores: Sequence[Score]) -> Sums:
-    totals = [row.totals for row in rows if row.totals is not None]
-    times = [(of.new_tokens, of.wall_s) for of in totals if of.new_tokens is not None and of.wall_s is not None]
-    steps = [(of.new_tokens, of.steps) for of in totals if of.new_tokens is not None and of.steps is not None]
-    points: dict[int, list[float]] = {}
-    for score in scores:
-        if score.protocol == "single" and score.score is not None:
-            points.setdefault(score.turn, []).append(score.score)
-    return Sums(
-        answers=len(totals),
-        new_tokens=sum(of.new_tokens or 0 for of in totals),
-        tokens_per_s=_ratio(times),
-        tokens_per_step=_ratio(steps),
-        scores=tuple(fmean(points[turn]) for turn in sorted(points)),
-    )
-
-
-def _ratio(pairs: Sequence[tuple[float, float]]) -> float | None:
-    below = sum(under for _, under in pairs)
-    return sum(over for over, _ in pairs) / below if below else None

@@ -12,15 +12,14 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from benchctl.importing.published_answers import Line
+from benchctl.importing.published_lines import Line, OneJudged, TwoJudged
 from benchctl.records.schema import Row
 from benchctl.records.scores import Order, Score, text_sha256
 
 _JUDGE: Final = "fastchat"
 _Key = tuple[str, str, int]  # model, prompt and turn
 _UNREADABLE: Final = -1  # FastChat's score where the judge's reply held none
-_NO_WINNER: Final = "error"  # and its winner
-_POINTS: Final[Mapping[str, float]] = {"model_1": 1.0, "tie": 0.5, "model_2": 0.0}  # for model_1
+_POINTS: Final[Mapping[str, float]] = {"model_1": 1.0, "tie": 0.5, "model_2": 0.0}  # for model_1; "error" has none
 
 
 @dataclass(frozen=True)
@@ -53,126 +52,90 @@ class Reply:
         return not self.prompt or not answer or answer.strip() in self.prompt
 
 
-def replies_of(line: Line) -> Iterator[Reply]:
+def replies_of(line: Line, content: OneJudged | TwoJudged) -> Iterator[Reply]:
     """The judgements in a line. Raises InvalidData for what is none of FastChat's."""
-    turn = line.number_of("turn")
-    if turn not in (1, 2):
-        line.refuse(f"turn is {turn:g}, but should be 1 or 2")
-    judge = line.fields.get("judge")
-    names = [str(name) for name in (judge if isinstance(judge, list) else [judge])]
+    judge, template = ([content.judge, ""] if isinstance(content.judge, str) else [*content.judge, "", ""])[:2]
     usual = Reply(
-        model="",
+        model=str(content.model if isinstance(content, OneJudged) else content.model_1),
         other="",
         first="",
-        prompt_id=line.identifier("question_id"),
-        turn=int(turn) - 1,
-        judge=names[0],
-        template=names[1] if len(names) > 1 else "",
+        prompt_id=str(content.question_id),
+        turn=content.turn - 1,
+        judge=judge,
+        template=template,
         points=None,
         prompt="",
         text="",
-        judged_at=datetime.fromtimestamp(line.instant_s("tstamp") if "tstamp" in line else 0.0, UTC).isoformat(
-            timespec="seconds"
-        ),
+        judged_at=datetime.fromtimestamp(content.tstamp, UTC).isoformat(timespec="seconds"),
     )
-    if "model" in line:
-        yield _of_one(line, usual)
+    if isinstance(content, OneJudged):
+        if content.score != _UNREADABLE and content.score < 1:
+            line.refuse(f"score is {content.score:g}, but should be from 1 to 10, or -1")
+        points = None if content.score == _UNREADABLE else content.score
+        yield replace(usual, points=points, prompt=content.user_prompt, text=content.judgment)
         return
-    for game, first in (("g1", "model_1"), ("g2", "model_2")):
-        if game == "g1" or f"{game}_winner" in line:  # a judge may have been asked for one order alone
-            yield _of_two(line, usual, game, first)
-
-
-def _of_one(line: Line, usual: Reply) -> Reply:
-    score = line.number_of("score")
-    if score != _UNREADABLE and not 1 <= score <= 10:
-        line.refuse(f"score is {score:g}, but should be from 1 to 10, or -1")
-    return replace(
+    usual = replace(usual, other=str(content.model_2))
+    if usual.model == usual.other:
+        line.refuse(f"model_1 and model_2 are both '{usual.model}'")
+    yield replace(
         usual,
-        model=line.identifier("model"),
-        points=None if score == _UNREADABLE else score,
-        prompt=_text(line, "user_prompt"),
-        text=_text(line, "judgment"),
+        first=usual.model,
+        points=_POINTS.get(content.g1_winner),
+        prompt=content.g1_user_prompt,
+        text=content.g1_judgment,
     )
+    if content.g2_winner:
+        yield replace(
+            usual,
+            first=usual.other,
+            points=_POINTS.get(content.g2_winner),
+            prompt=content.g2_user_prompt,
+            text=content.g2_judgment,
+        )
 
 
-def _of_two(line: Line, usual: Reply, game: str, first: str) -> Reply:
-    winner, models = line.identifier(f"{game}_winner"), [line.identifier(name) for name in ("model_1", "model_2")]
-    if winner not in (*_POINTS, _NO_WINNER):
-        line.refuse(f"{game}_winner is '{winner[:40]}', but should be one of {', '.join(_POINTS)} and {_NO_WINNER}")
-    if models[0] == models[1]:
-        line.refuse(f"model_1 and model_2 are both '{models[0]}'")
-    return replace(
-        usual,
-        model=models[0],
-        other=models[1],
-        first=line.identifier(first),
-        points=_POINTS.get(winner),
-        prompt=_text(line, f"{game}_user_prompt"),
-        text=_text(line, f"{game}_judgment"),
-    )
-
-
-def _text(line: Line, name: str) -> str:
-    value = line.fields.get(name, "")
-    return value if isinstance(value, str) else ""
-
-
-@dataclass
-class Lost:
-    """Judgements that are of no answer here: of models without answers (`strange`), of two answers neither of which is
-    the baseline's (`apart`), or of other texts than those here (`changed`)."""
-
-    strange: int = 0
-    apart: int = 0
-    changed: int = 0
-
-
-class ByModel:
-    """Rows by the model, prompt and turn that judgements name; FastChat judges the first of several answers."""
-
-    def __init__(self, rows: Iterable[tuple[str, Row]]) -> None:
-        self._rows: dict[_Key, list[Row]] = {}
-        for model, row in rows:
-            if row.repeat == 0 and row.error is None:
-                self._rows.setdefault((model, row.prompt_id, row.turn), []).append(row)
-
-    def of(self, reply: Reply) -> list[Row]:
-        return self._rows.get((reply.model, reply.prompt_id, reply.turn), [])
-
-
-def scores_of(replies: Iterable[Reply], rows: ByModel, baseline: str, lost: Lost) -> Iterator[Score]:
-    """The scores of the answers in `rows`; of two answers one must be the baseline's."""
+def scores_of(
+    replies: Iterable[Reply], rows: Iterable[tuple[str, Row]], baseline: str, lost: Counter[str]
+) -> Iterator[Score]:
+    """The scores of the answers in `rows`, which stand beside their model_ids; of two answers one must be the
+    baseline's. Judgements that are of no answer here are counted in `lost`, by why. FastChat judges the first of
+    several answers."""
+    rows_of: dict[_Key, list[Row]] = {}
+    for model, row in rows:
+        if row.repeat == 0 and row.error is None:
+            rows_of.setdefault((model, row.prompt_id, row.turn), []).append(row)
     samples: Counter[tuple[object, ...]] = Counter()
     for reply in replies:
-        for turned, row, other in _judged_rows(reply, rows, baseline, lost):
+        for turned, row, other in _judged_rows(reply, rows_of, baseline, lost):
             score = _score(turned, row, other)
             key = (score.label, score.session, score.prompt_id, score.turn, score.model, score.template, score.order)
             yield replace(score, sample=samples[key])
             samples[key] += 1
 
 
-def _judged_rows(reply: Reply, rows: ByModel, baseline: str, lost: Lost) -> Iterator[tuple[Reply, Row, Row | None]]:
+def _judged_rows(
+    reply: Reply, rows_of: Mapping[_Key, list[Row]], baseline: str, lost: Counter[str]
+) -> list[tuple[Reply, Row, Row | None]]:
     """The rows that a reply is of, each with the baseline's where it judged two, and the reply as seen from there."""
-    own, others = rows.of(reply), rows.of(reply.of_other()) if reply.other else []
+    own, others = (rows_of.get((model, reply.prompt_id, reply.turn), []) for model in (reply.model, reply.other))
     if not own or (reply.other and not others):
-        lost.strange += 1
-        return
-    if not reply.other:
-        shown = [row for row in own if reply.shows(row.text)]
-        lost.changed += not shown
-        yield from ((reply, row, None) for row in shown)
-        return
-    if all(row.label != baseline for row in others):
+        lost["of models without answers here"] += 1
+        return []
+    if reply.other and all(row.label != baseline for row in others):
         reply, own, others = reply.of_other(), others, own
-    baselines = [row for row in others if row.label == baseline]
-    methods = [row for row in own if row.label != baseline]
-    lost.apart += not (baselines and methods)
+    baselines: list[Row | None] = [row for row in others if row.label == baseline][:1] if reply.other else [None]
+    methods = [row for row in own if not (reply.other and row.label == baseline)]
+    if not (baselines and methods):
+        lost["of two answers, neither or both of them the baseline's,"] += 1
+        return []
     pairs = [
-        (row, other) for row in methods for other in baselines[:1] if reply.shows(row.text) and reply.shows(other.text)
+        (reply, row, other)
+        for row in methods
+        for other in baselines
+        if reply.shows(row.text) and (other is None or reply.shows(other.text))
     ]
-    lost.changed += bool(baselines and methods and not pairs)
-    yield from ((reply, row, other) for row, other in pairs)
+    lost.update({"of other texts than the answers here": 1} if not pairs else {})
+    return pairs
 
 
 def _score(reply: Reply, row: Row, baseline: Row | None) -> Score:

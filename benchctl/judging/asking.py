@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
+from queue import SimpleQueue
 
 from benchctl.judging.budget import NOTHING, Budget, OutOfBudget
 from benchctl.judging.items import Item
-from benchctl.judging.judge import AskedJudge, Message, NoReply, Reply, Usage
+from benchctl.judging.judge import AskedJudge, NoReply, Question, Reply, Usage
 from benchctl.judging.reply_cache import Cache, Kept, Outcome, content_key
 
 # Pauses before a request is sent again double from the first one. After a minute of them the judging gives up.
 FIRST_PAUSE_S = 0.5
 PATIENCE_S = 60.0
+LAST_WAIT_S = 1.0  # after an interrupt, for replies in flight
+_MARK_DIGITS = 16
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Task:
     """
 
     key: str
-    messages: tuple[Message, ...]
+    question: Question
     items: tuple[Item, ...]
     prompt_tokens: int
     most: Usage
@@ -36,17 +40,23 @@ class Task:
 
 
 def tasks_of(judge: AskedJudge, items: Iterable[Item]) -> tuple[Task, ...]:
-    """The questions of items, in the order in which they first come up."""
+    """The questions of items, in the order in which they first come up. Their keys and sizes know no mark."""
     tasks: dict[str, Task] = {}
     sharing: dict[str, list[Item]] = {}
     for item in items:
-        blank, messages = item.blank, judge.messages(item.question)
+        blank, question = item.blank, item.question
+        messages = judge.messages(question, "0" * _MARK_DIGITS)
         key = content_key(blank.judge, blank.model, blank.template, messages, blank.sample)
         if key not in tasks:
             most = Usage(judge.most_prompt_tokens(messages), judge.reply_limit)
-            tasks[key] = Task(key, messages, (), judge.prompt_tokens(messages), most)
+            tasks[key] = Task(key, question, (), judge.prompt_tokens(messages), most)
         sharing.setdefault(key, []).append(item)
     return tuple(replace(task, items=tuple(sharing[key])) for key, task in tasks.items())
+
+
+def new_mark() -> str:
+    """What no answer can contain: it is drawn for each request."""
+    return secrets.token_hex(_MARK_DIGITS // 2)
 
 
 class Stopped(Exception):
@@ -61,7 +71,7 @@ class Asker:
     ) -> None:
         self.judge, self.cache, self.budget = judge, cache, budget
         self.stop = threading.Event()
-        self._most_tries, self._now = most_tries, now
+        self._most_tries, self._now = 1 if judge.repeats_itself else most_tries, now
 
     def outcome(self, task: Task, cached: int | None = None) -> Outcome | None:
         """What the replies in the cache amount to, the first `cached` of which (None: all) are of earlier judgings.
@@ -113,7 +123,11 @@ class Asker:
             raise Stopped
         billed, doubtful = NOTHING, task.most
         try:
-            reply = self.judge.ask(task.messages, task.items[0].blank.sample)
+            # A judge that repeats itself does so for one mark; an answer cannot contain this one, its own hash, either.
+            mark = task.key[:_MARK_DIGITS] if self.judge.repeats_itself else new_mark()
+            reply = self.judge.ask(self.judge.messages(task.question, mark), task.items[0].blank.sample)
+            if reply.usage is not None and self.budget.refuses(reply.usage, task.most):
+                reply = replace(reply, usage=None)
             self._keep(task, reply)
             if reply.usage is not None:
                 billed, doubtful = reply.usage, NOTHING
@@ -146,36 +160,40 @@ def ask_all(asker: Asker, tasks: Sequence[Task], at_once: int) -> Generator[tupl
 
     The first is asked alone, so that a wrong key fails once. After the first error nothing more is sent; what is in
     flight is waited for and handed on, then the error is raised. Where the budget has no room for more it ends the same
-    way, without an error. Raises UserError as Asker.ask does.
+    way, without an error. Raises UserError as Asker.ask does. Closing it waits for what is in flight, so that its
+    replies are kept, for LAST_WAIT_S at most: threads still waiting then end with the process.
     """
-    failure: Exception | None = None
-    with ThreadPoolExecutor(at_once, thread_name_prefix="judge") as pool:
+    alone = 1 if at_once > 1 else len(tasks)
+    try:
+        for task in tasks[:alone]:
+            yield task, asker.ask(task)
+    except (Stopped, OutOfBudget):
+        return
+    left, done = iter(tasks[alone:]), SimpleQueue[tuple[Task, Outcome] | BaseException | None]()
+
+    def work() -> None:
         try:
-            for done in _futures(asker, pool, tasks):
-                try:
-                    yield done.result()
-                except (Stopped, OutOfBudget):
-                    continue
-                except Exception as error:
-                    failure = failure or error
-        finally:
-            # An interrupt waits for what is in flight, so that its replies are kept, and for no pause.
-            asker.stop.set()
+            for task in left:
+                done.put((task, asker.ask(task)))
+            done.put(None)
+        except BaseException as error:
+            asker.stop.set()  # in this thread, before others take the next task
+            done.put(error)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(at_once, len(tasks) - alone))]
+    failure: BaseException | None = None
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in threads:  # each puts one result that is no outcome, its last
+            while isinstance(result := done.get(), tuple):
+                yield result
+            if failure is None and not isinstance(result, Stopped | OutOfBudget):
+                failure = result
+    finally:
+        asker.stop.set()
+        until_s = time.monotonic() + LAST_WAIT_S
+        for thread in threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
     if failure is not None:
         raise failure
-
-
-def _futures(asker: Asker, pool: ThreadPoolExecutor, tasks: Sequence[Task]) -> Iterator[Future[tuple[Task, Outcome]]]:
-    def answer(task: Task) -> tuple[Task, Outcome]:
-        try:
-            return task, asker.ask(task)
-        except BaseException:
-            asker.stop.set()  # in this thread, which would take the next task before others learn of the error
-            raise
-
-    for group in (tasks[:1], tasks[1:]):
-        number_of = {pool.submit(answer, task): number for number, task in enumerate(group)}
-        waiting = set(number_of)
-        while waiting:
-            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            yield from sorted(done, key=number_of.__getitem__)

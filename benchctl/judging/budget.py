@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
 from benchctl.errors import UserError
-from benchctl.judging.judge import AskedJudge, Judge, Usage
+from benchctl.judging.judge import Judge, Usage
 
 _MILLION = 1_000_000
 _DATED = re.compile(r"-\d{4}-\d{2}-\d{2}$")  # gpt-4o-2024-08-06 costs what gpt-4o does
@@ -30,28 +30,29 @@ class Price:
 
 @dataclass(frozen=True)
 class PriceTable:
-    """The shipped prices, and when and where they are from. `context_tokens` is by model, as are prices."""
+    """The shipped prices, and when and where they are from; by model, as are the tokens of its context."""
 
     date: str
     source: str
-    prices: dict[str, Price]
-    contexts: dict[str, int]
+    models: dict[str, dict[str, float]]
 
     def price(self, model: str) -> Price | None:
-        return self.prices.get(model) or self.prices.get(_DATED.sub("", model))
+        known = self._model(model)
+        return Price(known["in_usd"], known["out_usd"]) if known else None
 
     def context_tokens(self, model: str) -> int | None:
         """The most tokens that a prompt and its reply may have together; None for a model that is not in the table."""
-        return self.contexts.get(model) or self.contexts.get(_DATED.sub("", model))
+        known = self._model(model)
+        return int(known["context_tokens"]) if known else None
+
+    def _model(self, model: str) -> dict[str, float] | None:
+        return self.models.get(model) or self.models.get(_DATED.sub("", model))
 
 
 @cache
 def price_table() -> PriceTable:
     """The table in assets/prices.json."""
-    table = json.loads(files("benchctl").joinpath("assets/prices.json").read_text("utf-8"))
-    prices = {name: Price(model["in_usd"], model["out_usd"]) for name, model in table["models"].items()}
-    contexts = {name: model["context_tokens"] for name, model in table["models"].items()}
-    return PriceTable(table["date"], table["source"], prices, contexts)
+    return PriceTable(**json.loads(files("benchctl").joinpath("assets/prices.json").read_text("utf-8")))
 
 
 def price_of(model: str, in_usd: float | None, out_usd: float | None, *, at_usual_address: bool) -> Price | None:
@@ -72,6 +73,7 @@ def price_of(model: str, in_usd: float | None, out_usd: float | None, *, at_usua
 
 
 NOTHING = Usage(0, 0)
+_ABSURD = 10  # times the most that a request can be billed for: tokenizers and thinking differ by less
 
 
 class OutOfBudget(Exception):
@@ -81,12 +83,14 @@ class OutOfBudget(Exception):
 @dataclass(frozen=True)
 class Spent:
     """What requests cost so far. `usd` is None where nobody knows the price; `doubtful_usd` is the part of it that was
-    counted at its dearest, for requests that broke off or came back without a bill."""
+    counted at its dearest, for requests that broke off or came back without a bill that can be true; `refused_bills`
+    counts those with one that cannot."""
 
     prompt_tokens: int = 0
     reply_tokens: int = 0
     usd: float | None = None
     doubtful_usd: float = 0.0
+    refused_bills: int = 0
 
 
 class Budget:
@@ -123,17 +127,26 @@ class Budget:
             self._reserved_usd += cost
             self._in_flight += 1
 
+    def refuses(self, billed: Usage, most: Usage) -> bool:
+        """Whether a bill is absurd, far beyond what was sent and asked for. Such bills are counted, and not added."""
+        prompt, reply = most.prompt_tokens * _ABSURD, most.reply_tokens * _ABSURD
+        absurd = billed.prompt_tokens > prompt or billed.reply_tokens > reply
+        with self._changed:
+            self._spent = replace(self._spent, refused_bills=self._spent.refused_bills + absurd)
+        return absurd
+
     def settle(self, reserved: Usage, billed: Usage, doubtful: Usage = NOTHING) -> None:
         """Replace a reservation by what was billed, and by what may have been: the latter counts in full."""
-        total = Usage(billed.prompt_tokens + doubtful.prompt_tokens, billed.reply_tokens + doubtful.reply_tokens)
+        total = billed + doubtful
         usd = self.cost_usd(total)
         with self._changed:
             spent = self._spent
-            self._spent = Spent(
-                spent.prompt_tokens + total.prompt_tokens,
-                spent.reply_tokens + total.reply_tokens,
-                None if spent.usd is None or usd is None else spent.usd + usd,
-                spent.doubtful_usd + (self.cost_usd(doubtful) or 0.0),
+            self._spent = replace(
+                spent,
+                prompt_tokens=spent.prompt_tokens + total.prompt_tokens,
+                reply_tokens=spent.reply_tokens + total.reply_tokens,
+                usd=None if spent.usd is None or usd is None else spent.usd + usd,
+                doubtful_usd=spent.doubtful_usd + (self.cost_usd(doubtful) or 0.0),
             )
             self._in_flight -= 1
             # Sums of floats drift; with nothing in flight nothing is reserved.
@@ -142,14 +155,9 @@ class Budget:
             self._changed.notify_all()
 
 
-def is_paid(judge: Judge) -> bool:
-    """Whether a judge costs money."""
-    return isinstance(judge, AskedJudge) and judge.paid
-
-
 def check_budget(judge: Judge, price: Price | None, max_usd: float | None) -> None:
     """Raises UserError where a budget is set on a price that nobody knows."""
-    if max_usd is not None and price is None and is_paid(judge):
+    if max_usd is not None and price is None and judge.paid:
         raise UserError(
             "unknown_price",
             f"--max-usd cannot be held: nobody here knows what '{judge.model}' costs. Give --price-in and --price-out "

@@ -4,47 +4,70 @@ Prompts are readable .md files in judges/, named in every score with the first d
 only where it surely holds scores from 1 to 10.
 """
 
+from __future__ import annotations
+
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Final, NamedTuple
+from typing import Final, Literal
 
 JUDGES: Final = "benchctl.judges"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _DIGITS: Final = 16
-_SLOT = re.compile(r"\{(question|first|second|reference)\}")
+_SLOT = re.compile(r"\{(question|first|second|reference|mark)\}")
 _HEADING = re.compile(r"^## (system|reference|user)\n", re.MULTILINE)
 
 _LEAST: Final = 1.0
 _MOST: Final = 10.0
-_OUT_OF = re.compile(r"\s*(?:/|out of)\s*10(?:\.0+)?\b", re.IGNORECASE)
-_NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?![\w.]*\w)")
-# Words that may stand around scores. Others may turn numbers into something else: "answer 1 is better than answer 2".
-_WORD = re.compile(r"[^\W\d_]+(?:'s)?")
-_AROUND = frozenset(
-    {"a", "b", "i", "s", "my", "the", "and", "is", "are", "of", "for", "to", "with", "final", "respectively"}
-    | {"give", "get", "gets", "rate", "score", "scores", "rating", "ratings"}
-    | {"assistant", "assistants", "answer", "answers", "response", "responses"}
-)
-_NAMED = re.compile(r"(?:assistant|answer|response)s?\s*[#\d]", re.IGNORECASE)
-_SCALE = re.compile(r"\d\s+(?:to|of)\s+\d|\b1\s*[-\u2010-\u2015]\s*10\b", re.IGNORECASE)  # 1 to 10, 1-10
-_LETTER = re.compile(r"(?i:assistant|answer|response)\s+([ABab])(?!\w)|(?<!\w)([ABb])(?!\w)|(?<!\w)(a)(?=\s*[:=])")
-_IN_ORDER = re.compile(r"a*|a+b+")
-_BARE = re.compile(r"[\s\d.,;:|&*_`()\[\]+-]+")
+MOST_REPLY_BYTES: Final = 100_000
+_LONGEST_LINE: Final = 200  # with a digit; the expressions below see nothing longer
+_ORNAMENT = str.maketrans(dict.fromkeys('*_`"[]{}|', " "))
+_SCALE = re.compile(r"\((?:on |from |a |scale |of ){0,4}1(?: ?[-\u2013] ?| to )10\)")  # (1-10), the scale asked for
+# A line that gives scores, in lower case, with single blanks and without ornament.
+_SCORE = r"(\d{1,2}(?:\.\d{1,6})?)(?: ?/ ?10| out of 10)?"
+_OF = r" of (?:the (?:last )?answer|assistant a and assistant b)(?: for their last answers)?"
+_HEAD = rf"(?:final )?(?:scores?|ratings?)(?:{_OF})?(?:, on one line)? ?[:=] ?"
+_GIVES = r"(?:'s)?(?: (?:score|rating))? ?(?:[:=]|is|gets)? ?"
+_A, _B = (rf"(?:(?:assistant|answer|response|score)[ -]?)?{letter}{_GIVES}" for letter in "ab")
+_NEXT = r"(?: ?[,;] ?(?:and )?| and | & | )"
+_LINES = {
+    1: (re.compile(rf"\(?{_SCORE}\)?"), re.compile(rf"{_HEAD}{_SCORE}\.?")),
+    2: (
+        re.compile(rf"(?:{_HEAD})?\(?{_SCORE}{_NEXT}{_SCORE}\)?\.?"),
+        re.compile(rf"(?:{_HEAD})?{_A}{_SCORE}{_NEXT}{_B}{_SCORE}\.?"),
+    ),
+}
 
 _CHARACTERS_PER_TOKEN: Final = 4
 _MESSAGE_TOKENS: Final = 4  # the frame of a message, and below the opening of the reply, in OpenAI's chats
 _REPLY_TOKENS: Final = 3
 
 
-class Filled(NamedTuple):
-    """The two messages of a chat that asks a judge."""
+@dataclass(frozen=True)
+class Message:
+    """One message of a chat."""
 
-    system: str
-    user: str
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is judged: the user's turns up to the judged one, and one or two answers to each of them.
+
+    `first` and `second` are the answers in the order in which a judge is shown them; `second` is empty where a single
+    answer is judged. `reference` has an answer for each turn where the prompt's references help to judge it (see
+    items.py), else none; `exact_answer` is how a right answer to the judged turn ends ("" where nobody knows).
+    """
+
+    turns: tuple[str, ...]
+    first: tuple[str, ...]
+    second: tuple[str, ...] = ()
+    reference: tuple[str, ...] = ()
+    exact_answer: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,20 +83,26 @@ class Template:
     sections: Mapping[str, str]
     turns: bool
 
-    def fill(
-        self, turns: Sequence[str], first: Sequence[str], second: Sequence[str], reference: Sequence[str]
-    ) -> Filled:
-        """The messages for a question; texts are put in once, so that braces inside of them stay what they are."""
-        texts = {
-            "question": turns[-1],
-            "first": _talk(turns, first) if self.turns else first[-1],
-            "second": (_talk(turns, second) if self.turns else second[-1]) if second else "",
-            "reference": "",
-        }
-        if reference and "reference" in self.sections:
-            shown = _talk(turns, reference, "Reference") if self.turns else reference[-1]
-            texts["reference"] = _put(self.sections["reference"], {"reference": shown}) + "\n\n"
-        return Filled(self.sections["system"], _put(self.sections["user"], texts))
+    def fill(self, question: Question, mark: str) -> tuple[Message, ...]:
+        """The messages for a question; texts are put in once, so that braces inside of them stay what they are.
+
+        `mark` stands in the lines around each answer, so that no answer can contain such a line.
+        """
+
+        def shown(answers: Sequence[str], who: str = "Assistant") -> str:
+            if not self.turns:
+                return answers[-1] if answers else ""
+            talk = zip(question.turns, answers, strict=bool(answers))
+            return "\n\n".join(f"User: {asked}\n\n{who}: {said}" for asked, said in talk)
+
+        texts = {"question": question.turns[-1], "mark": mark, "reference": ""}
+        texts |= {"first": shown(question.first), "second": shown(question.second)}
+        if question.reference and "reference" in self.sections:
+            reference = shown(question.reference, "Reference")
+            texts["reference"] = _put(self.sections["reference"], {"reference": reference}) + "\n\n"
+        return Message("system", _put(self.sections["system"], texts)), Message(
+            "user", _put(self.sections["user"], texts)
+        )
 
 
 @cache
@@ -91,44 +120,39 @@ def _put(text: str, texts: Mapping[str, str]) -> str:
     return _SLOT.sub(lambda slot: texts[slot[1]], text)
 
 
-def _talk(turns: Sequence[str], answers: Sequence[str], who: str = "Assistant") -> str:
-    parts = [f"User: {asked}\n\n{who}: {said}" for asked, said in zip(turns, answers, strict=True)]
-    return "\n\n".join(parts)
-
-
 def read_scores(reply: str, count: int) -> tuple[float, ...] | None:
-    """`count` scores that stand on one line, or None.
+    """The `count` (1 or 2) scores of a reply, or None where it is not sure that it says just these.
 
-    A line of nothing but them counts before lines of words, which may only be such as name scores and answers, A before
-    B. None where such lines disagree, where a number in them is not from 1 to 10, and where a line has more or fewer
-    numbers than are asked for.
+    Every line with a digit must be one that gives scores from 1 to 10 and no others: numbers alone, behind a heading,
+    or each behind its answer's name, A before B. What a model thought, up to `</think>`, is no part of the reply.
 
     >>> read_scores("8 7.5", 2)
     (8.0, 7.5)
     >>> read_scores("Assistant A: 8/10, assistant B: 7/10", 2)
     (8.0, 7.0)
-    >>> read_scores("9 11", 2) is None
+    >>> read_scores("4/5", 2) is None
     True
     """
-    lines = [_OUT_OF.sub("", line).strip() for line in reply.splitlines()]
-    with_numbers = [line for line in lines if _NUMBER.search(line)]
-    bare = [line for line in with_numbers if _BARE.fullmatch(line)]
-    scores_of_lines = {_numbers(line) for line in bare or with_numbers}
-    if len(scores_of_lines) != 1 or not all(map(_names_scores, bare or with_numbers)):
+    if len(reply.encode("utf-8", "surrogatepass")) > MOST_REPLY_BYTES:
         return None
-    (scores,) = scores_of_lines
-    return scores if len(scores) == count and all(_LEAST <= score <= _MOST for score in scores) else None
+    lines = (
+        " ".join(line.translate(_ORNAMENT).lower().split()) for line in reply.rpartition("</think>")[2].splitlines()
+    )
+    found = {_scores(line, count) for line in lines if any(map(str.isdecimal, line))}
+    found.discard(())
+    return found.pop() if len(found) == 1 else None
 
 
-def _numbers(line: str) -> tuple[float, ...]:
-    return tuple(float(number) for number in _NUMBER.findall(line))
-
-
-def _names_scores(line: str) -> bool:
-    words = {word.lower().removesuffix("'s") for word in _WORD.findall(line)}
-    letters = "".join("".join(groups).lower() for groups in _LETTER.findall(line))
-    in_order = _IN_ORDER.fullmatch(letters) is not None
-    return words <= _AROUND and in_order and not (_NAMED.search(line) or _SCALE.search(line))
+def _scores(line: str, count: int) -> tuple[float, ...] | None:
+    """The scores that a line gives, () for a heading with nothing but the scale asked for, None for anything else."""
+    if len(line) > _LONGEST_LINE:
+        return None
+    line = _SCALE.sub("", line).replace("  ", " ").strip()
+    if not any(map(str.isdecimal, line)):
+        return ()
+    match = next(filter(None, (form.fullmatch(line) for form in _LINES[count])), None)
+    scores = tuple(map(float, match.groups())) if match else ()
+    return scores if scores and all(_LEAST <= score <= _MOST for score in scores) else None
 
 
 def count_prompt(messages: Sequence[str]) -> int:

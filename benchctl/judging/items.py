@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from benchctl.errors import UserError
-from benchctl.judging.judge import GradingJudge, Judge, Question
+from benchctl.judging.judge import Judge, Question
 from benchctl.judging.reply_cache import Outcome
 from benchctl.records.reader import RowKey, row_key
 from benchctl.records.schema import Row, Run
-from benchctl.records.scores import Order, Score, ScoreKey, score_key, text_sha256
+from benchctl.records.scores import Order, Score, text_sha256
 from benchctl.records.writer import RunFile
 
 # MT-Bench's judge gets the reference answers of these; elsewhere a reference is one good answer of many.
@@ -69,71 +69,40 @@ class Pair:
         )
 
 
-@dataclass(frozen=True)
-class FilePairs:
-    """What of a results file is to be judged, and how many answers cannot be, by reason."""
-
-    path: Path
-    run: Run
-    baseline: str
-    pairs: tuple[Pair, ...]
-    left_out: Mapping[str, int] = field(default_factory=dict)
-
-
-def pairs_of(file: RunFile, prompts: Prompts, baseline: str, *, alone: bool) -> FilePairs:
+def pairs_of(file: RunFile, prompts: Prompts, baseline: str, left_out: Counter[str], *, alone: bool) -> Iterator[Pair]:
     """The answers of a file to judge: those of the free rows that did not fail, of every planned repeat and
     session. A further repeat has the answers of the one that it measures again, of which only the times were in doubt
     (see measuring.plan).
 
     `alone` takes every answer alone, the baseline's too; else each is compared with that of `baseline` to the same
-    turn, repeat and session. Raises UserError where the file has no answer of `baseline`, nothing to judge, or answers
-    a prompt that `prompts` does not have.
+    turn, repeat and session. Answers that cannot be judged are counted in `left_out`, by what they lack. Raises
+    UserError where the file has no answer of `baseline`, nothing to judge, or a prompt that `prompts` does not have.
     """
     planned = (row for row in file.rows if row.mode == "free" and 0 <= row.repeat < file.run.repeats)
     rows = {row_key(row): row for row in planned if row.error is None}
     _check_labels(file, rows, baseline)
-    left_out: Counter[str] = Counter()
-    pairs = []
     for key in rows:
         if key.label == baseline and not alone:
             continue
-        mine, theirs = _talk(rows, key), _talk(rows, key._replace(label=baseline))
-        if mine is None or (theirs is None and not alone):
+        mine, theirs = _talk(rows, key), () if alone else _talk(rows, key._replace(label=baseline))
+        if mine is None or theirs is None:
             left_out["an earlier turn" if mine is None else "the baseline's answer"] += 1
             continue
-        others = () if alone else theirs or ()
-        pairs.append(Pair(file.path, file.run, mine, others, _prompt(file.path, prompts, key)))
-    return FilePairs(file.path, file.run, baseline, tuple(pairs), dict(left_out))
-
-
-def check_baseline(files: Sequence[RunFile], label: str) -> None:
-    """Raises UserError where a file was not measured with the label that is to be its baseline; "" is its own."""
-    for file in files:
-        labels = [method.label for method in file.run.methods]
-        if label and label not in labels:
-            raise UserError(
-                "unknown_baseline",
-                f"{file.path}: holds no answers of the baseline '{label}' that --baseline-label names. Name one of its "
-                f"labels: {', '.join(labels)}.",
-            )
+        yield Pair(file.path, file.run, mine, theirs, _prompt(file.path, prompts, key))
 
 
 def _check_labels(file: RunFile, rows: Mapping[RowKey, Row], baseline: str) -> None:
     labels = dict.fromkeys(key.label for key in rows)
-    if not labels:
-        raise UserError(
-            "nothing_to_judge",
-            f"{file.path}: holds no answers that could be judged. Measure with `benchctl run` first.",
-        )
-    if baseline not in labels:
+    if labels and baseline not in labels:
         raise UserError(
             "unknown_baseline",
             f"{file.path}: holds no answers of the baseline '{baseline}'. Its labels: {', '.join(labels)}. "
             "Name one of them by --baseline-label, or measure the baseline with them.",
         )
-    if len(labels) == 1:
+    if len(labels) < 2:
         raise UserError(
-            "nothing_to_judge", f"{file.path}: holds answers of the baseline alone. Measure a method with it."
+            "nothing_to_judge",
+            f"{file.path}: holds no answers of a method that could be judged. Measure one with `benchctl run`.",
         )
 
 
@@ -157,20 +126,15 @@ def _prompt(path: Path, prompts: Prompts, key: RowKey) -> Prompt:
 def check_same_prompts(files: Sequence[RunFile]) -> None:
     """Raises UserError where a suite of one name has other prompts in one file than in another."""
     first: dict[str, tuple[Path, str]] = {}
-    for file, name, digest in _suites(files):
-        earlier, other = first.setdefault(name, (file, digest))
-        if other != digest:
-            raise UserError(
-                "other_prompts",
-                f"{name}: its prompts in {file} differ from those in {earlier} ({digest[:8]} and {other[:8]}), so "
-                "their judgements could not be set side by side. Judge the two apart.",
-            )
-
-
-def _suites(files: Sequence[RunFile]) -> Iterator[tuple[Path, str, str]]:
     for file in files:
         for suite in file.run.suites:
-            yield file.path, suite.name, suite.sha256
+            earlier, other = first.setdefault(suite.name, (file.path, suite.sha256))
+            if other != suite.sha256:
+                raise UserError(
+                    "other_prompts",
+                    f"{suite.name}: its prompts in {file.path} differ from those in {earlier} ({suite.sha256[:8]} and "
+                    f"{other[:8]}), so their judgements could not be compared. Judge the two apart.",
+                )
 
 
 ORDERS: tuple[Order, ...] = ("baseline_first", "baseline_second")
@@ -182,11 +146,6 @@ class Item:
 
     pair: Pair
     blank: Score
-
-    @property
-    def key(self) -> tuple[Path, ScoreKey]:
-        """The results file that it is of, and the key of its score there."""
-        return self.pair.file, score_key(self.blank)
 
     @property
     def question(self) -> Question:
@@ -202,10 +161,6 @@ class JudgeName:
 
     label: str
     judge: Judge
-
-    def model(self, run: Run) -> str:
-        """What it asks or computes with; the likelihood of answers is under the target of their run, by default."""
-        return self.judge.model_id or (run.target.name if self.judge.protocol == "likelihood" else "")
 
 
 def items_of(name: JudgeName, pair: Pair, samples: int, template: str) -> Iterator[Item]:
@@ -237,21 +192,9 @@ def with_outcome(item: Item, outcome: Outcome, *, cost_usd: float | None, shared
     )
 
 
-def as_tie(item: Item, now: str) -> Score:
-    """The score of a pair of equal answers, about which nobody is asked."""
-    return replace(item.blank, cost_usd=0.0, judged_at=now)
-
-
-def as_graded(item: Item, score: float, baseline_score: float, now: str) -> Score:
-    """The score of an item that was computed."""
-    return replace(
-        item.blank, score=score, baseline_score=baseline_score, unreadable="", tries=1, cost_usd=0.0, judged_at=now
-    )
-
-
 def _blank(name: JudgeName, pair: Pair, order: Order, sample: int, template: str) -> Score:
     row, other = pair.row, pair.others[-1] if pair.others else None
-    identical = pair.identical
+    by_target = pair.run.target.name if name.judge.protocol == "likelihood" else ""
     return Score(
         suite=row.suite,
         prompt_id=row.prompt_id,
@@ -261,40 +204,16 @@ def _blank(name: JudgeName, pair: Pair, order: Order, sample: int, template: str
         session=row.session,
         baseline="" if other is None else other.label,
         judge=name.label,
-        model=name.model(pair.run),
+        model=name.judge.model_id or by_target,
         protocol=name.judge.protocol,
         template=template,
         order=order,
         sample=sample,
         score=None,
         baseline_score=None,
-        identical=identical,
-        unreadable="" if identical and name.judge.protocol == "pairwise" else "not judged yet",
+        identical=pair.identical,
+        unreadable="" if pair.identical and name.judge.protocol == "pairwise" else "not judged yet",
         answer_sha256=text_sha256(row.text),
         baseline_sha256="" if other is None else text_sha256(other.text),
         judged_at="",
     )
-
-
-class Grades:
-    """Grades answers; each once, because the same answer is compared with several."""
-
-    def __init__(self, judge: GradingJudge) -> None:
-        self._judge = judge
-        self._known: dict[object, float | None] = {}
-
-    def score(self, item: Item, now: str) -> Score | None:
-        """The score of an item; None where there is nothing to grade by."""
-        pair = item.pair
-        mine, theirs = self._grade(pair, pair.rows), self._grade(pair, pair.others)
-        if pair.identical:
-            mine = theirs  # equal texts may be of other tokens, and the score is of the text
-        return None if mine is None or theirs is None else as_graded(item, mine, theirs, now)
-
-    def _grade(self, pair: Pair, rows: Sequence[Row]) -> float | None:
-        row = rows[-1]
-        talk = tuple((each.text, each.token_ids) for each in rows)
-        key = (pair.file, row.suite, row.prompt_id, row.turn, talk)
-        if key not in self._known:
-            self._known[key] = self._judge.grade(pair.run, rows, pair.question(rows, ()))
-        return self._known[key]

@@ -9,10 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from benchctl.errors import UserError
-from benchctl.judging.chat import Template, count_prompt, load_template, most_tokens, read_scores
+from benchctl.judging.chat import Message, Question, Template, count_prompt, load_template, most_tokens, read_scores
 from benchctl.records.schema import Row, Run
 from benchctl.records.scores import Protocol
 
@@ -32,35 +32,14 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Message:
-    """One message of a chat."""
-
-    role: Literal["system", "user", "assistant"]
-    content: str
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is judged: the user's turns up to the judged one, and one or two answers to each of them.
-
-    `first` and `second` are the answers in the order in which a judge is shown them; `second` is empty where a single
-    answer is judged. `reference` has an answer for each turn where the prompt's references help to judge it (see
-    items.py), else none; `exact_answer` is how a right answer to the judged turn ends ("" where nobody knows).
-    """
-
-    turns: tuple[str, ...]
-    first: tuple[str, ...]
-    second: tuple[str, ...] = ()
-    reference: tuple[str, ...] = ()
-    exact_answer: str = ""
-
-
-@dataclass(frozen=True)
 class Usage:
     """What a reply is billed for."""
 
     prompt_tokens: int
     reply_tokens: int
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(self.prompt_tokens + other.prompt_tokens, self.reply_tokens + other.reply_tokens)
 
 
 @dataclass(frozen=True)
@@ -102,12 +81,14 @@ class Judge:
     """What both families have: the `protocol` of their scores, and the `model` that they ask or compute with.
 
     The options named in `unsaid` change nothing that it says, such as where it runs: they stand in no label, so that
-    its scores and replies are the same judge's whatever they are.
+    its scores and replies are the same judge's whatever they are. `paid` says that it costs money, so that budgets and
+    prices apply to it.
     """
 
     protocol: Protocol
     model: str
     unsaid: ClassVar[frozenset[str]] = frozenset()
+    paid: ClassVar[bool] = False
 
     @property
     def model_id(self) -> str:
@@ -125,14 +106,17 @@ class AskedJudge(Judge, ABC):
     """A model that is asked. A subclass has `model` and `protocol` (pairwise or single) among its
     options and writes `ask`.
 
-    `paid` says that it costs money, so that budgets and prices apply to it; `parallel` that several requests may be
-    sent at a time; `reply_limit` is the most tokens of a reply, `context_tokens` of prompt and reply together (None if
-    unknown).
+    `parallel` says that several requests may be sent at a time; `reply_limit` is the most tokens of a reply,
+    `context_tokens` of prompt and reply together (None if unknown).
     """
 
-    paid: ClassVar[bool] = False
     parallel: ClassVar[bool] = False
     reply_limit: int = 64
+
+    @property
+    def repeats_itself(self) -> bool:
+        """Whether it always gives the same reply to the same chat: then it is asked once, whatever came back."""
+        return False
 
     @property
     def context_tokens(self) -> int | None:
@@ -164,11 +148,9 @@ class AskedJudge(Judge, ABC):
         """The prompt for a question, by how many turns it has and whether it has reference answers."""
         return load_template(self.protocol, len(question.turns), bool(question.reference))
 
-    def messages(self, question: Question) -> tuple[Message, ...]:
-        """The chat that asks a question."""
-        template = self.template(question)
-        system, user = template.fill(question.turns, question.first, question.second, question.reference)
-        return (Message("system", system), Message("user", user))
+    def messages(self, question: Question, mark: str) -> tuple[Message, ...]:
+        """The chat that asks a question; no answer can contain the `mark` of the lines around it."""
+        return self.template(question).fill(question, mark)
 
     def read(self, reply: str) -> tuple[float, ...] | None:
         """The scores in a reply, one for each answer shown, in their order; None where it cannot be read."""

@@ -11,10 +11,9 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import TracebackType
 
 from benchctl.errors import InvalidData, UserError
-from benchctl.judging.judge import Message, Reply, Usage
+from benchctl.judging.judge import Message, Usage
 from benchctl.records.schema import Count, from_line
 from benchctl.records.writer import LineFile
 
@@ -36,9 +35,9 @@ class Kept:
     answered_at: str
 
     @property
-    def reply(self) -> Reply:
-        known = self.prompt_tokens is not None and self.reply_tokens is not None
-        return Reply(self.text, Usage(self.prompt_tokens or 0, self.reply_tokens or 0) if known else None, self.problem)
+    def usage(self) -> Usage | None:
+        unknown = self.prompt_tokens is None or self.reply_tokens is None
+        return None if unknown else Usage(self.prompt_tokens or 0, self.reply_tokens or 0)
 
 
 def content_key(judge: str, model: str, template: str, messages: Sequence[Message], sample: int) -> str:
@@ -59,7 +58,7 @@ class Outcome:
     fresh: tuple[Kept, ...] = ()
 
 
-class Cache:
+class Cache(LineFile):
     """The replies of one judge, read from its file and appended to it. May be used by several threads.
 
     Entering raises UserError where another judging uses the file or it cannot be written, and InvalidData for a line
@@ -67,30 +66,19 @@ class Cache:
     """
 
     def __init__(self, folder: Path, judge: str, *, notify: Callable[[str], None] = lambda notice: None) -> None:
-        self.path = cache_path(folder, judge)
+        full = "Replies so far are kept; make room and judge again."
+        path = cache_path(folder, judge)
+        super().__init__(path, writer="`benchctl judge`", instead="Give another --cache.", full=full)
         self._notify = notify
-        self._lock = threading.Lock()
+        self._one_at_a_time = threading.Lock()
         self._kept: dict[str, list[Kept]] = {}
 
-    def __enter__(self) -> "Cache":
-        self._file = LineFile(
-            self.path,
-            writer="`benchctl judge`",
-            instead="Give another --cache.",
-            full="Replies so far are kept; make room and judge again.",
-        )
-        try:
-            self._kept, whole_bytes, notice = _read(self.path)
-            self._file.cut(whole_bytes)
-        except BaseException:
-            self._file.close()
-            raise
+    def begin(self) -> None:
+        """Read the replies that are there."""
+        self._kept, whole_bytes, notice = _read(self.path)
+        self.cut(whole_bytes)
         if notice:
             self._notify(notice)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._file.close()
 
     def look(self) -> None:
         """Read what is there without holding the file, to tell what would have to be asked."""
@@ -106,8 +94,8 @@ class Cache:
         Half a surrogate pair, which JSON can escape but UTF-8 cannot hold, becomes U+FFFD: no line may be unreadable.
         """
         kept = replace(kept, text=_storable(kept.text), problem=_storable(kept.problem))
-        with self._lock:
-            self._file.append(json.dumps(asdict(kept), ensure_ascii=True).encode() + b"\n")
+        with self._one_at_a_time:
+            self.append_lines(json.dumps(asdict(kept), ensure_ascii=True).encode() + b"\n")
             self._kept.setdefault(kept.key, []).append(kept)
 
 
@@ -128,13 +116,15 @@ def _read(path: Path) -> tuple[dict[str, list[Kept]], int, str]:
     kept: dict[str, list[Kept]] = {}
     whole_bytes = 0
     for number, line in enumerate(lines, 1):
-        reply = _parse(line)
-        if reply is None and number == len(lines) and not line.endswith(b"\n"):
-            return kept, whole_bytes, f"{path}:{number}: the last line is torn (its judging was killed) and is cut off."
-        if reply is None:
+        try:
+            reply = from_line(Kept, line)
+        except ValueError as error:
+            if number == len(lines) and not line.endswith(b"\n"):
+                notice = f"{path}:{number}: the last line is torn (its judging was killed) and is cut off."
+                return kept, whole_bytes, notice
             raise InvalidData(
                 "bad_reply_line", f"{path}:{number}: is not a reply that benchctl kept. Restore or remove this line."
-            )
+            ) from error
         kept.setdefault(reply.key, []).append(reply)
         whole_bytes += len(line)
     return kept, whole_bytes, ""
@@ -142,10 +132,3 @@ def _read(path: Path) -> tuple[dict[str, list[Kept]], int, str]:
 
 def _storable(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _parse(line: bytes) -> Kept | None:
-    try:
-        return from_line(Kept, line)
-    except ValueError:
-        return None

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchctl.judging.asking import Asker, Task, ask_all, tasks_of
-from benchctl.judging.budget import Budget, Price, Spent, check_budget, is_paid
+from benchctl.judging.budget import NOTHING, Budget, Price, Spent, check_budget
 from benchctl.judging.items import (
-    FilePairs,
-    Grades,
     Item,
     JudgeName,
+    Pair,
     Prompts,
-    as_tie,
     check_same_prompts,
     items_of,
     pairs_of,
@@ -24,9 +22,11 @@ from benchctl.judging.items import (
 )
 from benchctl.judging.judge import AskedJudge, GradingJudge, Usage
 from benchctl.judging.reply_cache import Cache, Outcome
+from benchctl.records.schema import Row
 from benchctl.records.scores import Score, ScoreWriter, read_scores, score_key, scores_path
 from benchctl.records.writer import RunFile
 
+_COUNTED = ("stored", "written", "ties", "recalled", "unreadable", "unasked", "too_long")
 # Tokens of a reply that holds the scores asked for, and nothing else: "8 7", and what ends it.
 _REPLY_TOKENS = {"pairwise": 4, "single": 2}
 
@@ -75,7 +75,7 @@ class Forecast:
     recalled: int = 0
     questions: int = 0
     too_long: int = 0
-    usage: Usage = Usage(0, 0)
+    usage: Usage = NOTHING
     usd: float | None = 0.0
     most_usd: float | None = 0.0
     left_out: Mapping[str, int] = field(default_factory=dict)
@@ -116,17 +116,19 @@ class Judging:
         check_budget(self._judge, settings.price, settings.max_usd)
         check_same_prompts(files)
         alone = self._judge.protocol == "single"
-        self._files = [pairs_of(file, prompts, settings.baseline or file.run.baseline, alone=alone) for file in files]
-        self._items = [item for file in self._files for item in self._items_of(file)]
-        self._left_out = Counter[str]()
-        for file in self._files:
-            self._left_out.update(file.left_out)
+        self._files, self._left_out = [file.path for file in files], Counter[str]()
+        self._items = [
+            item
+            for file in files
+            for pair in pairs_of(file, prompts, settings.baseline or file.run.baseline, self._left_out, alone=alone)
+            for item in self._items_of(pair)
+        ]
         self._counts = Counter[str]()
-        self._budget = Budget(settings.price if is_paid(self._judge) else Price(0.0, 0.0), settings.max_usd)
+        self._budget = Budget(settings.price if self._judge.paid else Price(0.0, 0.0), settings.max_usd)
 
     def forecast(self) -> Forecast:
         """What would be done and what it would cost; nothing is asked, held or written."""
-        todo = self._todo({file.path: _stored(file.path) for file in self._files})
+        todo = self._todo({path: _stored(path) for path in self._files})
         ties = sum(item.pair.identical for item in todo)
         common = (len(self._items), len(self._items) - len(todo), ties)
         if not isinstance(self._judge, AskedJudge):
@@ -134,9 +136,7 @@ class Judging:
         asker, tasks = self._cached(self._judge, todo)
         fresh = [task for task in tasks if asker.outcome(task) is None]
         asked = [task for task in fresh if task.fits(self._judge)]
-        usage, most = _estimate(asker, tasks, asked), Usage(0, 0)
-        for task in asked:
-            most = Usage(most.prompt_tokens + task.most.prompt_tokens, most.reply_tokens + task.most.reply_tokens)
+        usage, most = _estimate(asker, tasks, asked), sum((task.most for task in asked), NOTHING)
         return Forecast(
             *common,
             recalled=sum(len(task.items) for task in tasks) - len(fresh),
@@ -150,24 +150,44 @@ class Judging:
 
     def run(self) -> Summary:
         """Judge what is not judged yet. Raises UserError; whatever was judged by then is kept."""
+        try:
+            self._run()
+        finally:
+            self._report_bills()
+        counts = {name: self._counts[name] for name in _COUNTED}
+        return Summary(len(self._items), spent=self._budget.spent, left_out=dict(self._left_out), **counts)
+
+    def _run(self) -> None:
         if isinstance(self._judge, AskedJudge):
             self._reach(self._judge)
         with ExitStack() as stack:
             self._writers = {
-                file.path: stack.enter_context(ScoreWriter(scores_path(file.path), notify=self._world.notify))
-                for file in self._files
+                path: stack.enter_context(ScoreWriter(scores_path(path), notify=self._world.notify))
+                for path in self._files
             }
             todo = self._todo({path: writer.stored.scores for path, writer in self._writers.items()})
             self._counts.update(stored=len(self._items) - len(todo))
             if isinstance(self._judge, AskedJudge):
                 self._ask(self._judge, stack.enter_context(self._cache()), todo)
             elif isinstance(self._judge, GradingJudge):
-                self._grade(Grades(self._judge), todo)
-        return self._summary()
+                self._grade(self._judge, todo)
+
+    def _report_bills(self) -> None:
+        spent, max_usd = self._budget.spent, self._settings.max_usd
+        if spent.refused_bills:
+            self._world.notify(
+                f"The judge's server sent {spent.refused_bills} bills of far more tokens than were sent and asked for. "
+                "They are not believed, and counted as the most that is possible: look at the account of the key."
+            )
+        if max_usd is not None and (spent.usd or 0.0) > max_usd:
+            self._world.notify(
+                f"The bills came to ${spent.usd:.4f}, above --max-usd {max_usd:g}: the server counts more than a token "
+                "for a byte, or more than reply_limit. Nothing more is sent."
+            )
 
     def _todo(self, stored: Mapping[Path, Iterable[Score]]) -> list[Item]:
         """The items that have no score yet, or an unreadable one and tries left."""
-        tries = self._settings.tries
+        tries = 1 if isinstance(self._judge, AskedJudge) and self._judge.repeats_itself else self._settings.tries
         settled = {
             path: {score_key(score) for score in scores if not score.unreadable or score.tries >= tries}
             for path, scores in stored.items()
@@ -183,24 +203,37 @@ class Judging:
     def _reach(self, judge: AskedJudge) -> None:
         """Reach the judge if a question is to be asked. This comes before any file is made: a judging without a key
         leaves none behind."""
-        asker, tasks = self._cached(judge, self._todo({file.path: _stored(file.path) for file in self._files}))
+        asker, tasks = self._cached(judge, self._todo({path: _stored(path) for path in self._files}))
         if any(task.fits(judge) and asker.outcome(task) is None for task in tasks):
             judge.reach()
 
-    def _grade(self, grades: Grades, items: Iterable[Item]) -> None:
+    def _grade(self, judge: GradingJudge, items: Iterable[Item]) -> None:
+        """Each answer is graded once: the same one is compared with several."""
+        known: dict[object, float | None] = {}
+
+        def grade(pair: Pair, rows: Sequence[Row]) -> float | None:
+            talk = tuple((each.text, each.token_ids) for each in rows)
+            key = (pair.file, rows[-1].suite, rows[-1].prompt_id, rows[-1].turn, talk)
+            if key not in known:
+                known[key] = judge.grade(pair.run, rows, pair.question(rows, ()))
+            return known[key]
+
         for item in items:
-            score = grades.score(item, self._world.now())
-            if score is None:
-                self._left_out.update({"an exact answer to grade by": 1})
-            else:
-                self._write(item, score)
+            # Equal texts may be of other tokens, and the score is of the text.
+            theirs = grade(item.pair, item.pair.others)
+            mine = theirs if item.pair.identical else grade(item.pair, item.pair.rows)
+            if mine is None or theirs is None:
+                self._left_out["an exact answer to grade by"] += 1
+                continue
+            graded = replace(item.blank, score=mine, baseline_score=theirs, unreadable="", tries=1, cost_usd=0.0)
+            self._write(item, replace(graded, judged_at=self._world.now()))
 
     def _ask(self, judge: AskedJudge, cache: Cache, items: Sequence[Item]) -> None:
         asker = self._asker(judge, cache)
         tasks = tasks_of(judge, (item for item in items if not item.pair.identical))
         outcomes = [(task, asker.outcome(task)) for task in tasks]
         for item in (item for item in items if item.pair.identical):
-            self._write(item, as_tie(item, self._world.now()))
+            self._write(item, replace(item.blank, cost_usd=0.0, judged_at=self._world.now()))
             self._counts.update(ties=1)
         waiting = []
         for task, outcome in outcomes:
@@ -219,7 +252,7 @@ class Judging:
     def _write_scores(self, task: Task, outcome: Outcome) -> None:
         """The scores of the items of a question; the first carries the bill."""
         fresh = outcome.fresh
-        bills = [self._budget.cost_usd(usage) for usage in (kept.reply.usage or task.most for kept in fresh)]
+        bills = [self._budget.cost_usd(usage) for usage in (kept.usage or task.most for kept in fresh)]
         known = [bill for bill in bills if bill is not None]
         cost_usd = sum(known) if len(known) == len(bills) else None
         for number, item in enumerate(task.items):
@@ -236,34 +269,18 @@ class Judging:
         done = self._counts["stored"] + self._counts["written"]
         self._world.progress(Progress(done, len(self._items), self._budget.spent))
 
-    def _items_of(self, file: FilePairs) -> Iterator[Item]:
-        judge, settings = self._judge, self._settings
-        for pair in file.pairs:
-            template, samples = "", 1
-            if isinstance(judge, AskedJudge):
-                template, samples = judge.template(pair.question(pair.rows, pair.others)).id, settings.samples
-            yield from items_of(settings.judge, pair, samples, template)
+    def _items_of(self, pair: Pair) -> Iterator[Item]:
+        template, samples = "", 1
+        if isinstance(self._judge, AskedJudge):
+            question = pair.question(pair.rows, pair.others)
+            template, samples = self._judge.template(question).id, self._settings.samples
+        yield from items_of(self._settings.judge, pair, samples, template)
 
     def _cache(self) -> Cache:
         return Cache(self._settings.cache, self._settings.judge.label, notify=self._world.notify)
 
     def _asker(self, judge: AskedJudge, cache: Cache) -> Asker:
         return Asker(judge, cache, self._budget, most_tries=self._settings.tries, now=self._world.now)
-
-    def _summary(self) -> Summary:
-        counts = self._counts
-        return Summary(
-            judgements=len(self._items),
-            stored=counts["stored"],
-            written=counts["written"],
-            ties=counts["ties"],
-            recalled=counts["recalled"],
-            unreadable=counts["unreadable"],
-            unasked=counts["unasked"],
-            too_long=counts["too_long"],
-            spent=self._budget.spent,
-            left_out=dict(self._left_out),
-        )
 
 
 def _estimate(asker: Asker, tasks: Sequence[Task], asked: Sequence[Task]) -> Usage:

@@ -130,7 +130,7 @@ class Measurer:
             self.timings.controls_s += self.clock() - started_s
         return [
             replace(
-                self._request(prompt_ids, answer_seed(task)),
+                self._request(prompt_ids, answer_seed(task, greedy=self.config.sampling.greedy)),
                 forced=self._answers.answer(prompt_ids) if mode == "replay" else None,
                 profile=mode == "profile",
             )
@@ -273,13 +273,14 @@ class Measurer:
         return sums
 
 
-def answer_seed(task: Task) -> int:
+def answer_seed(task: Task, *, greedy: bool = False) -> int:
     """The seed of one answer: different for each prompt, turn and repeat, the same for every label and process.
 
     A retry has the seed of the planned repeat. A new seed would bias the sample: long texts are disturbed, and so
-    drawn again, more often.
+    drawn again, more often. Greedy repeats share a seed, so that a method that draws at random, as lookahead does for
+    its first guesses, takes the same steps again: other steps then mean that it remembers (frame.build.remembering).
     """
-    repeat = task.repeat if task.instead_of is None else task.instead_of
+    repeat = 0 if greedy else task.repeat if task.instead_of is None else task.instead_of
     name = f"{task.prompt.suite}\n{task.prompt.id}\n{task.turn}\n{repeat}"
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
 

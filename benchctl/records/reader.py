@@ -82,13 +82,14 @@ class StoredRows(Sequence[Row]):
             return row_of(self._path, index + FIRST_ROW, file.read(end - start))
 
     def _checked(self) -> Iterator[Row]:
-        membership = _Membership(self._run)
+        labels = {method.label for method in self._run.methods}
+        suites = {suite.name for suite in self._run.suites}
         lines: dict[RowKey, int] = {}
         with self._path.open("rb") as file:
             file.seek(self._starts[0])
             for number in range(FIRST_ROW, FIRST_ROW + len(self)):
                 row = row_of(self._path, number, file.readline())
-                if problem := membership.problem(row):
+                if problem := _problem(self._run, labels, suites, row):
                     raise InvalidData("row_not_of_run", f"{self._path}:{number}: {problem}")
                 if (earlier := lines.setdefault(row_key(row), number)) != number:
                     raise InvalidData(
@@ -98,38 +99,27 @@ class StoredRows(Sequence[Row]):
                 yield row
 
 
-class _Membership:
-    """Whether a row can be one of a run."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._labels = {method.label for method in run.methods}
-        self._suites = {suite.name for suite in run.suites}
-
-    def problem(self, row: Row) -> str:
-        """Why it cannot be one, or ""."""
-        run = self._run
-        if row.label not in self._labels or row.suite not in self._suites:
-            return f"'{row.label}' on '{row.suite}' is not part of the run in line 1."
-        if bool(row.batch) != (run.batch_size > 1) or len(row.batch) > run.batch_size:
-            return f"a batch of {len(row.batch)} in a run of batch size {run.batch_size}."
-        if row.mode not in run.modes:
-            return f"a row of mode {row.mode} in a run of mode {', '.join(run.modes)}."
-        if row.totals is not None and not run.imported:
-            return "totals without lists, which only imported files have, in a run that was measured here."
-        return "" if run.imported or not row.token_ids else self._excess(row)
-
-    def _excess(self, row: Row) -> str:
-        """What exceeds the run's limits, or "". A token may count layers that were run late for earlier tokens, so only
-        their sum is bounded."""
-        target, tokens = self._run.target, len(row.token_ids)
-        if tokens > self._run.max_new_tokens:
-            return f"{tokens} token_ids in a run of {self._run.max_new_tokens} max_new_tokens."
-        if (largest := max(row.token_ids)) >= target.vocabulary:
-            return f"token {largest} of a vocabulary of {target.vocabulary}."
-        if (layers := sum(row.layers)) > target.layers * tokens:
-            return f"{layers} layers for {tokens} tokens of a target of {target.layers} layers."
+def _problem(run: Run, labels: set[str], suites: set[str], row: Row) -> str:
+    """Why a row cannot be one of a run of these labels and suites, or ""."""
+    if row.label not in labels or row.suite not in suites:
+        return f"'{row.label}' on '{row.suite}' is not part of the run in line 1."
+    if bool(row.batch) != (run.batch_size > 1) or len(row.batch) > run.batch_size:
+        return f"a batch of {len(row.batch)} in a run of batch size {run.batch_size}."
+    if row.mode not in run.modes:
+        return f"a row of mode {row.mode} in a run of mode {', '.join(run.modes)}."
+    if row.totals is not None and not run.imported:
+        return "totals without lists, which only imported files have, in a run that was measured here."
+    target, tokens = run.target, len(row.token_ids)
+    if run.imported or not tokens:
         return ""
+    if tokens > run.max_new_tokens:
+        return f"{tokens} token_ids in a run of {run.max_new_tokens} max_new_tokens."
+    if (largest := max(row.token_ids)) >= target.vocabulary:
+        return f"token {largest} of a vocabulary of {target.vocabulary}."
+    # A token may count layers that were run late for earlier tokens, so only their sum is bounded.
+    if (layers := sum(row.layers)) > target.layers * tokens:
+        return f"{layers} layers for {tokens} tokens of a target of {target.layers} layers."
+    return ""
 
 
 def index(path: Path) -> "array[int]":
@@ -157,18 +147,7 @@ def run_of(path: Path, line: bytes) -> Run:
         raise InvalidData(
             "byte_order_mark", f"{path}:1: starts with a byte-order mark. Write the file as UTF-8 without one."
         )
-    version = record["schema_version"]
-    if isinstance(version, bool):  # which counts as 1 where a number is asked for
-        raise InvalidData(
-            "no_version",
-            f"{path}:1: schema_version: {str(version).lower()} is no version. Restore or remove this line.",
-        )
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise InvalidData(
-            "newer_version",
-            f"{path}:1: written by a newer benchctl, schema {version} (this one reads {SCHEMA_VERSION}); upgrade.",
-        )
-    return valid(Run, path, 1, line)
+    return valid(Run, path, 1, line, SCHEMA_VERSION)
 
 
 def row_of(path: Path, number: int, line: bytes) -> Row:
@@ -232,11 +211,17 @@ def _not_whole(path: Path, number: int) -> InvalidData:
     )
 
 
-def valid(kind: type[_Record], path: Path, number: int, line: bytes) -> _Record:
-    """The record in a line. Raises InvalidData, with file and line, for what is none or cannot be true."""
+def valid(kind: type[_Record], path: Path, number: int, line: bytes, newest: int = 0) -> _Record:
+    """The record in a line. Raises InvalidData, with file and line, for what is none, cannot be true, or is of a newer
+    version than `newest`, where lines of this kind have one."""
     try:
         return from_line(kind, line)
     except ValueError as error:
+        record = json.loads(line) if newest and is_json(line) else None
+        version = record.get("schema_version") if isinstance(record, dict) else None
+        if isinstance(version, int) and version > newest:
+            newer = f"written by a newer benchctl, schema {version} (this one reads {newest})"
+            raise InvalidData("newer_version", f"{path}:{number}: {newer}; upgrade.") from error
         raise InvalidData("broken_line", f"{path}:{number}: {_advice(kind, line, str(error))}") from error
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from benchctl.errors import InvalidData, UserError
 from benchctl.records.reader import StoredRows, index, is_json, run_of, torn_batch, with_current_labels
@@ -25,12 +25,10 @@ def check_same_run(path: Path, stored: Run, run: Run) -> None:
     for field in _SAME_ON_RESUME:
         old, new = getattr(stored, field), getattr(run, field)
         if old != new:
-            advice = (
-                "Version 0.1 wrote it: give" if _is_gone(field, old) else "Use the settings of its first line, or give"
-            )
             raise UserError(
                 "other_settings",
-                f"{path}: cannot be resumed, {field} differs: {_difference(old, new)}. {advice} another --out.",
+                f"{path}: cannot be resumed, {field} differs: {_difference(old, new)}. Use the settings of its first "
+                "line, or give another --out.",
             )
     for fact in ("cpu", "gpu"):
         if stored.machine.get(fact) != run.machine.get(fact):
@@ -39,25 +37,14 @@ def check_same_run(path: Path, stored: Run, run: Run) -> None:
             )
 
 
-def _is_gone(field: str, old: Any) -> bool:
-    """Whether no command line of this version gives what version 0.1 wrote: another order, or m2r2 with `mode`."""
-    if field == "methods":
-        return any(method.name == "m2r2" and "mode" in method.options for method in old)
-    return field == "order"
-
-
 def _difference(old: Any, new: Any) -> str:
     """What `old` has and `new` has not, by name where it has one: lists of methods and suites are long."""
     if not (isinstance(old, tuple) and isinstance(new, tuple)):
         return f"it has {_short(old)}, this run has {_short(new)}"
-    lost, added = [item for item in old if item not in new], [item for item in new if item not in old]
+    lost, added = ([_short(item) for item in one if item not in other] for one, other in ((old, new), (new, old)))
     if not (lost or added):
         return "it has them in another order"
-    return f"it has {_names(lost)}, this run has {_names(added)} instead"
-
-
-def _names(items: list[Any]) -> str:
-    return ", ".join(map(_short, items)) or "nothing"
+    return f"it has {', '.join(lost) or 'nothing'}, this run has {', '.join(added) or 'nothing'} instead"
 
 
 def _short(value: Any) -> str:
@@ -155,40 +142,52 @@ def check_writable(path: Path) -> None:
 
 
 class LineFile:
-    """Holds a file for itself while it is open. For the errors, `writer` names the program that writes such files,
-    `instead` is the advice while another process holds the file, and `full` the advice for a full disk.
+    """Appends lines to a file, and holds it for itself while it is entered. For the errors, `writer` names the program
+    that writes such files, `instead` is the advice while another process holds it, and `full` that for a full disk.
 
-    Raises UserError, on opening, if the file is being written or cannot be.
+    Entering raises UserError if the file is being written or cannot be, and as `begin` does.
     """
 
     def __init__(self, path: Path, *, writer: str, instead: str, full: str) -> None:
-        self._path, self._full = path, full
+        self.path, self._writer, self._instead, self._full = path, writer, instead, full
+
+    def begin(self) -> None:
+        """What a subclass does before the first line is appended; by now nobody else is writing."""
+
+    def __enter__(self) -> Self:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
-            raise UserError("cannot_write", f"{path}: cannot be written: {error.strerror}. {instead}") from error
+            problem = f"{self.path}: cannot be written: {error.strerror}. {self._instead}"
+            raise UserError("cannot_write", problem) from error
+        try:
+            self._lock()
+            self._size = os.fstat(self._file).st_size
+            self.begin()
+        except BaseException:
+            os.close(self._file)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        os.close(self._file)
+
+    def _lock(self) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            os.close(self._file)
-            raise UserError(
-                "file_in_use",
-                f"{path}: another {writer} is writing it. Wait for it, or {instead[0].lower()}{instead[1:]}",
-            ) from error
-        self._size = os.fstat(self._file).st_size
-
-    def close(self) -> None:
-        os.close(self._file)
+            wait = f"Wait for it, or {self._instead[0].lower()}{self._instead[1:]}"
+            raise UserError("file_in_use", f"{self.path}: another {self._writer} is writing it. {wait}") from error
 
     def cut(self, size: int) -> None:
         """Keep the first `size` bytes, the last of which ends a line: a line that lacks only its end is given it."""
         os.ftruncate(self._file, size)
         self._size = size
         if size and os.pread(self._file, 1, size - 1) != b"\n":
-            self.append(b"\n")
+            self.append_lines(b"\n")
 
-    def append(self, lines: bytes) -> None:
+    def append_lines(self, lines: bytes) -> None:
         """Hand whole lines to the system at once. Raises UserError, the file as it was, if the disk refuses them."""
         try:
             rest = memoryview(lines)
@@ -197,14 +196,13 @@ class LineFile:
         except OSError as error:
             with suppress(OSError):
                 os.ftruncate(self._file, self._size)
-            raise UserError(
-                "cannot_write", f"{self._path}: cannot be written: {error.strerror}. {self._full}"
-            ) from error
+            problem = f"{self.path}: cannot be written: {error.strerror}. {self._full}"
+            raise UserError("cannot_write", problem) from error
         self._size += len(lines)
 
 
-class Writer:
-    """Appends rows to a results file, and holds the file for itself while it is open.
+class Writer(LineFile):
+    """Appends rows to a results file, and holds the file for itself while it is entered.
 
     With `resume` an existing file is continued: a torn last line is cut off, with a notice, and `stored` holds
     the rows that are done. Entering raises UserError if the file is another run's, is being written, or cannot be.
@@ -217,54 +215,34 @@ class Writer:
     def __init__(
         self, path: Path | str, run: Run, *, resume: bool = False, notify: Callable[[str], None] = lambda notice: None
     ) -> None:
-        self.path = Path(path)
+        full = "Rows so far are kept; make room and use --resume."
+        super().__init__(Path(path), writer="run", instead="Give another --out.", full=full)
         self.stored = RunFile(self.path, run)
         self._resume = resume
         self._notify = notify
 
-    def __enter__(self) -> "Writer":
+    def __enter__(self) -> Self:
         check_output(self.path, resume=self._resume)
-        self._file = LineFile(
-            self.path,
-            writer="run",
-            instead="Give another --out.",
-            full="Rows so far are kept; make room and use --resume.",
-        )
-        try:
-            self._begin()
-        except BaseException:
-            self._file.close()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._file.close()
+        return super().__enter__()
 
     def append(self, *rows: Row) -> None:
-        """Hand the rows of a batch, or one row, to the system at once.
+        """Hand the rows of a batch, or one row, to the system at once. Raises as `append_lines` does."""
+        self.append_lines(b"".join(map(to_line, rows)))
 
-        Raises UserError, with the file left as it was, if the disk refuses them.
-        """
-        self._file.append(b"".join(map(to_line, rows)))
-
-    def _begin(self) -> None:
-        """Write the run, or find it in the file. Only now is nobody else writing."""
+    def begin(self) -> None:
+        """Write the run, or find it in the file."""
         with self.path.open("rb") as file:
             first = file.readline()
         if first and not self._resume:
-            raise UserError("file_exists", f"{self.path}: exists. Continue it with --resume, or give another --out.")
+            check_output(self.path)
         if first.endswith(b"\n") or not _RUN_STARTS.startswith(first[: len(_RUN_STARTS)]):
-            self._continue(first)
+            check_same_run(self.path, run_of(self.path, first), self.stored.run)
+            self.stored = read(self.path)
+            for notice in self.stored.notices:
+                self._notify(notice)
+            self.cut(self.stored.whole_bytes)
             return
         if first:
             self._notify(f"{self.path}: was killed before its first line was whole; it starts again.")
-            self._file.cut(0)
-        self._file.append(to_line(self.stored.run))
-
-    def _continue(self, first: bytes) -> None:
-        check_same_run(self.path, run_of(self.path, first), self.stored.run)
-        stored = read(self.path)
-        for notice in stored.notices:
-            self._notify(notice)
-        self._file.cut(stored.whole_bytes)
-        self.stored = stored
+            self.cut(0)
+        self.append_lines(to_line(self.stored.run))

@@ -23,7 +23,7 @@ from refusals import refused
 
 from benchctl.analysis.comparison import POOLED, Difference, compare, differences
 from benchctl.analysis.metrics.speed import SPEEDUP
-from benchctl.analysis.stats.bootstrap import Interval
+from benchctl.analysis.stats.intervals import Interval
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
-from benchctl.analysis.stats.bootstrap import Floats, Interval, Levels, bootstrap, p_value
+from benchctl.analysis.stats.intervals import (
+    Floats,
+    Interval,
+    Levels,
+    critical,
+    effective_prompts,
+    p_value,
+    ratio_intervals,
+)
 
 
 def _levels(sessions: int, prompts: int, repeats: int) -> Levels:
@@ -12,8 +20,8 @@ def _levels(sessions: int, prompts: int, repeats: int) -> Levels:
     return Levels(session, prompt)
 
 
-def _interval(top: Floats, bottom: Floats, levels: Levels, resamples: int = 2000) -> Interval:
-    (found,) = bootstrap(top.reshape(-1, 1), bottom.reshape(-1, 1), levels, resamples=resamples)
+def _interval(top: Floats, bottom: Floats, levels: Levels) -> Interval:
+    (found,) = ratio_intervals(top.reshape(-1, 1), bottom.reshape(-1, 1), levels)
     assert found is not None
     return found
 
@@ -27,10 +35,24 @@ def test_pairing_cancels_what_prompts_have_in_common() -> None:
     assert shuffled.high - shuffled.low > 10 * (paired.high - paired.low)
 
 
-def test_an_interval_is_found_by_counting_on_two_prompts() -> None:
-    """Drawing 2 of 2 prompts with ratios 1 and 3 gives 1, 2 or 3; both ends are drawn in a quarter of the resamples."""
-    found = _interval(np.array([1.0, 3.0]), np.array([1.0, 1.0]), _levels(1, 2, 1))
-    assert (found.low, found.high) == (1.0, 3.0)
+def test_the_interval_of_a_difference_of_means_is_that_of_student_s_t() -> None:
+    """Prompts of equal length whose ratios differ by +-d: the jackknife's error is that of the mean."""
+    top = np.array([0.9, 1.1] * 5)
+    less = (np.zeros((10, 1)), np.ones((10, 1)))
+    (found,) = ratio_intervals(top[:, None] - 1, np.ones((10, 1)), _levels(1, 10, 1), less=less)
+    assert found is not None
+    # All prompts weigh alike: 9 degrees by what they take, 10 by what they add to the error.
+    half_width = critical(0.05, 9.5) * top.std(ddof=1) / 10**0.5
+    assert (found.low, found.high) == pytest.approx((-half_width, half_width))
+
+
+def test_one_long_prompt_among_short_ones_counts_as_few() -> None:
+    """(8 + 16)^2 / (8 * 1 + 16^2) = 2.18 prompts, so the interval is several times as wide as with equal ones."""
+    length = np.array([16.0, 1, 1, 1, 1, 1, 1, 1, 1])
+    assert effective_prompts(length, np.arange(9)) == pytest.approx(24**2 / (16**2 + 8))
+    pace = np.array([1.2, 0.9, 1.1, 1.0, 0.95, 1.05, 1.0, 0.9, 1.1])
+    uneven, even = (_interval(pace * of, of, _levels(1, 9, 1)) for of in (length, np.ones(9)))
+    assert uneven.high / uneven.low > 3 * even.high / even.low
 
 
 def test_measuring_the_same_prompts_in_more_sessions_does_not_make_prompts_vary_less() -> None:
@@ -69,39 +91,37 @@ def test_noise_of_repeats_counts_once() -> None:
 
 def test_a_repeat_that_runs_backwards_makes_up_for_the_one_before() -> None:
     """In ABBA order a drift speeds up the method in one repeat and slows it down in the next, by design."""
-    assert _interval(np.tile([1.4, 1.6], 10), np.ones(20), _levels(1, 10, 2)) == Interval(1.5, 1.5)
+    found = _interval(np.tile([1.4, 1.6], 10), np.ones(20), _levels(1, 10, 2))
+    assert (found.low, found.high) == pytest.approx((1.5, 1.5))
 
 
-def test_the_turns_of_a_prompt_are_drawn_together() -> None:
+def test_the_turns_of_a_prompt_are_left_out_together() -> None:
     """Turns that make up for each other leave nothing uncertain."""
     prompt = np.repeat(np.arange(10), 2)
     levels = Levels(np.zeros(20, dtype=np.int64), prompt)
-    assert _interval(np.tile([1.0, 2.0], 10), np.ones(20), levels) == Interval(1.5, 1.5)
+    found = _interval(np.tile([1.0, 2.0], 10), np.ones(20), levels)
+    assert (found.low, found.high) == pytest.approx((1.5, 1.5))
 
 
-def test_the_same_seed_gives_the_same_interval_and_another_seed_another() -> None:
-    top, bottom = np.random.default_rng(4).lognormal(size=(20, 1)), np.ones((20, 1))
-    levels = _levels(1, 20, 1)
-    assert bootstrap(top, bottom, levels) == bootstrap(top, bottom, levels)
-    assert bootstrap(top, bottom, levels) != bootstrap(top, bottom, levels, seed=1)
-
-
-def test_many_prompts_are_drawn_in_lots_to_the_same_length() -> None:
+def test_the_interval_of_many_prompts_is_that_of_the_normal_distribution() -> None:
     top = np.random.default_rng(5).lognormal(size=(3000, 1))
-    found = bootstrap(top, np.ones((3000, 1)), _levels(1, 3000, 1))[0]
+    found = ratio_intervals(top, np.ones((3000, 1)), _levels(1, 3000, 1))[0]
     assert found is not None
     assert found.high - found.low == pytest.approx(2 * 1.96 * top.std() / 3000**0.5, rel=0.1)
 
 
-@pytest.mark.parametrize("prompts", [0, 1])
-def test_fewer_than_two_prompts_have_no_interval(prompts: int) -> None:
+@pytest.mark.parametrize("prompts", [0, 1, 4])
+def test_fewer_than_five_prompts_have_no_interval_and_no_significance(prompts: int) -> None:
     values = np.ones((prompts * 5, 2))
-    assert bootstrap(values, values, _levels(1, prompts, 5)) == [None, None]
+    assert p_value(2 * values[:, 0], values[:, 0], _levels(1, prompts, 5)) == 1.0
+    assert ratio_intervals(values, values, _levels(1, prompts, 5)) == [None, None]
 
 
 def test_a_ratio_without_a_bottom_has_no_interval() -> None:
-    top, bottom = np.ones((3, 2)), np.array([[0.0, 1.0], [0.0, 1.0], [1.0, 1.0]])
-    assert bootstrap(top, bottom, _levels(1, 3, 1)) == [None, Interval(1.0, 1.0)]
+    """Nor does one with a bottom in fewer than five of its prompts."""
+    top, bottom = np.ones((6, 3)), np.ones((6, 3))
+    bottom[:5, 0], bottom[:2, 1] = 0.0, 0.0
+    assert ratio_intervals(top, bottom, _levels(1, 6, 1)) == [None, None, Interval(1.0, 1.0)]
 
 
 def test_the_difference_of_two_ratios_is_paired_and_covers_the_true_one() -> None:
@@ -112,19 +132,19 @@ def test_the_difference_of_two_ratios_is_paired_and_covers_the_true_one() -> Non
         drafted, ease = rng.integers(20, 200, 30).astype(float), rng.normal(0, 0.15, 30)
         ours, theirs = ((share + ease + rng.normal(0, 0.03, 30)) * drafted for share in (0.5, 0.4))
         one, other, of = (values.reshape(-1, 1) for values in (ours, theirs, drafted))
-        (found,) = bootstrap(one, of, levels, less=(other, of), resamples=400)
+        (found,) = ratio_intervals(one, of, levels, less=(other, of))
         assert found is not None
         hits += found.low <= 0.1 <= found.high
         widths.append(found.high - found.low)
-        alone = _interval(ours, drafted, levels, resamples=400)
+        alone = _interval(ours, drafted, levels)
         unpaired.append(alone.high - alone.low)
     assert 0.90 <= hits / 300 <= 0.985
     assert np.mean(widths) < np.mean(unpaired) / 2
 
 
 def test_a_difference_has_no_interval_where_the_other_drafted_nothing() -> None:
-    one, none = np.ones((4, 1)), np.zeros((4, 1))
-    assert bootstrap(one, one, _levels(1, 4, 1), less=(none, none)) == [None]
+    one, none = np.ones((6, 1)), np.zeros((6, 1))
+    assert ratio_intervals(one, one, _levels(1, 6, 1), less=(none, none)) == [None]
 
 
 def test_an_interval_of_what_cannot_be_negative_never_is() -> None:
@@ -141,13 +161,13 @@ def _apart(ours: int, theirs: int, prompts: int) -> Levels:
 def test_arms_of_one_session_each_have_no_interval_however_many_prompts_agree() -> None:
     """A machine that was 8% slower that day looks like a method that is 8% slower on every prompt."""
     top, bottom = np.full((80, 1), 1.08), np.ones((80, 1))
-    assert bootstrap(top, bottom, _apart(1, 1, 80)) == [None]
+    assert ratio_intervals(top, bottom, _apart(1, 1, 80)) == [None]
     assert _interval(top, bottom, _levels(1, 80, 1)).low == pytest.approx(1.08)
     assert p_value(top[:, 0], bottom[:, 0], _apart(1, 1, 80)) == 1.0
 
 
 def test_a_figure_of_one_arm_keeps_its_interval_where_the_other_was_measured_apart() -> None:
-    both = bootstrap(np.ones((4, 2)), np.ones((4, 2)), _apart(1, 1, 4), uses_baseline=[True, False])
+    both = ratio_intervals(np.ones((6, 2)), np.ones((6, 2)), _apart(1, 1, 6), uses_baseline=[True, False])
     assert both == [None, Interval(1.0, 1.0)]
 
 
@@ -173,10 +193,10 @@ def test_sessions_apart_are_no_pairs_even_where_they_were_as_many() -> None:
 
 @pytest.mark.parametrize("shift", [0.0, 0.002, -0.004, 0.01])
 def test_the_p_value_of_one_session_is_that_of_a_t_test(shift: float) -> None:
-    """Of ratios close to 1, whose logarithm is as good as their distance from it."""
+    """Of ratios close to 1, whose logarithm is as good as their distance from it; with a few degrees less."""
     top = 1 + shift + np.random.default_rng(6).normal(0, 0.01, 40)
     found = p_value(top, np.ones(40), _levels(1, 40, 1))
-    assert found == pytest.approx(max(ttest_1samp(top, 1).pvalue, 1e-6), rel=0.1)
+    assert found == pytest.approx(max(ttest_1samp(top, 1).pvalue, 1e-6), rel=0.25)
 
 
 @pytest.mark.parametrize("sessions", [1, 3])

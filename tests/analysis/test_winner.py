@@ -12,7 +12,7 @@ from fixtures_records import BASELINE, RUN, baseline_row, drafted_row, failed, m
 
 from benchctl.analysis.comparison import compare, over
 from benchctl.analysis.metrics.speed import SPEEDUP
-from benchctl.analysis.stats.bootstrap import Levels, p_value
+from benchctl.analysis.stats.intervals import Levels, p_value
 from benchctl.analysis.tables.text import render
 from benchctl.analysis.winner import Winner, fastest, holm, sentence
 from benchctl.records.schema import Exactness, Row, Run

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchctl import __version__
-from benchctl.cli import INTERRUPTED, INVALID_DATA, VERBS, WRONG_USAGE, main
+from benchctl.cli import VERBS, main
 from benchctl.cli.judge import KEY_ENV
 from benchctl.errors import InvalidData, UserError
 
@@ -53,11 +53,6 @@ def test_the_line_of_a_verb_begins_its_own_help(verb: str) -> None:
     assert command is not None and (command.help or "").startswith(VERBS[verb])
 
 
-def test_help_lists_every_verb_in_reading_order() -> None:
-    listed = CliRunner().invoke(main, ["--help"]).output.partition("Commands:\n")[2].partition("\n\n")[0]
-    assert [line.split()[0] for line in listed.splitlines()] == list(VERBS)
-
-
 def test_help_names_every_environment_variable_that_the_code_reads(root: Path) -> None:
     """Found in the source, so that a new one cannot be left out."""
     files = (file for part in ("benchctl", "methods", "judges") for file in (root / part).rglob("*.py"))
@@ -68,17 +63,6 @@ def test_help_names_every_environment_variable_that_the_code_reads(root: Path) -
     assert {"RANK", "BENCHCTL_CACHE", "HTTPS_PROXY", "OMP_WAIT_POLICY"} < names
     printed = CliRunner().invoke(main, ["--help"]).output
     assert [name for name in names if name not in printed] == []
-
-
-def test_help_names_every_exit_code_and_fits_80_columns() -> None:
-    text = CliRunner().invoke(main, ["--help"], terminal_width=80).output
-    codes = [line.split()[0] for line in text.partition("Exit codes:\n")[2].splitlines() if line[:5].strip()]
-    assert {"0", "1", str(WRONG_USAGE), str(INVALID_DATA), str(INTERRUPTED)} <= set(codes)
-    assert [line for line in text.splitlines() if len(line) > 80 and not line.lstrip().startswith("benchctl ")] == []
-
-
-def test_version_is_that_of_the_package() -> None:
-    assert CliRunner().invoke(main, ["--version"]).output == f"benchctl, version {__version__}\n"
 
 
 def test_python_m_benchctl_answers_under_its_own_name(root: Path) -> None:
@@ -99,7 +83,7 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
     [
         (UserError("no_file", "No file 'x'; name one that exists."), 2, "Error: No file 'x'; name one that exists.\n"),
         (InvalidData("torn", "Torn."), 3, "Error: Torn.\n"),
-        (KeyboardInterrupt(), 130, "--resume"),
+        (KeyboardInterrupt(), 130, "Continue with: benchctl list\n"),
     ],
 )
 def test_what_a_user_can_fix_is_one_message_and_an_exit_code(
@@ -128,9 +112,16 @@ def test_list_methods_shows_family_exactness_and_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [("methods", "two_model"), ("benches", "koala"), ("benches", "mt-bench"), ("models", "target")]
+    ("words", "shown"),
+    [
+        ("list methods", "two_model"),
+        ("list judges", "likelihood"),
+        ("list benches", "mt-bench"),
+        ("list models", "target"),
+        ("--version", f"benchctl, version {__version__}\n"),
+    ],
 )
-def test_list_prints_a_table(kind: str, name: str) -> None:
-    result = CliRunner().invoke(main, ["list", kind])
+def test_lists_and_the_version_are_printed(words: str, shown: str) -> None:
+    result = CliRunner().invoke(main, words.split())
     assert result.exit_code == 0
-    assert name in result.stdout
+    assert shown in result.stdout

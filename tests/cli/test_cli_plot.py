@@ -86,13 +86,6 @@ def test_a_wrong_number_of_pictures_or_an_option_of_another_one_is_refused_befor
     assert (result.exit_code, named in result.stderr, "missing.jsonl" in result.stderr) == (2, True, False)
 
 
-def test_every_picture_has_a_flag_that_help_explains() -> None:
-    lines = [line.strip() for line in _plot("--help").stdout.splitlines()]
-    for name in ("pareto", "acceptance", "latency", "waterfall", "sweep", "alignment"):
-        assert any(line.startswith(f"--{name} ") for line in lines), name
-        assert any(line.startswith(f"benchctl plot --{name}") for line in lines), name
-
-
 @pytest.mark.slow
 def test_suites_can_be_chosen_or_stand_apart(tmp_path: Path) -> None:
     rows = [replace(row, suite=suite) for suite in ("koala", "mt-bench") for row in usual_rows(3)]

@@ -8,43 +8,17 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from fixtures_run import make_folder, write_prompts
+from fixtures_run import invoke_run
 from plain_t5 import tiny_t5
-from tiny import tiny_folder, tiny_target, tiny_tokenizer
+from tiny import tiny_target, tiny_tokenizer
 from untrained import facts_of, untrained
 
 from benchctl.cli import main
 from benchctl.decoding.loop import decode
-from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.trainable import save_modules
 from benchctl.methods.m2r2 import M2R2
 from benchctl.methods.medusa import Medusa
 from benchctl.records.writer import read
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("cli"))
-
-
-@pytest.fixture
-def here(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty current folder with links to the models and prompts, so that arguments stay short."""
-    for name in ("target", "draft", "three.jsonl"):
-        (tmp_path / name).symlink_to(folder / name)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Target, "load", lambda *_, **__: pytest.fail("weights were loaded"))
-
-
-def invoke(*arguments: str) -> Result:
-    """A run on the small target; options given again replace those given here."""
-    usual = "--model target --draft-model draft --bench three.jsonl --device cpu --max-new-tokens 5 --warm-up 1"
-    return CliRunner().invoke(main, ["run", "--no-watch", *usual.split(), "--out", "out.jsonl", *arguments])
 
 
 def refused(result: Result, code: int = 2) -> str:
@@ -57,7 +31,7 @@ def refused(result: Result, code: int = 2) -> str:
 
 
 def test_a_run_ends_with_the_table_and_the_files_name(here: Path) -> None:
-    result = invoke("--method", "two_model", "--method", "prompt_lookup")
+    result = invoke_run("--method", "two_model", "--method", "prompt_lookup")
     assert result.exit_code == 0, result.output
     assert all(label in result.stdout for label in ("autoregressive", "two_model", "prompt_lookup", "speed-up"))
     assert result.stdout.splitlines()[-1] == "Results: out.jsonl"
@@ -69,13 +43,13 @@ def test_a_run_ends_with_the_table_and_the_files_name(here: Path) -> None:
 def test_a_sweep_measures_every_combination_and_names_the_best(here: Path) -> None:
     """Alone it does not bring in the methods that run by default; beside labels it adds to them."""
     sweep = ("--sweep", "two_model[draft_tokens=2|3,confidence=0|0.5]")
-    result = invoke(*sweep, "--repeats", "1")
+    result = invoke_run(*sweep, "--repeats", "1")
     assert result.exit_code == 0, result.output
     labels = [method.label for method in read(here / "out.jsonl").run.methods]
     options = ("draft_tokens=2", "draft_tokens=2,confidence=0.5", "draft_tokens=3", "draft_tokens=3,confidence=0.5")
     assert labels == ["autoregressive", *(f"two_model[{each}]" for each in options)]
     assert "4 labels of two_model" in " ".join(result.stdout.split())
-    both = invoke(*sweep, "--method", "prompt_lookup", "--repeats", "1", "--out", "both.jsonl")
+    both = invoke_run(*sweep, "--method", "prompt_lookup", "--repeats", "1", "--out", "both.jsonl")
     assert both.exit_code == 0, both.output
     assert len(read(here / "both.jsonl").run.methods) == 6
 
@@ -111,29 +85,25 @@ def test_options_that_do_not_fit_the_target_are_refused_before_its_weights_are_r
     unread: Path, model: str, label: str, message: str
 ) -> None:
     """By its configuration: reading weights may take minutes."""
-    printed = refused(invoke("--method", label, "--model", model, "--draft-model", ""))
+    printed = refused(invoke_run("--method", label, "--model", model, "--draft-model", ""))
     assert printed.startswith(label.partition("[")[0]) and message in printed
     assert not (unread / "out.jsonl").exists()
 
 
 def test_modules_for_a_target_of_other_sizes_are_refused_before_weights_are_read(unread: Path) -> None:
-    printed = refused(invoke("--method", "medusa[heads=2,modules=heads]", "--model", "absent"))
+    printed = refused(invoke_run("--method", "medusa[heads=2,modules=heads]", "--model", "absent"))
     assert "4 layers of 32" in printed and "3 layers of 32" in printed
-
-    options = ("--method", "autoregressive", "--model", "encoding", "--draft-model", "", "--batch-size", "2")
-    printed = refused(invoke(*options))
-    assert "encoding has an encoder" in printed and "--batch-size" in printed
 
 
 @pytest.mark.parametrize("model", ["absent", "broken"])
 def test_what_all_brings_in_does_not_keep_weights_from_being_read(unread: Path, model: str) -> None:
-    printed = refused(invoke("--method", "all", "--model", model))
+    printed = refused(invoke_run("--method", "all", "--model", model))
     assert "cannot load" in printed and "cannot run" not in printed
 
 
 def test_away_from_a_terminal_there_is_a_line_at_the_start_and_one_at_the_end(here: Path) -> None:
     """And with --json nothing else on stdout. What transformers draws while it loads is its own."""
-    result = invoke("--method", "prompt_lookup", "--json")
+    result = invoke_run("--method", "prompt_lookup", "--json")
     assert json.loads(result.stdout)
     lines = result.stderr.splitlines()
     start, end, results = [line for line in lines if line and not line.startswith("Loading weights")]
@@ -146,7 +116,7 @@ def test_away_from_a_terminal_there_is_a_line_at_the_start_and_one_at_the_end(he
 def test_every_option_and_the_command_line_reach_the_record(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/somewhere/bin/benchctl", "run", "--seed", "3"])
     words = "--method two_model --limit 1 --temperature 0.5 --top-p 0.9 --top-k 7 --seed 3 --repeats 1 --dtype float64"
-    result = invoke(*words.split(), "--max-new-tokens", "3", "--threads", "2", "--warm-up", "0")
+    result = invoke_run(*words.split(), "--max-new-tokens", "3", "--threads", "2", "--warm-up", "0")
     assert result.exit_code == 0, result.output
     file = read(here / "out.jsonl")
     run = file.run
@@ -195,19 +165,19 @@ class TestRefusals:
             ("--device cuda", "--device cpu"),
             ("--model nobody/no-such-model", "network"),
             ("--fast", "--fast"),
+            ("--replay --temperature 0.5", "--replay forces a greedy text"),
+            ("--context 127", "--context 127 leaves no room for a prompt: the target takes 128 tokens"),
+            ("--context 100", "of 128 tokens, of which --context leaves 28"),
+            ("--context -1", "'--context'"),
+            ("--sessions 0", "'--sessions'"),
+            ("--batch-size 4 --method two_model", "a number of tokens of its own"),
+            ("--batch-size 4 --method early_exit[threshold=0.5]", "a layer of its own"),
+            ("--batch-size 4 --method expert_offload", "experts of its own"),
         ],
     )
     def test_a_wrong_argument(self, arguments: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-        assert message in refused(invoke(*arguments.split()))
-
-    def test_a_draft_model_with_another_tokenizer(self, here: Path) -> None:
-        other = tiny_folder(here / "other", layers=1)
-        tokenizer = json.loads((other / "tokenizer.json").read_text())
-        tokenizer["model"]["vocab"] = {token: 319 - index for token, index in tokenizer["model"]["vocab"].items()}
-        (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-        message = refused(invoke("--draft-model", "other"))
-        assert "'other'" in message and "tokenizer" in message and "--draft-model" in message
+        assert message in refused(invoke_run(*arguments.split()))
 
     @pytest.mark.parametrize(
         ("words", "advice"), [("two_model", "--draft-model"), ("prompt_lookup --resume", "--out FILE")]
@@ -215,12 +185,6 @@ class TestRefusals:
     def test_what_lacks_its_draft_model_or_its_file(self, words: str, advice: str) -> None:
         usual = "run --model target --bench three.jsonl --method"
         assert advice in refused(CliRunner().invoke(main, [*usual.split(), *words.split()]))
-
-    def test_a_prompt_longer_than_the_context(self, here: Path) -> None:
-        write_prompts(here / "long.jsonl", [{"id": "endless", "prompt": "Say something. " * 100}, {"prompt": "Hi"}])
-        message = refused(invoke("--bench", "long.jsonl"))
-        assert "1 of 2 prompts of long" in message and "endless (" in message
-        assert "--long-prompts skip" in message and "--long-prompts cut" in message
 
     @pytest.mark.parametrize(
         ("words", "message"),
@@ -234,31 +198,24 @@ class TestRefusals:
         """A path below an ordinary file: permissions would not stop the root user."""
         (here / "empty").mkdir()
         (here / "bad.jsonl").write_text('{"prompt": "Hi"}\n{"prompt": \n')
-        assert message in refused(invoke(*words.split()))
+        assert message in refused(invoke_run(*words.split()))
 
     def test_an_existing_file_is_never_written_over(self, here: Path) -> None:
         """Nor by --resume where it is no results file."""
         (here / "out.jsonl").write_text("dear\n")
-        message = refused(invoke())
+        message = refused(invoke_run())
         assert "--resume" in message and "--out" in message
-        assert "out.jsonl:1" in refused(invoke("--resume"), code=3)
+        assert "out.jsonl:1" in refused(invoke_run("--resume"), code=3)
         assert (here / "out.jsonl").read_text() == "dear\n"
 
 
 def test_resuming_with_other_settings_is_refused_and_keeps_every_row(here: Path) -> None:
-    assert invoke("--method", "prompt_lookup").exit_code == 0
+    assert invoke_run("--method", "prompt_lookup").exit_code == 0
     before = (here / "out.jsonl").read_bytes()
     for change in (["--seed", "9"], ["--method", "two_model"], ["--limit", "1"], ["--model", "draft"]):
-        message = refused(invoke("--method", "prompt_lookup", "--resume", *change))
+        message = refused(invoke_run("--method", "prompt_lookup", "--resume", *change))
         assert "cannot be resumed" in message and "differs" in message, change
     assert (here / "out.jsonl").read_bytes() == before
-
-
-@pytest.mark.slow
-def test_a_finished_run_resumed_prints_its_table_again(here: Path) -> None:
-    first, second = invoke("--method", "prompt_lookup"), invoke("--method", "prompt_lookup", "--resume")
-    assert (second.exit_code, second.stdout) == (0, first.stdout)
-    assert "0 generations measured" in second.stderr and "; 16 " in second.stderr
 
 
 def test_failed_generations_are_counted_and_when_all_fail_so_does_the_command(
@@ -268,7 +225,7 @@ def test_failed_generations_are_counted_and_when_all_fail_so_does_the_command(
         raise RuntimeError("out of luck")
 
     monkeypatch.setattr("benchctl.measuring.measure.decode", fail)
-    result = invoke("--method", "prompt_lookup")
+    result = invoke_run("--method", "prompt_lookup")
     assert result.exit_code == 1
     assert "16 FAILED" in result.stderr
     errors = {row.error for row in read(here / "out.jsonl").rows if row.turn == 0}
@@ -285,7 +242,7 @@ def test_an_interrupted_run_keeps_what_was_measured(here: Path, monkeypatch: pyt
         return decode(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr("benchctl.measuring.measure.decode", interrupt)
-    result = invoke("--method", "prompt_lookup")
+    result = invoke_run("--method", "prompt_lookup")
     assert result.exit_code == 130
     assert "--resume" in result.stderr
     assert len(read(here / "out.jsonl").rows) == 5

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import socket
-from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
@@ -66,7 +65,6 @@ def test_the_command_it_records_is_one_that_can_be_repeated(tmp_path: Path, monk
     asked: list[RunSettings] = []
     monkeypatch.setattr(RUN, "measure", asked.append)
     monkeypatch.setattr(SHOWN, "_verb", lambda *_: None)
-    monkeypatch.setattr(SHOWN, "_in_background", lambda *_: nullcontext())
     result = CliRunner().invoke(main, ["demo", "--out", str(tmp_path / "new")], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     first, second = asked

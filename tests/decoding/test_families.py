@@ -145,28 +145,27 @@ def test_longrope_is_used_within_its_original_context() -> None:
     torch.testing.assert_close(ours(target, ids, (64,)), theirs(model, ids), rtol=1e-5, atol=1e-5)
 
 
-def test_one_layer_models_and_models_without_grouped_heads_work() -> None:
-    for settings in ({"layers": 1}, {"num_key_value_heads": 4}, {"num_key_value_heads": 1}, {"hidden_act": "gelu"}):
-        model = tiny_model("llama", dtype=torch.float64, **settings)
-        their_logits = theirs(float64_throughout(model), IDS)
-        torch.testing.assert_close(ours(Target(model, None), IDS, (30, 10)), their_logits, rtol=0.0, atol=1e-10)
+PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+SCALED = {"rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 
 
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f != "phi3"])
-def test_partial_rotary_factor_is_ignored_where_transformers_ignores_it(family: str) -> None:
-    """The width that is rotated was read from the configuration; only Phi-3 heeds that field."""
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
-    model = tiny_model(family, dtype=torch.float64, rope_parameters=rope)
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("llama", {"layers": 1}),
+        ("llama", {"num_key_value_heads": 4}),
+        ("llama", {"num_key_value_heads": 1}),
+        ("llama", {"hidden_act": "gelu"}),
+        *(("llama", {"rope_parameters": {"rope_type": kind, **SCALED}}) for kind in ("linear", "yarn")),
+        # The width that is rotated was read from the configuration; only Phi-3 heeds that field.
+        *((family, {"rope_parameters": PARTIAL}) for family in FAMILIES if family != "phi3"),
+    ],
+    ids=str,
+)
+def test_other_settings_have_the_logits_of_transformers_too(family: str, settings: dict[str, Any]) -> None:
+    model = tiny_model(family, dtype=torch.float64, **settings)
     their_logits = theirs(float64_throughout(model), IDS)
-    torch.testing.assert_close(ours(Target(model, None), IDS, (40,)), their_logits, rtol=0.0, atol=1e-10)
-
-
-@pytest.mark.parametrize("rope_type", ["linear", "yarn"])
-def test_scaled_rotations_are_taken_from_transformers(rope_type: str) -> None:
-    rope = {"rope_type": rope_type, "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
-    model = tiny_model("llama", dtype=torch.float64, rope_parameters=rope)
-    their_logits = theirs(float64_throughout(model), IDS)
-    torch.testing.assert_close(ours(Target(model, None), IDS, (40,)), their_logits, rtol=0.0, atol=1e-10)
+    torch.testing.assert_close(ours(Target(model, None), IDS, (30, 10)), their_logits, rtol=0.0, atol=1e-10)
 
 
 # Fields of other families, which transformers keeps and the models of these do not heed.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from offloading import drive, settle, visits_of
 
-from benchctl.decoding.experts.fast_tier import Counts, FastTier, Key, Lru, OnDemand, policy_of
+from benchctl.decoding.experts.fast_tier import Counts, FastTier, Key, Lru, OnDemand
 
 
 def _tier(capacity: int) -> FastTier:
@@ -145,10 +145,3 @@ def test_only_layers_ahead_can_be_fetched_ahead() -> None:
     tier.need(1, [0])
     with pytest.raises(ValueError, match="layer 1"):
         tier.want(1, [2])
-
-
-def test_every_policy_has_a_name() -> None:
-    assert type(policy_of("lru", 4)) is Lru
-    assert type(policy_of("on_demand", 4)) is OnDemand
-    with pytest.raises(ValueError, match="holds nothing"):
-        _tier(0)

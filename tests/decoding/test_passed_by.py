@@ -12,7 +12,6 @@ from plain_depths import planned_states, said_by
 from runs import LAYERS, Pair, pair, prompt_of
 from torch import Tensor
 
-from benchctl.decoding.kv.cache import Cache
 from benchctl.decoding.kv.stream import Stream
 from benchctl.methods.mixture_of_depths import run_some
 
@@ -136,35 +135,3 @@ def test_rows_can_be_chosen_only_where_all_wait_for_the_layer() -> None:
     with pytest.raises(ValueError, match="layers 0 to 1 .* from 0 to 4"):
         stream.advance(2)
         run_some(stream, 0, {1: 1.0})
-
-
-def test_passing_by_writes_nothing_until_somebody_comes_to_read() -> None:
-    """And then zeros: a weight of 0 times what memory happened to hold need not be 0."""
-    cache = Cache(2, kv_heads=1, head_dim=1, capacity=4, like=torch.zeros(0, dtype=torch.float64))
-    for kv in cache.kv:
-        kv.fill_(float("nan"))
-    cache.write(1, 0, torch.ones(2, 1, 1, dtype=torch.float64))
-    cache.skip(1, 3)
-    assert (cache.lengths, cache.absent) == ([0, 4], [[], [1, 2, 3]])
-    assert cache.kv[1][0, 1:4].isnan().all()
-    keys, _ = cache.write(1, 4, torch.ones(2, 1, 1, dtype=torch.float64))
-    assert keys.flatten().tolist() == [1, 0, 0, 0, 1]
-    assert (cache.lengths, cache.absent) == ([0, 5], [[], [1, 2, 3]])
-
-
-def test_what_was_never_read_stays_unread_behind_a_path() -> None:
-    cache = Cache(1, kv_heads=1, head_dim=1, capacity=4, like=torch.zeros(0, dtype=torch.float64))
-    cache.kv[0].fill_(float("nan"))
-    cache.write(0, 0, torch.ones(2, 3, 1, dtype=torch.float64))
-    cache.skip(0, 4)
-    cache.keep(1, [2, 4])
-    keys, _ = cache.write(0, 3, torch.ones(2, 1, 1, dtype=torch.float64))
-    assert keys.flatten().tolist() == [1, 1, 0, 1]
-    assert cache.absent == [[2]]
-
-
-def test_passing_by_beyond_the_capacity_makes_room() -> None:
-    cache = Cache(1, kv_heads=1, head_dim=1, capacity=4, like=torch.zeros(0, dtype=torch.float64))
-    cache.skip(0, cache.capacity + 9)
-    cache.keep(0, [1, cache.lengths[0] - 1])
-    assert cache.lengths == [2] and cache.kv[0][:, :2].eq(0).all()

@@ -31,7 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_family_loads_in_every_dtype(family: str, tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path, family)
     for dtype in ("float32", "float64", "bfloat16", "float16"):
-        assert Target.load(folder, dtype=dtype).next_logits([1, 7]).isfinite().all()
+        logits = Target.load(folder, dtype=dtype).next_logits([1, 7])
+        assert logits.isfinite().all() and logits.dtype == getattr(torch, dtype)
 
 
 def _rescaled(scale: float) -> Callable[..., Attention]:

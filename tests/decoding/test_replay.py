@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from mutants import ForgetfulTwoModel, LateTwoModel
 from oracles import Drafter, ExitRule, Rounds, autoregressive, exit_drafter, lookup_drafter, model_drafter, replay
-from runs import CONTEXT_TOKENS, LAYERS, NEW_TOKENS, Pair, answer, pair, prompt_of, rounds_of, run
+from runs import CONTEXT_TOKENS, LAYERS, NEW_TOKENS, answer, pair, prompt_of, rounds_of, run
 
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.methods.two_model import TwoModel
@@ -101,18 +101,6 @@ def test_replayed_settings_hold_every_kind_of_step() -> None:
     exits = [step for _, rule, count in EXITS for step in _steps_of(exit_drafter(models.naive, rule, count))]
     assert {(0, 0), (1, 1), (4, 0), (5, 3), (3, 3)} < set(exits)
     assert two_model[-1][0] < 4
-
-
-def _exit_layers(models: Pair, rule: ExitRule) -> set[int]:
-    text = [*prompt_of(13), *answer("llama", 0, 13)]
-    return {rule.choose(models.naive, text[:at])[1] for at in range(13, len(text))}
-
-
-def test_replayed_exit_rules_leave_at_several_layers() -> None:
-    models = pair("llama")
-    assert _exit_layers(models, EXITS[2][1]) == {1, 3, LAYERS}
-    assert _exit_layers(models, EXITS[3][1]) == {1, 2, 3, LAYERS}
-    assert _exit_layers(models, EXITS[4][1]) == {2, 3, LAYERS}
 
 
 @pytest.mark.parametrize("prompt_tokens", [5, 20, 32, 33, 50])

@@ -44,28 +44,6 @@ def test_equal_logits_are_treated_as_by_transformers(temperature: float, top_k: 
     torch.testing.assert_close(ours, theirs(tied, temperature, top_k, top_p), rtol=0.0, atol=1e-15)
 
 
-def test_top_k_and_top_p_on_a_row_that_can_be_read_off() -> None:
-    row = torch.tensor([[0.1, 0.5, 0.15, 0.25]], dtype=torch.float64).log()
-    assert Sampling(1.0, top_k=2).probs(row)[0].tolist() == pytest.approx([0, 2 / 3, 0, 1 / 3])
-    assert Sampling(1.0, top_p=0.7).probs(row)[0].tolist() == pytest.approx([0, 2 / 3, 0, 1 / 3])
-    assert Sampling(1.0, top_p=0.8).probs(row)[0].tolist() == pytest.approx([0, 5 / 9, 1.5 / 9, 2.5 / 9])
-    assert Sampling(1.0, top_p=0.01).probs(row)[0].tolist() == [0, 1, 0, 0]
-    assert Sampling(0.5).probs(row)[0, 1].item() == pytest.approx(0.25 / (0.01 + 0.25 + 0.0225 + 0.0625))
-
-
-def test_top_p_is_taken_of_what_top_k_leaves() -> None:
-    """Of 0.5 and 0.25 alone, 0.5 is two thirds: enough for top-p 0.6, though not of the whole row."""
-    row = torch.tensor([[0.1, 0.5, 0.15, 0.25]], dtype=torch.float64).log()
-    assert Sampling(1.0, top_p=0.6, top_k=2).probs(row)[0].tolist() == [0, 1, 0, 0]
-
-
-def test_each_row_is_warped_on_its_own() -> None:
-    sampling = Sampling(0.8, 0.9, 10)
-    rows = logits(5)
-    alone = torch.cat([sampling.probs(rows[row : row + 1]) for row in range(5)])
-    torch.testing.assert_close(sampling.probs(rows), alone, rtol=0.0, atol=1e-15)
-
-
 def test_rows_asked_for_one_by_one_are_the_rows_of_all() -> None:
     for sampling in (Sampling(), Sampling(0.8, 0.9, 10)):
         one_by_one = torch.stack([sampling.rows(logits(5))[row] for row in (4, 0, 2)])
@@ -105,12 +83,6 @@ def test_draws_follow_the_warped_probabilities() -> None:
     drawn = [sampling.draw(row, generator) for _ in range(3000)]
     assert set(drawn) == {1, 3}
     assert drawn.count(1) / 3000 == pytest.approx(2 / 3, abs=0.04)
-
-
-def test_a_draw_takes_the_only_token_possible() -> None:
-    probs = torch.tensor([0.0, 0.0, 1.0, 0.0], dtype=torch.float64)
-    generator = torch.Generator().manual_seed(0)
-    assert {draw(probs, generator) for _ in range(100)} == {2}
 
 
 def test_the_same_seeds_draw_the_same_tokens_whatever_happened_before() -> None:

@@ -1,16 +1,22 @@
-"""A stream of rows on their way through the layers: parts, deferred rows, commits, against one plain pass."""
+"""A stream of rows on their way through the layers: chains and trees, deferred rows, commits, against plain passes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
+from functools import cache
 
 import pytest
 import torch
-from streams import TEXT, VARIANTS, after, assert_cached_as_if_fresh, assert_same, commit, logits_of, target_of
-from tiny import tiny_model
+from tiny import VOCABULARY, tiny_model, tiny_target
+from torch import Tensor
 
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.model.target import Target
+
+LAYERS = 4
+VARIANTS = ("llama", "mistral_window", "qwen2_window", "olmoe", "gemma")
+TEXT = torch.randint(0, VOCABULARY, (24,), generator=torch.Generator().manual_seed(3)).tolist()
 
 
 @pytest.fixture(autouse=True)
@@ -19,114 +25,146 @@ def no_gradients() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=VARIANTS)
-def target(request: pytest.FixtureRequest) -> Target:
-    return target_of(request.param)
+@cache
+def target_of(variant: str) -> Target:
+    return tiny_target(variant, layers=LAYERS, seed=1)
 
 
-def test_rows_run_part_of_the_way_and_joined_by_others_end_as_in_one_pass(target: Target) -> None:
-    stream = after(target, TEXT[:10])
-    stream.push(TEXT[10:12])
-    stream.advance(2)
-    stream.push(TEXT[12:15])
-    stream.advance(1)
-    stream.push(TEXT[15:16])
-    stream.advance(3)
-    stream.push(TEXT[16:20])
+def assert_same(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=0.0, atol=1e-12)
+
+
+def commit(stream: Stream, tokens: Sequence[int]) -> Tensor:
+    """Logits of ``tokens``, which then belong to the text."""
+    stream.push(tokens)
     stream.advance()
-    assert_same(stream.logits(), logits_of(target, TEXT[:20])[10:])
-    stream.keep(range(10))
-    assert_cached_as_if_fresh(stream, TEXT[:20])
-
-
-def test_states_are_those_after_the_last_layer_each_row_ran() -> None:
-    target = target_of("llama")
-    stream = after(target, TEXT[:5])
-    stream.push(TEXT[5:6])
-    stream.advance(2)
-    stream.push(TEXT[6:7])
-    whole = Stream(target, 7)
-    whole.push(TEXT[:7])
-    whole.advance(2)
-    assert_same(stream.states[0], whole.states[5])
-    assert_same(stream.states[1], target.embed(TEXT[6:7])[0])
-
-
-def test_advancing_again_changes_nothing(target: Target) -> None:
-    stream = after(target, TEXT[:5])
-    stream.push(TEXT[5:9])
-    stream.advance(3)
-    before = stream.states.clone()
-    stream.advance(3)
-    stream.advance(2)
-    assert torch.equal(stream.states, before)
-
-
-def test_rejected_chain_leaves_the_cache_as_if_never_read(target: Target) -> None:
-    stream = after(target, TEXT[:9])
-    stream.push(TEXT[9:15])
-    stream.advance()
-    stream.keep([0, 1])
-    assert_cached_as_if_fresh(stream, TEXT[:11])
-
-
-def test_rows_kept_before_they_ran_all_layers_run_them_later(target: Target) -> None:
-    stream = after(target, TEXT[:8])
-    for position, layers in ((8, 1), (9, 3), (10, 2), (11, 1)):
-        stream.push([TEXT[position]])
-        stream.advance(layers)
-        stream.keep(range(stream.rows))
-        assert stream.length == position + 1
-    stream.push([TEXT[12]])
-    stream.advance()
-    assert_same(stream.logits(), logits_of(target, TEXT[:13])[8:])
+    logits = stream.logits()
     stream.keep(range(stream.rows))
-    assert_cached_as_if_fresh(stream, TEXT[:13])
+    return logits
 
 
-def test_finished_and_unfinished_rows_are_kept_together(target: Target) -> None:
-    stream = after(target, TEXT[:8])
-    stream.push(TEXT[8:11])
-    stream.advance()
-    stream.push(TEXT[11:13])
-    stream.advance(2)
-    stream.keep(range(5))
-    assert (stream.base, stream.text[stream.base :]) == (11, TEXT[11:13])
-    stream.push(TEXT[13:14])
-    stream.advance()
-    assert_same(stream.logits(), logits_of(target, TEXT[:14])[11:])
-    stream.keep(range(3))
-    assert_cached_as_if_fresh(stream, TEXT[:14])
+def after(target: Target, tokens: Sequence[int]) -> Stream:
+    stream = Stream(target, len(tokens))
+    commit(stream, tokens)
+    return stream
 
 
-def test_a_rejected_part_of_a_draft_that_was_never_run_is_forgotten(target: Target) -> None:
-    stream = after(target, TEXT[:8])
-    stream.push([50])
-    stream.advance()
-    stream.push([11, 12])
-    stream.advance(1)
-    stream.push([13])
-    stream.keep([0])
-    assert_cached_as_if_fresh(stream, [*TEXT[:8], 50])
-    assert_same(commit(stream, [77]), logits_of(target, [*TEXT[:8], 50, 77])[-1:])
+def logits_of(target: Target, tokens: Sequence[int]) -> Tensor:
+    return commit(Stream(target, len(tokens)), tokens)
 
 
-def test_a_truncated_stream_goes_on_like_a_fresh_one(target: Target) -> None:
-    stream = after(target, TEXT[:20])
-    stream.truncate(9)
-    assert stream.length == 9
-    commit(stream, TEXT[14:18])
-    assert_cached_as_if_fresh(stream, TEXT[:9] + TEXT[14:18])
+def assert_cached_as_if_fresh(stream: Stream, text: Sequence[int]) -> None:
+    """Keys and values of every layer equal those of one pass over ``text``."""
+    assert stream.cache.lengths == [len(text)] * LAYERS
+    if text:
+        fresh = after(stream.target, text)
+        for ours, theirs in zip(stream.cache.kv, fresh.cache.kv, strict=True):
+            assert_same(ours[:, : len(text)], theirs[:, : len(text)])
 
 
-def test_truncation_to_more_than_there_is_changes_nothing_and_open_rows_forbid_it() -> None:
+class Plain:
+    """What a stream must be: the finished text, and its open rows, each with its token, parent and layers run."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.text: list[int] = []
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.ran: list[int] = []
+
+    def push(self, tokens: list[int], parents: list[int]) -> None:
+        chain = parents == list(range(len(self.tokens) - 1, len(self.tokens) - 1 + len(tokens)))
+        self.stream.push(tokens, None if chain else parents)
+        self.tokens += tokens
+        self.parents += parents
+        self.ran += [0] * len(tokens)
+
+    def advance(self, last: int) -> None:
+        self.stream.advance(last)
+        self.ran = [max(ran, last) for ran in self.ran]
+
+    def keep(self, path: list[int]) -> None:
+        """All rows are named by a range, for which the stream has a short cut if they are a chain."""
+        self.stream.keep(range(len(path)) if path == list(range(len(self.tokens))) else path)
+        done = sum(self.ran[row] == LAYERS for row in path)
+        self.text += [self.tokens[row] for row in path[:done]]
+        self.tokens, self.ran = ([values[row] for row in path[done:]] for values in (self.tokens, self.ran))
+        self.parents = list(range(-1, len(path) - done - 1))
+
+    def truncate(self, length: int) -> None:
+        self.stream.truncate(length)
+        del self.text[length:]
+
+    def path_to(self, row: int) -> list[int]:
+        return [] if row < 0 else [*self.path_to(self.parents[row]), row]
+
+    def check(self) -> None:
+        """Every row is where a pass over its own branch alone takes it."""
+        stream = self.stream
+        assert stream.text == self.text + self.tokens and (stream.base, stream.rows) == (len(self.text), len(self.ran))
+        for row, ran in enumerate(self.ran):
+            branch = [self.tokens[other] for other in self.path_to(row)]
+            alone = Stream(stream.target, len(self.text) + len(branch))
+            alone.push(self.text + branch)
+            alone.advance(ran)
+            assert_same(stream.states[row], alone.states[-1])
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_rows_pushed_run_kept_and_forgotten_at_random_are_as_in_passes_over_each_branch(
+    variant: str, seed: int
+) -> None:
+    """Windows are of 6 tokens and both ways of attending take part, the one for many rows from 17 on."""
+    chance = random.Random(seed)
+    plain = Plain(Stream(target_of(variant), 2))
+    for _ in range(32):
+        rows = len(plain.tokens)
+        does = chance.choice(("push", "push", "advance", "advance", "keep", "keep", "truncate"))
+        if does == "push" and rows < 12:
+            count = chance.choice((1, 2, 2, 3, 5, 18))
+            likely = [
+                row if chance.random() < 0.6 else chance.randint(-1, row) for row in range(rows - 1, rows + count - 1)
+            ]
+            parents = likely if chance.random() < 0.5 else list(range(rows - 1, rows + count - 1))
+            plain.push(chance.choices(range(VOCABULARY), k=count), parents)
+        elif does == "advance" and rows:
+            plain.advance(chance.choice((1, 2, LAYERS, LAYERS)))
+            plain.check()
+        elif does == "keep" and rows:
+            plain.keep(plain.path_to(chance.choice((-1, rows - 1, chance.randrange(rows)))))
+            plain.check()
+        elif does == "truncate" and not rows:
+            plain.truncate(chance.randint(0, len(plain.text) + 2))
+        if not plain.tokens:
+            assert_cached_as_if_fresh(plain.stream, plain.text)
+    plain.push([7], [len(plain.tokens) - 1])
+    plain.advance(LAYERS)
+    plain.check()
+    plain.keep(plain.path_to(len(plain.tokens) - 1))
+    assert_cached_as_if_fresh(plain.stream, plain.text)
+
+
+def test_a_stream_with_open_rows_cannot_be_truncated() -> None:
     stream = after(target_of("llama"), TEXT[:6])
-    stream.truncate(9)
-    assert stream.length == 6
-    assert_cached_as_if_fresh(stream, TEXT[:6])
     stream.push([1])
     with pytest.raises(ValueError, match="open rows"):
         stream.truncate(3)
+
+
+@pytest.mark.parametrize("rows", [2, 8, 9, 16, 17])
+def test_float32_kernels_run_a_tree_as_its_branches_alone(rows: int) -> None:
+    """Transposed weights up to 8 rows, packed ones above; one attention up to 16, the other above."""
+    target = tiny_target("llama", layers=LAYERS, seed=1, dtype=torch.float32)
+    chance = random.Random(rows)
+    plain = Plain(after(target, TEXT[:9]))
+    plain.push(chance.choices(range(VOCABULARY), k=rows), [-1, *(chance.randrange(row) for row in range(1, rows))])
+    plain.advance(LAYERS)
+    for row in range(rows):
+        alone = after(target, TEXT[:9])
+        for other in plain.path_to(row):
+            last = commit(alone, [plain.tokens[other]])[-1]
+        torch.testing.assert_close(plain.stream.logits()[row], last, rtol=0.0, atol=1e-4)
 
 
 def test_text_longer_than_the_capacity_given_makes_the_cache_grow() -> None:
@@ -192,29 +230,6 @@ def test_rows_beyond_the_context_are_refused(parents: tuple[int, int] | None, be
     with pytest.raises(ValueError, match=f"position {last + 1}, .* {context}"):
         target.layout(last, positions, ancestors)
     assert target.layout(context - 2, (context - 2, context - 1)).rotary.shape[0] == 2
-
-
-@pytest.mark.parametrize("unfinished", [0, 2, 3], ids=["all finished", "some finished", "none finished"])
-def test_keeping_a_whole_chain_is_the_same_however_its_rows_are_named(target: Target, unfinished: int) -> None:
-    """A range of all rows takes a short cut, a list does not."""
-    streams = [after(target, TEXT[:8]) for _ in range(2)]
-    for stream, kept in zip(streams, (range(3), [0, 1, 2]), strict=True):
-        if unfinished < 3:
-            stream.push(TEXT[8 : 11 - unfinished])
-            stream.advance()
-        if unfinished:
-            stream.push(TEXT[11 - unfinished : 11])
-            stream.advance(2)
-        stream.keep(kept)
-        assert (stream.base, stream.text[stream.base :]) == (11 - unfinished, TEXT[11 - unfinished : 11])
-    assert streams[0].cache.lengths == streams[1].cache.lengths
-    for stream in streams:
-        stream.push(TEXT[11:13])
-        stream.advance()
-    assert torch.equal(streams[0].logits(), streams[1].logits())
-    for stream in streams:
-        stream.keep(range(stream.rows))
-        assert_cached_as_if_fresh(stream, TEXT[:13])
 
 
 @pytest.mark.parametrize("variant", [*VARIANTS, "qwen3", "qwen3_biases", "phi3_partial", "olmoe_clipped", "mixtral"])

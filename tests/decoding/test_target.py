@@ -31,17 +31,6 @@ def test_a_folder_becomes_a_target_with_its_facts(folder: Path) -> None:
     assert target.dtype == torch.float32
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
-def test_the_dtype_asked_for_is_the_dtype_computed_in(folder: Path, dtype: str) -> None:
-    assert Target.load(folder, dtype=dtype).next_logits([1, 7]).dtype == getattr(torch, dtype)
-
-
-def test_a_loaded_target_computes_what_the_model_did(folder: Path) -> None:
-    loaded = Target.load(folder, dtype="float64")
-    made = tiny_target("llama", vocab_size=320)
-    torch.testing.assert_close(loaded.next_logits([1, 7, 300]), made.next_logits([1, 7, 300]), rtol=0.0, atol=1e-12)
-
-
 def test_a_conversation_is_written_by_the_chat_template_once_and_asks_for_an_answer(folder: Path) -> None:
     tokenizer = load_tokenizer(folder)
     ids = tokenizer.encode_chat(MESSAGES)

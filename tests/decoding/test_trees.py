@@ -110,7 +110,6 @@ def test_a_draft_takes_its_tokens_from_the_rankings() -> None:
 
 def test_picks_that_are_never_right_are_no_nodes() -> None:
     assert sparse_tree([[0.5, 0.0], [0.4, 0.0]], 10) == ((0,), (0, 0))
-    assert sparse_tree([[0.0]], 3) == ((0,),)
 
 
 def test_a_tree_of_too_many_nodes_is_refused() -> None:

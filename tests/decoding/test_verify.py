@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import pytest
@@ -130,46 +129,49 @@ def test_a_verdict_depends_on_its_generator_alone() -> None:
     assert len({verdict.path for verdict in first}) == 3
 
 
-def test_typical_acceptance_asks_for_epsilon_of_a_sure_target() -> None:
-    """At H(p) = 0.61 the bar delta exp(-H) is 0.16, so epsilon 0.09 holds: 0.12 passes, 0.08 does not."""
-    target_probs = torch.tensor([[0.8, 0.12, 0.08], [0, 0, 1]], dtype=torch.float64)
-    assert verify_typical(Draft.chain([1]), target_probs, generator()) == Verdict((0,), 2)
-    assert verify_typical(Draft.chain([2]), target_probs, generator()).path == ()
+SURE, COIN, UNIFORM = [0.8, 0.12, 0.08], [0.5, 0.5], [0.05] * 20
 
 
-def test_typical_acceptance_asks_less_of_an_unsure_target() -> None:
-    """Uniform over 20 tokens: exp(-H) is 0.05, the bar 0.3 * 0.05 = 0.015, and 0.05 passes."""
-    uniform = torch.full((1, 20), 0.05, dtype=torch.float64)
-    target_probs = torch.cat((uniform, one_hot([7], 20)))
-    assert verify_typical(Draft.chain([3]), target_probs, generator()) == Verdict((0,), 7)
-    assert verify_typical(Draft.chain([3]), target_probs, generator(), delta=1.1).path == ()
-    assert verify_typical(Draft.chain([3]), target_probs, generator(), delta=1.1, epsilon=0.04).path == (0,)
+@pytest.mark.parametrize(
+    ("probs", "token", "options", "accepted"),
+    [
+        # At H(p) = 0.61 the bar delta exp(-H) is 0.16, so epsilon 0.09 holds: 0.12 passes, 0.08 does not.
+        (SURE, 1, {}, True),
+        (SURE, 2, {}, False),
+        # Uniform over 20 tokens: exp(-H) is 0.05, the bar 0.3 * 0.05 = 0.015, and 0.05 passes.
+        (UNIFORM, 3, {}, True),
+        (UNIFORM, 3, {"delta": 1.1}, False),
+        (UNIFORM, 3, {"delta": 1.1, "epsilon": 0.04}, True),
+        # H is ln 2, the bar min(epsilon, delta / 2), and the comparison is strict.
+        (COIN, 0, {"epsilon": 1.0, "delta": 0.99}, True),
+        (COIN, 0, {"epsilon": 1.0, "delta": 1.01}, False),
+    ],
+)
+def test_typical_acceptance_asks_for_epsilon_or_less_where_the_target_is_unsure(
+    probs: list[float], token: int, options: dict[str, float], accepted: bool
+) -> None:
+    rows = torch.stack((torch.tensor(probs, dtype=torch.float64), one_hot([0], len(probs))[0]))
+    verdict = verify_typical(Draft.chain([token]), rows, generator(), **options)
+    assert verdict.path == ((0,) if accepted else ())
+    assert not accepted or verdict.next_token == 0
 
 
-def test_typical_acceptance_keeps_the_longest_branch_and_the_likeliest_of_equals() -> None:
-    target_probs = torch.tensor([[0.4, 0.6], [0.5, 0.5], [0.5, 0.5], [0, 1], [1, 0]], dtype=torch.float64)
-    longest = Draft((0, 1, 1, 0), (ROOT, ROOT, 1, ROOT))
-    assert verify_typical(longest, target_probs, generator()) == Verdict((1, 2), 1)
-    equals = Draft((0, 1, 1, 0), (ROOT, ROOT, 0, 1))
-    assert verify_typical(equals, target_probs, generator()) == Verdict((1, 3), 0)
-    first = Draft((1, 0, 1, 0), (ROOT, ROOT, 0, 1))
-    assert verify_typical(first, target_probs, generator()) == Verdict((0, 2), 1)
-
-
-def test_typical_acceptance_counts_the_likelihood_of_the_whole_branch() -> None:
-    """Tokens 0 0 have 0.4 * 0.9 = 0.36, tokens 1 0 have 0.6 * 0.5 = 0.3."""
-    target_probs = torch.tensor([[0.4, 0.6], [0.9, 0.1], [0.5, 0.5], [0, 1], [1, 0]], dtype=torch.float64)
-    draft = Draft((1, 0, 0, 0), (ROOT, ROOT, 0, 1))
-    rows = target_probs[[0, 2, 1, 4, 3]]
-    assert verify_typical(draft, rows, generator()) == Verdict((1, 3), 1)
-
-
-def test_typical_acceptance_of_a_fair_coin_has_the_stated_bar() -> None:
-    """H is ln 2, the bar min(eps, delta / 2): with both out of the way at 0.5 the comparison is strict."""
-    target_probs = torch.full((2, 2), 0.5, dtype=torch.float64)
-    assert math.isclose(float(torch.special.entr(target_probs[0]).sum()), math.log(2))
-    assert verify_typical(Draft.chain([0]), target_probs, generator(), epsilon=1.0, delta=0.99).path == (0,)
-    assert verify_typical(Draft.chain([0]), target_probs, generator(), epsilon=1.0, delta=1.01).path == ()
+@pytest.mark.parametrize(
+    ("rows", "tokens", "parents", "verdict"),
+    [
+        # The longest branch; of equal ones the likeliest: 0.6 * 0.5 or 0.4 * 0.5.
+        ([[0.4, 0.6], [0.5, 0.5], [0.5, 0.5], [0, 1], [1, 0]], (0, 1, 1, 0), (ROOT, ROOT, 1, ROOT), Verdict((1, 2), 1)),
+        ([[0.4, 0.6], [0.5, 0.5], [0.5, 0.5], [0, 1], [1, 0]], (0, 1, 1, 0), (ROOT, ROOT, 0, 1), Verdict((1, 3), 0)),
+        ([[0.4, 0.6], [0.5, 0.5], [0.5, 0.5], [0, 1], [1, 0]], (1, 0, 1, 0), (ROOT, ROOT, 0, 1), Verdict((0, 2), 1)),
+        # Of the whole branch: tokens 0 0 have 0.4 * 0.9 = 0.36, tokens 1 0 have 0.6 * 0.5 = 0.3.
+        ([[0.4, 0.6], [0.5, 0.5], [0.9, 0.1], [1, 0], [0, 1]], (1, 0, 0, 0), (ROOT, ROOT, 0, 1), Verdict((1, 3), 1)),
+    ],
+)
+def test_typical_acceptance_keeps_the_longest_branch_and_the_likeliest_of_equals(
+    rows: list[list[float]], tokens: tuple[int, ...], parents: tuple[int, ...], verdict: Verdict
+) -> None:
+    target_probs = torch.tensor(rows, dtype=torch.float64)
+    assert verify_typical(Draft(tokens, parents), target_probs, generator()) == verdict
 
 
 @pytest.mark.parametrize("rule", [verify_rejection, verify_typical])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ MOST_TOKENS = 1300  # that a prompt may be billed as, for all that can be known 
 PRICE = Price(1.0, 0.0)  # a thousand prompt tokens cost a thousandth
 COST_USD = 0.001
 MOST_USD = 0.0013
+MARK = re.compile(r" [0-9a-f]{16}(?=\])")  # of the lines around an answer, drawn for each request
 Say = Callable[[Sequence[Message], int], Reply]
 
 
@@ -49,7 +51,7 @@ class Scripted(AskedJudge):
 
     def ask(self, messages: Sequence[Message], sample: int) -> Reply:
         with self._lock:
-            content = messages[-1].content
+            content = MARK.sub("", messages[-1].content)
             tries = self.asked.count(content)
             self.asked.append(content)
         return self.say(messages, tries)

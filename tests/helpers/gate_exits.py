@@ -43,15 +43,11 @@ class GateAnswer:
 
 @dataclass(frozen=True)
 class GateRule:
-    """Which router, from where on it lets a token leave, and what the layers above then hold of it.
-
-    ``late`` is a mistake on purpose: stand-ins are taken that many slow layers too late in the trajectory.
-    """
+    """Which router, from where on it lets a token leave, and what the layers above then hold of it."""
 
     router: str
     threshold: float
     kv_fill: str
-    late: float = 0.0
 
 
 def slow_states(naive: Naive, text: Sequence[int], left: Leavers, cache: Any = None) -> Tensor:
@@ -137,7 +133,7 @@ def _leaver(rule: GateRule, interval: Interval, trail: Tensor, slow: Tensor) -> 
         return Left(interval.gate, torch.stack([slow for _ in above]))
     if rule.kv_fill == "copy_p":
         return Left(interval.gate, torch.stack([trail[-1] for _ in above]))
-    mapped = [_on_trajectory(interval, trail, depth + rule.late) for depth in above]
+    mapped = [_on_trajectory(interval, trail, depth) for depth in above]
     return Left(interval.gate, torch.stack([slow, *mapped[1:]]))
 
 

@@ -4,8 +4,8 @@ account of what it was asked and what it would have billed.
     with JudgeServer(plan) as server:
         ... --base-url {server.url}
 
-A plan takes what was asked and gives what to do about it: Says, Fails, Sends, Hangs or Cuts. Whatever made a reply is
-billed, whether or not it arrives, as providers do.
+A plan takes what was asked and gives what to do about it: Says, Fails, Sends, Drips, Hangs or Cuts. Whatever
+made a reply is billed, whether or not it arrives, as providers do.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 
 MODEL = "judge-1"  # the one model it has
 KEY = "sk-test-0123456789abcdef"
+_MARK = re.compile(r"[0-9a-f]{16}(?=[].])")
 _PER_MESSAGE, _PER_REPLY = 3, 3  # tokens that OpenAI bills beside the text
 
 
@@ -38,8 +39,8 @@ class Asked:
 
     @property
     def content(self) -> str:
-        """The messages, as one text: what tells one judgement from another."""
-        return json.dumps(self.body["messages"], sort_keys=True)
+        """The messages without their mark, as one text: what tells one judgement from another."""
+        return content_of(self.body)
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,14 @@ class Sends:
 
 
 @dataclass(frozen=True)
+class Drips:
+    """Blanks, one every `pause_s`, where a body of status 200 is due; from the head on where `headless`."""
+
+    pause_s: float
+    headless: bool = False
+
+
+@dataclass(frozen=True)
 class Hangs:
     """No reply at all for so many seconds, or until the server ends; then the connection is closed."""
 
@@ -83,7 +92,11 @@ class Cuts:
     sent_bytes: int
 
 
-Deed = Says | Fails | Sends | Hangs | Cuts
+def content_of(body: Mapping[str, Any]) -> str:
+    return _MARK.sub("", json.dumps(body["messages"], sort_keys=True))
+
+
+Deed = Says | Fails | Sends | Drips | Hangs | Cuts
 Plan = Callable[[Asked], Deed]
 _HEAD = {"id": "x", "object": "chat.completion", "created": 1, "model": MODEL}
 EMPTY = Sends(json.dumps({**_HEAD, "choices": []}).encode())
@@ -149,7 +162,7 @@ class JudgeServer:
     def take(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Asked:
         """Enter a request into the account."""
         with self._lock:
-            content = json.dumps(body["messages"], sort_keys=True)
+            content = content_of(body)
             tries = sum(asked.content == content for asked in self.asked)
             self.asked.append(asked := Asked(len(self.asked), tries, body, headers, time.monotonic()))
             self._at_once += 1
@@ -228,6 +241,11 @@ class _Handler(BaseHTTPRequestHandler):
             case Sends(body, content_type):
                 owner.bill(asked, "", True)
                 self._write(200, body, {"Content-Type": content_type})
+            case Drips(pause_s, headless):
+                head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n"
+                self.wfile.write(head + (b"X-Slow: " if headless else b"\r\n"))
+                while not owner.ended.wait(pause_s):
+                    self.wfile.write(b" ")
             case Hangs(seconds):
                 owner.ended.wait(seconds)
                 self.close_connection = True

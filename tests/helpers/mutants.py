@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.method import Context, Outcome, Speculative
+from benchctl.decoding.method import Context, Speculative
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import draw
 from benchctl.decoding.verify import Verdict
 from benchctl.methods.early_exit import EarlyExit
 from benchctl.methods.lookahead import Lookahead
-from benchctl.methods.medusa import Medusa
 from benchctl.methods.prompt_lookup import PromptLookup
 from benchctl.methods.two_model import TwoModel
 
@@ -57,13 +56,6 @@ class LateTwoModel(TwoModel):
         self._model.rotary = torch.cat((self._model.rotary[:20], self._model.rotary[19:-1]))
 
 
-class LateMedusa(Medusa):
-    """medusa whose heads read the root's row, whatever was accepted."""
-
-    def observe(self, context: Context, outcome: Outcome) -> None:
-        self._state = outcome.states[:1]
-
-
 class ShiftedLookahead(Lookahead):
     """lookahead whose columns go on from the token of the column before."""
 
@@ -74,18 +66,6 @@ class ShiftedLookahead(Lookahead):
         parents = list(draft.parents)
         parents[first + 1 : first + columns] = parents[first : first + columns - 1]
         return replace(draft, parents=tuple(parents))
-
-
-class StaleLookahead(Lookahead):
-    """lookahead that guesses n-grams of earlier prompts too."""
-
-    _pool: Any
-
-    def start(self, context: Context) -> int:
-        pool = self._pool
-        first: int = super().start(context)
-        self._pool = pool
-        return first
 
 
 class UnrepairedRule(Speculative):

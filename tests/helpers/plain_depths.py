@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.nn.functional as F
 from oracles import Naive
+from runs import run
 from torch import Tensor
+from transformers import DynamicCache
 from two_streams import halves, merged
 
 from benchctl.decoding.method import Context
+from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.adapters import Adapters
 
 Plan = Callable[[int, Tensor], tuple[Tensor, Tensor]]
 """Index of a layer and what arrives there [tokens, width] -> which tokens run it, and what its change is times."""
+PlanOf = Callable[[int], Plan]  # for a text of so many tokens
 
 
 def with_adapters(model: Any, adapters: Adapters) -> Any:
@@ -120,17 +124,43 @@ def router_says(weights: dict[str, Tensor], index: int, states: Tensor) -> tuple
     return scores + weights[f"{index + 1}.foresee.bias"].double(), shares
 
 
-def picked_from(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """Takes the logits [1, vocabulary] of every token that a method picks from now on."""
-    seen: list[Tensor] = []
+def picked_from(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Context, Tensor]]:
+    """Takes the logits [1, vocabulary] of every token that a method picks from now on, and what it picks for."""
+    seen: list[tuple[Context, Tensor]] = []
     pick = Context.pick
 
     def noting(context: Context, logits: Tensor) -> int:
-        seen.append(logits.clone())
+        seen.append((context, logits.clone()))
         return pick(context, logits)
 
     monkeypatch.setattr(Context, "pick", noting)
     return seen
+
+
+def assert_one_pass(
+    monkeypatch: pytest.MonkeyPatch, label: str, target: Target, prompt: list[int], model: Any, plan_of: PlanOf
+) -> list[int]:
+    """Twenty tokens, their logits, their layers and the cache are those of one pass; the layers of the whole text."""
+    seen = picked_from(monkeypatch)
+    found = run(label, target, prompt, 20)
+    text, cache = [*prompt, *found.token_ids[:-1]], DynamicCache()
+    plan = plan_of(len(text))
+    with torch.inference_mode():
+        states = planned_states(model, text, plan, cache)
+        runs = torch.stack([plan(index, states[index])[0] for index in range(target.layers)])
+        expected = said_by(model, states)[len(prompt) - 1 :]
+    assert (torch.cat([logits for _, logits in seen]) - expected).abs().max() < 1e-10
+    assert list(found.token_ids) == expected.argmax(-1).tolist()
+    layers: list[int] = runs.sum(0).tolist()
+    assert list(found.layers) == layers[len(prompt) - 1 :]
+    held, fresh = seen[-1][0].stream.cache, cast(Any, cache).layers
+    for kv, absent, layer, ran in zip(held.kv, held.absent, fresh, runs, strict=True):
+        assert absent == (~ran).nonzero().flatten().tolist()
+        slots = ran.nonzero().flatten()
+        keys, values = kv[: held.kv_heads, slots], kv[held.kv_heads :, slots]
+        torch.testing.assert_close(keys[..., halves(keys.shape[-1])], layer.keys[0][:, slots], rtol=0, atol=1e-11)
+        torch.testing.assert_close(values, layer.values[0][:, slots], rtol=0, atol=1e-11)
+    return layers
 
 
 def said_by(model: Any, states: Tensor) -> Tensor:

@@ -48,11 +48,10 @@ def replay_lookahead(
     prompt: Sequence[int],
     answer: Sequence[int],
     context_tokens: int,
-    thrifty: bool = True,
 ) -> list[Round]:
     """The passes that must lead to ``answer``, which takes all tokens allowed; greedy, seed 0.
 
-    ``thrifty``: no window once its n-grams would come too late; its rows are all that this may change.
+    There is no window once its n-grams would come too late.
     """
     text, left = list(prompt), list(answer)
     rows: Rows = [random_row(setting, prompt)]
@@ -65,7 +64,7 @@ def replay_lookahead(
         fills = number < setting.ngram - 2
         passes_to_ngrams = max(setting.ngram - 2 - number, 0) + 1
         late = len(left) - passes_to_ngrams < 2  # no token to guess before the last one, which the pass gives anyway
-        rows = [] if thrifty and late else fitting(rows, len(text), context_tokens)
+        rows = [] if late else fitting(rows, len(text), context_tokens)
         if setting.prompt_pool:
             ends = range(max(noted + 1, setting.ngram), len(text) + 1)
             remember(ngrams, (tuple(text[end - setting.ngram : end]) for end in ends))

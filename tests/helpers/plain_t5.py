@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import MethodType
 from typing import Any
 
@@ -81,18 +81,12 @@ class PlainT5:
             seen.append(x)
         return torch.stack(seen)
 
-    def answer(
-        self, source: Sequence[int], limit: int, decide: Callable[[Tensor], int | None] = lambda states: None
-    ) -> tuple[list[int], list[int]]:
-        """Greedy tokens and depths. ``decide`` gives, for a token's states [layers + 1, width], where it leaves."""
-        text, depths = [START], [self.layers]
+    def answer(self, source: Sequence[int], limit: int) -> list[int]:
+        """Greedy tokens of all layers."""
+        text = [START]
         while len(text) <= limit:
-            states = self.states(source, text, depths)[:, -1]
-            depth = self.layers if len(text) == 1 else decide(states) or self.layers
-            depths[-1] = depth
-            text.append(int(self.logits(states[depth]).argmax()))
-            depths.append(self.layers)
-        return text[1:], depths[:-1]
+            text.append(int(self.logits(self.states(source, text)[-1, -1]).argmax()))
+        return text[1:]
 
     def _encode(self, source: Sequence[int]) -> Tensor:
         x = self.model.shared.weight[list(source)]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -63,3 +65,29 @@ def test_a_judging_killed_twice_judges_everything_and_pays_for_nothing_twice(tmp
     assert Counter((score.score, score.baseline_score) for score in scores) == {(3.0, 9.0): QUESTIONS}
     assert (len(server.asked), len(server.bills), server.paid_twice) == (QUESTIONS + 2, QUESTIONS, [])
     assert sum(score.prompt_tokens for score in scores) == server.tokens()[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_ctrl_c_ends_at_once_and_prints_the_command_that_continues(tmp_path: Path, at_once: int) -> None:
+    """The first one once waited, without a word, for as long as replies were due, and then advised --resume."""
+    results = tmp_path / "a file.jsonl"
+    measured_file(results, {"koala": PROMPTS}, lambda prompt, turn, label: f"{label} on {prompt.id}: good or bad.")
+    hanging = threading.Barrier(at_once + 1)
+
+    def plan(asked: Asked) -> Deed:
+        if asked.number == 0:
+            return Says("8 7")
+        hanging.wait(IN_FLIGHT_S)
+        return Hangs(IN_FLIGHT_S)
+
+    with JudgeServer(plan) as server:
+        words = command(results, server.url, "--concurrency", str(at_once))
+        judging = subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True)
+        hanging.wait(IN_FLIGHT_S)
+        judging.send_signal(signal.SIGINT)
+        begun_s = time.monotonic()
+        _, shown = judging.communicate()
+    assert (judging.returncode, time.monotonic() - begun_s < 10) == (130, True), shown
+    assert shown.endswith(f"Continue with: benchctl {shlex.join(words[3:])}\n")
+    assert len(read_scores(scores_path(results)).scores) == 1

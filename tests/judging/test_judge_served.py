@@ -86,6 +86,12 @@ def serving(model: Path) -> Iterator[str]:
         process.wait()
 
 
+@pytest.fixture(autouse=True)
+def same_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchctl.judging.asking.new_mark", lambda: "0123456789abcdef")
+    monkeypatch.setattr(Local, "repeats_itself", False)
+
+
 def test_a_model_behind_transformers_serve_judges_over_http(server: str, model: Path, tmp_path: Path) -> None:
     """Two prompts, both orders, no key: its scores are read, and are those of the same model without a server."""
     served = Court(tmp_path / "served", good_and_bad(2))

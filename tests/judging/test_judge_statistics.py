@@ -20,8 +20,8 @@ from benchctl.analysis.judges.figures import (
     margin,
     prompts_needed,
 )
-from benchctl.analysis.stats.bootstrap import Floats, bootstrap_of
 from benchctl.analysis.stats.estimates import estimates
+from benchctl.analysis.stats.intervals import Floats, interval_of
 
 DATA_SETS = 600
 FEWER_SETS = 300
@@ -133,18 +133,6 @@ def test_kappa_is_that_of_worked_examples(table: list[list[int]], expected: floa
     assert found[0] == pytest.approx(expected, abs=5e-5)
 
 
-def test_kappa_is_that_of_its_definition_counted_pair_by_pair() -> None:
-    """Of ratings drawn at random: agreement less what pairing every rating of one with every one of the other gives."""
-    rng = np.random.default_rng(4)
-    for _ in range(20):
-        one = rng.integers(3, size=60)
-        other = np.where(rng.random(60) < 0.5, one, rng.integers(3, size=60))
-        chance = fmean(float(a == b) for a in one for b in other)
-        alike = fmean(float(a == b) for a, b in zip(one, other, strict=True))
-        counts = np.bincount(3 * one + other, minlength=9)[None].astype(float)
-        assert kappa(counts)[0] == pytest.approx((alike - chance) / (1 - chance))
-
-
 def test_kappa_has_no_meaning_where_both_always_say_the_same() -> None:
     assert np.isnan(kappa(np.array([[0.0, 0, 0, 0, 40, 0, 0, 0, 0]]))[0])
 
@@ -162,7 +150,7 @@ def test_the_interval_of_kappa_covers_the_true_one() -> None:
         first = rng.choice(3, 80, p=shares)
         second = np.where(rng.random(80) < 0.5, first, rng.choice(3, 80, p=shares))
         verdict = np.column_stack([first, second]).ravel()
-        found = bootstrap_of(kappa, np.eye(9)[3 * seen(verdict) + seen(verdict)], prompts)
+        found = interval_of(kappa, np.eye(9)[3 * seen(verdict) + seen(verdict)], prompts)
         assert found is not None
         hits += found.low <= 0.7**2 <= found.high
     assert 0.92 <= hits / FEWER_SETS <= 0.98
@@ -196,18 +184,8 @@ def test_the_prompts_needed_are_the_fewest_that_keep_the_margin(spread_of: float
     assert found == 2 or margin(spread_of, found - 1) > wanted
 
 
-def test_with_the_prompts_needed_the_interval_is_as_wide_as_was_asked_for() -> None:
-    rng, widths = np.random.default_rng(6), []
-    needed = prompts_needed(0.8, 0.15)
-    for _ in range(60):
-        (found,) = estimates(by_prompt(_frame(rng.normal(0.1, 0.8, (needed, 1)))), (SCORE_DIFFERENCE,))
-        assert found.interval is not None
-        widths.append((found.interval.high - found.interval.low) / 2)
-    assert fmean(widths) == pytest.approx(0.15, rel=0.03)
-
-
 def test_the_spread_of_prompts_with_more_turns_is_that_of_what_they_add_to_the_mean() -> None:
-    """Half of the prompts have two turns that say the same: the interval, by the spread, is that of the bootstrap."""
+    """Half of the prompts have two turns that say the same: the interval, by the spread, is that of the figure."""
     rng = np.random.default_rng(7)
     difference = rng.normal(0, 1, 200)
     twice = np.concatenate([np.arange(200), np.arange(100)])

@@ -12,8 +12,8 @@ from refusals import refused
 
 from benchctl.errors import UserError
 from benchctl.judging.budget import NOTHING, Budget, OutOfBudget, Price, price_of, price_table
-from benchctl.judging.chat import count_prompt, load_template, most_tokens
-from benchctl.judging.judge import Message, Usage
+from benchctl.judging.chat import load_template, most_tokens
+from benchctl.judging.judge import Message, Question, Usage
 from benchctl.judging.reply_cache import Cache, Kept, cache_path, content_key
 
 KEPT = Kept("a" * 64, 0, "m", "t@0", "8 7", "", 10, 2, "2026-01-01T00:00:00+00:00")
@@ -107,10 +107,6 @@ def test_what_exactly_fills_the_budget_fits() -> None:
         budget.reserve(Usage(1, 0))
 
 
-def test_a_reply_costs_its_prompt_and_its_own_tokens() -> None:
-    assert Price(2.0, 8.0).cost_usd(Usage(1_000_000, 500_000)) == 6.0
-
-
 def test_dated_names_cost_what_their_model_does_and_unknown_ones_nobody_knows() -> None:
     table = price_table()
     assert table.price("gpt-4o-2024-08-06") == table.price("gpt-4o") is not None
@@ -131,10 +127,6 @@ def _table_price() -> Price:
     found = price_table().price("gpt-4o")
     assert found is not None
     return found
-
-
-def test_a_chat_has_a_frame() -> None:
-    assert count_prompt(["one two and", "three"]) == 2 + 1 + 2 * 4 + 3
 
 
 TEXTS = ("", "plain", "It\u2019s 4 \u20ac, \U0001f600!", "half \ud83d a pair", "\u4f60\u597d\u4e16\u754c" * 9)
@@ -161,15 +153,19 @@ def test_no_text_is_billed_above_its_bound(text: str, vocabulary: str) -> None:
 def test_every_prompt_asks_for_scores_on_one_line_and_shows_all_it_is_given(
     protocol: str, turns: int, reference: tuple[str, ...]
 ) -> None:
-    template = load_template(protocol, turns, bool(reference))
-    asked, first = ("Q one", "Q two")[:turns], ("A one", "A two")[:turns]
+    """Every line that begins or ends an answer has the mark, so that an answer cannot end itself."""
+    asked, first = ("Q one", "Q two")[:turns], ("A one", "A two {mark}")[:turns]
     second = ("B one", "B two")[:turns] if protocol == "pairwise" else ()
-    system, user = template.fill(asked, first, second, reference[:turns])
-    assert "single line that holds only" in system and "from 1 to 10" in system
+    template = load_template(protocol, turns, bool(reference))
+    system, user = template.fill(Question(asked, first, second, reference[:turns]), "0123")
+    assert "single line that holds only" in system.content and "from 1 to 10" in system.content
     talks = turns == 2 and 1 + bool(second) + bool(reference)
     for text in (*asked, *first, *second, *reference[:turns]):
-        assert user.count(text) == (talks or 1 if text in asked else 1)
+        assert user.content.count(text) == (talks or 1 if text in asked else 1)
     own = "-reference" if reference and protocol == "pairwise" else ""
-    assert "{" not in user and template.id.startswith(f"{protocol}{'-turns' if turns == 2 else ''}{own}-v1@")
-    assert ("Reference answer" in user) == bool(reference)
-    assert reference == () or "contradicts" in system
+    assert template.id.startswith(f"{protocol}{'-turns' if turns == 2 else ''}{own}-v2@")
+    assert ("Reference answer" in user.content) == bool(reference)
+    assert reference == () or "contradicts" in system.content
+    frame = [line for line in user.content.splitlines() if line.startswith(("[Start", "[End"))]
+    assert [line.endswith(" 0123]") for line in frame] == [True] * (4 if second else 2)
+    assert "0123." in system.content and user.content.count("{") == turns - 1

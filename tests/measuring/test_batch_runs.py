@@ -7,16 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import click
 import pytest
-from click.testing import CliRunner, Result
 from fakes_batches import Shallower
 from fakes_measuring import FakeClock
-from fixtures_run import make_folder, make_settings, measured, timeless, write_prompts
+from fixtures_run import invoke_run, make_settings, measured, timeless, write_prompts
 from tiny import tiny_folder
 
-from benchctl.cli import main
-from benchctl.decoding.batch import MOST_SEQUENCES
 from benchctl.decoding.method import Context, Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
@@ -115,16 +111,14 @@ def test_a_prompt_that_does_not_fit_is_named_in_its_batch(target: Target) -> Non
     assert all("prompt endless has" in str(row.error) and "context of 128" in str(row.error) for row in rows[:4])
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("batches"))
-
-
 @pytest.fixture
-def settings(folder: Path, tmp_path: Path) -> ask.RunSettings:
+def settings(run_folder: Path, tmp_path: Path) -> ask.RunSettings:
     """Batches of `short`, of `talk` in two turns, and of `story` and `ball`."""
-    prompts = [*map(json.loads, (folder / "three.jsonl").read_text().splitlines()), {"id": "ball", "prompt": "A ball."}]
-    usual = make_settings(folder, tmp_path / "out.jsonl")
+    prompts = [
+        *map(json.loads, (run_folder / "three.jsonl").read_text().splitlines()),
+        {"id": "ball", "prompt": "A ball."},
+    ]
+    usual = make_settings(run_folder, tmp_path / "out.jsonl")
     bench = write_prompts(tmp_path / "four.jsonl", prompts)
     return replace(usual, methods=("autoregressive",), prompts=ask.PromptSettings(benches=(str(bench),)), batch_size=4)
 
@@ -157,81 +151,11 @@ def test_a_batched_run_resumes_where_it_was_killed(settings: ask.RunSettings, tm
     assert timeless(measured(read(out))) == timeless(measured(whole))
 
 
-@pytest.fixture
-def here(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("target", "draft", "three.jsonl"):
-        (tmp_path / name).symlink_to(folder / name)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def invoke(*arguments: str) -> Result:
-    usual = "--model target --draft-model draft --bench three.jsonl --device cpu --max-new-tokens 5 --warm-up 1"
-    return CliRunner().invoke(main, ["run", "--no-watch", *usual.split(), "--out", "out.jsonl", *arguments])
-
-
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize(
-    ("label", "reason"),
-    [
-        ("two_model", "a number of tokens of its own"),
-        ("prompt_lookup", "a number of tokens of its own"),
-        ("lookahead", "a number of tokens of its own"),
-        ("early_exit[threshold=0.5]", "a layer of its own"),
-        ("expert_offload", "experts of its own"),
-    ],
-)
-def test_a_method_for_one_sequence_is_refused_with_its_reason_before_weights_are_loaded(
-    label: str, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Target, "load", lambda *_, **__: pytest.fail("weights were loaded"))
-    result = invoke("--batch-size", "4", "--method", label)
-    assert result.exit_code == 2 and result.stdout == ""
-    message = " ".join(result.stderr.partition("Error: ")[2].split())
-    assert message.startswith(label) and reason in message and "--batch-size" in message
-
-
-def test_the_largest_size_is_the_loop_s() -> None:
-    command = main.get_command(click.Context(main), "run")
-    assert command is not None
-    (option,) = (option for option in command.params if option.name == "batch_size")
-    assert isinstance(option.type, click.IntRange) and (option.type.min, option.type.max) == (1, MOST_SEQUENCES)
-
-
 def test_all_measures_what_decodes_batches_and_says_of_the_others_why_not(here: Path) -> None:
-    result = invoke("--batch-size", "2", "--repeats", "1", "--method", "all")
+    result = invoke_run("--batch-size", "2", "--repeats", "1", "--method", "all")
     assert result.exit_code == 0, result.output
     assert "prompt_lookup cannot run here" in result.stderr
     assert "up to 2" in result.stderr and "up to 2" in " ".join(result.stdout.split())
     assert max(map(len, result.stdout.splitlines())) <= 80
     rows = measured(read(here / "out.jsonl"))
     assert "autoregressive" in {row.label for row in rows} and "prompt_lookup" not in {row.label for row in rows}
-
-
-@pytest.mark.slow
-def test_a_batched_file_can_be_compared_and_plotted(here: Path) -> None:
-    asked = "skip_decode[adapters=none,min_layers=1,fall_tokens=2]"
-    assert invoke("--batch-size", "2", "--method", asked).exit_code == 0
-    compared = CliRunner().invoke(main, ["compare", "out.jsonl", "--format", "json"])
-    (group,) = json.loads(compared.output)["groups"]
-    assert group["batch_size"] == 2
-    baseline, skipping = group["suites"][0]["methods"]
-    rows = measured(read(here / "out.jsonl"))
-    baseline_s, skipping_s = (batches_s(rows, figures["label"]) for figures in (baseline, skipping))
-    tokens = sum(len(row.token_ids) for row in rows if row.label == skipping["label"])
-    assert skipping["metrics"]["tokens_per_s"]["value"] == pytest.approx(tokens / skipping_s)
-    assert skipping["metrics"]["speedup"]["value"] == pytest.approx(baseline_s / skipping_s)
-    assert skipping["metrics"]["depth_fraction"]["value"] < 0.8
-    plotted = CliRunner().invoke(main, ["plot", "out.jsonl", "--pareto", "--out", "plot.png"])
-    assert plotted.exit_code == 0, plotted.output
-
-
-def batches_s(rows: Sequence[Row], label: str) -> float:
-    """Seconds of a label's batches, each that of its longest answer."""
-    longest_s: dict[object, float] = {}
-    for row in rows:
-        if row.label == label:
-            assert row.ttft_s is not None
-            key = (row.batch, row.turn, row.repeat)
-            longest_s[key] = max(longest_s.get(key, 0.0), row.ttft_s + sum(row.step_s))
-    return sum(longest_s.values())

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fixtures_run import make_folder, make_settings, measured, write_prompts
+from fixtures_run import make_settings, write_prompts
 from plain_t5 import tiny_t5
 from refusals import refused
 from tiny import tiny_folder, tiny_tokenizer
@@ -19,19 +19,12 @@ from benchctl.decoding.modules.trainable import save_modules
 from benchctl.errors import UserError
 from benchctl.measuring import settings as ask
 from benchctl.measuring.check import NO_DRAFT, CheckedRun, Models, check, choose_methods, choose_models, name_run
-from benchctl.measuring.run import run
 from benchctl.methods.medusa import Medusa
-from benchctl.records.writer import read
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("check"))
 
 
 @pytest.fixture
-def settings(folder: Path, tmp_path: Path) -> ask.RunSettings:
-    return make_settings(folder, tmp_path / "out.jsonl")
+def settings(run_folder: Path, tmp_path: Path) -> ask.RunSettings:
+    return make_settings(run_folder, tmp_path / "out.jsonl")
 
 
 @pytest.fixture
@@ -48,11 +41,6 @@ def long_prompts(tmp_path: Path) -> Path:
 
 def quiet_check(settings: ask.RunSettings) -> CheckedRun:
     return check(settings, lambda notice: None)
-
-
-@pytest.fixture
-def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Target, "load", lambda *_, **__: pytest.fail("weights were loaded"))
 
 
 def test_the_baseline_is_first_and_every_label_is_there_once() -> None:
@@ -92,9 +80,9 @@ def test_a_method_asked_for_by_name_without_its_modules_is_refused_before_weight
 
 
 def test_modules_of_another_method_are_refused_before_weights_are_loaded(
-    settings: ask.RunSettings, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: ask.RunSettings, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = Target.load(folder / "target")
+    target = Target.load(run_folder / "target")
     save_modules(tmp_path / "heads", untrained(Medusa(), target), facts_of("medusa", Medusa(), target))
     monkeypatch.setattr(Target, "load", lambda *_, **__: pytest.fail("weights were loaded"))
     label = f"early_exit[confidence=classifier,modules={tmp_path / 'heads'}]"
@@ -113,7 +101,7 @@ def test_the_embedded_target_and_its_draft_are_the_default(monkeypatch: pytest.M
 
 @pytest.mark.usefixtures("no_weights")
 def test_a_draft_model_of_another_tokenizer_is_refused_before_weights_are_loaded(
-    settings: ask.RunSettings, folder: Path, tmp_path: Path
+    settings: ask.RunSettings, run_folder: Path, tmp_path: Path
 ) -> None:
     other = tiny_folder(tmp_path / "other", layers=1)
     tokenizer = json.loads((other / "tokenizer.json").read_text())
@@ -164,15 +152,16 @@ def test_prompts_beyond_the_context_are_listed_before_weights_are_loaded(
         quiet_check(long)
 
 
-def test_long_prompts_can_be_left_out_and_the_record_says_so(
-    settings: ask.RunSettings, long_prompts: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("policy", "kept", "remark"), [("skip", ["fine"], "left out"), ("cut", ["fine", "endless", "later"], "cut")]
+)
+def test_long_prompts_can_be_left_out_or_cut_and_the_record_says_so(
+    settings: ask.RunSettings, long_prompts: Path, policy: ask.LongPrompts, kept: list[str], remark: str
 ) -> None:
-    prompts = ask.PromptSettings(benches=(str(long_prompts),), long_prompts="skip")
-    run(quiet_check(replace(settings, prompts=prompts, methods=("autoregressive",))), lambda event: None)
-    file = read(tmp_path / "out.jsonl")
-    assert {row.prompt_id for row in file.rows} == {"fine"}
-    assert file.run.suites[0].prompts == 1
-    assert file.run.suites[0].origin.endswith(" left out")
+    prompts = ask.PromptSettings(benches=(str(long_prompts),), long_prompts=policy)
+    (suite,) = quiet_check(replace(settings, prompts=prompts)).suites
+    assert [prompt.id for prompt in suite.prompts] == kept
+    assert suite.origin.endswith(f", 2 longer than the context {remark}")
 
 
 def test_leaving_out_every_prompt_is_refused(settings: ask.RunSettings, long_prompts: Path) -> None:
@@ -181,20 +170,11 @@ def test_leaving_out_every_prompt_is_refused(settings: ask.RunSettings, long_pro
         quiet_check(replace(settings, prompts=ask.PromptSettings(benches=(str(long_prompts),), long_prompts="skip")))
 
 
-def test_long_prompts_can_be_cut_to_their_end(settings: ask.RunSettings, long_prompts: Path, tmp_path: Path) -> None:
-    prompts = ask.PromptSettings(benches=(str(long_prompts),), long_prompts="cut")
-    run(quiet_check(replace(settings, prompts=prompts, methods=("autoregressive",))), lambda event: None)
-    file = read(tmp_path / "out.jsonl")
-    tokens = {(row.prompt_id, row.turn): row.prompt_tokens for row in measured(file)}
-    assert tokens["endless", 0] == tokens["later", 1] == 128 - 6
-    assert file.run.suites[0].origin.endswith(" cut")
-
-
-def test_two_files_of_one_name_are_refused(settings: ask.RunSettings, folder: Path, tmp_path: Path) -> None:
+def test_two_files_of_one_name_are_refused(settings: ask.RunSettings, run_folder: Path, tmp_path: Path) -> None:
     """Their rows would carry the same suite and ids."""
     copy = tmp_path / "three.jsonl"
-    copy.write_bytes((folder / "three.jsonl").read_bytes())
-    both = (str(folder / "three.jsonl"), str(copy))
+    copy.write_bytes((run_folder / "three.jsonl").read_bytes())
+    both = (str(run_folder / "three.jsonl"), str(copy))
     with refused("suite_name_twice", "'three'"):
         quiet_check(replace(settings, prompts=ask.PromptSettings(benches=both)))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchctl.analysis.stats.bootstrap import Floats, Interval, Ints, Levels, bootstrap, p_value
+from benchctl.analysis.stats.intervals import Floats, Interval, Ints, Levels, p_value, ratio_intervals
 from benchctl.measuring.plan import Plan
 from benchctl.measuring.prompts.files import Prompt
 
@@ -53,7 +53,7 @@ def measured(world: World, rng: np.random.Generator) -> tuple[Floats, Floats, Le
     ],
     ids=["prompts", "noise", "sessions alike", "sessions apart", "sessions above all", "two sessions"],
 )
-def test_the_interval_covers_the_true_ratio_in_93_to_97_of_100_data_sets(world: World) -> None:
+def test_the_interval_covers_the_true_ratio_in_93_to_98_of_100_data_sets(world: World) -> None:
     """Drawing two or three sessions with replacement covers 56% to 73% where sessions are most of the error."""
     rng = np.random.default_rng(0)
     true = SPEEDUP / np.exp((world.prompt**2 + world.session**2 + world.both**2) / 2)
@@ -62,7 +62,7 @@ def test_the_interval_covers_the_true_ratio_in_93_to_97_of_100_data_sets(world: 
         top, bottom, levels = measured(world, rng)
         found = _interval(top, bottom, levels)
         hits += found.low <= true <= found.high
-    assert 0.93 <= hits / DATA_SETS <= 0.97
+    assert 0.93 <= hits / DATA_SETS <= 0.98
 
 
 @pytest.mark.slow
@@ -142,7 +142,7 @@ def test_published_runs_of_one_program_are_different_by_prompts_alone_and_not_wi
     for one, other in combinations(seconds, 2):
         alone = _interval(one, other, _one_session(one))
         assert not alone.low <= 1 <= alone.high
-        assert bootstrap(one[:, None], other[:, None], _apart([one], [other])[2]) == [None]
+        assert ratio_intervals(one[:, None], other[:, None], _apart([one], [other])[2]) == [None]
     for number, one in enumerate(seconds):
         rest = seconds[:number] + seconds[number + 1 :]
         found = _interval(*_apart([one], rest))
@@ -177,6 +177,6 @@ def _one_session(values: Floats) -> Levels:
 
 
 def _interval(top: Floats, bottom: Floats, levels: Levels) -> Interval:
-    (found,) = bootstrap(top[:, None], bottom[:, None], levels, resamples=1000)
+    (found,) = ratio_intervals(top[:, None], bottom[:, None], levels)
     assert found is not None
     return found

@@ -99,17 +99,6 @@ def test_the_speedup_so_far_of_a_resumed_run_includes_the_stored_retries(tmp_pat
     assert last_resumed.speedups == last.speedups == dict.fromkeys(LABELS[1:], 4.0)
 
 
-def test_figures_rest_on_what_was_measured_again_and_on_as_many_pairs_as_were_asked_for(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    measure(path, PLAN, loud(("p1", 1), ("p2", 0), ("p2", 2)), watch())
-    pairs = pair(load([path]), DRAFTED, BASELINE)
-    assert Counter(zip(pairs["prompt_id"], pairs["repeat"], strict=True)) == Counter(
-        [("p0", 0), ("p0", 1), *[("p1", 0), ("p1", 3)] * 2, ("p2", 1), ("p2", 4)]
-    )
-    (values,) = warned(compare([read(path)])[0], "rounds_disturbed")
-    assert (values["disturbed"], values["rounds"], values["repeated"]) == (2, 6, 2)
-
-
 @pytest.mark.parametrize("kind", PLANS)
 def test_what_stays_disturbed_is_given_up_after_two_more_tries(kind: str, tmp_path: Path) -> None:
     """Nor is it tried again by a run that goes on, however often."""
@@ -148,16 +137,6 @@ def test_a_run_cut_after_any_generation_ends_as_if_never_cut(kind: str, tmp_path
         assert path.read_bytes().splitlines(keepends=True)[1:] == whole[1:], kept
 
 
-def test_a_round_in_which_only_one_label_was_marked_is_measured_again_as_a_whole(tmp_path: Path) -> None:
-    """An alarm of the GPU marks one generation; to measure that alone again would favour the shorter method."""
-
-    def meet(task: Task) -> Met:
-        return Met(THROTTLED if (task.prompt.id, task.label, task.repeat) == ("p0", DRAFTED, 0) else QUIET)
-
-    _, tasks = measure(tmp_path / "a.jsonl", PLAN, meet, watch())
-    assert [task.label for task in tasks if (task.prompt.id, task.repeat) == ("p0", 2)] == [BASELINE, DRAFTED]
-
-
 def test_without_a_watch_nothing_is_tried_but_what_has_begun_is_finished(tmp_path: Path) -> None:
     """Half of a round would stay half for ever."""
     path = tmp_path / "a.jsonl"
@@ -188,21 +167,6 @@ def test_while_a_disturbance_lasts_nothing_is_measured_again_and_a_run_that_goes
     assert measure(path, PLAN, lambda task: Met(THROTTLED), watch())[1] == []
     pairs = pair(load([path]), DRAFTED, BASELINE)
     assert Counter(pairs["prompt_id"]) == {"p0": 2, "p1": 4, "p2": 2}
-
-
-def test_a_failure_while_measuring_again_does_not_count_as_good(tmp_path: Path) -> None:
-    """What disturbed the round may have taken its memory. A failure alone, as planned, is no reason to try again."""
-    path = tmp_path / "a.jsonl"
-
-    def meet(task: Task) -> Met:
-        if task.label == DRAFTED and (task.prompt.id, task.repeat) in (("p0", 2), ("p2", 0)):
-            return Met({}, error="out of memory")
-        return loud(("p0", 0))(task)
-
-    measure(path, PLAN, meet, watch())
-    rows = tuple(read(path).rows)
-    assert set(repeats_of(rows, "p0")) == {0, 1, 2, 4}
-    assert set(repeats_of(rows, "p2")) == {0, 1}
 
 
 @pytest.mark.parametrize(("fails_at", "lost"), [((2,), 0), ((0, 2, 4), 0), ((2, 4), 1), ((0, 2), 0)])

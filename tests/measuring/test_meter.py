@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,34 +11,34 @@ import pytest
 import torch
 from fakes_machine import HEAD, FakeNvml, healthy, lay, package, powercap, stat
 
-from benchctl.measuring.clock import Clock, Timer, utc_now
+from benchctl.measuring.clock import Clock, Timer
 from benchctl.measuring.machine import meter as meters
 from benchctl.measuring.machine.host import Host, between
 from benchctl.measuring.machine.meter import (
+    Instrument,
     Meter,
     Sentinel,
-    SentinelWatch,
-    StateWatch,
-    flop_rate,
     make_meter,
     memory_bandwidth_mb_s,
+    watch_sentinel,
+    watch_state,
 )
 
 PASSES_S = (0.0, 0.5, 1.0, 1.02, 2.0, 2.01, 3.0, 4.0, 5.0, 6.0)  # the fastest of five takes 0.01 s
 
 
-class Logged:
+def logged(name: str, log: list[str], **answer: float) -> Instrument:
     """An instrument that writes down when it is asked."""
 
-    def __init__(self, name: str, log: list[str], **answer: float) -> None:
-        self._name, self._log, self._answer = name, log, answer
+    def start() -> Callable[[], Mapping[str, float]]:
+        def stop() -> Mapping[str, float]:
+            log.append(f"{name} stops")
+            return answer
 
-    def start(self) -> None:
-        self._log.append(f"{self._name} starts")
+        log.append(f"{name} starts")
+        return stop
 
-    def stop(self) -> Mapping[str, float]:
-        self._log.append(f"{self._name} stops")
-        return self._answer
+    return start
 
 
 def clock_of(*moments_s: float) -> Callable[[], float]:
@@ -50,7 +49,7 @@ def clock_of(*moments_s: float) -> Callable[[], float]:
 
 def test_the_last_instrument_is_nearest_to_the_generation_and_energy_has_a_place_of_its_own() -> None:
     log: list[str] = []
-    meter = Meter("cpu", [Logged("outer", log, far=1.0), Logged("inner", log, near=2.0, energy_j=3.0)])
+    meter = Meter("cpu", [logged("outer", log, far=1.0), logged("inner", log, near=2.0, energy_j=3.0)])
     meter.start()
     log.append("decode")
     found = meter.stop()
@@ -60,21 +59,16 @@ def test_the_last_instrument_is_nearest_to_the_generation_and_energy_has_a_place
 
 
 def test_the_sentinel_is_the_slower_of_the_looks_before_and_after() -> None:
-    found = SentinelWatch(clock_of(5.0, 3.0, 2.0, 4.0))
-    shown = []
-    for _ in range(3):
-        found.start()
-        shown.append(found.stop()["sentinel_s"])
-    assert shown == [5.0, 3.0, 4.0]
+    start = watch_sentinel(clock_of(5.0, 3.0, 2.0, 4.0))
+    assert [start()()["sentinel_s"] for _ in range(3)] == [5.0, 3.0, 4.0]
 
 
 def test_the_cpus_energy_is_told_only_where_the_cpu_decodes(tmp_path: Path) -> None:
     def shown(with_energy: bool) -> Mapping[str, float]:
         lay(tmp_path, {"proc/stat": stat(10.0)} | powercap("intel-rapl:0", package(7.0)))
-        watch = StateWatch(Host(clock_of(0.0, 2.0), tmp_path, (0,), with_energy).moment, between)
-        watch.start()
+        stop = watch_state(Host(clock_of(0.0, 2.0), tmp_path, (0,), with_energy).moment, between)()
         lay(tmp_path, {"proc/stat": stat(1e6)} | powercap("intel-rapl:0", package(9.0)))
-        return watch.stop()
+        return stop()
 
     assert shown(True).keys() == {"foreign_cores", "energy_j"}
     assert shown(True)["energy_j"] == pytest.approx(2.0)
@@ -138,17 +132,6 @@ def test_a_gpus_bandwidth_is_of_several_sums_and_its_memory_is_given_back(monkey
     assert given_back == [True]
 
 
-def test_the_flop_rate_counts_a_product_and_a_sum_for_each_pair() -> None:
-    assert flop_rate(clock_of(*PASSES_S)) == pytest.approx(2 * 768**3 / 0.01)
-
-
-def test_the_clock_counts_seconds_and_never_runs_backwards() -> None:
-    clock = Clock()
-    readings = [clock() for _ in range(100)]
-    assert readings == sorted(readings)
-    assert 0 < readings[-1] - readings[0] < 1
-
-
 @pytest.mark.parametrize(("device", "waits"), [("cuda", ["cuda"] * 2), ("cpu", [])])
 def test_queued_work_of_a_gpu_is_waited_for_before_each_reading(
     device: str, waits: list[str], monkeypatch: pytest.MonkeyPatch
@@ -170,7 +153,3 @@ def test_a_timer_returns_at_its_moment_and_at_once_after_it() -> None:
     assert reached_s >= moment_s
     timer.wait_until(moment_s - 60)
     assert timer.now_s() - reached_s < 30  # a busy machine may take long, but not the minute that has passed
-
-
-def test_the_time_of_day_says_that_it_is_utc() -> None:
-    assert utc_now().utcoffset() == timedelta(0)

@@ -4,11 +4,10 @@ import io
 import socket
 import threading
 from email.message import Message
-from http.client import HTTPMessage, RemoteDisconnected
+from http.client import RemoteDisconnected
 from pathlib import Path
 from typing import IO
 from urllib.error import HTTPError, URLError
-from urllib.request import Request
 
 import pytest
 from refusals import refused
@@ -18,10 +17,8 @@ from benchctl.measuring.prompts import sources, suites
 from benchctl.measuring.prompts.sources import (
     SIZE_LIMIT_BYTES,
     Downloader,
-    HttpsOnly,
     UnreachableError,
     cache_folder,
-    open_https,
     sha256,
 )
 from benchctl.measuring.prompts.suites import Suite, load_suite
@@ -163,7 +160,7 @@ def test_silent_network_is_given_up_after_the_first_answers_time() -> None:
         release.wait()
         return io.BytesIO(CONTENT)
 
-    downloader = Downloader(silent, first_answer_s=0.02)
+    downloader = Downloader(silent, timeout_s=0.02)
     for _ in range(2):
         with pytest.raises(UnreachableError, match="0.02 s"):
             downloader.fetch("https://a.example")
@@ -181,16 +178,6 @@ def test_endless_answer_is_cut_at_the_size_limit() -> None:
     with open("/dev/zero", "rb") as endless:
         content = Downloader(lambda address, timeout_s: endless).fetch("https://a.example")
     assert len(content) == SIZE_LIMIT_BYTES
-
-
-def test_only_https_is_opened_or_followed() -> None:
-    with pytest.raises(ValueError, match="not an https address"):
-        open_https("http://a.example", 1.0)
-    asked = Request("https://a.example")
-    with pytest.raises(URLError, match="not https"):
-        HttpsOnly().redirect_request(asked, io.BytesIO(), 302, "Found", HTTPMessage(), "http://b.example")
-    followed = HttpsOnly().redirect_request(asked, io.BytesIO(), 302, "Found", HTTPMessage(), "https://b.example")
-    assert followed is not None and followed.full_url == "https://b.example"
 
 
 @pytest.mark.parametrize("place", ["koala/koala_test_set.jsonl", "koala_test_set.jsonl"])
@@ -243,12 +230,3 @@ def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder() == tmp_path / ".cache" / "benchctl" / "prompts"
-
-
-def test_file_that_may_not_be_read_is_notices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def denied(path: Path) -> bytes:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "read_bytes", denied)
-    with refused("cannot_read", "mine.jsonl", "Permission denied"):
-        sources.read_file(tmp_path / "mine.jsonl")

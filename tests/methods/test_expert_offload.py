@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from fakes_measuring import Plain
 from fixtures_run import make_folder, make_settings, measured
 from offloading import HandTimer, Simulation, recorded_visits
 from tiny import tiny_folder, tiny_target
@@ -23,27 +22,23 @@ from benchctl.decoding.experts.offload import (
     Link,
     Loader,
     MemoryTier,
-    NextGate,
     Offload,
     OffloadSettings,
-    Predictor,
     Slots,
-    SlowTier,
     Timer,
     mixtures_of,
+    next_gate,
     rank_experts,
 )
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.layers import ExpertWeights
 from benchctl.decoding.model.target import Target
-from benchctl.errors import UserError
 from benchctl.measuring.check import check
 from benchctl.measuring.clock import Timer as RealTimer
 from benchctl.measuring.run import run
 from benchctl.methods.autoregressive import Autoregressive
 from benchctl.methods.expert_offload import ExpertOffload
-from benchctl.records.schema import Row
 from benchctl.records.writer import read
 from benchctl.registry import build
 
@@ -84,31 +79,12 @@ def test_logits_are_the_resident_models_to_the_bit(policy: str, capacity: int, p
         assert torch.equal(_logits(view), _logits(on))
 
 
-def test_the_target_of_the_other_methods_is_left_alone() -> None:
-    on = target()
-    before = [block.mlp for block in on.blocks]
-    _decode(ExpertOffload(), on)
-    assert all(block.mlp is mlp for block, mlp in zip(on.blocks, before, strict=True))
-
-
 def test_a_view_runs_only_while_it_is_served() -> None:
     offload = Offload(target(), OffloadSettings())
     with offload.serve(None):
         offload.view.next_logits(PROMPT)
     with pytest.raises(RuntimeError, match="inside serve"):
         offload.view.next_logits(PROMPT)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_counters_add_up(policy: str) -> None:
-    """Without prefetch every load serves a need, and what was not ready was loaded."""
-    counters = _decode(build(f"expert_offload[policy={policy},capacity=8]"), target()).counters
-    assert counters["needed"] == (NEW_TOKENS - 1) * LAYERS * TOP_K
-    assert counters["loads"] == counters["needed"] - counters["ready"]
-    assert (counters["late"], counters["predicted"], counters["evicted_unused"]) == (0, 0, 0)
-    assert (policy == "on_demand") == (counters["ready"] == 0)
-    assert counters["expert_bytes"] == 4 * 3 * 32 * 48
-    assert "bandwidth_mb_s" not in counters
 
 
 def test_what_is_counted_is_what_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,96 +100,39 @@ def test_what_is_counted_is_what_is_moved(monkeypatch: pytest.MonkeyPatch) -> No
     assert sum(moved) == (counters["loads"] + counters["prefill_loads"]) * counters["expert_bytes"]
 
 
-def test_recall_and_precision_of_known_predictions() -> None:
-    """Layer 1 is always guessed with every expert, layer 2 never, so recall is 1 and precision 2 of 6."""
-    on = target()
-    offload = Offload(on, OffloadSettings(capacity=18))
-    predictor = lambda layer, residual: {1: range(EXPERTS)} if layer == 0 else {}  # noqa: E731
-    counters = _serve(offload, on, predictor)
-    visits = NEW_TOKENS - 1
-    assert (counters["predicted"], counters["predicted_needed"], counters["foreseeable"]) == (
-        visits * EXPERTS,
-        visits * TOP_K,
-        visits * TOP_K,
-    )
-
-
-def _serve(offload: Offload, on: Target, predictor: Predictor) -> Mapping[str, float]:
-    class Predicting(Plain):
-        def serve(self, target: Target, timer: Timer | None):  # type: ignore[no-untyped-def]
-            return offload.serve(timer, predictor)
-
-    assert _decode(Predicting(), on).token_ids == _decode(Autoregressive(), on).token_ids
-    return offload.counters()
-
-
-def test_guesses_are_made_for_one_row_at_layers_with_one_ahead_and_are_written_down() -> None:
-    asked: list[tuple[int, int]] = []
-
-    def predictor(layer: int, residual: Tensor) -> Mapping[int, Sequence[int]]:
-        asked.append((layer, residual.shape[0]))
-        return {layer + 1: [layer]} if layer + 1 < LAYERS else {}
-
-    offload = Offload(target(), OffloadSettings(capacity=6))
-    with recorded_visits() as visits:
-        _serve(offload, target(), predictor)
-    assert asked == [(layer, 1) for _ in range(NEW_TOKENS - 1) for layer in range(LAYERS)]
-    assert [visit.layer for visit in visits] == list(range(LAYERS)) * NEW_TOKENS
-    assert [visit.predicted for visit in visits[-LAYERS:]] == [{1: (0,)}, {2: (1,)}, {}]
-
-
 def test_the_next_gate_ranks_by_the_next_layers_own_norm_and_router() -> None:
     on = target()
     state = torch.randn(1, 32, generator=torch.Generator().manual_seed(1))
     block = on.blocks[1]
     order = (block.mlp_norm(state) @ mixtures_of(on)[1].router.T)[0].argsort(descending=True)
     assert rank_experts(block, state, 4) == order[:4].tolist()
-    assert NextGate(on, 4)(0, state) == {1: order[:4].tolist()}
-    assert NextGate(on, 4)(LAYERS - 1, state) == {}
+    assert next_gate(on, 4)(0, state) == {1: order[:4].tolist()}
+    assert next_gate(on, 4)(LAYERS - 1, state) == {}
 
 
-class TestThrottled:
+def test_what_has_arrived_meanwhile_is_not_waited_for() -> None:
     """By a timer that stands still while the model computes, so that every second is one of waiting."""
+    timer = HandTimer()
+    with _loader(timer, capacity=4) as loader:
+        loader.need(0, [0])
+        loader.wait_for(Key(0, 0))
+        loader.want(1, [3, 4])
+        with loader._changed:  # a copy takes no time of this timer, so it must not be overtaken by it
+            loader._changed.wait_for(lambda: loader._copied)
+        timer.compute(1.5)
+        loader.need(1, [3])
+        loader.wait_for(Key(1, 3))
+        assert timer.now_s() == pytest.approx(2.5)
+        loader.need(2, [5])  # behind the guess that is half way
+        loader.wait_for(Key(2, 5))
+        assert timer.now_s() == pytest.approx(4.0)
 
-    def test_every_missing_expert_takes_its_bytes_by_the_bandwidth(self) -> None:
-        method = ExpertOffload(policy="on_demand", capacity=TOP_K, bandwidth_mb_s=1.0)
-        counters = _decode(method, target(), timer=HandTimer()).counters
-        expert_s = counters["expert_bytes"] / 1e6
-        assert counters["stall_s"] == pytest.approx(counters["loads"] * expert_s)
-        assert counters["prefill_stall_s"] == pytest.approx(counters["prefill_loads"] * expert_s)
-        assert counters["bandwidth_mb_s"] == 1.0
 
-    def test_transfers_follow_each_other_without_a_gap_and_never_overlap(self) -> None:
-        timer = HandTimer()
-        with _loader(timer, capacity=3) as loader:
-            loader.need(0, [0, 1, 2])
-            ends = []
-            for expert in range(3):
-                loader.wait_for(Key(0, expert))
-                ends.append(timer.now_s())
-        assert ends == pytest.approx([1.0, 2.0, 3.0])
-
-    def test_what_has_arrived_meanwhile_is_not_waited_for(self) -> None:
-        timer = HandTimer()
-        with _loader(timer, capacity=4) as loader:
-            loader.need(0, [0])
-            loader.wait_for(Key(0, 0))
-            loader.want(1, [3, 4])
-            with loader._changed:  # a copy takes no time of this timer, so it must not be overtaken by it
-                loader._changed.wait_for(lambda: loader._copied)
-            timer.compute(1.5)
-            loader.need(1, [3])
-            loader.wait_for(Key(1, 3))
-            assert timer.now_s() == pytest.approx(2.5)
-            loader.need(2, [5])  # behind the guess that is half way
-            loader.wait_for(Key(2, 5))
-            assert timer.now_s() == pytest.approx(4.0)
-
-    def test_a_limited_bandwidth_needs_a_timer(self) -> None:
-        method = ExpertOffload(bandwidth_mb_s=5.0)
-        method.prepare(target())
-        with pytest.raises(ValueError, match="needs a timer"), method.serve(target(), None):
-            pass
+def test_a_limited_bandwidth_needs_a_timer() -> None:
+    method = ExpertOffload(bandwidth_mb_s=5.0)
+    method.prepare(target())
+    with pytest.raises(ValueError, match="needs a timer"), method.serve(target(), None):
+        pass
 
 
 def _loader(timer: Timer, capacity: int) -> Loader:
@@ -223,13 +142,11 @@ def _loader(timer: Timer, capacity: int) -> Loader:
     return Loader(FastTier(capacity, Lru()), Link(MemoryTier(mixtures), slots, slots.expert_bytes), timer)
 
 
-class _Broken(SlowTier):
-    def read(self, key: Key):  # type: ignore[no-untyped-def]
+def test_a_failure_of_the_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
         raise OSError("the disk is gone")
 
-
-def test_a_failure_of_the_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MemoryTier, "read", _Broken.read)
+    monkeypatch.setattr(MemoryTier, "read", fail)
     with pytest.raises(RuntimeError, match="the disk is gone"):
         _decode(ExpertOffload(), target())
 
@@ -251,9 +168,9 @@ def test_without_a_timer_there_is_no_stall_rather_than_a_wrong_one() -> None:
 
 
 @pytest.mark.parametrize("make", [MemoryTier, FileTier])
-def test_a_slow_tier_gives_each_expert_as_it_is(make: type[SlowTier]) -> None:
+def test_a_slow_tier_gives_each_expert_as_it_is(make: type[MemoryTier | FileTier]) -> None:
     mixtures = mixtures_of(target())
-    tier = make(mixtures)  # type: ignore[call-arg]
+    tier = make(mixtures)
     for layer, expert in ((0, 0), (2, 5), (1, 3)):
         found = tier.read(Key(layer, expert))
         assert torch.equal(found.gate_up, mixtures[layer].gate_up[expert])
@@ -266,30 +183,13 @@ def test_the_fast_tier_holds_a_quarter_by_default_and_never_more_than_all() -> N
 
 
 def test_a_run_writes_the_counters_into_the_rows(tmp_path: Path) -> None:
-    rows = _run(tmp_path, "olmoe", "expert_offload[capacity=4,bandwidth_mb_s=50.0]")
+    folder, out = make_folder(tmp_path / "run"), tmp_path / "out.jsonl"
+    tiny_folder(folder / "target", "olmoe")
+    settings = replace(make_settings(folder, out), methods=("expert_offload[capacity=4,bandwidth_mb_s=50.0]",))
+    run(check(settings, lambda text: None), lambda event: None)
+    rows = [row for row in measured(read(out)) if row.label != "autoregressive"]
     assert rows and {row.verdict for row in rows} == {"identical"}
     assert all(row.counters["bandwidth_mb_s"] == 50 and row.counters["stall_s"] > 0 for row in rows)
-
-
-@pytest.mark.parametrize(
-    ("family", "capacity", "reason"),
-    [("llama", 4, "the target is dense"), ("olmoe", 1, "capacity 1 is below the 2 experts")],
-)
-def test_a_run_that_cannot_offload_says_why_and_measures_nothing(
-    family: str, capacity: int, reason: str, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=reason):
-        _run(tmp_path, family, f"expert_offload[capacity={capacity}]")
-    assert not (tmp_path / "out.jsonl").exists()
-
-
-def _run(tmp_path: Path, family: str, label: str) -> list[Row]:
-    """The rows of a label on a tiny target."""
-    folder, out = make_folder(tmp_path / "run"), tmp_path / "out.jsonl"
-    tiny_folder(folder / "target", family)
-    settings = replace(make_settings(folder, out), methods=(label,))
-    run(check(settings, lambda text: None), lambda event: None)
-    return [row for row in measured(read(out)) if row.label != "autoregressive"]
 
 
 @pytest.mark.gpu

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -94,24 +95,6 @@ def test_the_accelerated_stream_leaves_no_trace_in_the_slow_one(family: str) -> 
         torch.testing.assert_close(one[:, :15], other[:, :15], rtol=1e-12, atol=1e-12)
 
 
-@torch.inference_mode()
-def test_fresh_lora_adapters_leave_the_accelerated_state_the_slow_one() -> None:
-    """B = 0: p = h at every layer. Other adapters start as no change at all: p stays what it was at the gate below."""
-    models = pair("llama")
-    for kind in KINDS:
-        method = M2R2(gates="3", adapters=kind)
-        module = method.build(models.target.info, models.target.lm_head.weight).double()
-        assert isinstance(module, TwoStreams)
-        stream = Stream(models.target, 40)
-        stream.push(prompt_of(13))
-        trail = accompanied(models.target, module, module.intervals[0], stream, 1)
-        slow = models.naive.states(prompt_of(13))
-        if kind == "lora":
-            torch.testing.assert_close(torch.cat(trail), slow[:4, -1], rtol=1e-9, atol=1e-9)
-        if kind == "bottleneck":
-            assert all(torch.equal(state, trail[0]) for state in trail)
-
-
 def test_rows_that_have_run_the_layers_cannot_be_accompanied() -> None:
     models = pair("llama")
     module = streams_of(M2R2(gates="2"), models.target)
@@ -197,21 +180,7 @@ def test_steps_equal_replay(options: dict[str, object], family: str, seed: int) 
         got = _generate(method, models, prompt_of(prompt_tokens, seed))
         assert list(got.token_ids) == text
         assert rounds_of(got) == replay_tree(prompt_of(prompt_tokens, seed), text, len(text), draft)
-
-
-def test_sources_and_gates_propose_different_tokens() -> None:
-    """Else the replay would hold of one and the same proposal."""
-    models, found = pair("llama"), {}
-    for options in ("exit=1", "exit=2", "exit=2,source=slow", "exit=2,source=exit"):
-        generation = _generate(prepared(f"m2r2[gates=1+2,{options}]", models.target), models, prompt_of(13))
-        found[options] = tuple(rounds_of(generation))
-    assert len(set(found.values())) == len(found)
-
-
-def test_rows_of_a_step_are_the_root_and_the_branches_kept() -> None:
-    models = pair("llama")
-    got = _generate(prepared("m2r2[gates=2,width=3]", models.target), models, prompt_of(13))
-    assert [step.rows for step in got.steps] == [1 + 3 * step.drafted for step in got.steps]
+        assert [step.rows for step in got.steps] == [1 + method.width * step.drafted for step in got.steps]
 
 
 def test_default_gates_are_an_eighth_a_quarter_and_a_half_of_the_depth() -> None:
@@ -296,25 +265,17 @@ def test_the_loss_is_the_sum_over_gates_of_divergence_cross_entropy_and_cosine()
     torch.testing.assert_close(method.loss(module, batch).double(), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_every_adapter_and_exit_learns() -> None:
-    """Even those that start as zero get a gradient, or what feeds them does; the slow stream gets none."""
-    models = pair("llama")
-    batch = batch_of(models.naive, [prompt_of(12)])
-    for kind in KINDS:
-        method = M2R2(gates="1+3", adapters=kind)
-        module = untrained(method, models.target)
-        method.loss(module, batch).backward()
-        assert all(weight.grad is not None and weight.grad.any() for weight in module.parameters())
-    assert all(weight.grad is None for weight in models.model.parameters())
-
-
-@pytest.mark.parametrize("family", [*FAMILIES, "mistral_window"])
-def test_the_adapters_of_every_family_learn(family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "kind"), [*product(["llama"], KINDS), *product([*FAMILIES[1:], "mistral_window"], ["lora"])]
+)
+def test_the_adapters_of_every_family_learn(family: str, kind: str) -> None:
     """Norms of queries (Qwen3, OLMoE) were written over before the backward pass had read what they were given."""
-    models, method = pair(family), M2R2(gates="1+3")
+    models, method = pair(family), M2R2(gates="1+3", adapters=kind)
     module = untrained(method, models.target)
     method.loss(module, batch_of(models.naive, [prompt_of(12)])).backward()
     assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in module.parameters())
+    assert family != "llama" or all(weight.grad.any() for weight in module.parameters())
+    assert all(weight.grad is None for weight in models.model.parameters())
 
 
 def test_an_exit_has_as_many_parameters_as_the_adapters_of_its_interval() -> None:
@@ -377,8 +338,6 @@ def test_training_lowers_the_loss_and_the_trained_stream_drafts_better_than_the_
         trained = build(f"m2r2[modules={tmp_path / 'trained'},gates=1+2,source={source}]")
         trained.prepare(models.target)
         found = [decode(trained, models.target, DecodeRequest(prompt_of(6, seed), NEW_TOKENS)) for seed in range(4)]
-        assert [list(one.token_ids) for one in found] == [answer("llama", 0, 6)] + [
-            list(o.token_ids) for o in found[1:]
-        ]
+        assert list(found[0].token_ids) == answer("llama", 0, 6)
         steps[source] = sum(len(one.steps) for one in found)
     assert steps["accelerated"] < 0.8 * steps["slow"]

@@ -46,6 +46,7 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
+from benchctl.errors import UserError
 from benchctl.registry import build, builtin_names, method_class, parse_label
 
 OTHER_MODELS = (("llama", 1), ("qwen3", 2), ("mixtral", 3), ("mistral_window", 4), ("qwen2_window", 5))
@@ -139,11 +140,21 @@ def test_exact_method_samples_from_the_target_s_distribution(
     assert checks.sampled(MethodUnderTest(label, tmp_path), random_models("llama")) is None
 
 
-@pytest.mark.parametrize("label", ["early_exit[threshold=0,exits=1]", "medusa[accept=typical]"])
-def test_lossy_method_does_not(label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lossy_method_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the test above would find nothing."""
+    label = "medusa[accept=typical]"
     claims_exact(label, monkeypatch)
     assert isinstance(checks.sampled(MethodUnderTest(label, tmp_path), random_models("llama")), Deviation)
+
+
+def test_a_method_that_skips_layers_cannot_claim_the_target_s_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    label = "early_exit[threshold=0,exits=1]"
+    claims_exact(label, monkeypatch)
+    with pytest.raises(UserError) as raised:
+        checks.sampled(MethodUnderTest(label, tmp_path), random_models("llama"))
+    assert raised.value.id == "layers_skipped"
 
 
 def padded(model: Any, logit: float) -> Target:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,12 +14,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from mutants import LateMedusa
 from oracles import Naive, Rounds, TreeDrafter, replay_tree
-from runs import CONTEXT_TOKENS, NEW_TOKENS, VOCABULARY, Pair, answer, pair, pair_of, prepared, prompt_of, rounds_of
+from runs import CONTEXT_TOKENS, NEW_TOKENS, Pair, answer, pair, prepared, prompt_of, rounds_of
 from target_batches import answered, batch_of, learn
 from torch import Tensor, nn
-from untrained import facts_of, untrained, untrained_folder
+from untrained import facts_of, untrained
 
 from benchctl.conformance.checks import sampled
 from benchctl.conformance.method_under_test import MethodUnderTest
@@ -28,7 +26,7 @@ from benchctl.conformance.random_models import random_models
 from benchctl.decoding.draft import ROOT, Draft
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
-from benchctl.decoding.method import Context, Method, Outcome
+from benchctl.decoding.method import Context, Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.trainable import FACTS, Tally, save_modules
 from benchctl.decoding.sampling import Sampling
@@ -87,71 +85,6 @@ def test_steps_equal_replay(widths: Sequence[int], family: str, seed: int) -> No
         assert [step.rows for step in got.steps] == [1 + rows[step.drafted] for step in got.steps]
 
 
-def test_branches_other_than_the_first_are_accepted_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else nothing here would show that rows of a tree see their own branch and are committed from where they lie."""
-    paths: list[tuple[int, ...]] = []
-    observe = Medusa.observe
-
-    def watching(method: Medusa, context: Context, outcome: Outcome) -> None:
-        paths.append(outcome.verdict.path)
-        observe(method, context, outcome)
-
-    monkeypatch.setattr(Medusa, "observe", watching)
-    for family, seed in MODELS:
-        models = pair(family, seed)
-        _generate(prepared(_label((6, 4)), models.target), models, prompt_of(13, seed))
-    assert () in paths
-    assert any(path[0] == 0 for path in paths if path)
-    # Of a 6x4 tree, rows 0 to 5 are the first head's picks, and the row of a second pick says how it ranks.
-    assert any(path[0] > 0 and (path[1] - 6) % 4 > 0 for path in paths if len(path) == 2)
-
-
-def test_replay_exposes_heads_that_read_another_row_though_the_text_is_right() -> None:
-    models, widths = pair("llama"), (6, 4)
-    method = LateMedusa(heads=2, tree="6x4")
-    method.modules = str(untrained_folder(_label(widths), method, models.target))
-    method.prepare(models.target)
-    got = _generate(method, models, prompt_of(13))
-    assert list(got.token_ids) == answer("llama", 0, 13)
-    assert rounds_of(got) != _expected_rounds("llama", 0, 13, widths)
-
-
-def test_renaming_every_token_renames_what_is_drafted_and_changes_no_count(tmp_path: Path) -> None:
-    """Published code loses tokens to padding with id 0, and a pick from another head's list has another name."""
-    models, module = pair("llama"), untrained(Medusa(), pair("llama").target)
-    order = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(3))
-    names = order.argsort().tolist()
-    model, renamed_module = copy.deepcopy(models.model), copy.deepcopy(module)
-    heads = [list(head.parameters())[-1] for head in renamed_module.children()]
-    for weight in (model.model.embed_tokens.weight, model.lm_head.weight, *heads):
-        weight.data = weight.data[order]
-    before, drafts = _watched(tmp_path / "before", module, models, prompt_of(13))
-    prompt = [names[token] for token in prompt_of(13)]
-    after, renamed_drafts = _watched(tmp_path / "after", renamed_module, pair_of(model, model), prompt)
-    assert renamed_drafts == [[names[token] for token in draft] for draft in drafts]
-    assert list(after.token_ids) == [names[token] for token in before.token_ids]
-    assert rounds_of(after) == rounds_of(before)
-    assert len(drafts) > 5 and {0} & set().union(*renamed_drafts) and {names[0]} & set().union(*renamed_drafts)
-
-
-def _watched(folder: Path, module: nn.Module, models: Pair, prompt: list[int]) -> tuple[Generation, list[list[int]]]:
-    """An answer by these modules, and the tokens of every draft on the way to it."""
-    drafts: list[list[int]] = []
-    draft = Medusa.draft
-
-    def watching(method: Medusa, context: Context, budget: int) -> Draft:
-        drafted: Draft = draft(method, context, budget)
-        drafts.append(list(drafted.tokens))
-        return drafted
-
-    save_modules(folder, module, facts_of("medusa", Medusa(), models.target))
-    method = Medusa(modules=str(folder))
-    method.prepare(models.target)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Medusa, "draft", watching)
-        return _generate(method, models, prompt), drafts
-
-
 def test_a_fresh_head_says_what_the_lm_head_says() -> None:
     models = pair("llama")
     final = torch.randn(2, models.target.info.hidden_size)
@@ -166,17 +99,6 @@ def test_heads_share_no_weights_with_one_another_nor_with_the_target() -> None:
     places = {weight.untyped_storage().data_ptr() for head in heads for weight in head.parameters()}
     assert len(heads) == 3 and len(places) == 9
     assert lm_head.untyped_storage().data_ptr() not in places
-
-
-def test_what_one_head_learns_moves_no_other() -> None:
-    """Of three tokens, only the first head has one to predict."""
-    models, method = pair("llama"), Medusa()
-    module = untrained(method, models.target)
-    before = {name: weight.clone() for name, weight in module.state_dict().items()}
-    method.loss(module, batch_of(models.naive, [[5, 6, 7]])).backward()
-    torch.optim.SGD(module.parameters(), lr=0.1).step()
-    moved = {name for name, weight in module.state_dict().items() if not torch.equal(weight, before[name])}
-    assert moved == {"0.0.linear.weight", "0.0.linear.bias", "0.1.weight"}
 
 
 def test_the_loss_is_the_weighted_divergence_of_each_head_from_what_the_target_says_there() -> None:
@@ -244,19 +166,6 @@ def test_no_tree_has_more_picks_than_there_are_tokens() -> None:
     assert Medusa(tree="9x1")._plan({}, 2) == ((0,), (1,), (0, 0), (1, 0))
 
 
-def test_typical_acceptance_is_called_lossy_and_keeps_more() -> None:
-    models = pair("llama")
-    typical = build("medusa[accept=typical]")
-    assert (typical.exactness, typical.reason != "") == ("lossy", True)
-    assert (build("medusa").exactness, build("medusa").reason) == ("exact", "")
-    accepted = [
-        sum(step.accepted for seed in range(4) for step in _sample(label, models, seed).steps)
-        for label in ("medusa", "medusa[accept=typical]", "medusa[accept=typical,epsilon=1e-9]")
-    ]
-    assert accepted[0] < accepted[2]
-    assert accepted[1] < accepted[2]
-
-
 @pytest.mark.parametrize(("delta", "path"), [(0.5, (0,)), (0.7, ())])
 def test_typical_acceptance_lowers_the_bar_by_delta_where_the_target_is_unsure(
     delta: float, path: tuple[int, ...]
@@ -266,11 +175,6 @@ def test_typical_acceptance_lowers_the_bar_by_delta_where_the_target_is_unsure(
     context = Context(target, Stream(target, 8), [3], 1, 4, sampling, sampling.generator())
     method = Medusa(accept="typical", epsilon=1.0, delta=delta)
     assert method.verify(context, Draft((0,), (ROOT,)), torch.tensor([[0.2, 0.4, 0.4]] * 2).log()).path == path
-
-
-def _sample(label: str, models: Pair, seed: int) -> Generation:
-    method = prepared(label, models.target)
-    return decode(method, models.target, DecodeRequest(prompt_of(13), 20, Sampling(1.0, seed=seed)))
 
 
 TOLD = {"0": 0.6, "0 1": 0.5, "0 1 0": 0.4, "1": 0.2, "1 2": 0.1}  # ends in second and third picks
@@ -401,17 +305,3 @@ def test_more_heads_than_were_trained_are_refused_by_the_facts_alone(tmp_path: P
         Medusa(heads=4).refuse(folder, facts["options"])
     with pytest.raises(UserError, match="holds 3 heads, and heads=4 asks for more"):
         Medusa(modules=folder, heads=4).prepare(target)
-
-
-def test_the_measured_tree_drafts_better_than_the_assumed_one(tmp_path: Path) -> None:
-    """On the target's own answers, whose places are the batches it was measured on."""
-    models, heads = pair("llama"), untrained(Medusa(), pair("llama").target)
-    texts = [[*prompt_of(13, seed), *answer("llama", seed, 13)] for seed in range(1)]
-    with torch.no_grad():
-        told = tree_findings(path_shares(heads, [batch_of(models.naive, texts)]))
-    steps = []
-    for name, tree in (("measured", told), ("assumed", {})):
-        method = Medusa(modules=_saved(tmp_path / name, heads, models.target, tree), nodes=5)
-        method.prepare(models.target)
-        steps.append(len(decode(method, models.target, DecodeRequest(prompt_of(13), 40)).steps))
-    assert steps[0] < steps[1]

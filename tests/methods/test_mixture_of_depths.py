@@ -13,32 +13,26 @@ import torch.nn.functional as F
 from fixtures_training import BATCHES, COMMON, done, write_data
 from plain_depths import (
     Plan,
+    assert_one_pass,
     divergence,
-    picked_from,
     plan_of_routers,
     planned_states,
     router_says,
     said_by,
     with_adapters,
 )
-from runs import LAYERS, NEW_TOKENS, Pair, pair, prepared, prompt_of, run
+from runs import LAYERS, NEW_TOKENS, Pair, pair, prompt_of, run
 from target_batches import answered, batch_of, learn
 from tiny import tiny_folder
 from tiny_training import CountingRows, TinyModule, TinyObjective, tiny_settings
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import DynamicCache
-from two_streams import halves
 from untrained import facts_of, untrained
 
-from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, decode
-from benchctl.decoding.method import Context
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.adapters import distil_losses
 from benchctl.decoding.modules.exits import CE_SHARE
 from benchctl.decoding.modules.trainable import TrainingBatch, read_facts, save_modules
-from benchctl.decoding.sampling import Sampling
 from benchctl.methods.mixture_of_depths import MixtureOfDepths, bound_of
 from benchctl.methods.mixture_of_depths.routers import RoutedDepth, most_weighty, routed_blocks, routed_texts
 from benchctl.registry import build
@@ -69,116 +63,17 @@ def truth(models: Pair, threshold: float) -> tuple[Any, Plan]:
     return with_adapters(models.model, module.adapters), plan_of_routers(dict(module.routers.state_dict()), threshold)
 
 
-def counted(plan: Plan, states: Tensor) -> list[int]:
-    """Layers that each token runs."""
-    ran = [plan(index, states[index])[0] for index in range(LAYERS)]
-    return [int(count) for count in torch.stack(ran).sum(0)]
-
-
 @pytest.mark.parametrize(("family", "seed"), MODELS)
 @pytest.mark.parametrize("threshold", [0.3, 0.5, 0.7])
 @pytest.mark.parametrize("prompt_tokens", [1, 13])
-def test_tokens_layers_and_logits_are_those_of_one_pass_over_the_text(
+def test_tokens_layers_logits_and_cache_are_those_of_one_pass_over_the_text(
     monkeypatch: pytest.MonkeyPatch, prompt_tokens: int, threshold: float, family: str, seed: int
 ) -> None:
     models, prompt = pair(family, seed), prompt_of(prompt_tokens, seed)
-    seen = picked_from(monkeypatch)
-    found = run(f"{NAME}[threshold={threshold}]", models.target, prompt, 25)
     model, plan = truth(models, threshold)
-    states = planned_states(model, [*prompt, *found.token_ids[:-1]], plan)
-    expected = said_by(model, states)[prompt_tokens - 1 :]
-    assert (torch.cat(seen) - expected).abs().max() < 1e-10
-    assert list(found.token_ids) == expected.argmax(-1).tolist()
-    assert list(found.layers) == counted(plan, states)[prompt_tokens - 1 :]
-    assert prompt_tokens == 1 or len(set(counted(plan, states))) > 1
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("cut", [1, 12, 13, 19])
-def test_reading_a_text_at_once_is_reading_it_token_by_token(cut: int) -> None:
-    """The predictor decides in prefill too, so a chunk of one token is chosen or not as it would be among others."""
-    models, text = pair("llama"), prompt_of(20)
-    streams = []
-    for prompt_tokens in (20, cut):
-        method = prepared(f"{NAME}[threshold=0.75]", models.target)
-        with method.serve(models.target, None) as view:
-            context = Context(view, Stream(view, 30), text[:prompt_tokens], prompt_tokens, 9, Sampling(), _generator())
-            first = method.start(context)
-            for token in text[prompt_tokens:]:
-                context.tokens.append(token)
-                first = method.step(context)[0]
-        streams.append((context.stream.cache, first))
-    (whole, said), (stepwise, said_in_steps) = streams
-    assert said == said_in_steps
-    assert (whole.lengths, whole.absent) == (stepwise.lengths, stepwise.absent)
-    for index in range(LAYERS):
-        held = [slot for slot in range(20) if slot not in whole.absent[index]]
-        assert bool(whole.absent[index]) == (index in routed_blocks(LAYERS)) and held
-        assert (whole.kv[index][:, held] - stepwise.kv[index][:, held]).abs().max() < 1e-11
-
-
-def _generator() -> torch.Generator:
-    return torch.Generator()
-
-
-@torch.inference_mode()
-def test_each_block_holds_the_keys_and_values_of_the_tokens_that_passed_it_and_of_no_others() -> None:
-    models, prompt = pair("llama"), prompt_of(13)
-    method = prepared(f"{NAME}[threshold=0.7]", models.target)
-    with method.serve(models.target, None) as view:
-        context = Context(view, Stream(view, 40), list(prompt), len(prompt), 20, Sampling(), _generator())
-        context.tokens.append(method.start(context))
-        for _ in range(10):
-            context.tokens += method.step(context)
-    cache: Any = DynamicCache()
-    (model, plan), held = truth(models, 0.7), context.stream.cache
-    states = planned_states(model, context.tokens[:-1], plan, cache)
-    for index, layer in enumerate(cache.layers):
-        passed = plan(index, states[index])[0]
-        runs = passed.nonzero().flatten().tolist()
-        assert held.absent[index] == (~passed).nonzero().flatten().tolist()
-        heads, kv = held.kv_heads, held.kv[index][:, runs]
-        assert (kv[:heads][..., halves(kv.shape[-1])] - layer.keys[0][:, runs]).abs().max() < 1e-11
-        assert (kv[heads:] - layer.values[0][:, runs]).abs().max() < 1e-11
-
-
-class Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes how many numbers are written as marks, and how many the largest tensor has that is made of nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.marks = self.largest = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
-        if name in ("fill_", "index_fill", "index_fill_", "index_put_", "masked_fill", "masked_fill_"):
-            self.marks += found.numel()
-        elif name in ("lift_fresh", "ones", "zeros", "new_zeros", "full", "arange", "tril_", "repeat", "cat"):
-            self.largest = max(self.largest, found.numel())
-        return found
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("prompt_tokens", [13, 40])
-def test_a_step_marks_a_token_that_passed_by_once_and_builds_no_mask(prompt_tokens: int) -> None:
-    """However long the text is: masks built of it for each routed block cost a fifth of the time."""
-    target, prompt = pair("llama").target, prompt_of(prompt_tokens)
-    method = prepared(f"{NAME}[threshold=0.7]", target)
-    ran: set[int] = set()
-    with method.serve(target, None) as view:
-        context = Context(view, Stream(view, 64), prompt, prompt_tokens, 24, Sampling(), _generator())
-        context.tokens.append(method.start(context))
-        for index in routed_blocks(LAYERS):  # what passed by in prefill is marked when a block is next asked for it
-            assert context.stream.cache.absent_bias(index, prompt_tokens) is not None
-        before = sum(map(len, context.stream.cache.absent))
-        with Made() as made:
-            for _ in range(16):
-                context.stream.runs.clear()
-                context.tokens += method.step(context)
-                ran.add(sum(run.last - run.first for run in context.stream.runs))
-        newly = sum(map(len, context.stream.cache.absent)) - before
-    assert len(ran) > 1
-    assert 0 < made.marks <= newly and made.largest <= 3
+    label = f"{NAME}[threshold={threshold}]"
+    layers = assert_one_pass(monkeypatch, label, models.target, prompt, model, lambda tokens: plan)
+    assert prompt_tokens == 1 or len(set(layers)) > 1
 
 
 def test_at_nought_every_token_passes_and_at_one_none_does() -> None:
@@ -187,10 +82,6 @@ def test_at_nought_every_token_passes_and_at_one_none_does() -> None:
         assert set(run(f"{NAME}[threshold={threshold}]", target, prompt_of(13), 20).layers) == {layers}
     assert [bound_of(chance) for chance in (0, 0.5, 1)] == [-math.inf, 0, math.inf]
     assert bound_of(0.9) == pytest.approx(math.log(9))
-
-
-def test_every_other_block_is_routed_and_the_first_is_not() -> None:
-    assert (list(routed_blocks(4)), list(routed_blocks(5)), list(routed_blocks(1))) == ([1, 3], [1, 3], [])
 
 
 def test_the_most_weighty_of_the_docstring() -> None:
@@ -283,7 +174,10 @@ def test_yardsticks_are_those_of_what_is_decoded() -> None:
     states = planned_states(model, text, plan)
     final, said = said_by(models.model, models.naive.states(text)), said_by(model, states)
     assert found["agreement"].right == float((final.argmax(-1) == said.argmax(-1))[:11].sum())
-    assert (found["depth"].right, found["depth"].of) == (sum(counted(plan, states)[:11]), 44)
+    assert (found["depth"].right, found["depth"].of) == (
+        sum(int(plan(i, states[i])[0][:11].sum()) for i in range(LAYERS)),
+        44,
+    )
     routers = dict(module_of(method, models).routers.state_dict())
     for index in routed_blocks(LAYERS):
         passed, shares = plan(index, states[index])

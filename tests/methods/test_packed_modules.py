@@ -169,18 +169,6 @@ def test_the_accelerated_stream_drafts_better_than_its_exit_and_the_slow_state(t
 
 
 @pytest.mark.slow
-def test_a_sure_router_changes_less_than_a_bold_one(tmp_path: Path) -> None:
-    """threshold=2 never leaves: the target's own tokens; 0 leaves at the first gate with every token."""
-    asked = [f"m2r2_dynamic[threshold={threshold}]" for threshold in (0, 0.9, 2)]
-    file = read(_run_embedded(tmp_path / "leaving.jsonl", *asked))
-    labels = [method.label for method in file.run.methods[1:]]
-    layers = [[count for row in file.rows if row.label == label for count in row.layers[1:]] for label in labels]
-    mean = [sum(counts) / len(counts) for counts in layers]
-    assert mean[0] < mean[1] < mean[2]
-    assert {row.verdict for row in file.rows if row.label == labels[2]} == {"identical"}
-
-
-@pytest.mark.slow
 def test_experts_are_foreseen_and_the_output_stays(tmp_path: Path) -> None:
     """Two of sixteen by chance would be an eighth."""
     file = read(_run_embedded(tmp_path / "loading.jsonl", "m2r2_prefetch", model="ref-moe"))

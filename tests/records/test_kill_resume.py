@@ -25,7 +25,6 @@ from benchctl.errors import UserError
 from benchctl.measuring.check import check
 from benchctl.measuring.plan import Plan
 from benchctl.measuring.prompts.files import Prompt
-from benchctl.records.reader import row_key
 from benchctl.records.writer import RunFile, Writer, read
 
 PROMPTS = (
@@ -139,15 +138,6 @@ def test_a_file_cut_at_any_byte_is_continued_after_its_last_whole_row(kind: Kind
             assert done > data[:cut].count(b"\n") - 1 - kind.plan.batch_size
             writer.append(*kind.whole.rows[done:])
         assert out.read_bytes() == data, cut
-
-
-@pytest.mark.parametrize("bytes_missing", [1, 300])
-def test_a_torn_row_is_measured_again(kind: Kind, tmp_path: Path, bytes_missing: int) -> None:
-    out = tmp_path / "out.jsonl"
-    out.write_bytes(kind.bytes[:-bytes_missing])
-    measure(out, kind.plan, lambda task: Met({}), None)
-    assert out.read_bytes() == kind.bytes
-    assert len({row_key(row) for row in read(out).rows}) == len(kind.plan)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.8])

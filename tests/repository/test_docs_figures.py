@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 from documents import PAGES, ROOT, command_ids
 
-from benchctl.analysis.stats.bootstrap import Levels, bootstrap
-from benchctl.records.scores import is_scores
+from benchctl.analysis.stats.intervals import Levels, ratio_intervals
 
 KEPT = ROOT / "results" / "reference"
 FIGURE = re.compile(r"\d\.\d\dx\s\[\d\.\d\d,\s\d\.\d\d\]")
@@ -80,7 +79,7 @@ def _speedups(method: Seconds, baseline: Seconds) -> Iterator[str]:
             np.unique([str(answer[columns]) for answer in answers], return_inverse=True)[1]
             for columns in (slice(0, 1), slice(1, 3))
         )
-        (interval,) = bootstrap(tops, bottoms, Levels(session, prompt))
+        (interval,) = ratio_intervals(tops, bottoms, Levels(session, prompt))
         if interval is not None:
             yield f"{tops.sum() / bottoms.sum():.2f}x [{interval.low:.2f}, {interval.high:.2f}]"
 
@@ -110,15 +109,3 @@ def test_the_figures_of_the_benchmarks_are_those_that_the_readme_cites() -> None
     one_thread = [each for each in kept["library"] if each["threads"] == 1]
     cited = figures_on(ROOT / "README.md")
     assert len(one_thread) == 3 and all(figure in cited for figure in _ratios(one_thread))
-
-
-def test_figures_are_found_across_a_line_break(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("It is 1.05x\n[0.99, 1.13] and 2.0x [1, 3].\n", encoding="utf-8")
-    assert figures_on(page) == ["1.05x [0.99, 1.13]"]
-
-
-def test_no_kept_file_is_left_unread() -> None:
-    """But for that of trainings, which is no results file, and those of scores."""
-    others = [path.name for path in KEPT.glob("*.jsonl") if not _is_run(path) and not is_scores(path)]
-    assert others == ["m2r2-training.jsonl"]

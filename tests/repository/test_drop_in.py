@@ -81,11 +81,3 @@ def test_a_new_file_passes_the_tests_without_another_one_touched(copy: Path) -> 
     passed += run(copy, "pytest", *options, "-m", "slow", "-k", "passes and repeat", "tests/conformance/test_doctor.py")
     for test in ("test_demo.py::test_every_method_is_measured", "passes[repeat]", "the_target_s_own_tokens[repeat-"):
         assert re.search(rf"PASSED .*{re.escape(test)}", passed), test
-
-
-@pytest.mark.slow
-def test_new_files_are_listed(copy: Path) -> None:
-    listing = "import taken_from_copy\nfrom benchctl.cli import main\nmain(['list', '{}'])"
-    for kind, name in (("methods", "repeat"), ("judges", "length")):
-        (copy / "listing.py").write_text(listing.format(kind))
-        assert re.search(rf"^ *{name} ", run(copy, "listing"), re.M)

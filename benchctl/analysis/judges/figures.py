@@ -19,8 +19,8 @@ from scipy.special import ndtri
 
 from benchctl.analysis.judges.judgements import PAIRED, Judge, Judged, judged
 from benchctl.analysis.metrics.metric import Column, Metric, column, ones
-from benchctl.analysis.stats.bootstrap import LEVEL, Floats, Interval, bootstrap_of, critical
 from benchctl.analysis.stats.estimates import Estimate, estimates, levels
+from benchctl.analysis.stats.intervals import LEVEL, Floats, Interval, critical, interval_of
 from benchctl.records.scores import Score, once, read_scores, scores_path
 from benchctl.records.writer import RunFile
 
@@ -67,7 +67,7 @@ def agreements(judged: Judged) -> tuple[Agreement, ...]:
                 prompts=len(np.unique(prompts)),
                 alike=float((cells % 4 == 0).mean()),
                 kappa=value if known else None,
-                interval=bootstrap_of(kappa, counts, prompts) if known else None,
+                interval=interval_of(kappa, counts, prompts) if known else None,
             )
         )
     return tuple(found)
@@ -199,7 +199,7 @@ def length_correlation(pairs: pd.DataFrame) -> Estimate:
     value = float(correlation(moments.sum(axis=0, keepdims=True))[0])
     if np.isnan(value):
         return Estimate(LENGTH_CORRELATION, None, None)
-    return Estimate(LENGTH_CORRELATION, value, bootstrap_of(correlation, moments, levels(by_prompt(known)).prompt))
+    return Estimate(LENGTH_CORRELATION, value, interval_of(correlation, moments, levels(by_prompt(known)).prompt))
 
 
 def correlation(moments: Floats) -> Floats:
@@ -269,6 +269,14 @@ class Judging:
     def one_order(self) -> tuple[Judge, ...]:
         """The judges that saw each pair in one order only."""
         return tuple(judge for judge in self.judges if len(self.judged.orders.get(judge.name, ())) == 1)
+
+    @property
+    def blind(self) -> tuple[Judge, ...]:
+        """The judges that give points and prefer no answer to a different one, or none in both orders."""
+        pairs = self.judged.pairs
+        differing = pairs[pairs["whole"].astype(bool) & ~pairs["identical"].astype(bool)]
+        verdicts = {judge: differing.loc[differing["judge"] == judge.name, "verdict"] for judge in self.judges}
+        return tuple(judge for judge, own in verdicts.items() if judge.in_points and len(own) and not own.any())
 
     def figures(self, label: str, suite: str | None) -> tuple[JudgedFigures, ...]:
         """Each judge's figures of a method's answers on a suite, or on all suites (None)."""

@@ -20,8 +20,8 @@ from benchctl.analysis.metrics.speed import TPOT, TTFT
 from benchctl.analysis.plots.axes import add_legend, check_groups, check_names, dress, legend_inches, new_panels
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
 from benchctl.analysis.plots.style import Style, broken_label, line_inches, shown_labels, three_digits
-from benchctl.analysis.stats.bootstrap import Floats
 from benchctl.analysis.stats.estimates import Estimate
+from benchctl.analysis.stats.intervals import Floats
 from benchctl.errors import UserError
 
 FEW = 20  # of fewer generations the 95th percentile is hardly more than the slowest one

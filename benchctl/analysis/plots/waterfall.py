@@ -17,7 +17,7 @@ from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
 from benchctl.analysis.plots.style import Style, broken_label, line_inches, shown_labels, three_digits
 from benchctl.analysis.predict.accounts import UNEXPLAINED
 from benchctl.analysis.predict.speedup import Figure, Prediction, Unpredicted, predict
-from benchctl.analysis.stats.bootstrap import Interval
+from benchctl.analysis.stats.intervals import Interval
 from benchctl.errors import UserError
 
 # The cause behind each part of an account (see predict.accounts).

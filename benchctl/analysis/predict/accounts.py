@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchctl.analysis.stats.bootstrap import Floats, Interval
+from benchctl.analysis.stats.intervals import Floats, Interval
 from benchctl.records.schema import Row, Run
 
 PHASES = ("draft", "verify", "commit", "host")  # of profile rows, see decoding.phases

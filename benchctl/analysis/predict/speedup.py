@@ -28,7 +28,7 @@ from benchctl.analysis.predict.accounts import (
     head_share,
     slope_of,
 )
-from benchctl.analysis.stats.bootstrap import Floats, Interval, Levels, bootstrap, codes_of
+from benchctl.analysis.stats.intervals import Floats, Interval, Levels, codes_of, ratio_intervals
 from benchctl.errors import UserError
 from benchctl.records.schema import Mode, Row, Run
 from benchctl.records.writer import RunFile
@@ -192,8 +192,8 @@ def _predict(found: _Found, label: str, run: Run) -> Prediction | Unpredicted:
     tops = np.column_stack([account.baseline_s, theirs.for_tokens(theirs.seconds, ours.tokens)])
     bottoms = np.column_stack([account.known_s, ours.seconds])
     values = (tops.sum(axis=0) / bottoms.sum(axis=0)).tolist()
-    predicted, measured = map(Figure, values, bootstrap(tops, bottoms, levels))
-    (interval,) = bootstrap(tops[:, 1:], bottoms[:, 1:], levels, less=(tops[:, :1], bottoms[:, :1]))
+    predicted, measured = map(Figure, values, ratio_intervals(tops, bottoms, levels))
+    (interval,) = ratio_intervals(tops[:, 1:], bottoms[:, 1:], levels, less=(tops[:, :1], bottoms[:, :1]))
     return Prediction(
         label=label,
         basis="profile" if len(sums) > 2 else "steps",
@@ -214,8 +214,8 @@ def _with_intervals(account: Account, seconds: Floats, baseline_s: Floats, level
     parts_s = np.column_stack(account.parts_s)
     units_s = np.column_stack([account.baseline_s] * len(account.parts_s))
     others = parts_s.sum(axis=1, keepdims=True), account.baseline_s[:, None]
-    intervals = bootstrap(parts_s, units_s, levels)
-    intervals += bootstrap(seconds[:, None], baseline_s[:, None], levels, less=others)
+    intervals = ratio_intervals(parts_s, units_s, levels)
+    intervals += ratio_intervals(seconds[:, None], baseline_s[:, None], levels, less=others)
     return tuple(replace(part, interval=found) for part, found in zip(account.parts, intervals, strict=True))
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 from scipy.special import ndtri
 
 from benchctl.analysis.frame.build import to_frame
-from benchctl.analysis.stats.bootstrap import LEVEL, Floats, Levels, bootstrap, codes_of, critical
+from benchctl.analysis.stats.intervals import LEVEL, Floats, Levels, codes_of, critical, ratio_intervals
 from benchctl.errors import UserError
 from benchctl.records.schema import Run
 from benchctl.records.writer import RunFile
@@ -66,7 +66,7 @@ def compare_with_itself(files: Sequence[RunFile], *, splits: int = SPLITS, seed:
     first = np.argsort(np.random.default_rng(seed).random((splits, cells, repeats)), axis=2) < repeats // 2
     above = (times_s * first).sum(axis=2).T
     below = times_s.sum(axis=1)[:, None] - above
-    intervals = [interval for interval in bootstrap(above, below, levels, seed=seed) if interval is not None]
+    intervals = [interval for interval in ratio_intervals(above, below, levels) if interval is not None]
     wrong = sum(not interval.low <= 1 <= interval.high for interval in intervals)
     spread = float(np.log(above.sum(axis=0) / below.sum(axis=0)).std(ddof=1))
     standard_errors = critical(LEVEL, prompts - 1) + float(ndtri(POWER))

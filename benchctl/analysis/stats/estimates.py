@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from benchctl.analysis.metrics.metric import Column, Metric, ones, zeros
-from benchctl.analysis.stats.bootstrap import Floats, Interval, Ints, Levels, bootstrap, ratios_of_sums
+from benchctl.analysis.stats.intervals import Floats, Interval, Ints, Levels, ratio_intervals, ratios_of_sums
 
 
 @dataclass(frozen=True)
@@ -29,20 +29,29 @@ class Estimate:
 
 
 def estimates(pairs: pd.DataFrame, metrics: Sequence[Metric]) -> tuple[Estimate, ...]:
-    """The metrics over `pairs`; their intervals share the resamples.
+    """The metrics over `pairs`, with intervals.
 
     A value is None where it has no meaning, such as an acceptance rate where nothing was drafted.
     """
     tops, bottoms, less_tops, less_bottoms = _sums(pairs, metrics)
     uses_baseline = [metric.uses_baseline for metric in metrics]
-    intervals = bootstrap(tops, bottoms, levels(pairs), less=(less_tops, less_bottoms), uses_baseline=uses_baseline)
+    intervals = ratio_intervals(
+        tops, bottoms, levels(pairs), less=(less_tops, less_bottoms), uses_baseline=uses_baseline
+    )
     ratios = ratios_of_sums(tops, bottoms)
     subtracted = [metric.less is not None for metric in metrics]
     values = np.where(subtracted, ratios - ratios_of_sums(less_tops, less_bottoms), ratios)
     return tuple(
-        Estimate(metric, None if isnan(value) else value, interval)
+        Estimate(metric, None if isnan(value) else value, _within_bounds(metric, interval))
         for metric, value, interval in zip(metrics, values.tolist(), intervals, strict=True)
     )
+
+
+def _within_bounds(metric: Metric, interval: Interval | None) -> Interval | None:
+    """A share is 1 at most, also at the end of its interval."""
+    if interval is None or metric.unit != "share" or metric.less is not None:
+        return interval
+    return Interval(interval.low, min(interval.high, 1.0))
 
 
 def measured_apart(pairs: pd.DataFrame) -> bool:

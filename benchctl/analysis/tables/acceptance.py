@@ -11,7 +11,6 @@ from itertools import chain, groupby
 from benchctl.analysis.comparison import POOLED, Group, SuiteFigures, label_lines
 from benchctl.analysis.frame.build import pair
 from benchctl.analysis.frame.rows import POSITIONS
-from benchctl.analysis.gate import Gates
 from benchctl.analysis.metrics.drafting import (
     ACCEPTANCE_RATE,
     BLOCK_EFFICIENCY,
@@ -60,8 +59,8 @@ class Acceptance:
                 yield name, position, estimate
 
 
-def render_acceptance(groups: Sequence[Group], format: str = "table", gates: Gates | None = None) -> str:
-    """The acceptance of every method that drafts, in each group and suite; format and `gates` as in text.render.
+def render_acceptance(groups: Sequence[Group], format: str = "table") -> str:
+    """The acceptance of every method that drafts, in each group and suite; format as in text.render.
 
     Raises UserError where no method drafted anything.
     """
@@ -76,7 +75,6 @@ def render_acceptance(groups: Sequence[Group], format: str = "table", gates: Gat
                 for each in drafting
             ]
         }
-        document |= {"gates": gates.document()} if gates else {}
         return json.dumps(document, indent=2, allow_nan=False)
     if format == "csv":
         return _csv(drafting)

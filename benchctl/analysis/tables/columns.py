@@ -27,6 +27,7 @@ from benchctl.analysis.metrics.faithfulness import EXACT_MATCH, TOKEN_AGREEMENT
 from benchctl.analysis.metrics.metric import Metric, all_metrics
 from benchctl.analysis.metrics.speed import SPEEDUP, TOKENS_PER_S
 from benchctl.analysis.stats.estimates import Estimate
+from benchctl.analysis.stats.intervals import LEAST_PROMPTS
 
 NONE = "–"
 _Show = Callable[[JudgedFigures], str]
@@ -79,13 +80,14 @@ def cell(metric: Metric) -> Callable[[MethodFigures], str]:
         itself = method.is_baseline and metric.uses_baseline and metric.interval and metric.mode != "profile"
         if itself and estimate.value is not None:
             return "baseline"
-        return spread(estimate, metric.cell, metric.scale, interval=metric.interval)
+        few = f"n/a ({method.prompts} prompt{'s' * (method.prompts != 1)})" if method.prompts < LEAST_PROMPTS else ""
+        return spread(estimate, metric.cell, metric.scale, interval=metric.interval, without=few or "[n/a]")
 
     return text
 
 
-def spread(estimate: Estimate, pattern: str, scale: float = 1, *, interval: bool = True) -> str:
-    """A value by a pattern such as "{:.2f}x", by default with its interval: `1.50x [1.40, 1.60]`."""
+def spread(estimate: Estimate, pattern: str, scale: float = 1, *, interval: bool = True, without: str = "[n/a]") -> str:
+    """A value by a pattern such as "{:.2f}x", by default with its interval, or `without` one: `1.50x [1.40, 1.60]`."""
     if estimate.value is None:
         return NONE
     value = pattern.format(estimate.value * scale)
@@ -93,7 +95,7 @@ def spread(estimate: Estimate, pattern: str, scale: float = 1, *, interval: bool
         return value
     bare = pattern[: pattern.index("}") + 1]  # without the unit
     ends = estimate.interval
-    return f"{value} [{f'{bare}, {bare}'.format(ends.low * scale, ends.high * scale) if ends else 'n/a'}]"
+    return f"{value} [{bare}, {bare}]".format(ends.low * scale, ends.high * scale) if ends else f"{value} {without}"
 
 
 def _is_shown(group: Group, metric: Metric) -> bool:

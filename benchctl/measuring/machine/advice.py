@@ -12,13 +12,12 @@ import torch
 from benchctl.measuring.clock import Clock
 from benchctl.measuring.machine.gpu import BRAKES, POWER_CAP, GpuMoment, open_gpu
 from benchctl.measuring.machine.host import Fact, Host, Setup, between, machine_facts, read_setup, usable_cores
-from benchctl.measuring.machine.meter import Sentinel, flop_rate, memory_bandwidth_mb_s
+from benchctl.measuring.machine.meter import Sentinel, memory_bandwidth_mb_s
 from benchctl.measuring.validity import MARGIN
 
 _LOOKS = 200  # of about 5 ms: a second
 _SLOWEST = 95  # percentile
 _MUCH_CORES = 0.2  # an idle desktop stays below
-_GPU_DTYPE = torch.bfloat16
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,6 @@ class Examination:
     """The result for one device. Rates are those of the threads asked for, or of the GPU.
 
     sentinel_s  median seconds of a product of the reference kernel
-    flop_dtype  number format of flops_per_s
     """
 
     facts: Mapping[str, Fact]
@@ -47,8 +45,6 @@ class Examination:
     sentinel_s: float
     seen: LoadSample
     memory_bandwidth_mb_s: float
-    flops_per_s: float
-    flop_dtype: str
     gpu: GpuMoment | None
     advice: tuple[str, ...]
 
@@ -58,8 +54,7 @@ def examine_machine(device: str, threads: int) -> Examination:
     torch.set_num_threads(threads)
     clock, card = Clock(device), open_gpu(device)
     sentinel_s, load = _sample(Sentinel(clock, device), Host(Clock()))
-    dtype = _GPU_DTYPE if device.startswith("cuda") else torch.float32
-    bandwidth_mb_s, flops_per_s = memory_bandwidth_mb_s(clock, device), flop_rate(clock, dtype, device)
+    bandwidth_mb_s = memory_bandwidth_mb_s(clock, device)
     gpu = card.moment() if card is not None else None
     return Examination(
         facts=machine_facts(device),
@@ -68,8 +63,6 @@ def examine_machine(device: str, threads: int) -> Examination:
         sentinel_s=sentinel_s,
         seen=load,
         memory_bandwidth_mb_s=bandwidth_mb_s,
-        flops_per_s=flops_per_s,
-        flop_dtype=str(dtype).removeprefix("torch."),
         gpu=gpu,
         advice=advise(read_setup(usable_cores(), Path("/")), load, threads, gpu),
     )

@@ -12,7 +12,6 @@ import platform
 import re
 import resource
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -130,9 +129,7 @@ def between(start: CpuMoment, end: CpuMoment) -> dict[str, float]:
 
 def usable_cores() -> tuple[int, ...]:
     """Numbers of the cores that this process may use: fewer than the machine has in a container or under taskset."""
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
+    return tuple(sorted(os.sched_getaffinity(0)))
 
 
 def read_text(path: Path) -> str:
@@ -243,8 +240,6 @@ def commit(folder: Path | None = None) -> str:
 
 def _cpu() -> str:
     """The processor's name, or the architecture if the name is unknown."""
-    if sys.platform == "darwin":
-        return _output("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     name = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
     return name[1].strip() if name else platform.processor() or platform.machine()

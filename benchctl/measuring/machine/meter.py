@@ -8,13 +8,13 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 from benchctl.measuring.clock import Clock
 from benchctl.measuring.machine import gpu, host
@@ -30,7 +30,6 @@ _CPU_MOST_BYTES, _GPU_BYTES = 1 << 30, 1 << 28
 _GPU_SUMS = 8  # so that launching and waiting take little of the time
 _CACHES = 4  # times the largest cache, so that one pass leaves little for the next
 _PASSES = 5
-_CPU_MATRIX, _GPU_MATRIX = 768, 8192
 _State = TypeVar("_State")
 
 
@@ -86,15 +85,7 @@ def memory_bandwidth_mb_s(clock: Callable[[], float], device: str = "cpu", root:
     return sums * size_bytes / took_s / 1e6
 
 
-@torch.inference_mode()
-def flop_rate(clock: Callable[[], float], dtype: torch.dtype = torch.float32, device: str = "cpu") -> float:
-    """Floating-point operations a second of a product of two square matrices, in the best of five: 2 n^3 of them."""
-    size = _GPU_MATRIX if device.startswith("cuda") else _CPU_MATRIX
-    left, right = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
-    return 2 * float(size) ** 3 / _best_s(clock, lambda: torch.mm(left, right))
-
-
-def _sums_s(clock: Callable[[], float], numbers: Tensor, sums: int) -> float:
+def _sums_s(clock: Callable[[], float], numbers: torch.Tensor, sums: int) -> float:
     return _best_s(clock, lambda: [numbers.sum() for _ in range(sums)])
 
 
@@ -129,9 +120,7 @@ def peak_memory_bytes(device: str) -> int:
     """The most memory held so far: by the process on a CPU (it never falls), on a GPU since Meter.start."""
     if device.startswith("cuda"):
         return int(torch.cuda.max_memory_allocated(device))
-    # Linux counts in KiB, macOS in bytes.
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
 
 
 @dataclass(frozen=True)
@@ -144,14 +133,8 @@ class Reading:
     conditions: Mapping[str, float] = field(default_factory=dict)
 
 
-class Instrument(Protocol):
-    """Something that is read before and after a generation."""
-
-    def start(self) -> None: ...
-
-    def stop(self) -> Mapping[str, float]:
-        """Its readings since `start`, by name and unit; energy is `energy_j`."""
-        ...
+# Read before a generation; calling what it returns gives its readings since, by name and unit; energy is `energy_j`.
+Instrument = Callable[[], Callable[[], Mapping[str, float]]]
 
 
 class Meter:
@@ -163,8 +146,7 @@ class Meter:
 
     def start(self) -> None:
         """Instruments are read in order here and in reverse at the end: the last one is closest to the decoding."""
-        for instrument in self._instruments:
-            instrument.start()
+        self._stops = [instrument() for instrument in self._instruments]
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats(self._device)
 
@@ -173,37 +155,30 @@ class Meter:
         peak_bytes = peak_memory_bytes(self._device)
         reserved_bytes = int(torch.cuda.max_memory_reserved(self._device)) if self._on_gpu else None
         conditions: dict[str, float] = {}
-        for instrument in reversed(self._instruments):
-            conditions.update(instrument.stop())
+        for stop in reversed(self._stops):
+            conditions.update(stop())
         return Reading(peak_bytes, reserved_bytes, conditions.pop("energy_j", None), conditions)
 
 
-class SentinelWatch:
+def watch_sentinel(sentinel: Callable[[], float]) -> Instrument:
     """`sentinel_s`, the slower of two kernel times: after this generation and after the one before it."""
+    looks_s = deque([sentinel()], maxlen=2)
 
-    def __init__(self, sentinel: Callable[[], float]) -> None:
-        self._sentinel = sentinel
-        self._before_s = sentinel()
+    def stop() -> Mapping[str, float]:
+        looks_s.append(sentinel())
+        return {"sentinel_s": max(looks_s)}
 
-    def start(self) -> None:
-        """Nothing to do: the time before is the last one."""
-
-    def stop(self) -> Mapping[str, float]:
-        before_s, self._before_s = self._before_s, self._sentinel()
-        return {"sentinel_s": max(before_s, self._before_s)}
+    return lambda: stop
 
 
-class StateWatch(Generic[_State]):
+def watch_state(read: Callable[[], _State], between: Callable[[_State, _State], Mapping[str, float]]) -> Instrument:
     """The conditions between the states of a CPU (see host.between) or a GPU (see gpu.conditions) at start and stop."""
 
-    def __init__(self, read: Callable[[], _State], between: Callable[[_State, _State], Mapping[str, float]]) -> None:
-        self._read, self._between = read, between
+    def start() -> Callable[[], Mapping[str, float]]:
+        begun = read()
+        return lambda: between(begun, read())
 
-    def start(self) -> None:
-        self._start = self._read()
-
-    def stop(self) -> Mapping[str, float]:
-        return self._between(self._start, self._read())
+    return start
 
 
 def make_meter(device: str, *, watch: bool) -> Meter:
@@ -213,12 +188,12 @@ def make_meter(device: str, *, watch: bool) -> Meter:
     """
     if not watch:
         return Meter(device)
-    instruments: list[Instrument] = [SentinelWatch(Sentinel(Clock(device), device))]
+    instruments: list[Instrument] = [watch_sentinel(Sentinel(Clock(device), device))]
     card = gpu.open_gpu(device)
     if card is not None:
-        instruments.append(StateWatch(card.moment, gpu.conditions))
+        instruments.append(watch_state(card.moment, gpu.conditions))
     cpu = host.Host(Clock(), with_energy=not device.startswith("cuda"))
-    instruments.append(StateWatch(cpu.moment, host.between))
+    instruments.append(watch_state(cpu.moment, host.between))
     return Meter(device, instruments)
 
 

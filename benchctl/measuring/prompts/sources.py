@@ -10,90 +10,67 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from http.client import HTTPException, HTTPMessage
+from http.client import HTTPException
 from importlib.resources import files
 from pathlib import Path
 from typing import IO, Literal
 from urllib.error import HTTPError, URLError
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import urlopen
 
 from benchctl.errors import UserError
 from benchctl.measuring.prompts.files import Reader
 
-FIRST_ANSWER_S = 5.0
-CONTENT_S = 30.0
+TIMEOUT_S = 10.0
 SIZE_LIMIT_BYTES = 4 * 1024 * 1024
 
 Opener = Callable[[str, float], IO[bytes]]
-_Answer = bytes | OSError | HTTPException | ValueError
 
 
 class UnreachableError(Exception):
     """The address could not be read; the message says why."""
 
 
-class HttpsOnly(HTTPRedirectHandler):
-    """Follows a redirection to https and refuses any other."""
-
-    def redirect_request(
-        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
-    ) -> Request | None:
-        if not newurl.lower().startswith("https://"):
-            raise URLError(f"it redirects to {newurl}, which is not https")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-def open_https(address: str, timeout_s: float) -> IO[bytes]:
-    """The open answer of an https address. Raises OSError or HTTPException, and ValueError for any other scheme."""
-    if not address.startswith("https://"):
-        raise ValueError(f"{address} is not an https address")
-    answer: IO[bytes] = build_opener(HttpsOnly).open(address, timeout=timeout_s)
+def open_address(address: str, timeout_s: float) -> IO[bytes]:
+    """The open answer. Raises OSError, HTTPException and ValueError."""
+    answer: IO[bytes] = urlopen(address, timeout=timeout_s)
     return answer
 
 
 class Downloader:
     """Fetches small files. After the first failure of the network, `offline` says why and every fetch fails at once."""
 
-    def __init__(
-        self, opener: Opener = open_https, first_answer_s: float = FIRST_ANSWER_S, content_s: float = CONTENT_S
-    ) -> None:
-        self._opener, self._first_answer_s, self._content_s = opener, first_answer_s, content_s
+    def __init__(self, opener: Opener = open_address, timeout_s: float = TIMEOUT_S) -> None:
+        self._opener, self._timeout_s = opener, timeout_s
         self.offline = ""
 
     def fetch(self, address: str) -> bytes:
         """The content, cut at SIZE_LIMIT_BYTES (then the checksum differs). Raises UnreachableError."""
         if self.offline:
             raise UnreachableError(self.offline)
-        answers: queue.Queue[_Answer] = queue.Queue()
+        answers: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
         # A thread, because a socket's timeout limits neither the name look-up nor the sum of all attempts;
         # a daemon, so that a stuck thread does not delay the end of the program.
-        threading.Thread(target=self._answer, args=(address, answers), daemon=True).start()
-        self._next(answers, self._first_answer_s)
-        return self._next(answers, self._content_s)
-
-    def _answer(self, address: str, answers: queue.Queue[_Answer]) -> None:
+        threading.Thread(target=self._read, args=(address, answers), daemon=True).start()
         try:
-            with self._opener(address, self._first_answer_s) as answer:
-                answers.put(b"")
-                answers.put(answer.read(SIZE_LIMIT_BYTES))
-        except (OSError, HTTPException, ValueError) as error:
-            answers.put(error)
-
-    def _next(self, answers: queue.Queue[_Answer], wait_s: float) -> bytes:
-        try:
-            answer = answers.get(timeout=wait_s)
+            answer = answers.get(timeout=self._timeout_s)
         except queue.Empty:
-            self.offline = f"no answer within {wait_s:g} s"
-            raise UnreachableError(self.offline) from None
+            answer = TimeoutError(f"no answer within {self._timeout_s:g} s")
+        if isinstance(answer, bytes):
+            return answer
         if isinstance(answer, HTTPError):
             answer.close()
             raise UnreachableError(f"HTTP {answer.code} {answer.reason}")
-        if isinstance(answer, Exception):
-            cause = answer.reason if isinstance(answer, URLError) else answer
-            reason = cause.strerror if isinstance(cause, OSError) else None
-            self.offline = reason or str(cause) or type(answer).__name__
-            raise UnreachableError(self.offline)
-        return answer
+        cause = answer.reason if isinstance(answer, URLError) else answer
+        reason = cause.strerror if isinstance(cause, OSError) else None
+        self.offline = reason or str(cause) or type(answer).__name__
+        raise UnreachableError(self.offline)
+
+    def _read(self, address: str, answers: queue.SimpleQueue[bytes | Exception]) -> None:
+        try:
+            with self._opener(address, self._timeout_s) as answer:
+                answers.put(answer.read(SIZE_LIMIT_BYTES))
+        except (OSError, HTTPException, ValueError) as error:
+            answers.put(error)
 
 
 @dataclass(frozen=True)
@@ -140,18 +117,14 @@ def cache_folder() -> Path:
 def keep(name: str, content: bytes, notify: Notify) -> None:
     """Writes the copy whole or not at all. A cache that cannot be written gives a notice, not an error."""
     folder = cache_folder()
+    draft = folder / f"{name}.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(dir=folder, prefix=name)
-        try:
-            with os.fdopen(handle, "wb") as out:
-                out.write(content)
-            os.replace(draft, folder / name)
-        except OSError:
-            with suppress(OSError):
-                os.unlink(draft)
-            raise
+        draft.write_bytes(content)
+        draft.replace(folder / name)
     except OSError as error:
+        with suppress(OSError):
+            draft.unlink()
         notify(f"{name} is not kept in {folder}: {error.strerror or error}")
 
 

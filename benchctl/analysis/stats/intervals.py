@@ -1,0 +1,336 @@
+"""Intervals of ratios of sums: a paired jackknife over prompts, combined with the spread of sessions.
+
+A pair (method, baseline) stays together throughout: what slows both down cancels. The error has two parts:
+
+* Prompts are left out one at a time, each with all that was measured of it: all of its sessions, repeats and turns.
+  Repeats are not left out alone: their noise is part of how prompts differ, and would count twice. The spread of what
+  remains gives the standard error (Tukey 1958; Efron, Tibshirani: An Introduction to the Bootstrap, 1993, chapter 11),
+  and Student's t gives the interval. Its degrees of freedom follow from the data: prompts that take most of the time,
+  or cause most of the error, count for many, so few of them make a wide interval (see `_freedom`). Percentiles of a
+  bootstrap cover 82 to 90% of true ratios with 8 prompts of uneven length (`python -m benchmarks.coverage`).
+* Sessions are few. The variance between sessions, less what the noise within them explains, gives their error by
+  Student's t (Cornfield, Tukey: Average Values of Mean Squares in Factorials, 1956). Sessions and prompts are crossed:
+  another session measures the same prompts again, so it adds no information about how prompts differ.
+
+The two errors are independent. They are added as the squares of their half-widths (Zou, Donner: Construction of
+confidence limits about effect measures, 2008, Statistics in Medicine 27).
+
+One session does not show how sessions differ. Where one process measured method and baseline in turns, an interval of
+one session holds for that session. Where different processes measured them, the difference between the processes is
+part of the error; with one session of each its size is unknown, so there is no interval.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import hypot, log, sqrt
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+LEVEL = 0.05  # the chance that an interval misses
+LEAST_PROMPTS = 5  # fewer have no interval
+# The noise within sessions is itself estimated from few cells. To subtract all of it makes intervals of three sessions
+# too narrow, since a negative rest counts as 0.
+_NOISE_SHARE = 0.75
+_LEVELS = np.geomspace(1e-6, 1.0, 400)  # p-values are interpolated between these
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A 95% confidence interval."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Which session and which prompt each observation belongs to: integer codes, [N] each.
+
+    `other_session` holds the baseline's sessions where method and baseline were measured by different processes.
+    Where prompts are decoded in batches a batch is what `prompt` stands for: its answers share one time, so that
+    leaving them out one at a time would make few measurements look like many.
+    """
+
+    session: Ints
+    prompt: Ints
+    other_session: Ints | None = None
+
+
+def codes_of(keys: Sequence[Hashable]) -> Ints:
+    """The number of each key, in the order in which the keys occur first."""
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return np.array([numbers[key] for key in keys], dtype=np.int64)
+
+
+def critical(level: float, freedom: float) -> float:
+    """The value that |T| of Student's t exceeds with probability `level`: 1.96 at 0.05 and many degrees, 12.7 at 1."""
+    return float(-stdtrit(freedom, level / 2))
+
+
+def effective_prompts(seconds: Floats, prompts: Ints) -> float:
+    """How many prompts of equal length say as much: (sum t)^2 / sum t^2 over the seconds t of each prompt."""
+    by_prompt = _totals(seconds[:, None], _codes(prompts))
+    return float(_effective(by_prompt)[0])
+
+
+def ratios_of_sums(tops: Floats, bottoms: Floats) -> Floats:
+    """[N, M] and [N, M] -> [M]; NaN where the bottoms sum to 0 or a value is missing."""
+    return _ratios(tops.sum(axis=0), bottoms.sum(axis=0))
+
+
+def ratio_intervals(
+    tops: Floats,
+    bottoms: Floats,
+    levels: Levels,
+    *,
+    less: tuple[Floats, Floats] | None = None,
+    uses_baseline: Sequence[bool] | None = None,
+) -> list[Interval | None]:
+    """The 95% interval of `tops[:, m].sum() / bottoms[:, m].sum()` for each column m of two [N, M] arrays.
+
+    With `less`, two more such arrays, it is the interval of that ratio minus theirs. `uses_baseline` [M] says which
+    figures compare the method with the baseline (default: all). Those have no interval where the two were measured in
+    different sessions, one each. None with fewer than LEAST_PROMPTS prompts that have a bottom.
+    """
+    errors = _errors(tops, bottoms, levels, less, uses_baseline or [True] * tops.shape[1])
+    return [None if error is None else error.interval() for error in errors]
+
+
+def p_value(tops: Floats, bottoms: Floats, levels: Levels) -> float:
+    """The two-sided p-value of a ratio of sums being 1; `tops` and `bottoms` are [N]. 1 where there is too little data.
+
+    It is the level at which the interval of the ratio's logarithm just reaches 0.
+    """
+    (error,) = _errors(tops[:, None], bottoms[:, None], levels, None, [True])
+    if error is None or not error.logarithmic:
+        return 1.0
+    half_widths = np.hypot(
+        _critical(error.freedom) * error.prompts, _critical(error.sessions.freedom) * error.sessions.error / error.value
+    )
+    return float(np.exp(np.interp(abs(log(error.value)), half_widths[::-1], np.log(_LEVELS)[::-1])))
+
+
+def interval_of(figure: Callable[[Floats], Floats], values: Floats, prompts: Ints) -> Interval | None:
+    """The 95% interval of a figure that is no ratio of two sums, such as a correlation, from prompts alone.
+
+    `figure` maps sums [R, K] over all observations to figures [R]. `values` [N, K] are summed; `prompts` [N] has the
+    prompt of each. None with fewer than LEAST_PROMPTS prompts, or where the figure without one of them is NaN.
+    """
+    sums = _totals(values, _codes(prompts))
+    if len(sums) < LEAST_PROMPTS:
+        return None
+    whole = sums.sum(axis=0, keepdims=True)
+    without = figure(whole - sums)[:, None]
+    if np.isnan(without).any():
+        return None
+    error, freedom = _jackknife(without, np.ones_like(without))
+    value = float(figure(whole)[0])
+    return _Error(value, float(error[0]), float(freedom[0]), _Sessions(0.0, 1), logarithmic=False).interval()
+
+
+class Observations(NamedTuple):
+    """A ratio of sums `tops.sum() / bottoms.sum()`: [N] each, with the session and the prompt of each observation."""
+
+    tops: Floats
+    bottoms: Floats
+    sessions: Ints
+    prompts: Sequence[Hashable]
+
+
+def change_interval(now: Observations, then: Observations, session_spread: float = 0.0) -> Interval | None:
+    """The 95% interval of one ratio of sums divided by an earlier one, over the prompts that both have.
+
+    Prompts are paired: what makes a prompt long or easy cancels. The spread of sessions comes from both runs; with one
+    session each it is unknown, and `session_spread` (of a session's logarithm) is assumed.
+    None with fewer than LEAST_PROMPTS common prompts, or where a sum is 0.
+    """
+    common = sorted(set(now.prompts) & set(then.prompts), key=str)
+    if len(common) < LEAST_PROMPTS:
+        return None
+    number = {prompt: code for code, prompt in enumerate(common)}
+    sums, sessions = [], []
+    for each in (now, then):
+        kept = np.array([prompt in number for prompt in each.prompts])
+        codes = np.array([number[prompt] for prompt in each.prompts if prompt in number], dtype=np.int64)
+        parts = np.column_stack([each.tops, each.bottoms])[kept]
+        sums.append(_totals(parts, codes, len(common)))
+        by_session = _totals(parts, _codes(each.sessions[kept]))
+        sessions.append(np.log(_ratios(by_session[:, 0], by_session[:, 1])))
+    by_prompt = np.column_stack(sums)
+    whole = by_prompt.sum(axis=0)
+    values = _ratios(by_prompt[:, 0], by_prompt[:, 1]), _ratios(by_prompt[:, 2], by_prompt[:, 3])
+    if not all((part > 0).all() and np.isfinite(part).all() for part in values):
+        return None
+    left = whole - by_prompt
+    without = np.log(left[:, 0] / left[:, 1] / (left[:, 2] / left[:, 3]))[:, None]
+    error, freedom = _jackknife(without, by_prompt[:, 1:2])
+    value = float(whole[0] / whole[1] / (whole[2] / whole[3]))
+    counts = [len(logarithms) for logarithms in sessions]
+    degrees = sum(counts) - 2
+    squares = sum(float(((part - part.mean()) ** 2).sum()) for part in sessions)
+    spread = sqrt(squares / degrees) if degrees else session_spread
+    by_sessions = _Sessions(value * spread * sqrt(1 / counts[0] + 1 / counts[1]), degrees or 1000)
+    return _Error(value, float(error[0]), float(freedom[0]), by_sessions, logarithmic=True).interval()
+
+
+class _Sessions(NamedTuple):
+    """The part of a figure's standard error that sessions add, and the degrees of freedom of its estimate."""
+
+    error: float
+    freedom: int
+
+
+class _Error(NamedTuple):
+    """A figure, the standard error by prompts with its degrees of freedom, and the error of sessions.
+
+    `prompts` is an error of the figure's logarithm where that is `logarithmic`, as for ratios that are never negative.
+    """
+
+    value: float
+    prompts: float
+    freedom: float
+    sessions: _Sessions
+    logarithmic: bool
+
+    def interval(self) -> Interval:
+        by_prompts = critical(LEVEL, self.freedom) * self.prompts
+        by_sessions = critical(LEVEL, self.sessions.freedom) * self.sessions.error
+        if not self.logarithmic:
+            half_width = hypot(by_prompts, by_sessions)
+            return Interval(self.value - half_width, self.value + half_width)
+        with np.errstate(over="ignore"):
+            factor = float(np.exp(hypot(by_prompts, by_sessions / self.value)))
+        return Interval(self.value / factor, self.value * factor)
+
+
+def _errors(
+    tops: Floats,
+    bottoms: Floats,
+    levels: Levels,
+    less: tuple[Floats, Floats] | None,
+    uses_baseline: Sequence[bool],
+) -> list[_Error | None]:
+    """For each column; None where there is too little data."""
+    prompts, figures = _codes(levels.prompt), tops.shape[1]
+    if prompts.max(initial=0) + 1 < LEAST_PROMPTS:
+        return [None] * figures
+    value, without, influence = _left_out(tops, bottoms, prompts)
+    logarithmic = (tops >= 0).all(axis=0) & (value > 0)
+    counted = (_totals(bottoms, prompts) != 0).sum(axis=0)
+    if less is not None:
+        subtracted, less_without, less_influence = _left_out(*less, prompts)
+        logarithmic &= ~less[0].any(axis=0)
+        value, without, influence = value - subtracted, without - less_without, influence - less_influence
+    # Where leaving out the only prompt with a value gives 0, the logarithm has no error.
+    logarithmic &= (without > 0).all(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scaled = np.where(logarithmic, np.log(without), without)
+    prompt_errors, freedoms = _jackknife(scaled, _totals(bottoms, prompts))
+    sessions = _sessions(influence, levels, uses_baseline)
+    return [
+        _Error(float(value[m]), float(prompt_errors[m]), float(freedoms[m]), session, bool(logarithmic[m]))
+        if (session := sessions[m]) is not None and counted[m] >= LEAST_PROMPTS and not np.isnan(without[:, m]).any()
+        else None
+        for m in range(figures)
+    ]
+
+
+def _left_out(tops: Floats, bottoms: Floats, prompts: Ints) -> tuple[Floats, Floats, Floats]:
+    """Ratios of sums [M], those without each prompt [P, M], and each observation's first-order contribution to the
+    ratio's error [N, M]."""
+    above, below = tops.sum(axis=0), bottoms.sum(axis=0)
+    ratios = _ratios(above, below)
+    without = _ratios(above - _totals(tops, prompts), below - _totals(bottoms, prompts))
+    return ratios, without, _ratios(tops - ratios * bottoms, np.broadcast_to(below, tops.shape))
+
+
+def _jackknife(without: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    """Standard errors [M] and their degrees of freedom [M], from figures without each prompt [P, M]."""
+    count = len(without)
+    deviations = without - without.mean(axis=0)
+    errors = np.sqrt((count - 1) / count * (deviations**2).sum(axis=0))
+    return errors, _freedom(deviations, weights)
+
+
+def _freedom(deviations: Floats, weights: Floats) -> Floats:
+    """Degrees of freedom [M] of a sum of squares to which few prompts may contribute most.
+
+    Two counts of prompts that matter, (sum x)^2 / sum x^2: one by what they take (`weights`, known well), one by what
+    they add to the error (`deviations`^2, known badly). Their mean covers best (see benchmarks/coverage.py).
+    """
+    by_error = _effective(deviations**2)
+    return np.maximum((_effective(weights) - 1 + by_error) / 2, 1.0)
+
+
+def _effective(amounts: Floats) -> Floats:
+    """(sum x)^2 / sum x^2 of each column of amounts [P, M]; the number of prompts where all are 0."""
+    squares = (amounts**2).sum(axis=0)
+    whole = np.full_like(squares, len(amounts))
+    return np.asarray(np.divide(amounts.sum(axis=0) ** 2, squares, out=whole, where=squares > 0))
+
+
+@lru_cache(maxsize=64)
+def _critical(freedom: float) -> Floats:
+    """`critical` at each of _LEVELS, [400]."""
+    return np.asarray(-stdtrit(freedom, _LEVELS / 2))
+
+
+def _sessions(influence: Floats, levels: Levels, uses_baseline: Sequence[bool]) -> list[_Sessions | None]:
+    """For each figure; None where sessions are part of its error and the size of that part is unknown."""
+    together = _within(influence, _codes(levels.session), _codes(levels.prompt))
+    if levels.other_session is None:
+        return list(together)
+    ours, theirs = _codes(levels.session), _codes(levels.other_session)
+    freedom = int(ours.max()) + int(theirs.max())
+    apart = _apart(influence, ours, theirs) if freedom else None
+    return [
+        own if not compared else None if apart is None else _Sessions(float(apart[m]), freedom)
+        for m, (own, compared) in enumerate(zip(together, uses_baseline, strict=True))
+    ]
+
+
+def _within(influence: Floats, sessions: Ints, prompts: Ints) -> list[_Sessions]:
+    """Sessions crossed with prompts: the variance between sessions, less most of what the noise within explains."""
+    s, p = int(sessions.max()) + 1, int(prompts.max()) + 1
+    if s < 2:
+        return [_Sessions(0.0, 1)] * influence.shape[1]
+    cells = _totals(influence, sessions * p + prompts, s * p).reshape(s, p, -1)
+    by_session, by_prompt = cells.sum(axis=1), cells.sum(axis=0)
+    noise = cells - by_session[:, None] / p - by_prompt[None] / s
+    spread = s / (s - 1) * (by_session**2).sum(axis=0)
+    explained = s * p / ((s - 1) * (p - 1)) * (noise**2).sum(axis=(0, 1))
+    return [_Sessions(sqrt(more), s - 1) for more in np.maximum(spread - _NOISE_SHARE * explained, 0)]
+
+
+def _apart(influence: Floats, ours: Ints, theirs: Ints) -> Floats:
+    """The standard error [M] from sessions of the method and sessions of the baseline that are not the same ones.
+
+    We assume that both vary by the same share, since they ran on the same machine. Several sessions of one then show
+    how far off a single session of the other may be.
+    """
+    shifts = [(n := int(codes.max()) + 1) * _totals(influence, codes, n) for codes in (ours, theirs)]
+    counts = [len(shift) for shift in shifts]
+    variance = sum((shift**2).sum(axis=0) for shift in shifts) / (sum(counts) - 2)
+    return np.asarray(np.sqrt(variance * sum(1 / count for count in counts)))
+
+
+def _totals(values: Floats, codes: Ints, count: int = 0) -> Floats:
+    """Sums of `values` [N, M] by code, [codes, M]."""
+    count = count or int(codes.max()) + 1
+    return np.column_stack([np.bincount(codes, values[:, m], count) for m in range(values.shape[1])])
+
+
+def _codes(labels: Ints) -> Ints:
+    return np.unique(labels, return_inverse=True)[1].astype(np.int64)
+
+
+def _ratios(above: Floats, below: Floats) -> Floats:
+    """Elementwise; NaN where `below` is 0."""
+    return np.divide(above, below, out=np.full_like(above, np.nan), where=below != 0)
