@@ -17,7 +17,6 @@ from adjustText import adjust_text
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox, BboxBase
 
@@ -317,7 +316,7 @@ def _drawn(panels: Sequence[Panel], naming: Naming, axis: FidelityAxis, style: S
         _set_limits(axes, panel, style, inches[number // columns])
         for number, (axes, panel) in enumerate(zip(grid.flat, panels, strict=False))
     ]
-    settle(figure, () if style.slide_height else grid[:, 0], sum(inches))
+    settle(figure, () if style.slide_height else list(grid[:, 0]), sum(inches))
     misfits = 0 if _inside(legend.get_window_extent(), figure.bbox) else _CUT_KEY
     for axes, panel, rows in zip(grid.flat, panels, rows_of, strict=False):
         _draw_dots(axes, panel, rows, style, marks)
@@ -459,8 +458,21 @@ def _write_names(axes: Axes, panel: Panel, rows: Mapping[str, float], texts: Map
         bars += [Bbox([[dot.x_ends[0], y], [dot.x_ends[1], y]]), Bbox([[x, low], [x, high]])]
     bars = [bar.transformed(axes.transData).padded(1) for bar in bars]
     bands = [patch.get_window_extent() for patch in axes.patches]
-    fixed = [_row_text(axes, dot, rows[dot.label], texts[dot.label], style) for dot in panel.band if dot.label in texts]
-    free = [_free_text(axes, dot, texts[dot.label], style) for dot in panel.free if dot.label in texts]
+    fixed, free = [], []
+    for dot in panel.dots:
+        if dot.label not in texts:
+            continue
+        words: dict[str, Any] = {"fontsize": style.small, "color": style.ink if dot.best else style.muted,
+                                 "parse_math": False, "gid": f"method-{dot.number}-name"}  # fmt: skip
+        if dot.banded:  # next to the dot, towards the middle of the panel
+            side = 1 if dot.x < sum(axes.get_xlim()) / 2 else -1
+            end, reach = (dot.x_ends[max(side, 0)], rows[dot.label]), 0.5 * style.marker + 0.4 * style.small
+            words |= {"ha": "left" if side > 0 else "right", "va": "center_baseline"}
+            fixed.append(axes.annotate(texts[dot.label], end, (side * reach, 0), "data", "offset points", **words))
+        else:
+            text = wrapped(texts[dot.label].split("\n"), style, style.small, 0.28 * style.width)
+            words |= {"ha": "center", "va": "center", "ma": "center", "linespacing": LINE_SPACING * 0.9}
+            free.append(axes.text(dot.x, dot.y, text, **words))
     if panel.band:
         corner = (0.5 * style.small, -0.2 * style.small)
         fixed.append(
@@ -486,40 +498,6 @@ def _write_names(axes: Axes, panel: Panel, rows: Mapping[str, float], texts: Map
     overlaps = sum(box.overlaps(other) for box, other in combinations(boxes, 2))
     in_band = sum(box.count_overlaps(bands) for box in boxes[len(fixed) :])
     return overlaps + in_band + sum(box.count_overlaps(markers) + (not _inside(box, area)) for box in boxes)
-
-
-def _row_text(axes: Axes, dot: Dot, y: float, text: str, style: Style) -> Text:
-    """Next to a dot of the band, towards the middle of the panel."""
-    is_right = dot.x < sum(axes.get_xlim()) / 2
-    written: Text = axes.annotate(
-        text,
-        (dot.x_ends[1] if is_right else dot.x_ends[0], y),
-        xytext=((0.5 * style.marker + 0.4 * style.small) * (1 if is_right else -1), 0),
-        textcoords="offset points",
-        ha="left" if is_right else "right",
-        va="center_baseline",
-        fontsize=style.small,
-        color=style.ink if dot.best else style.muted,
-        parse_math=False,
-        gid=f"method-{dot.number}-name",
-    )
-    return written
-
-
-def _free_text(axes: Axes, dot: Dot, text: str, style: Style) -> Text:
-    return axes.text(
-        dot.x,
-        dot.y,
-        wrapped(text.split("\n"), style, style.small, 0.28 * style.width),
-        ha="center",
-        va="center",
-        ma="center",
-        linespacing=LINE_SPACING * 0.9,
-        fontsize=style.small,
-        color=style.ink if dot.best else style.muted,
-        parse_math=False,
-        gid=f"method-{dot.number}-name",
-    )
 
 
 def _inside(box: BboxBase, area: BboxBase) -> bool:
