@@ -11,6 +11,7 @@ import pandas as pd
 from benchctl.analysis.frame.build import (
     Fidelity,
     Repeats,
+    broken,
     claims_exact,
     fidelity,
     is_lossless,
@@ -107,7 +108,8 @@ class MethodFigures:
 
     `prompts` and `generations` count the answers behind the estimates, `checked_prompts` those with an exact answer,
     on which exact match rests. `tokens` counts those of its answers, `baseline_tokens` those of the baseline's answers
-    to the same turns. `judged` has the figures of each judge.
+    to the same turns. `judged` has the figures of each judge. `refused` is the id of the warning why no figure
+    of this method may be used, or "".
     """
 
     label: str
@@ -122,6 +124,7 @@ class MethodFigures:
     fidelity: Fidelity
     lossless: bool
     judged: tuple[JudgedFigures, ...] = ()
+    refused: str = ""
 
     @property
     def label_lines(self) -> tuple[str, ...]:
@@ -338,12 +341,13 @@ def _check_baselines(files: tuple[RunFile, ...], frame: pd.DataFrame) -> None:
         return
     answers = frame[(frame["label"] == run.baseline) & frame["error"].isna()]
     by_file = answers.groupby(["suite", "prompt_id", "turn", "file"])["answer_id"].first().unstack("file")
-    for number in by_file.columns[1:]:
-        both = by_file[[by_file.columns[0], number]].dropna()
+    numbers = [int(number) for number in by_file.columns]
+    for number in numbers[1:]:
+        both = by_file[[numbers[0], number]].dropna()
         if differing := int((both.iloc[:, 0] != both.iloc[:, 1]).sum()):
             raise InvalidData(
                 "baselines_differ",
-                f"{files[number].path} and {files[by_file.columns[0]].path}: {differing} of {len(both)} greedy answers of "
+                f"{files[number].path} and {files[numbers[0]].path}: {differing} of {len(both)} greedy answers of "
                 f"{run.baseline} differ, although weights, prompts and settings are equal. The weights of one were "
                 "changed, or a machine computes wrongly. Measure again.",
             )
@@ -372,6 +376,9 @@ def _method_figures(
         pairs["profile"] = pair(pd.concat(arms, ignore_index=True), "profile", "free")
     own = pairs["free"]
     is_baseline = method.label == run.baseline
+    claims = claims_exact(method.exactness, run.temperature)
+    refused = "claim_broken" if claims and broken(counts, run.dtype) else ""
+    refused = refused or ("remembers" if method.label in group.remembering else "")
     return MethodFigures(
         label=method.label,
         exactness=method.exactness,
@@ -390,8 +397,9 @@ def _method_figures(
             )
         ),
         fidelity=counts,
-        lossless=not is_baseline and is_lossless(claims_exact(method.exactness, run.temperature), counts, run.dtype),
+        lossless=not (is_baseline or refused) and is_lossless(claims, counts, run.dtype),
         judged=judged,
+        refused=refused,
     )
 
 

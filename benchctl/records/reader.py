@@ -127,8 +127,10 @@ def _problem(run: Run, labels: set[str], suites: set[str], row: Row) -> str:
 
 
 def index(path: Path) -> "array[int]":
-    """The bytes where the lines of a file start, and where the last one ends. Raises OSError, and InvalidData for a line
-    that no run writes: a file of another kind would fill the memory."""
+    """The bytes where the lines of a file start, and where the last one ends.
+
+    Raises OSError, and InvalidData for a line that no run writes: a file of another kind would fill the memory.
+    """
     starts = array("q", [0])
     with path.open("rb") as file:
         while line := file.readline(LONGEST_LINE + 1):

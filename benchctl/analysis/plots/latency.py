@@ -121,7 +121,7 @@ PLOT = Plot(draw, options=("suites", "by_suite", "methods"))
 
 def _panels(group: Group, labels: Sequence[str], style: Style) -> Iterator[_Panel]:
     """Without those of which no generation has times."""
-    names, width = shown_labels(labels, style), style.width * _LABEL_SHARE[style.size]
+    names, width = shown_labels(labels, style, [group]), style.width * _LABEL_SHARE[style.size]
     for title, metric in (("TPOT: time per token after the first", TPOT), ("TTFT: time to the first token", TTFT)):
         if found := latencies(group, metric, labels):
             yield _Panel(

@@ -47,7 +47,7 @@ Look = Literal["baseline", "lossless", "unproven", "lossy"]
 LOOKS: Final[dict[Look, str]] = {
     "baseline": "baseline",
     "lossless": "✓ lossless",
-    "unproven": "claims to be exact, but answers differ",
+    "unproven": "✗ claim not confirmed",
     "lossy": "lossy",
 }
 _MARKERS: Final[dict[Look, str]] = {"baseline": "s", "lossless": "o", "unproven": "X", "lossy": "^"}
@@ -183,7 +183,9 @@ def panel_of(group: Group, axis: FidelityAxis) -> Panel:
             best=best,
             banded=with_band and look in ("baseline", "lossless"),
         )
-        for method, estimate, (x, y), best, look in zip(methods, fidelity, points, frontier(points), looks, strict=True)
+        for method, estimate, (x, y), best, look in zip(
+            methods, fidelity, points, frontier(points, looks), looks, strict=True
+        )
     )
     lossy = {dot.label for dot in dots if dot.look == "lossy"}
     return Panel(group, dots, curves([method for method in group.methods if method.label in lossy]))
@@ -195,18 +197,22 @@ def look_of(group: Group, method: MethodFigures) -> Look:
         return "baseline"
     if method.lossless:
         return "lossless"
-    return "unproven" if claims_exact(method.exactness, group.run.temperature) else "lossy"
+    return "unproven" if method.refused or claims_exact(method.exactness, group.run.temperature) else "lossy"
 
 
-def frontier(points: Sequence[tuple[float, float]]) -> tuple[bool, ...]:
+def frontier(points: Sequence[tuple[float, float]], looks: Sequence[Look]) -> tuple[bool, ...]:
     """For each point, whether no other one beats it: is at least as high in both numbers, and higher in one.
 
-    >>> frontier([(1, 1), (2, 1), (3, 0.5), (2, 0.4)])
-    (False, True, True, False)
+    Points whose claim is not confirmed neither beat others nor are the best.
+
+    >>> frontier([(1, 1), (2, 1), (3, 0.5), (2, 0.4), (9, 1)], ["lossy"] * 4 + ["unproven"])
+    (False, True, True, False, False)
     """
+    rivals = [point for point, look in zip(points, looks, strict=True) if look != "unproven"]
     return tuple(
-        not any(other[0] >= point[0] and other[1] >= point[1] and other != point for other in points)
-        for point in points
+        look != "unproven"
+        and not any(other[0] >= point[0] and other[1] >= point[1] and other != point for other in rivals)
+        for point, look in zip(points, looks, strict=True)
     )
 
 

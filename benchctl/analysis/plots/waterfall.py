@@ -143,7 +143,7 @@ def draw(groups: Sequence[Group], request: Request) -> Drawing:
             "not known. Measure with `benchctl run --profile`.",
         )
     check_count(profiled, _MOST[style.size], "methods that were profiled")
-    names = shown_labels(profiled, style)
+    names = shown_labels(profiled, style, groups)
     shown = [(group, _in_rows(each.profiled, _COLUMNS[style.size])) for group, each in by_group if each.profiled]
     heights = [[_height(row, names, style) for row in rows] for _, rows in shown]
     totals = [sum(of_rows) + 2 * line_inches(style) for of_rows in heights]
