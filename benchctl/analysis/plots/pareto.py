@@ -137,7 +137,8 @@ PLOT = Plot(
 
 def draw_pareto(groups: Sequence[Group], axis: FidelityAxis, style: Style) -> Figure:
     """The picture with the fullest names that all fit. Raises UserError as `draw` does."""
-    check_groups(groups, style, _MOST_PANELS if shared_headline(groups) else None)
+    long_titles = style.slide_height and not shared_headline(groups)
+    check_groups(groups, style, 1 if long_titles else _MOST_PANELS)
     return draw_panels([panel_of(group, axis) for group in groups], axis, style)
 
 
