@@ -56,7 +56,7 @@ def test_compare_shows_what_each_judge_says_and_how_far_they_agree(tmp_path: Pat
     path = _file(tmp_path, [*_scores(), *_scores("local", better=6)])
     shown = " ".join(_run("compare", path).stdout.split())
     assert "Judged by gpt gpt-4o pairwise" in shown and "Judged by local gpt-4o pairwise" in shown
-    assert "early_exit -0.50 [-1.00, +0.00] 25% 0% 75%" in shown
+    assert "early_exit -0.50 [-1.10, +0.10] 25% 0% 75%" in shown
     assert "75% of 12 pairs" in shown and "Cohen's kappa 0.50" in shown
     assert "Cohen's kappa 0.50" in _run("compare", path, "--format", "md").stdout
 
