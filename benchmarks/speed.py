@@ -152,7 +152,7 @@ def paired_interval(above: Sequence[float], below: Sequence[float]) -> Interval:
     zeros = np.zeros(len(above), dtype=np.int64)
     levels = Levels(zeros, np.arange(len(above)))
     found = ratio_intervals(np.array(above)[:, None], np.array(below)[:, None], levels)[0]
-    assert found is not None, "two pairs or more always have an interval"
+    assert found is not None, "five pairs or more always have an interval"
     return found
 
 

@@ -9,7 +9,6 @@ modules as residual MLPs of low rank, and mode=draft, where the exits propose an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,8 +17,8 @@ from torch import Tensor, nn
 from benchctl.decoding.adaptive import KvFill, View, deferred_exact
 from benchctl.decoding.method import Context
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.modules.exits import ExitModule, ExitPolicy, Exits, deep_supervision_loss, exits_yardsticks
-from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch
+from benchctl.decoding.modules.exits import AdapterSettings, ExitModule, ExitPolicy, Exits, deep_supervision_loss
+from benchctl.decoding.modules.trainable import Trainable, TrainingBatch
 from benchctl.errors import UserError
 
 
@@ -48,9 +47,7 @@ class Deed(ExitPolicy, Trainable):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("rank", "alpha"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
+        AdapterSettings("bottleneck", self.rank, self.alpha)  # refuses what cannot be
 
     @property
     def kv_fill(self) -> KvFill:
@@ -69,10 +66,6 @@ class Deed(ExitPolicy, Trainable):
     def loss(self, module: nn.Module, batch: TrainingBatch) -> Tensor:
         assert isinstance(module, Exits)
         return deep_supervision_loss(module, batch)
-
-    def yardsticks(self, module: nn.Module, batch: TrainingBatch) -> Mapping[str, Tally]:
-        assert isinstance(module, Exits)
-        return exits_yardsticks(module, batch)
 
     def prepare(self, target: Target) -> None:
         self.load_exits("deed", target)

@@ -9,7 +9,6 @@ ours: the exits propose, the full model verifies, as in LayerSkip (2404.16710).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -23,14 +22,13 @@ from benchctl.decoding.modules.exits import (
     ExitModule,
     ExitPolicy,
     Exits,
+    agreement_loss,
     chance,
-    classifier_loss,
     decayed,
     exits_loss,
-    exits_yardsticks,
     read_exits,
 )
-from benchctl.decoding.modules.trainable import SecondStage, Tally, Trainable, TrainingBatch, TrainingDefaults
+from benchctl.decoding.modules.trainable import SecondStage, Trainable, TrainingBatch, TrainingDefaults
 from benchctl.errors import UserError
 
 
@@ -133,11 +131,9 @@ class EarlyExit(ExitPolicy, Trainable):
     def loss(self, module: nn.Module, batch: TrainingBatch) -> Tensor:
         """Of all exits together; a token's weight is that of the one it must predict."""
         assert isinstance(module, Exits)
-        return classifier_loss(module, batch) if module.classifier else exits_loss(module, batch)
-
-    def yardsticks(self, module: nn.Module, batch: TrainingBatch) -> Mapping[str, Tally]:
-        assert isinstance(module, Exits)
-        return exits_yardsticks(module, batch)
+        if module.classifier:
+            return agreement_loss(module.scores(batch), module.agreements(batch), batch)
+        return exits_loss(module, batch)
 
     def prepare(self, target: Target) -> None:
         if self.needs_modules:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from benchctl.decoding.experts.fast_tier import PolicyName
-from benchctl.decoding.experts.offload import NextGate, Offload, OffloadSettings, OffloadsExperts, Tier, Timer
+from benchctl.decoding.experts.offload import Offload, OffloadSettings, OffloadsExperts, Tier, Timer, next_gate
 from benchctl.decoding.method import Context, Method, one_token
 from benchctl.decoding.model.target import Target, TargetInfo
 
@@ -64,7 +64,7 @@ class ExpertOffload(Method, OffloadsExperts):
     @contextmanager
     def serve(self, target: Target, timer: Timer | None) -> Iterator[Target]:
         count = self._offload.top_k + self.spare
-        predictor = NextGate(target, count) if self.prefetch == "next_gate" else None
+        predictor = next_gate(target, count) if self.prefetch == "next_gate" else None
         with self._offload.serve(timer, predictor) as view:
             yield view
 

@@ -18,7 +18,7 @@ from benchctl.decoding.adaptive import AdaptiveDepth, KvFill, View, absent, copy
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, MonotoneThreshold
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.modules.exits import balanced_loss, exit_yardsticks
+from benchctl.decoding.modules.exits import agreement_loss, exit_yardsticks
 from benchctl.decoding.modules.trainable import SecondStage, Tally, TrainingBatch, TrainingDefaults
 
 from .m2r2.base import TwoStreamMethod
@@ -117,10 +117,7 @@ class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, MonotoneThreshold):
 
 
 class RateMap:
-    """Fills from the accelerated trajectory (ours): its state stands in for the skipped slow state it was to equal.
-
-    What arrives at the first layer above the exit is not skipped: that is the slow state at the exit itself.
-    """
+    """Fills from the accelerated trajectory (ours): its state stands in for the skipped slow state it was to equal."""
 
     def __init__(self, intervals: Sequence[Interval], like: Tensor) -> None:
         self._shares = {interval.gate: trajectory_shares(interval).to(like) for interval in intervals}
@@ -145,16 +142,11 @@ def trajectory_shares(interval: Interval) -> Tensor:
     return torch.stack([known[0], *stand_ins])
 
 
-@dataclass(frozen=True)
-class RouterScores:
-    """Of each gate [rows, n]: the router's scores, and whether its likeliest token is the last layer's."""
+def router_scores(module: TwoStreams, batch: TrainingBatch) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    """Of each gate [rows, n]: the router's scores, and whether its likeliest token is the last layer's.
 
-    scores: Mapping[int, Tensor]
-    agrees: Mapping[int, Tensor]
-
-
-def router_scores(module: TwoStreams, batch: TrainingBatch) -> RouterScores:
-    """Scores and labels of the texts of a batch; only the scores carry a gradient."""
+    Only the scores carry a gradient.
+    """
     assert isinstance(module.router, Router)
     trajectories, last = Trajectories(module, batch), batch.head(batch.final).argmax(-1)
     scores: dict[int, Tensor] = {}
@@ -164,18 +156,16 @@ def router_scores(module: TwoStreams, batch: TrainingBatch) -> RouterScores:
             trail = trajectories.along(interval)
             agrees[interval.gate] = batch.head(batch.norm(trail[-1])).argmax(-1) == last
         scores[interval.gate] = module.router.score(interval.gate, trail)
-    return RouterScores(scores, agrees)
+    return scores, agrees
 
 
 def router_loss(module: TwoStreams, batch: TrainingBatch) -> Tensor:
     """Sum over gates of class-balanced binary cross-entropies; a token's weight is that of the one it must predict."""
-    at_gates, weights = router_scores(module, batch), batch.ahead(1).weights
-    losses = [balanced_loss(at_gates.scores[gate], at_gates.agrees[gate], weights) for gate in at_gates.scores]
-    return torch.stack(losses).sum()
+    return agreement_loss(*router_scores(module, batch), batch)
 
 
 @torch.no_grad()
 def router_yardsticks(module: TwoStreams, batch: TrainingBatch) -> dict[str, Tally]:
     """Those of exit_yardsticks, where the accelerated states are what leaves."""
-    at_gates = router_scores(module, batch)
-    return exit_yardsticks(at_gates.scores, batch, at_gates.agrees)
+    scores, agrees = router_scores(module, batch)
+    return exit_yardsticks(scores, batch, agrees)

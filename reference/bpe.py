@@ -17,7 +17,6 @@ from transformers import PreTrainedTokenizerFast
 from benchctl.errors import UserError
 from benchctl.training.data.chats import ChatFormat, Message
 from benchctl.training.data.packing import Tokens
-from benchctl.training.models import TokenIds
 
 BOS, PAD, USER, ASSISTANT, SYSTEM, END = SPECIALS = (
     "<|bos|>",
@@ -92,9 +91,13 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer.from_file(str(path))
 
 
-def token_ids(tokenizer: Tokenizer) -> TokenIds:
-    """What a model must know of a tokenizer that `train_tokenizer` made."""
-    return TokenIds(tokenizer.get_vocab_size(), *(token_id(tokenizer, token) for token in (BOS, END, PAD)))
+def token_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """As a model's configuration has them."""
+    special = {"bos_token_id": BOS, "eos_token_id": END, "pad_token_id": PAD}
+    return {
+        "vocab_size": tokenizer.get_vocab_size(),
+        **{name: token_id(tokenizer, token) for name, token in special.items()},
+    }
 
 
 def chat_format(tokenizer: Tokenizer, chat_template: str = CHAT_TEMPLATE) -> ChatFormat:

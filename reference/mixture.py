@@ -14,7 +14,7 @@ from benchctl.decoding.modules.trainable import Tally
 from benchctl.errors import UserError
 from benchctl.options import setting
 from benchctl.training.data.packing import Batch
-from benchctl.training.models import TokenIds, common_settings
+from benchctl.training.models import common_settings
 from benchctl.training.modules.objective import HeldOut, loss_weights, text_metrics
 from benchctl.training.train_options import LAYERS_HELP, ModelShape, check_shape
 from reference.objectives import next_token_loss
@@ -46,7 +46,7 @@ SHARED = (  # what a layer of a mixture of experts has in common with a dense on
 )
 
 
-def olmoe_config(shape: MoeShape, ids: TokenIds) -> OlmoeConfig:
+def olmoe_config(shape: MoeShape, tokens: dict[str, Any]) -> OlmoeConfig:
     """As OLMoE-1B-7B (Muennighoff et al., 2024, arXiv:2409.02060) but for the sizes and the tied embeddings.
 
     `norm_topk_prob` stays False as there: the weights of the chosen experts are not rescaled to add up to 1, so the
@@ -56,7 +56,8 @@ def olmoe_config(shape: MoeShape, ids: TokenIds) -> OlmoeConfig:
         num_experts=shape.experts,
         num_experts_per_tok=shape.experts_per_token,
         norm_topk_prob=False,
-        **common_settings(shape, ids),
+        **common_settings(shape),
+        **tokens,
     )
 
 

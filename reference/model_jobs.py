@@ -13,24 +13,24 @@ from transformers import PreTrainedModel
 
 from benchctl.errors import UserError
 from benchctl.training.checkpoint import checkpoints, writing
-from benchctl.training.data.chats import ChatFormat
+from benchctl.training.data.chats import ChatFormat, Message
 from benchctl.training.data.packing import PROMPT_WEIGHT
 from benchctl.training.data.reading import Corpus
 from benchctl.training.jobs import CHECKPOINTS, JobContext, check, check_run, data_facts, train
 from benchctl.training.models import (
-    TokenIds,
     build_model,
     copy_tokenizer,
     llama_config,
     parameter_count,
     save_config,
     save_model,
+    token_settings,
 )
 from benchctl.training.modules.frozen import TargetFiles, chat_of, find_target, load_target, seen_tokens
 from benchctl.training.modules.objective import HeldOut
-from benchctl.training.optim import fitting
-from benchctl.training.record import Result, greedy_samples, model_shape, trained_before, write_result
-from benchctl.training.train_options import MODEL_LEARNING, ModelShape, TrainOptions, check_shape
+from benchctl.training.modules.own_text import Answering, answer
+from benchctl.training.record import Result, model_shape, trained_before, write_result
+from benchctl.training.train_options import Learning, ModelShape, TrainOptions, check_shape
 from benchctl.training.trainer import Data
 from reference.bpe import chat_format, read_tokenizer, save_tokenizer, token_ids
 from reference.mixture import (
@@ -44,12 +44,25 @@ from reference.mixture import (
     take_over,
 )
 from reference.objectives import ObjectiveConfig, objective_config
-from reference.recipe import STAGES, corpus_data, tokenizer_for
+from reference.recipe import STAGES, corpus_data, fitting, tokenizer_for
 
+MODEL_LEARNING = Learning("muon", 3e-3, 0.015, "cosine", 0.02, 4096)
 BALANCE = 0.01  # share of the balance loss, as OLMoE was trained (arXiv:2409.02060)
 PURPOSE = "A target to measure decoding methods with. How well it writes: see its held-out loss and its samples."
 SCRATCH = "From scratch."
 METHOD = "{began} Rows grow from 256 to 512 and 1,024 tokens, as the context allows{weighed}.{counted}"
+
+
+SAMPLE_PROMPTS = (
+    "What is the capital of France?",
+    "Write a short story about a cat.",
+    "Explain why the sky is blue.",
+    "Give me three tips for staying healthy.",
+    "What is 7 + 5?",
+    "Sort these numbers from small to large: 31, 4, 17, 9",
+    "Take on the role of a pirate. Tell me about your ship.",
+)
+SAMPLE_TOKENS = 160
 
 
 @dataclass(frozen=True)
@@ -115,7 +128,7 @@ def train_moe(
     chat = chat_of(files)
     corpus = job_context.read_corpus(options.data)
     _check_run(chat, shape.positions, corpus, options, job_context)
-    model = build_model(olmoe_config(shape, TokenIds.of_config(files.config)), options.seed)
+    model = build_model(olmoe_config(shape, token_settings(files.config)), options.seed)
     if not fits or init_from == "scratch":
         begun = _Begun(model, chat, partial(copy_tokenizer, files.folder))
         return _train_model("moe", begun, shape.positions, corpus, options, job_context)
@@ -160,11 +173,18 @@ def _train_model(
         purpose=PURPOSE,
         method=_method(begun, corpus, options) + learns.card_text,
         use="benchctl run --model {folder}" + (f" --method '{learns.method}'" if learns.method else ""),
-        held_out={**run.held_out, **experts},
-        samples=greedy_samples(model, chat, find_target(str(options.out)).tokenizer.stop_ids),
+        held_out={**run.measured, **experts},
+        samples=_greedy_samples(model, chat, find_target(str(options.out)).tokenizer.stop_ids),
     )
     write_result(options.out, result, run, corpus, "", job_context.provenance)
     return result
+
+
+def _greedy_samples(model: PreTrainedModel, chat: ChatFormat, stop_ids: frozenset[int]) -> dict[str, str]:
+    """The model's greedy answers to a few fixed prompts; it is in eval mode."""
+    heads = chat.heads([(Message("user", prompt),) for prompt in SAMPLE_PROMPTS])
+    answers = answer(model, [head.tolist() for head in heads], stop_ids, Answering(SAMPLE_TOKENS))
+    return {prompt: chat.text_of(ids) for prompt, ids in zip(SAMPLE_PROMPTS, answers, strict=True)}
 
 
 def _method(begun: _Begun, corpus: Corpus, options: TrainOptions) -> str:

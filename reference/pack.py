@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from benchctl.decoding.model.target import folder_sha256
 from benchctl.decoding.modules.trainable import FACTS, read_facts
 from benchctl.decoding.modules.trainable import WEIGHTS as MODULES
 from benchctl.errors import UserError
-from benchctl.training.checkpoint import replacing, writing
+from benchctl.training.checkpoint import writing
 from benchctl.training.jobs import RECORD
 
 INDEX = "index.json"
@@ -116,6 +117,40 @@ def add_modules_to_pack(modules: Path, pack: Path) -> PackModel:
             shutil.copyfile(modules / name, partial / name)
         save_file(halved, partial / MODULES)
     return packed
+
+
+@contextmanager
+def replacing(folder: Path, last: Callable[[], None] = lambda: None) -> Iterator[Path]:
+    """An empty folder that takes the place of `folder` when it has been filled, and goes when that fails.
+
+    `last` is done with the new one in its place: where it fails, the earlier one comes back. So it does after a kill
+    in between, when this is called again.
+    """
+    partial, earlier = (folder.with_name(f".{what}-{folder.name}") for what in ("partial", "earlier"))
+    if earlier.exists() and not folder.exists():
+        earlier.rename(folder)
+    for left_over in (partial, earlier):
+        shutil.rmtree(left_over, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        _take_place(partial, folder, earlier, last)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(earlier, ignore_errors=True)
+
+
+def _take_place(partial: Path, folder: Path, earlier: Path, last: Callable[[], None]) -> None:
+    if folder.exists():
+        folder.rename(earlier)
+    try:
+        partial.rename(folder)
+        last()
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        if earlier.exists():
+            earlier.rename(folder)
+        raise
 
 
 def _check_files(folder: Path, names: Sequence[str], what: str) -> None:

@@ -28,6 +28,18 @@ SYSTEM_PROMPT = "You are a helpful assistant."
 HELD_OUT = Stage(1.0, 512, 8)
 
 
+def fitting(stages: tuple[Stage, ...], longest: int) -> tuple[Stage, ...]:
+    """The same stages with rows of `longest` tokens at most, and so many more of them.
+
+    fitting((Stage(1.0, 1024, 2),), 256) is (Stage(1.0, 256, 8),).
+    """
+    lengths = [min(stage.row_tokens, longest) for stage in stages]
+    return tuple(
+        Stage(stage.until, length, stage.row_tokens * stage.micro_rows // length)
+        for stage, length in zip(stages, lengths, strict=True)
+    )
+
+
 class ReferenceRecipe:
     """Weights of sources.py and rule-made requests, as benchctl.training.data.reading.Recipe."""
 

@@ -1,227 +1,309 @@
-"""Conditions for programs: answers that are the target's, or as good, and speed-ups that did not fall."""
+"""Conditions for a build: claims that hold, answers that are as good, and speed that did not fall.
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from math import exp, hypot, log
+Every label passes, fails, or is inconclusive: then the data cannot show a change of the size that matters.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, log
 from typing import Final, Literal
 
 import pandas as pd
 
-from benchctl.analysis.comparison import Group, differences
+from benchctl.analysis.comparison import Group, MethodFigures, differences
+from benchctl.analysis.frame.build import broken, claims_exact
 from benchctl.analysis.judges.figures import FEWEST_PROMPTS, SCORE_DIFFERENCE
-from benchctl.analysis.metrics.speed import SPEEDUP
-from benchctl.analysis.stats.estimates import Estimate
-from benchctl.analysis.stats.intervals import Interval
-from benchctl.errors import UserError
+from benchctl.analysis.metrics.metric import Metric
+from benchctl.analysis.metrics.speed import SPEEDUP, TOKENS_PER_S
+from benchctl.analysis.stats.estimates import levels
+from benchctl.analysis.stats.intervals import Interval, Observations, change_interval
+from benchctl.errors import InvalidData
 
 Requirement = Literal["identical", "tie", "numeric", "lossless"]
 REQUIREMENTS: Final[tuple[Requirement, ...]] = ("identical", "tie", "numeric", "lossless")
+Outcome = Literal["passed", "inconclusive", "failed"]
+_OUTCOMES: Final[tuple[Outcome, ...]] = ("passed", "inconclusive", "failed")  # from the best to the worst
+_MACHINE = ("cpu", "gpu", "cores", "memory_bytes")  # facts of which absolute times depend
+# Three published runs of one program on one machine gave 101.3, 102.6 and 94.7 tokens/s (Medusa on Vicuna-7B). Their
+# spread stands for that of sessions where each run has only one.
+_SESSION_SPREAD = 0.043
 
 
 @dataclass(frozen=True)
-class Regression:
-    """A method's speed-up `now`, `then` in an earlier run, and the ratio of both: 1 where nothing changed.
+class Conditions:
+    """What is asked. `speedup` and `tokens_per_s` are the least allowed ratios to the previous run."""
 
-    `now` and `ratio` are None where the method has no speed-up now.
+    require: Requirement | None = None
+    quality: float | None = None
+    speedup: float = 0.95
+    tokens_per_s: float = 0.8
+
+
+@dataclass(frozen=True)
+class Change:
+    """A figure `now` and `then`, on `prompts` prompts; `interval` is that of now / then, which may fall to `least`.
+
+    `now` is None where the method has no such figure any more.
     """
 
-    label: str
+    figure: str
     now: float | None
     then: float
-    ratio: float | None
     interval: Interval | None
+    least: float
+    prompts: int
 
-    def slower(self, least: float) -> bool:
-        """Whether the method became significantly slower, and the ratio is below `least`.
+    @property
+    def ratio(self) -> float | None:
+        return None if self.now is None else self.now / self.then
 
-        Significantly: the interval lies below 1 (it may reach `least`). Without an interval the ratio decides.
-        """
+    @property
+    def outcome(self) -> Outcome:
+        """Failed where it is significantly lower, and below `least`; passed where the interval excludes that."""
         if self.ratio is None:
-            return True
-        return self.ratio < min(least, 1.0) and (self.interval is None or self.interval.high < 1)
+            return "failed"
+        if self.interval is None:
+            return "inconclusive"
+        if self.ratio < self.least and self.interval.high < 1:
+            return "failed"
+        return "passed" if self.interval.low >= self.least else "inconclusive"
+
+    @property
+    def prompts_needed(self) -> int | None:
+        """About how many prompts decide: half the interval must be shorter than the way to the bound it touches."""
+        if self.outcome != "inconclusive" or self.interval is None or self.ratio is None:
+            return None
+        distance = -log(self.ratio) if self.ratio < self.least else log(self.ratio / self.least)
+        half_width = log(self.interval.high / self.ratio)
+        return ceil(self.prompts * (half_width / distance) ** 2) if distance > 0 else None
+
+    def text(self) -> str:
+        """Example: `speed-up 1.29x, was 1.40x (ratio 0.921 [0.852, 0.996])`."""
+        pattern = SPEEDUP.cell if self.figure == SPEEDUP.label else TOKENS_PER_S.cell
+        if self.now is None or self.ratio is None:
+            return f"no {self.figure} now, was {pattern.format(self.then)}"
+        ends = f"[{self.interval.low:.3f}, {self.interval.high:.3f}]" if self.interval else "[n/a]"
+        return (
+            f"{self.figure} {pattern.format(self.now)}, was {pattern.format(self.then)} (ratio {self.ratio:.3f} {ends})"
+        )
 
 
 @dataclass(frozen=True)
-class Gates:
-    """The conditions of a comparison and their result.
+class Problem:
+    """Why a label does not pass, apart from speed."""
 
-    `failed` has what breaks `required`, or is worse by more than `quality` points; `inconclusive` the judges that
-    cannot show the latter. Nothing is required of `unsupported` methods. `regressions` compare speed-ups with an
-    earlier run: none may be slower, to `least` or less.
+    id: str
+    text: str
+    outcome: Outcome = "failed"
+
+
+@dataclass(frozen=True)
+class LabelResult:
+    label: str
+    changes: tuple[Change, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def outcome(self) -> Outcome:
+        changes, problems = ([part.outcome for part in parts] for parts in (self.changes, self.problems))
+        return _worst([*changes, *problems])
+
+    @property
+    def prompts_needed(self) -> int | None:
+        """Most that any of its changes needs; None where none is known."""
+        return max(filter(None, (change.prompts_needed for change in self.changes)), default=None)
+
+    def text(self) -> str:
+        """One line."""
+        parts = [problem.text for problem in self.problems] + [change.text() for change in self.changes]
+        if self.prompts_needed:
+            parts.append(f"about {self.prompts_needed} prompts would decide, {self.changes[0].prompts} were compared")
+        return f"{self.label}: {'; '.join(parts) or 'nothing to hold it to'}"
+
+
+@dataclass(frozen=True)
+class GateResult:
+    conditions: Conditions
+    labels: tuple[LabelResult, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def outcome(self) -> Outcome:
+        return _worst([label.outcome for label in self.labels])
+
+    def of(self, outcome: Outcome) -> tuple[LabelResult, ...]:
+        return tuple(label for label in self.labels if label.outcome == outcome)
+
+
+def _worst(outcomes: Sequence[Outcome]) -> Outcome:
+    return max(outcomes, key=_OUTCOMES.index, default="passed")
+
+
+def check(group: Group, conditions: Conditions, previous: Group | None = None) -> GateResult:
+    """Holds every label of `group` to the conditions; with `previous`, its speed to that run.
+
+    Raises InvalidData, naming the setting, where the two runs cannot be compared.
     """
-
-    required: Requirement | None
-    least: float | None
-    failed: tuple[str, ...] = ()
-    unsupported: tuple[str, ...] = ()
-    regressions: tuple[Regression, ...] = ()
-    quality: float | None = None
-    inconclusive: tuple[str, ...] = ()
-
-    @property
-    def slower(self) -> tuple[str, ...]:
-        """The methods that became slower."""
-        return tuple(each.label for each in self.regressions if self.least is not None and each.slower(self.least))
-
-    @property
-    def passed(self) -> bool:
-        return not (self.failed or self.slower or self.inconclusive)
-
-    def document(self) -> dict[str, object]:
-        """The result as JSON."""
-        kept = [
-            {"label": each.label, "now": each.now, "then": each.then, "value": each.ratio}
-            | {"interval": asdict(each.interval) if each.interval else None, "slower": each.label in self.slower}
-            for each in self.regressions
-        ]
-        return {
-            "passed": self.passed,
-            "require": self.required,
-            "require_quality": self.quality,
-            "unmet": list(self.failed),
-            "inconclusive": list(self.inconclusive),
-            "unsupported": list(self.unsupported),
-            "fail_below": self.least,
-            "kept": kept,
-        }
-
-
-def check_gates(
-    group: Group, required: Requirement | None, earlier: Group | None, least: float | None, quality: float | None = None
-) -> Gates:
-    """The result of all conditions; see `unmet`, `worse` and `regressions`, and what they raise."""
-    failed = (*(unmet(group, required) if required else ()), *(() if quality is None else worse(group, quality)))
+    problems = defaultdict[str, list[Problem]](list)
+    for label, problem in _all_problems(group, conditions, previous is not None):
+        if problem not in problems[label]:
+            problems[label].append(problem)
+    changes, notes = _changes(group, previous, conditions) if previous else ({}, ())
     unsupported = tuple(
         f"{method.label} was not measured ({method.unsupported}): nothing is required of it."
         for method in group.methods
-        if method.unsupported and (required or quality is not None)
+        if method.unsupported
     )
-    kept = regressions(group, earlier) if earlier else ()
-    blind = group.judging.blind if group.judging and quality is not None else ()
-    inconclusive = tuple(
-        f"{judge.name} prefers no answer to a different one, or none in both orders: it has not shown that it can tell "
-        "answers apart. Judge with another model."
-        for judge in blind
-    )
-    return Gates(required, least, tuple(dict.fromkeys(failed)), unsupported, kept, quality, inconclusive)
+    measured = [method.label for method in group.methods if not method.unsupported]
+    labels = dict.fromkeys((*measured, *changes, *problems))
+    results = (LabelResult(label, changes.get(label, ()), tuple(problems[label])) for label in labels)
+    asked = conditions.require or conditions.quality is not None
+    baseline = group.run.baseline
+    kept = [result for result in results if result.changes or result.problems or (asked and result.label != baseline)]
+    return GateResult(conditions, tuple(kept), (*unsupported, *notes))
 
 
-def unmet(group: Group, required: Requirement) -> Iterator[str]:
-    """What breaks the requirement, in sentences.
-
-    `identical`, `tie` and `numeric` allow this verdict and stricter ones. `lossless` also requires that the method
-    claims to be, and that the dtype can explain numeric differences (see fidelity.is_lossless). Answers that failed,
-    were sampled, or whose control failed, break it, as do answers that are missing from the run. Methods that could not
-    run here are no part of it.
-    """
-    yield from _unmeasured(group, required)
+def _all_problems(group: Group, conditions: Conditions, has_previous: bool) -> Iterator[tuple[str, Problem]]:
     for method in group.pooled.methods:
-        counts = asdict(method.fidelity)
-        del counts["median_first_divergence"]
+        answers = broken(method.fidelity, group.run.dtype)
+        if answers and claims_exact(method.exactness, group.run.temperature):
+            text = f"{answers} answers differ from the baseline's, against its claim"
+            yield method.label, Problem("claim_broken", text)
+        if method.label in group.remembering:
+            text = "it gave the same answer again in other steps, so it remembers answers"
+            yield method.label, Problem("remembers", text)
+    if conditions.require or conditions.quality is not None or has_previous:
+        yield from _unmeasured(group)
+    if conditions.require:
+        yield from _unmet(group, conditions.require)
+    if conditions.quality is not None:
+        yield from _worse(group, conditions.quality)
+
+
+def _unmet(group: Group, required: Requirement) -> Iterator[tuple[str, Problem]]:
+    """`identical`, `tie` and `numeric` allow this verdict and stricter ones of all methods.
+
+    `lossless` holds those to their claim that claim the target's own answers; the others pass. Answers that failed,
+    were sampled, or whose control failed, break a requirement.
+    """
+    for method in group.pooled.methods:
+        claims = claims_exact(method.exactness, group.run.temperature)
+        if method.is_baseline or (required == "lossless" and not claims):
+            continue
+        counts = {verdict: getattr(method.fidelity, verdict) for verdict in _COUNTED}
         good = sum(counts[verdict] for verdict in REQUIREMENTS[: REQUIREMENTS.index(required) + 1] if verdict in counts)
         meets = method.lossless if required == "lossless" else good > 0 and good == sum(counts.values())
-        if not (meets or method.is_baseline):
+        if not meets:
             counted = ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "none has a verdict"
-            claim = f" and claims to be {method.exactness.replace('_', ' ')}" if required == "lossless" else ""
-            yield f"{method.label} is not {required}: of its answers {counted}{claim}."
+            yield method.label, Problem("requirement_unmet", f"not {required}: of its answers {counted}")
 
 
-def worse(group: Group, margin: float) -> Iterator[str]:
-    """The methods that a judge does not show to be worse by at most `margin` points, in sentences.
+_COUNTED = ("identical", "tie", "numeric", "lossy", "sampled", "failed", "unjudged")
+
+
+def _worse(group: Group, margin: float) -> Iterator[tuple[str, Problem]]:
+    """The methods that a judge does not show to be worse by at most `margin` points.
 
     Every judge that gives points must show it: the interval of the mean difference lies above -margin, on at least
     FEWEST_PROMPTS prompts, with all turns judged, and pairs in both orders.
     """
-    yield from _unmeasured(group, "as good")
     for method in group.pooled.methods:
         if method.is_baseline:
             continue
         judged = [figures for figures in method.judged if figures.judge.in_points]
         if not judged:
-            yield f"{method.label} has no points of a judge: run `benchctl judge` with gpt or local."
+            yield method.label, Problem("not_judged", "no points of a judge: run `benchctl judge` with gpt or local")
         for figures in judged:
             name, count, turns = figures.judge.name, figures.prompts, _answered_turns(group, method.label)
             estimate = figures.estimate(SCORE_DIFFERENCE)
             interval = estimate.interval
             if figures.turns < turns:
-                yield (
-                    f"{name} judged {method.label} on {figures.turns} of {turns} turns of prompts: judge the rest, "
-                    "with more --tries where replies could not be read."
-                )
+                text = f"{name} judged {figures.turns} of {turns} turns of prompts: judge the rest, with more --tries"
+                yield method.label, Problem("turns_not_judged", text)
             elif group.judging and figures.judge in group.judging.one_order:
-                yield (
-                    f"{name} saw the answers of {method.label} in one order, so its position bias is in the "
-                    "difference: judge again with `benchctl judge`."
-                )
+                text = f"{name} saw its answers in one order, so position bias is in the difference: judge again"
+                yield method.label, Problem("judged_in_one_order", text)
+            elif group.judging and figures.judge in group.judging.blind:
+                text = f"{name} prefers no answer to a different one, or none in both orders: judge with another model"
+                yield method.label, Problem("judge_blind", text, "inconclusive")
             elif count < FEWEST_PROMPTS:
-                yield f"{name} judged {method.label} on {count} prompts: at least {FEWEST_PROMPTS} are needed."
+                text = f"{name} judged {count} prompts: at least {FEWEST_PROMPTS} are needed"
+                yield method.label, Problem("few_prompts_judged", text)
             elif interval is None or interval.low < -margin:
                 ends = f"{interval.low:+.2f}, {interval.high:+.2f}" if interval else "n/a"
                 yield (
-                    f"{method.label} is not shown to be as good as {group.run.baseline} up to {margin:g} points: the "
-                    f"mean difference by {name} is {estimate.value or 0:+.2f} [{ends}] on {count} prompts."
+                    method.label,
+                    Problem(
+                        "quality_not_shown",
+                        f"not shown to be as good as {group.run.baseline} up to {margin:g} points: the mean difference "
+                        f"by {name} is {estimate.value or 0:+.2f} [{ends}] on {count} prompts",
+                    ),
                 )
 
 
-def regressions(group: Group, earlier: Group) -> tuple[Regression, ...]:
-    """The speed-ups of `group` relative to those of `earlier`, for every method that was measured then.
-
-    Each speed-up is over the baseline of its own run, so a machine that became slower does not count. The interval
-    combines those of both speed-ups on the logarithms (Zou, Donner: Construction of confidence limits about effect
-    measures, 2008, Statistics in Medicine 27), as if the prompts were different ones: so it is rather too wide.
-    Raises UserError, naming the setting, where the runs may not be compared, or the earlier run has no speed-up.
-    """
-    if differing := differences(earlier.run, group.run):
+def _changes(
+    group: Group, previous: Group, conditions: Conditions
+) -> tuple[Mapping[str, tuple[Change, ...]], tuple[str, ...]]:
+    """For every label that was measured then: its speed-up, and on the same machine its tokens/s."""
+    differing = [each for each in differences(previous.run, group.run) if each.field not in _MACHINE]
+    if differing:
         settings = "; ".join(f"{each.field} is {each.second}, there {each.first}" for each in differing)
-        raise UserError("runs_differ", f"not comparable with {earlier.files[0].path}: {settings}.")
-    now = {method.label: method.estimate(SPEEDUP) for method in group.pooled.methods}
-    measured = []
-    for method in earlier.pooled.methods:
-        if not method.is_baseline and (then := method.estimate(SPEEDUP)).value:
-            new = now.get(method.label, Estimate(SPEEDUP, None, None))
-            ratio = None if new.value is None else new.value / then.value
-            measured.append(Regression(method.label, new.value, then.value, ratio, quotient(new, then)))
-    if not measured:
-        raise UserError("no_speedup", f"{earlier.files[0].path}: measured no speed-up to compare with.")
-    return tuple(measured)
+        raise InvalidData("runs_differ", f"not comparable with {previous.files[0].path}: {settings}.")
+    moved = [fact for fact in _MACHINE if group.run.machine.get(fact) != previous.run.machine.get(fact)]
+    notes = []
+    if moved:
+        notes.append(f"The machines differ in {', '.join(moved)}, so tokens/s are not compared, only speed-ups.")
+    if group.sessions == previous.sessions == 1:
+        notes.append(
+            "Each run has one session: a change of speed-up may be a difference between sessions, and for tokens/s a "
+            f"spread of {_SESSION_SPREAD:.1%} is assumed. Measure both with --sessions 3."
+        )
+    now = {method.label: method for method in group.pooled.methods}
+    changes: dict[str, tuple[Change, ...]] = {}
+    for method in previous.pooled.methods:
+        label, least = method.label, {SPEEDUP: conditions.speedup, TOKENS_PER_S: conditions.tokens_per_s}
+        metrics = ([] if method.is_baseline else [SPEEDUP]) + ([] if moved else [TOKENS_PER_S])
+        found = (_change(metric, group, previous, now.get(label), method, least[metric]) for metric in metrics)
+        changes[label] = tuple(change for change in found if change)
+    if not any(changes.values()):
+        raise InvalidData("no_speedup", f"{previous.files[0].path}: has no speed that can be compared with.")
+    return changes, tuple(notes)
 
 
-def quotient(now: Estimate, then: Estimate) -> Interval | None:
-    """The interval of `now / then`, for independent estimates with intervals about symmetric on a log scale."""
-    if now.interval is None or then.interval is None or now.value is None or then.value is None:
+def _change(
+    metric: Metric, group: Group, previous: Group, now: MethodFigures | None, then: MethodFigures, least: float
+) -> Change | None:
+    before = then.estimate(metric).value
+    if not before:
         return None
-    if min(now.interval.low, then.interval.low) <= 0:
-        return None
-    value = now.value / then.value
-    down = hypot(log(now.value / now.interval.low), log(then.interval.high / then.value))
-    up = hypot(log(now.interval.high / now.value), log(then.value / then.interval.low))
-    return Interval(value * exp(-down), value * exp(up))
+    value = None if now is None else now.estimate(metric).value
+    prompts, interval = 0, None
+    if value is not None:
+        ours, theirs = (_observations(each, then.label, metric) for each in (group, previous))
+        prompts = len(set(ours.prompts) & set(theirs.prompts))
+        interval = change_interval(ours, theirs, _SESSION_SPREAD if metric is TOKENS_PER_S else 0.0)
+    return Change(metric.label, value, before, interval, least, prompts)
 
 
-def regression_lines(measured: Sequence[Regression], least: float) -> Iterator[str]:
-    """Each regression in a line."""
-    for each in measured:
-        if each.ratio is None or each.now is None:
-            yield f"{each.label}: no speed-up now, {each.then:.2f}x before: FAIL"
-            continue
-        spread = f" [{each.interval.low:.3f}, {each.interval.high:.3f}]" if each.interval else " [n/a]"
-        result = f"FAIL, significantly slower, and below {least:g}" if each.slower(least) else "ok"
-        if result == "ok" and each.ratio < least:
-            result = f"below {least:g}, but not significantly slower: measure more prompts or sessions"
-        yield f"{each.label}: {each.now:.2f}x now, {each.then:.2f}x before, ratio {each.ratio:.3f}{spread}: {result}"
+def _observations(group: Group, label: str, metric: Metric) -> Observations:
+    pairs = group.pairs(label)
+    tops, bottoms = (column(pairs).to_numpy(dtype=float) for column in (metric.top, metric.bottom))
+    return Observations(tops, bottoms, levels(pairs).session, list(zip(pairs["suite"], pairs["batch"], strict=True)))
 
 
-def _unmeasured(group: Group, what: str) -> Iterator[str]:
+def _unmeasured(group: Group) -> Iterator[tuple[str, Problem]]:
     """The methods that lack answers, as after a run that was killed. Turns are known from the answers there are."""
     if all(method.is_baseline for method in group.pooled.methods):
-        yield f"only {group.run.baseline} was measured, so no method is {what}."
+        yield group.run.baseline, Problem("only_baseline", "nothing else was measured")
     asked = sum(suite.prompts for suite in group.run.suites)
     turns = _turns(group.frame)
     for method in group.methods:
         answered = _turns(group.frame[group.frame["label"] == method.label])
         whole = int((answered == turns.reindex(answered.index)).sum())
         if whole < asked and not method.unsupported:
-            yield f"{method.label} was measured on {whole} of {asked} prompts: continue its run with --resume."
+            text = f"measured on {whole} of {asked} prompts: continue its run with --resume"
+            yield method.label, Problem("not_all_measured", text)
 
 
 def _turns(frame: pd.DataFrame) -> pd.Series:

@@ -152,6 +152,10 @@ _TEMPLATES = {  # the gravest first
         "{suites}: the prompts are embedded samples in the style of the published ones. Do not quote the figures as "
         "theirs; use --source published for that."
     ),
+    "counts_reported": (
+        "{files}: an earlier version wrote this, so tokens per step, acceptance and depth are what the methods "
+        "reported. To have them counted, measure again."
+    ),
     "machine_busy": (
         "{file}: the machine was busy at the start (load {load:.1f} on {cores} cores, {threads} needed), so times "
         "include waiting. Stop other work and measure again."

@@ -15,6 +15,7 @@ VERBS = {
     "run": "Measure methods against the baseline",
     "judge": "Let a judge score the answers in results files",
     "compare": "Compare the methods in results files",
+    "gate": "Hold results to conditions",
     "plot": "Draw one picture of results files",
     "report": "Write one HTML page about results files",
     "predict": "Predict each method's speed-up from its acceptance and its costs",
@@ -76,6 +77,7 @@ Exit codes:
        check failed, or --max-usd ended the judging
   2    wrong usage, or another error that you can fix: the message says how
   3    invalid data file
+  4    `gate`: the data cannot decide
   130  interrupted; everything written is kept
 
 \b

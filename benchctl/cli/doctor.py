@@ -164,7 +164,7 @@ def _measure_baseline(options: _Options) -> Path:
 
 def _compare_with_itself(files: Sequence[Path], as_json: bool) -> None:
     from benchctl.analysis.stats import aa
-    from benchctl.cli.inputs import read_files
+    from benchctl.cli.options import read_files
 
     comparison = aa.compare_with_itself(read_files(list(map(str, files))))
     if as_json:

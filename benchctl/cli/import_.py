@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from benchctl.cli import completion as completing
-from benchctl.importing.published_answers import FORMATS
+from benchctl.importing import FORMATS
 
 if TYPE_CHECKING:
-    from benchctl.importing.published_answers import Format
+    from benchctl.importing import Format
 
 
 @click.command("import")

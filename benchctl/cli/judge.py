@@ -118,7 +118,7 @@ def judge(context: click.Context, options: JudgeOptions, files: tuple[str, ...])
       benchctl judge results/first.jsonl --judge gpt --model my-model --base-url http://localhost:8000/v1
       benchctl judge results/first.jsonl --judge 'local[model=my_models/judge]'
     """
-    from benchctl.cli.inputs import read_files
+    from benchctl.cli.options import read_files
 
     results = [file for file in read_files(files) if file.rows]
     if not results:

@@ -108,7 +108,7 @@ def plot(context: click.Context, output: _Output, options: _Options, files: tupl
     from benchctl.analysis.plots import catalogue
     from benchctl.analysis.plots.axes import check_image, save
     from benchctl.analysis.plots.style import style_of
-    from benchctl.cli.inputs import print_warnings, read_files
+    from benchctl.cli.options import print_warnings, read_files
 
     (name,) = asked
     picture = catalogue.plot(name)

@@ -40,7 +40,7 @@ def predict(files: tuple[str, ...], as_json: bool) -> None:
       benchctl predict results/profiled.jsonl --json
     """
     from benchctl.analysis.predict.speedup import predict as predict_files
-    from benchctl.cli.inputs import read_files
+    from benchctl.cli.options import read_files
 
     runs = [file for file in read_files(files) if file.rows]
     accounts = predict_files(runs)

@@ -46,7 +46,7 @@ def report(files: tuple[str, ...], out: Path, scores: tuple[str, ...]) -> None:
     """
     from benchctl.analysis.comparison import compare
     from benchctl.analysis.html.report import report as page_of
-    from benchctl.cli.inputs import decoder, read_files, read_scores
+    from benchctl.cli.options import decoder, read_files, read_scores
     from benchctl.measuring.clock import utc_now
     from benchctl.records.writer import check_writable
 

@@ -106,7 +106,7 @@ def measure(settings: RunSettings) -> tuple[CheckedRun, RunSummary]:
 def _show(paths: Sequence[Path], judging: JudgeOptions | None, as_json: bool) -> int:
     """Judge the answers if asked to, and print the table even if judging fails; how many judgements are left."""
     from benchctl.analysis.tables.text import summary
-    from benchctl.cli.inputs import read_files
+    from benchctl.cli.options import read_files
 
     try:
         return judge_files(read_files(list(map(str, paths))), judging).unfinished if judging else 0

@@ -15,7 +15,6 @@ import click
 
 from benchctl.cli import completion
 from benchctl.cli.options import Command, given, options_from, typed
-from benchctl.errors import UserError
 from benchctl.registry import builtin_file, builtin_names, parse_label
 from benchctl.training.train_options import DraftOptions, DraftStart, TeacherOptions
 
@@ -203,17 +202,11 @@ def _calibrate(options: TeacherOptions, label: str, promised: str, prompts: int)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--calibrate") from error
     with open_job(options) as job_context:
-        result = calibrate(options, label, risk, prompts, job_context)
-    click.echo(f"Wrote {options.out}/calibration.json.")
-    if result.label is None:
-        raise UserError(
-            "no_safe_threshold",
-            f"over {result.prompts} prompts not even threshold {result.calibration.tested[0].threshold:g} was shown to "
-            f"keep the risk below {risk.delta:g}; train the exits, give more prompts, or allow a larger delta",
-        )
+        calibrated = calibrate(options, label, risk, prompts, job_context)
     click.echo(
+        f"Wrote {options.out}/calibration.json.\n"
         f"With probability {1 - risk.epsilon:g}, answers lose at most a share {risk.delta:g} of the target's own.\n"
-        f"Use it with:\n  benchctl run --model {options.model} --method '{result.label}' "
+        f"Use it with:\n  benchctl run --model {options.model} --method '{calibrated}' "
         f"--max-new-tokens {options.answer_tokens}"
     )
 
@@ -235,6 +228,7 @@ def _is_trainable(file: Path) -> bool:
 
 
 REFERENCE = "python -m reference"
+READ_CORPUS = "benchctl.read_corpus"
 
 
 def run_job(job: Callable[[JobContext], Result | None], options: TrainOptions, model: str = "") -> None:
@@ -254,7 +248,7 @@ def run_job(job: Callable[[JobContext], Result | None], options: TrainOptions, m
 def open_job(options: TrainOptions) -> Iterator[JobContext]:
     """What a job needs in addition to its options. Its progress is shown while this is open.
 
-    An `obj` of the click context is what reads the data in place of `read_corpus`: reference/ sets one.
+    What the click context's `meta` holds as READ_CORPUS reads the data in place of `read_corpus`: reference/ sets it.
     """
     # A thread that waits for its sibling must leave the core to others; read by OpenMP when torch is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -276,7 +270,7 @@ def open_job(options: TrainOptions) -> Iterator[JobContext]:
         ExitStack() as held,
     ):
         job_context = JobContext(clock, provenance, shown.progress, shown.answered, shown.notice, world, held)
-        yield replace(job_context, read_corpus=context.obj) if context.obj else job_context
+        yield replace(job_context, read_corpus=context.meta.get(READ_CORPUS, job_context.read_corpus))
 
 
 def command_line(context: click.Context) -> str:

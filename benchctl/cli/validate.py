@@ -38,7 +38,7 @@ def validate(context: click.Context, files: tuple[str, ...], schema: str | None)
       benchctl validate --schema scores > scores.schema.json
     """
     from benchctl.cli import INVALID_DATA, WRONG_USAGE
-    from benchctl.cli.inputs import paths_of
+    from benchctl.cli.options import paths_of
 
     if schema:
         from benchctl.records.schema import Row, Run, json_schema

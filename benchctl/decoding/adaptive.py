@@ -11,11 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchctl.decoding.draft import Draft
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Chain, Context, Method
+from benchctl.decoding.method import Context, Method
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.phases import timed
 
 Measure = Literal["softmax_gap", "softmax_max", "state_cosine"]
 
@@ -80,12 +78,9 @@ class AdaptiveDepth(Method):
             view = self.reach(stream, layer)
             if self.decide(context, view):
                 return view
-        return self._run_to_end(context)
-
-    @timed("verify")  # also while drafting: this is the target's own pass
-    def _run_to_end(self, context: Context) -> View:
-        context.stream.advance()
-        return View(context.target.layers, context.stream.states[-1:], None, context.target.head)
+        context.enter("verify")  # also while drafting: this is the target's own pass
+        stream.advance()
+        return View(target.layers, stream.states[-1:], None, target.head)
 
     def reach(self, stream: Stream, layer: int) -> View:
         """Run the open rows up to an exit; what is to be seen of the last one there."""
@@ -98,31 +93,15 @@ class AdaptiveDepth(Method):
 
     def exit_step(self, context: Context, fill: KvFill) -> tuple[int]:
         """One token, from wherever its row leaves."""
-        view, token = self._choose_exit(context)
-        self._keep_exit(context, view, fill)
-        return (token,)
-
-    @timed("verify")
-    def _choose_exit(self, context: Context) -> tuple[View, int]:
+        context.enter("verify")
         context.stream.push(context.tokens[-1:])
         view = self.climb(context)
-        return view, context.pick(view.logits)
-
-    @timed("commit")
-    def _keep_exit(self, context: Context, view: View, fill: KvFill) -> None:
+        token = context.pick(view.logits)
+        context.enter("commit")
         if view.layer < context.target.layers:
             fill(context.stream, view)
         context.stream.keep(range(context.stream.rows))
-
-    def draft_by_exits(self, context: Context, budget: int) -> Draft:
-        """A chain proposed by the exits; its rows stay at the layer where they left until verification takes over."""
-        chain = Chain(context)
-        for _ in range(budget):
-            view = self.climb(context)
-            if view.layer == context.target.layers:
-                break  # every row has run all layers now: this token is the target's own, the bonus of this step
-            context.stream.push((chain.add(view.logits),))
-        return chain.draft()
+        return (token,)
 
 
 def copy_h(stream: Stream, view: View) -> None:

@@ -42,9 +42,7 @@ class Batched(ABC):
         """Indices, ascending from 0, of the target's layers that the row of the last of ``new_tokens`` tokens runs.
 
         ``new_tokens`` counts the answer so far, the token of the prefill included: 1 at the first step. It is the same
-        for all sequences, and nothing else may matter, such as a prompt's length or a limit. SkipDecode (arXiv
-        2307.02628) counts sequence positions; counting from the end of each prompt, where prompts differ in length, is
-        ours.
+        for all sequences, and nothing else may matter, such as a prompt's length or a limit.
 
         A layer may be named only if it has run every earlier row of the sequence, those of the prompt included.
         """

@@ -1,8 +1,4 @@
-"""What a step did, counted by the harness: a method returns tokens, and no figure about itself.
-
-Passes, rows and layers come from the runs that the stream made, drafted and accepted tokens from the draft that was
-verified. What cannot be, such as more tokens than passes and accepted drafts can give, is refused with an error.
-"""
+"""What a step did, counted by the harness: a method returns tokens, and no figure about itself."""
 
 from __future__ import annotations
 
@@ -37,10 +33,7 @@ class Step:
 
 
 def count_step(context: Context, tokens: Sequence[int], runs: Sequence[LayerRun]) -> Step:
-    """The step that committed ``tokens`` by these runs. Raises UserError for tokens that they cannot have given.
-
-    Example: four runs of one row through all layers give four tokens in four passes, in however many steps.
-    """
+    """The step that committed ``tokens`` by these runs. Raises UserError for tokens that they cannot have given."""
     layers = context.target.layers
     outcomes, context.verified[:] = list(context.verified), []
     rows = sum(run.rows for run in runs if run.last == layers)

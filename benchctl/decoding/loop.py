@@ -128,10 +128,7 @@ def commit(context: Context, tokens: Sequence[int]) -> None:
 def generation_of(
     context: Context, reason: StopReason | None, marks: Marks, steps: Sequence[Step], layers: int
 ) -> Generation:
-    """The answer that a context has come to, with the clock's marks before prefill, after it and after each step.
-
-    ``layers`` are those that prefill ran for the first token.
-    """
+    """The answer that a context has come to; ``layers`` are those that prefill ran for the first token."""
     assert reason is not None, "the answer has not ended"
     ttft_s, *step_s = marks.seconds(len(steps))
     return Generation(

@@ -15,7 +15,7 @@ from benchctl.decoding.draft import Draft
 from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.phases import Phase, ignore_phase, timed
+from benchctl.decoding.phases import Phase, ignore_phase
 from benchctl.decoding.sampling import Sampling, draw
 from benchctl.decoding.verify import ForcedText, Verdict, verify_greedy, verify_rejection
 
@@ -29,7 +29,7 @@ class Context:
     """One generation as a method sees it: the stream of the target, the text so far, how tokens are drawn.
 
     forced    in replay mode the text that is committed whatever the method chooses
-    enter     starts a phase of a profiled step; called by functions that are `timed`
+    enter     starts a phase of a profiled step, which lasts until another begins or the step ends
     verified  outcomes of the verifications of this step, which the loop counts drafted and accepted tokens from
     """
 
@@ -59,10 +59,6 @@ class Context:
         token = self.sampling.draw(logits, self.generator)
         return token if self.forced is None else self.forced.choose(self.new_tokens, token)
 
-    def rule(self, draft: Draft, verdict: Verdict) -> Verdict:
-        """The verdict that counts: the method's own, or in replay mode the one that says the forced text."""
-        return verdict if self.forced is None else self.forced.impose(self.new_tokens, draft, verdict)
-
 
 class Chain:
     """A chain being drafted: tokens chosen as the run chooses them, and the distributions they were drawn from."""
@@ -87,25 +83,14 @@ class Chain:
 
 
 def one_token(context: Context, run: Callable[[Stream], None] = Stream.advance) -> tuple[int]:
-    """A step that commits one token: plain decoding, or with layers of the method's own choice.
-
-    ``run`` takes the open row through these layers.
-    """
-    token = _choose_token(context, run)
-    _keep_row(context)
-    return (token,)
-
-
-@timed("verify")
-def _choose_token(context: Context, run: Callable[[Stream], None]) -> int:
+    """A step that commits one token: plain decoding, or with ``run``, which takes the open row through its layers."""
+    context.enter("verify")
     context.stream.push(context.tokens[-1:])
     run(context.stream)
-    return context.pick(context.stream.logits())
-
-
-@timed("commit")
-def _keep_row(context: Context) -> None:
+    token = context.pick(context.stream.logits())
+    context.enter("commit")
     context.stream.keep(range(1))
+    return (token,)
 
 
 class Method(ABC):
@@ -146,11 +131,11 @@ class Method(ABC):
         """Prefill and the first token. State of earlier prompts must not survive this."""
         return context.pick(context.target.head(self.prefill(context)))
 
-    def prefill(self, context: Context) -> Tensor:
-        """Run the prompt through all layers and commit it; the residual [1, width] of its last token."""
+    def prefill(self, context: Context, run: Callable[[Stream], None] = Stream.advance) -> Tensor:
+        """Run the prompt through all layers, or by ``run``, and commit it: its last token's residual [1, width]."""
         stream = context.stream
         stream.push(context.tokens)
-        stream.advance()
+        run(stream)
         last = stream.states[-1:]
         stream.keep(range(stream.rows))
         return last
@@ -211,12 +196,9 @@ def why_unsupported(method: Method, target: TargetInfo) -> str | None:
 
 
 class Speculative(Method):
-    """Draft, verify, keep, observe. A drafter may push and part-run rows itself; verification runs what they lack.
+    """Draft, verify, keep, observe. A drafter may push and part-run rows itself; verification runs what they lack."""
 
-    drafts_from_text  whether a draft follows from the text alone; not where the drafter remembers more of its steps
-    """
-
-    drafts_from_text: ClassVar[bool] = True
+    drafts_from_text: ClassVar[bool] = True  # not where the drafter remembers more of its steps
     no_batch_reason = "each sequence of a batch would accept a number of tokens of its own"
 
     @abstractmethod
@@ -241,19 +223,17 @@ class Speculative(Method):
         return verify_rejection(draft, context.sampling.rows(target_logits), context.generator)
 
     def step(self, context: Context) -> Sequence[int]:
-        draft = self.make_draft(context)
+        context.enter("draft")
+        context.stream.push(context.tokens[-1:])
+        draft = self.draft(context, context.remaining_tokens - 1)  # the bonus token takes one of them
+        context.enter("verify")
         outcome = self.verify_draft(context, draft)
-        self.keep(context, outcome)
+        context.enter("commit")
+        context.stream.keep(outcome.kept_rows)
+        context.enter("draft")  # observing is the drafter's
         self.observe(context, outcome)
         return outcome.tokens
 
-    @timed("draft")
-    def make_draft(self, context: Context) -> Draft:
-        """Push the root, then draft behind it. The bonus token takes one of the remaining tokens."""
-        context.stream.push(context.tokens[-1:])
-        return self.draft(context, context.remaining_tokens - 1)
-
-    @timed("verify")
     def verify_draft(self, context: Context, draft: Draft) -> Outcome:
         """Run all rows of the draft through all layers that they lack, in one pass, and apply the verification rule.
 
@@ -266,13 +246,10 @@ class Speculative(Method):
         stream.push(draft.tokens[pushed:], [root + 1 + parent for parent in draft.parents[pushed:]])
         stream.advance()
         target_logits = stream.logits(root)
-        verdict = context.rule(draft, self.verify(context, draft, target_logits))
+        verdict = self.verify(context, draft, target_logits)
+        if context.forced is not None:
+            verdict = context.forced.impose(context.new_tokens, draft, verdict)
         kept_rows = [*range(root + 1), *(root + 1 + row for row in verdict.path)]
         outcome = Outcome(draft, verdict, target_logits, stream.states[root:], kept_rows)
         context.verified.append(outcome)
         return outcome
-
-    @timed("commit", then="draft")  # observing is the drafter's
-    def keep(self, context: Context, outcome: Outcome) -> None:
-        """Commit the accepted rows, drop the others from the stream and the cache."""
-        context.stream.keep(outcome.kept_rows)

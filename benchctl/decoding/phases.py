@@ -5,48 +5,20 @@ Clock readings between phases wait for the device and slow a step, so no speed-u
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, Literal, ParamSpec, TypeVar
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from typing import Literal
 
 Phase = Literal["draft", "verify", "commit", "host"]
 """draft: proposing tokens, with what the drafter takes from the verification; verify: the target's pass and the choice
 of tokens, of plain steps too; commit: keeping and dropping rows in the cache; host: what is left, the loop included."""
 
 PHASES: tuple[Phase, ...] = ("draft", "verify", "commit", "host")
-UNSPLIT = "unsplit"  # the whole of a step without a timed function, as of a method with its own `step`
+UNSPLIT = "unsplit"  # the whole of a step that enters no phase, as of a method with its own `step`
 
 
 def ignore_phase(phase: Phase) -> None:
     """`Marks.enter` of a generation without a profile."""
-
-
-def timed(phase: Phase, then: Phase | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorator of a function with a parameter ``context``: its time counts as ``phase``, what follows as ``then``.
-
-    Without ``then``, the phase lasts until another begins or the step ends. Without a profile it costs a call.
-    """
-
-    def wrap(run: Callable[P, R]) -> Callable[P, R]:
-        at = list(inspect.signature(run).parameters).index("context")
-
-        @functools.wraps(run)
-        def timed_run(*arguments: P.args, **options: P.kwargs) -> R:
-            context: Any = options["context"] if "context" in options else arguments[at]
-            context.enter(phase)
-            result = run(*arguments, **options)
-            if then is not None:
-                context.enter(then)
-            return result
-
-        return timed_run
-
-    return wrap
 
 
 class Marks:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -86,10 +86,7 @@ def _proposal(draft: Draft, row: int, used: Sequence[int]) -> Tensor | None:
 
 
 def _residual(target: Tensor, proposal: Tensor | None, token: int) -> Tensor:
-    """The distribution after a rejection: max(0, p - q) / sum(max(0, p - q)); for a point mass, p without its token.
-
-    Example: p = (0.5, 0.3, 0.2) and q = (0.8, 0.1, 0.1) leave (0, 0.2, 0.1) / 0.3.
-    """
+    """The distribution after a rejection: max(0, p - q) / sum(max(0, p - q)); for a point mass, p without its token."""
     if proposal is None:
         excess = target.clone()
         excess[token] = 0.0
@@ -172,14 +169,10 @@ class ForcedText:
         self.judged += min(same + 1, compared)
         if same == compared:
             return own
-        path, node = list[int](), ROOT
-        for token in wanted:
-            said_by = next((row for row in draft.children(node) if draft.tokens[row] == token), None)
-            if said_by is None:
-                return Verdict(tuple(path), token)
-            path.append(said_by)
-            node = said_by
-        return Verdict(tuple(path), own.next_token)  # the draft says all of the text
+        by_depth = dict(enumerate(wanted))
+        verdict = verify_greedy(draft, [by_depth.get(depth, -1) for depth in (0, *draft.depths)])
+        # A draft may say all of the text: what follows is the method's own.
+        return verdict if verdict.next_token >= 0 else replace(verdict, next_token=own.next_token)
 
     def check_ends(self, limit_tokens: int, stop_ids: frozenset[int]) -> None:
         """Raises ValueError unless the text ends where an answer of so many tokens at most does, and not before."""

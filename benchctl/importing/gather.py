@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchctl.errors import InvalidData, UserError
-from benchctl.importing.published_answers import FAILED, Answer, Format, answers_of, format_of
+from benchctl.importing import Format
+from benchctl.importing.published_answers import FAILED, Answer, answers_of, format_of
 from benchctl.importing.published_judgements import Reply, replies_of, scores_of
 from benchctl.importing.published_lines import AnswerLine, Line, read_lines
 from benchctl.records.schema import UNKNOWN_TARGET, MethodInfo, ModelInfo, Row, Run, SuiteInfo, Totals

@@ -14,12 +14,10 @@ sides' own counts are used.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
+from benchctl.importing import Format
 from benchctl.importing.published_lines import AnswerLine, Choice, Counts, Line
-
-Format = Literal["spec-bench", "eagle", "medusa", "rest", "fastchat"]
-FORMATS: Final[tuple[Format, ...]] = ("spec-bench", "eagle", "medusa", "rest", "fastchat")
 
 FAILED: Final = "ERROR"  # what all of them write for a turn that raised an error, beside the turn's numbers before it
 

@@ -60,10 +60,9 @@ class ModelInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteInfo:
-    """A suite as it was used: where it came from, the hash of its prompts and how many there were.
+    """A suite as it was used. `own` marks one of benchctl itself, which is embedded whole.
 
-    `own` marks a suite of benchctl itself, which is embedded whole. `exact_answers` holds, by prompt id, how a right
-    answer to each turn ends ("" where that cannot be said): facts of the prompts, so written once and not in each row.
+    `exact_answers` holds, by prompt id, how a right answer to each turn ends, "" where that cannot be said.
     """
 
     name: str
@@ -101,13 +100,9 @@ class MethodInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Everything that was fixed before the first generation of a run.
+    """Everything that was fixed before the first generation of a run; docs/file-format.md explains each field.
 
-    `batch_size` is the most prompts that are decoded together; where it is 1 there are no batches. `modes` are those
-    of its rows. `context_fill` is the number of tokens put before each prompt. A step of the baseline reads
-    `step_bytes` of weights, and `cache_token_bytes` of keys and values for every token of the text so far; 0 where that
-    is not known. `prepare_s` has the seconds that a method's preparation took, by label. `imported` names the program
-    whose file this was made from ("" for our own); such a run says 0 and "" of what that file lacks.
+    A number that is not known is 0 and a text is ""; `imported` names the program whose file this was made from.
     """
 
     kind: Literal["run"] = "run"
@@ -162,30 +157,16 @@ class Totals:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One generation. Prefill yields its first token, each step the `committed` next ones.
+    """One generation; docs/file-format.md explains each field. Prefill yields its first token, each step `committed`.
 
-    `step_s`, `committed`, `drafted`, `accepted` and `rows` have one entry per step; `layers` has one per token of
-    `token_ids`. `committed[i]` is `accepted[i]`, plus one where the target added its bonus token, so that
-    `len(token_ids) == 1 + sum(committed)`. A failed generation has an `error` and no numbers. `passes` has the number
-    of the target's passes in each step, and is empty where each was one; a pass adds at most one bonus token.
+    `step_s`, `committed`, `drafted`, `accepted`, `rows` and the lists in `phases` have one entry per step; `layers` has
+    one per token of `token_ids`. `committed[i]` is `accepted[i]`, plus one where the target added its bonus token, so
+    that `len(token_ids) == 1 + sum(committed)`. `passes` has the target's passes per step, each of which adds at most
+    one bonus token, and is empty where each step was one pass. A failed generation has an `error` and no numbers; an
+    imported one may have `totals` and no lists.
 
-    `started_s` is the wall-clock time of its start, in seconds since 1970. `cpu_s` is the processor time of the process
-    while it was decoded, and that of its batch.
-
-    `counters` is what a method counts besides its steps, by name; of expert loading those of experts.fast_tier.Counts,
-    over the decoding, with `bandwidth_mb_s` where loading was throttled to that.
-
-    `batch` has the ids of the prompts that were decoded together, this one among them; their rows stand together, in
-    that order. They have the batch's times, each up to its own end: the same `ttft_s`, when the last prompt was
-    prefilled, and the steps until its last token. So the time of the batch is that of its longest row, and is theirs
-    together; memory, `energy_j` and `conditions` are the batch's too. A batch fails as a whole.
-
-    `mode` says what was decoded: the method's own text ("free"), the baseline's tokens forced upon it ("replay"), or
-    its own text with every step split ("profile"): `phases` then has, by the name of each phase, its seconds per step.
-    Only free rows make a headline. `invalid` says why its times, or in the last row of a round those of the round, are
-    not to be trusted ("" where nothing speaks against them; see analysis.frame.build). `conditions` has what the
-    machine showed while they were taken, by name and unit. `fidelity` has sums over the answer's tokens, by name: see
-    measuring.teacher_forcing. An imported generation may have `totals` and no lists.
+    The rows of a `batch` stand together, in its order, and have its times, each up to its own end: the same `ttft_s`
+    and first steps. So the time of the batch is that of its longest row; a batch fails as a whole.
 
     Example: prefill gives token 5; a step drafts 7 8 9, accepts 7 8 and adds 4:
     `token_ids=(5, 7, 8, 4), committed=(3,), drafted=(3,), accepted=(2,), rows=(4,), layers=(12, 12, 12, 12)`.
@@ -328,7 +309,7 @@ def from_line(kind: type[_Record], line: bytes) -> _Record:
     except msgspec.ValidationError as error:
         raise ValueError(_field_first(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(_malformed(kind, line) or f"Invalid JSON: {error}") from error
+        raise ValueError(f"Invalid JSON: {error}") from error
     return record
 
 
@@ -343,17 +324,6 @@ def _field_first(message: str) -> str:
         return f"{'.'.join(filter(None, (named[3], named[2])))}: {problem}"
     text, _, path = message.partition(" - at `$")
     return f"{path.strip('.`')}: {text[0].lower()}{text[1:]}" if path else text
-
-
-def _malformed(kind: type, line: bytes) -> str:
-    """What is wrong with a line in which NaN or Infinity stands, which Python reads and JSON has not; or ""."""
-    try:
-        msgspec.convert(json.loads(line, parse_constant=str), kind)
-    except msgspec.ValidationError as error:
-        return _field_first(str(error))
-    except (ValueError, RecursionError):
-        pass
-    return ""
 
 
 @cache

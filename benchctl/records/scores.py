@@ -4,7 +4,6 @@ Each line says all that it rests on, so that it can be read alone; a file may ho
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,28 +32,16 @@ _UNSCALED = ("preference", "likelihood", "exact")
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """One judgement of an answer: what of, by whom, how, and how it turned out. Higher scores are better.
+    """One judgement of an answer; docs/file-format.md explains each field. Higher scores are better.
 
-    The answer is that of the free row of `suite`, `prompt_id`, `turn`, `label`, `repeat` and `session` in the results
-    file next to it; `baseline` is the label of the answer it was compared with, in its row of the same suite, prompt,
-    turn, repeat and session ("" for `single`, where the baseline's own rows are judged like all others).
-    `answer_sha256` and `baseline_sha256` ("" for `single`) are of the texts judged: a score is of no other text. Both
-    are "" where an imported file lacks the texts.
+    The answer is that of the free row of the same suite, prompt, turn, label, repeat and session in the results file
+    next to it; `baseline` is the label of the answer it was compared with. A score is of no other texts than those of
+    `answer_sha256` and `baseline_sha256`.
 
-    `judge` is the judge's label with its options, `model` what it asked ("" for `exact`), `template` names the prompt
-    it asked with, and the first 16 digits of its sha256 ("" where it has none). `sample` numbers repeated judgements of
-    the same answers apart.
-
-    By protocol: `pairwise` has both `score` and `baseline_score`, from 1 to 10, for each `order` of the two answers;
-    `preference`, of imported files alone, has no points: 1.0 and 0.0, or 0.5 each for a tie;
-    `single` has `score` alone, from 1 to 10; `likelihood` has both, in mean log-likelihood per token; `exact` has both,
-    1.0 or 0.0. `identical` says that the two texts are equal: no judge was asked (`pairwise`: no scores, which counts
-    as a tie and as a difference of 0), or both scores are the same. `unreadable` says why no reply of `tries` could be
-    read ("" where one could); there are no scores then.
-
-    `reply` is the judge's text, the last of all `tries`. `prompt_tokens`, `reply_tokens` and `cost_usd` are of those
-    tries together that this judging made: 0 where `cached` says that the reply had been there before or is shared with
-    an earlier line. `cost_usd` is None where nobody knows the price. `judged_at` is in UTC.
+    `pairwise` has both scores, from 1 to 10, for each `order` of the two answers; `preference`, of imported files
+    alone, has 1.0 and 0.0, or 0.5 each for a tie; `single` has `score` alone, from 1 to 10, and no baseline;
+    `likelihood` has both, in mean log-likelihood per token; `exact` has both, 1.0 or 0.0. Of two `identical` texts no
+    judge was asked. Where no reply could be read `unreadable` says why, and there are no scores.
     """
 
     kind: Literal["score"] = "score"
@@ -201,7 +188,7 @@ def read_scores(path: Path | str) -> ScoreFile:
     by_key: dict[ScoreKey, Score] = {}
     lines_of: dict[ScoreKey, int] = {}
     for number, line in enumerate(lines, 1):
-        score = _with_current_labels(valid(Score, path, number, _checked_version(path, number, line)))
+        score = _with_current_labels(valid(Score, path, number, line, SCORES_VERSION))
         key = score_key(score)
         if (earlier := by_key.pop(key, None)) and not earlier.unreadable:
             raise InvalidData(
@@ -242,13 +229,3 @@ class ScoreWriter(LineFile):
     def append(self, *scores: Score) -> None:
         """Hand scores to the system at once. Raises as `append_lines` does."""
         self.append_lines(b"".join(map(to_line, scores)))
-
-
-def _checked_version(path: Path, number: int, line: bytes) -> bytes:
-    """The line, unless it is of a version that this benchctl cannot read; what else is wrong with it is found later."""
-    record = json.loads(line) if is_json(line) else None
-    version = record.get("schema_version") if isinstance(record, dict) else None
-    if type(version) is int and version > SCORES_VERSION:
-        newer = f"written by a newer benchctl, schema {version} (this one reads {SCORES_VERSION})"
-        raise InvalidData("newer_version", f"{path}:{number}: {newer}; upgrade.")
-    return line

@@ -11,7 +11,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
@@ -72,12 +72,12 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         try:
             partial.mkdir(parents=True)
             _write(partial, checkpoint)
-            if final.exists():
-                final.rename(folder / f".partial-replaced-{step:07d}")
             partial.rename(final)
             _flush(folder)
             for old in checkpoints(folder)[:-KEEP]:
-                _remove(old)
+                gone = old.with_name(f".partial-{old.name}")  # what is half removed must not look like a checkpoint
+                old.rename(gone)
+                shutil.rmtree(gone)
         finally:
             remove_partial(folder)
     return final
@@ -179,9 +179,11 @@ def writing(folder: Path, what: str) -> Iterator[None]:
     except CANNOT_WRITE as error:
         newest = checkpoints(folder)[-1:]
         kept = f"{newest[0]} is kept; then continue from it with --resume" if newest else "nothing is saved yet"
+        at = next(path for path in (folder, *folder.parents) if path.exists())
+        free = f"{shutil.disk_usage(at).free / 1e6:,.0f} MB are free there"
         raise UserError(
             "file_not_writable",
-            f"{folder}: cannot write {what} ({_said(error)}); {_free_space(folder)}.\nFree some space; {kept}.",
+            f"{folder}: cannot write {what} ({_said(error)}); {free}.\nFree some space; {kept}.",
         ) from error
 
 
@@ -210,25 +212,13 @@ def _folder_of(folder: Path, step: int) -> Path:
     return folder / f"step-{step:07d}"
 
 
-def _remove(checkpoint: Path) -> None:
-    """Takes the name away first: what is half removed must not look like a checkpoint."""
-    gone = checkpoint.with_name(f".partial-{checkpoint.name}")
-    checkpoint.rename(gone)
-    shutil.rmtree(gone)
-
-
 def _flush(path: Path) -> None:
-    """Sees to it that a file, or the names in a folder, outlive a power cut."""
+    """So that a file, or the names in a folder, outlive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _free_space(folder: Path) -> str:
-    at = next(path for path in (folder, *folder.parents) if path.exists())
-    return f"{shutil.disk_usage(at).free / 1e6:,.0f} MB are free there"
 
 
 def _said(error: BaseException) -> str:
@@ -240,8 +230,8 @@ def locked(path: Path, busy: Callable[[], None]) -> IO[str]:
 
     `busy` is called where another process has it; if that returns, this waits until the file is free.
     """
-    file = path.open("a")
-    try:
+    with ExitStack() as closing:
+        file = closing.enter_context(path.open("a"))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -249,41 +239,5 @@ def locked(path: Path, busy: Callable[[], None]) -> IO[str]:
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError:  # a file system without locks
             pass
-    except BaseException:
-        file.close()
-        raise
+        closing.pop_all()
     return file
-
-
-@contextmanager
-def replacing(folder: Path, last: Callable[[], None] = lambda: None) -> Iterator[Path]:
-    """An empty folder that takes the place of `folder` when it has been filled, and goes when that fails.
-
-    `last` is done with the new one in its place: where it fails, the earlier one comes back. So it does after a kill
-    in between, when this is called again.
-    """
-    partial, earlier = (folder.with_name(f".{what}-{folder.name}") for what in ("partial", "earlier"))
-    if earlier.exists() and not folder.exists():
-        earlier.rename(folder)
-    for left_over in (partial, earlier):
-        shutil.rmtree(left_over, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        _take_place(partial, folder, earlier, last)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    shutil.rmtree(earlier, ignore_errors=True)
-
-
-def _take_place(partial: Path, folder: Path, earlier: Path, last: Callable[[], None]) -> None:
-    if folder.exists():
-        folder.rename(earlier)
-    try:
-        partial.rename(folder)
-        last()
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        if earlier.exists():
-            earlier.rename(folder)
-        raise

@@ -28,11 +28,6 @@ class World:
     size: int = 1
     local_rank: int = 0
 
-    @classmethod
-    def single(cls) -> World:
-        """A run of one process."""
-        return cls()
-
     @property
     def leads(self) -> bool:
         """Whether this process writes checkpoints and logs and measures."""
@@ -88,13 +83,27 @@ def joined(device: str) -> Iterator[World]:
 
     `device` is cuda or cpu. Raises UserError when a variable is missing, a GPU is, or the others cannot be reached.
     """
-    world = _world() if "RANK" in os.environ else World.single()
+    try:
+        rank = int(os.environ.get("RANK", 0))
+        size = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else 1
+        world = World(rank, size, int(os.environ.get("LOCAL_RANK", rank)))
+    except (KeyError, ValueError) as error:
+        raise UserError(
+            "processes_not_connected",
+            f"RANK is set, but not what goes with it ({error}); start the processes with torchrun",
+        ) from error
     if world.size == 1:
         yield world
         return
     on_gpus = device.startswith("cuda")
     if on_gpus:
-        _take_gpu(world)
+        there = torch.cuda.device_count()
+        if world.local_rank >= there:
+            raise UserError(
+                "too_few_gpus",
+                f"process {world.rank} needs a GPU of its own and there are {there}; start {there} processes",
+            )
+        torch.cuda.set_device(world.local_rank)
     try:
         distributed.init_process_group("nccl" if on_gpus else "gloo", timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
@@ -107,24 +116,3 @@ def joined(device: str) -> Iterator[World]:
         distributed.barrier()  # torchrun ends all where one dies: no process leaves while the first one still writes
     finally:
         distributed.destroy_process_group()
-
-
-def _world() -> World:
-    try:
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        return World(rank, size, int(os.environ.get("LOCAL_RANK", rank)))
-    except (KeyError, ValueError) as error:
-        raise UserError(
-            "processes_not_connected",
-            f"RANK is set, but not what goes with it ({error}); start the processes with torchrun",
-        ) from error
-
-
-def _take_gpu(world: World) -> None:
-    there = torch.cuda.device_count()
-    if world.local_rank >= there:
-        raise UserError(
-            "too_few_gpus",
-            f"process {world.rank} needs a GPU of its own and there are {there}; start {there} processes",
-        )
-    torch.cuda.set_device(world.local_rank)

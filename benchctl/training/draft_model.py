@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from benchctl.training.checkpoint import writing
 from benchctl.training.data.packing import Document
 from benchctl.training.jobs import CHECKPOINTS, JobContext, check, train
 from benchctl.training.models import (
-    TokenIds,
     build_from_target,
     build_model,
     copy_tokenizer,
@@ -25,10 +25,11 @@ from benchctl.training.models import (
     parameter_count,
     save_config,
     save_model,
+    token_settings,
 )
-from benchctl.training.modules.frozen import FrozenTarget, TargetFiles, chat_of, check_rows, find_target, load_target
+from benchctl.training.modules.frozen import FrozenTarget, TargetFiles, find_target, load_target
 from benchctl.training.modules.objective import Distillation
-from benchctl.training.modules.training_text import TrainingText, stage_of
+from benchctl.training.modules.training_text import stage_of, training_text
 from benchctl.training.record import Result, model_shape, trained_before, write_result
 from benchctl.training.train_options import (
     DRAFT_LAYERS,
@@ -41,6 +42,7 @@ from benchctl.training.train_options import (
     check_shape,
 )
 
+DRAFTED = 4  # tokens a draft whose acceptance is recorded
 PURPOSE = "It drafts tokens for the target that it was distilled from; on its own it writes poor text."
 
 
@@ -52,13 +54,10 @@ def train_draft(options: TeacherOptions, start: DraftStart, job_context: JobCont
     )
     files = find_target(options.model)
     check_start(start, files)
-    check_rows(files, options.row_tokens)
-    chat = chat_of(files)
-    corpus = job_context.read_corpus(options.data)
+    text = training_text(files, options, job_context)
     start = _resolved(start, files.config)
-    text = TrainingText(files, chat, corpus, options, job_context)
     target, facts = text.load_target({"start": str(start)})
-    draft = _begin(start, target, options.seed)
+    draft, began = _begin(start, target, options.seed)
     facts["shape"] = model_shape(draft.config)
     data, unseen = text.data(target), text.greedy(target)
 
@@ -79,11 +78,11 @@ def train_draft(options: TeacherOptions, start: DraftStart, job_context: JobCont
         parameters=parameter_count(draft),
         shape=model_shape(draft.config),
         purpose=PURPOSE,
-        method=_method(start, text.described, files.name),
+        method=f"{began} The loss is the divergence from the target's distribution on {text.described}.",
         use="benchctl run --method two_model --model {model} --draft-model {folder}",
-        held_out={**run.held_out, **drafted},
+        held_out={**run.measured, **drafted},
     )
-    write_result(options.out, result, run, corpus, files.name, job_context.provenance)
+    write_result(options.out, result, run, text.corpus, files.name, job_context.provenance)
     return result
 
 
@@ -147,50 +146,37 @@ def _fits(start: DraftStart, config: Any) -> bool:
 
 def _shape(start: DraftStart, config: Any) -> ModelShape:
     """The sizes of a draft model with fresh weights; nothing in `start` is open."""
-    assert start.layers and start.hidden and start.heads and start.kv_heads and start.mlp
-    context = context_tokens(config)
-    return ModelShape(start.layers, start.hidden, start.heads, start.kv_heads, start.mlp, context)
+    return ModelShape(*[*astuple(start)[1:], context_tokens(config)])
 
 
-def _begin(start: DraftStart, target: FrozenTarget, seed: int) -> PreTrainedModel:
-    """The draft model before training, in float32."""
+def _begin(start: DraftStart, target: FrozenTarget, seed: int) -> tuple[PreTrainedModel, str]:
+    """The draft model before training, in float32, and how it begins in words."""
     if start.init_from == FROM_TARGET:
         assert start.layers
-        return build_from_target(target.model, kept_layers(start.layers, target.info.layers))
+        of_target = f"{start.layers} layers of {target.files.name}, the first ones and the last"
+        draft = build_from_target(target.model, kept_layers(start.layers, target.info.layers))
+        return draft, f"It began with {of_target}, and with its embedding, norm and head."
     if start.init_from == FROM_SCRATCH:
         config = target.files.config
-        return build_model(llama_config(_shape(start, config), TokenIds.of_config(config)), seed)
-    return load_target(find_target(start.init_from), target.device, "float32").model.requires_grad_(True)
+        fresh = llama_config(_shape(start, config), token_settings(config))
+        return build_model(fresh, seed), "It began with random weights."
+    other = find_target(start.init_from)
+    draft = load_target(other, target.device, "float32").model.requires_grad_(True)
+    return draft, trained_before(other.name, other.folder)
 
 
-def _method(start: DraftStart, text: str, name: str) -> str:
-    begins = {
-        FROM_TARGET: f"It began with {start.layers} layers of {name}, the first ones and the last, and with its "
-        "embedding, norm and head.",
-        FROM_SCRATCH: "It began with random weights.",
-    }
-    began = begins.get(start.init_from)
-    if began is None:
-        other = find_target(start.init_from)
-        began = trained_before(other.name, other.folder)
-    return f"{began} The loss is the divergence from the target's distribution on {text}."
-
-
-def drafting(
-    draft: PreTrainedModel, documents: Sequence[Document], draft_tokens: Sequence[int] = (1, 4)
-) -> dict[str, Tally]:
-    """Acceptance by length of draft, for documents whose answers the target wrote greedily: accepted of drafted tokens.
+def drafting(draft: PreTrainedModel, documents: Sequence[Document]) -> dict[str, Tally]:
+    """Agreement of the two models token by token, and accepted of drafted tokens, where the target answered greedily.
 
     A draft is right as long as it repeats the target's text, so one pass over that text gives the result of drafting
-    step by step. The first token comes from the prefill and is not drafted. Drafts of 1 token give the agreement
-    of the two models on that text, token by token, the first one too: greedy_agreement.
+    step by step. The first token comes from the prefill and is not drafted.
     """
-    tallies = {length: Tally(0, 0) for length in draft_tokens}
+    agreement = acceptance = Tally(0, 0)
     for document in documents:
         agreed = _agreed(draft, document)
-        for length in draft_tokens:
-            tallies[length] += accepted(agreed[1:], length) if length > 1 else Tally(sum(agreed), len(agreed))
-    return {f"acceptance_{length}" if length > 1 else "greedy_agreement": tally for length, tally in tallies.items()}
+        agreement += Tally(sum(agreed), len(agreed))
+        acceptance += accepted(agreed[1:], DRAFTED)
+    return {"greedy_agreement": agreement, f"acceptance_{DRAFTED}": acceptance}
 
 
 def accepted(agreed: Sequence[bool], draft_tokens: int) -> Tally:

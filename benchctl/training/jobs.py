@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -23,7 +24,6 @@ from benchctl.training.checkpoint import (
     load_weights,
     locked,
     newest_fingerprint,
-    replacing,
     writing,
 )
 from benchctl.training.data.chats import ChatFormat
@@ -31,9 +31,9 @@ from benchctl.training.data.packing import PackedCorpus
 from benchctl.training.data.reading import Corpus, read_corpus
 from benchctl.training.distributed import World
 from benchctl.training.models import TOKENIZER_FILES, copy_tokenizer, empty_model, save_model
-from benchctl.training.modules.objective import HeldOut, Objective
+from benchctl.training.modules.objective import Objective
 from benchctl.training.modules.own_text import Answered
-from benchctl.training.optim import Budget, OptimizerSettings, Stage, optimizer_name
+from benchctl.training.optim import Budget, OptimizerSettings, Stage
 from benchctl.training.train_options import Provenance, TrainOptions
 from benchctl.training.trainer import Data, Progress, Trainer, TrainSettings, bf16_helps, check_shares
 
@@ -64,18 +64,9 @@ class JobContext:
     report: Callable[[Progress], None] = lambda progress: None
     answered: Callable[[Answered], None] = lambda answered: None
     notify: Notify = lambda notice: None
-    world: World = field(default_factory=World.single)
+    world: World = World()
     held: ExitStack = field(default_factory=ExitStack)
     read_corpus: Callable[[Sequence[str]], Corpus] = read_corpus
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A trained module's run, and what it measured at its end by the name of the held-out set."""
-
-    trainer: Trainer
-    settings: TrainSettings
-    held_out: Mapping[str, HeldOut]
 
 
 def check(options: TrainOptions, job_context: JobContext, *models: str) -> None:
@@ -84,9 +75,17 @@ def check(options: TrainOptions, job_context: JobContext, *models: str) -> None:
     Raises UserError for what can be seen to be wrong before anything is read.
     """
     check_device(options.device)
-    if job_context.world.leads:
-        _check_out(options, (*models, *options.data))
-        job_context.held.enter_context(locked(options.out / ".lock", lambda: _refuse_busy(options.out)))
+    if not job_context.world.leads:
+        return
+    _check_out(options, (*models, *options.data))
+
+    def busy() -> None:
+        raise UserError(
+            "folder_in_use",
+            f"{options.out}: another run is training into it; wait for it, or name another folder with --out",
+        )
+
+    job_context.held.enter_context(locked(options.out / ".lock", busy))
 
 
 def check_run(
@@ -101,20 +100,17 @@ def check_run(
     folder = options.out / CHECKPOINTS
     saved = newest_fingerprint(folder) if options.resume else None
     if saved is not None:
-        unknown = options.epochs is not None  # the number of steps is known when the rows are packed
-        known = {**settings_of(options, tuple(stages), 1 if unknown else options.steps).fingerprint(), **facts}
-        compared = known.keys() - ({"budget_steps"} if unknown else set())
-        there = {name: value for name, value in saved.items() if name in compared}
-        check_fingerprint(folder, there, {name: known[name] for name in compared})
+        known = {**settings_of(options, tuple(stages), 1 if options.epochs else options.steps).fingerprint(), **facts}
+        if options.epochs:  # the number of steps is known when the rows are packed
+            del known["budget_steps"]
+        check_fingerprint(folder, {name: saved[name] for name in known if name in saved}, known)
 
 
 def check_device(device: str) -> None:
     """Raises UserError for a GPU that is not there."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise UserError("unknown_device", f"unknown device '{device}'; there are cpu, cuda and cuda:1")
-    if not device.startswith("cuda"):
-        return
-    there = torch.cuda.device_count()
+    there = torch.cuda.device_count() if device.startswith("cuda") else 1
     if there == 0:
         raise UserError("no_gpu", "there is no usable GPU here; train with --device cpu")
     if int(device.partition(":")[2] or 0) >= there:
@@ -136,7 +132,7 @@ def settings_of(options: TrainOptions, stages: tuple[Stage, ...], steps: int | N
         budget=Budget(steps=steps, seconds=None if options.minutes is None else options.minutes * 60),
         stages=stages,
         batch_tokens=options.batch_tokens,
-        optimizer=OptimizerSettings(optimizer_name(options.optimizer), options.rate, options.matrix_rate),
+        optimizer=OptimizerSettings(options.optimizer, options.rate, options.matrix_rate),
         schedule=options.schedule,
         warmup=options.warmup,
         clip=options.clip,
@@ -150,7 +146,7 @@ def settings_of(options: TrainOptions, stages: tuple[Stage, ...], steps: int | N
 
 def steps_of(epochs: float, stages: Sequence[Stage], data: Data, batch_tokens: int) -> int:
     """Steps in which the data are read `epochs` times, all stages together; one at least."""
-    passes, began = 0.0, 0.0  # passes through the data that one step makes, on average over the stages
+    passes = began = 0.0  # passes through the data that one step makes, on average over the stages
     for stage, rows in zip(stages, data.stages, strict=True):
         assert isinstance(rows, PackedCorpus)
         step_rows = stage.micro_batches(batch_tokens) * stage.micro_rows
@@ -168,47 +164,33 @@ def train(
     job_context: JobContext,
     facts: Mapping[str, str],
     begin: Callable[[], None] = lambda: None,
-) -> Finished:
-    """Runs the training; `facts` are what else a resumed run must share with its beginning, by name.
+) -> Trainer:
+    """The trainer, done; `facts` are what else a resumed run must share with its beginning, by name.
 
     `begin` writes what goes into the output folder before the first step. A resumed run, and one that is refused, leave
     there what they find.
     """
     assert options.batch_tokens
-    epochs = options.epochs
-    steps = options.steps if epochs is None else steps_of(epochs, stages, data, options.batch_tokens)
+    steps = options.steps
+    if options.epochs is not None:
+        steps = steps_of(options.epochs, stages, data, options.batch_tokens)
     settings = settings_of(options, stages, steps)
-    if job_context.world.leads:
-        _tell_losses(data, settings, job_context.notify)
+    folder, clock, report = options.out / CHECKPOINTS, job_context.clock, job_context.report
+    world, notify = job_context.world, job_context.notify
+    if world.leads:
+        _tell_losses(data, settings, notify)
         if options.dtype == "auto" and not settings.bf16:
-            job_context.notify(
-                "This processor has no bfloat16 products: training in float32; --dtype bfloat16 insists."
-            )
-    trainer = Trainer(
-        module,
-        objective,
-        data,
-        settings,
-        options.out / CHECKPOINTS,
-        job_context.clock,
-        job_context.report,
-        job_context.world,
-        job_context.notify,
-        facts,
-    )
+            notify("This processor has no bfloat16 products: training in float32; --dtype bfloat16 insists.")
+    trainer = Trainer(module, objective, data, settings, folder, clock, report, world, notify, facts)
     resumed = options.resume and trainer.resume()
-    if job_context.world.leads and not resumed:
+    if world.leads and not resumed:
         if options.resume:
-            job_context.notify(f"{options.out}: nothing to resume yet; starting at the beginning")
-        with writing(options.out / CHECKPOINTS, "the configuration"):
-            (options.out / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+            notify(f"{options.out}: nothing to resume yet; starting at the beginning")
+        with writing(folder, "the configuration"):
+            folder.mkdir(parents=True, exist_ok=True)
             begin()
-    return Finished(trainer, settings, trainer.train())
-
-
-def wait_for_first(world: World, device: torch.device) -> None:
-    """Returns once the first process has called this too."""
-    world.sum(torch.zeros((), device=device))
+    trainer.train()
+    return trainer
 
 
 def data_facts(corpus: Corpus, chat: ChatFormat) -> dict[str, str]:
@@ -220,7 +202,15 @@ def data_facts(corpus: Corpus, chat: ChatFormat) -> dict[str, str]:
 
 def _tell_losses(data: Data, settings: TrainSettings, notify: Notify) -> None:
     """Tells what is not read, and where a step reads another number of tokens than was asked for."""
-    _tell_dropped(data, max(stage.row_tokens for stage in settings.stages), notify)
+    packed = [rows for rows in data.stages if isinstance(rows, PackedCorpus)]
+    longest, keep = max(stage.row_tokens for stage in settings.stages), ""
+    if data.longest_row is None or longest < data.longest_row:
+        how = "--row-tokens; for target and moe --positions, up to 1024"
+        keep = f"; rows of more than {longest:,} tokens keep them ({how})"
+    if dropped := sum(rows.dropped_answers for rows in packed):
+        notify(f"{dropped:,} answers begin too far into a row and are left out{keep}.")
+    if long := sum(rows.long_prompts for rows in packed):
+        notify(f"{long:,} answers have a prompt that does not fit into a row and are left out{keep}.")
     if data.long_held_out:
         notify(f"{data.long_held_out:,} held-out chats are longer than a row to measure with, and are left out.")
     for stage in settings.stages:
@@ -231,28 +221,35 @@ def _tell_losses(data: Data, settings: TrainSettings, notify: Notify) -> None:
             notify(f"A step reads {read:,} tokens: {asked} ({stage.micro_rows} rows of {stage.row_tokens:,}).")
 
 
-def _tell_dropped(data: Data, row_tokens: int, notify: Notify) -> None:
-    """Longer rows are advised only where there may be any."""
-    packed = [rows for rows in data.stages if isinstance(rows, PackedCorpus)]
-    keep = ""
-    if data.longest_row is None or row_tokens < data.longest_row:
-        how = "--row-tokens; for target and moe --positions, up to 1024"
-        keep = f"; rows of more than {row_tokens:,} tokens keep them ({how})"
-    if dropped := sum(rows.dropped_answers for rows in packed):
-        notify(f"{dropped:,} answers begin too far into a row and are left out{keep}.")
-    if long := sum(rows.long_prompts for rows in packed):
-        notify(f"{long:,} answers have a prompt that does not fit into a row and are left out{keep}.")
-
-
 def _check_out(options: TrainOptions, read: Sequence[str]) -> None:
-    """An earlier result is never overwritten, nor what the run reads, the folders or files `read`; and a folder that
-    cannot be written is an error before hours of training."""
+    """Raises UserError where the run would overwrite an earlier result or what it reads, or cannot write.
+
+    A run to be resumed has made its checkpoints' folder before all else, and a checkpoint before its weights.
+    """
     out = options.out
     if out.exists() and not out.is_dir():
         raise UserError("out_not_usable", f"{out}: is a file; name a folder with --out")
     if any(name and Path(name).resolve() == out.resolve() for name in read):
         raise UserError("out_not_usable", f"{out}: this run reads what is there; name another folder with --out")
-    _check_empty(options)
+    there = [name for name in WRITTEN if (out / name).exists()]
+    begun = (out / CHECKPOINTS).is_dir() and not {RECORD, MODULES, WEIGHTS}.intersection(there)
+    if there and not options.resume:
+        raise UserError(
+            "out_not_empty",
+            f"{out}: holds {there[0]} already; if that is of an earlier run, continue it with --resume, else name "
+            "another folder with --out",
+        )
+    if there and not begun and not checkpoints(out / CHECKPOINTS):
+        raise UserError(
+            "out_not_empty",
+            f"{out}: holds {there[0]} but no checkpoint, so there is nothing to continue and it would be overwritten; "
+            "name another folder with --out",
+        )
+    make_out(out)
+
+
+def make_out(out: Path) -> None:
+    """Makes the folder. Raises UserError where it cannot be made or written to."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -261,32 +258,6 @@ def _check_out(options: TrainOptions, read: Sequence[str]) -> None:
         ) from error
     if not os.access(out, os.W_OK | os.X_OK):
         raise UserError("out_not_usable", f"{out}: cannot be written to; name another folder with --out")
-
-
-def _check_empty(options: TrainOptions) -> None:
-    """Raises UserError where the run would overwrite what is there. A run to be resumed has made its checkpoints'
-    folder before all else, and a checkpoint before its weights."""
-    out = options.out
-    there = [name for name in WRITTEN if (out / name).exists()]
-    if there and not options.resume:
-        raise UserError(
-            "out_not_empty",
-            f"{out}: holds {there[0]} already; if that is of an earlier run, continue it with --resume, else name "
-            "another folder with --out",
-        )
-    begun = (out / CHECKPOINTS).is_dir() and not {RECORD, MODULES, WEIGHTS}.intersection(there)
-    if there and not begun and not checkpoints(out / CHECKPOINTS):
-        raise UserError(
-            "out_not_empty",
-            f"{out}: holds {there[0]} but no checkpoint, so there is nothing to continue and it would be overwritten; "
-            "name another folder with --out",
-        )
-
-
-def _refuse_busy(out: Path) -> None:
-    raise UserError(
-        "folder_in_use", f"{out}: another run is training into it; wait for it, or name another folder with --out"
-    )
 
 
 def export_checkpoint(run: Path, out: Path, notify: Notify) -> None:
@@ -308,6 +279,11 @@ def export_checkpoint(run: Path, out: Path, notify: Notify) -> None:
         )
     model = empty_model(run)
     load_weights(model, found.weights)
-    with writing(out, "the model"), replacing(out.resolve()) as partial:
-        save_model(model, partial)
-        copy_tokenizer(run, partial)
+    partial = out.resolve().with_name(f".partial-{out.resolve().name}")
+    with writing(out, "the model"):
+        try:
+            save_model(model, partial)
+            copy_tokenizer(run, partial)
+            partial.rename(out)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)

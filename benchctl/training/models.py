@@ -7,7 +7,6 @@ import math
 import shutil
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +29,10 @@ TOKENIZER_FILES = (
 )
 
 
-@dataclass(frozen=True)
-class TokenIds:
-    """What a model must know of its tokenizer: the number of ids and the special ones, None where it has none."""
-
-    vocabulary: int
-    bos: int | None
-    end: int | list[int] | None
-    pad: int | None
-
-    @classmethod
-    def of_config(cls, config: Any) -> TokenIds:
-        """Those of another model."""
-        return cls(config.vocab_size, config.bos_token_id, config.eos_token_id, config.pad_token_id)
+def token_settings(config: Any) -> dict[str, Any]:
+    """What the configuration of a model says of its tokenizer: the number of ids and the special ones."""
+    names = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
+    return {name: getattr(config, name) for name in names}
 
 
 def build_model(config: Any, seed: int) -> PreTrainedModel:
@@ -91,8 +81,7 @@ def save_config(model: PreTrainedModel, folder: Path) -> None:
     config = copy(model.config)
     config.dtype = torch.bfloat16
     config.save_pretrained(folder)
-    ids = TokenIds.of_config(model.config)
-    ends = {"bos_token_id": ids.bos, "eos_token_id": ids.end, "pad_token_id": ids.pad}
+    ends = {name: id for name, id in token_settings(model.config).items() if name != "vocab_size"}
     (folder / "generation_config.json").write_text(json.dumps(ends, indent=2) + "\n")
 
 
@@ -118,23 +107,19 @@ def _from_config(config: Any) -> PreTrainedModel:
     return model
 
 
-def llama_config(shape: ModelShape, ids: TokenIds) -> LlamaConfig:
+def llama_config(shape: ModelShape, tokens: dict[str, Any]) -> LlamaConfig:
     """Llama's layout with tied embeddings."""
-    return LlamaConfig(**common_settings(shape, ids))
+    return LlamaConfig(**common_settings(shape), **tokens)
 
 
-def common_settings(shape: ModelShape, ids: TokenIds) -> dict[str, Any]:
-    """What a configuration of any layout takes from a shape and a tokenizer."""
+def common_settings(shape: ModelShape) -> dict[str, Any]:
+    """What a configuration of any layout takes from a shape."""
     return {
         "intermediate_size": shape.mlp,
-        "vocab_size": ids.vocabulary,
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,
         "max_position_embeddings": shape.positions,
         "tie_word_embeddings": True,
-        "bos_token_id": ids.bos,
-        "eos_token_id": ids.end,
-        "pad_token_id": ids.pad,
     }

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchctl.errors import UserError
 from benchctl.training.train_options import OptimizerName, ScheduleName
 
 FUSED_DEVICES = ("cpu", "cuda")
@@ -39,7 +38,14 @@ class Optimizers:
         taken = {id(parameter) for parameter in matrices}
         others = [p for _, p in named if id(p) not in taken]
         self.parameters: Sequence[nn.Parameter] = matrices + others
-        self._parts = [part for part in (_adamw(others, settings), _muon(matrices, settings)) if part is not None]
+        self._parts: list[torch.optim.Optimizer] = []
+        if others:
+            fused = all(parameter.device.type in FUSED_DEVICES for parameter in others)
+            self._parts.append(
+                torch.optim.AdamW(others, lr=settings.rate, betas=(0.9, 0.95), weight_decay=settings.decay, fused=fused)
+            )
+        if matrices:
+            self._parts.append(torch.optim.Muon(matrices, lr=settings.matrix_rate, weight_decay=settings.matrix_decay))
         self._peaks = [float(part.param_groups[0]["lr"]) for part in self._parts]
 
     def clip(self, limit: float) -> Tensor:
@@ -63,15 +69,6 @@ class Optimizers:
             part.load_state_dict(state[str(index)])
 
 
-def optimizer_name(text: str) -> OptimizerName:
-    """The optimiser of that name. Raises UserError for another one, listing those there are."""
-    names: tuple[OptimizerName, ...] = get_args(OptimizerName)
-    found = next((name for name in names if name == text), None)
-    if found is None:
-        raise UserError("unknown_optimizer", f"unknown optimiser '{text}'; there are {' and '.join(names)}")
-    return found
-
-
 def is_matrix(name: str, parameter: nn.Parameter) -> bool:
     """Whether Muon takes it: a trained 2-D weight that is neither an embedding, an output head nor a router."""
     owner = name.removesuffix(".weight").rpartition(".")[2]
@@ -79,33 +76,12 @@ def is_matrix(name: str, parameter: nn.Parameter) -> bool:
     return parameter.requires_grad and parameter.ndim == 2 and not left
 
 
-def _adamw(parameters: list[nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer | None:
-    if not parameters:
-        return None
-    fused = all(parameter.device.type in FUSED_DEVICES for parameter in parameters)
-    return torch.optim.AdamW(parameters, lr=settings.rate, betas=(0.9, 0.95), weight_decay=settings.decay, fused=fused)
-
-
-def _muon(matrices: list[nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer | None:
-    if not matrices:
-        return None
-    if not hasattr(torch.optim, "Muon"):
-        raise UserError(
-            "library_too_old", f"Muon comes with torch 2.9, this is {torch.__version__}; use --optimizer adamw"
-        )
-    return torch.optim.Muon(matrices, lr=settings.matrix_rate, weight_decay=settings.matrix_decay)
-
-
 @dataclass(frozen=True)
 class Budget:
-    """The length of a run: a number of steps, or seconds of training time. Exactly one is given."""
+    """The length of a run: a number of steps, or seconds of training time."""
 
     steps: int | None = None
     seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        if (self.steps is None) == (self.seconds is None):
-            raise ValueError("give either a number of steps or a time, not both and not neither")
 
     def progress(self, step: int, elapsed_s: float) -> float:
         """0 at the beginning, 1 when the budget is spent."""
@@ -126,18 +102,6 @@ class Stage:
     def micro_batches(self, batch_tokens: int) -> int:
         """How many micro-batches make up a step of `batch_tokens` tokens; one at least."""
         return max(1, batch_tokens // (self.row_tokens * self.micro_rows))
-
-
-def fitting(stages: tuple[Stage, ...], longest: int) -> tuple[Stage, ...]:
-    """The same stages with rows of `longest` tokens at most, and so many more of them.
-
-    fitting((Stage(1.0, 1024, 2),), 256) is (Stage(1.0, 256, 8),).
-    """
-    lengths = [min(stage.row_tokens, longest) for stage in stages]
-    return tuple(
-        Stage(stage.until, length, stage.row_tokens * stage.micro_rows // length)
-        for stage, length in zip(stages, lengths, strict=True)
-    )
 
 
 def learning_rate(progress: float, warmup: float = 0.02, schedule: ScheduleName = "cosine") -> float:

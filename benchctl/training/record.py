@@ -5,77 +5,66 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from benchctl.decoding.model.families import experts_per_token
 from benchctl.training.checkpoint import writing
-from benchctl.training.data.chats import ChatFormat, Message
 from benchctl.training.data.reading import Corpus
-from benchctl.training.jobs import CHECKPOINTS, RECORD, Finished
+from benchctl.training.jobs import CHECKPOINTS, RECORD
 from benchctl.training.modules.objective import HeldOut
-from benchctl.training.modules.own_text import Answering, answer
 from benchctl.training.train_options import Provenance
+from benchctl.training.trainer import Trainer
 
 
 @dataclass(frozen=True)
-class Sample:
-    """A prompt and the model's greedy answer."""
+class Result:
+    """What a job has made, for its record. `part` is what was trained; `shape`, `purpose`, `method` are sentences.
 
-    prompt: str
-    answer: str
-
-
-@dataclass(frozen=True)
-class Card:
-    """Everything a card says. `shape`, `purpose` and `recipe` are sentences; `command` makes the result again.
-
-    `use` is the command line that runs it. `corpus` holds the records that were read, or whose prompts were answered.
+    `held_out` are the measures at the end of the training with those taken once afterwards. `use` is a command line
+    that runs the result, with {folder} and {model} where the folder and the target are named. `samples` are prompts and
+    the model's greedy answers. `tokens` is what those that were read are called.
     """
 
-    name: str
+    part: str
     parameters: int
     shape: str
     purpose: str
+    method: str
     use: str
-    recipe: str
-    command: str
     held_out: Mapping[str, HeldOut]
-    samples: Sequence[Sample]
-    corpus: Corpus
+    samples: Mapping[str, str] = field(default_factory=dict)
+    tokens: str = "tokens"
 
 
-def render_card(card: Card) -> str:
-    """The card as Markdown."""
+def render_card(name: str, result: Result, command: str, corpus: Corpus) -> str:
+    """The card as Markdown. `command` makes the result again; `corpus` was read, or its prompts were answered."""
+    samples = [f"**{prompt}**\n\n{_quoted(answer)}" for prompt, answer in result.samples.items()]
+    measured = {
+        name: _table(
+            ("measure", "value", "out of"), [(key, f"{t.share:.3f}", f"{t.of:,.0f}") for key, t in held.items()]
+        )
+        for name, held in result.held_out.items()
+    }
     parts = [
-        f"# {card.name}",
-        f"{card.parameters:,} parameters. {card.shape}",
+        f"# {name}",
+        f"{result.parameters:,} parameters. {result.shape}",
         "## What it is for",
-        card.purpose,
-        _code(card.use),
+        result.purpose,
+        f"```\n{result.use}\n```",
         "## How it was trained",
-        card.recipe,
-        _code(card.command),
+        result.method,
+        f"```\n{command}\n```",
         "## Measured on held-out text",
-        *(f"{name}:\n\n{_measures(held)}" for name, held in card.held_out.items()),
-    ]
-    if card.samples:
-        parts += ["## Greedy samples", "\n\n".join(f"**{s.prompt}**\n\n{_quoted(s.answer)}" for s in card.samples)]
-    parts += [
+        *(f"{name}:\n\n{table}" for name, table in measured.items()),
+        *(["## Greedy samples", *samples] if samples else []),
         "## What it has read",
-        *_sources(card.corpus),
+        *_sources(corpus),
         "Training data, sha256:",
-        _table(("file", "sha256"), sorted(card.corpus.hashes.items())),
+        _table(("file", "sha256"), sorted(corpus.hashes.items())),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _measures(held: HeldOut) -> str:
-    rows = [(name, f"{tally.share:.3f}", f"{tally.of:,.0f}") for name, tally in held.items()]
-    return _table(("measure", "value", "out of"), rows)
 
 
 def _sources(corpus: Corpus) -> list[str]:
@@ -95,51 +84,15 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _code(command: str) -> str:
-    return f"```\n{command}\n```"
-
-
 def _quoted(text: str) -> str:
     return "\n".join(f"> {line}".rstrip() for line in text.splitlines())
 
 
-SAMPLE_PROMPTS = (
-    "What is the capital of France?",
-    "Write a short story about a cat.",
-    "Explain why the sky is blue.",
-    "Give me three tips for staying healthy.",
-    "What is 7 + 5?",
-    "Sort these numbers from small to large: 31, 4, 17, 9",
-    "Take on the role of a pirate. Tell me about your ship.",
-)
-SAMPLE_TOKENS = 160
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a job has made, for its record. `part` is what was trained; `shape`, `purpose`, `method` are sentences.
-
-    `held_out` are the measures at the end of the training with those taken once afterwards. `use` is a command line
-    that runs the result, with {folder} and {model} where the folder and the target are named. `tokens` is what those
-    that were read are called.
-    """
-
-    part: str
-    parameters: int
-    shape: str
-    purpose: str
-    method: str
-    use: str
-    held_out: Mapping[str, HeldOut]
-    samples: Sequence[Sample] = ()
-    tokens: str = "tokens"
-
-
 def write_result(
-    folder: Path, result: Result, run: Finished, corpus: Corpus, target: str, provenance: Provenance
+    folder: Path, result: Result, run: Trainer, corpus: Corpus, target: str, provenance: Provenance
 ) -> None:
     """Writes training.json and README.md. `target` is the name of the target that the result is for, if any."""
-    position = run.trainer.position
+    position, settings, name = run.position, run.settings, folder.resolve().name
     outcome = {
         "part": result.part,
         "parameters": result.parameters,
@@ -148,29 +101,25 @@ def write_result(
         "tokens_are": result.tokens,
         "minutes": round(position.elapsed_s / 60, 1),
         "held_out": {name: {key: tally.share for key, tally in held.items()} for name, held in result.held_out.items()},
-        "losses": run.trainer.losses(),
+        "losses": run.log.losses(),
     }
     facts: dict[str, Any] = {
         "outcome": outcome,
-        "settings": asdict(run.settings),
+        "settings": asdict(settings),
         "data_sha256": dict(corpus.hashes),
         "provenance": asdict(provenance),
     }
-    card = Card(
-        name=folder.resolve().name,
-        parameters=result.parameters,
-        shape=result.shape,
-        purpose=result.purpose,
-        use=result.use.format(folder=folder.resolve().name, model=target),
-        recipe=f"{_length(run, result.tokens)} {result.method}",
-        command=provenance.command,
-        held_out=result.held_out,
-        samples=result.samples,
-        corpus=corpus,
+    optimizer = {"muon": "Muon for the weight matrices, AdamW for the rest", "adamw": "AdamW"}[settings.optimizer.name]
+    length = (
+        f"{position.step:,} optimiser steps over {position.tokens:,} {result.tokens} in {position.elapsed_s / 60:.0f} "
+        f"minutes on {settings.device}; {optimizer}, linear warm-up over {settings.warmup:.0%}, then a "
+        f"{settings.schedule} to zero{', bfloat16 autocast' if settings.bf16 else ''}."
     )
+    use = result.use.format(folder=name, model=target)
+    card = render_card(name, replace(result, use=use, method=f"{length} {result.method}"), provenance.command, corpus)
     with writing(folder / CHECKPOINTS, "the record"):
         (folder / RECORD).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-        (folder / "README.md").write_text(render_card(card), encoding="utf-8")
+        (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def trained_before(name: str, folder: Path) -> str:
@@ -195,22 +144,4 @@ def model_shape(config: Any) -> str:
         f"{mlp}, vocabulary {config.vocab_size}, "
         f"context {config.max_position_embeddings} tokens, "
         f"{'tied' if config.tie_word_embeddings else 'untied'} embeddings, bfloat16."
-    )
-
-
-def greedy_samples(model: PreTrainedModel, chat: ChatFormat, stop_ids: frozenset[int]) -> list[Sample]:
-    """The model's greedy answers to a few fixed prompts; it is in eval mode."""
-    heads = chat.heads([(Message("user", prompt),) for prompt in SAMPLE_PROMPTS])
-    answers = answer(model, [head.tolist() for head in heads], stop_ids, Answering(SAMPLE_TOKENS))
-    return [Sample(prompt, chat.text_of(ids)) for prompt, ids in zip(SAMPLE_PROMPTS, answers, strict=True)]
-
-
-def _length(run: Finished, tokens: str) -> str:
-    position, settings = run.trainer.position, run.settings
-    optimizer = {"muon": "Muon for the weight matrices, AdamW for the rest", "adamw": "AdamW"}[settings.optimizer.name]
-    minutes = position.elapsed_s / 60
-    return (
-        f"{position.step:,} optimiser steps over {position.tokens:,} {tokens} in {minutes:.0f} minutes on "
-        f"{settings.device}; {optimizer}, linear warm-up over {settings.warmup:.0%}, then a {settings.schedule} to "
-        f"zero{', bfloat16 autocast' if settings.bf16 else ''}."
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, Self
 
@@ -34,7 +34,6 @@ class Learning:
     epochs: float | None = None
 
 
-MODEL_LEARNING = Learning("muon", 3e-3, 0.015, "cosine", 0.02, 4096)
 DRAFT_LEARNING = Learning("adamw", 1e-3, 0.01, "cosine", 0.05, 4096)
 
 
@@ -74,16 +73,8 @@ class TrainOptions:
             raise UserError(
                 "no_training_length", "Give the length of the training with one of --minutes, --steps and --epochs."
             )
-        return replace(
-            self,
-            epochs=self.epochs if given else learning.epochs,
-            optimizer=self.optimizer or learning.optimizer,
-            rate=learning.rate if self.rate is None else self.rate,
-            matrix_rate=learning.matrix_rate if self.matrix_rate is None else self.matrix_rate,
-            schedule=self.schedule or learning.schedule,
-            warmup=learning.warmup if self.warmup is None else self.warmup,
-            batch_tokens=learning.batch_tokens if self.batch_tokens is None else self.batch_tokens,
-        )
+        own = {name: value for name, value in asdict(learning).items() if name != "epochs" or not given}
+        return replace(self, **{name: value for name, value in own.items() if getattr(self, name) is None})
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -60,53 +62,34 @@ class Progress:
     held_out: Mapping[str, HeldOut] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
 class TrainingLog:
-    """log.jsonl in `folder`: a line of JSON per measured step, held-out measures as means."""
+    """log.jsonl: a line of JSON per measured step, held-out measures as means."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "log.jsonl"
+    path: Path
 
     def add(self, progress: Progress) -> None:
         """Raises UserError when the disk is full."""
         means = {name: {key: tally.share for key, tally in held.items()} for name, held in progress.held_out.items()}
         line = json.dumps({**asdict(progress), "held_out": means})
-        with writing(self._path.parent, self._path.name), self._path.open("a") as log:
+        with writing(self.path.parent, self.path.name), self.path.open("a") as log:
             log.write(line + "\n")
 
     def losses(self) -> list[dict[str, float]]:
         """Of every step that was measured: its number, its own loss, and that of each held-out set by its name."""
-        lines = self._path.read_text().splitlines() if self._path.is_file() else []
-        measured = [line for line in map(json.loads, lines) if line["held_out"]]
+        lines = map(json.loads, self.path.read_text().splitlines()) if self.path.is_file() else []
         return [
             {"step": line["step"], "loss": line["loss"]} | {name: of["loss"] for name, of in line["held_out"].items()}
-            for line in measured
+            for line in lines
+            if line["held_out"]
         ]
 
     def forget_after(self, step: int) -> None:
-        """Drops what it says of later steps, which a resumed run does again, and a line torn by a kill.
-
-        Raises UserError when the disk is full; the log is then as it was.
-        """
-        if self._path.is_file():
-            lines = self._path.read_text().splitlines()
-            kept = [line + "\n" for line in lines if _step(line) <= step]
-            partial = self._path.with_name(f".partial-{self._path.name}")
-            with writing(self._path.parent, self._path.name):
-                try:
-                    partial.write_text("".join(kept))
-                    partial.rename(self._path)
-                finally:
-                    partial.unlink(missing_ok=True)
-
-
-def _step(line: str) -> float:
-    try:
-        return int(json.loads(line)["step"])
-    except json.JSONDecodeError:
-        return float("inf")
-
-
-X86 = ("x86_64", "amd64")  # platform.machine() of processors with x86 instructions
+        """Cuts off later steps, which a resumed run does again, and a line torn by a kill."""
+        if self.path.is_file():
+            lines = self.path.read_bytes().splitlines(keepends=True)
+            kept = takewhile(lambda line: line.endswith(b"\n") and json.loads(line)["step"] <= step, lines)
+            os.truncate(self.path, sum(map(len, kept)))
 
 
 @dataclass(frozen=True)
@@ -137,19 +120,14 @@ class TrainSettings:
 
         Not the rates, which may be lowered after a loss that was not finite, and nothing that leaves the result alone.
         """
+        names = ("batch_tokens", "schedule", "warmup", "clip", "seed", "bf16", "compiled")
         entries = {
             "budget_steps": self.budget.steps,
             "budget_s": self.budget.seconds,
-            "batch_tokens": self.batch_tokens,
             "optimizer": self.optimizer.name,
             "decay": self.optimizer.decay,
             "matrix_decay": self.optimizer.matrix_decay,
-            "schedule": self.schedule,
-            "warmup": self.warmup,
-            "clip": self.clip,
-            "seed": self.seed,
-            "bf16": self.bf16,
-            "compiled": self.compiled,
+            **{name: getattr(self, name) for name in names},
             **{f"stage {number}": stage for number, stage in enumerate(self.stages, start=1)},
         }
         return {name: str(value) for name, value in entries.items()}
@@ -182,6 +160,7 @@ def use_threads(count: int | None) -> None:
         torch.set_num_threads(count)
 
 
+@dataclass(eq=False)
 class Trainer:
     """Trains `module` in place, moved to the device of the settings. `folder` takes checkpoints and log.jsonl.
 
@@ -189,169 +168,163 @@ class Trainer:
     by name: hashes of the data, the label of a method. Raises UserError when `world` cannot share a step evenly.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        objective: Objective,
-        data: Data,
-        settings: TrainSettings,
-        folder: Path,
-        clock: Callable[[], float],
-        report: Callable[[Progress], None] = lambda progress: None,
-        world: World = World.single(),  # noqa: B008 - frozen
-        notify: Notify = lambda notice: None,
-        facts: Mapping[str, str] | None = None,
-    ) -> None:
-        check_shares(settings.stages, settings.batch_tokens, world)
-        self.device = world.device(settings.device)
-        self.module = module.to(self.device)
+    module: nn.Module
+    objective: Objective
+    data: Data
+    settings: TrainSettings
+    folder: Path
+    clock: Callable[[], float]
+    report: Callable[[Progress], None] = lambda progress: None
+    world: World = World()  # noqa: RUF009 - frozen
+    notify: Notify = lambda notice: None
+    facts: Mapping[str, str] = field(default_factory=dict)
+    measured: dict[str, dict[str, Tally]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        check_shares(settings.stages, settings.batch_tokens, self.world)
+        self.device = self.world.device(settings.device)
+        self.module.to(self.device)
         self.position = Position(rows=[0] * len(settings.stages))
-        self._objective = objective
-        self._loss = torch.compile(objective.__call__, dynamic=False) if settings.compiled else objective
-        self._data = data
-        self._settings = settings
-        self._folder = folder
-        self._clock = clock
-        self._report = report
-        self._world = world
-        self._notify = notify
-        self._fingerprint = {**settings.fingerprint(), **_shapes(module), **(facts or {})}
-        self._log = TrainingLog(folder)
-        self._optimizers = Optimizers(module, settings.optimizer)
+        self.log = TrainingLog(self.folder / "log.jsonl")
+        self._loss = torch.compile(self.objective.__call__, dynamic=False) if settings.compiled else self.objective
+        shapes = {
+            f"{PARAMETER}{name}": f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
+            for name, parameter in trained_parameters(self.module).items()
+        }
+        self._fingerprint = {**settings.fingerprint(), **shapes, **self.facts}
+        self._optimizers = Optimizers(self.module, settings.optimizer)
         self._saved_step = 0
-        self._bf16 = settings.bf16 and all(p.dtype != torch.float64 for p in module.parameters())
+        self._bf16 = settings.bf16 and all(p.dtype != torch.float64 for p in self.module.parameters())
 
     def resume(self) -> bool:
         """Continues from the newest checkpoint in the folder; False if there is none.
 
         Raises UserError when that run was another one, or when no checkpoint can be read.
         """
-        found = load_checkpoint(self._folder, self._notify if self._world.leads else lambda notice: None)
+        found = load_checkpoint(self.folder, self.notify if self.world.leads else lambda notice: None)
         if found is None:
             self._forget_after(0)
             return False
-        check_fingerprint(self._folder, found.fingerprint, self._fingerprint)
+        check_fingerprint(self.folder, found.fingerprint, self._fingerprint)
         load_weights(self.module, found.weights)
         self._optimizers.load_state_dict(found.optimizer)
-        self._set_random(found.random)
+        torch.set_rng_state(found.random["cpu"])
+        if self.device.type == "cuda" and "cuda" in found.random:
+            torch.cuda.set_rng_state(found.random["cuda"], self.device)
         self.position = found.position
         self._saved_step = found.position.step
         self._forget_after(found.position.step)
         return True
 
     def train(self) -> dict[str, dict[str, Tally]]:
-        """Runs until the budget is spent; returns the held-out measures of the finished module, to the first process.
+        """Runs until the budget is spent; the first process keeps and returns the held-out measures of the result.
 
         Raises UserError when the loss is not finite, when the disk is full, and when the folder holds another run.
         """
         self._begin()
         self.module.train()
-        saved_at = mark = self._clock()
-        measured: dict[str, dict[str, Tally]] = {}
+        saved_at = mark = self.clock()
         while (progress := self._progress()) < 1:
-            began = self._clock()
+            began = self.clock()
             loss, tokens = self._step(progress)
-            now = self._clock()
+            now = self.clock()
             self.position.elapsed_s += now - mark
             mark = now
-            self._agree_on_time()
-            measured = self._report_step(loss, tokens / max(now - began, 1e-9))
-            if now - saved_at >= self._settings.checkpoint_s:
+            if self.settings.budget.seconds is not None:  # all end at the same step: that of the first one's clock
+                self.position.elapsed_s = self.world.from_first(self.position.elapsed_s, self.device)
+            self.measured = self._report_step(loss, tokens / max(now - began, 1e-9))
+            if now - saved_at >= self.settings.checkpoint_s:
                 self._save()
                 saved_at = now
         self._save()
-        return measured or (self.held_out() if self._world.leads else {})
+        if self.world.leads and not self.measured:
+            self.measured = self.held_out()
+        return self.measured
 
     def held_out(self) -> dict[str, dict[str, Tally]]:
         """The objective's measures on every held-out set, by the name of the set."""
-        measure = self._objective.measure
+        measure = self.objective.measure
         with self._precision():
             return {
                 name: measure_held_out(self.module, (batch.to(self.device) for batch in batches), measure)
-                for name, batches in self._data.held_out.items()
+                for name, batches in self.data.held_out.items()
             }
-
-    def losses(self) -> list[dict[str, float]]:
-        """Step, training loss and held-out losses by the name of the set, wherever the last were measured."""
-        return self._log.losses()
 
     def _forget_after(self, step: int) -> None:
         """What the run did after that step, it does again."""
-        if self._world.leads:
-            set_newer_aside(self._folder, step, self._notify)
-            self._log.forget_after(step)
+        if self.world.leads:
+            set_newer_aside(self.folder, step, self.notify)
+            self.log.forget_after(step)
 
     def _begin(self) -> None:
-        if self._saved_step == 0 and checkpoints(self._folder):
+        if self._saved_step == 0 and checkpoints(self.folder):
             raise UserError(
                 "out_not_empty",
-                f"{self._folder}: there are checkpoints of an earlier run here; "
+                f"{self.folder}: there are checkpoints of an earlier run here; "
                 "continue it with --resume or train into a fresh --out folder",
             )
-        first = int(self._world.from_first(self.position.step, self.device))
+        first = int(self.world.from_first(self.position.step, self.device))
         if first != self.position.step:
             raise UserError(
                 "processes_disagree",
-                f"{self._folder}: one process goes on from step {first}, another from step {self.position.step}; give "
+                f"{self.folder}: one process goes on from step {first}, another from step {self.position.step}; give "
                 "all of them the same folder and start them again with --resume",
             )
         if self.position.step == 0:
-            torch.manual_seed(self._settings.seed + self._world.rank)
-        if self._world.leads:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            remove_partial(self._folder)
-        self._world.same_weights(self._optimizers.parameters)
+            torch.manual_seed(self.settings.seed + self.world.rank)
+        if self.world.leads:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            remove_partial(self.folder)
+        self.world.same_weights(self._optimizers.parameters)
 
     def _progress(self) -> float:
-        return self._settings.budget.progress(self.position.step, self.position.elapsed_s)
+        return self.settings.budget.progress(self.position.step, self.position.elapsed_s)
 
     def _step(self, progress: float) -> tuple[float, int]:
         """One optimiser step: its mean loss and the tokens read by all processes.
 
         Nothing waits for the GPU before the whole step is under way.
         """
-        if isinstance(self._objective, Paced):
-            self._objective.pace(self.module, progress)
-        stage = stage_index(self._settings.stages, progress)
+        if isinstance(self.objective, Paced):
+            self.objective.pace(self.module, progress)
+        stage = stage_index(self.settings.stages, progress)
         micro_batches = self._next_batches(stage)
-        weight = self._weight(micro_batches)
+        own = sum(float(loss_weights(batch).sum(dtype=torch.float64)) for batch in micro_batches)
+        weight = self.world.sum(torch.tensor(own, dtype=torch.float64).to(self.device))
+        weight.clamp_(min=1e-9)  # tiny rather than 0 where nothing is to be learned
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for batch in micro_batches:
             with self._precision():
                 loss = self._loss(self.module, batch.to(self.device)) / weight
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
-        self._world.sum(total)
-        self._world.sum_gradients(self._optimizers.parameters)
-        norm = self._optimizers.clip(self._settings.clip)
-        self._optimizers.step(learning_rate(progress, self._settings.warmup, self._settings.schedule))
+        self.world.sum(total)
+        self.world.sum_gradients(self._optimizers.parameters)
+        norm = self._optimizers.clip(self.settings.clip)
+        self._optimizers.step(learning_rate(progress, self.settings.warmup, self.settings.schedule))
         self.position.step += 1
-        tokens = sum(batch.tokens.numel() for batch in micro_batches) * self._world.size
+        tokens = sum(batch.tokens.numel() for batch in micro_batches) * self.world.size
         self.position.tokens += tokens
-        return self._finite(total, norm), tokens
+        mean_loss, gradient = torch.stack([total, norm.to(total.dtype)]).tolist()
+        self._check_finite(mean_loss, gradient)
+        return mean_loss, tokens
 
     def _next_batches(self, index: int) -> list[Batch]:
         """This process's share of the step's micro-batches, every size-th of them."""
-        stage = self._settings.stages[index]
+        stage = self.settings.stages[index]
         first = self.position.rows[index]
-        after = first + stage.micro_batches(self._settings.batch_tokens) * stage.micro_rows
+        after = first + stage.micro_batches(self.settings.batch_tokens) * stage.micro_rows
         self.position.rows[index] = after
-        starts = range(first, after, stage.micro_rows)[self._world.rank :: self._world.size]
-        return [self._data.stages[index].rows(start, stage.micro_rows) for start in starts]
+        starts = range(first, after, stage.micro_rows)[self.world.rank :: self.world.size]
+        return [self.data.stages[index].rows(start, stage.micro_rows) for start in starts]
 
-    def _weight(self, micro_batches: Sequence[Batch]) -> Tensor:
-        """The loss weight of the whole step over all processes; tiny rather than 0 where nothing is to be learned."""
-        own = sum(float(loss_weights(batch).sum(dtype=torch.float64)) for batch in micro_batches)
-        weight = torch.tensor(own, dtype=torch.float64).to(self.device)
-        return self._world.sum(weight).clamp_(min=1e-9)
-
-    def _finite(self, loss: Tensor, norm: Tensor) -> float:
-        """The loss as a number. Raises UserError when it or the gradient is not finite: the weights are then lost."""
-        number, gradient = torch.stack([loss, norm.to(loss.dtype)]).tolist()
-        if math.isfinite(number) and math.isfinite(gradient):
-            return float(number)
-        what = f"the gradient is {gradient}" if math.isfinite(number) else f"the loss is {number}"
-        kept = checkpoints(self._folder)[-1:]
+    def _check_finite(self, loss: float, gradient: float) -> None:
+        """Raises UserError when one of them is not finite: the weights are then lost."""
+        if math.isfinite(loss) and math.isfinite(gradient):
+            return
+        what = f"the gradient is {gradient}" if math.isfinite(loss) else f"the loss is {loss}"
+        kept = checkpoints(self.folder)[-1:]
         after = f"continue from {kept[0]} with --resume and" if kept else "no checkpoint is saved yet; start again with"
         raise UserError(
             "training_diverged", f"training stopped at step {self.position.step}: {what}; {after} a lower --rate"
@@ -360,16 +333,11 @@ class Trainer:
     def _precision(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, dtype=torch.bfloat16) if self._bf16 else nullcontext()
 
-    def _agree_on_time(self) -> None:
-        """All processes end a run by the clock at the same step: that of the first one's clock."""
-        if self._settings.budget.seconds is not None:
-            self.position.elapsed_s = self._world.from_first(self.position.elapsed_s, self.device)
-
     def _report_step(self, loss: float, tokens_per_s: float) -> dict[str, dict[str, Tally]]:
         """Reports and logs the step; returns the held-out measures where they were due."""
-        if not self._world.leads:
+        if not self.world.leads:
             return {}
-        step, settings, progress = self.position.step, self._settings, self._progress()
+        step, settings, progress = self.position.step, self.settings, self._progress()
         measured = self.held_out() if step % settings.held_out_steps == 0 or progress == 1 else {}
         event = Progress(
             step=step,
@@ -381,27 +349,20 @@ class Trainer:
             tokens_per_s=tokens_per_s,
             held_out=measured,
         )
-        self._report(event)
+        self.report(event)
         if measured or step % settings.log_steps == 0:
-            self._log.add(event)
+            self.log.add(event)
         return measured
 
     def _save(self) -> None:
-        if not self._world.leads or self._saved_step == self.position.step:
+        if not self.world.leads or self._saved_step == self.position.step:
             return
-        weights = trained_parameters(self.module)
-        state = Checkpoint(self.position, weights, self._optimizers.state_dict(), self._random(), self._fingerprint)
-        save_checkpoint(self._folder, state)
+        weights, random = trained_parameters(self.module), {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            random["cuda"] = torch.cuda.get_rng_state(self.device)
+        state = Checkpoint(self.position, weights, self._optimizers.state_dict(), random, self._fingerprint)
+        save_checkpoint(self.folder, state)
         self._saved_step = self.position.step
-
-    def _random(self) -> dict[str, Tensor]:
-        states = {"cpu": torch.get_rng_state()}
-        return states | {"cuda": torch.cuda.get_rng_state(self.device)} if self.device.type == "cuda" else states
-
-    def _set_random(self, states: Mapping[str, Tensor]) -> None:
-        torch.set_rng_state(states["cpu"])
-        if self.device.type == "cuda" and "cuda" in states:
-            torch.cuda.set_rng_state(states["cuda"], self.device)
 
 
 def check_shares(stages: Sequence[Stage], batch_tokens: int, world: World) -> None:
@@ -418,25 +379,13 @@ def check_shares(stages: Sequence[Stage], batch_tokens: int, world: World) -> No
             )
 
 
-def _shapes(module: nn.Module) -> dict[str, str]:
-    """Name, type and shape of every trained parameter."""
-    return {
-        f"{PARAMETER}{name}": f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
-        for name, parameter in trained_parameters(module).items()
-    }
-
-
 def bf16_helps(device: str) -> bool:
     """Whether the processor that `device` (cpu, cuda, cuda:1) names has instructions of its own for them."""
-    if not device.startswith("cuda"):
-        return _cpu_has_bf16()
-    with torch.cuda.device(torch.device(device)):
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-
-
-def _cpu_has_bf16() -> bool:
-    """AVX512_BF16 or AMX on x86, the bf16 extension on ARM; of an x86 without them torch says that it emulates well."""
-    if platform.machine().lower() in X86:
+    if device.startswith("cuda"):
+        with torch.cuda.device(torch.device(device)):
+            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    # AVX512_BF16 or AMX on x86, the bf16 extension on ARM; of an x86 without them torch says that it emulates well.
+    if platform.machine().lower() in ("x86_64", "amd64"):
         return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
     mkldnn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return bool(mkldnn and torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchctl.decoding.modules.exits import read_layers
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -55,14 +57,10 @@ def between(states: Sequence[Tensor], depth: float) -> Tensor:
 
 def read_gates(text: str) -> tuple[int, ...]:
     """Layer numbers joined by +, ascending; none for an empty text. Raises ValueError for anything else."""
-    if not text:
-        return ()
-    if not all(layer.isdecimal() and int(layer) > 0 for layer in text.split("+")):
-        raise ValueError(f"gates is {text!r}; join layer numbers by +, such as 2+4+8")
-    gates = tuple(int(layer) for layer in text.split("+"))
-    if any(after <= before for before, after in zip(gates, gates[1:], strict=False)):
+    gates = read_layers("gates", text)
+    if gates != sorted(set(gates)):
         raise ValueError(f"gates {text} are out of order; each must lie above the one before")
-    return gates
+    return tuple(gates)
 
 
 def default_gates(layers: int) -> tuple[int, ...]:

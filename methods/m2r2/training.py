@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from benchctl.decoding.model.layers import Layer, Mlp
 from benchctl.decoding.model.target import TargetInfo
-from benchctl.decoding.modules.adapters import TextAttention
+from benchctl.decoding.modules.adapters import TextAttention, adapted_mlp
 from benchctl.decoding.modules.exits import AdapterSettings, ExitModule, exit_losses, log_shares
 from benchctl.decoding.modules.trainable import Tally, TrainingBatch
 
@@ -26,10 +26,7 @@ COSINE_SHARE = 0.1  # of the distance to the trajectory
 
 
 class TwoStreams(nn.Module):
-    """The trained modules: an adapter per layer of the accelerated stream, and an exit per gate where ``compared``.
-
-    A router may be added afterwards: m2r2_dynamic trains one on top of adapters that stand still.
-    """
+    """The trained modules: an adapter per layer of the accelerated stream, and an exit per gate where ``compared``."""
 
     def __init__(
         self,
@@ -41,7 +38,7 @@ class TwoStreams(nn.Module):
     ) -> None:
         super().__init__()
         self.intervals = intervals
-        self.router: Router | None = None
+        self.router: Router | None = None  # m2r2_dynamic trains one, on top of adapters that stand still
         passed = range(1, intervals[-1].gate + 1)
         self.adapters = nn.ModuleDict({str(layer): Adapter(info, settings, device) for layer in passed})
         exits = {}
@@ -98,10 +95,7 @@ class Trajectories:
         if adapter.gate_up is None or not isinstance(layer.mlp, Mlp):
             grown: Tensor = state + adapter.mlp(normed)
             return grown
-        gate, up = (layer.mlp.gate_up(normed) + adapter.gate_up(normed)).chunk(2, -1)
-        inner = layer.mlp.act(gate) * up
-        grown = state + layer.mlp.down(inner) + adapter.mlp(inner)
-        return grown
+        return adapted_mlp(state, normed, layer.mlp, adapter.gate_up, adapter.mlp)
 
     def _mixed(self, layer: Layer, adapter: Adapter, number: int, state: Tensor) -> Tensor:
         """[rows, n, queries] what the accelerated queries take from the slow stream's values."""

@@ -59,14 +59,9 @@ class Medusa(Speculative, Trainable):
     _state: Tensor = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("heads", "nodes", "epsilon", "delta"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
-        for name in ("epsilon", "delta"):
-            if getattr(self, name) > 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at most 1")
-        if self.nodes > KEPT_NODES:
-            raise ValueError(f"nodes is {self.nodes}; a sparse tree may have {KEPT_NODES}")
+        for name, most in (("heads", KEPT_NODES), ("nodes", KEPT_NODES), ("epsilon", 1), ("delta", 1)):
+            if not 0 < getattr(self, name) <= most:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive, and {most} at most")
         if self.tree != "sparse":
             read_widths(self.tree, self.heads)
 

@@ -102,10 +102,7 @@ def heads_loss(heads: nn.Module, batch: TrainingBatch) -> Tensor:
 
 
 def _ranks(heads: nn.Module, batch: TrainingBatch) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each head: how many of its picks come before the token it is for, _RANKS where that is not among them.
-
-    With the weight of each token; both [rows, n].
-    """
+    """For each head [rows, n]: picks that come before the token it is for, _RANKS at most, and the token's weight."""
     for number, head in enumerate(heads.children(), 1):
         tokens, weights = batch.ahead(number + 1)
         draft_logits = head(batch.final)

@@ -38,10 +38,7 @@ class Published:
     weights: Mapping[str, Tensor]
 
     def fit(self, target: Target, heads: int) -> dict[str, Tensor]:
-        """Those of the first ``heads`` where and as the target is.
-
-        Raises UserError for weights of another width or vocabulary.
-        """
+        """Those of the first ``heads``, where and as the target is; UserError for another width or vocabulary."""
         width, vocabulary = target.info.hidden_size, target.vocabulary
         lm_head = list(self.weights[f"0.{self.blocks}.weight"].shape)
         if lm_head != [vocabulary, width]:
@@ -102,10 +99,7 @@ def _config(file: Path) -> Mapping[str, Any]:
 
 
 def _read(file: Path) -> dict[str, Tensor]:
-    """Of a .pt nothing but tensors is unpickled, so a file of strangers can run nothing.
-
-    torch's own words on that advise to unpickle the rest, so they are not passed on.
-    """
+    """Of a .pt only tensors are unpickled: strangers' files run nothing; torch's error advises to unpickle the rest."""
     try:
         if file.suffix == ".safetensors":
             return load_file(file)

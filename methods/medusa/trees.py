@@ -6,7 +6,6 @@ token behind the first pick for the first. Trees list parents before children an
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
 from itertools import product
 from math import prod
@@ -46,28 +45,23 @@ def sparse_tree(shares: Sequence[Sequence[float]], nodes: int) -> tuple[Path, ..
     """The paths likeliest to be right where they were not measured together.
 
     ``shares[d][r]`` is how often rank r of depth d + 1 is; ``nodes`` paths at most, and none that never is right.
-    Depths are taken to be independent and shares not to grow with the rank, so a path is never likelier than its
-    parent or its elder sibling: greedy addition (Medusa, section 2.3.3) is then best.
+    Depths are taken to be independent, so a path is never likelier than its parent: of each depth's paths no more than
+    ``nodes`` are needed.
     """
-    chosen: list[Path] = []
-    open_paths: list[tuple[float, int, Path]] = [(-shares[0][0], 1, (0,))]
-    while open_paths and len(chosen) < nodes:
-        path = heapq.heappop(open_paths)[2]
-        chosen.append(path)
-        for other in ((*path, 0), (*path[:-1], path[-1] + 1)):
-            if len(other) <= len(shares) and other[-1] < len(shares[len(other) - 1]):
-                share = prod(shares[depth][rank] for depth, rank in enumerate(other))
-                if share > 0:
-                    heapq.heappush(open_paths, (-share, len(other), other))
-    return tuple(sorted(chosen, key=lambda path: (len(path), path)))
+    every: dict[Path, float] = {}
+    paths: dict[Path, float] = {(): 1.0}
+    for ranks in shares:
+        grown = {(*path, rank): share * of for path, share in paths.items() for rank, of in enumerate(ranks) if of > 0}
+        paths = {path: grown[path] for path in sorted(grown, key=lambda path: (-grown[path], path))[:nodes]}
+        every |= paths
+    return likeliest(every, nodes)
 
 
 def likeliest(shares: Mapping[Path, float], nodes: int) -> tuple[Path, ...]:
     """The best tree of at most ``nodes`` nodes, where ``shares`` says how often each path is right as a whole.
 
     A path has no larger share than its parent, which is there too; so the largest shares, shorter paths first where two
-    are equal, are a tree. Their sum is the expected number of accepted tokens, and no other tree of as many nodes has a
-    larger one: this is the greedy addition of Medusa, section 2.3.3.
+    are equal, are a tree, and no other has a larger sum: the expected number of accepted tokens (Medusa, 2.3.3).
 
     Example: of {(0,): 0.5, (1,): 0.1, (0, 0): 0.3, (0, 1): 0.1}, three nodes are (0) (1) (0 0).
     """

@@ -88,13 +88,8 @@ class MixtureOfDepths(Method, Trainable):
     def serve(self, target: Target, timer: Timer | None) -> AbstractContextManager[Target]:
         return nullcontext(self._run.view)
 
-    def prefill(self, context: Context) -> Tensor:
-        stream = context.stream
-        stream.push(context.tokens)
-        self._run.advance(stream)
-        last = stream.states[-1:]
-        stream.keep(range(stream.rows))
-        return last
+    def start(self, context: Context) -> int:
+        return context.pick(context.target.head(self.prefill(context, self._run.advance)))
 
     def step(self, context: Context) -> tuple[int]:
         return one_token(context, self._run.advance)

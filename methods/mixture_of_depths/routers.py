@@ -71,7 +71,7 @@ class BlockRouter(nn.Module):
 
 
 class RoutedDepth(nn.Module):
-    """The trained parts: adapters of all layers, and for each routed block, by its number from 1 on, a BlockRouter.
+    """Adapters of all layers, and for each routed block, by its number from 1 on, a BlockRouter.
 
     ``capacity`` is the share that routed blocks take; while it is trained ``taken`` falls from 1 to it.
     """
@@ -112,10 +112,7 @@ class RoutedTexts:
 
 
 def routed_texts(module: RoutedDepth, batch: TrainingBatch, bound: float | None = None) -> RoutedTexts:
-    """Who passes are the most weighty, or, with a ``bound``, those whom the predictor scores above it, as in decoding.
-
-    A row of packed text counts as one sequence; padding is never among its most weighty.
-    """
+    """Who passes are the most weighty of a row, or, with a ``bound``, those whom the predictor scores above it."""
     texts, state = AdaptedTexts(module.adapters, batch), batch.states[0].float()
     among, scores, passed = {}, {}, {}
     for index in range(len(batch.states) - 1):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -145,19 +146,15 @@ class SkipDecode(Method, Batched, Trainable):
         bottom, top = schedule.running(schedule.depth(new_tokens - 1))
         return [*bottom, *top]
 
-    def prefill(self, context: Context) -> Tensor:
-        context.stream.push(context.tokens)
-        self._run(context.stream, self.schedule(context.target.layers), 0)
-        last = context.stream.states[-1:]
-        context.stream.keep(range(context.stream.rows))
-        return last
+    def start(self, context: Context) -> int:
+        return context.pick(context.target.head(self.prefill(context, partial(self._run, 0))))
 
     def step(self, context: Context) -> tuple[int]:
-        schedule = self.schedule(context.target.layers)
-        return one_token(context, lambda stream: self._run(stream, schedule, context.new_tokens - 1))
+        return one_token(context, partial(self._run, context.new_tokens - 1))
 
-    def _run(self, stream: Stream, schedule: DepthSchedule, new_token: int) -> None:
+    def _run(self, new_token: int, stream: Stream) -> None:
         """Take the open rows through the layers of that new token."""
+        schedule = self.schedule(stream.target.layers)
         bottom, top = schedule.running(schedule.depth(new_token))
         stream.advance(bottom.stop)
         stream.pass_by(bottom.stop, top.start)

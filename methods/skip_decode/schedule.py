@@ -36,10 +36,7 @@ class DepthSchedule:
     fall_tokens: int
 
     def depth(self, new_token: int) -> int:
-        """Layers of new token ``new_token``, counted from 0: round(most - (most - least) * new_token / fall_tokens).
-
-        The prompt runs as many as new token 0.
-        """
+        """Of new token ``new_token``, and 0 of the prompt: round(most - (most - least) * new_token / fall_tokens)."""
         return self._rounded(min(new_token, self.fall_tokens), self.fall_tokens)
 
     def depths(self, new_tokens: Tensor, fall_tokens: Tensor) -> Tensor:

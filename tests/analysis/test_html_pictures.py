@@ -12,7 +12,7 @@ from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, baseline_row, draf
 from pages import TWO_SUITES, groups_of, two_suites, usual_groups, usual_page
 
 from benchctl.analysis.comparison import POOLED
-from benchctl.analysis.html.page import accepted, spreads
+from benchctl.analysis.html.page import spreads
 from benchctl.analysis.html.picture import dark_rules, pictures
 from benchctl.analysis.plots.axes import svg
 from benchctl.analysis.plots.fidelity_axis import FidelityAxis
@@ -91,17 +91,6 @@ def test_short_labels_keep_the_options_that_differ() -> None:
         "m[a=1,b=3]": "m b=3",
         "n[a=1]": "n",
     }
-
-
-def test_acceptance_is_that_of_the_steps(tmp_path: Path) -> None:
-    """Each step drafts 3 and accepts 1: the first position always, the second never."""
-    rows = [row for number in range(12) for row in (baseline_row(f"p{number}"), drafted_row(f"p{number}"))]
-    (group,) = groups_of(tmp_path, rows)
-    (found,) = accepted(1, group)
-    assert [bar.value for bar in found.positions] == [1.0, 0.0]
-    assert [bar.dot for bar in found.positions] == [1.0, 0.0]
-    assert [bar.value for bar in found.histogram] == [0.0, 1.0, 0.0]
-    assert (found.rate, found.mean) == ("0.333 [0.333, 0.333]", "1.00")
 
 
 def test_spreads_are_quantiles_of_the_time_per_token(tmp_path: Path) -> None:

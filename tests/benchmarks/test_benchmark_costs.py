@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +29,7 @@ from benchctl.registry import build
 from benchmarks import costs, watch
 from benchmarks.costs import LABELS, StepCost, choose, cost_of, time_steps
 from benchmarks.watch import Recorder, Took
-from benchmarks.work import Bare, Span, Work, run_bare, spans_of
+from benchmarks.work import Bare, Span, Work, run_bare
 
 NEW_TOKENS = 20
 PROMPT = prompt_of(13)
@@ -80,17 +79,6 @@ def test_keys_and_values_for_layers_that_a_token_left_out_are_not_predicted_but_
     filled = skipped * 2 * info.hidden_size * 2 * info.kv_size
     assert {step.took.seconds - step.bare.seconds for step in steps} == {filled}
     assert {step.took.parts["fill"] for step in steps} == {filled}
-
-
-@pytest.mark.slow
-def test_what_is_asked_at_exits_is_a_part_of_its_own() -> None:
-    target = pair("llama").target
-    steps = counted("early_exit[threshold=0.1,exits=1+3]")
-    depths = {step.work.spans[-1].last for step in steps}
-    assert len(depths) > 1, "some leave, some stay"
-    for step in steps:
-        asked = len(step.work.heads) - (step.work.spans[-1].last == target.layers)  # the last head is no exit's
-        assert step.took.parts["decide"] == asked * HEAD
 
 
 @pytest.mark.slow
@@ -163,7 +151,7 @@ def test_heads_that_a_verification_asks_for_besides_its_own_are_not_predicted_bu
         assert step.took.seconds - step.bare.seconds == 20 * step.work.argmax_rows * HEAD
         assert step.took.parts["verify"] == 0
         assert step.took.parts["logits"] == 21 * step.work.argmax_rows * HEAD
-    assert cost_of("two_model", [steps, steps]).low > 1.2
+    assert cost_of("two_model", [steps] * 5).low > 1.2
 
 
 @dataclass
@@ -192,12 +180,6 @@ def test_a_drafter_that_drafts_otherwise_when_it_is_timed_is_an_error(depths: tu
     assert {step.work.heads for step in steps[:-2]} == {(3,)}
 
 
-def test_rows_of_mixed_depths_become_spans_of_layers() -> None:
-    assert spans_of((9, 9, 7), (1, 1, 3)) == (Span(0, 2, 9, 1), Span(2, 3, 7, 3))
-    assert spans_of((9, 9, 9), (1, 0, 1)) == (Span(0, 1, 9, 1), Span(2, 3, 9, 1))
-    assert spans_of((9, 9), (0, 0)) == ()
-
-
 def test_the_work_of_a_verification_is_that_of_its_rows_and_scratch_rows_are_not_told() -> None:
     models = pair("llama")
     method = prepared("lookahead[ngram=3,window=4,guesses=0]", models.target)
@@ -215,16 +197,16 @@ def test_costs_are_sums_over_the_same_steps() -> None:
     work = Work(True, (5, 6), (Span(0, 4, 9, 2),), (2,), 2)
     slow = StepCost(work, Took(0.006, {"advance": 0.004, "verify": 0.001}), Bare(0.003, 0.001))
     fast = replace(slow, took=Took(0.003, {"advance": 0.002}), bare=Bare(0.001, 0.001))
-    cost = cost_of("two_model", [[slow, fast], [slow, fast]])
-    assert (cost.timed, cost.prompts, cost.steps, cost.rows, cost.layer_rows) == ("verification", 2, 4, 2, 8)
+    cost = cost_of("two_model", [[slow, fast]] * 5)
+    assert (cost.timed, cost.prompts, cost.steps, cost.rows, cost.layer_rows) == ("verification", 5, 10, 2, 8)
     assert (cost.measured_ms, cost.predicted_ms, cost.ratio, cost.low, cost.high) == pytest.approx(
         (4.5, 3, 1.5, 1.5, 1.5)
     )
     assert cost.parts_ms == pytest.approx({"advance": 3.0, "verify": 0.5})
     assert cost.predicted_parts_ms == pytest.approx({"layers": 2.0, "heads": 1.0})
     assert cost.goal.startswith("missed")
-    assert cost.measured_s == pytest.approx((0.009, 0.009))
-    assert cost.predicted_s == pytest.approx((0.006, 0.006))
+    assert cost.measured_s == pytest.approx((0.009,) * 5)
+    assert cost.predicted_s == pytest.approx((0.006,) * 5)
 
 
 def test_methods_that_cannot_run_are_left_out_with_the_reason_unless_they_are_named(tmp_path: Path) -> None:
@@ -239,19 +221,6 @@ def test_methods_that_cannot_run_are_left_out_with_the_reason_unless_they_are_na
         choose(["early_exit[exits=5]"], models)
 
 
-def test_labels_with_a_draft_model_or_with_equal_names_are_refused(tmp_path: Path) -> None:
-    models = Models(str(tiny_folder(tmp_path / "target")), "draft")
-    with refused("several_draft_models", "two_model[draft_model=other]"):
-        choose(["two_model[draft_model=other]"], models)
-    target, labels = Target.load(models.target), []
-    for seed, folder in enumerate((tmp_path / "first" / "medusa", tmp_path / "second" / "medusa")):
-        shutil.copytree(untrained_folder("medusa", build("medusa"), target, seed), folder)
-        labels.append(f"medusa[modules={folder}]")
-    assert choose(labels[:1], models)[0][-1].label == labels[0]
-    with refused("equal_names", "medusa[modules=medusa]"):
-        choose(labels, models)
-
-
 def test_figures_contain_what_they_were_taken_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target, draft = (
         tiny_folder(tmp_path / role, seed=seed, stop_ids=(), max_position_embeddings=2048)
@@ -260,8 +229,8 @@ def test_figures_contain_what_they_were_taken_with(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(costs, "LABELS", ("two_model",))
     modules = untrained_folder("medusa", build("medusa"), Target.load(target))
     models, label = Models(str(target), str(draft)), f"medusa[modules={modules}]"
-    figures: Any = costs.measure(models, [label], prompts=1, max_new_tokens=4, threads=1)
-    assert (figures["prompts_per_suite"], figures["max_new_tokens"], figures["threads"]) == (1, 4, 1)
+    figures: Any = costs.measure(models, [label], prompts=2, max_new_tokens=4, threads=1)
+    assert (figures["prompts_per_suite"], figures["max_new_tokens"], figures["threads"]) == (2, 4, 1)
     for role, folder in (("target", target), ("draft", draft)):
         held = figures["models"][role]
         assert (held["name"], held["weights_sha256"]) == (role, folder_sha256(folder))
@@ -270,5 +239,5 @@ def test_figures_contain_what_they_were_taken_with(tmp_path: Path, monkeypatch: 
     assert [line["label"] for line in figures["methods"]] == ["two_model", named]
     assert str(tmp_path) not in json.dumps(figures) and str(modules) not in json.dumps(figures)
     for line in figures["methods"]:
-        assert line["prompts"] == len(line["measured_s"]) == len(line["predicted_s"]) == 4
+        assert line["prompts"] == len(line["measured_s"]) == len(line["predicted_s"]) == 8
         assert line["ratio"] == pytest.approx(sum(line["measured_s"]) / sum(line["predicted_s"]))

@@ -102,7 +102,7 @@ def test_times_can_be_set_against_another_method(path: Path) -> None:
 
 
 def test_against_a_method_that_drafts_the_table_shows_the_difference_of_acceptance_rates(path: Path) -> None:
-    rows = [*usual_rows(), *(replace(drafted_row(prompt), label="other") for prompt in ("p0", "p1"))]
+    rows = [*usual_rows(), *(replace(drafted_row(prompt), label="other") for prompt in ("p0", "p1", "p2", "p3", "p4"))]
     run = replace(RUN, methods=(*RUN.methods, replace(RUN.methods[1], label="other")))
     two = write(path.with_name("two.jsonl"), rows, run)
     shown = _compare(two, "--over", DRAFTED, "--format", "md").stdout

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchctl import __version__
-from benchctl.cli import INTERRUPTED, INVALID_DATA, VERBS, WRONG_USAGE, main
+from benchctl.cli import VERBS, main
 from benchctl.cli.judge import KEY_ENV
 from benchctl.errors import InvalidData, UserError
 
@@ -53,11 +53,6 @@ def test_the_line_of_a_verb_begins_its_own_help(verb: str) -> None:
     assert command is not None and (command.help or "").startswith(VERBS[verb])
 
 
-def test_help_lists_every_verb_in_reading_order() -> None:
-    listed = CliRunner().invoke(main, ["--help"]).output.partition("Commands:\n")[2].partition("\n\n")[0]
-    assert [line.split()[0] for line in listed.splitlines()] == list(VERBS)
-
-
 def test_help_names_every_environment_variable_that_the_code_reads(root: Path) -> None:
     """Found in the source, so that a new one cannot be left out."""
     files = (file for part in ("benchctl", "methods", "judges") for file in (root / part).rglob("*.py"))
@@ -68,13 +63,6 @@ def test_help_names_every_environment_variable_that_the_code_reads(root: Path) -
     assert {"RANK", "BENCHCTL_CACHE", "HTTPS_PROXY", "OMP_WAIT_POLICY"} < names
     printed = CliRunner().invoke(main, ["--help"]).output
     assert [name for name in names if name not in printed] == []
-
-
-def test_help_names_every_exit_code_and_fits_80_columns() -> None:
-    text = CliRunner().invoke(main, ["--help"], terminal_width=80).output
-    codes = [line.split()[0] for line in text.partition("Exit codes:\n")[2].splitlines() if line[:5].strip()]
-    assert {"0", "1", str(WRONG_USAGE), str(INVALID_DATA), str(INTERRUPTED)} <= set(codes)
-    assert [line for line in text.splitlines() if len(line) > 80 and not line.lstrip().startswith("benchctl ")] == []
 
 
 def test_python_m_benchctl_answers_under_its_own_name(root: Path) -> None:
@@ -127,6 +115,7 @@ def test_list_methods_shows_family_exactness_and_options() -> None:
     ("words", "shown"),
     [
         ("list methods", "two_model"),
+        ("list judges", "likelihood"),
         ("list benches", "mt-bench"),
         ("list models", "target"),
         ("--version", f"benchctl, version {__version__}\n"),

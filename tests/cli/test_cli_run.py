@@ -218,13 +218,6 @@ def test_resuming_with_other_settings_is_refused_and_keeps_every_row(here: Path)
     assert (here / "out.jsonl").read_bytes() == before
 
 
-@pytest.mark.slow
-def test_a_finished_run_resumed_prints_its_table_again(here: Path) -> None:
-    first, second = invoke_run("--method", "prompt_lookup"), invoke_run("--method", "prompt_lookup", "--resume")
-    assert (second.exit_code, second.stdout) == (0, first.stdout)
-    assert "0 generations measured" in second.stderr and "; 16 " in second.stderr
-
-
 def test_failed_generations_are_counted_and_when_all_fail_so_does_the_command(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

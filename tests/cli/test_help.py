@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
-from documents import DOCS, check_parses, commands
+from documents import check_parses, commands
 
 from benchctl.cli import main
 
@@ -62,12 +61,3 @@ def test_help_fits_and_every_option_says_what_it_is_and_shows_its_default(name: 
             default = option.default
             without = option.is_flag or not isinstance(default, str | int | float | Path | list | tuple) or not default
             assert without or option.show_default or "default" in option.help.lower(), option.opts
-
-
-def test_exit_codes_that_differ_from_the_usual_are_named_by_the_verb_and_on_the_page() -> None:
-    """The usual ones: 0, and 2 for what a user can fix, as for every verb."""
-    page = (DOCS / "file-format.md").read_text(encoding="utf-8").partition("## Exit codes")[2]
-    for name in ("run", "compare", "judge", "doctor", "verify", "validate"):
-        codes = re.search(r"Exit\s+code: .*?\n\n", help_of(name), re.DOTALL)
-        assert codes and f"`{name}" in page, name
-        assert set(re.findall(r"--[a-z-]+", codes[0])) - {"--resume"} <= set(re.findall(r"--[a-z-]+", page)), name

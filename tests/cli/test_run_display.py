@@ -78,20 +78,12 @@ def test_the_time_left_is_estimated_from_what_this_process_measured() -> None:
         assert "about 1 min left" in screen.drawn()
 
 
-def test_a_notice_stands_above_the_bar_with_its_brackets() -> None:
-    screen = Screen()
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_notice_is_a_line_of_its_own_with_its_brackets(terminal: bool) -> None:
+    screen = Screen(terminal)
     with RunDisplay(screen.console, Seconds()) as display:
         display(Notice("early_exit[exits=4+8] cannot run here: [no]."))
     assert "early_exit[exits=4+8] cannot run here: [no].\n" in screen.drawn()
-
-
-def test_away_from_a_terminal_notices_are_lines_of_their_own() -> None:
-    screen = Screen(terminal=False)
-    with RunDisplay(screen.console, Seconds()) as display:
-        display(Progress(1, 2, "two_model", warm_up=True))
-        display(Progress(1, 2, "two_model"))
-        display(Notice("word " * 40))
-    assert screen.drawn() == "word " * 40 + "\n"
 
 
 @pytest.mark.parametrize(("step_s", "at"), [(5.0, [6, 12, 18]), (100.0, [5, 10, 15, 20])])

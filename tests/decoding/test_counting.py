@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pytest
+from fakes_measuring import Plain
 from refusals import refused
 from runs import pair
 
@@ -14,7 +15,7 @@ from benchctl.conformance.random_models import LAYERS, prompt_of
 from benchctl.decoding.draft import Draft
 from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
-from benchctl.decoding.method import Context, Exactness, Method, Speculative, one_token
+from benchctl.decoding.method import Context, Exactness, Method, Speculative
 from benchctl.decoding.model.target import Target
 
 PROMPT = prompt_of(13)
@@ -92,17 +93,12 @@ class Recites(Method):
         return (self.answer[self.at],)
 
 
-class Plain(Method):
-    def step(self, context: Context) -> Sequence[int]:
-        return one_token(context)
-
-
 @dataclass
 class Unkept(Plain):
     """Runs a row more than its text has, and keeps it."""
 
-    def step(self, context: Context) -> Sequence[int]:
-        tokens = one_token(context)
+    def step(self, context: Context) -> tuple[int]:
+        tokens = super().step(context)
         context.stream.push(tokens)
         context.stream.advance()
         context.stream.keep((0,))

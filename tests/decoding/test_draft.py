@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from benchctl.decoding.draft import ROOT, Draft
 
@@ -25,28 +24,11 @@ def test_a_chain_is_the_tree_with_one_branch() -> None:
     assert draft.depths == (1, 2, 3)
 
 
-def test_a_chain_keeps_the_distributions_its_tokens_were_drawn_from() -> None:
-    probs = torch.full((2, 3), 1 / 3)
-    assert Draft.chain([0, 2], probs).probs is probs
-    assert Draft.chain([0, 2]).probs is None
-
-
-def test_an_empty_draft_has_no_depth() -> None:
-    for draft in (Draft(), Draft.chain([])):
-        assert (len(draft), draft.depth, draft.depths, draft.children(ROOT)) == (0, 0, (), [])
-
-
 def test_scratch_rows_are_nobody_s_children_and_do_not_count_as_depth() -> None:
     draft = Draft((5, 6, 7), (ROOT, 0, 1), scratch=(False, True, True))
     assert draft.depths == (1, 2, 3)
     assert draft.depth == 1
     assert draft.children(0) == draft.children(1) == []
-
-
-def test_a_draft_of_scratch_rows_alone_proposes_nothing() -> None:
-    draft = Draft((5, 6), (ROOT, ROOT), scratch=(True, True))
-    assert draft.depth == 0
-    assert draft.children(ROOT) == []
 
 
 @pytest.mark.parametrize("parents", [(0,), (ROOT, 1), (ROOT, 2, ROOT), (-2,)])

@@ -9,13 +9,12 @@ from functools import partial
 import pytest
 import torch
 from plain_depths import planned_states, said_by
-from runs import LAYERS, Pair, pair, prompt_of
+from runs import LAYERS, MODELS, Pair, pair, prompt_of
 from torch import Tensor
 
 from benchctl.decoding.kv.stream import Stream
 from benchctl.methods.mixture_of_depths import run_some
 
-MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
 TEXT = prompt_of(20)
 # Of each routed layer the tokens that run it, a chunk of the text at a time.
 CHUNKS = (range(0, 12), range(12, 13), range(13, 14), range(14, 20))

@@ -84,16 +84,6 @@ def test_the_likeliest_paths_of_the_docstring() -> None:
     assert likeliest(shares, 9) == ((0,), (1,), (0, 0), (0, 1))
 
 
-def test_paths_measured_as_a_whole_make_a_better_tree_than_shares_of_each_depth() -> None:
-    """Where the first pick is right the next ones are, and where it is not none is: depth is worth it."""
-    texts = {(0, 0, 0): 0.4, (1,): 0.3, (): 0.3}
-    product_of_shares = sparse_tree(((0.4, 0.3), (0.4, 0.0), (0.4, 0.0)), 3)
-    assert product_of_shares == ((0,), (1,), (0, 0))
-    assert likeliest(_shares({**dict.fromkeys([(0,), (0, 0)], 0.0), **texts}), 3) == ((0,), (0, 0), (0, 0, 0))
-    assert _accepted(product_of_shares, texts) == pytest.approx(1.1)
-    assert _accepted(((0,), (0, 0), (0, 0, 0)), texts) == pytest.approx(1.2)
-
-
 def test_a_sparse_tree_lists_parents_first_and_ends_with_the_last_pick() -> None:
     tree = sparse_tree(SHARES, 1000)
     assert set(tree) == {path for depth in (1, 2, 3) for path in product(range(3), repeat=depth)}
@@ -110,7 +100,6 @@ def test_a_draft_takes_its_tokens_from_the_rankings() -> None:
 
 def test_picks_that_are_never_right_are_no_nodes() -> None:
     assert sparse_tree([[0.5, 0.0], [0.4, 0.0]], 10) == ((0,), (0, 0))
-    assert sparse_tree([[0.0]], 3) == ((0,),)
 
 
 def test_a_tree_of_too_many_nodes_is_refused() -> None:

@@ -12,8 +12,11 @@ from tiny import tiny_folder
 
 from benchctl.cli import main
 from benchctl.measuring import settings as ask
+from benchctl.measuring.check import check
+from benchctl.measuring.run import run
+from benchctl.measuring.session import Report
 from benchctl.records.schema import Row
-from benchctl.records.writer import RunFile
+from benchctl.records.writer import RunFile, read
 
 PROMPTS = (
     {"id": "short", "prompt": "Say something."},
@@ -55,6 +58,13 @@ def invoke_run(*arguments: str) -> Result:
     """`benchctl run` in the folder of the fixture `here`; options given again replace those given here."""
     usual = "--model target --draft-model draft --bench three.jsonl --device cpu --max-new-tokens 5 --warm-up 1"
     return CliRunner().invoke(main, ["run", "--no-watch", *usual.split(), "--out", "out.jsonl", *arguments])
+
+
+def measure_file(settings: ask.RunSettings, report: Report = lambda event: None) -> RunFile:
+    """The file of a run from settings with `out`."""
+    run(check(settings, lambda notice: None), report)
+    assert settings.out is not None
+    return read(settings.out)
 
 
 def measured(file: RunFile) -> list[Row]:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from oracles import Naive, caught_up
 from torch import Tensor
-from two_streams import accelerated_beside
+from two_streams import accelerated_beside, masked
 
 from benchctl.methods.m2r2.gates import EPS, Interval
 from benchctl.methods.m2r2.training import TwoStreams
@@ -64,7 +64,7 @@ def slow_states(naive: Naive, text: Sequence[int], left: Leavers, cache: Any = N
                 if gone is not None and gone.stand_ins is not None and index >= gone.gate:
                     x[0, token] = gone.stand_ins[index - gone.gate]
             seen.append(x[0])
-            return (x, *inputs[1:]), {**named, "attention_mask": _mask(naive.model, len(text), unseen(left, index))}
+            return (x, *inputs[1:]), {**named, "attention_mask": masked(naive.model, len(text), unseen(left, index))}
 
         return hook
 
@@ -83,16 +83,6 @@ def slow_states(naive: Naive, text: Sequence[int], left: Leavers, cache: Any = N
 def unseen(left: Leavers, index: int) -> list[int]:
     """The tokens that hold nothing in layer ``index``, counted from 0."""
     return [t for t, gone in enumerate(left) if gone is not None and gone.stand_ins is None and index >= gone.gate]
-
-
-def _mask(model: Any, tokens: int, hidden: Sequence[int]) -> Tensor:
-    distance = torch.arange(tokens)[:, None] - torch.arange(tokens)[None]
-    visible = distance >= 0
-    if window := getattr(model.config, "sliding_window", None):
-        visible &= distance < window
-    visible[:, list(hidden)] = False
-    visible |= distance == 0
-    return torch.zeros(1, 1, tokens, tokens, dtype=torch.float64).masked_fill(~visible, -torch.inf)
 
 
 def gate_answer(naive: Naive, module: TwoStreams, rule: GateRule, prompt: Sequence[int], limit: int) -> GateAnswer:

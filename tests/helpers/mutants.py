@@ -10,13 +10,10 @@ import torch
 from torch import Tensor
 
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.method import Context, Speculative
+from benchctl.decoding.method import Context
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import draw
 from benchctl.decoding.verify import Verdict
-from benchctl.methods.early_exit import EarlyExit
-from benchctl.methods.lookahead import Lookahead
-from benchctl.methods.prompt_lookup import PromptLookup
 from benchctl.methods.two_model import TwoModel
 
 
@@ -56,65 +53,33 @@ class LateTwoModel(TwoModel):
         self._model.rotary = torch.cat((self._model.rotary[:20], self._model.rotary[19:-1]))
 
 
-class ShiftedLookahead(Lookahead):
-    """lookahead whose columns go on from the token of the column before."""
-
-    def draft(self, context: Context, budget: int) -> Draft:
-        draft: Draft = super().draft(context, budget)
-        columns = len(self._levels[0]) if self._levels else 0
-        first = draft.scratch.count(False) + columns - 1  # the row of level 1's first column
-        parents = list(draft.parents)
-        parents[first + 1 : first + columns] = parents[first : first + columns - 1]
-        return replace(draft, parents=tuple(parents))
-
-
-class UnrepairedRule(Speculative):
+class UnrepairedTwoModel(TwoModel):
     """After a rejection the bonus token is drawn from p, not from what is left of it."""
 
     def verify(self, context: Context, draft: Draft, target_logits: Tensor) -> Verdict:
-        verdict = super().verify(context, draft, target_logits)
+        verdict: Verdict = super().verify(context, draft, target_logits)
         if len(verdict.path) == len(draft):
             return verdict
         probs = context.sampling.probs(target_logits)
         return replace(verdict, next_token=draw(probs[len(verdict.path)], context.generator))
 
 
-class UnwarpedBonusRule(Speculative):
+class UnwarpedBonusTwoModel(TwoModel):
     """The bonus token after a draft accepted whole ignores temperature, top-k and top-p."""
 
     def verify(self, context: Context, draft: Draft, target_logits: Tensor) -> Verdict:
-        verdict = super().verify(context, draft, target_logits)
+        verdict: Verdict = super().verify(context, draft, target_logits)
         if len(verdict.path) < len(draft):
             return verdict
         return replace(verdict, next_token=draw(target_logits[-1].softmax(-1), context.generator))
 
 
-class FlatterProbs(Speculative):
+class FlatterTwoModel(TwoModel):
     """The draft is said to come from a flatter distribution than the one it was drawn from."""
 
     def draft(self, context: Context, budget: int) -> Draft:
-        draft = super().draft(context, budget)  # type: ignore[safe-super]
+        draft: Draft = super().draft(context, budget)
         if draft.probs is None:
             return draft
         flatter = draft.probs.sqrt()
         return replace(draft, probs=flatter / flatter.sum(-1, keepdim=True))
-
-
-class UnrepairedTwoModel(UnrepairedRule, TwoModel):
-    pass
-
-
-class UnrepairedLookup(UnrepairedRule, PromptLookup):
-    pass
-
-
-class UnwarpedBonusTwoModel(UnwarpedBonusRule, TwoModel):
-    pass
-
-
-class FlatterTwoModel(FlatterProbs, TwoModel):
-    pass
-
-
-class FlatterEarlyExit(FlatterProbs, EarlyExit):
-    pass

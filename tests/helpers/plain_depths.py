@@ -17,7 +17,7 @@ from oracles import Naive
 from runs import run
 from torch import Tensor
 from transformers import DynamicCache
-from two_streams import halves, merged
+from two_streams import halves, masked, merged
 
 from benchctl.decoding.method import Context
 from benchctl.decoding.model.target import Target
@@ -58,7 +58,7 @@ def planned_states(model: Any, text: Sequence[int], plan: Plan, cache: Any = Non
         def hook(_module: Any, inputs: tuple[Tensor, ...], named: dict[str, Any]) -> Any:
             seen.append(inputs[0][0])
             current.append(plan(index, inputs[0][0]))
-            return inputs, {**named, "attention_mask": _mask(model, len(text), current[-1][0])}
+            return inputs, {**named, "attention_mask": masked(model, len(text), ~current[-1][0])}
 
         return hook
 
@@ -77,16 +77,6 @@ def planned_states(model: Any, text: Sequence[int], plan: Plan, cache: Any = Non
         for handle in handles:
             handle.remove()
     return torch.stack(seen)
-
-
-def _mask(model: Any, tokens: int, runs: Tensor) -> Tensor:
-    distance = torch.arange(tokens)[:, None] - torch.arange(tokens)[None]
-    visible = distance >= 0
-    if window := getattr(model.config, "sliding_window", None):
-        visible &= distance < window
-    visible &= runs[None, :]
-    visible |= distance == 0
-    return torch.zeros(1, 1, tokens, tokens, dtype=torch.float64).masked_fill(~visible, -torch.inf)
 
 
 def plan_of_depths(layers: int, warmup: int, depths: Sequence[int]) -> Plan:

@@ -27,6 +27,8 @@ CONTEXT_TOKENS = 64
 NEW_TOKENS = 40
 LAYERS = 4
 
+MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))  # families and seeds that oracles are asked about
+
 # Labels whose answer must be the target's own, and labels whose answer need not be. A method that no label here names
 # joins the list of what it claims with its defaults: see below.
 EXACT: tuple[str, ...] = (

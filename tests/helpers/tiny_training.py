@@ -21,7 +21,8 @@ from benchctl.training.checkpoint import Checkpoint, Notify, load_checkpoint
 from benchctl.training.data.packing import Batch
 from benchctl.training.distributed import World, joined
 from benchctl.training.modules.objective import HeldOut, loss_weights
-from benchctl.training.optim import Budget, OptimizerSettings, Stage, optimizer_name
+from benchctl.training.optim import Budget, OptimizerSettings, Stage
+from benchctl.training.train_options import OptimizerName
 from benchctl.training.trainer import Data, Progress, Trainer, TrainSettings
 
 VOCABULARY, WIDTH = 13, 6
@@ -90,7 +91,7 @@ def tiny_trainer(
     settings: TrainSettings,
     clock: Callable[[], float] = time.monotonic,
     report: Callable[[Progress], None] = lambda progress: None,
-    world: World = World.single(),  # noqa: B008 - frozen
+    world: World = World(),  # noqa: B008 - frozen
     dtype: torch.dtype = torch.float32,
     notify: Notify = lambda notice: None,
 ) -> Trainer:
@@ -98,14 +99,14 @@ def tiny_trainer(
 
 
 def tiny_settings(
-    steps: int | None = 12, seconds: float | None = None, optimizer: str = "muon", every_s: float = 1e9
+    steps: int | None = 12, seconds: float | None = None, optimizer: OptimizerName = "muon", every_s: float = 1e9
 ) -> TrainSettings:
     """Both stages in float32, held-out measured every fourth step."""
     return TrainSettings(
         Budget(steps, seconds),
         STAGES,
         BATCH_TOKENS,
-        OptimizerSettings(optimizer_name(optimizer), rate=0.05),
+        OptimizerSettings(optimizer, rate=0.05),
         bf16=False,
         checkpoint_s=every_s,
         held_out_steps=4,

@@ -32,6 +32,17 @@ def halves(head_dim: int) -> list[int]:
     return [*range(0, head_dim, 2), *range(1, head_dim, 2)]
 
 
+def masked(model: Any, tokens: int, hidden: Sequence[int] | Tensor) -> Tensor:
+    """What a text's tokens see of it, as transformers adds it to the scores; ``hidden`` ones see themselves only."""
+    distance = torch.arange(tokens)[:, None] - torch.arange(tokens)[None]
+    visible = distance >= 0
+    if window := getattr(model.config, "sliding_window", None):
+        visible &= distance < window
+    visible[:, hidden] = False
+    visible |= distance == 0
+    return torch.zeros(1, 1, tokens, tokens, dtype=torch.float64).masked_fill(~visible, -torch.inf)
+
+
 def _rotate(model: Any, x: Tensor, positions: Tensor) -> Tensor:
     """x [tokens, heads, head_dim] in transformers' order."""
     cos, sin = (part[0, :, None] for part in model.model.rotary_emb(x, positions[None]))

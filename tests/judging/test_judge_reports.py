@@ -110,17 +110,15 @@ def test_scores_alone_that_cannot_be_compared_are_refused(tmp_path: Path, scores
 
 
 def test_options_that_would_be_ignored_are_refused(tmp_path: Path) -> None:
-    """A gate of 0 points beside scores alone was passed over, and ended with 0; one of inf ended in a traceback."""
     path = _file(tmp_path, _scores())
     for arguments in (
         (),
         ("--scores", scores_path(path), "--format", "csv"),
         ("--scores", scores_path(path), "--acceptance"),
-        ("--scores", scores_path(path), "--require-quality", "0"),
     ):
         result = _run("compare", *arguments)
         assert (result.exit_code, "--scores" in result.stderr) == (2, True)
-    infinite = _run("compare", path, "--require-quality", "inf", "--format", "json")
+    infinite = _run("gate", path, "--require-quality", "inf")
     assert (infinite.exit_code, "inf" in infinite.stderr) == (2, True)
     assert "--judge needs --y quality" in _run("plot", "--pareto", "--judge", "gpt", path).stderr
 
@@ -195,41 +193,37 @@ def _drafted(judge: str = "gpt") -> list[Score]:
 
 
 @pytest.mark.parametrize(
-    ("scores", "points", "problem"),
+    ("scores", "points", "problems"),
     [
-        ([*_better(), *_drafted()], 0.5, ""),
+        ([*_better(), *_drafted()], 0.5, []),
         (
             [*_better(), *_drafted()],
             0.1,
-            "early_exit is not shown to be as good as autoregressive up to 0.1 points",
+            ["quality_not_shown"],
         ),
-        (_better(), 0.5, "two_model[draft_tokens=3] has no points of a judge: run `benchctl judge`"),
+        (_better(), 0.5, ["not_judged"]),
         (
             [*_better(PROMPTS[:11]), *_drafted()],
             0.5,
-            "pairwise judged early_exit on 11 of 12 turns of prompts: judge the rest",
+            ["turns_not_judged"],
         ),
         (
             [*(one for one in _better() if one.order == "baseline_second"), *_drafted()],
             5,
-            "early_exit in one order",
+            ["judged_in_one_order"] * 2,
         ),
-        ([*_better(), *_drafted(), *_scores("strict"), *_drafted("strict")], 0.5, "strict gpt-4o pairwise"),
-        ([], 9, "early_exit has no points of a judge"),
+        ([*_better(), *_drafted(), *_scores("strict"), *_drafted("strict")], 0.5, ["quality_not_shown"]),
+        ([], 9, ["not_judged"] * 2),
     ],
 )
-def test_a_comparison_can_be_held_to_quality(tmp_path: Path, scores: list[Score], points: float, problem: str) -> None:
+def test_answers_can_be_held_to_quality(
+    tmp_path: Path, scores: list[Score], points: float, problems: list[str]
+) -> None:
     """What nobody judged, or a judge saw only in part, is not as good; nor is what it saw in one order alone, which
     once passed by the points that it gives to a place."""
     path = write_both(tmp_path / "run.jsonl", _rows(), scores, _run_of(len(PROMPTS)))
-    result = _run("compare", path, "--require-quality", str(points), "--format", "json")
-    assert (result.exit_code, problem in result.stderr, "FAIL" in result.stderr) == (
-        int(bool(problem)),
-        True,
-        bool(problem),
-    )
-    gates = json.loads(result.stdout)["gates"]
-    assert (gates["passed"], gates["require_quality"], bool(gates["unmet"])) == (not problem, points, bool(problem))
+    result = _run("gate", path, "--require-quality", str(points), "--format", "json")
+    assert (result.exit_code, _problems(result)) == (int(bool(problems)), problems)
 
 
 @pytest.mark.parametrize(
@@ -243,12 +237,15 @@ def test_a_judge_that_cannot_tell_answers_apart_shows_nothing(
     """Both once passed a gate of 0 points, with a difference of +0.00 [+0.00, +0.00]."""
     scores = [one for prompt in PROMPTS for one in both_orders(prompt, first, second)]
     path = write_both(tmp_path / "run.jsonl", _rows(), [*scores, *_drafted()], _run_of(len(PROMPTS)))
-    result = _run("compare", path, "--require-quality", "0", "--format", "json")
-    gates = json.loads(result.stdout)["gates"]
-    assert (result.exit_code, gates["passed"], gates["unmet"]) == (int(blind), not blind, [])
-    assert (len(gates["inconclusive"]), "INCONCLUSIVE: gpt gpt-4o" in result.stderr) == (blind, blind)
+    result = _run("gate", path, "--require-quality", "0", "--format", "json")
+    assert (result.exit_code, _problems(result)) == ((4, ["judge_blind"] * 2) if blind else (0, []))
     found = _warned(tmp_path, "judge_blind", [*scores, *_drafted()])
     assert found == ([{"judge": "gpt gpt-4o pairwise"}] if blind else [])
+
+
+def _problems(result: Result) -> list[str]:
+    """The ids of the problems of all labels."""
+    return [problem["id"] for label in json.loads(result.stdout)["labels"] for problem in label["problems"]]
 
 
 @pytest.mark.slow
@@ -258,22 +255,20 @@ def test_quality_is_shown_on_every_turn_that_was_answered(tmp_path: Path) -> Non
     first = [*_better(), *_drafted()]
     second = [replace(one, turn=1) for one in first]
     lost = [one for one in second if one.label != EXITING or one.prompt_id != "p3"]
-    for scores, problem in ((first, "on 12 of 24 turns"), ([*first, *lost], "on 23 of 24 turns"), (first + second, "")):
+    for scores, problem in ((first, "12 of 24 turns"), ([*first, *lost], "23 of 24 turns"), (first + second, "")):
         path = write_both(tmp_path / "run.jsonl", rows, scores, _run_of(len(PROMPTS)))
-        result = _run("compare", path, "--require-quality", "0.5")
-        assert (result.exit_code, problem in result.stderr) == (int(bool(problem)), True)
+        result = _run("gate", path, "--require-quality", "0.5")
+        assert (result.exit_code, problem in result.stdout) == (int(bool(problem)), True)
 
 
 def test_quality_cannot_be_shown_on_a_few_prompts_nor_of_nothing(tmp_path: Path) -> None:
     few = [row for row in _rows() if row.prompt_id in PROMPTS[:9]]
     path = write_both(tmp_path / "run.jsonl", few, [*_better(PROMPTS[:9]), *_drafted()], _run_of(9))
-    few_prompts = "judged early_exit on 9 prompts"
-    result = _run("compare", path, "--require-quality", "5")
-    assert (result.exit_code, few_prompts in result.stderr) == (1, True)
+    result = _run("gate", path, "--require-quality", "5", "--format", "json")
+    assert (result.exit_code, _problems(result)) == (1, ["few_prompts_judged"] * 2)
     alone = [row for row in _rows() if row.label == RUN.baseline]
     path = write_both(tmp_path / "run.jsonl", alone, [], replace(RUN, methods=RUN.methods[:1]))
-    assert "only autoregressive was measured" in _run("compare", path, "--require-quality", "5").stderr
-    assert _run("compare", path, "--require-quality", "1", "--over", EXITING).exit_code == 2
+    assert _problems(_run("gate", path, "--require-quality", "5", "--format", "json"))[:1] == ["only_baseline"]
 
 
 @pytest.mark.slow

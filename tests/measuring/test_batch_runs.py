@@ -8,13 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from fakes_batches import Shallower
 from fakes_measuring import FakeClock
 from fixtures_run import invoke_run, make_settings, measured, timeless, write_prompts
 from tiny import tiny_folder
 
-from benchctl.cli import main
 from benchctl.decoding.method import Context, Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
@@ -161,32 +159,3 @@ def test_all_measures_what_decodes_batches_and_says_of_the_others_why_not(here: 
     assert max(map(len, result.stdout.splitlines())) <= 80
     rows = measured(read(here / "out.jsonl"))
     assert "autoregressive" in {row.label for row in rows} and "prompt_lookup" not in {row.label for row in rows}
-
-
-@pytest.mark.slow
-def test_a_batched_file_can_be_compared_and_plotted(here: Path) -> None:
-    asked = "skip_decode[adapters=none,min_layers=1,fall_tokens=2]"
-    assert invoke_run("--batch-size", "2", "--method", asked).exit_code == 0
-    compared = CliRunner().invoke(main, ["compare", "out.jsonl", "--format", "json"])
-    (group,) = json.loads(compared.output)["groups"]
-    assert group["batch_size"] == 2
-    baseline, skipping = group["suites"][0]["methods"]
-    rows = measured(read(here / "out.jsonl"))
-    baseline_s, skipping_s = (batches_s(rows, figures["label"]) for figures in (baseline, skipping))
-    tokens = sum(len(row.token_ids) for row in rows if row.label == skipping["label"])
-    assert skipping["metrics"]["tokens_per_s"]["value"] == pytest.approx(tokens / skipping_s)
-    assert skipping["metrics"]["speedup"]["value"] == pytest.approx(baseline_s / skipping_s)
-    assert skipping["metrics"]["depth_fraction"]["value"] < 0.8
-    plotted = CliRunner().invoke(main, ["plot", "out.jsonl", "--pareto", "--out", "plot.png"])
-    assert plotted.exit_code == 0, plotted.output
-
-
-def batches_s(rows: Sequence[Row], label: str) -> float:
-    """Seconds of a label's batches, each that of its longest answer."""
-    longest_s: dict[object, float] = {}
-    for row in rows:
-        if row.label == label:
-            assert row.ttft_s is not None
-            key = (row.batch, row.turn, row.repeat)
-            longest_s[key] = max(longest_s.get(key, 0.0), row.ttft_s + sum(row.step_s))
-    return sum(longest_s.values())

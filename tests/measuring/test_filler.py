@@ -6,16 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fixtures_run import make_settings, measured
+from fixtures_run import make_settings, measure_file, measured
 from refusals import refused
 
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
-from benchctl.measuring.check import check
 from benchctl.measuring.prompts.fit import Filler, filler_text, make_filler
-from benchctl.measuring.run import run
 from benchctl.measuring.settings import RunSettings
-from benchctl.records.writer import RunFile, read
 
 FILL = 40
 
@@ -23,12 +20,6 @@ FILL = 40
 @pytest.fixture(scope="module")
 def tokenizer(run_folder: Path) -> TargetTokenizer:
     return load_tokenizer(run_folder / "target")
-
-
-def measure(settings: RunSettings) -> RunFile:
-    run(check(settings, lambda notice: None), lambda event: None)
-    assert settings.out is not None
-    return read(settings.out)
 
 
 def filled(settings: RunSettings, fill: int) -> RunSettings:
@@ -62,8 +53,8 @@ def test_a_filler_without_tokens_is_empty_and_one_that_leaves_no_room_is_refused
 @pytest.mark.slow
 def test_every_label_answers_the_filled_prompt_and_the_run_records_it(run_folder: Path, tmp_path: Path) -> None:
     """The truth is the target's own best next token, read off a pass over filler, prompt and answer."""
-    plain = measure(filled(make_settings(run_folder, tmp_path / "plain.jsonl"), 0))
-    full = measure(filled(make_settings(run_folder, tmp_path / "full.jsonl"), FILL))
+    plain = measure_file(filled(make_settings(run_folder, tmp_path / "plain.jsonl"), 0))
+    full = measure_file(filled(make_settings(run_folder, tmp_path / "full.jsonl"), FILL))
     assert (plain.run.context_fill, full.run.context_fill) == (0, FILL)
     tokens, filled_tokens = (
         {(row.label, row.prompt_id): row.prompt_tokens for row in measured(file) if row.turn == 0}
@@ -86,7 +77,7 @@ def test_prompts_that_the_filler_leaves_no_room_for_are_left_out_or_cut(run_fold
     for policy in ("skip", "cut"):
         settings = filled(make_settings(run_folder, tmp_path / f"{policy}.jsonl"), 100)
         prompts = replace(settings.prompts, long_prompts=policy)
-        files[policy] = measure(replace(settings, methods=("autoregressive",), prompts=prompts))
+        files[policy] = measure_file(replace(settings, methods=("autoregressive",), prompts=prompts))
     assert {row.prompt_id for row in measured(files["skip"])} == {"short", "talk"}
     assert files["skip"].run.suites[0].prompts == 2
     (story,) = (row for row in measured(files["cut"]) if row.prompt_id == "story")

@@ -77,15 +77,6 @@ def test_a_failed_generation_is_a_row_with_an_error_and_no_numbers_and_changes_n
     assert timeless([one(run, task("plain"))]) == timeless([undisturbed])
 
 
-def test_an_interruption_is_not_swallowed(measurer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Plain, "step", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        one(measurer(), task("plain"))
-
-
 def test_the_second_turn_continues_the_labels_own_first_answer(measurer: Make, target: Target) -> None:
     run = measurer(TALK, lying=Lying())
     firsts = {label: one(run, task(label, prompt=TALK)) for label in ("plain", "lying")}
@@ -214,17 +205,6 @@ def test_a_control_that_fails_after_the_clock_takes_nothing_from_a_generation(
     assert kept <= set(row.fidelity) and "kl_nats" not in row.fidelity
     one(run, task("own", repeat=1))
     assert len(notices) == 1 and "MemoryError: no room for logits" in notices[0]
-
-
-def test_the_row_behind_a_failed_control_serves_as_history_like_any_other(
-    measurer: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = measurer(TALK, lying=Lying())
-    for turn in (0, 1):
-        one(run, task("plain", turn=turn, prompt=TALK))
-        monkeypatch.setattr("benchctl.measuring.verdict.Referee.judge", failing)
-        row = one(run, task("lying", turn=turn, prompt=TALK))
-        assert (row.error, row.verdict) == (None, None)
 
 
 def test_a_method_is_judged_with_the_rows_of_its_steps(measurer: Make, monkeypatch: pytest.MonkeyPatch) -> None:

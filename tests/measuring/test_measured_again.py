@@ -99,17 +99,6 @@ def test_the_speedup_so_far_of_a_resumed_run_includes_the_stored_retries(tmp_pat
     assert last_resumed.speedups == last.speedups == dict.fromkeys(LABELS[1:], 4.0)
 
 
-def test_figures_rest_on_what_was_measured_again_and_on_as_many_pairs_as_were_asked_for(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    measure(path, PLAN, loud(("p1", 1), ("p2", 0), ("p2", 2)), watch())
-    pairs = pair(load([path]), DRAFTED, BASELINE)
-    assert Counter(zip(pairs["prompt_id"], pairs["repeat"], strict=True)) == Counter(
-        [("p0", 0), ("p0", 1), *[("p1", 0), ("p1", 3)] * 2, ("p2", 1), ("p2", 4)]
-    )
-    (values,) = warned(compare([read(path)])[0], "rounds_disturbed")
-    assert (values["disturbed"], values["rounds"], values["repeated"]) == (2, 6, 2)
-
-
 @pytest.mark.parametrize("kind", PLANS)
 def test_what_stays_disturbed_is_given_up_after_two_more_tries(kind: str, tmp_path: Path) -> None:
     """Nor is it tried again by a run that goes on, however often."""

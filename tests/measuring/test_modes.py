@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from fakes_measuring import Broken, FakeClock, Lying, Plain
-from fixtures_run import LABELS, invoke_run, make_settings, measured, timeless
+from fixtures_run import LABELS, make_settings, measure_file, measured, timeless
 from tiny import tiny_folder
 
-from benchctl.cli import main
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
 from benchctl.measuring import settings as ask
-from benchctl.measuring.check import check
 from benchctl.measuring.measure import DecodingConfig, Measurer
 from benchctl.measuring.plan import Plan
 from benchctl.measuring.prompts.files import Prompt
-from benchctl.measuring.run import run
-from benchctl.records.schema import Mode, Row, to_line
-from benchctl.records.writer import RunFile, read
+from benchctl.records.schema import Mode, Row
+from benchctl.records.writer import RunFile
 
 ALL: tuple[Mode, ...] = ("free", "replay", "profile")
 TALKS = tuple(Prompt(str(number), "mt-bench", (f"Count to {number}.", "And back?")) for number in range(3))
@@ -41,16 +36,10 @@ def settings_of(folder: Path, out: Path) -> ask.RunSettings:
     return replace(settings, repeat=replace(settings.repeat, warm_up=0, replay=True, profile=True))
 
 
-def measure(settings: ask.RunSettings) -> RunFile:
-    run(check(settings, lambda notice: None), lambda event: None)
-    assert settings.out is not None
-    return read(settings.out)
-
-
 @pytest.fixture(scope="module")
 def whole(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFile:
     """A run that was not interrupted."""
-    return measure(settings_of(run_folder, tmp_path_factory.mktemp("whole") / "out.jsonl"))
+    return measure_file(settings_of(run_folder, tmp_path_factory.mktemp("whole") / "out.jsonl"))
 
 
 def by_mode(rows: Sequence[Row], mode: Mode) -> dict[tuple[str, str, int, int], Row]:
@@ -110,7 +99,7 @@ def test_a_resumed_run_of_several_modes_is_the_run_it_resumes(
     assert len(lines) == 1 + GENERATIONS
     renamed = tmp_path / "renamed.jsonl"
     renamed.write_bytes(b"".join(lines[: 1 + kept]))
-    again = measure(replace(settings_of(run_folder, renamed), resume=True))
+    again = measure_file(replace(settings_of(run_folder, renamed), resume=True))
     assert timeless(again.rows) == timeless(whole.rows)
 
 
@@ -133,30 +122,3 @@ def test_a_method_that_does_not_say_the_forced_text_fails_in_replay_alone(target
     # A baseline that fails leaves no text to replay.
     rows = rows_of(target, {"broken": Broken(), "plain": Plain()}, Plan(TALKS[:1], ("broken", "plain"), 1, modes=ALL))
     assert all(row.error for row in rows if row.mode == "replay")
-
-
-@pytest.mark.slow
-def test_the_modes_have_tables_of_their_own_and_the_headline_is_of_free_rows(here: Path) -> None:
-    labels = ("--method", "two_model", "--method", "early_exit[exits=1,threshold=0]")
-    result = invoke_run(*labels, "--replay", "--profile")
-    assert result.exit_code == 0, result.output
-    assert max(map(len, result.stdout.splitlines())) <= 80
-    assert "\nReplay " in result.stdout and "\nA step, ms " in result.stdout
-    file = read(here / "out.jsonl")
-    assert (file.run.modes, file.run.order) == (ALL, "abba")
-    alone = replace(file.run, modes=("free",))
-    free = here / "free.jsonl"
-    free.write_bytes(to_line(alone) + b"".join(to_line(row) for row in file.rows if row.mode == "free"))
-    both, headline = (figures(path) for path in ("out.jsonl", "free.jsonl"))
-    assert {name: value for name, value in both.items() if name in headline} == headline
-    extra = {name for _, name in both.keys() - headline.keys()}
-    assert {"replay_speedup", "replay_agreement", "step_verify_s", "profile_overhead"} <= extra
-
-
-def figures(path: str) -> dict[tuple[str, str], object]:
-    """Every metric of every method."""
-    result = CliRunner().invoke(main, ["compare", path, "--format", "json"])
-    assert result.exit_code == 0, result.output
-    (group,) = json.loads(result.stdout)["groups"]
-    methods = group["suites"][-1]["methods"]
-    return {(method["label"], name): found for method in methods for name, found in method["metrics"].items()}

@@ -147,20 +147,24 @@ def test_a_round_is_the_mean_of_its_generations_by_their_time() -> None:
     assert over_round([failed(baseline_row())]) == {}
 
 
-def test_a_short_generation_that_waited_is_not_doubted_in_a_round_that_hardly_did() -> None:
+@pytest.mark.parametrize(
+    ("first_s", "last", "share"),
+    [
+        (0.1, (QUIET, 9.9), ""),  # a short generation that waited, in a round that hardly did
+        (1.0, (QUIET, 1.0), "25%"),
+        (1.0, None, "50%"),  # a failed generation has no conditions, and ends its round all the same
+    ],
+)
+def test_what_a_round_met_is_said_of_it_in_its_last_rows(
+    first_s: float, last: tuple[dict[str, float], float] | None, share: str
+) -> None:
     kept = warmed()
-    assert kept.mark(met(LOUD, 0.1), ends_round=False)[0].invalid == ""
-    assert kept.mark(met(QUIET, 9.9), ends_round=True)[0].invalid == ""
-    assert kept.marked == 0
-
-
-def test_what_a_round_met_is_said_of_it_in_its_last_rows() -> None:
-    kept = warmed()
-    assert kept.mark(met(LOUD), ends_round=False)[0].invalid == ""
-    (row,) = kept.mark(met(QUIET), ends_round=True)
-    assert row.invalid.startswith("its round: ") and "25%" in row.invalid and "0%" in row.invalid
+    assert kept.mark(met(LOUD, first_s), ends_round=False)[0].invalid == ""
+    (row,) = kept.mark(met(*last) if last else (failed(baseline_row()),), ends_round=True)
+    assert row.invalid.startswith("its round: ") == bool(share) and share in row.invalid
     assert kept.mark(met(QUIET), ends_round=True)[0].invalid == ""
-    assert kept.marked == 1
+    assert kept.marked == bool(share)
+    assert kept.observe(met(LOUD), ends_round=True) != () and kept.marked == bool(share)
 
 
 def test_every_reason_is_told_and_a_round_counts_once() -> None:
@@ -175,19 +179,6 @@ def test_every_reason_is_told_and_a_round_counts_once() -> None:
 def test_all_rows_of_a_batch_are_marked() -> None:
     rows = tuple(replace(row, conditions=THROTTLED) for row in batch(baseline_row("p0"), baseline_row("p1")))
     assert [bool(row.invalid) for row in watch().mark(rows, ends_round=True)] == [True, True]
-
-
-def test_a_failed_generation_has_no_conditions_and_ends_its_round_all_the_same() -> None:
-    kept = warmed()
-    kept.mark(met(LOUD), ends_round=False)
-    (row,) = kept.mark((failed(baseline_row()),), ends_round=True)
-    assert row.error and row.invalid.startswith("its round: ") and "50%" in row.invalid
-
-
-def test_rounds_that_are_only_observed_are_not_counted() -> None:
-    kept = warmed()
-    assert kept.observe(met(LOUD), ends_round=True) != ()
-    assert kept.marked == 0
 
 
 def test_a_disturbance_that_lasts_is_told_once_until_it_is_over() -> None:

@@ -11,19 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from fixtures_run import GENERATIONS, LABELS, make_settings, measured, timeless
+from fixtures_run import GENERATIONS, LABELS, make_settings, measure_file, measured, timeless
 
 from benchctl.cli import doctor as doctor_aa
 from benchctl.cli import main
 from benchctl.measuring import run as runs
-from benchctl.measuring.check import check
 from benchctl.measuring.machine import advice as examinations
 from benchctl.measuring.machine.advice import LoadSample
 from benchctl.measuring.machine.meter import Meter, bandwidth_mb_s
-from benchctl.measuring.run import run
 from benchctl.measuring.session import Notice, Progress
 from benchctl.measuring.settings import RunSettings
-from benchctl.records.writer import RunFile, read
+from benchctl.records.writer import read
 
 QUIET = {"waited_share": 0.0}
 LOUD = {"waited_share": 0.5}
@@ -32,12 +30,6 @@ LOUD = {"waited_share": 0.5}
 @pytest.fixture
 def settings(run_folder: Path, tmp_path: Path) -> RunSettings:
     return replace(make_settings(run_folder, tmp_path / "out.jsonl"), watch=True)
-
-
-def measure(settings: RunSettings, report: Callable[[Notice | Progress], None] = lambda event: None) -> RunFile:
-    assert settings.out is not None
-    run(check(settings, lambda notice: None), report)
-    return read(settings.out)
 
 
 class Chosen:
@@ -69,13 +61,13 @@ def show(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Chosen]:
 def test_a_watched_run_records_every_generation_and_the_machine_and_an_unwatched_one_only_the_answers(
     settings: RunSettings, tmp_path: Path
 ) -> None:
-    file = measure(settings)
+    file = measure_file(settings)
     assert all(row.conditions["sentinel_s"] > 0 for row in file.rows)
     assert all(row.peak_memory_bytes and row.reserved_memory_bytes is None for row in file.rows)
     bandwidth = file.run.machine["memory_bandwidth_mb_s"]
     assert isinstance(bandwidth, float) and 100 < bandwidth < 10_000_000
     assert file.run.step_bytes > 0 and file.run.cache_token_bytes > 0
-    plain = measure(replace(settings, watch=False, out=tmp_path / "plain.jsonl"))
+    plain = measure_file(replace(settings, watch=False, out=tmp_path / "plain.jsonl"))
     assert timeless(measured(plain)) == timeless(measured(file))
     assert all(not row.conditions and not row.invalid for row in plain.rows)
     assert "memory_bandwidth_mb_s" not in plain.run.machine
@@ -96,7 +88,7 @@ def warm_up_of(settings: RunSettings) -> RunSettings:
 
 def test_warm_up_is_never_marked(settings: RunSettings, show: Callable[..., Chosen]) -> None:
     chosen = show(*[LOUD] * len(LABELS))
-    file = measure(warm_up_of(settings))
+    file = measure_file(warm_up_of(settings))
     assert chosen.count == len(file.rows) == GENERATIONS + len(LABELS)
     assert not any(row.invalid for row in file.rows)
 
@@ -104,7 +96,7 @@ def test_warm_up_is_never_marked(settings: RunSettings, show: Callable[..., Chos
 def test_a_disturbance_that_lasts_is_told(settings: RunSettings, show: Callable[..., Chosen]) -> None:
     show(*[{"throttle_reasons": 64.0}] * 999)
     events: list[Notice | Progress] = []
-    file = measure(warm_up_of(settings), events.append)
+    file = measure_file(warm_up_of(settings), events.append)
     assert all("too hot (hardware)" in row.invalid for row in measured(file))
     notices = [event.text for event in events if isinstance(event, Notice) and "--no-watch" in event.text]
     assert len(notices) == 1

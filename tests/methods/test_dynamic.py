@@ -11,7 +11,7 @@ import torch
 from fixtures_training import BATCHES, COMMON, done, refused, write_data
 from gate_exits import GateAnswer, GateRule, gate_answer, sureness
 from plain_depths import picked_from
-from runs import LAYERS, NEW_TOKENS, Pair, pair, prompt_of, run
+from runs import LAYERS, MODELS, NEW_TOKENS, Pair, pair, prompt_of, run
 from safetensors.torch import load_file
 from target_batches import answered, batch_of, learn
 from tiny import tiny_folder
@@ -27,7 +27,6 @@ from benchctl.methods.m2r2.training import TwoStreams, gate_loss
 from benchctl.methods.m2r2_dynamic import M2R2Dynamic, router_loss, router_scores, trajectory_shares
 from benchctl.registry import build
 
-MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
 FILLS = ("rate_map", "copy_p", "copy_h", "deferred_exact", "absent")
 THRESHOLDS = {
     "arla": (0.4, 0.55),
@@ -148,17 +147,17 @@ def test_a_router_says_of_whole_texts_what_it_says_when_decoding(kind: str, fami
     """By the formula, from states of full recomputation, at every token of two texts; labels alike."""
     models, texts = pair(family), [prompt_of(9), prompt_of(4, 1)]
     module = routed_streams(method_of(kind), models)
-    found = router_scores(module, batch_of(models.naive, texts))
+    scores, said_right = router_scores(module, batch_of(models.naive, texts))
     for row, text in enumerate(texts):
         for at in range(len(text)):
             seen = text[: at + 1]
             last = models.naive.argmax(seen)
             for interval in module.intervals:
                 trail = accelerated_states(models.naive, module, seen, interval.first, interval.gate)
-                said = float(found.scores[interval.gate][row, at].sigmoid())
+                said = float(scores[interval.gate][row, at].sigmoid())
                 assert said == pytest.approx(sureness(models.naive, module, kind, interval, trail), abs=1e-4)
                 agrees = int(models.naive.logits(trail[-1]).argmax()) == last
-                assert bool(found.agrees[interval.gate][row, at]) == agrees
+                assert bool(said_right[interval.gate][row, at]) == agrees
 
 
 @pytest.mark.parametrize("attends", [True, False])
@@ -197,9 +196,9 @@ def test_the_loss_is_balanced_cross_entropy_by_hand() -> None:
     models, text, weights = pair("llama"), prompt_of(12), [1.0] * 6 + [0.5] * 6
     method = method_of("arla")
     module = routed_streams(method, models)
-    found, expected = router_scores(module, batch_of(models.naive, [text])), 0.0
+    (all_scores, labels), expected = router_scores(module, batch_of(models.naive, [text])), 0.0
     for interval in module.intervals:
-        scores, agrees = found.scores[interval.gate][0].tolist(), found.agrees[interval.gate][0].tolist()
+        scores, agrees = all_scores[interval.gate][0].tolist(), labels[interval.gate][0].tolist()
         ahead = list(zip(scores, agrees, weights[1:], strict=False))
         share = sum(weight for _, right, weight in ahead if right) / sum(weights[1:])
         for score, right, weight in ahead:
@@ -236,9 +235,9 @@ def test_training_teaches_where_the_accelerated_state_agrees(kind: str) -> None:
     for gate in (1, 3):
         fresh, learnt = (found[f"exit_{gate}_found"] + found[f"exit_{gate}_held"] for found in (before, after))
         assert learnt > max(fresh, 1.0) + 0.15
-    found = router_scores(module, batch)
-    careless = {gate: torch.ones_like(scores) for gate, scores in found.scores.items()}
-    assert after["agreement"] > exit_yardsticks(careless, batch, found.agrees)["agreement"].share + 0.1
+    scores, right = router_scores(module, batch)
+    careless = {gate: torch.ones_like(score) for gate, score in scores.items()}
+    assert after["agreement"] > exit_yardsticks(careless, batch, right)["agreement"].share + 0.1
     assert after["depth"] < 1.0
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from oracles import caught_up
 from plain_t5 import ALPHA, LAYERS, START, VOCABULARY, PlainT5, Weights, spoken, tiny_t5
 from tiny import tiny_tokenizer
 from untrained import facts_of, untrained
@@ -256,15 +257,6 @@ def plain_answer(
     return text[1:], depths[:-1]
 
 
-def with_deferred(depths: list[int]) -> list[int]:
-    """Layers run for each token: its own, and those of earlier tokens that it is the first to need."""
-    held, run = list[int](), list[int]()
-    for depth in depths:
-        run.append(depth + sum(max(0, depth - there) for there in held))
-        held = [*(max(depth, there) for there in held), depth]
-    return run
-
-
 @pytest.mark.parametrize("threshold", [0.0, 0.05, 2.0])
 def test_tokens_that_leave_early_are_those_of_the_plain_decoder(threshold: float) -> None:
     """Later tokens see the frozen residual's keys and values; the encoder is looked at by layers that run only."""
@@ -297,7 +289,7 @@ def test_tokens_that_leave_by_trained_exits_are_those_of_the_plain_decoder(
         generation = generate(label.format(threshold), target, source, modules=tmp_path)
         tokens, depths = plain_answer(PlainT5(model), weights, source, exits, threshold, deferred)
         assert list(generation.token_ids) == tokens
-        assert list(generation.layers) == (with_deferred(depths) if deferred else depths)
+        assert list(generation.layers) == (caught_up(depths, 1) if deferred else depths)
         mixed = max(mixed, len(set(depths[1:])))
     assert mixed > 1
 

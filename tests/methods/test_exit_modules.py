@@ -12,7 +12,7 @@ import pytest
 import torch
 from exit_rules import noisy_exits, rule_of, speaker, with_modules
 from oracles import ExitRule, exit_answer, exit_drafter, replay
-from runs import LAYERS, NEW_TOKENS, Pair, answer, pair, prompt_of, rounds_of, run
+from runs import LAYERS, MODELS, NEW_TOKENS, Pair, answer, pair, prompt_of, rounds_of, run
 from target_batches import answered, batch_of, learn
 from tiny import tiny_model
 from torch import Tensor, nn
@@ -36,7 +36,6 @@ from benchctl.methods.deed import Deed
 from benchctl.methods.early_exit import EarlyExit
 from benchctl.registry import build
 
-MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
 # Label without threshold and policy, and by what it is confident.
 POLICIES = (
     ("early_exit[head=trained,rank=5", "softmax_gap"),
@@ -119,25 +118,6 @@ def test_an_exit_in_half_precision_keeps_to_what_it_says_in_double() -> None:
     rounded = ExitHead(trained.bfloat16(), half)(states.bfloat16())
     assert rounded.dtype == torch.bfloat16
     assert float((rounded.double() - exact).square().mean().sqrt()) < 0.03 * float(exact.std())
-
-
-@pytest.mark.parametrize(("family", "seed"), MODELS)
-def test_fresh_modules_change_nothing(family: str, seed: int, tmp_path: Path) -> None:
-    """They are the bare exit: tokens and layers are those of the target's own head at the same exits."""
-    models = pair(family, seed)
-    bare = run("early_exit[confidence=softmax_max,exits=1+2+3,threshold=0.3]", models.target, prompt_of(13), NEW_TOKENS)
-    put_off = "early_exit[confidence=softmax_max,exits=1+2+3,threshold=0.3,kv_policy=deferred_exact]"
-    same = {
-        "early_exit[head=trained,exits=1+2+3,confidence=softmax_max,threshold=0.3]": bare,
-        "deed[threshold=0.3]": run(put_off, models.target, prompt_of(13), NEW_TOKENS),
-    }
-    for label, expected in same.items():
-        method = build(label)
-        assert isinstance(method, EarlyExit | Deed)
-        fresh = method.build(models.target.info, models.target.lm_head.weight)
-        got = _generate(with_modules(label, models, fresh, tmp_path), models, prompt_of(13))
-        assert (got.token_ids, got.layers) == (expected.token_ids, expected.layers)
-    assert len(set(bare.layers)) > 1
 
 
 def test_the_decayed_threshold_is_that_of_the_paper() -> None:
@@ -291,20 +271,6 @@ def test_either_class_counts_by_the_share_of_the_other() -> None:
     right = -(chance[0].log() + chance[1].log() + chance[3].log()) * 0.25
     wrong = -(1 - chance[2]).log() * 0.75
     torch.testing.assert_close(balanced_loss(scores, agrees, weights), right + wrong)
-
-
-def test_the_loss_is_that_of_every_exit_weighted_by_the_token_to_predict() -> None:
-    models, weights = pair("llama"), [float(number % 3) for number in range(20)]
-    batch = batch_of(models.naive, [prompt_of(20)], [weights])
-    method = EarlyExit(confidence="classifier", exits="1+3")
-    module, last = untrained(method, models.target), batch.head(batch.final).argmax(-1)
-    expected = torch.zeros(())
-    for layer in (1, 3):
-        scores = module.get_submodule(f"classifier.{layer}")(batch.states[layer])[..., 0]
-        agrees = batch.head(batch.norm(batch.states[layer])).argmax(-1) == last
-        expected = expected + balanced_loss(scores, agrees, torch.tensor([[*weights[1:], 0.0]]))
-    assert float(expected.detach()) > 0
-    torch.testing.assert_close(method.loss(module, batch), expected)
 
 
 def _literal_batch() -> TrainingBatch:

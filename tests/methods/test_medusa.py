@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracles import Naive, Rounds, TreeDrafter, replay_tree
-from runs import CONTEXT_TOKENS, NEW_TOKENS, Pair, answer, pair, prepared, prompt_of, rounds_of
+from runs import CONTEXT_TOKENS, MODELS, NEW_TOKENS, Pair, answer, pair, prepared, prompt_of, rounds_of
 from target_batches import answered, batch_of, learn
 from torch import Tensor, nn
 from untrained import facts_of, untrained
@@ -33,9 +33,7 @@ from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.methods.medusa import Medusa
 from benchctl.methods.medusa.heads import path_shares, sparse_plan, tree_findings
-from benchctl.registry import build
 
-MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
 WIDTHS = ((1, 1, 1), (6, 4), (3, 2, 2, 1), (24,))
 
 
@@ -133,8 +131,8 @@ def test_yardsticks_count_how_often_a_token_is_among_the_first_picks() -> None:
             assert found[f"head_{number}_top{k}"] == Tally(hits, len(text) - number - 1)
 
 
-def test_training_lowers_the_loss_and_the_trained_heads_draft_better(tmp_path: Path) -> None:
-    """On the target's own answers; the shares measured afterwards shape the tree."""
+def test_training_lowers_the_loss_and_the_trained_heads_are_right_more_often() -> None:
+    """On the target's own answers."""
     models, method = pair("llama"), Medusa()
     batch = batch_of(models.naive, answered(models.naive, 12))
     module = method.build(models.target.info, models.target.lm_head.weight)
@@ -143,16 +141,6 @@ def test_training_lowers_the_loss_and_the_trained_heads_draft_better(tmp_path: P
     after = {name: tally.share for name, tally in method.yardsticks(module, batch).items()}
     assert losses[-1] < 0.6 * losses[0]
     assert all(after[f"head_{number}_top1"] > before[f"head_{number}_top1"] + 0.2 for number in (1, 2, 3))
-    findings = dict(method.findings(module, [batch]))
-    save_modules(tmp_path / "trained", module, facts_of("medusa", method, models.target, findings=findings))
-    trained = build(f"medusa[modules={tmp_path / 'trained'}]")
-    trained.prepare(models.target)
-    assert list(_generate(trained, models, prompt_of(13)).token_ids) == answer("llama", 0, 13)
-    fresh = prepared("medusa", models.target)
-    steps = [
-        sum(len(_generate(one, models, prompt_of(6, seed)).steps) for seed in range(4)) for one in (fresh, trained)
-    ]
-    assert steps[1] < 0.7 * steps[0]
 
 
 def test_heads_that_nobody_measured_are_taken_to_be_worse_the_further_ahead_they_look() -> None:

@@ -21,25 +21,24 @@ from plain_depths import (
     said_by,
     with_adapters,
 )
-from runs import LAYERS, NEW_TOKENS, Pair, pair, prompt_of, run
+from runs import LAYERS, MODELS, Pair, pair, prompt_of, run
 from target_batches import answered, batch_of, learn
 from tiny import tiny_folder
 from tiny_training import CountingRows, TinyModule, TinyObjective, tiny_settings
 from torch import Tensor, nn
-from untrained import facts_of, untrained
+from untrained import untrained
 
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.adapters import distil_losses
 from benchctl.decoding.modules.exits import CE_SHARE
-from benchctl.decoding.modules.trainable import TrainingBatch, read_facts, save_modules
+from benchctl.decoding.modules.trainable import TrainingBatch, read_facts
 from benchctl.methods.mixture_of_depths import MixtureOfDepths, bound_of
 from benchctl.methods.mixture_of_depths.routers import RoutedDepth, most_weighty, routed_blocks, routed_texts
 from benchctl.registry import build
 from benchctl.training.modules.frozen import BatchMaker, ModuleObjective
 from benchctl.training.trainer import Data, Trainer
 
-MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
 NAME = "mixture_of_depths"
 
 
@@ -204,7 +203,7 @@ def test_the_predictors_learn_from_their_cross_entropy_alone_and_teach_nothing_e
 
 
 @pytest.mark.slow
-def test_training_lowers_the_loss_and_the_predictors_foresee_who_is_chosen(tmp_path: Path) -> None:
+def test_training_lowers_the_loss_and_the_predictors_foresee_who_is_chosen() -> None:
     """Capacity falls meanwhile, so the loss is compared at the same capacity, that of decoding."""
     models, method = pair("llama"), MixtureOfDepths(capacity=0.25)
     batch = batch_of(models.naive, answered(models.naive, 12))
@@ -228,11 +227,6 @@ def test_training_lowers_the_loss_and_the_predictors_foresee_who_is_chosen(tmp_p
     for number in (2, 4):
         assert shares[f"block_{number}_foreseen"] > 0.82
         assert 0.1 < shares[f"block_{number}_passed"] < 0.4
-    save_modules(tmp_path, module, facts_of(NAME, method, models.target))
-    trained = build(f"{NAME}[capacity=0.25,modules={tmp_path}]")
-    trained.prepare(models.target)
-    found = decode(trained, models.target, DecodeRequest(prompt_of(6), NEW_TOKENS))
-    assert 2 < sum(found.layers) / len(found.layers) < 3
 
 
 # A predictor that has hardly learnt anything yet gives every token a chance of 0.7.

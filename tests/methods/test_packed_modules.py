@@ -17,7 +17,6 @@ from benchctl.analysis.comparison import compare, over
 from benchctl.analysis.metrics.drafting import ACCEPTANCE_DIFFERENCE, ACCEPTANCE_RATE
 from benchctl.analysis.metrics.experts import RECALL
 from benchctl.cli import main
-from benchctl.decoding.modules.trainable import check_modules
 from benchctl.records.writer import read
 from reference.pack import FILES
 
@@ -144,15 +143,6 @@ def _run_embedded(out: Path, *labels: str, model: str = "ref-dense", limit: int 
 
 def test_the_methods_named_after_this_project_have_modules() -> None:
     assert {("ref-dense", "m2r2"), ("ref-moe", "m2r2")} <= set(PACKED)
-
-
-@pytest.mark.parametrize(("model", "method"), PACKED)
-def test_modules_are_bound_to_the_target_they_are_beside(model: str, method: str) -> None:
-    folder = bundled.modules_for(model, method)
-    assert folder is not None
-    facts = check_modules(method, str(folder))
-    assert facts.target.name == model
-    assert facts.yardsticks
 
 
 @pytest.mark.slow

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from oracles import Naive, in_float64
 from plain_depths import Plan, assert_one_pass, divergence, plan_of_depths, planned_states, said_by, with_adapters
-from runs import LAYERS, Pair, pair, prompt_of, run
+from runs import LAYERS, MODELS, Pair, pair, prompt_of, run
 from target_batches import answered, batch_of, learn
 from tiny import tiny_model, tiny_target
 from torch import Tensor
-from untrained import facts_of, untrained
+from untrained import untrained
 
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.adapters import AdaptedTexts, Adapters, LayerAdapter
 from benchctl.decoding.modules.exits import CE_SHARE, AdapterSettings
-from benchctl.decoding.modules.trainable import Tally, TrainingBatch, save_modules
+from benchctl.decoding.modules.trainable import Tally, TrainingBatch
 from benchctl.methods.skip_decode import SkipDecode
 from benchctl.methods.skip_decode.schedule import DepthSchedule, text_depths
 from benchctl.registry import build
 from benchctl.training.data.packing import Batch
 from benchctl.training.modules.frozen import BatchMaker
 
-MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
 # Options, and the depths of new tokens 0, 1, 2 ... that follow from them by hand; the last one stays.
 SCHEDULES: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("fall_tokens=8", (4, 4, 4, 3, 3, 3, 3, 2, 2)),  # 4 3.75 3.5 3.25 3 2.75 2.5 2.25 2, halves up
@@ -205,7 +203,7 @@ def test_the_loss_is_the_divergence_of_each_token_at_its_depth() -> None:
 
 
 @pytest.mark.slow
-def test_training_lowers_the_loss_and_the_trained_layers_say_more_of_what_the_target_says(tmp_path: Path) -> None:
+def test_training_lowers_the_loss_and_the_trained_layers_say_more_of_what_the_target_says() -> None:
     models, method = pair("llama"), SkipDecode(min_layers=2, fall_tokens=8)
     target_batch = batch_of(models.naive, answered(models.naive, 12), [[0.3] * 6 + [1.0] * 40 for _ in range(12)])
     torch.manual_seed(0)
@@ -215,19 +213,6 @@ def test_training_lowers_the_loss_and_the_trained_layers_say_more_of_what_the_ta
     after = method.yardsticks(module, target_batch)["agreement"].share
     assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
     assert after > before + 0.2
-    save_modules(tmp_path, module, facts_of("skip_decode", method, models.target))
-    labels = {"lora": f"min_layers=2,fall_tokens=8,modules={tmp_path}", "none": "fall_tokens=8,adapters=none"}
-    agree = {}
-    for name, options in labels.items():
-        trained = build(f"skip_decode[{options}]")
-        trained.prepare(models.target)
-        found = [decode(trained, models.target, DecodeRequest(text[:6], 20)) for text in answered(models.naive, 12)]
-        agree[name] = sum(
-            one == other
-            for text, generation in zip(answered(models.naive, 12), found, strict=True)
-            for one, other in zip(text[6:26], generation.token_ids, strict=True)
-        )
-    assert agree["lora"] > agree["none"] + 20
 
 
 def test_every_adapter_of_a_layer_that_runs_learns_and_the_target_does_not() -> None:
@@ -293,7 +278,9 @@ def test_fresh_adapters_change_nothing() -> None:
 
 def fingerprint(target: Target) -> str:
     """Of every weight that decoding reads, in whichever layout it is held."""
-    return Target.weights_sha256.func(target)
+    twin = copy.copy(target)
+    twin.__dict__.pop("weights_sha256", None)  # which is computed once
+    return twin.weights_sha256
 
 
 @pytest.mark.parametrize(

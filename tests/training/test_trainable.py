@@ -19,7 +19,6 @@ from benchctl.decoding.modules.trainable import (
     FACTS,
     WEIGHTS,
     Labels,
-    Tally,
     TrainingBatch,
     check_modules,
     load_modules,
@@ -66,6 +65,7 @@ def test_the_token_ahead_counts_only_within_its_document() -> None:
     two = batch([5, 6, 7, 8, 9], [0, 0, 0, 1, 1])
     assert ahead(two.ahead(1)) == ([6, 7, 8, 9, 9], [1, 1, 0, 1, 0])
     assert ahead(two.ahead(2))[1] == [1, 0, 0, 0, 0]
+    assert ahead(two.ahead(7))[1] == [0] * 5
 
 
 def test_nothing_is_ahead_of_padding_nor_padding_ahead_of_anything() -> None:
@@ -78,15 +78,6 @@ def test_the_weight_is_that_of_the_token_ahead() -> None:
     answered = batch([5, 6, 7, 8], [0, 0, 0, 0], [0.0, 0.3, 1.0, 1.0])
     assert ahead(answered.ahead(1))[1] == pytest.approx([0.3, 1.0, 1.0, 0.0])
     assert ahead(answered.ahead(2))[1] == pytest.approx([1.0, 1.0, 0.0, 0.0])
-
-
-def test_looking_beyond_the_row_finds_nothing() -> None:
-    assert ahead(batch([5, 6], [0, 0]).ahead(7))[1] == [0, 0]
-
-
-def test_tallies_add_up() -> None:
-    assert Tally(1, 4) + Tally(2, 4) == Tally(3, 8)
-    assert (Tally(3, 8).share, Tally(0, 0).share) == (0.375, 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -207,21 +198,20 @@ def test_a_damaged_folder_is_refused(target: Target, folder: str, damage: Callab
         load(Medusa(), target, folder)
 
 
-def test_a_missing_folder_is_refused(target: Target) -> None:
-    with pytest.raises(UserError, match="nowhere: no such folder; name the folder that benchctl train wrote"):
-        load(Medusa(), target, "nowhere")
-
-
-def test_without_a_folder_the_command_that_trains_is_named(target: Target) -> None:
-    with pytest.raises(
-        UserError, match="medusa cannot run: no trained modules; train some with: benchctl train medusa"
-    ):
-        load(Medusa(), target, "")
-
-
-def test_modules_of_another_method_are_refused(target: Target, folder: str) -> None:
-    with pytest.raises(UserError, match="holds modules of medusa, not of early_exit"):
-        load(EarlyExit(confidence="classifier"), target, folder)
+@pytest.mark.parametrize(
+    ("method", "place", "message"),
+    [
+        (Medusa(), "nowhere", "nowhere: no such folder; name the folder that benchctl train wrote"),
+        (Medusa(), "", "medusa cannot run: no trained modules; train some with: benchctl train medusa"),
+        (EarlyExit(confidence="classifier"), "{folder}", "holds modules of medusa, not of early_exit"),
+        (Medusa(heads=2), "{folder}", "have other shapes than medusa needs; they were trained with heads=3"),
+    ],
+)
+def test_modules_that_are_not_there_or_are_others_are_refused(
+    method: Medusa | EarlyExit, place: str, message: str, target: Target, folder: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        load(method, target, place.format(folder=folder))
 
 
 def test_modules_for_another_target_are_refused_and_both_are_named(target: Target, folder: str) -> None:
@@ -231,13 +221,6 @@ def test_modules_for_another_target_are_refused_and_both_are_named(target: Targe
     message = str(refusal.value)
     assert f"made for tiny (weights {target.weights_sha256[:8]}, 3 layers of 32, vocabulary 96)" in message
     assert f"but the target has weights {other.weights_sha256[:8]}, 3 layers of 32, vocabulary 96" in message
-
-
-def test_modules_of_other_shapes_are_refused_with_the_options_they_were_trained_with(
-    target: Target, folder: str
-) -> None:
-    with pytest.raises(UserError, match="have other shapes than medusa needs; they were trained with heads=3"):
-        load(Medusa(heads=2), target, folder)
 
 
 def test_exits_at_other_layers_are_other_modules_though_there_are_as_many(target: Target, tmp_path: Path) -> None:

@@ -203,7 +203,3 @@ def test_records_encoded_in_blocks_stay_in_order(chat: ChatFormat, monkeypatch: 
     monkeypatch.setattr(chat_module, "BLOCK_CHARS", 10)
     assert str(chat.tokenize(records)) == str(at_once)
     assert chat.tokenize([]) == []
-
-
-def test_the_text_of_an_answer_has_no_special_tokens(chat: ChatFormat) -> None:
-    assert chat.text_of([264, 269, 5]) == "the cat"

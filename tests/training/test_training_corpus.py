@@ -105,11 +105,6 @@ def test_a_broken_line_is_named_by_file_and_line(tmp_path: Path, line: bytes, co
     assert complaint in str(error.value)
 
 
-def test_a_text_file_that_is_not_utf_8_is_named_by_file_and_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"a.txt:2: not UTF-8 \(byte 3\)"):
-        list(read_records(write_lines(tmp_path / "a.txt", b"fine", b"caf\xe9")))
-
-
 @pytest.mark.parametrize("broken", ["cut", "changed"])
 def test_broken_gzip_data_is_an_error(tmp_path: Path, broken: str) -> None:
     whole = gzip.compress(b'{"text": "one"}\n' * 50)
@@ -269,7 +264,7 @@ def test_a_data_set_without_records_to_read_is_an_error(
 
 def test_a_data_set_that_the_hub_refuses_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, FakeLibrary({}, ValueError("Config name is missing.\nPick one")))
-    with pytest.raises(UserError, match=r"ValueError: Config name is missing. Pick one\)\. .* write owner/chats:CONF"):
+    with pytest.raises(UserError, match=r"write owner/chats:CONF.* \(ValueError: Config name is missing. Pick one\)"):
         list(read_parts(["owner/chats"]))
 
 

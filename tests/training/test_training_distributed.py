@@ -109,18 +109,6 @@ def test_a_gradient_that_only_another_process_has_is_taken_over(monkeypatch: pyt
 
 
 @pytest.mark.slow
-def test_without_torchrun_there_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RANK", raising=False)
-    with joined("cpu") as world:
-        assert world == World.single()
-        assert world.leads
-        assert world.from_first(2.5, torch.device("cpu")) == 2.5
-        parameter = nn.Parameter(torch.ones(2))
-        world.sum_gradients([parameter])
-        assert parameter.grad is None
-
-
-@pytest.mark.slow
 def test_half_an_environment_is_an_error_that_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.delenv("WORLD_SIZE", raising=False)

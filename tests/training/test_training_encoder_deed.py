@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,13 +58,6 @@ def test_the_target_turns_letters_round(made: Made) -> None:
 
 
 @pytest.mark.slow
-def test_trained_exits_agree_with_the_last_layer_more_often_than_bare_ones(made: Made) -> None:
-    shares = json.loads((made.trained / "modules.json").read_text())["yardsticks"]
-    gains = [shares[f"exit_{layer}_top1"] - shares[f"exit_{layer}_bare_top1"] for layer in EXITS]
-    assert min(gains) >= 0 and max(gains) > 0.2, shares
-
-
-@pytest.mark.slow
 def test_trained_exits_leave_earlier_and_say_more_of_what_the_target_says(made: Made) -> None:
     target = Target.load(made.target)
     whole = answers("autoregressive", target)
@@ -76,17 +68,3 @@ def test_trained_exits_leave_earlier_and_say_more_of_what_the_target_says(made: 
         agreed[name] = sum(one.token_ids == other.token_ids for one, other in zip(left, whole, strict=True))
     assert layers["trained"] < layers["bare"] - 0.15
     assert agreed["trained"] >= 0.8 * len(PROMPTS)
-
-
-@pytest.mark.slow
-def test_drafts_of_trained_exits_are_accepted_more_often_and_change_no_token(made: Made) -> None:
-    """In float64, against plain decoding."""
-    target = Target.load(made.target, dtype="float64")
-    whole = [generation.token_ids for generation in answers("autoregressive", target)]
-    accepted = dict[str, float]()
-    for name, folder in (("trained", made.trained), ("bare", made.bare)):
-        drafted = answers(f"deed[mode=draft,exits=2,threshold=0,modules={folder}]", target)
-        assert [generation.token_ids for generation in drafted] == whole
-        steps = [step for generation in drafted for step in generation.steps]
-        accepted[name] = sum(step.accepted for step in steps) / sum(step.drafted for step in steps)
-    assert accepted["trained"] > accepted["bare"] + 0.1

@@ -128,16 +128,3 @@ def test_the_loss_of_a_target_with_exits_is_the_mean_over_them_and_the_last_laye
     assert measured["loss"].right == pytest.approx(float(expected))
     assert measured["loss"].of == float(loss_weights(batch).sum())
     assert {"nats_per_token", "top1", "exit_1_top1", "exit_2_top1"} <= set(measured)
-
-
-def test_a_target_learns_to_speak_at_its_exits() -> None:
-    model, objective = tiny_model("llama"), MultiExit(torch.ones(96), (1,))
-    optimizer = torch.optim.AdamW(model.requires_grad_(True).parameters(), lr=3e-3)
-    batch, losses = _batch(), []
-    for _ in range(30):
-        loss = objective(model, batch)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.3 * losses[0]

@@ -23,7 +23,7 @@ from benchctl.training.data.packing import PackedCorpus, Piece, constant
 from benchctl.training.data.reading import Corpus
 from benchctl.training.jobs import export_checkpoint, steps_of
 from benchctl.training.optim import Stage
-from benchctl.training.record import Card, render_card
+from benchctl.training.record import Result, render_card
 from benchctl.training.trainer import Data
 from reference import pack as pack_module
 from reference.pack import PackEntry, add_to_pack
@@ -91,9 +91,9 @@ def test_chats_that_no_row_has_room_for_are_told(data: Path, tmp_path: Path) -> 
 
 def test_a_card_tells_the_weights_of_sources_where_they_count() -> None:
     corpus = Corpus([Record.plain("tldr", "text")], {}, {}, ReferenceRecipe())
-    card = Card("x", 1, "", "", "", "", "", {}, [], corpus)
-    assert "| tldr | 1 | 0.06 / 0.03 | CC BY 4.0; tldr-pages/tldr |" in render_card(card)
-    assert "| tldr | 1 |" in render_card(replace(card, corpus=replace(corpus, recipe=None))).splitlines()
+    result = Result("target", 1, "", "", "", "", {})
+    assert "| tldr | 1 | 0.06 / 0.03 | CC BY 4.0; tldr-pages/tldr |" in render_card("x", result, "", corpus)
+    assert "| tldr | 1 |" in render_card("x", result, "", replace(corpus, recipe=None)).splitlines()
 
 
 def test_an_earlier_run_is_not_overwritten_but_resumed(data: Path, target: Path, tmp_path: Path) -> None:

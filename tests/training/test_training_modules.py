@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import re
 import shutil
@@ -18,7 +17,7 @@ from tiny import tiny_folder, tiny_model
 from torch import Tensor
 
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, load_modules, shares
+from benchctl.decoding.modules.trainable import Tally, Trainable, shares
 from benchctl.errors import UserError
 from benchctl.methods.medusa import Medusa
 from benchctl.registry import build
@@ -27,9 +26,7 @@ from benchctl.training.data.packing import Batch
 from benchctl.training.data.reading import Corpus
 from benchctl.training.jobs import JobContext
 from benchctl.training.modules import frozen
-from benchctl.training.modules import job as module_job
 from benchctl.training.modules.frozen import BatchMaker, ModuleObjective, chat_of, find_target, load_target
-from benchctl.training.modules.objective import loss_weights
 from benchctl.training.modules.training_text import TrainingText
 from benchctl.training.train_options import Provenance, TeacherOptions
 from reference.recipe import ReferenceRecipe
@@ -95,22 +92,6 @@ def test_target_batches_carry_no_gradient_but_norm_and_head_pass_it_on(batch: Ba
     assert not model.model.layers[0]._forward_hooks
 
 
-def test_the_objective_is_what_the_method_says(batch: Batch) -> None:
-    model = tiny_model("llama")
-    method = build("medusa[heads=2]")
-    assert isinstance(method, Trainable)
-    target = Target(model, None)
-    module = method.build(target.info, model.lm_head.weight)
-    objective = ModuleObjective(method, BatchMaker(model, CPU))
-    target_batch: TrainingBatch = BatchMaker(model, CPU)(batch)
-    with torch.no_grad():
-        loss = float(method.loss(module, target_batch))
-        assert float(objective(module, batch)) == loss
-        measured = objective.measure(module, batch)
-    assert (measured["loss"].right, measured["loss"].of) == (loss, float(loss_weights(batch).sum()))
-    assert measured["head_1_top4"] == method.yardsticks(module, target_batch)["head_1_top4"]
-
-
 def test_a_yardstick_that_no_folder_could_hold_is_refused_when_it_is_first_measured(
     batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,14 +118,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     told = done("train", "medusa[heads=2]", *words, "--self-distil", 6, "--answer-tokens", 6, *BATCHES, *COMMON)
     assert f"--method 'medusa[modules={folder / 'heads'},heads=2]'" in told
     return folder
-
-
-def test_trained_modules_load_into_decoding_for_their_target(trained: Path) -> None:
-    target = Target.load(trained / "target")
-    method = build("medusa[heads=2]")
-    assert isinstance(method, Trainable)
-    module = load_modules(method, "medusa", target, str(trained / "heads"))
-    assert sum(parameter.numel() for parameter in module.parameters()) > 0
 
 
 def test_their_facts_say_what_they_are_for_and_how_good_they_are(trained: Path) -> None:
@@ -178,38 +151,29 @@ def test_only_the_model_itself_goes_to_the_device(trained: Path, monkeypatch: py
     assert (made, target.device.type) == (["cpu"], "meta")
 
 
+def own_text_of(trained: Path, out: Path, corpus: Corpus, prompts: int) -> tuple[TrainingText, list[str]]:
+    """Text for a run on `prompts` own answers, and what is told of it."""
+    model, told = str(trained / "target"), list[str]()
+    options = TeacherOptions(
+        (), out, model=model, row_tokens=64, batch_tokens=256, self_distil=prompts, answer_tokens=6
+    )
+    files, job_context = find_target(model), JobContext(lambda: 0.0, Provenance("", "", {}), notify=told.append)
+    return TrainingText(files, chat_of(files), corpus, options, job_context), told
+
+
+RED, BLUE = Record.chat("unit", "Who is red?", "A"), Record.chat("unit", "Who is blue?", "B")
+
+
 def test_a_prompt_that_is_held_out_is_not_answered_for_training(trained: Path, tmp_path: Path) -> None:
     """The target's greedy answer would be the same, so the yardsticks would be about text that was learnt."""
-    held_out, learnt = Record.chat("unit", "Who is red?", "A"), Record.chat("unit", "Who is blue?", "B")
-    options = own_text_options(trained, tmp_path, 9)
-    files = find_target(options.model)
-    told = list[str]()
-    job_context = JobContext(lambda: 0.0, Provenance("", "", {}), notify=told.append)
-    corpus = Corpus([learnt, Record.chat("unit", "Who is red?", "other")], {"instruct": [held_out]}, {})
-    TrainingText(files, chat_of(files), corpus, options, job_context).load_target({})
+    corpus = Corpus([BLUE, Record.chat("unit", "Who is red?", "other")], {"instruct": [RED]}, {})
+    text, told = own_text_of(trained, tmp_path, corpus, 9)
+    text.load_target({})
     assert told == ["There are 1 prompts; --self-distil 9 asks for more."]
 
 
-def own_text_options(trained: Path, out: Path, prompts: int) -> TeacherOptions:
-    return TeacherOptions(
-        data=(),
-        out=out,
-        model=str(trained / "target"),
-        row_tokens=64,
-        batch_tokens=256,
-        self_distil=prompts,
-        answer_tokens=6,
-    )
-
-
 def test_with_the_reference_mix_half_of_the_prompts_are_requests(trained: Path, tmp_path: Path) -> None:
-    options = own_text_options(trained, tmp_path, 6)
-    files = find_target(options.model)
-    told = list[str]()
-    job_context = JobContext(lambda: 0.0, Provenance("", "", {}), notify=told.append)
-    learnt, held_out = Record.chat("unit", "Who is blue?", "B"), Record.chat("unit", "Who is red?", "A")
-    corpus = Corpus([learnt], {"instruct": [held_out]}, {}, ReferenceRecipe())
-    text = TrainingText(files, chat_of(files), corpus, options, job_context)
+    text, told = own_text_of(trained, tmp_path, Corpus([BLUE], {"instruct": [RED]}, {}, ReferenceRecipe()), 6)
     text.data(text.load_target({})[0])
     assert told == ["There are 4 prompts; --self-distil 6 asks for more."]
     assert "half made by rule" in text.described and "half to requests" in text.fact
@@ -234,19 +198,6 @@ def test_a_tokenizer_with_ids_that_the_model_lacks_is_refused(trained: Path, tmp
     for part, *rows in (("medusa", *BATCHES), ("draft", *BATCHES), ("moe",)):
         told = refused("reference" if part == "moe" else "train", part, *words, *rows)
         assert "its tokenizer has 320 ids and its configuration a vocabulary of 50" in told
-
-
-def test_a_full_disk_at_the_end_names_the_checkpoint_that_is_kept(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full_disk(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(module_job, "save_modules", full_disk)
-    words = ("--model", trained / "target", "--data", trained / "data", "--out", tmp_path / "out", "--steps", 1)
-    told = refused("train", "medusa[heads=1]", *words, *BATCHES, *COMMON)
-    assert "cannot write the modules (OSError: [Errno 28] No space left on device)" in told
-    assert "step-0000001 is kept; then continue from it with --resume" in told
 
 
 def test_the_run_resumes_only_as_it_was(trained: Path) -> None:

@@ -99,13 +99,6 @@ def test_the_first_token_of_a_document_and_padding_have_no_loss() -> None:
     assert loss_weights(batch).tolist() == [[1, 0, 1, 0]]
 
 
-def test_two_documents_in_a_row_cost_what_each_costs_alone() -> None:
-    model, objective = llama(), LanguageModel(BYTES)
-    together = objective(model, row([1, 5, 7, 2, 8, 4], documents=[0, 0, 0, 1, 1, 1]))
-    alone = objective(model, row([1, 5, 7])) + objective(model, row([2, 8, 4]))
-    assert float(together) == pytest.approx(float(alone), rel=1e-5)
-
-
 def test_next_token_loss_is_the_weighted_cross_entropy() -> None:
     given = Given(functional.one_hot(torch.tensor([0, 0, 2]), 3).float())
     right, wrong = -math.log(math.e / (math.e + 2)), -math.log(1 / (math.e + 2))
@@ -129,13 +122,6 @@ def test_only_tokens_of_full_weight_are_measured() -> None:
     measured = LanguageModel(torch.ones(3)).measure(given.module(), row([0, 0, 2], weights=[1.0, 1.0, 0.5]))
     assert measured["top1"] == Tally(1, 1)
     assert measured["loss"].of == 1.5
-
-
-def test_measures_of_batches_add_up() -> None:
-    given = Given(functional.one_hot(torch.tensor([0, 0, 2]), 3).float())
-    batches = [row([0, 0, 2]), row([0, 0, 0])]
-    measured = measure_held_out(given.module(), batches, LanguageModel(torch.ones(3)).measure)
-    assert measured["top1"] == Tally(3, 4)
 
 
 def test_what_no_held_out_token_tells_is_not_told_of() -> None:

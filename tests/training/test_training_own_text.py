@@ -67,14 +67,6 @@ def test_sampled_answers_depend_on_the_seed_alone() -> None:
     assert first != answer(model, [[1, 5], [1, 7]], frozenset(), replace(how, seed=4))
 
 
-def test_documents_are_the_ids_of_inference_and_the_answer(target: FrozenTarget, tmp_path: Path) -> None:
-    document = own(target, tmp_path).documents(PROMPTS[:1], lambda answered: None)[0]
-    asked = target.files.tokenizer.encode_chat([{"role": "user", "content": "Who is red?"}])
-    assert document.turns[0].head.tolist() == asked
-    expected = answer(target.model, [asked], target.files.tokenizer.stop_ids, GREEDY)
-    assert [document.turns[0].answer.tolist()] == expected
-
-
 def test_what_was_answered_is_not_answered_again(
     target: FrozenTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

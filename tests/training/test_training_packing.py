@@ -25,11 +25,10 @@ from benchctl.training.data.packing import (
     conversation,
     cut_pieces,
     fill_rows,
-    token_dtype,
 )
 from benchctl.training.data.reading import Corpus
 from benchctl.training.modules.objective import logits_of
-from benchctl.training.modules.training_text import training_data, training_rows
+from benchctl.training.modules.training_text import data_of
 from benchctl.training.optim import Stage
 from reference.bpe import BOS, END, PAD, Joints, chat_format, joints_of, token_id, train_tokenizer
 from reference.mix import Mix, joined_turns
@@ -64,6 +63,12 @@ def mixed(chat: ChatFormat, records: list[Record], row_tokens: int = 64, weights
     return PackedCorpus(mix.pieces, row_tokens, chat.pad_id, seed=0)
 
 
+def read_once(chat: ChatFormat, records: list[Record], row_tokens: int) -> PackedCorpus:
+    (rows,) = data_of(chat.tokenize(records), {}, chat, Stage(1.0, row_tokens, 1), 0, prompt_weight=0).stages
+    assert isinstance(rows, PackedCorpus)
+    return rows
+
+
 def ids(*tokens: int) -> Tokens:
     return np.asarray(tokens, dtype=np.uint16)
 
@@ -73,7 +78,7 @@ def piece(*tokens: int) -> Piece:
 
 
 def packed_row(documents: Sequence[Sequence[int]], row_tokens: int) -> Batch:
-    return batch_of(fill_rows([piece(*tokens) for tokens in documents], row_tokens, 0))
+    return batch_of([[piece(*tokens) for tokens in documents]], row_tokens, pad_id=0)
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +98,9 @@ def model() -> LlamaForCausalLM:
 
 
 def test_pieces_are_placed_whole_into_the_first_row_with_room() -> None:
-    rows = fill_rows([piece(1, 1, 1), piece(2, 2, 2), piece(3, 3)], 5, PADDING)
-    assert [row.tokens.tolist() for row in rows] == [[1, 1, 1, 3, 3], [2, 2, 2, PADDING, PADDING]]
-    assert rows[1].weights.tolist() == [100, 100, 100, 0, 0]
+    batch = batch_of(fill_rows([piece(1, 1, 1), piece(2, 2, 2), piece(3, 3)], 5), 5, PADDING)
+    assert batch.tokens.tolist() == [[1, 1, 1, 3, 3], [2, 2, 2, PADDING, PADDING]]
+    assert batch.weights[1].tolist() == [1, 1, 1, 0, 0]
 
 
 def test_a_batch_numbers_the_documents_of_a_row_and_the_tokens_of_each() -> None:
@@ -125,11 +130,6 @@ def test_changing_one_document_of_a_row_leaves_the_logits_of_the_others(model: L
 def test_a_batch_moves_to_a_device_as_a_whole() -> None:
     moved = packed_row([(1, 2)], 3).to("meta")
     assert {part.device.type for part in (moved.tokens, moved.weights, moved.documents, moved.positions)} == {"meta"}
-
-
-def test_ids_take_two_bytes_where_they_fit() -> None:
-    assert token_dtype(65_536) == np.uint16
-    assert token_dtype(65_537) == np.uint32
 
 
 def test_long_text_is_cut_into_chunks() -> None:
@@ -269,12 +269,6 @@ def test_rows_of_nothing_are_an_error() -> None:
         PackedCorpus(lambda random: [], 8, PADDING, seed=0).rows(0, 1)
 
 
-def test_target_batches_read_every_record_once_a_pass_whatever_its_source(chat: ChatFormat) -> None:
-    records = [Record.plain("llms_from_scratch", "one"), Record.plain("tinyshakespeare", "two")]
-    rows = training_rows(chat.tokenize(records), chat, row_tokens=16, seed=0, prompt_weight=0)
-    assert texts_of_one_pass(rows, chat) == {"one": 1, "two": 1}
-
-
 def texts_of_one_pass(rows: PackedCorpus, chat: ChatFormat) -> Counter[str]:
     batch = rows.rows(0, rows.rows_per_pass())
     seen: Counter[str] = Counter()
@@ -298,7 +292,7 @@ def test_rows_depend_on_their_number_alone(chat: ChatFormat) -> None:
 
 
 def test_the_next_pass_has_the_same_documents_in_another_order(chat: ChatFormat) -> None:
-    rows = training_rows(chat.tokenize(CHATS), chat, row_tokens=64, seed=0, prompt_weight=0)
+    rows = read_once(chat, CHATS, row_tokens=64)
     count = rows.rows_per_pass()
     first, second = rows.rows(0, count), rows.rows(count, count)
     assert not torch.equal(first.tokens, second.tokens)
@@ -314,7 +308,7 @@ def test_too_long_a_prompt_is_left_out_and_too_long_an_answer_is_cut(chat: ChatF
 
 
 def test_target_batches_weigh_answers_alone_and_teach_to_stop(chat: ChatFormat, tokenizer: Tokenizer) -> None:
-    data = training_data(Corpus(CHATS, {"instruct": CHATS[:3]}, {}), chat, 64, micro_rows=2, seed=0, prompt_weight=0)
+    data = data_of(chat.tokenize(CHATS), {"instruct": chat.tokenize(CHATS[:3])}, chat, Stage(1.0, 64, 2), 0, 0.0)
     batch = data.stages[0].rows(0, 4)
     learnt = batch.tokens[batch.weights == 1].tolist()
     answers = sum(int(documents.max()) + 1 for documents in batch.documents)
@@ -332,4 +326,4 @@ def test_target_batches_that_cannot_be_made_say_why(
     chat: ChatFormat, row_tokens: int, prompt_weight: float, complaint: str
 ) -> None:
     with pytest.raises(UserError, match=complaint):
-        training_rows(chat.tokenize(CHATS), chat, row_tokens, 0, prompt_weight)
+        data_of(chat.tokenize(CHATS), {}, chat, Stage(1.0, row_tokens, 1), 0, prompt_weight)

@@ -218,7 +218,7 @@ def test_answers_that_another_run_is_writing_are_waited_for(home: Path, tmp_path
 
 TEXTS_ONLY = [{"text": "Once the dog met the cat."}]
 LONG = [{"instruction": "red dog " * 18, "output": "yes"}]
-ALONE, TWO = World.single(), World(rank=0, size=2)
+ALONE, TWO = World(), World(rank=0, size=2)
 
 
 @pytest.mark.parametrize(

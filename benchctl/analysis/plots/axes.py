@@ -162,11 +162,18 @@ def check_names(figure: Figure, style: Style) -> None:
             raise UserError("names_overlap", "names overlap on a slide: choose fewer with --method, or --size screen.")
 
 
-def settle(figure: Figure) -> None:
-    """Lay out the figure and freeze the layout, so that positions are known. Dollar signs in names are no formulas."""
+def settle(figure: Figure, column: Sequence[Axes] = (), inches: float = 0.0) -> None:
+    """Lay out the figure and freeze the layout, so that positions are known. Dollar signs in names are no formulas.
+
+    The figure's height changes so that the axes of `column`, which lie below each other, are `inches` high together.
+    """
     for text in figure.findobj(Text):
         text.set_parse_math(False)
     figure.draw_without_rendering()
+    if len(column):
+        missing = inches - sum(axes.get_window_extent().height for axes in column) / figure.dpi
+        figure.set_figheight(figure.get_figheight() + missing)
+        figure.draw_without_rendering()
     figure.set_layout_engine("none")
 
 

@@ -154,10 +154,10 @@ def _value(method: MethodInfo, name: str) -> Scalar:
 
 
 def _all_numbers(values: Sequence[Scalar]) -> bool:
-    return all(map(_is_number, values))
+    return all(map(is_number, values))
 
 
-def _is_number(value: Scalar) -> bool:
+def is_number(value: Scalar) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -135,6 +135,51 @@ def interval_of(figure: Callable[[Floats], Floats], values: Floats, prompts: Int
     return _Error(value, float(error[0]), float(freedom[0]), _Sessions(0.0, 1), logarithmic=False).interval()
 
 
+class Observations(NamedTuple):
+    """A ratio of sums `tops.sum() / bottoms.sum()`: [N] each, with the session and the prompt of each observation."""
+
+    tops: Floats
+    bottoms: Floats
+    sessions: Ints
+    prompts: Sequence[Hashable]
+
+
+def change_interval(now: Observations, then: Observations, session_spread: float = 0.0) -> Interval | None:
+    """The 95% interval of one ratio of sums divided by an earlier one, over the prompts that both have.
+
+    Prompts are paired: what makes a prompt long or easy cancels. The spread of sessions comes from both runs; with one
+    session each it is unknown, and `session_spread` (of a session's logarithm) is assumed.
+    None with fewer than LEAST_PROMPTS common prompts, or where a sum is 0.
+    """
+    common = sorted(set(now.prompts) & set(then.prompts), key=str)
+    if len(common) < LEAST_PROMPTS:
+        return None
+    number = {prompt: code for code, prompt in enumerate(common)}
+    sums, sessions = [], []
+    for each in (now, then):
+        kept = np.array([prompt in number for prompt in each.prompts])
+        codes = np.array([number[prompt] for prompt in each.prompts if prompt in number], dtype=np.int64)
+        parts = np.column_stack([each.tops, each.bottoms])[kept]
+        sums.append(_totals(parts, codes, len(common)))
+        by_session = _totals(parts, _codes(each.sessions[kept]))
+        sessions.append(np.log(_ratios(by_session[:, 0], by_session[:, 1])))
+    by_prompt = np.column_stack(sums)
+    whole = by_prompt.sum(axis=0)
+    values = _ratios(by_prompt[:, 0], by_prompt[:, 1]), _ratios(by_prompt[:, 2], by_prompt[:, 3])
+    if not all((part > 0).all() and np.isfinite(part).all() for part in values):
+        return None
+    left = whole - by_prompt
+    without = np.log(left[:, 0] / left[:, 1] / (left[:, 2] / left[:, 3]))[:, None]
+    error, freedom = _jackknife(without, by_prompt[:, 1:2])
+    value = float(whole[0] / whole[1] / (whole[2] / whole[3]))
+    counts = [len(logarithms) for logarithms in sessions]
+    degrees = sum(counts) - 2
+    squares = sum(float(((part - part.mean()) ** 2).sum()) for part in sessions)
+    spread = sqrt(squares / degrees) if degrees else session_spread
+    by_sessions = _Sessions(value * spread * sqrt(1 / counts[0] + 1 / counts[1]), degrees or 1000)
+    return _Error(value, float(error[0]), float(freedom[0]), by_sessions, logarithmic=True).interval()
+
+
 class _Sessions(NamedTuple):
     """The part of a figure's standard error that sessions add, and the degrees of freedom of its estimate."""
 

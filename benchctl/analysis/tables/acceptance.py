@@ -11,7 +11,6 @@ from itertools import chain, groupby
 from benchctl.analysis.comparison import POOLED, Group, SuiteFigures, label_lines
 from benchctl.analysis.frame.build import pair
 from benchctl.analysis.frame.rows import POSITIONS
-from benchctl.analysis.gate import Gates
 from benchctl.analysis.metrics.drafting import (
     ACCEPTANCE_RATE,
     BLOCK_EFFICIENCY,
@@ -46,6 +45,11 @@ class Acceptance:
     unconditional: tuple[Estimate, ...]
     histogram: tuple[Estimate, ...]
 
+    @property
+    def named_cells(self) -> Row:
+        rate, *others = self.named
+        return spread(rate, "{:.3f}"), *(spread(other, other.metric.cell, interval=False) for other in others)
+
     def figures(self) -> Iterator[tuple[str, int | None, Estimate]]:
         """Name, position and estimate of every figure."""
         for estimate in self.named:
@@ -55,8 +59,8 @@ class Acceptance:
                 yield name, position, estimate
 
 
-def render_acceptance(groups: Sequence[Group], format: str = "table", gates: Gates | None = None) -> str:
-    """The acceptance of every method that drafts, in each group and suite; format and `gates` as in text.render.
+def render_acceptance(groups: Sequence[Group], format: str = "table") -> str:
+    """The acceptance of every method that drafts, in each group and suite; format as in text.render.
 
     Raises UserError where no method drafted anything.
     """
@@ -71,7 +75,6 @@ def render_acceptance(groups: Sequence[Group], format: str = "table", gates: Gat
                 for each in drafting
             ]
         }
-        document |= {"gates": gates.document()} if gates else {}
         return json.dumps(document, indent=2, allow_nan=False)
     if format == "csv":
         return _csv(drafting)
@@ -111,11 +114,6 @@ def _percent(shares: Sequence[Estimate]) -> Row:
     return tuple(NONE if each.value is None else f"{100 * each.value:.0f}" for each in shares)
 
 
-def _named_cells(each: Acceptance) -> Row:
-    rate, *others = each.named
-    return spread(rate, "{:.3f}"), *(spread(other, other.metric.cell, interval=False) for other in others)
-
-
 def _position_rows(each: Acceptance) -> tuple[Row, ...]:
     """One cell per position, from 0 to the deepest."""
     return (
@@ -127,7 +125,12 @@ def _position_rows(each: Acceptance) -> tuple[Row, ...]:
 
 def _positions(drafting: Sequence[Acceptance]) -> Row:
     deepest = max(len(each.histogram) for each in drafting)
-    return tuple(f"{position}+" if position == POSITIONS else str(position) for position in range(deepest))
+    return tuple(map(position_name, range(deepest)))
+
+
+def position_name(position: int) -> str:
+    """The last position of the records includes all later ones."""
+    return f"{position}+" if position == POSITIONS else str(position)
 
 
 def _terminal(drafting: Sequence[Acceptance]) -> Iterator[str]:
@@ -140,7 +143,7 @@ def _terminal(drafting: Sequence[Acceptance]) -> Iterator[str]:
         by_position: list[Row] = [("position", *_positions(part))]
         for each in part:
             lines = [" " * bool(number) + line for number, line in enumerate(label_lines(each.label))]
-            named += [(line,) for line in lines[:-1]] + [(lines[-1], *_named_cells(each))]
+            named += [(line,) for line in lines[:-1]] + [(lines[-1], *each.named_cells)]
             by_position += [(line,) for line in lines] + list(_position_rows(each))
         yield _aligned(named, "  ")
         yield _aligned(by_position, " ")
@@ -151,7 +154,7 @@ def _markdown(drafting: Sequence[Acceptance]) -> Iterator[str]:
     for part in _by_suite(drafting):
         yield f"**{_heading(drafting, part)}**"
         head: Row = ("method", "acceptance rate [95%]", *(metric.label for metric in _NAMED[1:]))
-        yield _piped([head, *((f"`{each.label}`", *_named_cells(each)) for each in part)])
+        yield _piped([head, *((f"`{each.label}`", *each.named_cells) for each in part)])
         width = len(positions := _positions(part))
         rows = [(f"`{each.label}`", *row) for each in part for row in _position_rows(each)]
         yield _piped([("method", "% of drafts", *positions), *(row + ("",) * (width + 2 - len(row)) for row in rows)])

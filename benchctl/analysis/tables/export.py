@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from benchctl.analysis.comparison import Group, MethodFigures, SuiteFigures
-from benchctl.analysis.gate import Gates
 from benchctl.analysis.judges.figures import MARGIN, Agreement, JudgedFigures
 from benchctl.analysis.stats.estimates import Estimate
 from benchctl.analysis.warnings import warnings
@@ -45,10 +44,9 @@ def to_csv(groups: Sequence[Group]) -> str:
     return text.getvalue().rstrip("\n")
 
 
-def to_json(groups: Sequence[Group], gates: Gates | None = None) -> str:
-    """An object with `groups`, and with `gates` where the first group was checked; see the keys below."""
-    document = {"groups": [_group(group) for group in groups]} | ({"gates": gates.document()} if gates else {})
-    return json.dumps(document, indent=2, allow_nan=False)
+def to_json(groups: Sequence[Group]) -> str:
+    """An object with `groups`; see the keys below."""
+    return json.dumps({"groups": [_group(group) for group in groups]}, indent=2, allow_nan=False)
 
 
 def agreement_document(agreement: Agreement) -> Document:

@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from benchctl.analysis.comparison import Group, compare
-from benchctl.analysis.gate import Gates
 from benchctl.analysis.tables.columns import Block, agreement_sentences, brief, judge_blocks, metric_blocks
 from benchctl.analysis.warnings import warnings
 from benchctl.analysis.winner import fastest, sentence
@@ -32,18 +31,18 @@ def summary(paths: Sequence[Path | str], format: Format = "table", width: int = 
     return render(compare([read(path) for path in paths], ()), format, width)
 
 
-def render(groups: Sequence[Group], format: Format = "table", width: int = WIDTH, gates: Gates | None = None) -> str:
+def render(groups: Sequence[Group], format: Format = "table", width: int = WIDTH) -> str:
     """A comparison as text, without a newline at its end.
 
     `table` and `brief`, one table of all suites together, have colours, which click.echo drops where there is no
-    terminal. The result of `gates` is part of the JSON only.
+    terminal.
     """
     from benchctl.analysis.tables.export import to_csv, to_json
 
     if format == "csv":
         return to_csv(groups)
     if format == "json":
-        return to_json(groups, gates)
+        return to_json(groups)
     if format == "md":
         return "\n\n".join(part for group in groups for part in _markdown(groups, group))
     return _terminal(groups, width, is_brief=format == "brief")

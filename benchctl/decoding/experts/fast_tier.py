@@ -19,12 +19,9 @@ class Key(NamedTuple):
 
 
 class Policy(ABC):
-    """Chooses the expert to evict; it is called for every visit of a layer, every load and every use.
+    """Chooses the expert to evict; it is called for every visit of a layer, every load and every use."""
 
-    keeps  whether an expert stays after its use; without, each is loaded every time it is needed
-    """
-
-    keeps: ClassVar[bool] = True
+    keeps: ClassVar[bool] = True  # whether an expert stays after its use; otherwise each use loads it
 
     def reach(self, layer: int) -> None:  # noqa: B027 optional
         """A pass has reached this layer; one that is not behind the last one begins a new pass."""

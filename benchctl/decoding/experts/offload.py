@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import shutil
 import tempfile
 import threading
@@ -10,7 +9,8 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from benchctl.decoding.experts.fast_tier import Counts, FastTier, Key, PolicyName, Transfer, policy_of
+from benchctl.decoding.experts.fast_tier import FastTier, Key, PolicyName, Transfer, policy_of
 from benchctl.decoding.model.layers import Experts, ExpertWeights, Layer
 from benchctl.decoding.model.target import Target, TargetInfo
 
@@ -35,16 +35,8 @@ class Timer(Protocol):
         """Return at this moment, or at once if it has passed."""
 
 
-class SlowTier(ABC):
-    """All experts of a target, somewhere that computing does not read from."""
-
-    @abstractmethod
-    def read(self, key: Key) -> ExpertWeights:
-        """The weights of an expert on the host; valid until the next call. Only the loader's thread calls this."""
-
-
-class MemoryTier(SlowTier):
-    """Host memory: on a CPU the target's own tensors, for a GPU pinned copies."""
+class MemoryTier:
+    """All experts of a target in host memory: on a CPU the target's own tensors, for a GPU pinned copies."""
 
     def __init__(self, experts: Mapping[int, Experts]) -> None:
         def on_host(weights: Tensor) -> Tensor:
@@ -54,11 +46,12 @@ class MemoryTier(SlowTier):
         self._down = {layer: on_host(mixture.down) for layer, mixture in experts.items()}
 
     def read(self, key: Key) -> ExpertWeights:
+        """The weights of an expert on the host; valid until the next call. Only the loader's thread calls this."""
         return ExpertWeights(key.expert, self._gate_up[key.layer][key.expert], self._down[key.layer][key.expert])
 
 
-class FileTier(SlowTier):
-    """A memory-mapped safetensors file of its own, in the target's precision, deleted with this object.
+class FileTier:
+    """The same in a memory-mapped safetensors file of its own, in the target's precision, deleted with this object.
 
     The speed of the disk shows only where the file is larger than the free memory; otherwise give a bandwidth.
     """
@@ -124,7 +117,7 @@ class Slots:
 class Link:
     """The way from the slow tier to the fast one; ``bytes_per_s`` None is as fast as the machine copies."""
 
-    slow: SlowTier
+    slow: MemoryTier | FileTier
     slots: Slots
     bytes_per_s: float | None = None
 
@@ -134,9 +127,7 @@ class Loader:
 
     With a bandwidth, a transfer ends bytes / bandwidth after it began, or later, and the next one begins then. Moments
     are computed, so a thread that wakes late delays nothing; the caller or the thread, whichever runs first, catches
-    up.
-
-    Example: experts of 1 MB at 2 MB/s that are demanded at 0.0 s and 0.1 s arrive at 0.5 s and 1.0 s.
+    up. Experts of 1 MB at 2 MB/s that are demanded at 0.0 s and 0.1 s arrive at 0.5 s and 1.0 s.
     """
 
     def __init__(self, tier: FastTier, link: Link, timer: Timer | None = None) -> None:
@@ -166,10 +157,6 @@ class Loader:
     def now_s(self) -> float:
         """Seconds of the timer; always 0 without one."""
         return 0.0 if self._timer is None else self._timer.now_s()
-
-    @property
-    def counts(self) -> Counts:
-        return self._tier.counts
 
     def need(self, layer: int, experts: Sequence[int]) -> None:
         """See FastTier.need; raises RuntimeError if the thread has failed."""
@@ -273,12 +260,7 @@ the state is the residual that their answers will be added to. Layers that are n
 
 @dataclass(frozen=True)
 class OffloadSettings:
-    """policy          which expert leaves a full fast tier
-    capacity        experts that the fast tier holds; 0 is a quarter of all
-    bandwidth_mb_s  10^6 bytes a second from the slow tier; 0 is what the machine does
-    tier            where the slow tier is
-    blocking        compute none of a layer's experts before all of them are there
-    """
+    """Options of these names; see methods/expert_offload.py."""
 
     policy: PolicyName = "lru"
     capacity: int = 0
@@ -344,20 +326,14 @@ class Offload:
         self._loader: Loader | None = None
         self._predictor: Predictor | None = None
         self._timed = False
-        self.view = copy.copy(target)
-        self.view.blocks = list(target.blocks)
+        blocks = list(target.blocks)
         for layer, mixture in mixtures.items():
-            held = {item.name: getattr(mixture, item.name) for item in fields(Experts)}
-            tiered = _TieredExperts(**held, layer=layer, fetch_from=self._fetch)
-            self.view.blocks[layer] = replace(target.blocks[layer], mlp=tiered)
+            blocks[layer] = replace(blocks[layer], mlp=replace(mixture, fetch=partial(self._fetch, layer)))
+        self.view = target.with_blocks(blocks)
 
     @property
     def top_k(self) -> int:
         return max(mixture.top_k for mixture in mixtures_of(self._target).values())
-
-    @property
-    def expert_bytes(self) -> int:
-        return self._link.slots.expert_bytes
 
     @contextmanager
     def serve(self, timer: Timer | None, predictor: Predictor | None = None) -> Iterator[Target]:
@@ -399,32 +375,17 @@ class Offload:
             counts = {name: value for name, value in counts.items() if not name.endswith("stall_s")}
         if self._settings.bandwidth_mb_s:
             counts["bandwidth_mb_s"] = self._settings.bandwidth_mb_s
-        return {**counts, "expert_bytes": float(self.expert_bytes)}
+        return {**counts, "expert_bytes": float(self._link.slots.expert_bytes)}
 
 
-@dataclass(frozen=True)
-class _TieredExperts(Experts):
-    """Experts that are fetched before they compute; routing and products are those of the resident ones."""
-
-    layer: int
-    fetch_from: Callable[[int, Sequence[int], Tensor], Iterator[ExpertWeights]]
-
-    def fetch(self, needed: Sequence[int], residual: Tensor) -> Iterator[ExpertWeights]:
-        return self.fetch_from(self.layer, needed, residual)
-
-
-@dataclass(frozen=True)
-class NextGate:
-    """Predicts, from the present slow state, what the next layer's own norm and gate would choose (a Predictor).
+def next_gate(target: Target, count: int) -> Predictor:
+    """Predicts, from the present slow state, what the next layer's own norm and gate would choose: ``count`` experts.
 
     Eliseev, Mazur: Fast Inference of Mixture-of-Experts Language Models with Offloading, 2023, arXiv 2312.17238.
-    ``count`` experts are named: those of a token, and any spare ones.
     """
 
-    target: Target
-    count: int
+    def predict(layer: int, residual: Tensor) -> Mapping[int, Sequence[int]]:
+        ahead = layer + 1
+        return {ahead: rank_experts(target.blocks[ahead], residual, count)} if ahead < target.layers else {}
 
-    def __call__(self, layer: int, residual: Tensor) -> Mapping[int, Sequence[int]]:
-        if layer + 1 >= self.target.layers:
-            return {}
-        return {layer + 1: rank_experts(self.target.blocks[layer + 1], residual, self.count)}
+    return predict

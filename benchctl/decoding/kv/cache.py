@@ -178,10 +178,7 @@ class Layout:
         self._bias: dict[tuple[int | None, int], Tensor] = {}
 
     def bias(self, window: int | None, dtype: torch.dtype, copies: int = 1) -> Tensor | None:
-        """[copies * rows, slots] 0 where a row may look, else -inf; None when all may see everything.
-
-        [1, slots] where all rows may see the same.
-        """
+        """[copies * rows, slots], or [1, slots] for all: 0 where a row may look, else -inf; None for 0 everywhere."""
         if window is not None and self._last < window:
             window = None
         if self.rows == 1 and self._ancestors is None and window is None:  # one row sees all before it that are there

@@ -116,10 +116,9 @@ class Stream:
         self._states = torch.cat((self.states[:finished], states)) if finished else states
 
     def fill(self, first: int, stand_ins: Tensor | None = None) -> None:
-        """Give layers ``first`` .. keys and values for the last open row without running it through them, now or later.
+        """Give layers ``first`` .. keys and values for the last open row, which runs them neither now nor later.
 
-        They are made of ``stand_ins`` [layers from first on, or 1 for all, width], by default the row's present
-        state.
+        They are made of ``stand_ins`` [layers from first on, or 1 for all, width], by default the row's present state.
         """
         start = self._leave(first)
         states = self.states[-1:] if stand_ins is None else stand_ins

@@ -1,25 +1,18 @@
-"""From a transformers model to the structures of layers.py: one reader for all Llama-like families.
-
-They differ only in which optional parts their modules have: fused projections, biases, head norms, experts, Gemma's
-gain of 1 + w and scaled embedding.
-"""
+"""From a transformers model to the structures of layers.py: one reader for all Llama-like families, one for T5."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from benchctl.decoding.model.kernels import Linear, Norm
-from benchctl.decoding.model.layers import Attention, CrossAttention, Encoder, Experts, Layer, Mlp, distance_biases
+from benchctl.decoding.model.layers import Attention, CrossAttention, Encoder, Experts, Layer, Mlp
 from benchctl.errors import UserError
-
-if TYPE_CHECKING:
-    from benchctl.decoding.model.layers import Encoder
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "olmoe", "mixtral")
 MIXTURES = ("olmoe", "mixtral")  # those of them with experts; a stray field of a configuration makes none
@@ -221,8 +214,9 @@ def read_t5(model: Any, fast: bool) -> Parts:
     crosses = [_read_cross(block.layer[1], config, fast) for block in decoder.block]
     blocks = [_read_t5_layer(block, cross, config, fast) for block, cross in zip(decoder.block, crosses, strict=True)]
     tokens, embedding = context_tokens(config), model.shared.weight.detach()
-    table = decoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight.detach()
-    biases = distance_biases(table, tokens, config.relative_attention_max_distance)
+    # [heads, distances] what T5 adds to the scores of rows so far apart: as the last of so many rows has it.
+    last_row = decoder.block[0].layer[0].SelfAttention.compute_bias(1, tokens, past_seen_tokens=tokens - 1)
+    biases = last_row[0, :, 0].detach().flip(-1).contiguous()
     last = decoder.final_layer_norm
     wide = torch.complex64 if embedding.dtype != torch.float64 else torch.complex128
     return Parts(

@@ -6,7 +6,6 @@ attention reads the encoder's states of the prompt: Raffel et al. 2020, arXiv 19
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -68,6 +67,10 @@ class ExpertWeights:
     down: Tensor
 
 
+Fetch = Callable[[Sequence[int], Tensor], Iterator[ExpertWeights]]
+"""The experts that are needed, one by one; of the residual [rows, width] that their answers will be added to."""
+
+
 @dataclass(frozen=True)
 class Experts:
     """Mixture of experts: router [experts, width], gate_up [experts, 2 f, width], down [experts, width, f]."""
@@ -78,6 +81,7 @@ class Experts:
     act: Callable[[Tensor], Tensor]
     top_k: int
     renormalise: bool
+    fetch: Fetch | None = None  # of experts that are not resident
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
@@ -96,15 +100,14 @@ class Experts:
         weights, experts = self.route(x)
         result = torch.zeros_like(x)
         # Expert by expert: its weights are read once, for all rows that go to it.
-        for expert in self.fetch(sorted(set(experts.flatten().tolist())), residual):
+        for expert in (self.fetch or self._resident)(sorted(set(experts.flatten().tolist())), residual):
             row, slot = torch.where(experts == expert.number)
             gate, up = F.linear(x[row], expert.gate_up).chunk(2, dim=-1)
             answer = F.linear(self.act(gate) * up, expert.down)
             result.index_add_(0, row, answer * weights[row, slot, None])
         return residual + result
 
-    def fetch(self, needed: Sequence[int], residual: Tensor) -> Iterator[ExpertWeights]:
-        """The experts ``needed``, one by one; ``residual`` [rows, width] is what their answers will be added to."""
+    def _resident(self, needed: Sequence[int], residual: Tensor) -> Iterator[ExpertWeights]:
         for number in needed:
             yield ExpertWeights(number, self.gate_up[number], self.down[number])
 
@@ -218,8 +221,7 @@ def run_layers(layers: Sequence[Layer], first: int, x: Tensor, cache: Cache, lay
 class Filler:
     """Keys and values of a row that left early for ``layers``, the model's from ``first`` on, without running them.
 
-    Norms, rotations and sums of all layers are one operation each: starting small operations would take most of the
-    time.
+    Norms, rotations and sums of all layers are one operation each: starting small ones would take most of the time.
     """
 
     def __init__(self, layers: Sequence[Layer], first: int) -> None:
@@ -311,16 +313,3 @@ class RelativeLayout(Layout):
             apart = (slots[self._base + self._skip :, None] - slots[None, :]).clamp_(min=0)
             self._by_head = self._biases[:, apart] if visible is None else self._biases[:, apart] + visible
         return self._by_head
-
-
-def distance_biases(weight: Tensor, distances: int, furthest: int) -> Tensor:
-    """[heads, distances] from T5's table [buckets, heads].
-
-    With n buckets, h = n / 2 and distance d: bucket d for d < h, else h + floor(h ln(d / h) / ln(furthest / h)), at
-    most n - 1. Example of 32 buckets up to 128: distance 5 is bucket 5, 16 is 16, 32 is 21, 128 and more are 31.
-    """
-    single = weight.shape[0] // 2
-    far = torch.arange(distances, device=weight.device)
-    steps = torch.log(far.clamp(min=1).float() / single) / math.log(furthest / single) * (weight.shape[0] - single)
-    grown = (single + steps.long()).clamp(max=weight.shape[0] - 1)
-    return weight[torch.where(far < single, far, grown)].t().contiguous()

@@ -60,27 +60,17 @@ def reply_chances(
     (1 - p(a digit | 1 0)). Of logits at temperature 1, uncut; for targets without an encoder.
     """
     # A tree of the replies, common beginnings said once: node 0 is the prompt, each other a token after its parent.
-    tokens: list[int] = []  # of node 1 and on
-    parents: list[int] = []
-    children: list[dict[int, int]] = [{}]  # of each node: its next tokens, and the nodes they are
-    ends: list[int] = []
-    for reply in replies:
-        node = 0
-        for token in reply:
-            if token not in children[node]:
-                children[node][token] = len(children)
-                children.append({})
-                tokens.append(token)
-                parents.append(node)
-            node = children[node][token]
-        ends.append(node)
-    chances, ended = [1.0] * len(children), [1.0] * len(children)
+    beginnings = dict.fromkeys(tuple(reply[:end]) for reply in replies for end in range(1, len(reply) + 1))
+    nodes = {text: node for node, text in enumerate([(), *beginnings])}
+    tokens, parents = [text[-1] for text in beginnings], [nodes[text[:-1]] for text in beginnings]
+    chances, ended = [1.0] * len(nodes), [1.0] * len(nodes)
     continuing = list(continued_by)
     for node, probs in enumerate(_next_probs(target, prompt_ids, tokens, parents)):
         ended[node] = max(0.0, 1.0 - float(probs[continuing].sum()))
-        for token, child in children[node].items():  # nodes stand behind their parents
-            chances[child] = chances[node] * float(probs[token])
-    return [chances[end] * ended[end] for end in ends]
+        for child, (parent, token) in enumerate(zip(parents, tokens, strict=True), 1):
+            if parent == node:  # nodes stand behind their parents
+                chances[child] = chances[node] * float(probs[token])
+    return [chances[nodes[tuple(reply)]] * ended[nodes[tuple(reply)]] for reply in replies]
 
 
 def _next_probs(

@@ -44,10 +44,7 @@ _ROUNDING = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.05, torc
 
 @dataclass(frozen=True)
 class Probe:
-    """Token ids spread over the vocabulary, and transformers' own logits [rows, vocabulary] for them.
-
-    A model with an encoder gets them as prompt and as answer.
-    """
+    """Token ids spread over the vocabulary, and transformers' own logits [rows, vocabulary] for them."""
 
     ids: list[int]
     their_logits: Tensor
@@ -74,14 +71,8 @@ class Probe:
         return None if error < _ROUNDING[self.their_logits.dtype] else error  # nan is refused too
 
 
-DTYPES = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 _HEAD_ROWS = 8  # the head's kernel depends on the number of rows too; all rows would take much memory
-_HASHED_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -142,8 +133,7 @@ def folder_sha256(folder: Path) -> str:
     digest = hashlib.sha256()
     for file in (*sorted(folder.glob("*.safetensors")), folder / "config.json"):
         with file.open("rb") as stream:
-            while block := stream.read(_HASHED_AT_ONCE):
-                digest.update(block)
+            hashlib.file_digest(stream, lambda: digest)
     return digest.hexdigest()
 
 

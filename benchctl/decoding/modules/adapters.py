@@ -125,10 +125,7 @@ class AdaptedTexts:
         self._attention = TextAttention(batch)
 
     def through(self, index: int, state: Tensor, absent: Tensor | None = None) -> Tensor:
-        """[rows, n, width] after layer ``index`` for what arrives there.
-
-        Tokens where ``absent`` [rows, n] is true are seen by nobody but themselves.
-        """
+        """[rows, n, width] after layer ``index`` for what arrives there; ``absent`` as for TextAttention.mix."""
         layer, adapter = self._batch.layer(index), self._adapters.of(index)
         normed = layer.attention_norm(state).flatten(0, 1)
         queries, held = self._attention.project(layer.attention, normed, lambda flat: flat.add_(adapter.qkv(normed)))
@@ -137,10 +134,15 @@ class AdaptedTexts:
         normed, mlp = layer.mlp_norm(state), layer.mlp
         if not isinstance(mlp, Mlp) or adapter.gate_up is None or adapter.down is None:
             return mlp.add_to(state.flatten(0, 1), normed.flatten(0, 1)).view_as(state)
-        gate, up = (mlp.gate_up(normed) + adapter.gate_up(normed)).chunk(2, -1)
-        inner = mlp.act(gate) * up
-        grown: Tensor = state + mlp.down(inner) + adapter.down(inner)
-        return grown
+        return adapted_mlp(state, normed, mlp, adapter.gate_up, adapter.down)
+
+
+def adapted_mlp(state: Tensor, normed: Tensor, mlp: Mlp, gate_up: LowRank, down: LowRank) -> Tensor:
+    """``state`` + the MLP of ``normed`` [rows, n, width], each of its products with an adapter."""
+    gate, up = (mlp.gate_up(normed) + gate_up(normed)).chunk(2, -1)
+    inner = mlp.act(gate) * up
+    grown: Tensor = state + mlp.down(inner) + down(inner)
+    return grown
 
 
 def distil_losses(batch: TrainingBatch, state: Tensor) -> Tensor:

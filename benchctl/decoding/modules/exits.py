@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from benchctl.decoding.adaptive import AdaptiveDepth, KvFill
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.method import Context, Exactness, MonotoneThreshold, Speculative
+from benchctl.decoding.method import Chain, Context, Exactness, MonotoneThreshold, Speculative
 from benchctl.decoding.model.kernels import Norm
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, load_modules, tally, trained_options
@@ -81,10 +81,7 @@ class Delta:
 
 
 def chance(score: Tensor) -> float:
-    """The chance of agreement that a score of one element stands for.
-
-    In float32 at least: half precision has steps of 1/256 below 1, too coarse for a threshold.
-    """
+    """The chance of agreement that a score of one element stands for, in float32 at least."""
     return float(score.to(torch.promote_types(score.dtype, torch.float32)).sigmoid())
 
 
@@ -241,9 +238,9 @@ def _mean_loss(module: Exits, batch: TrainingBatch, final: Tensor) -> Tensor:
     return (torch.stack(losses).mean(0) * weights).sum()
 
 
-def classifier_loss(module: Exits, batch: TrainingBatch) -> Tensor:
+def agreement_loss(scores: Mapping[int, Tensor], right: Mapping[int, Tensor], batch: TrainingBatch) -> Tensor:
     """Sum over exits of class-balanced binary cross-entropies; a token's weight is that of the one it must predict."""
-    scores, right, weights = module.scores(batch), module.agreements(batch), batch.ahead(1).weights
+    weights = batch.ahead(1).weights
     return torch.stack([balanced_loss(scores[layer], right[layer], weights) for layer in scores]).sum()
 
 
@@ -265,13 +262,17 @@ def exits_yardsticks(module: Exits, batch: TrainingBatch) -> dict[str, Tally]:
     return tallies
 
 
+def read_layers(option: str, text: str) -> list[int]:
+    """The value of an option: layer numbers joined by +; none for an empty text. Raises ValueError for other text."""
+    parts = text.split("+") if text else []
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError(f"{option} is {text!r}; join layer numbers by +, such as 4+8")
+    return [int(part) for part in parts]
+
+
 def read_exits(text: str) -> tuple[int, ...]:
-    """Layer numbers joined by +, ascending and each once; none for an empty text. Raises ValueError for other text."""
-    if not text:
-        return ()
-    if not all(part.isdecimal() and int(part) > 0 for part in text.split("+")):
-        raise ValueError(f"exits is {text!r}; join layer numbers by +, such as 4+8")
-    return tuple(sorted({int(part) for part in text.split("+")}))
+    """Exit layers, ascending and each once."""
+    return tuple(sorted(set(read_layers("exits", text))))
 
 
 def decayed(threshold: float, decay: float, at: int, of: int) -> float:
@@ -286,8 +287,7 @@ def decayed(threshold: float, decay: float, at: int, of: int) -> float:
 class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold):
     """Leaves at the first exit that is sure enough (lossy) or, mode=draft, lets the full model verify exits' proposals.
 
-    A dataclass below has these options. Where ``modules`` are loaded, they have the exits that they were trained for;
-    ``exits`` chooses among them.
+    A dataclass below has these options; ``exits`` chooses among those that loaded modules were trained for.
     """
 
     mode: Literal["exit", "draft"]
@@ -358,8 +358,19 @@ class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold):
     def exit_head(self, target: Target, layer: int, state: Tensor) -> Tensor:
         return self._heads[layer](state) if self._heads else target.head(state)
 
+    def yardsticks(self, module: nn.Module, batch: TrainingBatch) -> Mapping[str, Tally]:
+        assert isinstance(module, Exits)
+        return exits_yardsticks(module, batch)
+
     def draft(self, context: Context, budget: int) -> Draft:
-        return self.draft_by_exits(context, min(self.draft_tokens, budget))
+        """A chain proposed by the exits; its rows stay at the layer where they left until verification takes over."""
+        chain = Chain(context)
+        for _ in range(min(self.draft_tokens, budget)):
+            view = self.climb(context)
+            if view.layer == context.target.layers:
+                break  # every row has run all layers now: this token is the target's own, the bonus of this step
+            context.stream.push((chain.add(view.logits),))
+        return chain.draft()
 
     def step(self, context: Context) -> Sequence[int]:
         if self.mode == "draft":

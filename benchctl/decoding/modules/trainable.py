@@ -147,18 +147,11 @@ class Trainable(ABC):
 
     @abstractmethod
     def loss(self, module: nn.Module, batch: TrainingBatch) -> Tensor:
-        """Weighted sum of the losses in nats.
-
-        The trainer divides by the sum of the weights of ``ahead(1)`` over all batches and processes of an optimiser
-        step.
-        """
+        """Weighted sum of the losses in nats; the trainer divides it by the weights of ``ahead(1)`` of a whole step."""
 
     @abstractmethod
     def yardsticks(self, module: nn.Module, batch: TrainingBatch) -> Mapping[str, Tally]:
-        """What the modules are good for, by name, such as ``head_1_top1``; measured on held-out text.
-
-        Each is a share or a cosine, from -1 to 1.
-        """
+        """What the modules are good for on held-out text: shares or cosines by name, such as ``head_1_top1``."""
 
     def findings(self, module: nn.Module, batches: Iterable[TrainingBatch]) -> Mapping[str, Any]:
         """What else modules.json keeps of trained modules, as JSON; measured on all held-out ``batches``, once."""
@@ -253,10 +246,7 @@ def trained_options(method: Trainable, name: str, folder: str) -> Mapping[str, A
 
 
 def check_sizes(method: Trainable, info: TargetInfo) -> None:
-    """Raises UserError where the folder that ``method`` names holds modules for a target of other sizes than these.
-
-    All that can be checked before weights are read; published modules do not state what they are for.
-    """
+    """Raises UserError where the folder that ``method`` names holds modules for a target of other sizes than these."""
     if not method.modules or method.published(method.modules) is not None:
         return
     made = read_facts(method.modules).target
@@ -291,10 +281,7 @@ def shares(yardsticks: Mapping[str, Any]) -> dict[str, float]:
 
 
 def modules_sha256(folder: str) -> str:
-    """Hash of the weights and of the facts, which may shape drafts too: it tells whether another run used the same.
-
-    Of published modules, that of all files of weights and of their configuration.
-    """
+    """Hash of the weights and of the facts, which may shape drafts too; of published modules, of all their files."""
     digest, path = hashlib.sha256(), Path(folder)
     files = [path / WEIGHTS, path / FACTS]
     if not files[1].is_file():
@@ -316,8 +303,7 @@ def load_modules(method: Trainable, name: str, target: Target, folder: str) -> n
     """
     if not folder:
         raise UserError("modules_missing", f"{name} cannot run: {no_modules(name)}")
-    facts = check_modules(method.modules_name(name), folder)
-    _check_target(folder, facts, target.info, target.weights_sha256)
+    facts = _facts_for(method, name, folder, target.info, target.weights_sha256)
     with torch.random.fork_rng(devices=[]):
         module = method.build(target.info, target.lm_head.weight)
     weights, stage = _read_weights(folder), method.second_stage
@@ -343,8 +329,7 @@ def go_on_from_modules(module: nn.Module, method: Trainable, name: str, info: Ta
     """
     folder, stage = method.modules, method.second_stage
     assert folder and stage is not None
-    facts = check_modules(method.modules_name(name), folder)
-    _check_target(folder, facts, info, weights_sha256)
+    facts = _facts_for(method, name, folder, info, weights_sha256)
     weights = _without(_read_weights(folder), stage.part)
     wanted = _without(module.state_dict(), stage.part)
     _check_fit(method, name, folder, facts, _shapes(wanted) == _shapes(weights))
@@ -385,9 +370,12 @@ def _check_fit(method: Trainable, name: str, folder: str, facts: ModuleFacts, sh
             )
 
 
-def _check_target(folder: str, facts: ModuleFacts, info: TargetInfo, weights_sha256: str) -> None:
+def _facts_for(method: Trainable, name: str, folder: str, info: TargetInfo, weights_sha256: str) -> ModuleFacts:
+    """Those of the folder's modules, if they are of this method and were made for this target."""
+    facts = check_modules(method.modules_name(name), folder)
     if facts.target.weights_sha256 != weights_sha256:
         raise _of_other_target(folder, facts.target, info, weights_sha256)
+    return facts
 
 
 def _of_other_target(folder: str, made: MadeFor, info: TargetInfo, weights_sha256: str = "") -> UserError:

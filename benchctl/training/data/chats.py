@@ -81,7 +81,10 @@ def record_of(fields: Any, where: str, source: str) -> Record:
     if "messages" in fields:
         return Record(source, _messages(fields["messages"], where))
     if "instruction" in fields or "output" in fields:
-        return Record.chat(source, _prompt(fields, where), _text(fields, "output", where))
+        prompt = _text(fields, "instruction", where)
+        if fields.get("input"):
+            prompt += f"\n\n{_text(fields, 'input', where)}"
+        return Record.chat(source, prompt, _text(fields, "output", where))
     if "text" in fields:
         return Record.plain(source, _text(fields, "text", where))
     raise UserError("bad_record", f"{where}: needs {FIELDS}; found {sorted(fields)}")
@@ -119,27 +122,19 @@ def _message(entry: Any, where: str) -> Message:
     return Message(role, _text(entry, "content", where))
 
 
-def _prompt(fields: Mapping[str, Any], where: str) -> str:
-    instruction = _text(fields, "instruction", where)
-    if not fields.get("input"):
-        return instruction
-    return f"{instruction}\n\n{_text(fields, 'input', where)}"
-
-
 def _text(fields: Mapping[str, Any], name: str, where: str) -> str:
+    value = fields.get(name)
     if name not in fields:
-        raise UserError("bad_record", f'{where}: field "{name}" is missing')
-    value = fields[name]
-    if not isinstance(value, str):
-        raise UserError("bad_record", f'{where}: field "{name}" must be text, not {type(value).__name__}')
-    if not value.strip():
-        raise UserError("bad_record", f'{where}: field "{name}" is empty')
-    if any("\ud800" <= character <= "\udfff" for character in value):
-        raise UserError(
-            "bad_record",
-            f'{where}: field "{name}" holds half of a surrogate pair, which is not valid text; correct its escapes',
-        )
-    return value.strip()
+        problem = "is missing"
+    elif not isinstance(value, str):
+        problem = f"must be text, not {type(value).__name__}"
+    elif not value.strip():
+        problem = "is empty"
+    elif any("\ud800" <= character <= "\udfff" for character in value):
+        problem = "holds half of a surrogate pair, which is not valid text; correct its escapes"
+    else:
+        return value.strip()
+    raise UserError("bad_record", f'{where}: field "{name}" {problem}')
 
 
 BLOCK_CHARS = 2_000_000  # encoded at once: enough to use every core, little enough for the memory of encoding
@@ -148,6 +143,8 @@ BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 class ChatFormat:
     """Records to tokens for one tokenizer. `stop_ids` end an answer, as the tokenizer's own end of text does."""
+
+    apart = False  # whether an encoder reads the heads
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: Iterable[int] = ()) -> None:
         self._tokenizer = tokenizer
@@ -184,7 +181,7 @@ class ChatFormat:
 
     def answered(self, source: str, head: Tokens, answer: Tokens) -> Document:
         """A document of one prompt, as `heads` gives it, and its answer."""
-        return Document(source, (Turn(head, answer),))
+        return Document(source, (Turn(head, answer),), apart=self.apart)
 
     def text_of(self, ids: Sequence[int]) -> str:
         """The text of an answer, without special tokens."""
@@ -194,12 +191,18 @@ class ChatFormat:
         """Bytes of text that every token stands for, int64 [vocabulary]; 0 for special tokens and for unused ids."""
         added = self._tokenizer.added_tokens_decoder
         special = set(self._tokenizer.all_special_ids) | {index for index, token in added.items() if token.special}
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        byte_level = backend is not None and '"ByteLevel"' in json.dumps(json.loads(backend.to_str())["decoder"])
         sizes = torch.zeros(self.vocabulary, dtype=torch.int64)
         for token, index in self._tokenizer.get_vocab().items():
+            if index in special:
+                continue
             if index in added:
-                sizes[index] = 0 if index in special else len(token.encode())
-            elif index not in special:
-                sizes[index] = self._bytes_of(token)
+                sizes[index] = len(token.encode())
+            elif byte_level:
+                sizes[index] = len(token)  # the byte alphabet has one character per byte
+            else:
+                sizes[index] = 1 if BYTE_TOKEN.fullmatch(token) else len(token.replace("\u2581", " ").encode())
         return sizes
 
     def _documents(self, records: Sequence[Record]) -> Iterator[Document]:
@@ -227,7 +230,13 @@ class ChatFormat:
             head = self.render(record.messages[:count], ask=True)
             whole = self.render(record.messages[: count + 1], ask=False)
             if not (head.startswith(done) and whole.startswith(head)):
-                raise UserError("unusable_chat_template", _not_a_prefix(record, count))
+                raise UserError(
+                    "unusable_chat_template",
+                    f"the chat template of the target writes what stands before message {count + 1} of a chat in "
+                    "another way than it does without that message, so the answer cannot be separated from it. Give "
+                    "chats of one question and one answer, or a tokenizer with another chat template. The chat begins "
+                    f"with {record.messages[0].content[:60]!r}",
+                )
             answer = self.through_stop(whole.removeprefix(head))
             spans += [head.removeprefix(done), answer]
             done = head + answer
@@ -267,15 +276,10 @@ class ChatFormat:
         Some tokenizers put a space before whatever they encode. There a line break goes first and its ids are taken
         away again, so that the space is not one that the target would have to write.
         """
-        if not self._adds_space:
-            return self.encode(texts)
-        (line_break,) = self.encode(["\n"])
-        return [ids[len(line_break) :] for ids in self.encode([f"\n{text}" for text in texts])]
-
-    @cached_property
-    def _adds_space(self) -> bool:
         alone, line_break, after = (ids.tolist() for ids in self.encode(["a", "\n", "\na"]))
-        return bool(alone != after[len(line_break) :])
+        if alone == after[len(line_break) :]:
+            return self.encode(texts)
+        return [ids[len(line_break) :] for ids in self.encode([f"\n{text}" for text in texts])]
 
     def encode(self, texts: Sequence[str], special: bool = False) -> list[Tokens]:
         """The ids of each text; `special` adds the tokenizer's own special tokens."""
@@ -288,16 +292,6 @@ class ChatFormat:
 
     def _ids(self, ids: Sequence[int]) -> Tokens:
         return np.asarray(ids, dtype=self._dtype)
-
-    def _bytes_of(self, token: str) -> int:
-        if self._byte_level:
-            return len(token)  # the byte alphabet has one character per byte
-        return 1 if BYTE_TOKEN.fullmatch(token) else len(token.replace("\u2581", " ").encode())
-
-    @cached_property
-    def _byte_level(self) -> bool:
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        return backend is not None and '"ByteLevel"' in json.dumps(json.loads(backend.to_str())["decoder"])
 
 
 def _blocks(records: Iterable[Record]) -> Iterator[list[Record]]:
@@ -312,22 +306,13 @@ def _blocks(records: Iterable[Record]) -> Iterator[list[Record]]:
     yield block
 
 
-def _not_a_prefix(record: Record, count: int) -> str:
-    return (
-        f"the chat template of the target writes what stands before message {count + 1} of a chat in another way than "
-        "it does without that message, so the answer cannot be separated from it. Give chats of one question and one "
-        f"answer, or a tokenizer with another chat template. The chat begins with {record.messages[0].content[:60]!r}"
-    )
-
-
 class EncoderChat(ChatFormat):
     """As decoding has it: the encoder is given the conversation so far, the decoder writes an answer and its end.
 
     So a chat of several answers is read once for each. Plain text has no prompt, and nothing is made of it.
     """
 
-    def answered(self, source: str, head: Tokens, answer: Tokens) -> Document:
-        return Document(source, (Turn(head, answer),), apart=True)
+    apart = True
 
     def _documents(self, records: Sequence[Record]) -> Iterator[Document]:
         asked = [(record.messages, place) for record in records for place in _answers(record)]

@@ -66,10 +66,9 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on `device`; a GPU goes on with what it is doing meanwhile."""
-        parts = (self.tokens, self.weights, self.documents, self.positions)
-        prompts = None if self.prompts is None else self.prompts.to(device, non_blocking=True)
-        tokens, weights, documents, positions = (part.to(device, non_blocking=True) for part in parts)
-        return Batch(tokens, weights, documents, positions, prompts)
+        return Batch(
+            **{name: part.to(device, non_blocking=True) for name, part in vars(self).items() if part is not None}
+        )
 
 
 @dataclass(frozen=True)
@@ -81,14 +80,7 @@ class Piece:
     prompt: Tokens | None = None
 
 
-@dataclass(frozen=True)
-class Row:
-    """Pieces one after the other, padded; `sizes` holds the number of tokens of each piece, `prompts` its prompt."""
-
-    tokens: Tokens
-    weights: Weights
-    sizes: tuple[int, ...]
-    prompts: tuple[Tokens, ...] = ()
+Row = Sequence[Piece]  # one after the other
 
 
 @dataclass(frozen=True)
@@ -108,16 +100,19 @@ def token_dtype(vocabulary: int) -> type[np.unsignedinteger]:
     return np.uint16 if vocabulary <= 2**16 else np.uint32
 
 
-def batch_of(rows: Sequence[Row]) -> Batch:
-    """Rows of equal length as tensors."""
-    tokens = np.stack([row.tokens for row in rows]).astype(np.int64)
-    weights = np.stack([row.weights for row in rows]).astype(np.float32) / FULL
+def batch_of(rows: Sequence[Row], row_tokens: int, pad_id: int) -> Batch:
+    """Rows as tensors, padded to `row_tokens`."""
+    tokens = np.full((len(rows), row_tokens), pad_id, dtype=np.int64)
+    weights = np.zeros(tokens.shape, dtype=np.float32)
     documents, positions = np.full_like(tokens, -1), np.zeros_like(tokens)
-    for number, row in enumerate(rows):
-        used = sum(row.sizes)
-        documents[number, :used] = np.repeat(np.arange(len(row.sizes)), row.sizes)
-        positions[number, :used] = np.concatenate([np.arange(size) for size in row.sizes])
-    prompts = [prompt for row in rows for prompt in row.prompts]
+    for line, row in enumerate(rows):
+        end = 0
+        for number, piece in enumerate(row):
+            place = np.s_[line, end : end + len(piece.tokens)]
+            tokens[place], documents[place], positions[place] = piece.tokens, number, np.arange(len(piece.tokens))
+            weights[place] = piece.weights.astype(np.float32) / FULL
+            end += len(piece.tokens)
+    prompts = [piece.prompt for row in rows for piece in row if piece.prompt is not None]
     return Batch(
         torch.from_numpy(tokens),
         torch.from_numpy(weights),
@@ -154,12 +149,11 @@ class PackedCorpus:
     long_prompts: int = 0
     _epoch: int = field(default=-1, init=False)
     _first_row: int = field(default=0, init=False)
-    _next_row: int = field(default=0, init=False)
     _rows: list[Row] = field(default_factory=list, init=False)
 
     def rows(self, start: int, count: int) -> Batch:
         """Rows start .. start + count - 1. Raises UserError when there is nothing to pack."""
-        return batch_of([self._row(number) for number in range(start, start + count)])
+        return batch_of([self._row(number) for number in range(start, start + count)], self.row_tokens, self.pad_id)
 
     def rows_per_pass(self) -> int:
         """Rows of the first pass; where documents are drawn by weight, other passes have a few more or less."""
@@ -168,18 +162,16 @@ class PackedCorpus:
 
     def _row(self, number: int) -> Row:
         if number < self._first_row:
-            self._epoch, self._first_row, self._next_row = -1, 0, 0
-        while number >= self._next_row:
-            self._epoch += 1
+            self._epoch, self._first_row, self._rows = -1, 0, []
+        while number >= self._first_row + len(self._rows):
+            self._epoch, self._first_row = self._epoch + 1, self._first_row + len(self._rows)
             self._rows = self._pack(self._epoch)
-            self._first_row, self._next_row = self._next_row, self._next_row + len(self._rows)
         return self._rows[number - self._first_row]
 
     def _pack(self, epoch: int) -> list[Row]:
         random = np.random.default_rng([self.seed, self.stage, epoch])
         pieces = self.pieces(random)
-        order = random.permutation(len(pieces))
-        rows = fill_rows([pieces[index] for index in order], self.row_tokens, self.pad_id)
+        rows = fill_rows([pieces[index] for index in random.permutation(len(pieces))], self.row_tokens)
         if not rows:
             raise UserError(
                 "rows_too_short", f"nothing to read fits into rows of {self.row_tokens} tokens; give shorter prompts"
@@ -198,16 +190,15 @@ def cut_pieces(documents: Iterable[Document], longest: int, prompt_weight: int) 
     for document in documents:
         if not document.turns:
             pieces += chunks(document.text, longest)
-            continue
-        if document.apart:
+        elif document.apart:
             fitting = [turn for turn in document.turns if len(turn.head) < longest]
             long_prompts += len(document.turns) - len(fitting)
             pieces += [cut_to(apart(turn), longest) for turn in fitting]
-            continue
-        starts = answer_starts(document.turns)
-        dropped += sum(start >= longest for start in starts)
-        if starts[0] < longest:
-            pieces.append(cut_to(conversation(document.turns, prompt_weight), longest))
+        else:
+            starts = answer_starts(document.turns)
+            dropped += sum(start >= longest for start in starts)
+            if starts[0] < longest:
+                pieces.append(cut_to(conversation(document.turns, prompt_weight), longest))
     return CutPieces(pieces, dropped, long_prompts)
 
 
@@ -252,8 +243,8 @@ def constant(count: int, percent: int) -> Weights:
     return np.full(count, percent, dtype=np.uint8)
 
 
-def fill_rows(pieces: Iterable[Piece], row_tokens: int, pad_id: int) -> list[Row]:
-    """Places pieces whole, each into the first open row with room; rows are padded to `row_tokens`.
+def fill_rows(pieces: Iterable[Piece], row_tokens: int) -> list[Row]:
+    """Places pieces whole, each into the first open row of `row_tokens` tokens with room.
 
     Pieces of 3, 3, 2 tokens in rows of 5 give the rows (3, 2) and (3).
     """
@@ -262,24 +253,15 @@ def fill_rows(pieces: Iterable[Piece], row_tokens: int, pad_id: int) -> list[Row
     closed: list[list[Piece]] = []
     for piece in pieces:
         size = len(piece.tokens)
-        place = next((index for index, free in enumerate(room) if free >= size), None)
-        if place is None:
+        place = next((index for index, free in enumerate(room) if free >= size), len(room))
+        if place == len(room):
             if len(room) == OPEN_ROWS:
                 fullest = room.index(min(room))
                 closed.append(open_rows.pop(fullest))
                 room.pop(fullest)
+                place -= 1
             open_rows.append([])
             room.append(row_tokens)
-            place = len(room) - 1
         open_rows[place].append(piece)
         room[place] -= size
-    return [_padded(row, row_tokens, pad_id) for row in closed + open_rows]
-
-
-def _padded(pieces: Sequence[Piece], row_tokens: int, pad_id: int) -> Row:
-    sizes = tuple(len(piece.tokens) for piece in pieces)
-    missing = row_tokens - sum(sizes)
-    tokens = [piece.tokens for piece in pieces] + [np.full(missing, pad_id, dtype=pieces[0].tokens.dtype)]
-    weights = [piece.weights for piece in pieces] + [constant(missing, 0)]
-    prompts = tuple(piece.prompt for piece in pieces if piece.prompt is not None)
-    return Row(np.concatenate(tokens), np.concatenate(weights), sizes, prompts)
+    return [*closed, *open_rows]

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,8 +18,6 @@ from typing import Any, Protocol
 from benchctl.decoding.model.tokenizer import hub_reachable
 from benchctl.errors import UserError
 from benchctl.training.data.chats import Message, Record, is_held_out, record_of
-
-Rows = Iterable[Mapping[str, Any]]
 
 SAVED = ("dataset_dict.json", "dataset_info.json")  # what save_to_disk writes, for several splits and for one
 LONGEST_REASON = 300
@@ -85,9 +83,8 @@ def read_corpus(sources: Sequence[str]) -> Corpus:
     for part in read_parts(sources):
         (held_out if part.held_out else train).extend(part.records)
         hashes[part.name if part.name not in hashes else f"{part.name} ({len(hashes) + 1})"] = part.sha256
-    # True stands for chats, False for texts: the kinds for which no held-out file is given
-    kinds = {kind for kind in (True, False) if not any(bool(record.messages) == kind for record in held_out)}
-    moved = [bool(record.messages) in kinds and is_held_out(record) for record in train]
+    given = {_kind(record) for record in held_out}  # one record in a hundred of any other kind is held out
+    moved = [_kind(record) not in given and is_held_out(record) for record in train]
     held_out += [record for record, out in zip(train, moved, strict=True) if out]
     train = [record for record, out in zip(train, moved, strict=True) if not out]
     if not train:
@@ -100,25 +97,26 @@ def read_corpus(sources: Sequence[str]) -> Corpus:
             f"{len(train)} records are too few to hold out one in a hundred; give {ENOUGH_RECORDS} or more, or put "
             "some of them into a file whose name ends in _val",
         )
-    by_kind = {
-        "instruct": [record for record in held_out if record.messages],
-        "text": [record for record in held_out if not record.messages],
-    }
+    by_kind = {kind: [record for record in held_out if _kind(record) == kind] for kind in ("instruct", "text")}
     return Corpus(train, {name: records for name, records in by_kind.items() if records}, hashes)
 
 
+def _kind(record: Record) -> str:
+    return "instruct" if record.messages else "text"
+
+
 def read_parts(sources: Sequence[str]) -> Iterator[Part]:
-    """Everything that files, folders and names of data sets on the hub hold. Raises UserError or UserError."""
+    """Everything that files, folders and names of data sets on the hub hold. Raises UserError."""
     for source in sources:
         path = Path(source)
-        if path.is_dir() and is_saved(path):
-            yield from _split_parts(path.name, saved_splits(path))
+        if path.is_dir() and any((path / name).is_file() for name in SAVED):
+            yield from _split_parts(path.name, _saved(path))
         elif path.is_dir():
             yield from (_file_part(file) for file in folder_files(path))
         elif path.is_file():
             yield _file_part(path)
         elif HUB_NAME.fullmatch(source) and not source.endswith(sum(KINDS, ())):
-            yield from _split_parts(source, hub_splits(source))
+            yield from _split_parts(source, _of_hub(source))
         else:
             raise UserError(
                 "no_data_files",
@@ -138,14 +136,12 @@ def folder_files(folder: Path) -> list[Path]:
     )
 
 
-def read_records(path: Path) -> Iterator[Record]:
+def read_records(path: Path) -> list[Record]:
     """The records of one file. Raises UserError naming file and line; an empty file is an error."""
-    count = 0
-    for record in _records(path):
-        count += 1
-        yield record
-    if count == 0:
+    records = list(_records(path))
+    if not records:
         raise UserError("no_records", f"{path}: no records in this file")
+    return records
 
 
 def sections(text: str) -> Iterator[str]:
@@ -162,7 +158,7 @@ def sections(text: str) -> Iterator[str]:
 
 def _file_part(path: Path) -> Part:
     try:
-        records = list(read_records(path))
+        records = read_records(path)
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise UserError(
@@ -176,27 +172,27 @@ def is_held_out_name(name: str) -> bool:
     return HELD_OUT_NAME.search(name.lower()) is not None
 
 
-def _split_parts(name: str, splits: dict[str, Rows]) -> Iterator[Part]:
+def _split_parts(name: str, loaded: Any) -> Iterator[Part]:
+    """The splits of a data set; one that is not split as its own."""
+    splits = dict(loaded) if isinstance(loaded, Mapping) else {str(loaded.split or "train"): loaded}
     for split, rows in splits.items():
-        digest = hashlib.sha256()
-        records = list(_row_records(rows, f"{name}[{split}]", name.partition(":")[0], digest))
+        digest, records = hashlib.sha256(), []
+        for number, row in enumerate(rows, start=1):
+            digest.update(json.dumps(row, sort_keys=True, default=str).encode())
+            records.append(record_of(row, f"{name}[{split}]:{number}", name.partition(":")[0]))
         if not records:
             raise UserError("no_records", f"{name}: its split {split} is empty")
         held_out = is_held_out_name(split) or TEST_SPLIT.search(split.lower()) is not None
         yield Part(f"{name}[{split}]", held_out, records, digest.hexdigest())
 
 
-def _row_records(rows: Rows, where: str, source: str, digest: Any) -> Iterator[Record]:
-    for number, row in enumerate(rows, start=1):
-        digest.update(json.dumps(row, sort_keys=True, default=str).encode())
-        yield record_of(row, f"{where}:{number}", source)
-
-
 def _records(path: Path) -> Iterator[Record]:
     if path.name.endswith(".parquet"):
-        yield from (record_of(row, f"{path}:{n}", UNNAMED) for n, row in enumerate(parquet_rows(path), start=1))
+        yield from (record_of(row, f"{path}:{n}", UNNAMED) for n, row in enumerate(_parquet_rows(path), start=1))
     elif path.name.endswith(TEXTS):
-        yield from _sections_of(path)
+        lines = (_decoded(line, f"{path}:{number}") for number, line in _lines(path))
+        found = sections("".join(lines).replace("\r\n", "\n"))
+        yield from (Record.plain(UNNAMED, section.strip()) for section in found if section.strip())
     elif path.name.endswith(".json") and (whole := _decoded(path.read_bytes(), f"{path}:1")).lstrip().startswith("["):
         entries = _json(whole, str(path))
         yield from (record_of(entry, f"{path}: entry {n}", UNNAMED) for n, entry in enumerate(entries, start=1))
@@ -205,12 +201,6 @@ def _records(path: Path) -> Iterator[Record]:
             where = f"{path}:{number}"
             if line.strip():
                 yield record_of(_json(_decoded(line, where), where), where, UNNAMED)
-
-
-def _sections_of(path: Path) -> Iterator[Record]:
-    lines = (_decoded(line, f"{path}:{number}") for number, line in _lines(path))
-    text = "".join(lines).replace("\r\n", "\n")
-    yield from (Record.plain(UNNAMED, section.strip()) for section in sections(text) if section.strip())
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -241,35 +231,21 @@ def _json(text: str, where: str) -> Any:
         raise UserError("not_json", f"{where}: not JSON ({error.msg} at {place})") from error
 
 
-def is_saved(folder: Path) -> bool:
-    """Whether save_to_disk wrote this folder."""
-    return any((folder / name).is_file() for name in SAVED)
-
-
-def saved_splits(folder: Path) -> dict[str, Rows]:
-    """Rows per split of a folder that save_to_disk wrote. Raises UserError when it is broken."""
+def _saved(folder: Path) -> Any:
+    """What save_to_disk wrote into a folder."""
     datasets = _library(str(folder))
-    try:
-        return _by_split(datasets.load_from_disk(str(folder)))
-    except Exception as error:  # a broken folder raises whatever the reader of the broken file happens to raise
-        raise UserError(
-            "file_not_readable", f"{folder}: not a folder that save_to_disk of `datasets` wrote: {_reason(error)}"
-        ) from error
+    complaint = f"{folder}: not a folder that save_to_disk of `datasets` wrote"
+    return _loaded("file_not_readable", complaint, lambda: datasets.load_from_disk(str(folder)))
 
 
-def parquet_rows(path: Path) -> Rows:
-    """Rows of a parquet file. Raises UserError when it is broken."""
+def _parquet_rows(path: Path) -> Any:
     datasets = _library(str(path))
-    try:
-        return list(datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True))
-    except Exception as error:  # as above
-        raise UserError(
-            "file_not_readable", f"{path}: not a parquet file that can be read: {_reason(error)}"
-        ) from error
+    load = lambda: list(datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True))  # noqa: E731
+    return _loaded("file_not_readable", f"{path}: not a parquet file that can be read", load)
 
 
-def hub_splits(name: str) -> dict[str, Rows]:
-    """Rows per split of `owner/name` or `owner/name:configuration` on the hub, or in its cache when that is offline."""
+def _of_hub(name: str) -> Any:
+    """The data set `owner/name` or `owner/name:configuration` of the hub, or of its cache when that is offline."""
     datasets = _library(name)
     identity, _, configuration = name.partition(":")
     cached = Path(datasets.config.HF_DATASETS_CACHE) / identity.replace("/", "___")
@@ -280,14 +256,11 @@ def hub_splits(name: str) -> dict[str, Rows]:
             "set. Correct the path, connect to the network, or give the folder that save_to_disk of `datasets` wrote "
             "where there is one",
         )
-    try:
-        return _by_split(datasets.load_dataset(identity, configuration or None))
-    except Exception as error:  # the hub's client raises many kinds; every one of them ends the reading
-        raise UserError(
-            "unknown_data_set",
-            f"{name}: no such file or folder here, and not to be had from the hub ({_reason(error)}). Correct the path "
-            f"or the name; where the data set asks for a configuration, write {identity}:CONFIGURATION",
-        ) from error
+    complaint = (
+        f"{name}: no such file or folder here, and not to be had from the hub. Correct the path or the name; where the "
+        f"data set asks for a configuration, write {identity}:CONFIGURATION"
+    )
+    return _loaded("unknown_data_set", complaint, lambda: datasets.load_dataset(identity, configuration or None))
 
 
 def _library(wanted: str) -> Any:
@@ -302,10 +275,9 @@ def _library(wanted: str) -> Any:
     return datasets
 
 
-def _by_split(loaded: Any) -> dict[str, Rows]:
-    """A data set of several splits by their names; one of a single split as that."""
-    return dict(loaded) if isinstance(loaded, Mapping) else {str(loaded.split or "train"): loaded}
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST_REASON]}"
+def _loaded(id: str, complaint: str, load: Callable[[], Any]) -> Any:
+    try:
+        return load()
+    except Exception as error:  # a broken file, and the hub's client, raise whatever they happen to raise
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST_REASON]}"
+        raise UserError(id, f"{complaint} ({reason})") from error

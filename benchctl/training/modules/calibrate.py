@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from scipy.special import rel_entr
 from scipy.stats import binom
 
 from benchctl import bundled
@@ -25,7 +25,8 @@ from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.trainable import Trainable, modules_sha256, trained_options
 from benchctl.errors import UserError
 from benchctl.registry import BASELINE, Label, build, method_class, method_options, parse_label
-from benchctl.training.jobs import JobContext, check_device, target_dtype
+from benchctl.training.checkpoint import writing
+from benchctl.training.jobs import JobContext, check_device, make_out, target_dtype
 from benchctl.training.modules.frozen import TargetFiles, chat_of, check_method, find_target
 from benchctl.training.modules.own_text import pick_prompts, prompt_room
 from benchctl.training.train_options import TeacherOptions
@@ -112,7 +113,8 @@ def p_value(losses: Sequence[float], delta: float) -> float:
     Hoeffding's, exp(-n kl(mean, delta)), and Bentkus's, e P(Binomial(n, delta) <= ceil(n mean)).
     """
     count, total = len(losses), sum(losses)
-    hoeffding = math.exp(-count * _divergence(min(total / count, delta), delta))
+    low = min(total / count, delta)
+    hoeffding = math.exp(-count * float(rel_entr(low, delta) + rel_entr(1 - low, 1 - delta)))
     return min(1.0, hoeffding, math.e * float(binom.cdf(math.ceil(total), count, delta)))
 
 
@@ -126,28 +128,12 @@ def disagreement(answer: Sequence[int], reference: Sequence[int]) -> float:
     return 1.0 - next((at for at, (one, other) in enumerate(pairs) if one != other), shorter) / longer
 
 
-def _divergence(low: float, high: float) -> float:
-    """kl(low || high) of two coins, in nats."""
-    heads = low * math.log(low / high) if low else 0.0
-    return heads + ((1 - low) * math.log((1 - low) / (1 - high)) if low < 1 else 0.0)
-
-
-@dataclass(frozen=True)
-class Calibrated:
-    """The outcome. ``label`` runs the method at the lowest safe threshold; None where none was safe."""
-
-    label: str | None
-    prompts: int
-    calibration: Calibration
-
-
-def calibrate(
-    options: TeacherOptions, label_text: str, promised: Risk, prompts: int, job_context: JobContext
-) -> Calibrated:
-    """Finds the lowest safe threshold of a method on `options.model` and writes it into `options.out`.
+def calibrate(options: TeacherOptions, label_text: str, promised: Risk, prompts: int, job_context: JobContext) -> str:
+    """Writes the lowest safe threshold of a method on `options.model` into `options.out`; the label that runs it.
 
     Its risk is the mean disagreement of whole greedy answers with the target's, of at most `options.answer_tokens`
-    tokens each, over held-out prompts of the data: `prompts` of them, or as many as there are.
+    tokens each, over held-out prompts of the data: `prompts` of them, or as many as there are. Raises UserError where
+    no threshold was shown to be safe.
     """
     label = parse_label(label_text)
     modules = _check_method(label, options.model)
@@ -155,41 +141,44 @@ def calibrate(
     check_device(options.device)
     files = find_target(options.model, method_class(label.name).supports_encoder_decoder)
     check_method(_method(label, THRESHOLDS[0], modules), label, files)
-    heads = _heads(files, options, promised, prompts, job_context)
-    target = Target.load(files.path, dtype=target_dtype(options), device=options.device)
-    answers = _Answers(target, heads, options.answer_tokens)
-    references = answers.of(build(BASELINE))
+    heads, dtype = _heads(files, options, promised, prompts, job_context), target_dtype(options)
+    target = Target.load(files.path, dtype=dtype, device=options.device)
+
+    def answers(method: Method) -> list[tuple[int, ...]]:
+        method.prepare(target)
+        return [decode(method, target, DecodeRequest(head, options.answer_tokens)).token_ids for head in heads]
 
     def losses_at(threshold: float) -> list[float]:
-        found = answers.of(_method(label, threshold, modules))
+        found = answers(_method(label, threshold, modules))
         return [disagreement(one, other) for one, other in zip(found, references, strict=True)]
 
-    found = learn_then_test(
-        THRESHOLDS, losses_at, promised, lambda tested: job_context.notify(_told(tested, len(heads)))
-    )
-    result = Calibrated(None if found.chosen is None else _at(label, found.chosen.threshold).text, len(heads), found)
+    def report(tested: Tested) -> None:
+        chance = f"risk {tested.risk:.4f} over {len(heads)} prompts, p {tested.p_value:.2g}"
+        job_context.notify(f"threshold {tested.threshold:g}: {chance}")
+
+    references = answers(build(BASELINE))
+    found = learn_then_test(THRESHOLDS, losses_at, promised, report)
     facts = {
         "method": label.without_places.text,
-        "target": {"name": files.name, "weights_sha256": target.weights_sha256, "dtype": target_dtype(options)},
+        "target": {"name": files.name, "weights_sha256": target.weights_sha256, "dtype": dtype},
         "modules_sha256": modules_sha256(modules) if modules else None,
         "answer_tokens": options.answer_tokens,
         "provenance": asdict(job_context.provenance),
+        "threshold": None if found.chosen is None else found.chosen.threshold,
+        "promised": asdict(promised),
+        "risk": "mean over prompts of 1 - tokens before the first difference / tokens of the longer greedy answer",
+        "prompts": len(heads),
+        "tested": [asdict(tested) for tested in found.tested],
     }
-    _write(options.out, result, facts)
-    return result
-
-
-@dataclass(frozen=True)
-class _Answers:
-    """Greedy answers to the same prompts, given as ids, by one method after the other."""
-
-    target: Target
-    heads: Sequence[Sequence[int]]
-    max_new_tokens: int
-
-    def of(self, method: Method) -> list[tuple[int, ...]]:
-        method.prepare(self.target)
-        return [decode(method, self.target, DecodeRequest(head, self.max_new_tokens)).token_ids for head in self.heads]
+    with writing(options.out, FILE):
+        (options.out / FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    if found.chosen is None:
+        raise UserError(
+            "no_safe_threshold",
+            f"over {len(heads)} prompts not even threshold {THRESHOLDS[0]:g} was shown to keep the risk below "
+            f"{promised.delta:g}; train the exits, give more prompts, or allow a larger delta",
+        )
+    return _at(label, found.chosen.threshold).text
 
 
 def _at(label: Label, threshold: float) -> Label:
@@ -242,12 +231,7 @@ def _check_room(out: Path, promised: Risk, prompts: int, job_context: JobContext
         )
     if prompts < promised.fewest:
         raise UserError("too_few_prompts", _too_few(f"{prompts} prompts", promised))
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            "out_not_usable", f"{out}: cannot be made ({error.strerror}); name another folder with --out"
-        ) from error
+    make_out(out)
 
 
 def _too_few(what: str, promised: Risk) -> str:
@@ -270,25 +254,3 @@ def _heads(
         room_for = f"with room for {options.answer_tokens} tokens of answer"
         raise UserError("too_few_prompts", _too_few(f"{len(heads)} held-out prompts {room_for}", promised))
     return heads[:prompts]
-
-
-def _told(tested: Tested, prompts: int) -> str:
-    return f"threshold {tested.threshold:g}: risk {tested.risk:.4f} over {prompts} prompts, p {tested.p_value:.2g}"
-
-
-def _write(out: Path, result: Calibrated, facts: Mapping[str, Any]) -> None:
-    """calibration.json: what is promised of which threshold, for what, and how that was found."""
-    calibration = result.calibration
-    outcome = {
-        "threshold": None if calibration.chosen is None else calibration.chosen.threshold,
-        "promised": asdict(calibration.promised),
-        "risk": "mean over prompts of 1 - tokens before the first difference / tokens of the longer greedy answer",
-        "prompts": result.prompts,
-        "tested": [asdict(tested) for tested in calibration.tested],
-    }
-    try:
-        (out / FILE).write_text(json.dumps({**facts, **outcome}, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            "file_not_writable", f"{out}: cannot be written ({error.strerror}); name another --out"
-        ) from error

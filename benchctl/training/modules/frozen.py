@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,12 +24,12 @@ from benchctl.decoding.model.families import context_tokens, decoder_start, head
 from benchctl.decoding.model.layers import Layer
 from benchctl.decoding.model.target import DTYPES, Target, TargetInfo, check_complete, quiet
 from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
-from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, check_sizes, shares
+from benchctl.decoding.modules.trainable import Trainable, TrainingBatch, check_sizes, shares
 from benchctl.errors import UserError
 from benchctl.registry import Label, method_class, method_names
 from benchctl.training.data.chats import ChatFormat, EncoderChat
 from benchctl.training.data.packing import Batch
-from benchctl.training.modules.objective import HeldOut, loss_weights
+from benchctl.training.modules.objective import HeldOut, mean_loss
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,16 @@ def find_target(name_or_path: str, encoders: bool = False) -> TargetFiles:
     path = bundled.resolve(name_or_path)
     tokenizer = load_tokenizer(path)
     if tokenizer.is_encoder_decoder and not encoders:
+        kinds = {name: method_class(name) for name in method_names()}
+        known = [name for name, kind in kinds.items() if kind.supports_encoder_decoder and issubclass(kind, Trainable)]
         raise UserError(
             "encoder_not_supported",
             f"{name_or_path} has an encoder, and what you ask for is for models without one; name another model, or "
-            f"train modules that know encoders: {', '.join(_know_encoders())}",
+            f"train modules that know encoders: {', '.join(known)}",
         )
-    return TargetFiles(_name(name_or_path, path), path, tokenizer)
+    embedded = any(model.name == name_or_path for model in bundled.models())
+    name = name_or_path if embedded or isinstance(path, str) else path.resolve().name  # not where a folder lies
+    return TargetFiles(name, path, tokenizer)
 
 
 def check_method(method: Method, label: Label, files: TargetFiles) -> None:
@@ -117,13 +121,6 @@ def seen_tokens(files: TargetFiles) -> int:
     return min(context_tokens(files.config), window or sys.maxsize)
 
 
-def check_rows(files: TargetFiles, row_tokens: int) -> None:
-    """Raises UserError for rows longer than what the target sees."""
-    sees = seen_tokens(files)
-    if row_tokens > sees:
-        raise UserError("row_too_long", f"{files.name} sees {sees} tokens at a time; give --row-tokens {sees} or fewer")
-
-
 def load_target(files: TargetFiles, device: torch.device, dtype: str) -> FrozenTarget:
     """Reads the weights in `dtype`, a name of DTYPES. Raises UserError where that fails or the family is unknown.
 
@@ -136,24 +133,10 @@ def load_target(files: TargetFiles, device: torch.device, dtype: str) -> FrozenT
         model, loading = from_pretrained(kind, files.path, **options)
     check_complete(files.path, loading)
     model = model.eval().requires_grad_(False)
-    info, weights_sha256 = _identity(model, files)
+    decoding = Target(model, files.tokenizer, files.folder)
+    info, weights_sha256 = decoding.info, decoding.weights_sha256
+    del decoding
     return FrozenTarget(files, model.to(device), info, weights_sha256)
-
-
-def _identity(model: PreTrainedModel, files: TargetFiles) -> tuple[TargetInfo, str]:
-    target = Target(model, files.tokenizer, files.folder)
-    return target.info, target.weights_sha256
-
-
-def _know_encoders() -> list[str]:
-    kinds = {name: method_class(name) for name in method_names()}
-    return [name for name, kind in kinds.items() if kind.supports_encoder_decoder and issubclass(kind, Trainable)]
-
-
-def _name(asked: str, path: Path | str) -> str:
-    """The name for cards: an embedded name or hub id as it is, a folder by its own name only."""
-    embedded = any(model.name == asked for model in bundled.models())
-    return asked if embedded or isinstance(path, str) else path.resolve().name
 
 
 class BatchMaker:
@@ -173,24 +156,35 @@ class BatchMaker:
     @torch.no_grad()
     def __call__(self, batch: Batch) -> TrainingBatch:
         """What the frozen target makes of a batch of packed rows; all of it lies on the device."""
-        batch = batch.to(self._device)
-        body = self._target.base_model
-        with residuals(body.layers) as states:
-            output = body(
-                input_ids=batch.tokens, attention_mask=batch.mask, position_ids=batch.positions, use_cache=False
-            )
+        batch = self._as_read(batch.to(self._device))
+        states = self._states(batch)
         return TrainingBatch(
             tokens=batch.tokens,
             weights=batch.weights,
             documents=batch.documents,
             positions=batch.positions,
             states=tuple(states),
-            final=output.last_hidden_state,
-            norm=body.norm,
+            final=self._norm(states[-1]),
+            norm=self._norm,
             head=self._target.get_output_embeddings(),
             layer=self._layer,
             rotary=self._rotate,
         )
+
+    def _as_read(self, batch: Batch) -> Batch:
+        """The batch with the tokens that the model is given."""
+        return batch
+
+    def _states(self, batch: Batch) -> list[Tensor]:
+        """layers + 1 residuals [rows, row_tokens, width]."""
+        body = self._target.base_model
+        with residuals(body.layers) as states:
+            body(input_ids=batch.tokens, attention_mask=batch.mask, position_ids=batch.positions, use_cache=False)
+        return states
+
+    def _norm(self, residual: Tensor) -> Tensor:
+        normed: Tensor = self._target.base_model.norm(residual)
+        return normed
 
     def _layer(self, index: int) -> Layer:
         """Read when first asked for: its products are copies, and no method needs all of a large target's layers."""
@@ -222,7 +216,7 @@ class ModuleObjective:
     def measure(self, module: nn.Module, batch: Batch) -> HeldOut:
         """`loss`, and the method's own yardsticks. Raises UserError for those that modules.json could not hold."""
         target_batch = self.training_batch_of(batch)
-        loss = float(self.method.loss(module, target_batch))
+        loss = mean_loss(self.method.loss(module, target_batch), batch)
         measured = self.method.yardsticks(module, target_batch)
         try:
             shares({name: tally.share for name, tally in measured.items()})
@@ -230,15 +224,22 @@ class ModuleObjective:
             raise UserError(
                 "wrong_yardsticks", f"{type(self.method).__name__}: {error}; correct what its yardsticks() returns"
             ) from error
-        return {"loss": Tally(loss, float(loss_weights(batch).sum())), **measured}
+        return {"loss": loss, **measured}
 
 
 @contextmanager
 def residuals(layers: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
     """While open, each pass through `layers` leaves its residuals in the list: the embedding's, then each layer's."""
     states: list[Tensor] = []
-    handles = [layers[0].register_forward_pre_hook(_keep_input(states), with_kwargs=True)]
-    handles += [layer.register_forward_hook(_keep_output(states)) for layer in layers]
+
+    def keep_input(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        states.append(inputs[0] if inputs else named["hidden_states"])
+
+    def keep_output(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        states.append(output[0] if isinstance(output, tuple) else output)
+
+    handles = [layers[0].register_forward_pre_hook(keep_input, with_kwargs=True)]
+    handles += [layer.register_forward_hook(keep_output) for layer in layers]
     try:
         yield states
     finally:
@@ -246,81 +247,52 @@ def residuals(layers: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
             handle.remove()
 
 
-def _keep_input(states: list[Tensor]) -> Callable[..., None]:
-    def hook(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        states.append(inputs[0] if inputs else named["hidden_states"])
-
-    return hook
-
-
-def _keep_output(states: list[Tensor]) -> Callable[..., None]:
-    def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        states.append(output[0] if isinstance(output, tuple) else output)
-
-    return hook
-
-
 TOKENS_AT_ONCE = 16384  # of padded prompts or texts: a row of short answers has many, and each of them is encoded
 
 
-def batch_maker(target: Any, device: torch.device) -> Callable[[Batch], TrainingBatch]:
+def batch_maker(target: Any, device: torch.device) -> BatchMaker:
     """Makes training batches of packed rows with this transformers model, with an encoder or without one."""
     return (EncoderBatches if target.config.is_encoder_decoder else BatchMaker)(target, device)
 
 
-class EncoderBatches:
-    """Runs a T5 of transformers over batches with prompts, without gradient and in eval mode, on `device`.
+class EncoderBatches(BatchMaker):
+    """Runs a T5 of transformers over batches with prompts.
 
     Each document of a row goes through the decoder by itself, with its own prompt; its states are then put where its
     tokens stand in the row. States of padding are 0.
     """
 
-    def __init__(self, target: nn.Module, device: torch.device) -> None:
-        self._target: Any = target.eval().requires_grad_(False)
-        self._device = device
+    def _as_read(self, batch: Batch) -> Batch:
+        begins = (batch.documents >= 0) & (batch.positions == 0)
+        return replace(batch, tokens=torch.where(begins, decoder_start(self._target), batch.tokens))
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    @torch.no_grad()
-    def __call__(self, batch: Batch) -> TrainingBatch:
-        """What the frozen target makes of a batch of packed rows; all of it lies on the device."""
-        batch = batch.to(self._device)
+    def _states(self, batch: Batch) -> list[Tensor]:
+        """Each document with its prompt, those of similar length together."""
         assert batch.prompts is not None
         real = batch.documents >= 0
-        tokens = torch.where(real & (batch.positions == 0), decoder_start(self._target), batch.tokens)
-        texts = torch.split(tokens[real], _sizes(batch.positions[real]))
-        states = [_placed(state, real) for state in self._states(batch.prompts, texts)]
-        return TrainingBatch(
-            tokens=tokens,
-            weights=batch.weights,
-            documents=batch.documents,
-            positions=batch.positions,
-            states=tuple(states),
-            final=self._norm(states[-1]),
-            norm=self._norm,
-            head=self._target.get_output_embeddings(),
-            layer=_decoder_only,
-            rotary=_decoder_only,
-        )
-
-    def _states(self, prompts: Tensor, texts: Sequence[Tensor]) -> list[Tensor]:
-        """Of all texts, one after the other, each with its prompt: layers + 1 residuals [tokens, width]."""
-        prompt_tokens, text_tokens = (prompts >= 0).sum(1).tolist(), [len(text) for text in texts]
+        text_tokens = torch.bincount((batch.positions[real] == 0).cumsum(0))[1:].tolist()
+        texts = torch.split(batch.tokens[real], text_tokens)
+        prompt_tokens = (batch.prompts >= 0).sum(1).tolist()
         states: dict[int, list[Tensor]] = {}
         for group in _similar_groups(prompt_tokens, text_tokens):
             width = max(prompt_tokens[number] for number in group)
-            padded = self._pass(prompts[group, :width], pad_sequence([texts[n] for n in group], batch_first=True))
+            padded = self._pass(batch.prompts[group, :width], pad_sequence([texts[n] for n in group], batch_first=True))
             for row, number in enumerate(group):
                 states[number] = [state[row, : text_tokens[number]] for state in padded]
-        return [torch.cat(layer) for layer in zip(*(states[number] for number in range(len(texts))), strict=True)]
+        in_order = zip(*(states[number] for number in range(len(texts))), strict=True)
+        layers = [torch.cat(layer) for layer in in_order]
+        return [
+            state.new_zeros(*real.shape, state.shape[-1]).masked_scatter(real[..., None], state) for state in layers
+        ]
 
     def _pass(self, prompts: Tensor, texts: Tensor) -> list[Tensor]:
         """Of padded prompts and texts [documents, tokens]: layers + 1 residuals [documents, tokens, width].
 
         The decoder needs no mask of its own: what pads a text stands behind it.
         """
-        mask = prompts >= 0
-        encoded = self._target.encoder(input_ids=prompts.clamp(min=0), attention_mask=mask.long()).last_hidden_state
-        prompt_states = {"encoder_hidden_states": encoded, "encoder_attention_mask": mask.long()}
+        mask = (prompts >= 0).long()
+        encoded = self._target.encoder(input_ids=prompts.clamp(min=0), attention_mask=mask).last_hidden_state
+        prompt_states = {"encoder_hidden_states": encoded, "encoder_attention_mask": mask}
         decoder = self._target.decoder
         with residuals(decoder.block) as states:
             decoder(input_ids=texts, use_cache=False, **prompt_states)
@@ -330,11 +302,15 @@ class EncoderBatches:
         normed: Tensor = self._target.decoder.final_layer_norm(residual)
         return normed * head_scale(self._target.config)
 
+    def _layer(self, index: int) -> NoReturn:
+        raise UserError(
+            "encoder_not_supported",
+            "training batches of a target with an encoder hold states, norm and head, not its layers or rotations; a "
+            "method that learns from those is for targets without an encoder: leave supports_encoder_decoder False",
+        )
 
-def _sizes(positions: Tensor) -> list[int]:
-    """The tokens of each document, from the positions of all of them: 0, 1, 2, 0, 0, 1 are documents of 3, 1 and 2."""
-    begins: list[int] = (positions == 0).nonzero().flatten().tolist()
-    return [end - begin for begin, end in zip(begins, [*begins[1:], len(positions)], strict=True)]
+    def _rotate(self, positions: Tensor) -> NoReturn:
+        self._layer(0)
 
 
 def _similar_groups(prompts: Sequence[int], texts: Sequence[int]) -> Iterator[list[int]]:
@@ -353,18 +329,3 @@ def _similar_groups(prompts: Sequence[int], texts: Sequence[int]) -> Iterator[li
                 group, widest = [], max(prompts[number], texts[number])
             group.append(number)
         yield group
-
-
-def _placed(states: Tensor, real: Tensor) -> Tensor:
-    """[rows, n, width] with the states [tokens, width] where ``real`` [rows, n] is."""
-    placed = states.new_zeros(*real.shape, states.shape[-1])
-    placed[real] = states
-    return placed
-
-
-def _decoder_only(asked: object) -> NoReturn:
-    raise UserError(
-        "encoder_not_supported",
-        "training batches of a target with an encoder hold states, norm and head, not its layers or rotations; a "
-        "method that learns from those is for targets without an encoder: leave supports_encoder_decoder False",
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -18,22 +18,16 @@ HeldOut = Mapping[str, Tally]
 """Measures by name; `loss` is always among them. A mean is a Tally too: so many nats over so many tokens."""
 
 
-class Measure(Protocol):
-    """Measures a batch; the tallies of several batches add up name by name. Called in eval mode, without gradient."""
-
-    def __call__(self, module: nn.Module, batch: Batch) -> HeldOut: ...
-
-
 class Objective(Protocol):
     """Gives the weighted sum of the losses of a batch in nats; the trainer divides by the sum of `loss_weights`.
 
-    `measure` gives what the loss is good for, on held-out text: `loss` itself and the objective's own yardsticks.
+    `measure` gives what the loss is good for, on held-out text: `loss` itself and the objective's own yardsticks. It is
+    called in eval mode, without gradient; the tallies of several batches add up name by name.
     """
 
     def __call__(self, module: nn.Module, batch: Batch) -> Tensor: ...
 
-    @property
-    def measure(self) -> Measure: ...
+    def measure(self, module: nn.Module, batch: Batch) -> HeldOut: ...
 
 
 @runtime_checkable
@@ -103,7 +97,9 @@ class Distillation:
             return logits_of(self.target, batch)
 
 
-def measure_held_out(module: nn.Module, batches: Iterable[Batch], measure: Measure) -> dict[str, Tally]:
+def measure_held_out(
+    module: nn.Module, batches: Iterable[Batch], measure: Callable[[nn.Module, Batch], HeldOut]
+) -> dict[str, Tally]:
     """The measures summed over the batches; the module is in eval mode meanwhile and stays as it was afterwards.
 
     Measures without any token, such as the agreement at a depth that no text reached, are left out.
@@ -111,13 +107,11 @@ def measure_held_out(module: nn.Module, batches: Iterable[Batch], measure: Measu
     total: dict[str, Tally] = {}
     trained = module.training
     module.eval()
-    try:
-        with torch.no_grad():
-            for batch in batches:
-                for name, tally in measure(module, batch).items():
-                    total[name] = total[name] + tally if name in total else tally
-    finally:
-        module.train(trained)
+    with torch.no_grad():
+        for batch in batches:
+            for name, tally in measure(module, batch).items():
+                total[name] = total.get(name, Tally(0, 0)) + tally
+    module.train(trained)
     return {name: tally for name, tally in total.items() if tally.of or name == "loss"}
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +69,10 @@ class _RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         self.keys, self.values = keys[:, :, :stop], values[:, :, :stop]
         return self.keys, self.values
 
-    def keep(self, rows: Tensor) -> None:
-        """Only these rows stay."""
+    def batch_select_indices(self, indices: Tensor) -> None:
         assert self._held is not None
         stop = self.get_seq_length()
-        keys, values = (held[rows] for held in self._held)
+        keys, values = (held[indices] for held in self._held)
         self._held = (keys, values)
         self.keys, self.values = keys[:, :, :stop], values[:, :, :stop]
 
@@ -80,33 +80,31 @@ class _RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
 class _Batch:
     """Rows being answered together, padded on the left."""
 
-    def __init__(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
-        longest = max(map(len, prompts))
-        device = model.device
+    def __init__(self, model: Any, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
         self._model = model
-        self._new = torch.tensor([[0] * (longest - len(prompt)) + [*prompt] for prompt in prompts], device=device)
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        self._start = longest - lengths  # column of each row's first token
-        self._columns = torch.arange(longest + new_tokens, device=device)
-        self._seen = 0
-        self._layers = [_RoomyLayer(longest + new_tokens) for _ in range(model.config.num_hidden_layers)]
-        self._cache = Cache(layers=list(self._layers))
         self.numbers = list(range(len(prompts)))  # which prompt each row answers
+        self._begin(prompts, new_tokens)
+
+    def _begin(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
+        longest, device = max(map(len, prompts)), self._model.device
+        self._new = torch.tensor([[0] * (longest - len(prompt)) + [*prompt] for prompt in prompts], device=device)
+        self._columns = torch.arange(longest + new_tokens, device=device)
+        self._cache: Cache = _cache(self._model.config.num_hidden_layers, longest + new_tokens)
+        start = torch.tensor([longest - len(prompt) for prompt in prompts], device=device)
+        self._of_rows = {"start": start[:, None]}  # column of each row's first token
 
     def logits(self) -> Tensor:
         """Target logits [rows, vocabulary] after the tokens put in last."""
-        stop = self._seen + self._new.shape[1]
-        positions = (self._columns[self._seen : stop] - self._start[:, None]).clamp(min=0)
-        output = self._model(
+        start, seen = self._of_rows["start"], self._cache.get_seq_length()
+        columns = self._columns[: seen + self._new.shape[1]]
+        logits: Tensor = self._model(
             input_ids=self._new,
-            attention_mask=(self._columns[:stop] >= self._start[:, None]).long(),
-            position_ids=positions,
+            attention_mask=(columns >= start).long(),
+            position_ids=(columns[seen:] - start).clamp(min=0),
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
-        )
-        self._seen = stop
-        logits: Tensor = output.logits[:, -1]
+        ).logits[:, -1]
         return logits
 
     def put(self, tokens: Tensor) -> None:
@@ -115,50 +113,39 @@ class _Batch:
 
     def keep(self, rows: Sequence[int]) -> None:
         """Only these rows stay."""
-        index = torch.tensor(rows, device=self._start.device)
-        self._start, self._new = self._start[index], self._new[index]
+        index = torch.tensor(rows, device=self._new.device)
+        self._new = self._new[index]
+        self._of_rows = {name: tensor[index] for name, tensor in self._of_rows.items()}
+        self._cache.batch_select_indices(index)
         self.numbers = [self.numbers[row] for row in rows]
-        for layer in self._layers:
-            layer.keep(index)
 
 
-class _EncodedBatch:
+class _EncodedBatch(_Batch):
     """Rows being answered together whose prompts an encoder has read, padded on the right."""
 
-    def __init__(self, model: Any, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
-        ids = side_by_side(prompts).to(model.device)
-        self._model = model
-        self._mask = (ids >= 0).long()
-        self._encoded = self._model.encoder(ids.clamp(min=0), attention_mask=self._mask).last_hidden_state
-        self._layers = [_RoomyLayer(new_tokens) for _ in range(decoder_layers(model.config))]
-        self._cache = EncoderDecoderCache(Cache(layers=list(self._layers)), DynamicCache())
-        self._new = torch.full((len(prompts), 1), decoder_start(model), device=model.device)
-        self.numbers = list(range(len(prompts)))  # which prompt each row answers
+    def _begin(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
+        ids = side_by_side(prompts).to(self._model.device)
+        mask = (ids >= 0).long()
+        encoded = self._model.encoder(ids.clamp(min=0), attention_mask=mask).last_hidden_state
+        self._new = torch.full((len(prompts), 1), decoder_start(self._model), device=ids.device)
+        self._cache = EncoderDecoderCache(_cache(decoder_layers(self._model.config), new_tokens), DynamicCache())
+        self._of_rows = {"encoded": encoded, "mask": mask}
 
     def logits(self) -> Tensor:
-        """Target logits [rows, vocabulary] after the tokens put in last."""
-        output = self._model(
-            encoder_outputs=BaseModelOutput(last_hidden_state=self._encoded),
-            attention_mask=self._mask,
+        logits: Tensor = self._model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=self._of_rows["encoded"]),
+            attention_mask=self._of_rows["mask"],
             decoder_input_ids=self._new,
             past_key_values=self._cache,
             use_cache=True,
-        )
-        logits: Tensor = output.logits[:, -1]
+        ).logits[:, -1]
         return logits
 
-    def put(self, tokens: Tensor) -> None:
-        """One more token [rows] in every row."""
-        self._new = tokens[:, None]
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Only these rows stay."""
-        index = torch.tensor(rows, device=self._mask.device)
-        self._encoded, self._mask, self._new = self._encoded[index], self._mask[index], self._new[index]
-        self.numbers = [self.numbers[row] for row in rows]
-        self._cache.cross_attention_cache.batch_select_indices(index)
-        for layer in self._layers:
-            layer.keep(index)
+def _cache(layers: int, room: int) -> DynamicCache:
+    cache = DynamicCache()
+    cache.layers = [_RoomyLayer(room) for _ in range(layers)]
+    return cache
 
 
 @torch.inference_mode()
@@ -167,12 +154,17 @@ def answer(
 ) -> list[list[int]]:
     """Each prompt's answer, the stop id included where it came; all prompts as one batch."""
     generator = torch.Generator(model.device).manual_seed(settings.seed)
-    encodes = model.config.is_encoder_decoder
-    batch = (_EncodedBatch if encodes else _Batch)(model, prompts, settings.new_tokens)
+    kind = _EncodedBatch if model.config.is_encoder_decoder else _Batch
+    batch = kind(model, prompts, settings.new_tokens)
     answers: list[list[int]] = [[] for _ in prompts]
     ended: set[int] = set()
     for left in range(settings.new_tokens, 0, -1):
-        tokens = _pick(batch.logits(), settings.temperature, generator)
+        logits = batch.logits()
+        if settings.temperature == 0:
+            tokens = logits.argmax(-1)
+        else:
+            probs = (logits.float() / settings.temperature).softmax(-1)
+            tokens = torch.multinomial(probs, 1, generator=generator)[:, 0]
         for number, token in zip(batch.numbers, tokens.tolist(), strict=True):
             if number not in ended:
                 answers[number].append(token)
@@ -184,14 +176,6 @@ def answer(
         if len(running) <= _WORTH_DROPPING * len(batch.numbers):
             batch.keep(running)
     return answers
-
-
-def _pick(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
-    """The next tokens [rows] for logits [rows, vocabulary]."""
-    if temperature == 0:
-        return logits.argmax(-1)
-    probs = (logits.float() / temperature).softmax(-1)
-    return torch.multinomial(probs, 1, generator=generator)[:, 0]
 
 
 @dataclass(frozen=True)
@@ -235,38 +219,37 @@ def prompt_room(files: TargetFiles, new_tokens: int) -> int:
     return context - 1 if new_tokens < context else 0  # the decoder's text begins with a start token
 
 
+@dataclass(frozen=True)
 class OwnText:
     """Answers of one target in one way, in a file below `folder`: what is there is not answered again.
 
     `clock` gives seconds. Answers of prompts that with them would not fit into the target's context are left out.
     """
 
-    def __init__(
-        self,
-        target: FrozenTarget,
-        chat: ChatFormat,
-        settings: Answering,
-        folder: Path,
-        clock: Callable[[], float],
-        notify: Notify = lambda notice: None,
-    ) -> None:
-        self._target = target
-        self._chat = chat
-        self._settings = settings
-        self._clock = clock
-        self._notify = notify
-        self.path = folder / f"{_key(target, settings)}.jsonl"
+    target: FrozenTarget
+    chat: ChatFormat
+    settings: Answering
+    folder: Path
+    clock: Callable[[], float]
+    notify: Notify = lambda notice: None
+
+    @cached_property
+    def path(self) -> Path:
+        """Named for all that decides an answer, except its prompt."""
+        how = {name: value for name, value in asdict(self.settings).items() if name != "rows"}
+        identity = {"weights": self.target.weights_sha256, "tokenizer": self.target.files.tokenizer.sha256}
+        decisive = json.dumps({**identity, "dtype": str(self.target.model.dtype), **how}, sort_keys=True)
+        return self.folder / f"own-{hashlib.sha256(decisive.encode()).hexdigest()[:16]}.jsonl"
 
     def documents(self, prompts: Sequence[Prompt], report: Callable[[Answered], None]) -> list[Document]:
         """A document per prompt, in this order: the prompt as the target is given it, and its answer."""
-        heads = heads_of(prompts, self._target.files, self._chat, self._settings.new_tokens)
+        heads = heads_of(prompts, self.target.files, self.chat, self.settings.new_tokens)
         with self._alone():
             known = self._read()
-            for head, body in self._answer(list(dict.fromkeys(heads)), set(known), report):
-                known[head] = body
-        dtype = token_dtype(self._target.info.vocabulary)
+            self._answer(list(dict.fromkeys(heads)), known, report)
+        dtype = token_dtype(self.target.info.vocabulary)
         pairs = ((np.asarray(head, dtype=dtype), np.asarray(known[head], dtype=dtype)) for head in heads)
-        return [self._chat.answered(SOURCE, head, body) for head, body in pairs]
+        return [self.chat.answered(SOURCE, head, body) for head, body in pairs]
 
     def _alone(self) -> AbstractContextManager[object]:
         """The file's lock: what another run is answering now, this one waits for and then reads.
@@ -278,7 +261,7 @@ class OwnText:
         busy = f"{self.path}: another run is writing these answers; waiting for it, to use them too"
         with self._kept():
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            return locked(self.path.with_suffix(".lock"), lambda: self._notify(busy))
+            return locked(self.path.with_suffix(".lock"), lambda: self.notify(busy))
 
     @contextmanager
     def _kept(self) -> Iterator[None]:
@@ -292,32 +275,32 @@ class OwnText:
                 "--resume: the answers that are there are kept",
             ) from error
 
-    def _answer(
-        self, heads: Sequence[Ids], known: Collection[Ids], report: Callable[[Answered], None]
-    ) -> Iterator[tuple[Ids, Ids]]:
-        """The answers that are not known, each batch written to the file before it is given.
+    def _answer(self, heads: Sequence[Ids], known: dict[Ids, Ids], report: Callable[[Answered], None]) -> None:
+        """Adds the answers that are not known; each batch is written to the file before the next begins.
 
         Batches are made as if none were known: one that a kill kept from being answered draws what it would have drawn.
         """
         missing = sum(head not in known for head in heads)
-        done, tokens, began = 0, 0, self._clock()
+        done, tokens, began = 0, 0, self.clock()
         for number, whole in enumerate(_batches(heads, self._rows(heads))):
             batch = [head for head in whole if head not in known]
             if not batch:
                 continue
-            settings = replace(self._settings, seed=self._settings.seed + number)
-            answers = answer(self._target.model, batch, self._target.files.tokenizer.stop_ids, settings)
-            pairs = [(head, tuple(body)) for head, body in zip(batch, answers, strict=True)]
-            self._append(pairs)
+            settings = replace(self.settings, seed=self.settings.seed + number)
+            answers = answer(self.target.model, batch, self.target.files.tokenizer.stop_ids, settings)
+            pairs = {head: tuple(body) for head, body in zip(batch, answers, strict=True)}
+            lines = "".join(json.dumps({"prompt": head, "answer": body}) + "\n" for head, body in pairs.items())
+            with self._kept(), self.path.open("a") as file:
+                file.write(lines)
+            known |= pairs
             done, tokens = done + len(batch), tokens + sum(map(len, answers))
-            report(Answered(done, missing, tokens / max(self._clock() - began, 1e-9)))
-            yield from pairs
+            report(Answered(done, missing, tokens / max(self.clock() - began, 1e-9)))
 
     def _rows(self, heads: Sequence[Ids]) -> int:
-        info = self._target.info
-        size = 2 * info.layers * info.kv_size * self._target.model.dtype.itemsize
-        longest = max(map(len, heads), default=0) + self._settings.new_tokens
-        return max(1, min(self._settings.rows, int(CACHE_BYTES / (size * longest))))
+        info = self.target.info
+        size = 2 * info.layers * info.kv_size * self.target.model.dtype.itemsize
+        longest = max(map(len, heads), default=0) + self.settings.new_tokens
+        return max(1, min(self.settings.rows, int(CACHE_BYTES / (size * longest))))
 
     def _read(self) -> dict[Ids, Ids]:
         """What is in the file; a line torn by a kill is cut off."""
@@ -329,19 +312,6 @@ class OwnText:
             os.truncate(self.path, len(whole))
         pairs = (json.loads(line) for line in whole.splitlines())
         return {tuple(pair["prompt"]): tuple(pair["answer"]) for pair in pairs}
-
-    def _append(self, pairs: Sequence[tuple[Ids, Ids]]) -> None:
-        lines = "".join(json.dumps({"prompt": head, "answer": body}) + "\n" for head, body in pairs)
-        with self._kept(), self.path.open("a") as file:
-            file.write(lines)
-
-
-def _key(target: FrozenTarget, settings: Answering) -> str:
-    """What decides an answer, except its prompt: weights, tokenizer, precision, length, and how tokens are drawn."""
-    how = {name: value for name, value in asdict(settings).items() if name != "rows"}
-    identity = {"weights": target.weights_sha256, "tokenizer": target.files.tokenizer.sha256}
-    decisive = {**identity, "dtype": str(target.model.dtype), **how}
-    return f"own-{hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]}"
 
 
 def _batches(heads: Sequence[Ids], rows: int) -> Iterator[list[Ids]]:

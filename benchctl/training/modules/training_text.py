@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+import torch
 
 from benchctl.errors import UserError
-from benchctl.training.data.chats import ChatFormat, Record
+from benchctl.training.data.chats import ChatFormat
 from benchctl.training.data.packing import (
     FULL,
     NO_TOKENS,
@@ -24,8 +25,8 @@ from benchctl.training.data.packing import (
     fill_rows,
 )
 from benchctl.training.data.reading import Corpus
-from benchctl.training.jobs import JobContext, check_run, data_facts, target_dtype, wait_for_first
-from benchctl.training.modules.frozen import FrozenTarget, TargetFiles, load_target, seen_tokens
+from benchctl.training.jobs import JobContext, check_run, data_facts, target_dtype
+from benchctl.training.modules.frozen import FrozenTarget, TargetFiles, chat_of, load_target, seen_tokens
 from benchctl.training.modules.own_text import SOURCE, Answering, OwnText, Prompt, heads_of, pick_prompts
 from benchctl.training.optim import Stage
 from benchctl.training.train_options import TeacherOptions
@@ -40,6 +41,16 @@ def stage_of(options: TeacherOptions) -> Stage:
     return Stage(1.0, options.row_tokens, options.micro_rows)
 
 
+def training_text(files: TargetFiles, options: TeacherOptions, job_context: JobContext) -> TrainingText:
+    """The text of a run on this target. Raises UserError for rows longer than what it sees, and see `readable`."""
+    sees = seen_tokens(files)
+    if options.row_tokens > sees:
+        raise UserError("row_too_long", f"{files.name} sees {sees} tokens at a time; give --row-tokens {sees} or fewer")
+    chat = chat_of(files)
+    corpus = readable(job_context.read_corpus(options.data), files, job_context)
+    return TrainingText(files, chat, corpus, options, job_context)
+
+
 def readable(corpus: Corpus, files: TargetFiles, job_context: JobContext) -> Corpus:
     """What the target can read of `corpus`: without plain texts where an encoder reads prompts, for they have none.
 
@@ -47,15 +58,17 @@ def readable(corpus: Corpus, files: TargetFiles, job_context: JobContext) -> Cor
     """
     if not files.tokenizer.is_encoder_decoder:
         return corpus
-    train = _chats(corpus.train)
-    held_out = {name: chats for name, records in corpus.held_out.items() if (chats := _chats(records))}
+    train = [record for record in corpus.train if record.messages]
+    held_out = {name: [record for record in records if record.messages] for name, records in corpus.held_out.items()}
+    held_out = {name: chats for name, chats in held_out.items() if chats}
     if not (train and held_out):
         raise UserError(
             "chats_missing",
             f"{files.name} has an encoder, which reads prompts, and the {'held-out' if train else 'training'} data "
             "are plain texts only; give chats, some of them in a file whose name ends in _val",
         )
-    left, unseen = len(corpus.train) - len(train), _count(corpus.held_out) - _count(held_out)
+    left = len(corpus.train) - len(train)
+    unseen = sum(map(len, corpus.held_out.values())) - sum(map(len, held_out.values()))
     if (left or unseen) and job_context.world.leads:
         job_context.notify(
             f"{left:,} plain texts to train on and {unseen:,} held-out ones are left out: the encoder of {files.name} "
@@ -95,19 +108,15 @@ class TrainingText:
 
         Held-out text is the target's own too in the first case, answered greedily.
         """
-        found = self._own(target) if self.options.self_distil else self._recorded
-        return replace(found, longest_row=seen_tokens(self.files))
-
-    def _own(self, target: FrozenTarget) -> Data:
-        options, stage, weight = self.options, stage_of(self.options), self._prompt_weight
+        options, longest = self.options, seen_tokens(self.files)
+        if not options.self_distil:
+            return replace(self._recorded, longest_row=longest)
         how = Answering(options.answer_tokens, options.self_distil_temperature, options.seed)
         documents = self._answered(target, self._prompts, how)
-        packed = training_rows(documents, self.chat, stage.row_tokens, options.seed, weight)
-        held_out = {
-            name: training_batches(documents, self.chat, stage, weight)
-            for name, documents in self.greedy(target).items()
-        }
-        return Data([packed], held_out, self.chat.token_bytes())
+        return replace(self._data_of(documents, self.greedy(target)), longest_row=longest)
+
+    def _data_of(self, train: Sequence[Document], held_out: Mapping[str, Sequence[Document]]) -> Data:
+        return data_of(train, held_out, self.chat, stage_of(self.options), self.options.seed, self._prompt_weight)
 
     def greedy(self, target: FrozenTarget) -> Mapping[str, list[Document]]:
         """The target's greedy answers to held-out prompts, by the name of the held-out set.
@@ -149,13 +158,13 @@ class TrainingText:
         for prompts in (self._prompts, *self._unseen.values()):
             heads = heads_of(prompts, self.files, self.chat, self.options.answer_tokens)
             unanswered = [self.chat.answered(SOURCE, np.asarray(head), NO_TOKENS) for head in heads]
-            training_rows(unanswered, self.chat, self.options.row_tokens, self.options.seed, self._prompt_weight)
+            self._data_of(unanswered, {})
 
     @cached_property
     def _recorded(self) -> Data:
         """Every record once a pass."""
-        rows = (self.options.row_tokens, self.options.micro_rows, self.options.seed)
-        return training_data(self.corpus, self.chat, *rows, prompt_weight=self._prompt_weight)
+        held_out = {name: self.chat.tokenize(records) for name, records in self.corpus.held_out.items()}
+        return self._data_of(self.chat.tokenize(self.corpus.train), held_out)
 
     @cached_property
     def _unseen(self) -> Mapping[str, list[Prompt]]:
@@ -197,50 +206,40 @@ class TrainingText:
         world = self.job_context.world
         folder = self.options.cache or self.options.out / "own_text"
         own = OwnText(target, self.chat, how, folder, self.job_context.clock, self.job_context.notify)
-        if not world.leads:
-            wait_for_first(world, target.device)
-            return own.documents(prompts, lambda answered: None)
-        documents = own.documents(prompts, self.job_context.answered)
-        wait_for_first(world, target.device)
-        return documents
+        documents = own.documents(prompts, self.job_context.answered) if world.leads else []
+        world.sum(torch.zeros((), device=target.device))  # the others wait here for the first one
+        return documents if world.leads else own.documents(prompts, lambda answered: None)
 
 
-def training_data(
-    corpus: Corpus, chat: ChatFormat, row_tokens: int, micro_rows: int, seed: int, prompt_weight: float
+def data_of(
+    train: Sequence[Document],
+    held_out: Mapping[str, Sequence[Document]],
+    chat: ChatFormat,
+    stage: Stage,
+    seed: int,
+    prompt_weight: float,
 ) -> Data:
-    """Data for any target: every record is read once a pass, as it is, and prompts weigh `prompt_weight` (0 to 1).
+    """Rows in which every document is read once a pass, and a sample of the held-out ones; prompts weigh 0 to 1.
 
-    Raises UserError when rows of `row_tokens` tokens hold no answer at all.
+    A chat is cut at the end of a row, see PackedCorpus for what is left out then. Raises UserError when rows of that
+    length hold no answer at all.
     """
-    rows = training_rows(chat.tokenize(corpus.train), chat, row_tokens, seed, prompt_weight)
-    held_out = {
-        name: training_batches(chat.tokenize(records), chat, Stage(1.0, row_tokens, micro_rows), prompt_weight)
-        for name, records in corpus.held_out.items()
-    }
-    return Data([rows], held_out, chat.token_bytes())
-
-
-def training_rows(
-    documents: Sequence[Document], chat: ChatFormat, row_tokens: int, seed: int, prompt_weight: float, stage: int = 0
-) -> PackedCorpus:
-    """Every document once a pass; a chat is cut at the end of a row, see PackedCorpus for what is left out then."""
-    cut = _cut(documents, row_tokens, prompt_weight)
+    cut = _cut(train, stage.row_tokens, prompt_weight)
     left_out = (cut.dropped_answers, cut.long_prompts)
-    return PackedCorpus(lambda random: cut.pieces, row_tokens, chat.pad_id, seed, stage, *left_out)
-
-
-def training_batches(
-    documents: Sequence[Document], chat: ChatFormat, stage: Stage, prompt_weight: float
-) -> list[Batch]:
-    """Held-out batches of documents as `training_rows` cuts them."""
-    return held_out_batches(_cut(documents, stage.row_tokens, prompt_weight).pieces, stage, chat.pad_id)
+    rows = PackedCorpus(lambda random: cut.pieces, stage.row_tokens, chat.pad_id, seed, 0, *left_out)
+    batches = {
+        name: held_out_batches(_cut(documents, stage.row_tokens, prompt_weight).pieces, stage, chat.pad_id)
+        for name, documents in held_out.items()
+    }
+    return Data([rows], batches, chat.token_bytes())
 
 
 def held_out_batches(pieces: Sequence[Piece], stage: Stage, pad_id: int) -> list[Batch]:
     """A fixed sample of the pieces, at most HELD_OUT_ROWS rows, as batches of the stage's rows."""
     order = np.random.default_rng(0).permutation(len(pieces))
-    rows = fill_rows([pieces[index] for index in order], stage.row_tokens, pad_id)[:HELD_OUT_ROWS]
-    return [batch_of(rows[start : start + stage.micro_rows]) for start in range(0, len(rows), stage.micro_rows)]
+    rows = fill_rows([pieces[index] for index in order], stage.row_tokens)[:HELD_OUT_ROWS]
+    micro_batches = [rows[start : start + stage.micro_rows] for start in range(0, len(rows), stage.micro_rows)]
+    return [batch_of(each, stage.row_tokens, pad_id) for each in micro_batches]
 
 
 def _cut(documents: Sequence[Document], row_tokens: int, prompt_weight: float) -> CutPieces:
@@ -253,11 +252,3 @@ def _cut(documents: Sequence[Document], row_tokens: int, prompt_weight: float) -
             f"every prompt is longer than a row of {row_tokens} tokens; give longer rows or shorter prompts",
         )
     return cut
-
-
-def _count(held_out: Mapping[str, Sequence[Record]]) -> int:
-    return sum(map(len, held_out.values()))
-
-
-def _chats(records: Sequence[Record]) -> list[Record]:
-    return [record for record in records if record.messages]

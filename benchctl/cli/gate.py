@@ -1,0 +1,164 @@
+"""`benchctl gate`: holds results to conditions, by its exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+from xml.etree import ElementTree
+
+import click
+
+from benchctl.cli import completion as completing
+from benchctl.cli.options import check_comparable, options_from, read_files, read_scores
+from benchctl.errors import InvalidData
+from benchctl.options import setting
+
+if TYPE_CHECKING:
+    from benchctl.analysis.gate import GateResult
+
+_CODES = {"passed": 0, "failed": 1, "inconclusive": 4}
+_ANNOTATIONS = {"passed": "notice", "failed": "error", "inconclusive": "warning"}  # of GitHub
+_ELEMENTS = {"failed": "failure", "inconclusive": "error"}  # of JUnit
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The options of `benchctl gate`."""
+
+    previous: tuple[str, ...] = setting(
+        (),
+        "Results of an earlier run, to whose speed these are held. Repeat it for further sessions.",
+        flags=("--previous", "-p"),
+        metavar="FILE",
+        completion="files",
+    )
+    speedup: float = setting(
+        0.95,
+        "Lowest speed-up, as a share of that in --previous. A label fails if its speed-up is significantly lower, and "
+        "below this.",
+        flags=("--speedup-above",),
+        metavar="RATIO",
+        above=0,
+    )
+    tokens_per_s: float = setting(
+        0.8,
+        "Lowest tokens/s, the baseline's included, as a share of those in --previous. On the same machine only.",
+        flags=("--tokens-above",),
+        metavar="RATIO",
+        above=0,
+    )
+    require: Literal["identical", "tie", "numeric", "lossless"] | None = setting(
+        None,
+        "Every method answered all prompts, all with this verdict or a stricter one. lossless: only methods that claim "
+        "the target's own answers are held to it.",
+    )
+    quality: float | None = setting(
+        None,
+        "Every judge that gave points shows each method to be at most POINTS worse than the baseline: the interval of "
+        "the mean difference lies above minus POINTS, on at least 10 prompts, with every turn judged in both orders.",
+        flags=("--require-quality",),
+        metavar="POINTS",
+        least=0,
+    )
+    scores: tuple[str, ...] = setting(
+        (),
+        "Further scores of these answers; those next to each of FILES are read anyway. May be repeated.",
+        metavar="FILE",
+        completion="files",
+    )
+    format: Literal["text", "json", "github", "junit"] = setting(
+        "text", "text: a line per label. github: annotations of GitHub Actions. junit: XML, as CI servers read it."
+    )
+    out: Path | None = setting(None, "Write the result into this file instead.", metavar="FILE")
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILES...", shell_complete=completing.files)
+@options_from(_Options, "options")
+@click.pass_context
+def gate(context: click.Context, options: _Options, files: tuple[str, ...]) -> None:
+    """Hold results to conditions: claims that are true, answers that are as good, speed that did not fall.
+
+    A claim that the answers contradict always fails. Speed is compared on the prompts that both runs have.
+
+    Exit code: 0 passed, 1 failed, 4 inconclusive (the data cannot show a change of the size that matters; the line says
+    how many prompts would), 2 wrong usage, 3 runs that cannot be compared, or an invalid data file.
+
+    \b
+    Examples:
+      benchctl gate results/new.jsonl --previous results/old.jsonl
+      benchctl gate results/new.jsonl --require lossless
+      benchctl gate results/new.jsonl --previous results/old.jsonl --speedup-above 0.9 --format github
+      benchctl gate results/new.jsonl --require lossless --format junit --out gate.xml
+    """
+    from benchctl.analysis.comparison import compare
+    from benchctl.analysis.gate import Conditions, check
+
+    if not (options.previous or options.require or options.quality is not None):
+        raise click.UsageError("Name a condition: --previous FILE, --require, or --require-quality POINTS.")
+    groups = compare(read_files(files), read_scores(options.scores))
+    check_comparable(groups, InvalidData)
+    earlier = compare(read_files(options.previous)) if options.previous else ()
+    check_comparable(earlier, InvalidData)
+    conditions = Conditions(options.require, options.quality, options.speedup, options.tokens_per_s)
+    result = check(groups[0], conditions, earlier[0] if earlier else None)
+    text = "\n".join(_WRITERS[options.format](result))
+    if options.out:
+        options.out.write_text(text + "\n", encoding="utf-8")
+    else:
+        click.echo(text)
+    context.exit(_CODES[result.outcome])
+
+
+def _sentence(result: GateResult) -> str:
+    """The result in one line."""
+    if result.outcome == "passed":
+        return f"Result: passed, {len(result.labels)} labels."
+    names = ", ".join(label.label for label in result.of(result.outcome))
+    return f"Result: {result.outcome}, because of {names}."
+
+
+def _text(result: GateResult) -> Iterator[str]:
+    yield from (f"Note: {note}" for note in result.notes)
+    yield from (f"{label.outcome:<12} {label.text()}" for label in result.labels)
+    yield _sentence(result)
+
+
+def _json(result: GateResult) -> Iterator[str]:
+    labels = [
+        {"label": label.label, "outcome": label.outcome, "prompts_needed": label.prompts_needed}
+        | {"changes": [asdict(change) | {"ratio": change.ratio, "outcome": change.outcome} for change in label.changes]}
+        | {"problems": [asdict(problem) for problem in label.problems]}
+        for label in result.labels
+    ]
+    document = {"outcome": result.outcome, "conditions": asdict(result.conditions)}
+    yield json.dumps(document | {"labels": labels, "notes": result.notes}, indent=2, allow_nan=False)
+
+
+def _github(result: GateResult) -> Iterator[str]:
+    for label in result.labels:
+        # A comma or colon in a label would end the title.
+        yield f"::{_ANNOTATIONS[label.outcome]} title=benchctl gate {label.outcome}::{_escaped(label.text())}"
+    yield _sentence(result)
+
+
+def _escaped(text: str) -> str:
+    """As GitHub reads the message of a workflow command."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _junit(result: GateResult) -> Iterator[str]:
+    counts = {f"{element}s": str(len(result.of(outcome))) for outcome, element in _ELEMENTS.items()}  # type: ignore[arg-type]
+    suite = ElementTree.Element("testsuite", {"name": "benchctl gate", "tests": str(len(result.labels)), **counts})
+    for label in result.labels:
+        case = ElementTree.SubElement(suite, "testcase", {"classname": "benchctl.gate", "name": label.label})
+        if element := _ELEMENTS.get(label.outcome):
+            ElementTree.SubElement(case, element, {"type": label.outcome, "message": label.text()})
+    ElementTree.indent(suite)
+    yield ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+_WRITERS = {"text": _text, "json": _json, "github": _github, "junit": _junit}
