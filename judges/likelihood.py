@@ -45,7 +45,12 @@ class Likelihood(GradingJudge):
         Raises UserError for a run whose prompts or tokens cannot be had again, and for a model that is not its target.
         """
         for run in place.runs:
-            _check_can_be_had_again(run)
+            if run.imported or run.context_fill:
+                reason = f"{run.context_fill} tokens were put before its prompts"
+                reason = "it was imported, without the token ids of its answers" if run.imported else reason
+                raise UserError(
+                    "prompts_not_available", f"likelihood cannot judge {run.name}: {reason}. Take another --judge."
+                )
             path, recorded = self._path(run), run.target
             tokenizer = load_tokenizer(path)
             self._check_same("tokenizer", tokenizer.sha256, recorded.tokenizer_sha256, run)
@@ -95,18 +100,6 @@ class Likelihood(GradingJudge):
                 f"'{self.model or run.target.name}' has other {what} than the target of {run.name}, "
                 f"{run.target.name}: the likelihood would be that of another model. Name that target with --model.",
             )
-
-
-def _check_can_be_had_again(run: Run) -> None:
-    reason = ""
-    if run.imported:
-        reason = "it was imported, without the token ids of its answers"
-    elif run.context_fill:
-        reason = f"{run.context_fill} tokens were put before its prompts"
-    if reason:
-        raise UserError(
-            "prompts_not_available", f"likelihood cannot judge {run.name}: {reason}. Judge it with another --judge."
-        )
 
 
 def _prompt_ids(tokenizer: TargetTokenizer, row: Row, question: Question) -> list[int]:

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from benchctl.cli.options import options_from
-from benchctl.cli.train import REFERENCE, Parts, data_options, draft, model_option, run_job
+from benchctl.cli.train import READ_CORPUS, REFERENCE, Parts, data_options, draft, model_option, run_job
 from benchctl.errors import UserError
 from benchctl.options import setting
 from benchctl.training.data.reading import read_corpus
@@ -55,7 +55,7 @@ def main(context: click.Context, mix: bool) -> None:
 
     `draft` and the methods are those of `benchctl train`, with the data of the recipe.
     """
-    context.obj = reference_corpus if mix else read_corpus
+    context.meta[READ_CORPUS] = reference_corpus if mix else read_corpus
 
 
 main.add_command(draft)

@@ -11,6 +11,7 @@ import pandas as pd
 from benchctl.analysis.frame.build import (
     Fidelity,
     Repeats,
+    broken,
     claims_exact,
     fidelity,
     is_lossless,
@@ -22,7 +23,7 @@ from benchctl.analysis.judges.figures import JudgedFigures, Judging, judging
 from benchctl.analysis.judges.judgements import share_out
 from benchctl.analysis.metrics.metric import Metric, all_metrics
 from benchctl.analysis.stats.estimates import Estimate, estimates
-from benchctl.errors import UserError
+from benchctl.errors import InvalidData, UserError
 from benchctl.records.schema import COUNTED_SINCE, Exactness, MethodInfo, Mode, ModelInfo, Run
 from benchctl.records.scores import Score
 from benchctl.records.writer import RunFile
@@ -107,7 +108,8 @@ class MethodFigures:
 
     `prompts` and `generations` count the answers behind the estimates, `checked_prompts` those with an exact answer,
     on which exact match rests. `tokens` counts those of its answers, `baseline_tokens` those of the baseline's answers
-    to the same turns. `judged` has the figures of each judge.
+    to the same turns. `judged` has the figures of each judge. `refused` is the id of the warning why no figure
+    of this method may be used, or "".
     """
 
     label: str
@@ -122,6 +124,7 @@ class MethodFigures:
     fidelity: Fidelity
     lossless: bool
     judged: tuple[JudgedFigures, ...] = ()
+    refused: str = ""
 
     @property
     def label_lines(self) -> tuple[str, ...]:
@@ -315,6 +318,7 @@ def check_count(labels: Sequence[str], most: int, what: str) -> None:
 def _group(files: tuple[RunFile, ...], differs: tuple[Difference, ...], judged: Judging | None) -> Group:
     modes = dict.fromkeys(("free", *(mode for file in files for mode in file.run.modes)))
     frames = to_frames(files, modes)
+    _check_baselines(files, frames["free"])
     others: dict[Mode, pd.DataFrame] = {mode: frame for mode, frame in frames.items() if mode != "free"}
     group = Group(files, frames["free"], (), differs, others, judged)
     names = list(dict.fromkeys(group.frame["suite"]))
@@ -325,6 +329,28 @@ def _group(files: tuple[RunFile, ...], differs: tuple[Difference, ...], judged: 
     if len(names) > 1:
         suites.append(_suite_figures(group, POOLED, frames))
     return replace(group, suites=tuple(suites))
+
+
+def _check_baselines(files: tuple[RunFile, ...], frame: pd.DataFrame) -> None:
+    """Raises InvalidData where files of equal weights, prompts and settings have other greedy answers of the baseline.
+
+    In float32 that means that some file's weights were changed, or that a machine computes wrongly.
+    """
+    run = files[0].run
+    if len(files) == 1 or run.temperature > 0 or run.dtype != "float32" or run.imported:
+        return
+    answers = frame[(frame["label"] == run.baseline) & frame["error"].isna()]
+    by_file = answers.groupby(["suite", "prompt_id", "turn", "file"])["answer_id"].first().unstack("file")
+    numbers = [int(number) for number in by_file.columns]
+    for number in numbers[1:]:
+        both = by_file[[numbers[0], number]].dropna()
+        if differing := int((both.iloc[:, 0] != both.iloc[:, 1]).sum()):
+            raise InvalidData(
+                "baselines_differ",
+                f"{files[number].path} and {files[numbers[0]].path}: {differing} of {len(both)} greedy answers of "
+                f"{run.baseline} differ, although weights, prompts and settings are equal. The weights of one were "
+                "changed, or a machine computes wrongly. Measure again.",
+            )
 
 
 def _suite_figures(group: Group, suite: str, frames: Frames) -> SuiteFigures:
@@ -350,6 +376,9 @@ def _method_figures(
         pairs["profile"] = pair(pd.concat(arms, ignore_index=True), "profile", "free")
     own = pairs["free"]
     is_baseline = method.label == run.baseline
+    claims = claims_exact(method.exactness, run.temperature)
+    refused = "claim_broken" if claims and broken(counts, run.dtype) else ""
+    refused = refused or ("remembers" if method.label in group.remembering else "")
     return MethodFigures(
         label=method.label,
         exactness=method.exactness,
@@ -368,8 +397,9 @@ def _method_figures(
             )
         ),
         fidelity=counts,
-        lossless=not is_baseline and is_lossless(claims_exact(method.exactness, run.temperature), counts, run.dtype),
+        lossless=not (is_baseline or refused) and is_lossless(claims, counts, run.dtype),
         judged=judged,
+        refused=refused,
     )
 
 

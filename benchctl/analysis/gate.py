@@ -12,7 +12,7 @@ from typing import Final, Literal
 import pandas as pd
 
 from benchctl.analysis.comparison import Group, MethodFigures, differences
-from benchctl.analysis.frame.build import broken, claims_exact
+from benchctl.analysis.frame.build import claims_exact
 from benchctl.analysis.judges.figures import FEWEST_PROMPTS, SCORE_DIFFERENCE
 from benchctl.analysis.metrics.metric import Metric
 from benchctl.analysis.metrics.speed import SPEEDUP, TOKENS_PER_S
@@ -28,6 +28,10 @@ _MACHINE = ("cpu", "gpu", "cores", "memory_bytes")  # facts of which absolute ti
 # Three published runs of one program on one machine gave 101.3, 102.6 and 94.7 tokens/s (Medusa on Vicuna-7B). Their
 # spread stands for that of sessions where each run has only one.
 _SESSION_SPREAD = 0.043
+_REFUSED = {
+    "claim_broken": "answers differ from the baseline's, against its claim",
+    "remembers": "it gave the same answer again in other steps, so it remembers answers",
+}
 
 
 @dataclass(frozen=True)
@@ -166,13 +170,8 @@ def check(group: Group, conditions: Conditions, previous: Group | None = None) -
 
 def _all_problems(group: Group, conditions: Conditions, has_previous: bool) -> Iterator[tuple[str, Problem]]:
     for method in group.pooled.methods:
-        answers = broken(method.fidelity, group.run.dtype)
-        if answers and claims_exact(method.exactness, group.run.temperature):
-            text = f"{answers} answers differ from the baseline's, against its claim"
-            yield method.label, Problem("claim_broken", text)
-        if method.label in group.remembering:
-            text = "it gave the same answer again in other steps, so it remembers answers"
-            yield method.label, Problem("remembers", text)
+        if method.refused:
+            yield method.label, Problem(method.refused, _REFUSED[method.refused])
     if conditions.require or conditions.quality is not None or has_previous:
         yield from _unmeasured(group)
     if conditions.require:

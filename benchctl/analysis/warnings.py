@@ -20,7 +20,7 @@ from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.estimates import measured_apart
 from benchctl.analysis.stats.intervals import Interval
 from benchctl.analysis.winner import best_labels
-from benchctl.records.schema import UNKNOWN_TARGET, Run
+from benchctl.records.schema import COUNTED_SINCE, UNKNOWN_TARGET, Run
 
 _FEW_PROMPTS = 10
 _OTHER_LENGTH = 0.1  # share of the baseline's tokens by which a method's answers may be shorter or longer
@@ -151,6 +151,10 @@ _TEMPLATES = {  # the gravest first
     "embedded_sample": (
         "{suites}: the prompts are embedded samples in the style of the published ones. Do not quote the figures as "
         "theirs; use --source published for that."
+    ),
+    "counts_reported": (
+        "{files}: an earlier version wrote this, so tokens per step, acceptance and depth are what the methods "
+        "reported. To have them counted, measure again."
     ),
     "machine_busy": (
         "{file}: the machine was busy at the start (load {load:.1f} on {cores} cores, {threads} needed), so times "
@@ -344,6 +348,11 @@ def _of_scores(group: Group) -> Iterator[Warning]:
 
 
 def _of_files(group: Group) -> Iterator[Warning]:
+    older = [
+        str(file.path) for file in group.files if file.run.schema_version < COUNTED_SINCE and not file.run.imported
+    ]
+    if older:
+        yield _warn("counts_reported", files=", ".join(older))
     waited_share = CONDITION + "waited_share"
     for number, file in enumerate(group.files):
         run, name, frame = file.run, str(file.path), group.frame[group.frame["file"] == number]

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from benchctl.analysis.comparison import Group, MethodFigures
-from benchctl.analysis.frame.build import broken, claims_exact, pair
+from benchctl.analysis.frame.build import claims_exact, pair
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.estimates import Estimate, levels
 from benchctl.analysis.stats.intervals import LEAST_PROMPTS, LEVEL, Levels, p_value
@@ -85,8 +85,7 @@ def contest(group: Group) -> Contest:
         for method in group.pooled.methods
         # The same conditions hold for a baseline, since a lossy method may replace it (`--over`).
         if claims_exact(method.exactness, group.run.temperature)
-        and not broken(method.fidelity, group.run.dtype)
-        and method.label not in group.remembering
+        and not method.refused
         and method.estimate(SPEEDUP).value is not None
     ]
     unconfirmed = [method for method in claiming if method.fidelity.failed + method.fidelity.unjudged > 0]

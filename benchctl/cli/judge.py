@@ -106,8 +106,8 @@ def judge(context: click.Context, options: JudgeOptions, files: tuple[str, ...])
     Scores of first.jsonl go into first.scores.jsonl next to it. What is there is not judged again. Every reply is
     kept before it is used, and equal answers are never asked about. An interrupted judging goes on when called again.
 
-    Exit code: 0; 1 where --max-usd, or a question too long for the judge, left judgements undone; 2 where it cannot be
-    done; 3 for an invalid data file.
+    Exit code: 0; 1 where --max-usd, or a question too long for the judge, left judgements undone, or no reply could be
+    read; 2 where it cannot be done; 3 for an invalid data file.
 
     \b
     Examples:

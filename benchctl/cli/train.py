@@ -228,6 +228,7 @@ def _is_trainable(file: Path) -> bool:
 
 
 REFERENCE = "python -m reference"
+READ_CORPUS = "benchctl.read_corpus"
 
 
 def run_job(job: Callable[[JobContext], Result | None], options: TrainOptions, model: str = "") -> None:
@@ -247,21 +248,19 @@ def run_job(job: Callable[[JobContext], Result | None], options: TrainOptions, m
 def open_job(options: TrainOptions) -> Iterator[JobContext]:
     """What a job needs in addition to its options. Its progress is shown while this is open.
 
-    An `obj` of the click context is what reads the data in place of `read_corpus`: reference/ sets one.
+    What the click context's `meta` holds as READ_CORPUS reads the data in place of `read_corpus`: reference/ sets it.
     """
     # A thread that waits for its sibling must leave the core to others; read by OpenMP when torch is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    import torch
-
     from benchctl.cli.display import TrainingDisplay
     from benchctl.measuring.clock import Clock
     from benchctl.measuring.machine.host import commit, versions
     from benchctl.training.distributed import joined
     from benchctl.training.jobs import JobContext, check_device
     from benchctl.training.train_options import Provenance
+    from benchctl.training.trainer import use_threads
 
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     check_device(options.device)
     context, clock = click.get_current_context(), Clock(options.device)
     provenance = Provenance(command_line(context), commit(), versions())
@@ -271,7 +270,7 @@ def open_job(options: TrainOptions) -> Iterator[JobContext]:
         ExitStack() as held,
     ):
         job_context = JobContext(clock, provenance, shown.progress, shown.answered, shown.notice, world, held)
-        yield replace(job_context, read_corpus=context.obj) if context.obj else job_context
+        yield replace(job_context, read_corpus=context.meta.get(READ_CORPUS, job_context.read_corpus))
 
 
 def command_line(context: click.Context) -> str:

@@ -179,14 +179,15 @@ def _run(
 ) -> Run:
     judges = {reply.judge for reply in contents.replies}
     sizes = dict.fromkeys(("layers", "hidden_size", "parameters", "vocabulary", "context_tokens"), 0)
-    hashes = dict.fromkeys(("weights_sha256", "tokenizer_sha256", "chat_template_sha256"), "")
     target = terms.target or UNKNOWN_TARGET + ", ".join(sorted(contents.models(labels[0])))
     return Run(
         name=name,
         created=datetime.fromtimestamp(contents.latest_s, UTC).isoformat(timespec="seconds"),
         command=command,
         baseline=labels[0],
-        target=ModelInfo(name=target, family="", **sizes, **hashes),
+        target=ModelInfo(
+            name=target, family="", **sizes, weights_sha256="", tokenizer_sha256="", chat_template_sha256=""
+        ),
         draft=None,
         suites=(_suite(contents, sources, terms.suite),),
         methods=tuple(

@@ -123,19 +123,15 @@ def _judged_rows(
         return []
     if reply.other and all(row.label != baseline for row in others):
         reply, own, others = reply.of_other(), others, own
-    baselines: list[Row | None] = [row for row in others if row.label == baseline][:1] if reply.other else [None]
     methods = [row for row in own if not (reply.other and row.label == baseline)]
-    if not (baselines and methods):
+    other = next((row for row in others if row.label == baseline), None) if reply.other else None
+    if not methods or (reply.other and other is None):
         lost["of two answers, neither or both of them the baseline's,"] += 1
         return []
-    pairs = [
-        (reply, row, other)
-        for row in methods
-        for other in baselines
-        if reply.shows(row.text) and (other is None or reply.shows(other.text))
-    ]
-    lost.update({"of other texts than the answers here": 1} if not pairs else {})
-    return pairs
+    texts = [other.text] if other else []
+    shown = [(reply, row, other) for row in methods if all(map(reply.shows, [row.text, *texts]))]
+    lost.update({"of other texts than the answers here": 1} if not shown else {})
+    return shown
 
 
 def _score(reply: Reply, row: Row, baseline: Row | None) -> Score:

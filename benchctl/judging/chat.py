@@ -135,9 +135,8 @@ def read_scores(reply: str, count: int) -> tuple[float, ...] | None:
     """
     if len(reply.encode("utf-8", "surrogatepass")) > MOST_REPLY_BYTES:
         return None
-    lines = (
-        " ".join(line.translate(_ORNAMENT).lower().split()) for line in reply.rpartition("</think>")[2].splitlines()
-    )
+    said = reply.rpartition("</think>")[2]
+    lines = {" ".join(line.translate(_ORNAMENT).lower().split()) for line in said.splitlines()}
     found = {_scores(line, count) for line in lines if any(map(str.isdecimal, line))}
     found.discard(())
     return found.pop() if len(found) == 1 else None

@@ -100,8 +100,9 @@ class Summary:
 
     @property
     def unfinished(self) -> int:
-        """How many judgements are still to be made."""
-        return self.unasked + self.too_long
+        """How many judgements are still to be made, the unreadable ones among them where no reply could be read."""
+        nothing_read = self.unreadable + self.ties == self.written
+        return self.unasked + self.too_long + (self.unreadable if nothing_read else 0)
 
 
 class Judging:

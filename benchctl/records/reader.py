@@ -45,6 +45,7 @@ def same_batch(rows: Sequence[Row]) -> bool:
 
 
 FIRST_ROW: Final = 2  # its line; the run stands in line 1
+LONGEST_LINE: Final = 64 << 20  # bytes
 
 _Record = TypeVar("_Record")
 
@@ -114,6 +115,9 @@ def _problem(run: Run, labels: set[str], suites: set[str], row: Row) -> str:
         return ""
     if tokens > run.max_new_tokens:
         return f"{tokens} token_ids in a run of {run.max_new_tokens} max_new_tokens."
+    # The last token needs no row in the context.
+    if target.context_tokens and row.prompt_tokens + tokens > target.context_tokens + 1:
+        return f"{row.prompt_tokens} prompt_tokens and {tokens} token_ids in a context of {target.context_tokens}."
     if (largest := max(row.token_ids)) >= target.vocabulary:
         return f"token {largest} of a vocabulary of {target.vocabulary}."
     # A token may count layers that were run late for earlier tokens, so only their sum is bounded.
@@ -123,10 +127,15 @@ def _problem(run: Run, labels: set[str], suites: set[str], row: Row) -> str:
 
 
 def index(path: Path) -> "array[int]":
-    """The bytes where the lines of a file start, and where the last one ends. Raises OSError."""
+    """The bytes where the lines of a file start, and where the last one ends.
+
+    Raises OSError, and InvalidData for a line that no run writes: a file of another kind would fill the memory.
+    """
     starts = array("q", [0])
     with path.open("rb") as file:
-        for line in file:
+        while line := file.readline(LONGEST_LINE + 1):
+            if len(line) > LONGEST_LINE:
+                raise InvalidData("line_too_long", f"{path}:{len(starts)}: is longer than {LONGEST_LINE >> 20} MiB.")
             starts.append(starts[-1] + len(line))
     return starts
 

@@ -309,7 +309,7 @@ def from_line(kind: type[_Record], line: bytes) -> _Record:
     except msgspec.ValidationError as error:
         raise ValueError(_field_first(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(_malformed(kind, line) or f"Invalid JSON: {error}") from error
+        raise ValueError(f"Invalid JSON: {error}") from error
     return record
 
 
@@ -324,17 +324,6 @@ def _field_first(message: str) -> str:
         return f"{'.'.join(filter(None, (named[3], named[2])))}: {problem}"
     text, _, path = message.partition(" - at `$")
     return f"{path.strip('.`')}: {text[0].lower()}{text[1:]}" if path else text
-
-
-def _malformed(kind: type, line: bytes) -> str:
-    """What is wrong with a line in which NaN or Infinity stands, which Python reads and JSON has not; or ""."""
-    try:
-        msgspec.convert(json.loads(line, parse_constant=str), kind)
-    except msgspec.ValidationError as error:
-        return _field_first(str(error))
-    except (ValueError, RecursionError):
-        pass
-    return ""
 
 
 @cache

@@ -87,22 +87,6 @@ def test_every_figure_is_that_of_the_steps_gone_through_one_by_one() -> None:
         assert found[f"histogram_{count}"] == pytest.approx(sum(kept == count for _, kept in drafts) / len(drafts))
 
 
-def test_the_names_agree_with_each_other() -> None:
-    """Of drafts of one length, unconditional acceptance is the product of the conditional ones up to there; over the
-    positions it sums to the mean of the histogram, which sums to 1."""
-    rng = np.random.default_rng(1)
-    rows = [row_of([(5, int(kept)) for kept in rng.integers(0, 6, 40)], f"p{number}") for number in range(3)]
-    found = {name: value or 0.0 for name, value in values_of(rows).items()}
-    conditional = [found[f"conditional_{position}"] for position in range(1, 6)]
-    unconditional = [found[f"unconditional_{position}"] for position in range(1, 6)]
-    histogram = [found[f"histogram_{count}"] for count in range(6)]
-    assert unconditional == pytest.approx(list(np.cumprod(conditional)))
-    assert sum(histogram) == pytest.approx(1)
-    assert sum(unconditional) == pytest.approx(sum(count * share for count, share in enumerate(histogram)))
-    assert sum(unconditional) == pytest.approx(found["mean_accepted_tokens"])
-    assert found["acceptance_rate"] == found["row_acceptance"] == pytest.approx(sum(unconditional) / 5)
-
-
 def test_tokens_accepted_with_one_chance_give_leviathan_s_expectations() -> None:
     """Each token accepted with alpha = 0.8, drafts of 4: (1 - alpha**5) / (1 - alpha) tokens a step (equation 1 of
     2211.17192), and conditional acceptance alpha at all positions, though the acceptance rate is far below it."""

@@ -233,7 +233,7 @@ def test_the_interval_of_a_change_contains_the_true_one(sessions: int) -> None:
             bottoms = length / (gain * change) * np.exp(noise + favour[:, None])
             codes, prompts = np.repeat(np.arange(sessions), 30), [f"p{n}" for n in range(30)] * sessions
             runs.append(Observations(np.tile(length, sessions), bottoms.ravel(), codes, prompts))
-        found = change_interval(*runs)
+        found = change_interval(runs[0], runs[1])
         assert found is not None
         held += found.low <= 0.9 <= found.high
     assert 0.92 <= held / 400 <= 0.99

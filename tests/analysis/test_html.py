@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, baseline_row, failed, usual_rows, write
+from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, failed, usual_rows, write
 from pages import (
     HOSTILE,
     TWO_SUITES,
@@ -207,10 +207,3 @@ def test_report_never_writes_over_what_is_not_a_page(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["report", str(path), "-o", str(path)])
     assert result.exit_code == 2 and "End --out in .html" in result.stderr
     assert path.read_bytes() == before
-
-
-def test_a_warm_up_alone_is_no_report(tmp_path: Path) -> None:
-    path = write(tmp_path / "run.jsonl", [replace(baseline_row(), repeat=-1)])
-    result = CliRunner().invoke(main, ["report", str(path), "-o", str(tmp_path / "page.html")])
-    assert result.exit_code == 2 and "no generations" in result.stderr
-    assert not (tmp_path / "page.html").exists()

@@ -189,9 +189,9 @@ def test_what_judges_said_stands_by_the_answer_it_was_said_of(tmp_path: Path) ->
     found = {each.place.prompt_id: each.judgements for each in answers(1, group, lambda run: None)
              if each.place.label == EXITING}  # fmt: skip
     (said,) = found["p0"]
-    assert (said.score, said.baseline_score, said.order) == (4, 9, "baseline_first")
-    assert said.reply == "4 9\nIt says <b>nothing</b>." and said.judge.startswith("gpt")
-    assert [(said.score, said.baseline_score) for said in found["p1"]] == [(6, None)]
+    assert (said["score"], said["baseline_score"], said["order"]) == (4, 9, "baseline_first")
+    assert said["reply"] == "4 9\nIt says <b>nothing</b>." and str(said["judge"]).startswith("gpt")
+    assert [(said["score"], said["baseline_score"]) for said in found["p1"]] == [(6, None)]
     assert found["p2"] == ()
 
 

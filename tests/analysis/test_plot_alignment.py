@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from fixtures_pictures import check_room, contrast, words_of
-from fixtures_pictures import texts as texts_of
+from fixtures_pictures import contrast
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
+from pictures import assert_readable, texts, words_of
 from refusals import refused
 
 from benchctl.analysis.plots.alignment import draw_alignment, read_alignment
+from benchctl.analysis.plots.axes import settle
 from benchctl.analysis.plots.style import SIZES, THEMES, style_of
 from benchctl.cli import main
 
@@ -46,17 +47,15 @@ def test_the_picture_names_streams_gates_and_target(tmp_path: Path) -> None:
     folder = modules_of(tmp_path / "m")
     done = CliRunner().invoke(main, ["plot", "--alignment", str(folder), str(folder), "--out", str(out)])
     assert done.exit_code == 0 and done.output == f"Plot: {out}\n"
-    texts = texts_of(out)
-    for text in ("m2r2 on tiny, 8 layers", "gate 2", "gate 4", "slow state", "accelerated state, what it is to become"):
-        assert text in texts, text
-    assert texts.count("early alignment") == 2
+    assert texts(out).count("m2r2 on tiny, 8 layers") == texts(out).count("gate 4") == 2
 
 
 @pytest.mark.parametrize(("theme", "size"), list(product(THEMES, SIZES)))
 def test_cosines_and_shares_are_drawn_on_every_ground_at_every_size(tmp_path: Path, theme: str, size: str) -> None:
     style = style_of(theme, size)
     figure = draw_alignment([read_alignment(modules_of(tmp_path / "m"))], style)
-    check_room(figure)
+    settle(figure)
+    assert_readable(figure, style)
     cosines, gates = figure.axes
     slow, fast, target, later, after = (np.asarray(line.get_xydata()).tolist() for line in cosines.lines)
     assert slow == [[1, 0.1], [2, 0.2], [3, 0.3], [4, 0.4]]

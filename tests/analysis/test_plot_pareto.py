@@ -14,13 +14,10 @@ import pytest
 from fixtures_pictures import (
     FOURTEEN,
     Drawn,
-    check_room,
     contrast,
-    covering,
     head_to_head,
     markers_of,
     points,
-    words_of,
 )
 from fixtures_records import (
     BASELINE,
@@ -37,6 +34,7 @@ from fixtures_records import (
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from pictures import assert_readable, words_of
 
 from benchctl.analysis.comparison import Group, by_suite, compare
 from benchctl.analysis.metrics.faithfulness import TOKEN_AGREEMENT
@@ -160,13 +158,11 @@ def test_without_a_lossless_leader_the_frontier_starts_at_the_left_edge() -> Non
 
 def check_words(figure: Figure, style: Style) -> None:
     """No word covers another, a marker or the frame, and none leaves the picture."""
-    check_room(figure)
-    words = words_of(figure)
+    assert_readable(figure, style)
     for axes in figure.axes:
-        beside = [text.get_window_extent() for text in words if text in axes.texts]
-        assert covering(beside, markers_of(axes, style.marker * style.dpi / 72)) == []
         frame = axes.get_window_extent().padded(0.1)
-        for box in beside:
+        for box in (text.get_window_extent() for text in axes.texts):
+            assert box.count_overlaps(markers_of(axes, style.marker * style.dpi / 72)) == 0
             assert frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
 
 
@@ -174,8 +170,6 @@ def check_words(figure: Figure, style: Style) -> None:
 def test_words_of_a_few_methods_cover_nothing(style: Style) -> None:
     figure = draw_pareto(usual(), FidelityAxis(), style)
     check_words(figure, style)
-    least = {"screen": 8, "column": 7, "slide": 16}[style.size]
-    assert min(float(text.get_fontsize()) for text in words_of(figure)) >= least
     assert all(contrast(to_hex(text.get_color()), style.ground) >= 4.5 for text in words_of(figure))
 
 

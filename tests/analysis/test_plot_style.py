@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fixtures_pictures import contrast, linear, texts
+from fixtures_pictures import contrast, linear
+from pictures import texts
 
 from benchctl.analysis.plots.axes import dress, new_figure, save
 from benchctl.analysis.plots.style import SIZES, THEMES, Style, in_lines, style_of, text_inches

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fixtures_records import RUN, baseline_row, drafted_row, exiting_row, write
-from pictures import LOOKS, assert_readable, figure_of, texts, write_picture
+from pictures import LOOKS, assert_readable, figure_of, write_picture
 from refusals import refused
 
 from benchctl.analysis.comparison import Group, compare
@@ -137,23 +137,6 @@ def test_an_option_that_one_version_of_a_method_lacks_is_a_line_of_its_own(tmp_p
     methods = [drafts(2, 0.5), drafts(4, 0.5), info("two_model", {"draft_tokens": 2})]
     (found,) = sweeps(measured(tmp_path, [(method, 1.0) for method in methods]))
     assert [line.title for line in found.lines] == ["confidence=0.5", "confidence=–"]
-
-
-def test_the_picture_names_lines_axes_and_baseline(tmp_path: Path) -> None:
-    out = tmp_path / "plot.svg"
-    assert write_picture("sweep", drafting_groups(tmp_path), out, style_of()) == ()
-    found = texts(out)
-    for text in (
-        "reference on cpu, float32, threads: 1, baseline: autoregressive",
-        "draft_tokens of two_model",
-        "confidence=0.0",
-        "confidence=0.5",
-        "speed-up",
-        "tokens per step (block efficiency)",
-        "(bands: 95% interval)",
-    ):
-        assert text in found, text
-    assert {"2", "4", "8"} <= set(found.splitlines())
 
 
 def test_each_line_has_its_interval_as_a_band(tmp_path: Path) -> None:

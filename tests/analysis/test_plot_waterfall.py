@@ -173,18 +173,7 @@ def test_the_picture_says_what_its_bars_are(tmp_path: Path) -> None:
     out = tmp_path / "plot.svg"
     assert write_picture("waterfall", groups_of(usual_file()), out, style_of()) == ()
     found = texts(out)
-    for text in (
-        "reference on cpu, float32, threads: 1, baseline: autoregressive",
-        DRAFTED,
-        "2.35x [2.35, 2.35] per token",
-        "fewer steps",
-        "fewer layers",
-        "verifying",
-        "−7500",
-        "+250",
-        "4250",
-        "ms per token after the first",
-    ):
+    for text in (DRAFTED, "2.35x [2.35, 2.35] per token", "fewer steps", "fewer layers", "−7500", "+250", "4250"):
         assert text in found, text
     assert "not in profile" not in found  # where it is nothing
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from fixtures_pictures import texts
 from fixtures_records import KOALA, MT_BENCH, RUN, usual_rows, write
 from matplotlib.image import imread
+from pictures import texts
 
 from benchctl.analysis import plots
 from benchctl.analysis.plots import catalogue

@@ -40,7 +40,7 @@ def test_a_run_ends_with_the_table_and_the_files_name(here: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_sweep_measures_every_combination_and_names_the_best(here: Path) -> None:
+def test_a_sweep_measures_every_combination(here: Path) -> None:
     """Alone it does not bring in the methods that run by default; beside labels it adds to them."""
     sweep = ("--sweep", "two_model[draft_tokens=2|3,confidence=0|0.5]")
     result = invoke_run(*sweep, "--repeats", "1")
@@ -48,7 +48,6 @@ def test_a_sweep_measures_every_combination_and_names_the_best(here: Path) -> No
     labels = [method.label for method in read(here / "out.jsonl").run.methods]
     options = ("draft_tokens=2", "draft_tokens=2,confidence=0.5", "draft_tokens=3", "draft_tokens=3,confidence=0.5")
     assert labels == ["autoregressive", *(f"two_model[{each}]" for each in options)]
-    assert "4 labels of two_model" in " ".join(result.stdout.split())
     both = invoke_run(*sweep, "--method", "prompt_lookup", "--repeats", "1", "--out", "both.jsonl")
     assert both.exit_code == 0, both.output
     assert len(read(here / "both.jsonl").run.methods) == 6

@@ -41,7 +41,7 @@ def test_every_invalid_file_is_named_with_its_line_and_the_valid_ones_are_still_
     broken = {
         "theirs": (b'{"question_id": 81}\n', ":1: is not the start of a benchctl run"),
         "line": (b'{"question_id": 81}\n', ":3: has no suite, so it is no generation of this run. Remove this line"),
-        "nan": (lines[2].replace(b'"ttft_s":2.0', b'"ttft_s":NaN'), ":3: ttft_s: "),
+        "nan": (lines[2].replace(b'"ttft_s":2.0', b'"ttft_s":NaN'), ":3: Invalid JSON"),
         "negative": (lines[2].replace(b'"committed":[2', b'"committed":[-2'), ":3: committed[0]: "),
         "identity": (lines[2].replace(b'"accepted":[1', b'"accepted":[3'), ":3: step 0: 2 committed, 3 accepted"),
         "mixed": (lines[0], ":3: another run begins here. Give every run a file of its own."),

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
-from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 from fixtures_records import KOALA, RUN, baseline_row, method
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.container import ErrorbarContainer
-from matplotlib.figure import Figure
-from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from benchctl.records.schema import Row, Run, SuiteInfo
-
-
-def texts(path: Path) -> str:
-    """The words of an SVG picture, a line each, in which text is text."""
-    words = ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")
-    return "\n".join("".join(word.itertext()) for word in words)
 
 
 @dataclass(frozen=True)
@@ -58,43 +47,6 @@ def points(axes: Axes) -> dict[str, Drawn]:
             filling=to_hex(line.get_markerfacecolor()),
         )
     return found
-
-
-def words_of(figure: Figure) -> list[Text]:
-    """Every text that can be seen; matplotlib keeps ticks outside of the limits, which it does not draw."""
-    unseen = {text for axes in figure.axes for text in _beyond(axes)}
-    found = [text for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text().strip()]
-    return [text for text in found if text.get_visible() and text not in unseen]
-
-
-def _beyond(axes: Axes) -> Iterator[Text]:
-    for axis in (axes.xaxis, axes.yaxis):
-        low, high = sorted(axis.get_view_interval())
-        for tick in axis.get_major_ticks():
-            if not low <= tick.get_loc() <= high:
-                yield from (tick.label1, tick.label2)
-
-
-def check_room(figure: Figure) -> None:
-    """No word covers another, and none leaves the picture."""
-    figure.draw_without_rendering()
-    boxes = {text: text.get_window_extent() for text in words_of(figure)}
-    assert covering(list(boxes.values())) == []
-    wide, high = figure.get_size_inches() * figure.dpi
-    for text, box in boxes.items():
-        assert box.x0 >= 0 and box.x1 <= wide + 1 and box.y0 >= 0 and box.y1 <= high + 1, text.get_text()
-
-
-def covering(boxes: Sequence[Bbox], others: Sequence[Bbox] = ()) -> list[tuple[Bbox, Bbox]]:
-    """Pairs of which one covers a part of the other: among `boxes`, or of `boxes` with `others` if given."""
-    pairs = [(one, other) for one in boxes for other in others] if others else list(combinations(boxes, 2))
-    return [(one, other) for one, other in pairs if _shared(one, other) > 0]
-
-
-def _shared(one: Bbox, other: Bbox) -> float:
-    wide = min(one.x1, other.x1) - max(one.x0, other.x0)
-    high = min(one.y1, other.y1) - max(one.y0, other.y0)
-    return float(max(wide, 0.0) * max(high, 0.0))
 
 
 def markers_of(axes: Axes, width: float) -> list[Bbox]:

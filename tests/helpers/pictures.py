@@ -63,6 +63,11 @@ def assert_readable(figure: Figure, style: Style) -> None:
         assert clear, f"{one.get_text()!r} lies on {other.get_text()!r}"
 
 
+def words_of(figure: Figure) -> list[Text]:
+    """Every text that can be seen."""
+    return [text for text, _ in _boxes(figure)]
+
+
 def _boxes(figure: Figure) -> Iterator[tuple[Text, Bbox]]:
     undrawn = set(_undrawn(figure))
     for text in figure.findobj(Text):

@@ -139,9 +139,9 @@ def test_what_is_not_one_score_is_not_read_as_one(reply: str) -> None:
 )
 def test_a_hostile_reply_is_read_in_no_time(reply: str) -> None:
     """20,000 digits and a letter once took seconds: the time grew with the square of the length."""
-    begun_s = time.perf_counter()
+    begun_s = time.process_time()
     assert read_scores(reply, 2) is None
-    assert time.perf_counter() - begun_s < 1.0
+    assert time.process_time() - begun_s < 1.0
 
 
 def test_a_reply_above_100_kb_is_not_read() -> None:

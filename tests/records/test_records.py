@@ -160,7 +160,7 @@ def test_a_file_of_something_else_is_named(path: Path, content: bytes, message: 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (b'"ttft_s":2.0', b'"ttft_s":NaN', r"ttft_s: "),
+        (b'"ttft_s":2.0', b'"ttft_s":NaN', "Invalid JSON"),
         (b'"ttft_s":2.0', b'"ttft_s":-2.0', r"ttft_s: "),
         (b'"step_s":[1.0', b'"step_s":[1e999', r"step_s\[0\]: "),
         (b'"step_s":[1.0', b'"step_s":[-0.5', r"step_s\[0\]: "),

@@ -4,8 +4,10 @@ import ast
 import re
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +176,55 @@ def test_every_error_for_users_has_an_id() -> None:
                 assert len(node.args) == 2, f"{path_of(file)}:{node.lineno}"
                 literal = [part.value for part in ast.walk(node.args[0]) if isinstance(part, ast.Constant)]
                 assert all(re.fullmatch(r"[a-z0-9_]+", str(text)) for text in literal), f"{path_of(file)}:{node.lineno}"
+
+
+# The same name in two of these folders is the same subject seen by each of them: its verb, its numbers, its picture.
+PARALLEL = (
+    *("benchctl/analysis/metrics", "benchctl/analysis/plots", "benchctl/analysis/tables", "benchctl/cli"),
+    *("judges", "methods"),
+)
+FILES_OF_FOLDER = 18
+ERRORS = {"UserError", "InvalidData", "NoReply"}
+DEPTH_OF_ANALYSIS = 10
+
+
+@cache
+def imported_modules() -> dict[str, set[str]]:
+    """Our modules, each with those of ours that it imports, imports inside functions and for types included."""
+    names = {name_of(file) for file in FILES}
+    modules: dict[str, set[str]] = {}
+    for file in FILES:
+        modules[name_of(file)] = set()
+        for node in nodes_of(file):
+            if isinstance(node, ast.ImportFrom):
+                package = (f"{package_of(file, node.level)}." if node.level else "") + (node.module or "")
+                imported = {f"{package}.{alias.name}" for alias in node.names} & names or {package} & names
+                modules[name_of(file)] |= imported - {name_of(file)}
+    return modules
+
+
+def test_no_two_modules_import_each_other_even_through_others() -> None:
+    """`TopologicalSorter` names the modules of a circle when there is one."""
+    assert tuple(TopologicalSorter(imported_modules()).static_order())
+
+
+def test_a_reader_of_analysis_is_at_most_ten_imports_away_from_its_records() -> None:
+    depths: dict[str, int] = {}
+    for module in TopologicalSorter(imported_modules()).static_order():
+        if module.startswith("benchctl.analysis"):
+            depths[module] = 1 + max((depths.get(name, 0) for name in imported_modules()[module]), default=0)
+    assert max(depths.values()) <= DEPTH_OF_ANALYSIS
+
+
+def test_no_folder_is_too_full_to_look_through() -> None:
+    counts = Counter(file.parent for file in FILES)
+    assert {path_of(folder): count for folder, count in counts.items() if count > FILES_OF_FOLDER} == {}
+
+
+def test_two_files_share_a_name_only_in_parallel_packages() -> None:
+    folders: dict[str, list[str]] = {}
+    for file in FILES:
+        if file.name != "__init__.py":
+            folders.setdefault(file.name, []).append(path_of(file.parent))
+    clashes = {name: [folder for folder in of if not folder.startswith(PARALLEL)] for name, of in folders.items()}
+    assert {name: folders[name] for name, clash in clashes.items() if len(clash) > 1 and len(folders[name]) > 1} == {}

@@ -1,6 +1,6 @@
 """The answers in a report's divergence viewer: text, steps, and where each first differs from the baseline's."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import NamedTuple, TypeVar
@@ -11,7 +11,6 @@ from benchctl.analysis.comparison import Group
 from benchctl.analysis.judges.judgements import judge_of
 from benchctl.records.schema import Row, Run
 from benchctl.records.scores import Score, text_sha256
-from benchctl.records.writer import RunFile
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids to text, by the tokenizer that made the row's text."""
@@ -34,17 +33,6 @@ class Place(NamedTuple):
     session: int
 
 
-def rows_at(files: Sequence[RunFile], wanted: Collection[Place]) -> Mapping[Place, Row]:
-    """The rows at these places, in the order of files and rows."""
-    rows: dict[Place, Row] = {}
-    for number, file in enumerate(files):
-        for row in file.rows:
-            place = Place(number, row.suite, row.prompt_id, row.turn, row.label, row.repeat, row.session)
-            if row.mode == "free" and place in wanted:
-                rows[place] = row
-    return rows
-
-
 def pieces(row: Row, ends: Sequence[int], decode: Decode) -> list[str] | None:
     """The part of the row's text that the tokens up to each of `ends` add, and the rest.
 
@@ -63,6 +51,7 @@ def pieces(row: Row, ends: Sequence[int], decode: Decode) -> list[str] | None:
 
 MOST_OF_A_METHOD = 100  # in a list that nobody reads to its end
 _BY_INTEREST = ("lossy", "numeric", "tie", "sampled", "identical")  # verdicts that a reader looks for first come first
+_OF_SCORE = ("order", "score", "baseline_score", "unreadable", "reply")
 _TURN = ["suite", "prompt_id", "turn"]
 _Item = TypeVar("_Item")
 
@@ -86,20 +75,9 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """A judge's score and reply for an answer, as in its Score."""
-
-    judge: str
-    order: str
-    score: float | None
-    baseline_score: float | None
-    unreadable: str
-    reply: str
-
-
-@dataclass(frozen=True)
 class ComparedAnswer:
-    """A method's answer and the baseline's; `verdict`, `first_divergence`, `margin` and `noise` as in its row."""
+    """A method's answer and the baseline's; `verdict`, `first_divergence`, `margin` and `noise` as in its row.
+    Of each judgement it has the judge's name and _OF_SCORE."""
 
     group: int
     place: Place
@@ -109,14 +87,19 @@ class ComparedAnswer:
     noise: float | None
     answer: Answer
     baseline: Answer
-    judgements: tuple[Judgement, ...] = ()
+    judgements: tuple[dict[str, object], ...] = ()
 
 
 def answers(number: int, group: Group, decoders: Decoders) -> tuple[ComparedAnswer, ...]:
     """Up to MOST_OF_A_METHOD answers of each method, each once: lossy ones of all methods first, then
     numeric ones, ties, and identical ones; suites take turns. `number` is that of the group."""
     chosen = in_turn([_of_method(group, label)[:MOST_OF_A_METHOD] for label in _labels(group)])
-    rows = rows_at(group.files, {place for pair_of_places in chosen for place in pair_of_places})
+    wanted, rows = {place for pair_of_places in chosen for place in pair_of_places}, dict[Place, Row]()
+    for file_number, file in enumerate(group.files):
+        for row in file.rows:
+            place = Place(file_number, row.suite, row.prompt_id, row.turn, row.label, row.repeat, row.session)
+            if row.mode == "free" and place in wanted:
+                rows[place] = row
     decode = [decoders(file.run) for file in group.files]
     judged = _judged(group)
     return tuple(
@@ -196,19 +179,10 @@ def _compared_answer(
         answer=_answer(row, baseline, row.first_divergence, decode),
         baseline=_answer(baseline, row, row.first_divergence, decode),
         judgements=tuple(
-            _judgement(score) for score in scores if {score.answer_sha256, score.baseline_sha256} <= texts
+            {"judge": judge_of(score).name} | {name: getattr(score, name) for name in _OF_SCORE}
+            for score in scores
+            if {score.answer_sha256, score.baseline_sha256} <= texts
         ),
-    )
-
-
-def _judgement(score: Score) -> Judgement:
-    return Judgement(
-        judge=judge_of(score).name,
-        order=score.order,
-        score=score.score,
-        baseline_score=score.baseline_score,
-        unreadable=score.unreadable,
-        reply=score.reply,
     )
 
 

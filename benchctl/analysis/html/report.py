@@ -94,7 +94,7 @@ def _fitting(candidates: Iterable[ComparedAnswer], room: int) -> tuple[ComparedA
 
 def _entry(each: ComparedAnswer, texts: dict[str, int]) -> dict[str, object]:
     """An answer for the script, its texts by their numbers in `texts`, where new ones are added."""
-    entry = vars(each) | {"place": each.place._asdict(), "judgements": list(map(vars, each.judgements))}
+    entry = vars(each) | {"place": each.place._asdict()}
     for side, answer in (("answer", each.answer), ("baseline", each.baseline)):
         entry[side] = vars(answer) | {"text": texts.setdefault(answer.text, len(texts))}
     return entry

@@ -59,7 +59,10 @@ def draw(groups: Sequence[Group], request: Request) -> Drawing:
     style, layout = request.style, _LAYOUTS[request.style.size]
     labels = drafting(groups, request.methods)
     check_count(labels, layout.most, "methods that draft")
-    marks, names = {label: style.mark(number) for number, label in enumerate(labels)}, shown_labels(labels, style)
+    marks, names = (
+        {label: style.mark(number) for number, label in enumerate(labels)},
+        shown_labels(labels, style, groups),
+    )
     drawn = [
         [_Drawn(each, names[each.label], marks[each.label]) for each in accepted(number, group, labels)]
         for number, group in enumerate(groups, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -83,15 +83,11 @@ _LABEL_SHARE: Final = {"screen": 0.27, "column": 0.38, "slide": 0.25}  # of the 
 
 @dataclass(frozen=True)
 class _Panel:
-    """One of the two times of a group's methods."""
+    """One of the two times of a group's methods; `labels` are their names in lines."""
 
     title: str
     latencies: tuple[Latency, ...]
-    names: Mapping[str, str]
-
-    def label(self, latency: Latency, style: Style) -> str:
-        """What the method is called, in as many lines as that takes."""
-        return broken_label(self.names[latency.label], style.small, style.width * _LABEL_SHARE[style.size])
+    labels: tuple[str, ...]
 
 
 def draw(groups: Sequence[Group], request: Request) -> Drawing:
@@ -104,7 +100,7 @@ def draw(groups: Sequence[Group], request: Request) -> Drawing:
     check_groups(groups, style)
     labels = chosen(groups, request.methods)
     check_count(labels, _MOST[style.size], "methods")
-    by_group = [(group, [panel for panel in _panels(group, labels, style) if panel.latencies]) for group in groups]
+    by_group = [(group, list(_panels(group, labels, style))) for group in groups]
     shown = [(group, panels) for group, panels in by_group if panels]
     if not shown:
         raise UserError("no_times", f"{groups[0].files[0].path}: no generation has times. Measure: benchctl run.")
@@ -112,40 +108,33 @@ def draw(groups: Sequence[Group], request: Request) -> Drawing:
     for part, (_, panels) in zip(parts, shown, strict=True):
         _draw(part, panels, style)
     check_names(figure, style)
-    return Drawing(figure, _few_notes([panel for _, panels in shown for panel in panels]))
+    few = dict.fromkeys(each.label for _, panels in shown for panel in panels for each in panel.latencies if each.few)
+    note = (
+        f"{', '.join(few)}: of fewer than {FEW} generations the 95th percentile is hardly more than the slowest one. "
+        "Measure more prompts, or --repeats."
+    )
+    return Drawing(figure, [note] if few else [])
 
 
 PLOT = Plot(draw, options=("suites", "by_suite", "methods"))
 
 
-def _panels(group: Group, labels: Sequence[str], style: Style) -> tuple[_Panel, ...]:
-    names = shown_labels(labels, style)
-    return (
-        _Panel("TPOT: time per token after the first", latencies(group, TPOT, labels), names),
-        _Panel("TTFT: time to the first token", latencies(group, TTFT, labels), names),
-    )
-
-
-def _few_notes(panels: Sequence[_Panel]) -> list[str]:
-    few = dict.fromkeys(latency.label for panel in panels for latency in panel.latencies if latency.few)
-    if not few:
-        return []
-    return [
-        f"{', '.join(few)}: of fewer than {FEW} generations the 95th percentile is hardly more than the slowest one. "
-        "Measure more prompts, or --repeats."
-    ]
+def _panels(group: Group, labels: Sequence[str], style: Style) -> Iterator[_Panel]:
+    """Without those of which no generation has times."""
+    names, width = shown_labels(labels, style, [group]), style.width * _LABEL_SHARE[style.size]
+    for title, metric in (("TPOT: time per token after the first", TPOT), ("TTFT: time to the first token", TTFT)):
+        if found := latencies(group, metric, labels):
+            yield _Panel(
+                title, found, tuple(broken_label(names[latency.label], style.small, width) for latency in found)
+            )
 
 
 def _height(panels: Sequence[_Panel], style: Style) -> float:
-    rows = max(len(panel.latencies) for panel in panels) * _row_inches(panels, style)
+    lines = max(label.count("\n") + 2.5 for panel in panels for label in panel.labels)
+    rows = max(len(panel.latencies) for panel in panels) * lines * line_inches(style)
     stacked = len(panels) if style.size == "column" else 1
     names = [str(handle.get_label()) for handle in _legend(panels, style)]
     return (rows + 6 * line_inches(style)) * stacked + legend_inches(names, style) + 1.5 * line_inches(style)
-
-
-def _row_inches(panels: Sequence[_Panel], style: Style) -> float:
-    lines = max(panel.label(latency, style).count("\n") + 2 for panel in panels for latency in panel.latencies)
-    return (lines + 0.5) * line_inches(style)
 
 
 def _draw(part: SubFigure, panels: Sequence[_Panel], style: Style) -> None:
@@ -155,8 +144,7 @@ def _draw(part: SubFigure, panels: Sequence[_Panel], style: Style) -> None:
     for number, (axes, panel) in enumerate(zip(grid.flat, panels, strict=True)):
         for row, latency in enumerate(panel.latencies):
             _draw_box(axes, row, latency, style)
-        alike = [each.label for each in panel.latencies] == [each.label for each in panels[0].latencies]
-        _describe(axes, panel, style, labelled=stacked or not number or not alike)
+        _describe(axes, panel, style, labelled=stacked or not number or panel.labels != panels[0].labels)
     handles = _legend(panels, style)
     add_legend(part, handles, [str(handle.get_label()) for handle in handles], style)
 
@@ -198,7 +186,8 @@ def _describe(axes: Axes, panel: _Panel, style: Style, *, labelled: bool) -> Non
     else:
         axes.set_xlim(0, 1.03 * high * 1e3)
     axes.set_ylim(len(panel.latencies) - 0.4, -0.6)
-    labels = [f"{panel.label(latency, style)}\n(n = {len(latency.seconds)})" for latency in panel.latencies]
+    counts = [len(latency.seconds) for latency in panel.latencies]
+    labels = [f"{label}\n(n = {count})" for label, count in zip(panel.labels, counts, strict=True)]
     axes.set_yticks(range(len(panel.latencies)), labels if labelled else [""] * len(panel.latencies))
     scale = ", logarithmic" if logarithmic else ""
     axes.set_xlabel(f"ms{scale}")

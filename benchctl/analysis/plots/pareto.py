@@ -17,7 +17,6 @@ from adjustText import adjust_text
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox, BboxBase
 
@@ -48,7 +47,7 @@ Look = Literal["baseline", "lossless", "unproven", "lossy"]
 LOOKS: Final[dict[Look, str]] = {
     "baseline": "baseline",
     "lossless": "✓ lossless",
-    "unproven": "claims to be exact, but answers differ",
+    "unproven": "✗ claim not confirmed",
     "lossy": "lossy",
 }
 _MARKERS: Final[dict[Look, str]] = {"baseline": "s", "lossless": "o", "unproven": "X", "lossy": "^"}
@@ -138,7 +137,8 @@ PLOT = Plot(
 
 def draw_pareto(groups: Sequence[Group], axis: FidelityAxis, style: Style) -> Figure:
     """The picture with the fullest names that all fit. Raises UserError as `draw` does."""
-    check_groups(groups, style, _MOST_PANELS if shared_headline(groups) else None)
+    long_titles = style.slide_height and not shared_headline(groups)
+    check_groups(groups, style, 1 if long_titles else _MOST_PANELS)
     return draw_panels([panel_of(group, axis) for group in groups], axis, style)
 
 
@@ -184,7 +184,9 @@ def panel_of(group: Group, axis: FidelityAxis) -> Panel:
             best=best,
             banded=with_band and look in ("baseline", "lossless"),
         )
-        for method, estimate, (x, y), best, look in zip(methods, fidelity, points, frontier(points), looks, strict=True)
+        for method, estimate, (x, y), best, look in zip(
+            methods, fidelity, points, frontier(points, looks), looks, strict=True
+        )
     )
     lossy = {dot.label for dot in dots if dot.look == "lossy"}
     return Panel(group, dots, curves([method for method in group.methods if method.label in lossy]))
@@ -196,18 +198,22 @@ def look_of(group: Group, method: MethodFigures) -> Look:
         return "baseline"
     if method.lossless:
         return "lossless"
-    return "unproven" if claims_exact(method.exactness, group.run.temperature) else "lossy"
+    return "unproven" if method.refused or claims_exact(method.exactness, group.run.temperature) else "lossy"
 
 
-def frontier(points: Sequence[tuple[float, float]]) -> tuple[bool, ...]:
+def frontier(points: Sequence[tuple[float, float]], looks: Sequence[Look]) -> tuple[bool, ...]:
     """For each point, whether no other one beats it: is at least as high in both numbers, and higher in one.
 
-    >>> frontier([(1, 1), (2, 1), (3, 0.5), (2, 0.4)])
-    (False, True, True, False)
+    Points whose claim is not confirmed neither beat others nor are the best.
+
+    >>> frontier([(1, 1), (2, 1), (3, 0.5), (2, 0.4), (9, 1)], ["lossy"] * 4 + ["unproven"])
+    (False, True, True, False, False)
     """
+    rivals = [point for point, look in zip(points, looks, strict=True) if look != "unproven"]
     return tuple(
-        not any(other[0] >= point[0] and other[1] >= point[1] and other != point for other in points)
-        for point in points
+        look != "unproven"
+        and not any(other[0] >= point[0] and other[1] >= point[1] and other != point for other in rivals)
+        for point, look in zip(points, looks, strict=True)
     )
 
 
@@ -317,7 +323,7 @@ def _drawn(panels: Sequence[Panel], naming: Naming, axis: FidelityAxis, style: S
         _set_limits(axes, panel, style, inches[number // columns])
         for number, (axes, panel) in enumerate(zip(grid.flat, panels, strict=False))
     ]
-    settle(figure, () if style.slide_height else grid[:, 0], sum(inches))
+    settle(figure, () if style.slide_height else list(grid[:, 0]), sum(inches))
     misfits = 0 if _inside(legend.get_window_extent(), figure.bbox) else _CUT_KEY
     for axes, panel, rows in zip(grid.flat, panels, rows_of, strict=False):
         _draw_dots(axes, panel, rows, style, marks)
@@ -459,8 +465,21 @@ def _write_names(axes: Axes, panel: Panel, rows: Mapping[str, float], texts: Map
         bars += [Bbox([[dot.x_ends[0], y], [dot.x_ends[1], y]]), Bbox([[x, low], [x, high]])]
     bars = [bar.transformed(axes.transData).padded(1) for bar in bars]
     bands = [patch.get_window_extent() for patch in axes.patches]
-    fixed = [_row_text(axes, dot, rows[dot.label], texts[dot.label], style) for dot in panel.band if dot.label in texts]
-    free = [_free_text(axes, dot, texts[dot.label], style) for dot in panel.free if dot.label in texts]
+    fixed, free = [], []
+    for dot in panel.dots:
+        if dot.label not in texts:
+            continue
+        words: dict[str, Any] = {"fontsize": style.small, "color": style.ink if dot.best else style.muted,
+                                 "parse_math": False, "gid": f"method-{dot.number}-name"}  # fmt: skip
+        if dot.banded:  # next to the dot, towards the middle of the panel
+            side = 1 if dot.x < sum(axes.get_xlim()) / 2 else -1
+            end, reach = (dot.x_ends[max(side, 0)], rows[dot.label]), 0.5 * style.marker + 0.4 * style.small
+            words |= {"ha": "left" if side > 0 else "right", "va": "center_baseline"}
+            fixed.append(axes.annotate(texts[dot.label], end, (side * reach, 0), "data", "offset points", **words))
+        else:
+            text = wrapped(texts[dot.label].split("\n"), style, style.small, 0.28 * style.width)
+            words |= {"ha": "center", "va": "center", "ma": "center", "linespacing": LINE_SPACING * 0.9}
+            free.append(axes.text(dot.x, dot.y, text, **words))
     if panel.band:
         corner = (0.5 * style.small, -0.2 * style.small)
         fixed.append(
@@ -486,40 +505,6 @@ def _write_names(axes: Axes, panel: Panel, rows: Mapping[str, float], texts: Map
     overlaps = sum(box.overlaps(other) for box, other in combinations(boxes, 2))
     in_band = sum(box.count_overlaps(bands) for box in boxes[len(fixed) :])
     return overlaps + in_band + sum(box.count_overlaps(markers) + (not _inside(box, area)) for box in boxes)
-
-
-def _row_text(axes: Axes, dot: Dot, y: float, text: str, style: Style) -> Text:
-    """Next to a dot of the band, towards the middle of the panel."""
-    is_right = dot.x < sum(axes.get_xlim()) / 2
-    written: Text = axes.annotate(
-        text,
-        (dot.x_ends[1] if is_right else dot.x_ends[0], y),
-        xytext=((0.5 * style.marker + 0.4 * style.small) * (1 if is_right else -1), 0),
-        textcoords="offset points",
-        ha="left" if is_right else "right",
-        va="center_baseline",
-        fontsize=style.small,
-        color=style.ink if dot.best else style.muted,
-        parse_math=False,
-        gid=f"method-{dot.number}-name",
-    )
-    return written
-
-
-def _free_text(axes: Axes, dot: Dot, text: str, style: Style) -> Text:
-    return axes.text(
-        dot.x,
-        dot.y,
-        wrapped(text.split("\n"), style, style.small, 0.28 * style.width),
-        ha="center",
-        va="center",
-        ma="center",
-        linespacing=LINE_SPACING * 0.9,
-        fontsize=style.small,
-        color=style.ink if dot.best else style.muted,
-        parse_math=False,
-        gid=f"method-{dot.number}-name",
-    )
 
 
 def _inside(box: BboxBase, area: BboxBase) -> bool:

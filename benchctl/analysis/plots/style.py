@@ -181,9 +181,11 @@ def short_labels(labels: Sequence[str]) -> dict[str, str]:
     return shortened
 
 
-def shown_labels(labels: Sequence[str], style: Style) -> dict[str, str]:
-    """What a picture calls each label: a slide has room for short labels only."""
-    return short_labels(labels) if style.size == "slide" else {label: label for label in labels}
+def shown_labels(labels: Sequence[str], style: Style, groups: Sequence[Group]) -> dict[str, str]:
+    """What a picture calls each label: a slide has room for short labels only. A refused one is marked as such."""
+    names = short_labels(labels) if style.size == "slide" else {label: label for label in labels}
+    refused = {method.label for group in groups for method in group.pooled.methods if method.refused}
+    return {label: f"✗ refused: {name}" if label in refused else name for label, name in names.items()}
 
 
 def headline(group: Group) -> str:

@@ -106,7 +106,8 @@ def _sweep(group: Group, methods: Sequence[MethodInfo], option: str) -> Sweep:
 
 def _by_name(group: Group, labels: Sequence[str]) -> dict[str, list[MethodInfo]]:
     """The methods of these labels that have a speed-up, by their names, as `labels` has them."""
-    measured = {method.label for method in group.pooled.methods if method.estimate(SPEEDUP).value is not None}
+    methods = [method for method in group.pooled.methods if not method.refused]
+    measured = {method.label for method in methods if method.estimate(SPEEDUP).value is not None}
     infos = {method.label: method for method in group.methods if method.label in measured}
     found: dict[str, list[MethodInfo]] = {}
     for label in labels:
@@ -195,6 +196,9 @@ def draw(groups: Sequence[Group], request: Request) -> Drawing:
     notes = [f"the picture is of {name}. Also swept: --method {', '.join(others)}."] if others else []
     if not any(len(line.points) > 1 for sweep in found for line in sweep.lines):
         notes.append(f"no two labels of {name} differ in {option} alone: the picture does not show its effect.")
+    refused = [method.label for sweep in found for method in sweep.group.pooled.methods if method.refused]
+    if refused:
+        notes.append(f"left out, since no figure of them may be used: {', '.join(refused)}.")
     if any(method.estimate(SPEEDUP).interval is None for sweep in found for method in sweep.methods):
         notes.append("a point without a bar has no interval. Measure more prompts.")
     return Drawing(figure, notes)

@@ -110,9 +110,11 @@ def _waterfall(account: Prediction, baseline: str) -> Waterfall:
     for index, part in enumerate(account.parts):
         # The first part, the target's steps, stands for the whole baseline: it changes the time by its share less 1.
         start_s, offset = bars[-1].end_s, 0 if index else 1
-        ends = part.interval and (start_s + (end - offset) * unit_s for end in (part.interval.low, part.interval.high))
         end_s = start_s + (part.share - offset) * unit_s
-        bars.append(Bar(names[part.name], start_s, end_s, ends and Interval(*ends)))
+        interval = part.interval and Interval(
+            start_s + (part.interval.low - offset) * unit_s, start_s + (part.interval.high - offset) * unit_s
+        )
+        bars.append(Bar(names[part.name], start_s, end_s, interval))
     speedup = account.measured  # its interval gives that of the method, as if the baseline's time had no error
     ends = speedup.interval and Interval(unit_s / speedup.interval.high, unit_s / speedup.interval.low)
     bars.append(Bar("method", 0.0, unit_s / speedup.value, ends, True))
@@ -141,7 +143,7 @@ def draw(groups: Sequence[Group], request: Request) -> Drawing:
             "not known. Measure with `benchctl run --profile`.",
         )
     check_count(profiled, _MOST[style.size], "methods that were profiled")
-    names = shown_labels(profiled, style)
+    names = shown_labels(profiled, style, groups)
     shown = [(group, _in_rows(each.profiled, _COLUMNS[style.size])) for group, each in by_group if each.profiled]
     heights = [[_height(row, names, style) for row in rows] for _, rows in shown]
     totals = [sum(of_rows) + 2 * line_inches(style) for of_rows in heights]

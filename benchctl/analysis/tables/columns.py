@@ -31,6 +31,7 @@ from benchctl.analysis.stats.intervals import LEAST_PROMPTS
 
 NONE = "–"
 _Show = Callable[[JudgedFigures], str]
+_SPEED_TABLES = ("Speed", "Speed-up variants")
 _ORDER = (
     *("Speed", "Speed-up variants", "Drafting and depth", "vs. baseline"),
     *("Expert loading, per token", "Experts at the moment of need", "Replay", "A step, ms", "Machine"),
@@ -80,6 +81,8 @@ def cell(metric: Metric) -> Callable[[MethodFigures], str]:
         itself = method.is_baseline and metric.uses_baseline and metric.interval and metric.mode != "profile"
         if itself and estimate.value is not None:
             return "baseline"
+        if method.refused and estimate.value is not None and metric.table in _SPEED_TABLES:
+            return f"refused {spread(estimate, metric.cell, metric.scale, interval=False)}"
         few = f"n/a ({method.prompts} prompt{'s' * (method.prompts != 1)})" if method.prompts < LEAST_PROMPTS else ""
         return spread(estimate, metric.cell, metric.scale, interval=metric.interval, without=few or "[n/a]")
 

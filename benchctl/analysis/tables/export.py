@@ -21,7 +21,7 @@ _RUN_FIELDS = (
     *("dtype", "device", "executor", "threads", "batch_size", "context_fill", "imported"),
     *("temperature", "top_p", "top_k", "max_new_tokens"),
 )
-_METHOD_FIELDS = ("lossless", "prompts", "generations", "checked_prompts")
+_METHOD_FIELDS = ("lossless", "refused", "prompts", "generations", "checked_prompts")
 _JUDGED_FIELDS = ("pairs", "prompts", "asked_prompts", "identical", "incomplete", "asked", "unreadable",
                   "prompts_needed")  # fmt: skip
 
