@@ -64,7 +64,7 @@ _TEMPLATES = {  # the gravest first
         "The method has a bug: do not use its figures."
     ),
     "not_examined": (
-        "{label}: `benchctl doctor --method {label}` {found}. Its claims and its time are its own word until all checks "
+        "{label}: `benchctl doctor --method {label}` {found}. Its claims and its speed are unproven until all checks "
         "pass: run doctor, then measure again."
     ),
     "remembers": (

@@ -120,7 +120,7 @@ class Method(ABC):
         """Once per run: load what the method needs in addition to the target."""
 
     def serve(self, target: Target, timer: Timer | None) -> AbstractContextManager[Target]:
-        """The target that one generation decodes on, open from before its clock starts until after it has stopped.
+        """The target that one generation decodes on; entering it is on the clock.
 
         A method with its own weights or layers returns a view of the target. ``timer`` is for methods that load
         experts: it throttles the loading and times the waiting for it, never the method itself.

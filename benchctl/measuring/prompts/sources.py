@@ -208,8 +208,9 @@ def _at_address(spec: SuiteSpec, source: str, downloader: Downloader, notify: No
         if source == "published":
             raise UserError(
                 "suite_unreachable",
-                f"the published {spec.name} prompts are not available: no copy in {prompts_folder()}, and {spec.address} "
-                f"is out of reach ({error}); set BENCHCTL_DATA, or allow the sample with --source embedded",
+                f"the published {spec.name} prompts are not available: no copy in {prompts_folder()}, and "
+                f"{spec.address} is out of reach ({error}). Set BENCHCTL_DATA, or allow the sample with --source "
+                "embedded",
             ) from None
         notify(
             f"{spec.name}: out of reach ({error}); using the embedded sample of {spec.embedded_prompts} prompts "
