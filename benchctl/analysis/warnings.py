@@ -63,6 +63,10 @@ _TEMPLATES = {  # the gravest first
         "{label} claims to be exact, but {answers} of its answers differ from the baseline's by more than rounding. "
         "The method has a bug: do not use its figures."
     ),
+    "not_examined": (
+        "{label}: `benchctl doctor --method {label}` {found}. Its claims and its time are its own word until all checks "
+        "pass: run doctor, then measure again."
+    ),
     "remembers": (
         "{label} gave the same answer again in other steps, so it remembers answers, and would be slower on new "
         "prompts. Do not use its figures. A method creates all state of a prompt in `start`."
@@ -238,7 +242,10 @@ def _of_methods(group: Group) -> Iterator[Warning]:
             yield _warn("phases_incomplete", label=label, share=phases / step)
     if apart:
         yield _warn("no_shared_session", labels=", ".join(apart), baseline=run.baseline)
+    found = {"failed": "found that it fails a check", "never": "has not examined this version of the plug-in"}
     for info in group.methods:
+        if info.doctor in found:
+            yield _warn("not_examined", label=info.name, found=found[info.doctor])
         if info.unsupported:
             yield _warn("not_measured", label=info.label, reason=info.unsupported)
 
