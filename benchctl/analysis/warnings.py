@@ -75,6 +75,10 @@ _TEMPLATES = {  # the gravest first
         "{label} drafted {drafted:.0f} tokens a step and had {rate:.1%} of them accepted, as if it knew the answers. "
         "Check that it does not read results or earlier answers."
     ),
+    "carries_over": (
+        "{label} keeps state from prompt to prompt, so its speed depends on which prompts come before and in which "
+        "order. Say so where you quote it; memory=prompt has none."
+    ),
     "threads_left_running": (
         "{file}: while the baseline decoded, the process used {cores:.1f} cores, but has {threads} threads. A method "
         "left threads running, which slows the baseline. Stop them in the method and measure again."
@@ -244,6 +248,8 @@ def _of_methods(group: Group) -> Iterator[Warning]:
         yield _warn("no_shared_session", labels=", ".join(apart), baseline=run.baseline)
     found = {"failed": "found that it fails a check", "never": "has not examined this version of the plug-in"}
     for info in group.methods:
+        if info.options.get("memory") == "run" and not info.unsupported:
+            yield _warn("carries_over", label=info.label)
         if info.doctor in found:
             yield _warn("not_examined", label=info.name, found=found[info.doctor])
         if info.unsupported:

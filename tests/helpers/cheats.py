@@ -186,7 +186,8 @@ class SlowsBaseline(Honest):
 
             def step(method: Method, context: Context) -> Sequence[int]:
                 time.sleep(SPENT_S / 4)
-                return own(method, context)
+                tokens: Sequence[int] = own(method, context)
+                return tokens
 
             step.slow = True  # type: ignore[attr-defined]
             autoregressive.Autoregressive.step = step
@@ -216,7 +217,7 @@ class DropsTokens(Honest):
         stream = context.stream
         stream.push(context.tokens[-1:])
         stream.advance()
-        best = stream.logits()[0].topk(2).indices.tolist()
+        best: list[int] = stream.logits()[0].topk(2).indices.tolist()
         stream.keep((0,))
         return (best[1] if context.new_tokens % 5 == 0 else best[0],)
 
