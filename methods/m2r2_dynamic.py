@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchctl.decoding.adaptive import AdaptiveDepth, KvFill, View, absent, copy_h, copy_p, deferred_exact
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, MonotoneThreshold
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import agreement_loss, exit_yardsticks
-from benchctl.decoding.modules.trainable import SecondStage, Tally, TrainingBatch, TrainingDefaults
+from benchctl.decoding.modules.trainable import SecondStage, Tally, TrainingBatch, TrainingDefaults, load_modules
 
 from .m2r2.base import TwoStreamMethod
 from .m2r2.gates import Decider, Interval, Router, between
@@ -76,27 +76,25 @@ class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, MonotoneThreshold):
         training = TrainingDefaults(2e-3, "linear", epochs=5.0)
         return SecondStage("router", f"router={self.router}", self.router in _TRAINED_ROUTERS, training)
 
-    def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
-        streams = self.build_streams(info, lm_head)
+    def build(self, info: TargetInfo, lm_head: Tensor) -> TwoStreams:
+        streams = super().build(info, lm_head)
         if self.second_stage.needed:
             streams.requires_grad_(False)
             attends = self.router == "arla"
             streams.router = Router(streams.intervals, info.hidden_size, lm_head.device, attends)
         return streams
 
-    def loss(self, module: nn.Module, batch: TrainingBatch) -> Tensor:
-        assert isinstance(module, TwoStreams)
+    def loss(self, module: TwoStreams, batch: TrainingBatch) -> Tensor:
         return gate_loss(module, batch) if module.router is None else router_loss(module, batch)
 
-    def yardsticks(self, module: nn.Module, batch: TrainingBatch) -> Mapping[str, Tally]:
-        assert isinstance(module, TwoStreams)
+    def yardsticks(self, module: TwoStreams, batch: TrainingBatch) -> Mapping[str, Tally]:
         return gate_yardsticks(module, batch) if module.router is None else router_yardsticks(module, batch)
 
     def prepare(self, target: Target) -> None:
-        streams = self.load_streams("m2r2_dynamic", target)
+        streams: TwoStreams = load_modules(self, "m2r2_dynamic", target, self.modules)
         self._runs = {interval.gate: streams.run(interval, target.blocks) for interval in streams.intervals}
         router = streams.router
-        self._deciders = {} if router is None else {gate: router.decider(gate) for gate in self._runs}
+        self._deciders = {} if router is None else {gate: router.of(gate).decider() for gate in self._runs}
         rate_map = self.kv_fill == "rate_map"
         self._fill = RateMap(streams.intervals, target.embedding) if rate_map else _FILLS[self.kv_fill]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchctl.decoding.experts.fast_tier import PolicyName
 from benchctl.decoding.experts.offload import Offload, OffloadSettings, OffloadsExperts, Tier, Timer, rank_experts
@@ -22,7 +22,7 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, one_token
 from benchctl.decoding.model.layers import Experts, Layer
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.modules.trainable import Tally, TrainingBatch, tally
+from benchctl.decoding.modules.trainable import Tally, TrainingBatch, load_modules, tally
 
 from .m2r2.base import TwoStreamMethod
 from .m2r2.gates import Interval
@@ -69,16 +69,14 @@ class M2R2Prefetch(TwoStreamMethod, OffloadsExperts):
     def unsupported(self, target: TargetInfo) -> str | None:
         return super().unsupported(target) or self._settings().unsupported(target)
 
-    def loss(self, module: nn.Module, target_batch: TrainingBatch) -> Tensor:
-        assert isinstance(module, TwoStreams)
+    def loss(self, module: TwoStreams, target_batch: TrainingBatch) -> Tensor:
         return forecast_loss(module, target_batch)
 
-    def yardsticks(self, module: nn.Module, target_batch: TrainingBatch) -> Mapping[str, Tally]:
-        assert isinstance(module, TwoStreams)
+    def yardsticks(self, module: TwoStreams, target_batch: TrainingBatch) -> Mapping[str, Tally]:
         return forecast_yardsticks(module, target_batch)
 
     def prepare(self, target: Target) -> None:
-        streams = self.load_streams("m2r2_prefetch", target)
+        streams: TwoStreams = load_modules(self, "m2r2_prefetch", target, self.modules)
         self._offload = Offload(target, self._settings())
         blocks = self._offload.view.blocks
         self._predictor = StreamPredictor(blocks, streams.intervals, self._offload.top_k + self.spare)

@@ -20,10 +20,12 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Chain, Context, Speculative
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import ExitHead
+from benchctl.decoding.modules.trainable import load_modules
 
 from .base import TwoStreamMethod
 from .gates import read_gates
 from .streams import PairedRun
+from .training import TwoStreams
 
 Heads = Callable[[Tensor], Tensor]
 
@@ -71,13 +73,13 @@ class M2R2(TwoStreamMethod, Speculative):
         return f"exit {self.exit} is not among the gates {'+'.join(map(str, gates))}"
 
     def prepare(self, target: Target) -> None:
-        streams = self.load_streams("m2r2", target)
+        streams: TwoStreams = load_modules(self, "m2r2", target, self.modules)
         self._gate = self.exit or streams.intervals[0].gate
         interval = next(interval for interval in streams.intervals if interval.gate == self._gate)
         # Only the source that drafts is kept: what it is compared with is not part of its memory.
         accelerated = self.source == "accelerated"
         self._run = streams.run(interval, target.blocks, defers_last=True) if accelerated else None
-        self._head = ExitHead(streams.exit(self._gate), target) if self.source == "exit" else target.head
+        self._head = ExitHead(streams.exits.of(self._gate), target) if self.source == "exit" else target.head
 
     def draft(self, context: Context, budget: int) -> Draft:
         propose = partial(self._propose, context.stream)

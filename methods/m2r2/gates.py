@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchctl.decoding.modules.exits import read_layers
+from benchctl.decoding.modules.trainable import Numbered
 
 
 @dataclass(frozen=True)
@@ -137,24 +138,19 @@ class Last(nn.Module):
         return decide
 
 
-class Router(nn.ModuleDict):
+class Router(Numbered[Arla | Last]):
     """A scorer for each gate, named after it: one that attends to the interval, or one of its last state only."""
 
     def __init__(self, intervals: Sequence[Interval], width: int, device: torch.device, attends: bool) -> None:
-        super().__init__()
-        for interval in intervals:
-            states = interval.gate - interval.first + 1
-            self[str(interval.gate)] = Arla(width, states, device) if attends else Last(width, device)
+        states = {interval.gate: interval.gate - interval.first + 1 for interval in intervals}
+        super().__init__(
+            {gate: Arla(width, n, device) if attends else Last(width, device) for gate, n in states.items()}
+        )
 
     def score(self, gate: int, trail: Sequence[Tensor]) -> Tensor:
         """Scores [...] of accelerated states [..., width]: where one is above 0, agreement is likelier than not."""
-        scores: Tensor = self[str(gate)](torch.stack(list(trail), -2))
+        scores: Tensor = self.of(gate)(torch.stack(list(trail), -2))
         return scores
-
-    def decider(self, gate: int) -> Decider:
-        scorer = self[str(gate)]
-        assert isinstance(scorer, Arla | Last)
-        return scorer.decider()
 
 
 def _eps(like: Tensor) -> Tensor:

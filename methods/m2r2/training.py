@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from benchctl.decoding.model.layers import Layer, Mlp
 from benchctl.decoding.model.target import TargetInfo
 from benchctl.decoding.modules.adapters import TextAttention, adapted_mlp
-from benchctl.decoding.modules.exits import AdapterSettings, ExitModule, exit_losses, log_shares
-from benchctl.decoding.modules.trainable import Tally, TrainingBatch
+from benchctl.decoding.modules.exits import AdapterSettings, ExitModule, bare_logits, exit_losses, log_shares
+from benchctl.decoding.modules.trainable import Numbered, Tally, TrainingBatch
 
 from .gates import Interval, Router, between
 from .streams import AcceleratedLayer, Adapter, OnState, PairedRun
@@ -40,34 +40,24 @@ class TwoStreams(nn.Module):
         self.intervals = intervals
         self.router: Router | None = None  # m2r2_dynamic trains one, on top of adapters that stand still
         passed = range(1, intervals[-1].gate + 1)
-        self.adapters = nn.ModuleDict({str(layer): Adapter(info, settings, device) for layer in passed})
+        self.adapters = Numbered({layer: Adapter(info, settings, device) for layer in passed})
         exits = {}
         for interval in intervals if compared else ():
-            below = [self.adapter(layer) for layer in range(interval.first + 1, interval.gate + 1)]
+            below = [self.adapters.of(layer) for layer in range(interval.first + 1, interval.gate + 1)]
             parameters = sum(weight.numel() for adapter in below for weight in adapter.parameters())
             # Of the slow stream, with as many parameters as the adapters below it, and as loud.
             width, scale = info.hidden_size, settings.alpha / settings.rank
             rank = max(1, (parameters - width) // (2 * width))
-            exits[str(interval.gate)] = ExitModule(width, rank, device, scale=scale)
-        self.exits = nn.ModuleDict(exits)
-
-    def adapter(self, layer: int) -> Adapter:
-        adapter = self.adapters[str(layer)]
-        assert isinstance(adapter, Adapter)
-        return adapter
+            exits[interval.gate] = ExitModule(width, rank, device, scale=scale)
+        self.exits = Numbered(exits)
 
     def run(
         self, interval: Interval, blocks: Sequence[Layer], on_state: OnState | None = None, defers_last: bool = False
     ) -> PairedRun:
         """What takes both streams through an interval of a target with these layers; ``on_state``: AcceleratedLayer."""
         passed = range(interval.first, interval.gate)
-        layers = [AcceleratedLayer(blocks[index], self.adapter(index + 1), on_state) for index in passed]
+        layers = [AcceleratedLayer(blocks[index], self.adapters.of(index + 1), on_state) for index in passed]
         return PairedRun(layers, interval.first, defers_last)
-
-    def exit(self, gate: int) -> ExitModule:
-        exit_module = self.exits[str(gate)]
-        assert isinstance(exit_module, ExitModule)
-        return exit_module
 
 
 class Trajectories:
@@ -82,7 +72,7 @@ class Trajectories:
         state = self._batch.states[interval.first].float()
         trail = [state]
         for layer in range(interval.first + 1, interval.gate + 1):
-            state = self._through(self._batch.layer(layer - 1), self._module.adapter(layer), layer, state)
+            state = self._through(self._batch.layer(layer - 1), self._module.adapters.of(layer), layer, state)
             trail.append(state)
         return trail
 
@@ -137,7 +127,8 @@ def gate_loss(module: TwoStreams, batch: TrainingBatch) -> Tensor:
     for interval in module.intervals:
         trail = trajectories.along(interval)
         losses = losses + exit_losses(final, batch.head(batch.norm(trail[-1])), labels.tokens)
-        losses = losses + exit_losses(final, module.exit(interval.gate).logits(batch, interval.gate), labels.tokens)
+        exit_logits = module.exits.of(interval.gate).logits(batch, interval.gate)
+        losses = losses + exit_losses(final, exit_logits, labels.tokens)
         distances = [1 - cosine for cosine in trajectory_cosines(batch, interval, trail)]
         losses = losses + COSINE_SHARE * torch.stack(distances).mean(0)
     return (losses * labels.weights).sum()
@@ -174,9 +165,10 @@ def gate_yardsticks(module: TwoStreams, batch: TrainingBatch) -> Mapping[str, Ta
 
     trails = [trajectories.along(interval) for interval in module.intervals]
     for interval, trail in zip(module.intervals, trails, strict=True):
-        note(f"gate_{interval.gate}_slow", batch.head(batch.norm(batch.states[interval.gate])).argmax(-1) == final)
-        note(f"gate_{interval.gate}_accelerated", batch.head(batch.norm(trail[-1])).argmax(-1) == final)
-        note(f"gate_{interval.gate}_exit", module.exit(interval.gate).logits(batch, interval.gate).argmax(-1) == final)
+        gate = interval.gate
+        note(f"gate_{gate}_slow", bare_logits(batch, gate).argmax(-1) == final)
+        note(f"gate_{gate}_accelerated", batch.head(batch.norm(trail[-1])).argmax(-1) == final)
+        note(f"gate_{gate}_exit", module.exits.of(gate).logits(batch, gate).argmax(-1) == final)
     for interval, trail in zip(module.intervals, trails, strict=True):
         for layer, target in enumerate(trajectory_cosines(batch, interval, trail), interval.first + 1):
             note(f"cosine_{layer}_slow", F.cosine_similarity(batch.states[layer].float(), last, dim=-1))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.kv.cache import Cache, Layout
@@ -24,7 +24,6 @@ from benchctl.decoding.model.layers import Layer, mix, project, run_layers
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import AdapterSettings
 from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, TrainingDefaults, load_modules
-from benchctl.errors import UserError
 
 from .routers import EPS, BlockRouter, RoutedDepth, blend, routed_blocks, routed_loss, routed_yardsticks
 
@@ -62,27 +61,21 @@ class MixtureOfDepths(Method, Trainable):
     def unsupported(self, target: TargetInfo) -> str | None:
         return "it has one layer, and the first is never routed" if target.layers < 2 else None
 
-    def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
-        if problem := self.unsupported(info):
-            raise UserError("cannot_be_trained", f"mixture_of_depths cannot be trained for this target: {problem}")
+    def build(self, info: TargetInfo, lm_head: Tensor) -> RoutedDepth:
         settings = AdapterSettings("lora", self.rank, self.alpha)
         return RoutedDepth(info, settings, self.capacity, lm_head.device)
 
-    def pace(self, module: nn.Module, progress: float) -> None:
-        assert isinstance(module, RoutedDepth)
+    def pace(self, module: RoutedDepth, progress: float) -> None:
         module.pace(progress)
 
-    def loss(self, module: nn.Module, target_batch: TrainingBatch) -> Tensor:
-        assert isinstance(module, RoutedDepth)
+    def loss(self, module: RoutedDepth, target_batch: TrainingBatch) -> Tensor:
         return routed_loss(module, target_batch)
 
-    def yardsticks(self, module: nn.Module, target_batch: TrainingBatch) -> Mapping[str, Tally]:
-        assert isinstance(module, RoutedDepth)
+    def yardsticks(self, module: RoutedDepth, target_batch: TrainingBatch) -> Mapping[str, Tally]:
         return routed_yardsticks(module, target_batch, bound_of(self.threshold))
 
     def prepare(self, target: Target) -> None:
-        module = load_modules(self, "mixture_of_depths", target, self.modules)
-        assert isinstance(module, RoutedDepth)
+        module: RoutedDepth = load_modules(self, "mixture_of_depths", target, self.modules)
         self._run = RoutedRun(module, target, self.threshold)
 
     def serve(self, target: Target, timer: Timer | None) -> AbstractContextManager[Target]:
@@ -100,7 +93,9 @@ class RoutedRun:
 
     def __init__(self, module: RoutedDepth, target: Target, threshold: float) -> None:
         self.view = module.adapters.merge(target)
-        self._deciders = {index: _Decider(module.router(index), threshold) for index in routed_blocks(target.layers)}
+        self._deciders = {
+            index: _Decider(module.routers.of(index + 1), threshold) for index in routed_blocks(target.layers)
+        }
 
     def advance(self, stream: Stream) -> None:
         """Take the open rows through all layers, routed where they are."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from benchctl.decoding.model.target import TargetInfo
 from benchctl.decoding.modules.adapters import AdaptedTexts, Adapters, agreements, distil_losses
 from benchctl.decoding.modules.exits import AdapterSettings
-from benchctl.decoding.modules.trainable import Tally, TrainingBatch
+from benchctl.decoding.modules.trainable import Numbered, Tally, TrainingBatch
 
 EPS = torch.finfo(torch.float32).eps  # added to mean squares; half precision's own would drown small states
 FALLING = 0.5  # share of the training in which capacity falls
@@ -83,13 +83,8 @@ class RoutedDepth(nn.Module):
         self.capacity = capacity
         self.adapters = Adapters(info, settings, device)
         blocks = routed_blocks(info.layers)
-        self.routers = nn.ModuleDict({str(index + 1): BlockRouter(info.hidden_size, device) for index in blocks})
+        self.routers = Numbered({index + 1: BlockRouter(info.hidden_size, device) for index in blocks})
         self.register_buffer("taken", torch.tensor(capacity, device=device), persistent=False)
-
-    def router(self, index: int) -> BlockRouter:
-        router = self.routers[str(index + 1)]
-        assert isinstance(router, BlockRouter)
-        return router
 
     def pace(self, progress: float) -> None:
         """Set the capacity for this moment of the training: in a line from 1 at the beginning to its own at FALLING."""
@@ -119,7 +114,7 @@ def routed_texts(module: RoutedDepth, batch: TrainingBatch, bound: float | None 
         if str(index + 1) not in module.routers:
             state = texts.through(index, state)
             continue
-        weights, scores[index] = module.router(index)(state)
+        weights, scores[index] = module.routers.of(index + 1)(state)
         among[index] = most_weighty(weights, batch.documents >= 0, module.share())
         passed[index] = among[index] if bound is None else scores[index] > bound
         after = texts.through(index, state, absent=~passed[index])

@@ -16,7 +16,7 @@ from benchctl.decoding.model.kernels import Linear, may_copy
 from benchctl.decoding.model.layers import Attention, Layer, Mlp, project
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import AdapterSettings, LowRank, exit_losses, log_shares
-from benchctl.decoding.modules.trainable import TrainingBatch
+from benchctl.decoding.modules.trainable import Numbered, TrainingBatch
 
 
 class TextAttention:
@@ -102,13 +102,11 @@ class Adapters(nn.Module):
         super().__init__()
         self.info = info
         numbers = range(1, info.layers + 1)
-        self.layers = nn.ModuleDict({str(number): LayerAdapter(info, settings, device) for number in numbers})
+        self.layers = Numbered({number: LayerAdapter(info, settings, device) for number in numbers})
 
     def of(self, index: int) -> LayerAdapter:
         """That of the layer with this index, counted from 0."""
-        adapter = self.layers[str(index + 1)]
-        assert isinstance(adapter, LayerAdapter)
-        return adapter
+        return self.layers.of(index + 1)
 
     @torch.no_grad()
     def merge(self, target: Target) -> Target:

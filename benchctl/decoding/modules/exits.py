@@ -19,7 +19,15 @@ from benchctl.decoding.draft import Draft
 from benchctl.decoding.method import Chain, Context, Exactness, MonotoneThreshold, Speculative
 from benchctl.decoding.model.kernels import Norm
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, load_modules, tally, trained_options
+from benchctl.decoding.modules.trainable import (
+    Numbered,
+    Tally,
+    Trainable,
+    TrainingBatch,
+    load_modules,
+    tally,
+    trained_options,
+)
 from benchctl.errors import UserError
 
 AdapterKind = Literal["lora", "bottleneck", "hybrid"]
@@ -170,38 +178,30 @@ class Exits(nn.Module):
 
     def __init__(self, modules: Mapping[int, ExitModule], classifiers: Mapping[int, nn.Linear]) -> None:
         super().__init__()
-        self.exits = nn.ModuleDict({str(layer): module for layer, module in modules.items()})
-        self.classifier = nn.ModuleDict({str(layer): score for layer, score in classifiers.items()})
+        self.exits, self.classifier = Numbered(modules), Numbered(classifiers)
 
     @property
     def layers(self) -> tuple[int, ...]:
-        return tuple(int(name) for name in (self.exits or self.classifier))
+        return self.exits.numbers or self.classifier.numbers
 
     def heads(self, target: Target) -> dict[int, ExitHead]:
         """For decoding; none where the target's own head speaks."""
-        return {int(name): ExitHead(_exit(module), target) for name, module in self.exits.items()}
+        return {layer: ExitHead(self.exits.of(layer), target) for layer in self.exits.numbers}
 
     def logits(self, batch: TrainingBatch, layer: int) -> Tensor:
         """[rows, n, vocabulary] of what leaves after ``layer`` layers."""
-        return _exit(self.exits[str(layer)]).logits(batch, layer) if self.exits else bare_logits(batch, layer)
+        return self.exits.of(layer).logits(batch, layer) if self.exits else bare_logits(batch, layer)
 
     def scores(self, batch: TrainingBatch) -> dict[int, Tensor]:
         """[rows, n] for each exit layer: above 0 where agreement is likelier than not."""
-        return {
-            int(name): score(batch.states[int(name)].to(next(score.parameters()).dtype))[..., 0]
-            for name, score in self.classifier.items()
-        }
+        scorers = {layer: self.classifier.of(layer) for layer in self.classifier.numbers}
+        return {layer: score(batch.states[layer].to(score.weight.dtype))[..., 0] for layer, score in scorers.items()}
 
     @torch.no_grad()
     def agreements(self, batch: TrainingBatch) -> dict[int, Tensor]:
         """[rows, n] for each exit layer: whether its likeliest next token is the last layer's."""
         last = batch.head(batch.final).argmax(-1)
         return {layer: self.logits(batch, layer).argmax(-1) == last for layer in self.layers}
-
-
-def _exit(module: nn.Module) -> ExitModule:
-    assert isinstance(module, ExitModule)
-    return module
 
 
 def log_shares(logits: Tensor) -> Tensor:
@@ -349,8 +349,7 @@ class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold):
         options = trained_options(cast(Trainable, self), name, self.modules)
         chosen = {key: options[key] for key in ("exits", "min_exit") if key in options}
         as_trained: Any = replace(self, **chosen)  # type: ignore[type-var]
-        module = load_modules(as_trained, name, target, self.modules)
-        assert isinstance(module, Exits)
+        module: Exits = load_modules(as_trained, name, target, self.modules)
         self._trained, self._heads = module.layers, module.heads(target)
         _refuse_others(self.modules, self.exit_layers(target), module.layers)
         return module
@@ -358,8 +357,7 @@ class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold):
     def exit_head(self, target: Target, layer: int, state: Tensor) -> Tensor:
         return self._heads[layer](state) if self._heads else target.head(state)
 
-    def yardsticks(self, module: nn.Module, batch: TrainingBatch) -> Mapping[str, Tally]:
-        assert isinstance(module, Exits)
+    def yardsticks(self, module: Exits, batch: TrainingBatch) -> Mapping[str, Tally]:
         return exits_yardsticks(module, batch)
 
     def draft(self, context: Context, budget: int) -> Draft:

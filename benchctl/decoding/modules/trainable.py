@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from safetensors import SafetensorError
@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from benchctl.decoding.model.layers import Layer
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.errors import UserError
+
+Part = TypeVar("Part", bound=nn.Module)
 
 
 class Labels(NamedTuple):
@@ -112,6 +114,20 @@ class SecondStage:
     training: TrainingDefaults
 
 
+class Numbered(nn.ModuleDict, Generic[Part]):
+    """Modules by number, mostly that of a layer; their weights are named after it."""
+
+    def __init__(self, parts: Mapping[int, Part]) -> None:
+        super().__init__({str(number): part for number, part in parts.items()})
+
+    def of(self, number: int) -> Part:
+        return cast(Part, self[str(number)])
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(map(int, self))
+
+
 class Trainable(ABC):
     """Mix-in for a method with trained modules. Its dataclass has an option ``modules``: the folder of the weights."""
 
@@ -139,21 +155,22 @@ class Trainable(ABC):
         """Fresh modules for a target with ``lm_head`` [vocabulary, width]; torch's generator is seeded by the caller.
 
         They are float32, on the device of ``lm_head``; the names and shapes of their weights follow from the target and
-        the options. Raises UserError where the options make no modules.
+        the options. Called only where ``needs_modules``, and for targets that are not ``unsupported``. What it returns
+        is the ``module`` of the other functions.
         """
 
-    def pace(self, module: nn.Module, progress: float) -> None:  # noqa: B027 optional
+    def pace(self, module: Any, progress: float) -> None:  # noqa: B027 optional
         """Before each optimiser step: how much of the training is over, from 0 to 1; for what changes meanwhile."""
 
     @abstractmethod
-    def loss(self, module: nn.Module, batch: TrainingBatch) -> Tensor:
+    def loss(self, module: Any, batch: TrainingBatch) -> Tensor:
         """Weighted sum of the losses in nats; the trainer divides it by the weights of ``ahead(1)`` of a whole step."""
 
     @abstractmethod
-    def yardsticks(self, module: nn.Module, batch: TrainingBatch) -> Mapping[str, Tally]:
+    def yardsticks(self, module: Any, batch: TrainingBatch) -> Mapping[str, Tally]:
         """What the modules are good for on held-out text: shares or cosines by name, such as ``head_1_top1``."""
 
-    def findings(self, module: nn.Module, batches: Iterable[TrainingBatch]) -> Mapping[str, Any]:
+    def findings(self, module: Any, batches: Iterable[TrainingBatch]) -> Mapping[str, Any]:
         """What else modules.json keeps of trained modules, as JSON; measured on all held-out ``batches``, once."""
         return {}
 
@@ -295,8 +312,8 @@ def modules_sha256(folder: str) -> str:
     return digest.hexdigest()
 
 
-def load_modules(method: Trainable, name: str, target: Target, folder: str) -> nn.Module:
-    """The modules that ``folder`` holds for ``method``, called ``name``: in eval mode, where and as the target is.
+def load_modules(method: Trainable, name: str, target: Target, folder: str) -> Any:
+    """The ``method.build`` whose weights ``folder`` holds, for ``name``: in eval mode, where and as the target is.
 
     Raises UserError for no folder or an unreadable one, and for modules of another method, another target, or of
     options that make other modules.
