@@ -89,7 +89,7 @@ class Cache:
         return row[:end]
 
     def _make_finite(self, layer: int, end: int) -> None:
-        """Slots that rows passed by get zeros once they may come to be read: hidden by a weight of 0, but read."""
+        """Zeros in slots that rows passed by, before they are read: a weight of 0 hides numbers only."""
         done = self._finite[layer]
         if done < end:
             self.kv[layer].narrow(1, done, end - done).zero_()

@@ -107,7 +107,6 @@ class Stream:
         self._replace_states(start, run(self._states_from(start), self.cache, self._layout(start, first)))
 
     def _states_from(self, start: int) -> Tensor:
-        """States of the open rows from slot ``start`` on."""
         finished = start - self.base
         return self.states[finished:] if finished else self.states
 

@@ -30,7 +30,7 @@ class TextAttention:
     def project(
         self, attention: Attention, normed: Tensor, adapt: Callable[[Tensor], object] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Queries, and keys with values, of ``normed`` [rows * n, width]; see layers.project."""
+        """See layers.project, for ``normed`` [rows * n, width]."""
         return project(attention, normed, self._rotary, adapt)
 
     def mix(self, attention: Attention, queries: Tensor, held: Tensor, absent: Tensor | None = None) -> Tensor:
@@ -66,10 +66,7 @@ class TextAttention:
 
 
 class LayerAdapter(nn.Module):
-    """W + (alpha / r) B A for each product of one layer; the experts of a mixture and their router stay as they are.
-
-    Queries and keys are those of decoding.layers, heads interleaved.
-    """
+    """W + (alpha / r) B A for each product of one layer, heads interleaved; experts and their router stay."""
 
     def __init__(self, info: TargetInfo, settings: AdapterSettings, device: torch.device) -> None:
         super().__init__()
@@ -105,7 +102,7 @@ class Adapters(nn.Module):
         self.layers = Numbered({number: LayerAdapter(info, settings, device) for number in numbers})
 
     def of(self, index: int) -> LayerAdapter:
-        """That of the layer with this index, counted from 0."""
+        """Of the layer with this index, counted from 0."""
         return self.layers.of(index + 1)
 
     @torch.no_grad()

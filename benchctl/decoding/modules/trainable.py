@@ -77,10 +77,9 @@ class TrainingBatch:
     rotary: Callable[[Tensor], Tensor]
 
     def ahead(self, distance: int) -> Labels:
-        """The token ``distance`` after each one; weight 0 where that lies beyond the document or the row.
+        """The token ``distance`` after each one and its weight, which is 0 beyond the document or the row.
 
         Tokens 5 6 7 | 8 9 of two documents, all of weight 1, give for distance 1: tokens 6 7 8 9 9, weights 1 1 0 1 0.
-        The weight is that of the token to predict, so a prompt that counts for nothing is not learnt.
         """
         index = torch.arange(self.tokens.shape[1], device=self.tokens.device) + distance
         inside = index < self.tokens.shape[1]
@@ -137,12 +136,12 @@ class Trainable(ABC):
     modules: str
 
     def modules_name(self, name: str) -> str:
-        """The method that folders of modules are marked with, for this method, called ``name``."""
+        """What folders of modules are marked with, for this method, called ``name``."""
         return self.modules_of or name
 
     @property
     def needs_modules(self) -> bool:
-        """Whether the method uses modules with the options it has."""
+        """With the options it has."""
         return True
 
     @property
@@ -175,7 +174,7 @@ class Trainable(ABC):
         return {}
 
     def published(self, folder: str) -> Mapping[str, Any] | None:
-        """The options of modules that others have published, where ``folder`` has a format of theirs that is read."""
+        """The options of modules that others have published, where ``folder`` has a format of theirs."""
         return None
 
     def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:  # noqa: B027 optional
@@ -202,9 +201,9 @@ class MadeFor:
 class ModuleFacts:
     """What modules.json says.
 
-    options     the options of the method when its modules were trained
+    options     of the method when its modules were trained
     yardsticks  shares by name, measured on held-out text when training ended; empty where nobody measured
-    findings    what else the method found there, by name: Trainable.findings
+    findings    see Trainable.findings
     """
 
     method: str
@@ -216,16 +215,14 @@ class ModuleFacts:
 
 def no_modules(name: str) -> str:
     """Why a method cannot run whose modules nobody named, and what to do about it."""
-    return (
-        f"no trained modules; train some with: benchctl train {name} --model MODEL --out FOLDER, "
-        f"then name them: {name}[modules=FOLDER]"
-    )
+    train = f"benchctl train {name} --model MODEL --out FOLDER"
+    return f"no trained modules; train some with: {train}, then name them: {name}[modules=FOLDER]"
 
 
 def save_modules(folder: Path, module: nn.Module, facts: Mapping[str, Any]) -> None:
     """Write the weights of ``module`` and ``facts``: method, options, target (as MadeFor), yardsticks, and any others.
 
-    The facts are written last: a folder without them is one whose writing was interrupted.
+    The facts are written last, so a folder without them was not finished.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FACTS).unlink(missing_ok=True)
@@ -237,22 +234,18 @@ def save_modules(folder: Path, module: nn.Module, facts: Mapping[str, Any]) -> N
 
 
 def check_modules(name: str, folder: str) -> ModuleFacts:
-    """The facts of modules of the method ``name``, without reading weights.
-
-    Raises UserError where there is no folder, nothing readable in it, or the modules of another method.
-    """
+    """The facts of modules of the method ``name``; UserError for unreadable ones, and those of another method."""
     facts = read_facts(folder)
     if facts.method != name:
-        raise UserError(
-            "modules_of_other_method", f"{folder}: holds modules of {facts.method}, not of {name}; name those of {name}"
-        )
+        message = f"{folder}: holds modules of {facts.method}, not of {name}; name those of {name}"
+        raise UserError("modules_of_other_method", message)
     return facts
 
 
 def trained_options(method: Trainable, name: str, folder: str) -> Mapping[str, Any]:
     """The options that the modules in ``folder`` were trained with, ours or published ones, without loading a model.
 
-    Raises UserError as check_modules does, where no folder was named, and where they cannot serve the method's options.
+    Raises UserError as check_modules does, for no folder, and for modules that cannot serve the method's options.
     """
     if not folder:
         raise UserError("modules_missing", f"{name} cannot run: {no_modules(name)}")
@@ -263,7 +256,7 @@ def trained_options(method: Trainable, name: str, folder: str) -> Mapping[str, A
 
 
 def check_sizes(method: Trainable, info: TargetInfo) -> None:
-    """Raises UserError where the folder that ``method`` names holds modules for a target of other sizes than these."""
+    """Raises UserError where ``method`` names modules for a target of other sizes than these."""
     if not method.modules or method.published(method.modules) is not None:
         return
     made = read_facts(method.modules).target
@@ -288,8 +281,7 @@ def read_facts(folder: str) -> ModuleFacts:
 
 
 def shares(yardsticks: Mapping[str, Any]) -> dict[str, float]:
-    """Yardsticks as they are kept. Raises ValueError or TypeError for anything but shares and cosines: they would shape
-    drafts."""
+    """Yardsticks as they are kept. Raises ValueError or TypeError for anything but shares and cosines."""
     numbers = {name: float(share) for name, share in dict(yardsticks).items()}
     for name, number in numbers.items():
         if not abs(number) <= 1 + SLACK:
@@ -315,8 +307,7 @@ def modules_sha256(folder: str) -> str:
 def load_modules(method: Trainable, name: str, target: Target, folder: str) -> Any:
     """The ``method.build`` whose weights ``folder`` holds, for ``name``: in eval mode, where and as the target is.
 
-    Raises UserError for no folder or an unreadable one, and for modules of another method, another target, or of
-    options that make other modules.
+    Raises UserError for an unreadable folder, and for modules of another method, target, or shape.
     """
     if not folder:
         raise UserError("modules_missing", f"{name} cannot run: {no_modules(name)}")
@@ -334,7 +325,7 @@ def load_modules(method: Trainable, name: str, target: Target, folder: str) -> A
                 "NEW will hold both",
             )
         weights = weights if stage.needed else first
-    _check_fit(method, name, folder, facts, _shapes(module.state_dict()) == _shapes(weights))
+    _check_fit(method, name, folder, facts, module.state_dict(), weights)
     module.load_state_dict(weights)
     return module.to(target.device, target.dtype).eval().requires_grad_(False)
 
@@ -342,14 +333,13 @@ def load_modules(method: Trainable, name: str, target: Target, folder: str) -> A
 def go_on_from_modules(module: nn.Module, method: Trainable, name: str, info: TargetInfo, weights_sha256: str) -> None:
     """Give ``module`` the weights of the folder that ``method`` names, all but those of its second stage.
 
-    ``info`` and ``weights_sha256`` are the target's. Raises UserError as load_modules does.
+    Raises UserError as load_modules does.
     """
     folder, stage = method.modules, method.second_stage
     assert folder and stage is not None
     facts = _facts_for(method, name, folder, info, weights_sha256)
     weights = _without(_read_weights(folder), stage.part)
-    wanted = _without(module.state_dict(), stage.part)
-    _check_fit(method, name, folder, facts, _shapes(wanted) == _shapes(weights))
+    _check_fit(method, name, folder, facts, _without(module.state_dict(), stage.part), weights)
     module.load_state_dict(weights, strict=False)
 
 
@@ -357,21 +347,24 @@ def _read_weights(folder: str) -> dict[str, Tensor]:
     try:
         return load_file(Path(folder) / WEIGHTS)
     except (OSError, SafetensorError) as error:
-        raise UserError(
-            "file_not_readable", f"{folder}: {WEIGHTS} cannot be read ({error}); train the modules again"
-        ) from error
+        reason = f"{folder}: {WEIGHTS} cannot be read ({error}); train the modules again"
+        raise UserError("file_not_readable", reason) from error
 
 
 def _without(weights: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in weights.items() if not name.startswith(f"{part}.")}
 
 
-def _shapes(weights: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in weights.items()}
-
-
-def _check_fit(method: Trainable, name: str, folder: str, facts: ModuleFacts, shapes_fit: bool) -> None:
-    if not shapes_fit:  # one of the options that differ from those of the training must be why
+def _check_fit(
+    method: Trainable,
+    name: str,
+    folder: str,
+    facts: ModuleFacts,
+    wanted: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
+) -> None:
+    have, needed = ({part: tensor.shape for part, tensor in of.items()} for of in (weights, wanted))
+    if have != needed:  # one of the options that differ from those of the training must be why
         others = {key: value for key, value in facts.options.items() if getattr(method, key, value) != value}
         others.pop("modules", None)
         reason = f"train others with: benchctl train {name}"
@@ -381,14 +374,11 @@ def _check_fit(method: Trainable, name: str, folder: str, facts: ModuleFacts, sh
     for option in method.trained_for:
         made, asked = facts.options.get(option), getattr(method, option)
         if option in facts.options and made != asked:
-            raise UserError(
-                "trained_with_other_option",
-                f"{folder}: trained with {option}={made}, not {asked}; give {option}={made}",
-            )
+            message = f"{folder}: trained with {option}={made}, not {asked}; give {option}={made}"
+            raise UserError("trained_with_other_option", message)
 
 
 def _facts_for(method: Trainable, name: str, folder: str, info: TargetInfo, weights_sha256: str) -> ModuleFacts:
-    """Those of the folder's modules, if they are of this method and were made for this target."""
     facts = check_modules(method.modules_name(name), folder)
     if facts.target.weights_sha256 != weights_sha256:
         raise _of_other_target(folder, facts.target, info, weights_sha256)
@@ -396,7 +386,6 @@ def _facts_for(method: Trainable, name: str, folder: str, info: TargetInfo, weig
 
 
 def _of_other_target(folder: str, made: MadeFor, info: TargetInfo, weights_sha256: str = "") -> UserError:
-    """``weights_sha256``, of the target, is empty where its weights have not been read."""
     theirs, ours = (f"{of.layers} layers of {of.hidden_size}, vocabulary {of.vocabulary}" for of in (made, info))
     if weights_sha256:
         theirs, ours = f"weights {made.weights_sha256[:8]}, {theirs}", f"weights {weights_sha256[:8]}, {ours}"
