@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from benchctl.decoding.experts.fast_tier import PolicyName
@@ -119,8 +118,7 @@ class StreamPredictor:
 
 
 def coming(interval: Interval, layer: int) -> range:
-    """Indices, from 0, of the layers whose gates the accelerated state after ``layer`` layers is asked: those that it
-    has newly come to stand for, and that the slow stream has not reached.
+    """Indices of the layers ahead that the accelerated state after ``layer`` layers newly stands for.
 
     Interval(0, 4, 8) with rate 2 gives layer 1 (index 1), then 2 and 3, 4 and 5, 6 and 7.
     """
@@ -129,8 +127,7 @@ def coming(interval: Interval, layer: int) -> range:
 
 
 def forecast_loss(module: TwoStreams, target_batch: TrainingBatch) -> Tensor:
-    """Weighted sum over tokens, of KL(true choice of experts || predicted one), meaned over the layers predicted, plus
-    COSINE_SHARE * the mean over layers of 1 - cos(p^l, h^tau(l))."""
+    """KL(true choice of experts || predicted one), mean of predicted layers, + COSINE_SHARE * mean of 1 - cosine."""
     weights, trajectories = target_batch.ahead(1).weights, Trajectories(module, target_batch)
     losses = torch.zeros_like(weights, dtype=torch.float32)
     for interval in module.intervals:
@@ -155,22 +152,16 @@ def _choices(
             block = target_batch.layer(ahead)
             if isinstance(block.mlp, Experts):
                 with torch.no_grad():
-                    true = _gate(block, trajectories.attended(ahead))
-                yield ahead + 1, true, _gate(block, state)
-
-
-def _gate(block: Layer, state: Tensor) -> Tensor:
-    assert isinstance(block.mlp, Experts)
-    return F.linear(block.mlp_norm(state), block.mlp.router)
+                    true = block.gate_logits(trajectories.attended(ahead))
+                yield ahead + 1, true, block.gate_logits(state)
 
 
 @torch.no_grad()
 def forecast_yardsticks(module: TwoStreams, target_batch: TrainingBatch) -> Mapping[str, Tally]:
     """Of the experts that a token needs, the share that is among as many predicted ones.
 
-    recall_6         of layer 6, by the last accelerated state that is asked before it
-    recall_6_slow    by the slow state at the same moment, with the same norm and gate: next_gate, looking further ahead
-    recall           all predicted layers together, and recall_slow
+    recall, recall_6            of all layers, of layer 6, by the last accelerated state that is asked before it
+    recall_slow, recall_6_slow  by the slow state at the same moment: next_gate, looking further ahead
     """
     weights, trajectories = target_batch.ahead(1).weights, Trajectories(module, target_batch)
     tallies: dict[str, Tally] = {}

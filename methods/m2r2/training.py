@@ -1,8 +1,7 @@
 """Training the accelerated stream: its pass over whole texts, what it is to become, and how well it has.
 
 M2R2 (arXiv 2502.02040): all gates are trained in one pass, since each interval starts from the slow stream, which
-stands still. The loss is a reconstruction; an exit of equal size in the manner of LITE (arXiv 2310.18581) is trained
-too, to compare with.
+stands still. The loss is a reconstruction; an exit of equal size in the manner of LITE (arXiv 2310.18581) is compared.
 """
 
 from __future__ import annotations
@@ -116,10 +115,9 @@ class Trajectories:
 
 
 def gate_loss(module: TwoStreams, batch: TrainingBatch) -> Tensor:
-    """Weighted sum over tokens, gates and both kinds of exit.
+    """Weighted sum over tokens, gates and both kinds of exit of exit_losses.
 
-    Each is KL(target's final distribution || gate's) + CE_SHARE * cross-entropy with the text; the accelerated stream
-    adds COSINE_SHARE * the mean over its layers of 1 - cos(p^l, h^tau(l)).
+    The accelerated stream adds COSINE_SHARE * the mean over its layers of 1 - cos(p^l, h^tau(l)).
     """
     labels, trajectories = batch.ahead(1), Trajectories(module, batch)
     final = log_shares(batch.head(batch.final))
@@ -141,7 +139,6 @@ def trajectory_cosines(batch: TrainingBatch, interval: Interval, trail: Sequence
 
 
 def slow_state(states: Sequence[Tensor], depth: float) -> Tensor:
-    """The slow state at a depth, whole or between two layers."""
     below = int(depth)
     return between([state.float() for state in states[below : below + 2]], depth - below)
 
@@ -152,8 +149,8 @@ def gate_yardsticks(module: TwoStreams, batch: TrainingBatch) -> Mapping[str, Ta
 
     gate_4_slow, gate_4_accelerated, gate_4_exit  share of tokens whose likeliest successor there is the last layer's:
         by the slow state, by the accelerated one, by a LITE-style exit of the same size
-    cosine_3_slow, cosine_3_accelerated  mean cosine of the state after layer 3 with the last layer's
-    cosine_3_target                      mean cosine of the accelerated state with the slow one it is to equal
+    cosine_3_slow, cosine_3_accelerated, cosine_3_target  mean cosine of the state after layer 3 with the last layer's,
+        and of the accelerated one with the slow one it is to equal
     """
     weights, trajectories = batch.ahead(1).weights, Trajectories(module, batch)
     total, last = float(weights.sum()), batch.states[-1].float()

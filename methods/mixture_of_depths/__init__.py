@@ -1,8 +1,7 @@
 """Let only some tokens pass every other block; the rest go around it, unseen there.
 
 Raposo et al.: Mixture-of-Depths: Dynamically allocating compute in transformer-based language models, 2024, arXiv
-2404.02258. Theirs is trained from nothing; here a trained target, frozen, is adapted to it by routers, predictors and
-low-rank adapters, which is ours, as is the falling capacity.
+2404.02258. Ours: a trained target, frozen, is adapted by routers, predictors and low-rank adapters; see routers.py.
 """
 
 from __future__ import annotations
@@ -129,15 +128,16 @@ class _Decider:
 
 
 def bound_of(threshold: float) -> float:
-    """The score whose sigmoid is ``threshold``."""
     if threshold <= 0:
         return -math.inf
     return math.inf if threshold >= 1 else math.log(threshold / (1 - threshold))
 
 
 def run_some(stream: Stream, index: int, passing: Mapping[int, float]) -> None:
-    """Take the open rows through block ``index``, which only rows in ``passing`` run, each with a weight; the others
-    pass it by: no row sees them there. Raises ValueError where not all open rows wait for the block."""
+    """Take the open rows through block ``index``, which only rows in ``passing`` run, each with a weight.
+
+    The others are seen by no row there. Raises ValueError where not all open rows wait for the block.
+    """
     if not passing:
         stream.pass_by(index, index + 1)
         return
@@ -145,7 +145,7 @@ def run_some(stream: Stream, index: int, passing: Mapping[int, float]) -> None:
 
 
 class ChosenLayout(Layout):
-    """The layout of some of the rows of a pass, ascending; the other rows of the pass are hidden from them."""
+    """The layout of some of the rows of a pass, ascending; the others are hidden from them."""
 
     def __init__(self, layout: Layout, rows: Sequence[int]) -> None:
         self.start, self._all, self._chosen = layout.start, layout, torch.tensor(rows)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
-import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -278,8 +277,7 @@ def mixtures_of(target: Target) -> Mapping[int, Experts]:
 
 def rank_experts(block: Layer, state: Tensor, count: int) -> list[int]:
     """The experts that a layer's own norm and gate choose first for ``state`` [1, width], the likeliest first."""
-    assert isinstance(block.mlp, Experts), "a mixture of experts"
-    logits = F.linear(block.mlp_norm(state), block.mlp.router)
+    logits = block.gate_logits(state)
     ranked: list[int] = logits[0].topk(min(count, logits.shape[-1])).indices.tolist()
     return ranked
 

@@ -101,15 +101,11 @@ class Adapters(nn.Module):
         numbers = range(1, info.layers + 1)
         self.layers = Numbered({number: LayerAdapter(info, settings, device) for number in numbers})
 
-    def of(self, index: int) -> LayerAdapter:
-        """Of the layer with this index, counted from 0."""
-        return self.layers.of(index + 1)
-
     @torch.no_grad()
     def merge(self, target: Target) -> Target:
         """A view of ``target`` on merged layers; it holds all products of the layers a second time."""
         fast = may_copy(target.parameters * target.embedding.element_size())
-        return target.with_blocks([self.of(index).merged(block, fast) for index, block in enumerate(target.blocks)])
+        return target.with_blocks([self.layers.of(n).merged(block, fast) for n, block in enumerate(target.blocks, 1)])
 
 
 class AdaptedTexts:
@@ -121,7 +117,7 @@ class AdaptedTexts:
 
     def through(self, index: int, state: Tensor, absent: Tensor | None = None) -> Tensor:
         """[rows, n, width] after layer ``index`` for what arrives there; ``absent`` as for TextAttention.mix."""
-        layer, adapter = self._batch.layer(index), self._adapters.of(index)
+        layer, adapter = self._batch.layer(index), self._adapters.layers.of(index + 1)
         normed = layer.attention_norm(state).flatten(0, 1)
         queries, held = self._attention.project(layer.attention, normed, lambda flat: flat.add_(adapter.qkv(normed)))
         mixed = self._attention.mix(layer.attention, queries, held, absent)
