@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import os
 import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -114,3 +116,14 @@ def _checked(file: Path, sha256: str, name: str) -> Path:
             "damaged_embedded_model", f"{file.name} of the embedded {name} is not the one shipped; reinstall benchctl."
         )
     return file.parent
+
+
+def cache_folder() -> Path:
+    """$BENCHCTL_CACHE, else benchctl/ in the user's cache folder: for what can be made again."""
+    if chosen := os.environ.get("BENCHCTL_CACHE"):
+        return Path(chosen).expanduser()
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a user without a home; checksums guard against foreign files
+        cache = Path(tempfile.gettempdir())
+    return cache / "benchctl"

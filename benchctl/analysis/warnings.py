@@ -63,6 +63,10 @@ _TEMPLATES = {  # the gravest first
         "{label} claims to be exact, but {answers} of its answers differ from the baseline's by more than rounding. "
         "The method has a bug: do not use its figures."
     ),
+    "not_examined": (
+        "{label}: `benchctl doctor --method {label}` {found}. Its claims and its speed are unproven until all checks "
+        "pass: run doctor, then measure again."
+    ),
     "remembers": (
         "{label} gave the same answer again in other steps, so it remembers answers, and would be slower on new "
         "prompts. Do not use its figures. A method creates all state of a prompt in `start`."
@@ -70,6 +74,10 @@ _TEMPLATES = {  # the gravest first
     "drafts_foreseen": (
         "{label} drafted {drafted:.0f} tokens a step and had {rate:.1%} of them accepted, as if it knew the answers. "
         "Check that it does not read results or earlier answers."
+    ),
+    "carries_over": (
+        "{label} keeps state from prompt to prompt, so its speed depends on which prompts come before and in which "
+        "order. Say so where you quote it; memory=prompt has none."
     ),
     "threads_left_running": (
         "{file}: while the baseline decoded, the process used {cores:.1f} cores, but has {threads} threads. A method "
@@ -238,7 +246,12 @@ def _of_methods(group: Group) -> Iterator[Warning]:
             yield _warn("phases_incomplete", label=label, share=phases / step)
     if apart:
         yield _warn("no_shared_session", labels=", ".join(apart), baseline=run.baseline)
+    found = {"failed": "found that it fails a check", "never": "has not examined this version of the plug-in"}
     for info in group.methods:
+        if info.options.get("memory") == "run" and not info.unsupported:
+            yield _warn("carries_over", label=info.label)
+        if info.doctor in found:
+            yield _warn("not_examined", label=info.name, found=found[info.doctor])
         if info.unsupported:
             yield _warn("not_measured", label=info.label, reason=info.unsupported)
 

@@ -81,16 +81,29 @@ def doctor(options: _Options, files: tuple[Path, ...]) -> None:
         raise click.UsageError("--model and --out are for the small run: leave them out, or the FILES.")
     if options.methods:
         from benchctl.conformance.checks import WHAT, examine
-        from benchctl.registry import build, split_labels
+        from benchctl.registry import build, parse_label, split_labels
 
         labels = split_labels(options.methods)
         for label in labels:
             build(label)  # an impossible label is refused before the first minute is spent
-        print_findings(((label, examine(label)) for label in labels), WHAT, options.as_json)
+        findings = ((label, _noted(parse_label(label).name, examine(label))) for label in labels)
+        print_findings(findings, WHAT, options.as_json)
     elif options.aa:
         _compare_with_itself(files or (_measure_baseline(options),), options.as_json)
     else:
         _examine_machine(options)
+
+
+def _noted(name: str, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """The findings on a method; what came of all of them is kept for `benchctl run`."""
+    from benchctl.registry import SHIPPED, note_examined
+
+    passed = True
+    for finding in findings:
+        passed &= finding.verdict != "fail"
+        yield finding
+    if name not in SHIPPED:
+        note_examined(name, passed)
 
 
 def _examine_machine(options: _Options) -> None:

@@ -1,4 +1,5 @@
-"""Whether a target still has the weights that it was loaded with, so that no method changes what it is measured on."""
+"""Whether a target still has the weights that it was loaded with, and torch its threads: no method changes what it, or
+the baseline, is measured on."""
 
 from __future__ import annotations
 
@@ -22,12 +23,20 @@ class WeightGuard:
     """
 
     def __init__(self, target: Target) -> None:
-        self._target = target
+        self._target, self._threads = target, torch.get_num_threads()
         self._all, self._sample = self._checksums(), self._checksums(_SAMPLES)
 
     def check(self, culprit: str, *, sample: bool = False) -> None:
-        """Raises UserError, naming who ran last, if a weight has changed; with ``sample`` some numbers of each tensor
-        are compared, which takes milliseconds, otherwise all."""
+        """Raises UserError, naming who ran last, if a weight or torch's number of threads has changed.
+
+        With ``sample`` some numbers of each tensor are compared, which takes milliseconds, otherwise all.
+        """
+        if (threads := torch.get_num_threads()) != self._threads:
+            raise UserError(
+                "threads_changed",
+                f"{culprit} changed the threads of torch from {self._threads} to {threads}, so the baseline would be "
+                "measured with others. Leave them as they are, and measure again.",
+            )
         now, start = (self._checksums(_SAMPLES), self._sample) if sample else (self._checksums(), self._all)
         if changed := next((path for path, checksum in start.items() if now.get(path) != checksum), None):
             raise UserError(

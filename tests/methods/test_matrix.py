@@ -79,7 +79,6 @@ SAMPLED = (
 def look(check: str, label: str, family: str, seed: int, folder: Path) -> object:
     """What a check of doctor finds on a pair of models."""
     models = pair(family, seed)
-    assert models.target.weights_sha256  # known before `counting` watches a layer of it
     random = RandomModels(family, models.target, models.draft, models.naive)
     return ON_A_TARGET[check](MethodUnderTest(label, folder), random)
 
