@@ -43,10 +43,6 @@ class PackModel:
     def path(self) -> Path:
         return MODELS / self.folder
 
-    def modules_path(self, method: str) -> Path:
-        """The folder of the modules of a method."""
-        return self.path / "modules" / method
-
 
 @cache
 def models() -> tuple[PackModel, ...]:
@@ -103,7 +99,7 @@ def modules_for(target: str, method: str) -> Path | None:
     there are none."""
     for model in models():
         if model.name == target and method in model.modules:
-            folder = model.modules_path(method)
+            folder = model.path / "modules" / method
             return _checked(folder / MODULES, model.modules[method], f"modules of {method} for '{target}'")
     return None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -49,21 +48,18 @@ def test_the_finished_target_is_a_folder_for_transformers_and_for_decoding(targe
     assert Target.load(target).stop_ids == {5}
 
 
-def test_the_record_has_settings_measures_data_and_code(target: Path) -> None:
+def test_the_record_has_settings_measures_data_and_code_and_the_card_how_to_repeat_it_but_not_where(
+    target: Path,
+) -> None:
     training = json.loads((target / "training.json").read_text())
     assert training["settings"]["budget"] == {"steps": 3, "seconds": None}
     assert set(training["outcome"]["held_out"]) == {"instruct", "text"}
     assert training["outcome"]["held_out"]["text"]["bits_per_byte"] > 0
     assert set(training["data_sha256"]) == {"train.jsonl", "val.jsonl"}
     assert training["provenance"]["versions"]["torch"] == torch.__version__
-
-
-def test_the_card_says_what_was_read_and_how_to_repeat_it_but_not_where(target: Path) -> None:
     card = (target / "README.md").read_text()
     assert "| unit | 66 |" in card and "Weight" not in card
-    assert "benchctl run --model tiny" in card
-    assert "python -m reference --no-mix target --data " in card
-    assert "--steps 3" in card
+    assert "python -m reference --no-mix target --data " in card and "--steps 3" in card
     assert str(target.parent) not in card
 
 
@@ -71,10 +67,8 @@ def test_a_target_may_learn_from_answers_only(data: Path, tmp_path: Path) -> Non
     out = tmp_path / "answers"
     words = ("reference", "target", "--data", data, "--out", out, "--steps", 1, *SIZES, *COMMON)
     done(*words, "--answers-only")
-    card = (out / "README.md").read_text()
-    assert "Only answers counted in the loss." in card
-    loss, answers = (re.search(rf"^\| {name} .* (\S+) \|$", card, re.MULTILINE) for name in ("loss", "nats_per_token"))
-    assert loss is not None and answers is not None and loss[1] == answers[1]
+    measured = json.loads((out / "training.json").read_text())["outcome"]["held_out"]["instruct"]
+    assert measured["loss"] == pytest.approx(measured["nats_per_token"], rel=1e-6)
     assert "prompts: count for nothing there, none now" in refused(*words, "--resume")
 
 
