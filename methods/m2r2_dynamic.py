@@ -7,7 +7,7 @@ that routers learn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -28,14 +28,6 @@ from .m2r2.training import Trajectories, TwoStreams, gate_loss, gate_yardsticks
 
 _TRAINED_ROUTERS = ("arla", "linear")
 _FILLS = {"copy_p": copy_p, "copy_h": copy_h, "deferred_exact": deferred_exact, "absent": absent}
-
-
-class GateView(View):
-    """A row at a gate; ``trail`` are all accelerated states [1, width] since the gate below, ``state`` is the last."""
-
-    def __init__(self, layer: int, trail: Sequence[Tensor], head: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(layer, trail[-1], trail[-2], head)
-        self.trail = trail
 
 
 @dataclass
@@ -103,11 +95,10 @@ class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, MonotoneThreshold):
         return tuple(self._runs)
 
     def reach(self, stream: Stream, layer: int) -> View:
-        return GateView(layer, self._runs[layer](stream, 1), stream.target.head)
+        return View(layer, self._runs[layer](stream, 1), stream.target.head)
 
     def decide(self, context: Context, view: View) -> bool:
         if self.router == "arla" or self.router == "linear":
-            assert isinstance(view, GateView)
             return self._deciders[view.layer](view.trail) >= self.threshold
         return view.confidence(self.router) >= self.threshold
 
@@ -122,7 +113,6 @@ class RateMap:
         self._shares = {interval.gate: trajectory_shares(interval).to(like) for interval in intervals}
 
     def __call__(self, stream: Stream, view: View) -> None:
-        assert isinstance(view, GateView)
         known = torch.cat((stream.states[-1:], *view.trail))
         stream.fill(view.layer, torch.mm(self._shares[view.layer], known))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -167,8 +166,7 @@ def decode_batch(method: Method, target: Target, requests: Sequence[DecodeReques
     marks = Marks(first.clock, first.profile)
     marks.mark()
     with method.serve(target, first.timer) as served:
-        batch = _Batch(served, first, partial(method.layers_at, served), marks.watch)
-        batch.start(method, requests)
+        batch = _Batch(method, served, requests, marks.watch)
         marks.mark()
         while batch.running:
             batch.step()
@@ -183,25 +181,19 @@ class _Batch:
     """Sequences that decode together; sequence i of ``running`` is at index i of the cache."""
 
     def __init__(
-        self,
-        target: Target,
-        conditions: DecodeRequest,
-        layers_at: Callable[[int], Sequence[int]],
-        enter: Callable[[Phase], None],
+        self, method: Batched, target: Target, requests: Sequence[DecodeRequest], enter: Callable[[Phase], None]
     ) -> None:
-        self._target, self._sampling, self._most = target, conditions.sampling, conditions.max_new_tokens
-        self._layers_at, self._enter = layers_at, enter
-        self._new_tokens = 1
+        assert isinstance(method, Method)
+        self._target, self._sampling, self._most = target, requests[0].sampling, requests[0].max_new_tokens
+        self._method: Batched = method
+        self._enter, self._new_tokens = enter, 1
         self.sequences: list[_Sequence] = []
-        self.running: list[_Sequence] = []
-
-    def start(self, method: Method, requests: Sequence[DecodeRequest]) -> None:
         prompts = [len(request.prompt_ids) for request in requests]
-        room = max(min(self._most, self._target.context_tokens - tokens) for tokens in prompts)
-        self._cache, idle = BatchCache(prompts, max(room, 0)), Stream(self._target, 0)
+        room = max(min(self._most, target.context_tokens - tokens) for tokens in prompts)
+        self._cache, idle = BatchCache(prompts, max(room, 0)), Stream(target, 0)
         for index, request in enumerate(requests):
-            context = open_context(self._target, request)
-            context.tokens += self._target.read(request.prompt_ids)
+            context = open_context(target, request)
+            context.tokens += target.read(request.prompt_ids)
             sequence = _Sequence(context)
             sequence.add(method.start(context), self._most)
             sequence.layers = prefill_layers(context)
@@ -213,7 +205,7 @@ class _Batch:
         self._drop_ended()
 
     def step(self) -> None:
-        layers = self._layers_at(self._new_tokens)
+        layers = self._method.layers_at(self._target, self._new_tokens)
         contexts = [sequence.context for sequence in self.running]
         self._enter("verify")
         target_logits = self._target.head(self._run([context.tokens[-1] for context in contexts], layers))

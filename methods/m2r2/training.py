@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchctl.decoding.model.layers import Layer, Mlp
+from benchctl.decoding.model.layers import Layer, Mlp, project
 from benchctl.decoding.model.target import TargetInfo
 from benchctl.decoding.modules.adapters import TextAttention, adapted_mlp
 from benchctl.decoding.modules.exits import AdapterSettings, ExitModule, bare_logits, exit_losses, log_shares
@@ -96,7 +96,7 @@ class Trajectories:
             base.copy_(wanted if adapter.own_attention else base + wanted)
 
         held = self._slow(number - 1)[1]
-        return self._attention.mix(attention, self._attention.project(attention, normed, adapt)[0], held)
+        return self._attention.mix(attention, project(attention, normed, self._attention.rotary, adapt)[0], held)
 
     @torch.no_grad()
     def attended(self, index: int) -> Tensor:
@@ -111,7 +111,7 @@ class Trajectories:
         """Queries, and keys with values, of the slow stream in layer ``index``; see layers.project."""
         layer = self._batch.layer(index)
         normed = layer.attention_norm(self._batch.states[index]).flatten(0, 1)
-        return self._attention.project(layer.attention, normed)
+        return project(layer.attention, normed, self._attention.rotary)
 
 
 def gate_loss(module: TwoStreams, batch: TrainingBatch) -> Tensor:

@@ -141,11 +141,10 @@ class Counts:
 
 @dataclass(frozen=True)
 class Transfer:
-    """An expert on its way into a slot; ``demanded`` if its layer waits for it, else fetched ahead."""
+    """An expert on its way into a slot."""
 
     key: Key
     slot: int
-    demanded: bool
 
 
 class FastTier:
@@ -193,7 +192,14 @@ class FastTier:
             for key in list(self._slots):
                 if not self._flies(key) and not (key in self._unused and key in waiting):
                     self._drop(key)
-        self._count(keys)
+        counts, expected = self.counts, self._expected.get(layer)
+        counts.needed += len(keys)
+        counts.ready += sum(map(self.holds, keys))
+        counts.late += sum(key in self._queue or self._flies(key) for key in keys)
+        if expected is not None:
+            counts.predicted += len(expected)
+            counts.predicted_needed += len(expected.intersection(keys))
+            counts.foreseeable += len(keys)
         self._policy.reach(layer)
         for key in keys:
             if key in self._slots:
@@ -237,17 +243,6 @@ class FastTier:
     def _flies(self, key: Key) -> bool:
         return self._flight is not None and self._flight.key == key
 
-    def _count(self, keys: Collection[Key]) -> None:
-        counts = self.counts
-        counts.needed += len(keys)
-        counts.ready += sum(map(self.holds, keys))
-        counts.late += sum(key in self._queue or self._flies(key) for key in keys)
-        expected = self._expected.get(self._layer)
-        if expected is not None:
-            counts.predicted += len(expected)
-            counts.predicted_needed += len(expected.intersection(keys))
-            counts.foreseeable += len(keys)
-
     def _begin(self, key: Key, demanded: bool) -> Transfer | None:
         if not self._free:
             window = self._visit[: self.capacity]
@@ -266,7 +261,7 @@ class FastTier:
         if demanded:
             self._policy.used(key)
         self.counts.loads += 1
-        self._flight = Transfer(key, self._slots[key], demanded)
+        self._flight = Transfer(key, self._slots[key])
         return self._flight
 
     def _drop(self, key: Key) -> None:

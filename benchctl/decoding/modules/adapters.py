@@ -5,7 +5,6 @@ LoRA, Hu et al. 2021, arXiv 2106.09685: W + (alpha / r) B A, B zero at the start
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -24,17 +23,11 @@ class TextAttention:
 
     def __init__(self, batch: TrainingBatch) -> None:
         self._batch = batch
-        self._rotary = batch.rotary(batch.positions.flatten()).unsqueeze(1)
+        self.rotary = batch.rotary(batch.positions.flatten()).unsqueeze(1)
         self._visible: dict[int | None, Tensor] = {}
 
-    def project(
-        self, attention: Attention, normed: Tensor, adapt: Callable[[Tensor], object] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """See layers.project, for ``normed`` [rows * n, width]."""
-        return project(attention, normed, self._rotary, adapt)
-
     def mix(self, attention: Attention, queries: Tensor, held: Tensor, absent: Tensor | None = None) -> Tensor:
-        """[rows, n, queries] what queries take from the values of ``held``, both as project gives them.
+        """[rows, n, queries] what queries take from the values of ``held``, both as layers.project gives them.
 
         Tokens where ``absent`` [rows, n] is true are seen by nobody but themselves.
         """
@@ -119,7 +112,8 @@ class AdaptedTexts:
         """[rows, n, width] after layer ``index`` for what arrives there; ``absent`` as for TextAttention.mix."""
         layer, adapter = self._batch.layer(index), self._adapters.layers.of(index + 1)
         normed = layer.attention_norm(state).flatten(0, 1)
-        queries, held = self._attention.project(layer.attention, normed, lambda flat: flat.add_(adapter.qkv(normed)))
+        rotary = self._attention.rotary
+        queries, held = project(layer.attention, normed, rotary, lambda flat: flat.add_(adapter.qkv(normed)))
         mixed = self._attention.mix(layer.attention, queries, held, absent)
         state = state + layer.attention.out(mixed) + adapter.out(mixed)
         normed, mlp = layer.mlp_norm(state), layer.mlp

@@ -368,16 +368,10 @@ class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold):
 
 
 def _refuse_others(folder: str, asked: Sequence[int], there: Sequence[int]) -> None:
-    trained = f"{folder}: trained for exits {'+'.join(map(str, there))}"
-    if not asked:
-        raise UserError(
-            "exits_not_trained",
-            f"{trained}, all of them below min_exit; give a lower min_exit, or train modules for higher exits",
-        )
     missing = [layer for layer in asked if layer not in there]
+    if asked and not missing:
+        return
+    problem = "all of them below min_exit; give a lower min_exit, or train modules for higher exits"
     if missing:
-        raise UserError(
-            "exits_not_trained",
-            f"{trained}, not for {missing[0]}; choose among those with the option exits, or train modules for the "
-            "exits you want",
-        )
+        problem = f"not for {missing[0]}; choose others with the option exits, or train modules for the exits you want"
+    raise UserError("exits_not_trained", f"{folder}: trained for exits {'+'.join(map(str, there))}, {problem}")
