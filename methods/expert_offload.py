@@ -15,7 +15,7 @@ from typing import Literal
 
 from benchctl.decoding.experts.fast_tier import PolicyName
 from benchctl.decoding.experts.offload import Offload, OffloadSettings, OffloadsExperts, Tier, Timer, next_gate
-from benchctl.decoding.method import Context, Method, one_token
+from benchctl.decoding.method import Context, Method, check_options, one_token
 from benchctl.decoding.model.target import Target, TargetInfo
 
 
@@ -45,8 +45,7 @@ class ExpertOffload(Method, OffloadsExperts):
 
     def __post_init__(self) -> None:
         self._settings()
-        if self.spare < 0:
-            raise ValueError(f"spare is {self.spare}; it must not be negative")
+        check_options(self, 0, "spare")
         if self.spare and self.prefetch == "none":
             raise ValueError(f"spare is {self.spare}, but prefetch=none fetches nothing ahead; give prefetch=next_gate")
         if self.blocking and self.prefetch != "none":

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchctl.decoding.draft import ROOT, Draft
-from benchctl.decoding.method import Context, Outcome, Speculative
+from benchctl.decoding.method import Context, Outcome, Speculative, check_options
 from benchctl.decoding.model.target import TargetInfo
 from benchctl.decoding.verify import Verdict
 
@@ -49,9 +49,9 @@ class Lookahead(Speculative):
     _read_tokens: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name, least in (("ngram", 2), ("window", 1), ("guesses", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        check_options(self, 2, "ngram")
+        check_options(self, 1, "window")
+        check_options(self, 0, "guesses")
 
     def unsupported(self, target: TargetInfo) -> str | None:
         ahead = self.window + self.ngram - 3

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchctl.decoding.adaptive import AdaptiveDepth, KvFill, View, absent, copy_h, copy_p, deferred_exact
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Context, MonotoneThreshold
+from benchctl.decoding.method import Context, MonotoneThreshold, check_options
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import agreement_loss, exit_yardsticks
 from benchctl.decoding.modules.trainable import SecondStage, Tally, TrainingBatch, TrainingDefaults, load_modules
@@ -55,8 +55,7 @@ class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, MonotoneThreshold):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.threshold >= 0.0:  # nan too
-            raise ValueError(f"threshold is {self.threshold}; it must not be negative")
+        check_options(self, 0, "threshold")
 
     @property
     def second_stage(self) -> SecondStage:

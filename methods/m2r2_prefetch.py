@@ -18,7 +18,7 @@ from torch import Tensor
 from benchctl.decoding.experts.fast_tier import PolicyName
 from benchctl.decoding.experts.offload import Offload, OffloadSettings, OffloadsExperts, Tier, Timer, rank_experts
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Context, one_token
+from benchctl.decoding.method import Context, check_options, one_token
 from benchctl.decoding.model.layers import Experts, Layer
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.trainable import Tally, TrainingBatch, load_modules, tally
@@ -55,8 +55,7 @@ class M2R2Prefetch(TwoStreamMethod, OffloadsExperts):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._settings()  # raises for what cannot be
-        if self.spare < 0:
-            raise ValueError(f"spare is {self.spare}; it must not be negative")
+        check_options(self, 0, "spare")
 
     def _settings(self) -> OffloadSettings:
         return OffloadSettings(self.policy, self.capacity, self.bandwidth_mb_s, self.tier)

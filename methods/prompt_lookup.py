@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.method import Context, PlainDrafter, Speculative
+from benchctl.decoding.method import Context, PlainDrafter, Speculative, check_options
 from benchctl.decoding.model.target import Target
 
 
@@ -32,9 +32,7 @@ class PromptLookup(Speculative):
     demo = ("draft_tokens=5,max_ngram=3,match=last",)
 
     def __post_init__(self) -> None:
-        for name in ("draft_tokens", "max_ngram"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check_options(self, 1, "draft_tokens", "max_ngram")
 
     def draft(self, context: Context, budget: int) -> Draft:
         return Draft.chain(self.look_up(context.tokens)[: max(budget, 0)])

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchctl.decoding.draft import Draft
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Chain, Context, PlainDrafter, Speculative, UsesDraftModel
+from benchctl.decoding.method import Chain, Context, PlainDrafter, Speculative, UsesDraftModel, check_options
 from benchctl.decoding.model.target import Target
 
 
@@ -36,10 +36,8 @@ class TwoModel(Speculative, UsesDraftModel):
     _stream: Stream | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.draft_tokens < 1:
-            raise ValueError(f"draft_tokens is {self.draft_tokens}; it must be at least 1")
-        if not 0.0 <= self.confidence <= 1.0:
-            raise ValueError(f"confidence is {self.confidence}; it must lie between 0 and 1")
+        check_options(self, 1, "draft_tokens")
+        check_options(self, 0, "confidence", most=1)
 
     def use_draft_model(self, draft_model: Target) -> None:
         self._model = draft_model

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from math import inf
 from typing import ClassVar, Literal
 
 import torch
@@ -139,6 +140,14 @@ class Method(ABC):
     @abstractmethod
     def step(self, context: Context) -> Sequence[int]:
         """The ids of at least one token to commit. The loop adds them to ``context.tokens``, and counts the work."""
+
+
+def check_options(method: object, least: float, *names: str, most: float = inf) -> None:
+    """Raises ValueError for an option, of these names, that is not from ``least`` to ``most``; nan is not."""
+    for name in names:
+        if not least <= getattr(method, name) <= most:
+            limits = f"at least {least}" if most == inf else f"from {least} to {most}"
+            raise ValueError(f"{name} is {getattr(method, name)}; it must be {limits}")
 
 
 class UsesDraftModel(ABC):

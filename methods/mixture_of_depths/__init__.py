@@ -18,7 +18,7 @@ from torch import Tensor
 from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.kv.cache import Cache, Layout
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Context, Method, one_token
+from benchctl.decoding.method import Context, Method, check_options, one_token
 from benchctl.decoding.model.layers import Layer, mix, project, run_layers
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import AdapterSettings
@@ -54,8 +54,7 @@ class MixtureOfDepths(Method, Trainable):
         AdapterSettings("lora", self.rank, self.alpha)  # refuses what cannot be
         if not 0 < self.capacity <= 1:
             raise ValueError(f"capacity is {self.capacity}; it must be above 0 and at most 1")
-        if not 0 <= self.threshold <= 1:
-            raise ValueError(f"threshold is {self.threshold}; it must lie between 0 and 1")
+        check_options(self, 0, "threshold", most=1)
 
     def unsupported(self, target: TargetInfo) -> str | None:
         return "it has one layer, and the first is never routed" if target.layers < 2 else None

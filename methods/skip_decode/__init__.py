@@ -19,7 +19,7 @@ from torch import Tensor
 from benchctl.decoding.batch import Batched
 from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Context, Method, one_token
+from benchctl.decoding.method import Context, Method, check_options, one_token
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.adapters import Adapters
 from benchctl.decoding.modules.exits import AdapterSettings
@@ -66,11 +66,8 @@ class SkipDecode(Method, Batched, Trainable):
 
     def __post_init__(self) -> None:
         AdapterSettings("lora", self.rank, self.alpha)  # refuses what cannot be
-        for name in ("min_layers", "max_layers", "warmup_layers"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
-        if self.fall_tokens < 1:
-            raise ValueError(f"fall_tokens is {self.fall_tokens}; it must be at least 1")
+        check_options(self, 0, "min_layers", "max_layers", "warmup_layers")
+        check_options(self, 1, "fall_tokens")
         if self.max_layers and self.min_layers > self.max_layers:
             raise ValueError(f"min_layers {self.min_layers} is above max_layers {self.max_layers}: depth never grows")
         least = self.min_layers or self.max_layers

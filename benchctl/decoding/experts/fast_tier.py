@@ -139,14 +139,6 @@ class Counts:
         return {name: float(value) for name, value in asdict(self).items()}
 
 
-@dataclass(frozen=True)
-class Transfer:
-    """An expert on its way into a slot."""
-
-    key: Key
-    slot: int
-
-
 class FastTier:
     """``capacity`` slots, one transfer at a time; what is demanded goes before what is fetched ahead.
 
@@ -163,7 +155,7 @@ class FastTier:
         self._policy = policy
         self._slots: dict[Key, int] = {}
         self._free = list(range(capacity))[::-1]
-        self._flight: Transfer | None = None
+        self._flight: Key | None = None
         self._queue: deque[Key] = deque()
         self._expected: dict[int, set[Key]] = {}  # by layers not yet reached in this pass
         self._unused: set[Key] = set()
@@ -177,7 +169,7 @@ class FastTier:
 
     def holds(self, key: Key) -> bool:
         """Whether the expert has arrived."""
-        return key in self._slots and not self._flies(key)
+        return key in self._slots and key != self._flight
 
     def slot(self, key: Key) -> int:
         return self._slots[key]
@@ -190,12 +182,12 @@ class FastTier:
         if not self._policy.keeps:  # let go all but what was fetched ahead for this visit or later ones
             waiting = set[Key]().union(*self._expected.values())
             for key in list(self._slots):
-                if not self._flies(key) and not (key in self._unused and key in waiting):
+                if key != self._flight and not (key in self._unused and key in waiting):
                     self._drop(key)
         counts, expected = self.counts, self._expected.get(layer)
         counts.needed += len(keys)
         counts.ready += sum(map(self.holds, keys))
-        counts.late += sum(key in self._queue or self._flies(key) for key in keys)
+        counts.late += sum(key in self._queue or key == self._flight for key in keys)
         if expected is not None:
             counts.predicted += len(expected)
             counts.predicted_needed += len(expected.intersection(keys))
@@ -218,8 +210,8 @@ class FastTier:
         self._queue = deque(key for key in self._queue if key.layer != layer)
         self._queue.extend(key for key in keys if key not in self._slots)
 
-    def next(self) -> Transfer | None:
-        """Begin the next transfer; None where nothing is asked for, or no slot can be had, or one is under way."""
+    def next(self) -> Key | None:
+        """Begin to transfer an expert into its slot; None where nothing is asked for, or no slot can be had, or one is under way."""
         if self._flight is not None:
             return None
         for key in self._visit[: self.capacity]:
@@ -240,10 +232,7 @@ class FastTier:
         if len(self._visit) > self.capacity:
             self._visit.remove(key)
 
-    def _flies(self, key: Key) -> bool:
-        return self._flight is not None and self._flight.key == key
-
-    def _begin(self, key: Key, demanded: bool) -> Transfer | None:
+    def _begin(self, key: Key, demanded: bool) -> Key | None:
         if not self._free:
             window = self._visit[: self.capacity]
             waiting = set[Key]().union(*self._expected.values())
@@ -261,8 +250,8 @@ class FastTier:
         if demanded:
             self._policy.used(key)
         self.counts.loads += 1
-        self._flight = Transfer(key, self._slots[key])
-        return self._flight
+        self._flight = key
+        return key
 
     def _drop(self, key: Key) -> None:
         self._free.append(self._slots.pop(key))

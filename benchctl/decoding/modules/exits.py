@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from benchctl.decoding.adaptive import AdaptiveDepth, KvFill
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.method import Chain, Context, Exactness, MonotoneThreshold, Speculative
+from benchctl.decoding.method import Chain, Context, Exactness, MonotoneThreshold, Speculative, check_options
 from benchctl.decoding.model.kernels import Norm
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.trainable import (
@@ -290,10 +290,8 @@ class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold):
     _heads: Mapping[int, ExitHead] = MappingProxyType({})
 
     def __post_init__(self) -> None:
-        if not self.threshold >= 0.0:  # nan too
-            raise ValueError(f"threshold is {self.threshold}; it must not be negative")
-        if self.draft_tokens < 1:
-            raise ValueError(f"draft_tokens is {self.draft_tokens}; it must be at least 1")
+        check_options(self, 0, "threshold")
+        check_options(self, 1, "draft_tokens")
         read_exits(self.exits)
 
     @property
