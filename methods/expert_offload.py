@@ -1,9 +1,8 @@
 """Plain decoding of a mixture of experts whose experts do not all fit into fast memory.
 
-The comparators of expert loading ahead of time: which expert a full fast tier lets go (`policy`), and whether the next
-layer's experts are fetched while the present layer computes (`prefetch`). Eliseev, Mazur: Fast Inference of
-Mixture-of-Experts Language Models with Offloading, 2023, arXiv 2312.17238 (LRU, next gate); Hoang et al.: SpecMD: A
-Comprehensive Study On Speculative Expert Prefetching, 2026, arXiv 2602.03921 (Least-Stale, see experts.fast_tier).
+Which expert a full fast tier lets go (`policy`), and whether the next layer's experts are fetched ahead (`prefetch`).
+Eliseev, Mazur: Fast Inference of Mixture-of-Experts Language Models with Offloading, 2023, arXiv 2312.17238 (LRU, next
+gate); Hoang et al.: SpecMD, 2026, arXiv 2602.03921 (Least-Stale, see experts.fast_tier).
 """
 
 from __future__ import annotations

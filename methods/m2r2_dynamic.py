@@ -1,8 +1,7 @@
 """Leave the target at the first gate where a router trusts M2R2's accelerated stream.
 
-Bhendawade et al.: M2R2, 2025, arXiv 2502.02040, dynamic computing. Lossy: what leaves early is not verified. The
-streams, the trained modules and what is ours: methods/m2r2 and docs/m2r2.md. Of ours here: rate_map, and the labels
-that routers learn.
+Bhendawade et al.: M2R2, 2025, arXiv 2502.02040; docs/m2r2.md. Lossy: what leaves early is not verified. Ours: rate_map,
+and the labels that routers learn.
 """
 
 from __future__ import annotations

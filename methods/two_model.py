@@ -1,8 +1,7 @@
 """Speculative decoding with a smaller draft model of the same tokenizer.
 
-Leviathan, Kalman, Matias: Fast Inference from Transformers via Speculative Decoding, 2023, arXiv 2211.17192, algorithm
-1; Chen et al.: Accelerating Large Language Model Decoding with Speculative Sampling, 2023, arXiv 2302.01318. The
-confidence stop is not in the papers; it is transformers' (assistant_confidence_threshold).
+Leviathan, Kalman, Matias, 2023, arXiv 2211.17192, algorithm 1; Chen et al., 2023, arXiv 2302.01318. The confidence stop
+is transformers' (assistant_confidence_threshold).
 """
 
 from __future__ import annotations

@@ -32,18 +32,16 @@ class Batched(ABC):
     """Mix-in of a method that can decode in batches: ``class Mine(Method, Batched)``.
 
     The batch calls ``Method.start`` for each prompt, on a stream of its own and on the target that ``Method.serve``
-    gives, and takes over the keys and values. Then it steps by itself: ``Method.step`` is not called. All prompts start
-    before the first step, so ``start`` must leave nothing on the method that steps depend on.
+    gives, and takes over the keys and values; ``Method.step`` is not called. All prompts start before the first
+    step, so ``start`` must leave nothing on the method that steps depend on.
     """
 
     @abstractmethod
     def layers_at(self, target: Target, new_tokens: int) -> Sequence[int]:
         """Indices, ascending from 0, of the target's layers that the row of the last of ``new_tokens`` tokens runs.
 
-        ``new_tokens`` counts the answer so far, the token of the prefill included: 1 at the first step. It is the same
-        for all sequences, and nothing else may matter, such as a prompt's length or a limit.
-
-        A layer may be named only if it has run every earlier row of the sequence, those of the prompt included.
+        ``new_tokens`` counts the answer so far, 1 at the first step; nothing else may matter. A layer may be named only
+        if it has run every earlier row of the sequence, those of the prompt included.
         """
 
 
@@ -62,7 +60,6 @@ class BatchCache:
     """
 
     def __init__(self, prompts: Sequence[int], new_tokens: int) -> None:
-        """For prompts of so many tokens each, and ``new_tokens`` rows more."""
         self.length = max(prompts)
         self._slots = self.length + new_tokens
         self._offsets = [self.length - tokens for tokens in prompts]

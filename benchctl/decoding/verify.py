@@ -149,8 +149,7 @@ class ForcedText:
     def impose(self, at: int, draft: Draft, own: Verdict) -> Verdict:
         """The verdict on a draft behind place ``at``: the method's ``own`` while it says the text, else the text's.
 
-        Example: of text (7, 8, 9) with draft 7 8 and own verdict "7, then 5", the verdict is "7 8, then 9"; three
-        tokens of the text are taken, two of them judged and one agreed.
+        Of text (7, 8, 9) with draft 7 8 and own verdict "7, then 5" it is "7 8, then 9"; two tokens judged, one agreed.
         """
         wanted = self.tokens[at:]
         said = [*(draft.tokens[row] for row in own.path), own.next_token]

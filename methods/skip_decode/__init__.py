@@ -96,7 +96,7 @@ class SkipDecode(Method, Batched, Trainable):
         return None
 
     def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
-        """See Trainable: a least depth below that of the training, at which nothing has learnt to speak."""
+        """See Trainable: a least depth below that of the training."""
         layers = read_facts(folder).target.layers
         options = {name: trained[name] for name in ("min_layers", "max_layers", "warmup_layers") if name in trained}
         asked, least = self.schedule(layers).least, replace(self, **options).schedule(layers).least
@@ -108,7 +108,6 @@ class SkipDecode(Method, Batched, Trainable):
             )
 
     def schedule(self, layers: int) -> DepthSchedule:
-        """That of a model of so many layers."""
         most = self.max_layers or layers
         least = self.min_layers or min(most, max(self.warmup_layers, layers // 2, 1))
         return DepthSchedule(layers, most, least, self.warmup_layers, self.fall_tokens)
@@ -143,7 +142,6 @@ class SkipDecode(Method, Batched, Trainable):
         return one_token(context, partial(self._run, context.new_tokens - 1))
 
     def _run(self, new_token: int, stream: Stream) -> None:
-        """Take the open rows through the layers of that new token."""
         schedule = self.schedule(stream.target.layers)
         bottom, top = schedule.running(schedule.depth(new_token))
         stream.advance(bottom.stop)

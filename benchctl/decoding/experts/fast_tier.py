@@ -211,7 +211,7 @@ class FastTier:
         self._queue.extend(key for key in keys if key not in self._slots)
 
     def next(self) -> Key | None:
-        """Begin to transfer an expert into its slot; None where nothing is asked for, or no slot can be had, or one is under way."""
+        """Begin the next transfer; None where nothing is asked for, or no slot can be had, or one is under way."""
         if self._flight is not None:
             return None
         for key in self._visit[: self.capacity]:

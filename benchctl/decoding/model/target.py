@@ -299,10 +299,7 @@ class Target:
 
     @torch.inference_mode()
     def last_states(self, text: Sequence[int]) -> Tensor:
-        """Residual [layers + 1, width] of the last token of ``text`` before the first layer and after each.
-
-        One pass over the whole text, for targets without an encoder.
-        """
+        """[layers + 1, width] of the last token of ``text`` before the first layer and after each; no encoder."""
         cache, rows, layout = self.new_cache(len(text)), self.embed(text), self.layout(0, range(len(text)))
         states = [rows[-1]]
         for layer in range(self.layers):

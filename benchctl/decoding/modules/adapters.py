@@ -109,7 +109,7 @@ class AdaptedTexts:
         self._attention = TextAttention(batch)
 
     def through(self, index: int, state: Tensor, absent: Tensor | None = None) -> Tensor:
-        """[rows, n, width] after layer ``index`` for what arrives there; ``absent`` as for TextAttention.mix."""
+        """[rows, n, width] after layer ``index``; ``absent`` as for TextAttention.mix."""
         layer, adapter = self._batch.layer(index), self._adapters.layers.of(index + 1)
         normed = layer.attention_norm(state).flatten(0, 1)
         rotary = self._attention.rotary

@@ -201,7 +201,6 @@ class Exits(nn.Module):
 
 
 def log_shares(logits: Tensor) -> Tensor:
-    """[..., vocabulary] logarithms of probabilities."""
     return logits.float().log_softmax(-1)
 
 
