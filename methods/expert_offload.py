@@ -7,8 +7,8 @@ gate); Hoang et al.: SpecMD, 2026, arXiv 2602.03921 (Least-Stale, see experts.fa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -59,12 +59,9 @@ class ExpertOffload(Method, OffloadsExperts):
     def prepare(self, target: Target) -> None:
         self._offload = Offload(target, self._settings())
 
-    @contextmanager
-    def serve(self, target: Target, timer: Timer | None) -> Iterator[Target]:
-        count = self._offload.top_k + self.spare
-        predictor = next_gate(target, count) if self.prefetch == "next_gate" else None
-        with self._offload.serve(timer, predictor) as view:
-            yield view
+    def serve(self, target: Target, timer: Timer | None) -> AbstractContextManager[Target]:
+        ahead = next_gate(target, self._offload.top_k + self.spare) if self.prefetch == "next_gate" else None
+        return self._offload.serve(timer, ahead)
 
     def step(self, context: Context) -> tuple[int]:
         return one_token(context)

@@ -86,8 +86,7 @@ class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, MonotoneThreshold):
         self._runs = {interval.gate: streams.run(interval, target.blocks) for interval in streams.intervals}
         router = streams.router
         self._deciders = {} if router is None else {gate: router.of(gate).decider() for gate in self._runs}
-        rate_map = self.kv_fill == "rate_map"
-        self._fill = RateMap(streams.intervals, target.embedding) if rate_map else _FILLS[self.kv_fill]
+        self._fill = _FILLS.get(self.kv_fill) or rate_map(streams.intervals, target.embedding)
 
     def exit_layers(self, target: Target) -> tuple[int, ...]:
         return tuple(self._runs)
@@ -104,15 +103,14 @@ class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, MonotoneThreshold):
         return self.exit_step(context, self._fill)
 
 
-class RateMap:
+def rate_map(intervals: Sequence[Interval], like: Tensor) -> KvFill:
     """Fills from the accelerated trajectory (ours): its state stands in for the skipped slow state it was to equal."""
+    shares = {interval.gate: trajectory_shares(interval).to(like) for interval in intervals}
 
-    def __init__(self, intervals: Sequence[Interval], like: Tensor) -> None:
-        self._shares = {interval.gate: trajectory_shares(interval).to(like) for interval in intervals}
+    def fill(stream: Stream, view: View) -> None:
+        stream.fill(view.layer, torch.mm(shares[view.layer], torch.cat((stream.states[-1:], *view.trail))))
 
-    def __call__(self, stream: Stream, view: View) -> None:
-        known = torch.cat((stream.states[-1:], *view.trail))
-        stream.fill(view.layer, torch.mm(self._shares[view.layer], known))
+    return fill
 
 
 def trajectory_shares(interval: Interval) -> Tensor:

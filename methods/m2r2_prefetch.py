@@ -106,7 +106,6 @@ class StreamPredictor:
         self._coming = {layer - 1: coming(interval, layer) for interval, layer in passed}
 
     def note(self, state: Tensor) -> None:
-        """The accelerated state [1, width] of the layer whose experts are about to run."""
         self.state = state
 
     def __call__(self, layer: int, residual: Tensor) -> Mapping[int, Sequence[int]]:

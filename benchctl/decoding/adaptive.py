@@ -83,12 +83,11 @@ class AdaptiveDepth(Method):
 
     def reach(self, stream: Stream, layer: int) -> View:
         """Run the open rows up to an exit; what is to be seen of the last one there."""
-        trail: tuple[Tensor, ...] = ()
-        if self.compares_states:
-            stream.advance(layer - 1)
-            trail = (stream.states[-1:],)
-        stream.advance(layer)
-        return View(layer, (*trail, stream.states[-1:]), partial(self.exit_head, stream.target, layer))
+        trail = []
+        for last in (layer - 1, layer) if self.compares_states else (layer,):
+            stream.advance(last)
+            trail.append(stream.states[-1:])
+        return View(layer, trail, partial(self.exit_head, stream.target, layer))
 
     def exit_step(self, context: Context, fill: KvFill) -> tuple[int]:
         """One token, from wherever its row leaves."""

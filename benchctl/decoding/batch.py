@@ -118,7 +118,6 @@ class BatchCache:
         return padding if window is None else max(padding, self.length + 1 - window)
 
     def leave(self, place: int) -> None:
-        """Drop a sequence; the last one moves to its place."""
         last = len(self._offsets) - 1
         if place != last:
             for kv in self._kv.values():

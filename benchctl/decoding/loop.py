@@ -172,7 +172,6 @@ def _truncate(step: Step, context: Context) -> Step:
 
 
 def stop_reason(context: Context, max_new_tokens: int, last: int) -> StopReason | None:
-    """Why the answer ends with its ``last`` token; None when it goes on."""
     if last in context.target.stop_ids:
         return "stop"
     if context.remaining_tokens > 0:

@@ -52,7 +52,6 @@ class Context:
 
     @property
     def new_tokens(self) -> int:
-        """Tokens of the answer so far."""
         return len(self.tokens) - self.prompt_tokens
 
     def pick(self, logits: Tensor) -> int:
@@ -70,7 +69,6 @@ class Chain:
         self.tokens: list[int] = []
 
     def add(self, draft_logits: Tensor) -> int:
-        """The token proposed for draft logits [1, vocabulary]."""
         sampling = self._context.sampling
         if sampling.greedy:
             self.tokens.append(int(draft_logits.argmax(-1).item()))
@@ -189,7 +187,6 @@ class Outcome:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The ids to commit: the accepted ones, then the bonus token."""
         return (*(self.draft.tokens[row] for row in self.verdict.path), self.verdict.next_token)
 
 

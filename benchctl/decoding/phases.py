@@ -49,7 +49,6 @@ class Marks:
 
     @property
     def watch(self) -> Callable[[Phase], None]:
-        """What `Context.enter` is set to."""
         return self.enter if self._split else ignore_phase
 
     def seconds(self, steps: int) -> list[float]:

@@ -108,7 +108,6 @@ def verify_typical(
 def _longest(
     draft: Draft, node: int, target_probs: Rows, epsilon: float, delta: float
 ) -> tuple[tuple[int, ...], float]:
-    """Rows from a node down that are all accepted, and the logarithm of the target's probability of their tokens."""
     best: tuple[tuple[int, ...], float] = ((), 0.0)
     children = draft.children(node)
     if not children:

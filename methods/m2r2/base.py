@@ -48,7 +48,6 @@ class TwoStreamMethod(Method, Trainable):
         return default_gates(layers)
 
     def intervals(self, layers: int) -> list[Interval]:
-        """The intervals of the accelerated stream in a target with ``layers``."""
         gates = read_gates(self.gates) or self.default_gates(layers)
         return intervals_between(gates, layers, self.rate or self.default_rate)
 

@@ -97,7 +97,6 @@ class Arla(nn.Module):
         return scores[..., 0, 0]
 
     def decider(self) -> Decider:
-        """The same for one token, in few operations."""
         down, depth = self.down.weight.t().contiguous(), self.depth.detach()
         of_context, of_last = self.score.weight[0].view(2, LATENT)
         bias, eps = self.score.bias, _eps(depth)

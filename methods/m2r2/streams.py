@@ -65,7 +65,6 @@ class PairedLayout(Layout):
 
 
 def _with_pairs(lines: Tensor, pairs: int) -> Tensor:
-    """[rows + pairs, ...]: the last ``pairs`` lines once more."""
     return torch.cat((lines, lines[-pairs:]))
 
 

@@ -89,14 +89,12 @@ class SkipDecode(Method, Batched, Trainable):
         return self.beyond(target.layers)
 
     def beyond(self, layers: int) -> str | None:
-        """Why a model of so many layers has no such schedule; None when it has."""
         for name in ("max_layers", "min_layers", "warmup_layers"):
             if getattr(self, name) > layers:
                 return f"{name} {getattr(self, name)} is more than the target's {layers} layers"
         return None
 
     def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
-        """See Trainable: a least depth below that of the training."""
         layers = read_facts(folder).target.layers
         options = {name: trained[name] for name in ("min_layers", "max_layers", "warmup_layers") if name in trained}
         asked, least = self.schedule(layers).least, replace(self, **options).schedule(layers).least

@@ -101,7 +101,6 @@ class LeastStale(Policy):
 
 
 def policy_of(name: PolicyName, layers: int) -> Policy:
-    """A fresh policy for a target of so many layers."""
     if name == "least_stale":
         return LeastStale(layers)
     return {"on_demand": OnDemand, "lru": Lru, "lfu": Lfu}[name]()
@@ -168,7 +167,6 @@ class FastTier:
         return self.prefill if self._passes <= 1 else self.decode
 
     def holds(self, key: Key) -> bool:
-        """Whether the expert has arrived."""
         return key in self._slots and key != self._flight
 
     def slot(self, key: Key) -> int:

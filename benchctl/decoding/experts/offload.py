@@ -168,7 +168,6 @@ class Loader:
             self._begin(self.now_s())
 
     def wait_for(self, key: Key) -> ExpertWeights:
-        """The weights of a needed expert, once they are there."""
         with self._changed:
             self._catch_up()
             if not self._tier.holds(key):
@@ -257,7 +256,6 @@ class OffloadSettings:
             raise ValueError(f"bandwidth_mb_s is {self.bandwidth_mb_s}; it must be positive, or 0 for no limit")
 
     def unsupported(self, target: TargetInfo) -> str | None:
-        """Why experts of ``target`` cannot be offloaded; None when they can."""
         top_k = target.experts_per_token
         if not top_k:
             return "the target is dense; offloading takes a mixture of experts (OLMoE, Mixtral)"
@@ -267,7 +265,6 @@ class OffloadSettings:
 
 
 def mixtures_of(target: Target) -> Mapping[int, Experts]:
-    """The mixtures of experts of a target, by layer."""
     return {layer: block.mlp for layer, block in enumerate(target.blocks) if isinstance(block.mlp, Experts)}
 
 
@@ -295,22 +292,17 @@ class Offload:
     def __init__(self, target: Target, settings: OffloadSettings) -> None:
         self._target, self._settings = target, settings
         mixtures = mixtures_of(target)
+        self.top_k = max(mixture.top_k for mixture in mixtures.values())
         every = sum(mixture.router.shape[0] for mixture in mixtures.values())
         self.capacity = min(settings.capacity or max(every // 4, self.top_k), every)
         self._slow: Slow = MemoryTier(mixtures) if settings.tier == "memory" else FileTier(mixtures)
         self._slots = Slots(next(iter(mixtures.values())), self.capacity)
         self._tier: FastTier | None = None
         self._loader: Loader | None = None
-        self._predictor: Predictor | None = None
-        self._timed = False
         blocks = list(target.blocks)
         for layer, mixture in mixtures.items():
             blocks[layer] = replace(blocks[layer], mlp=replace(mixture, fetch=partial(self._fetch, layer)))
         self.view = target.with_blocks(blocks)
-
-    @property
-    def top_k(self) -> int:
-        return max(mixture.top_k for mixture in mixtures_of(self._target).values())
 
     @contextmanager
     def serve(self, timer: Timer | None, predictor: Predictor | None = None) -> Iterator[Target]:

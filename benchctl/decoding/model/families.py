@@ -30,7 +30,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Parts:
-    """What a target is made of: what stands before, in and behind the layers of its decoder, and perhaps an encoder."""
+    """What a target is made of."""
 
     embedding: Tensor
     embedding_scale: float
@@ -104,7 +104,6 @@ def read_parts(model: Any, fast: bool) -> Parts:
 
 
 def read_norm(module: Any, config: Any, order: Tensor | None = None) -> Norm:
-    """A norm of the model; ``order`` permutes the gain like the rows whose outputs it scales."""
     gain = module.weight.detach()
     if config.model_type == "gemma":
         gain = gain.to(torch.promote_types(gain.dtype, torch.float32)) + 1.0  # 1 + w rounded to bfloat16 is too coarse
@@ -173,13 +172,11 @@ def _fused(module: Any, whole: str, parts: tuple[str, ...]) -> tuple[Tensor, Ten
 
 
 def decoder_layers(config: Any) -> int:
-    """Of what generates text."""
     encodes = config.model_type in ENCODER_DECODERS
     return int(config.num_decoder_layers if encodes else config.num_hidden_layers)
 
 
 def experts_per_token(config: Any) -> int:
-    """Experts that a token goes to in a layer; 0 for a dense model."""
     return int(config.num_experts_per_tok) if config.model_type in MIXTURES else 0
 
 

@@ -64,7 +64,6 @@ class Linear:
 
 
 def may_copy(weight_bytes: int) -> bool:
-    """Whether weights of this size may be held in two layouts."""
     return weight_bytes <= _MAX_COPIED_BYTES
 
 

@@ -79,7 +79,6 @@ class TargetInfo:
 
     @classmethod
     def of(cls, config: Any) -> TargetInfo:
-        """What transformers' configuration of a supported family says."""
         t5 = config.model_type in ENCODER_DECODERS
         return cls(
             family=config.model_type,
@@ -253,7 +252,6 @@ class Target:
         return [self.encoder.start]
 
     def new_cache(self, tokens: int) -> Cache:
-        """An empty cache with room for ``tokens`` rows per layer."""
         attention = self.blocks[0].attention
         return Cache(self.layers, attention.kv_heads, attention.head_dim, tokens, like=self.embedding)
 

@@ -181,7 +181,6 @@ class Exits(nn.Module):
         return self.exits.numbers or self.classifier.numbers
 
     def heads(self, target: Target) -> dict[int, ExitHead]:
-        """For decoding; none where the target's own head speaks."""
         return {layer: ExitHead(self.exits.of(layer), target) for layer in self.exits.numbers}
 
     def logits(self, batch: TrainingBatch, layer: int) -> Tensor:
@@ -265,7 +264,6 @@ def read_layers(option: str, text: str) -> list[int]:
 
 
 def read_exits(text: str) -> tuple[int, ...]:
-    """Exit layers, ascending and each once."""
     return tuple(sorted(set(read_layers("exits", text))))
 
 
@@ -325,7 +323,6 @@ class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold):
         return None
 
     def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
-        """See Trainable: exits that the modules were not trained for."""
         if there := read_exits(str(trained.get("exits", ""))):
             _refuse_others(folder, self.allowed(read_exits(self.exits) or there), there)
 

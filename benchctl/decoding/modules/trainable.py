@@ -141,7 +141,6 @@ class Trainable(ABC):
 
     @property
     def needs_modules(self) -> bool:
-        """With the options it has."""
         return True
 
     @property
@@ -214,7 +213,6 @@ class ModuleFacts:
 
 
 def no_modules(name: str) -> str:
-    """Why a method cannot run whose modules nobody named, and what to do about it."""
     train = f"benchctl train {name} --model MODEL --out FOLDER"
     return f"no trained modules; train some with: {train}, then name them: {name}[modules=FOLDER]"
 
