@@ -1,9 +1,7 @@
 """Load experts ahead of time: the accelerated stream of M2R2 names those that layers to come will need.
 
-Bhendawade et al.: M2R2, 2025, arXiv 2502.02040, ahead-of-time expert loading; docs/m2r2.md. Ours, as the paper's
-equations were not at hand: after l layers the accelerated state stands for the slow one after R l, so the norms and
-gates of layers R (l - 1) + 1 .. R l are asked. Training lowers the divergence of the predicted choice from the true
-one, in addition to the distance to the trajectory.
+Bhendawade et al.: M2R2, 2025, arXiv 2502.02040; docs/m2r2.md. Ours: after l layers the accelerated state stands for the
+slow one after R l, so the norms and gates of layers R (l - 1) + 1 .. R l are asked; and the loss.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ class TwoModel(Speculative, UsesDraftModel):
     draft_tokens: int = 5
     confidence: float = 0.0
     demo = ("draft_tokens=6,confidence=0.5",)
-    _model: Target | None = field(default=None, init=False, repr=False)
-    _stream: Stream | None = field(default=None, init=False, repr=False)
+    _model: Target = field(init=False, repr=False, compare=False)
+    _stream: Stream = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_options(self, 1, "draft_tokens")
@@ -42,7 +42,6 @@ class TwoModel(Speculative, UsesDraftModel):
         self._model = draft_model
 
     def start(self, context: Context) -> int:
-        assert self._model is not None, "use_draft_model() comes first"
         first = super().start(context)
         self._stream = Stream(self._model, context.prompt_tokens + context.limit_tokens)
         if len(context.tokens) <= self._model.context_tokens:
@@ -50,7 +49,6 @@ class TwoModel(Speculative, UsesDraftModel):
         return first
 
     def draft(self, context: Context, budget: int) -> Draft:
-        assert self._stream is not None, "start() opens the draft model's stream"
         # A text longer than the draft model's context goes on without drafts.
         room = self._stream.target.context_tokens - len(context.tokens) + 1
         # What the draft model has read beyond the committed text was rejected; after full acceptance it lacks a row.
@@ -87,7 +85,6 @@ class TwoModel(Speculative, UsesDraftModel):
 
     def _feed(self, tokens: list[int]) -> Tensor:
         """The draft model's logits [1, vocabulary] after reading ``tokens``."""
-        assert self._stream is not None
         self._stream.push(tokens)
         self._stream.advance()
         draft_logits = self._stream.logits(len(tokens) - 1)

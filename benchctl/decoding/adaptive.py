@@ -21,7 +21,7 @@ Measure = Literal["softmax_gap", "softmax_max", "state_cosine"]
 class View:
     """One row at a possible exit: ``state`` after ``layer`` layers, and logits made on demand.
 
-    ``trail`` are its states [1, width] up to that one: some before it only for methods that set ``compares_states``.
+    ``trail`` are its states [1, width] up to that one, the one before it for methods that set ``compares_states``.
     """
 
     def __init__(self, layer: int, trail: Sequence[Tensor], head: Callable[[Tensor], Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""The marks of a generation: when prefill and each step ended and, in a profile, what the time of a step went into.
+"""When prefill and each step of a generation ended and, in a profile, what the time of a step went into.
 
 Clock readings between phases wait for the device and slow a step, so no speed-up is taken from a profile.
 """

@@ -113,9 +113,8 @@ class Medusa(Speculative, Trainable):
         try:
             return sparse_plan(findings.get("tree", {}), self.heads, self.nodes, vocabulary)
         except (ValueError, TypeError) as error:
-            raise UserError(
-                "no_tree", f"{self.modules}: {FACTS} holds no tree ({error}); train the heads again"
-            ) from error
+            message = f"{self.modules}: {FACTS} holds no tree ({error}); train the heads again"
+            raise UserError("no_tree", message) from error
 
     def start(self, context: Context) -> int:
         self._state = self.prefill(context)

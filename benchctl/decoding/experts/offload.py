@@ -339,8 +339,8 @@ class Offload:
         """
         if self._tier is None:
             return {}
-        decode, prefill = self._tier.decode.as_numbers(), self._tier.prefill.as_numbers()
-        counts = {**decode, **{f"prefill_{name}": prefill[name] for name in ("loads", "stall_s")}}
+        counts, prefill = dict(self._tier.decode.as_numbers()), self._tier.prefill
+        counts |= {"prefill_loads": float(prefill.loads), "prefill_stall_s": prefill.stall_s}
         if not self._timed:
             counts = {name: value for name, value in counts.items() if not name.endswith("stall_s")}
         if self._settings.bandwidth_mb_s:

@@ -51,18 +51,14 @@ def check_family(config: Any) -> None:
         raise UserError("quantised_checkpoint", "quantised checkpoints are not supported; name the unquantised model")
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "dynamic":
-        raise UserError(
-            "unsupported_rope", "rope type 'dynamic' is not supported: its keys change with the length of the text"
-        )
+        message = "rope type 'dynamic' is not supported: its keys change with the length of the text"
+        raise UserError("unsupported_rope", message)
     if getattr(config, "use_bidirectional_attention", None):
-        raise UserError(
-            "unsupported_attention", "bidirectional attention is not supported: such a model does not generate text"
-        )
+        message = "bidirectional attention is not supported: such a model does not generate text"
+        raise UserError("unsupported_attention", message)
     if activation_name(config) not in ACTIVATIONS:
-        raise UserError(
-            "unsupported_activation",
-            f"activation {activation_name(config)!r} is not supported; known: {', '.join(ACTIVATIONS)}",
-        )
+        message = f"activation {activation_name(config)!r} is not supported; known: {', '.join(ACTIVATIONS)}"
+        raise UserError("unsupported_activation", message)
 
 
 def context_tokens(config: Any) -> int:

@@ -33,17 +33,21 @@ class TextAttention:
         """
         rows, n = self._batch.tokens.shape
         keys, values = held.view(2, attention.kv_heads, rows, n, -1).transpose(1, 2).to(queries.dtype)
+        visible = self._mask(attention.window)
+        if absent is not None:
+            itself = torch.eye(n, dtype=torch.bool, device=visible.device)
+            visible = visible & (itself | ~absent[:, None, None])
         mixed = F.scaled_dot_product_attention(
             queries.view(rows, n, attention.heads, -1).transpose(1, 2),
             keys,
             values,
-            attn_mask=self._mask(attention.window, absent),
+            attn_mask=visible,
             scale=attention.scale,
             enable_gqa=attention.heads != attention.kv_heads,
         )
         return mixed.transpose(1, 2).flatten(2)
 
-    def _mask(self, window: int | None, absent: Tensor | None) -> Tensor:
+    def _mask(self, window: int | None) -> Tensor:
         """[rows, 1, n, n] which tokens each may see."""
         if window not in self._visible:
             documents, positions = self._batch.documents, self._batch.positions
@@ -51,11 +55,7 @@ class TextAttention:
             if window is not None:
                 visible = visible & (positions[:, :, None] - positions[:, None, :] < window)
             self._visible[window] = visible[:, None]
-        visible = self._visible[window]
-        if absent is None:
-            return visible
-        itself = torch.eye(visible.shape[-1], dtype=torch.bool, device=visible.device)
-        return visible & (itself | ~absent[:, None, None])
+        return self._visible[window]
 
 
 class LayerAdapter(nn.Module):
@@ -91,8 +91,7 @@ class Adapters(nn.Module):
     def __init__(self, info: TargetInfo, settings: AdapterSettings, device: torch.device) -> None:
         super().__init__()
         self.info = info
-        numbers = range(1, info.layers + 1)
-        self.layers = Numbered({number: LayerAdapter(info, settings, device) for number in numbers})
+        self.layers = Numbered({n: LayerAdapter(info, settings, device) for n in range(1, info.layers + 1)})
 
     @torch.no_grad()
     def merge(self, target: Target) -> Target:

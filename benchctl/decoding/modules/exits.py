@@ -1,12 +1,11 @@
-"""Trained exits: low-rank additions (LoRA, arXiv 2106.09685), and scores that state where an exit agrees with the
-last layer: their labels, losses and evaluation metrics."""
+"""Trained exits: low-rank additions (LoRA, arXiv 2106.09685), and scores of where an exit agrees with the last."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp
+from math import exp, tanh
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
@@ -89,8 +88,8 @@ class Delta:
 
 
 def chance(score: Tensor) -> float:
-    """sigmoid of a score of one element, in float32 at least."""
-    return float(score.to(torch.promote_types(score.dtype, torch.float32)).sigmoid())
+    """Of agreement: the sigmoid of a score of one element, which cannot overflow."""
+    return 0.5 + 0.5 * tanh(0.5 * float(score))
 
 
 def bare_logits(batch: TrainingBatch, layer: int) -> Tensor:
@@ -141,8 +140,7 @@ CE_SHARE = 0.1  # of the cross-entropy with the text, beside 1 for the divergenc
 
 
 class ExitModule(nn.Module):
-    """gain * norm(h + scale * change(norm(h))), change a residual MLP with ``rank`` inner units: it starts as the bare
-    exit."""
+    """gain * norm(h + scale * change(norm(h))), change of ``rank`` inner units; it starts as the bare exit."""
 
     def __init__(self, width: int, rank: int, device: torch.device, own_gain: bool = True, scale: float = 1.0) -> None:
         super().__init__()

@@ -150,11 +150,10 @@ class Trainable(ABC):
 
     @abstractmethod
     def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
-        """Fresh modules for a target with ``lm_head`` [vocabulary, width]; torch's generator is seeded by the caller.
+        """Fresh modules for a target with ``lm_head`` [vocabulary, width]; the caller seeds torch's generator.
 
-        They are float32, on the device of ``lm_head``; the names and shapes of their weights follow from the target and
-        the options. Called only where ``needs_modules``, and for targets that are not ``unsupported``. What it returns
-        is the ``module`` of the other functions.
+        They are float32, on the device of ``lm_head``; names and shapes follow from the target and the options. Called
+        only where ``needs_modules``, and for targets that are not ``unsupported``.
         """
 
     def pace(self, module: Any, progress: float) -> None:  # noqa: B027 optional
@@ -292,10 +291,8 @@ def modules_sha256(folder: str) -> str:
     digest, path = hashlib.sha256(), Path(folder)
     files = [path / WEIGHTS, path / FACTS]
     if not files[1].is_file():
-        files = [
-            *sorted(file for file in path.iterdir() if file.suffix in (".safetensors", ".pt")),
-            path / "config.json",
-        ]
+        weights = sorted(file for file in path.iterdir() if file.suffix in (".safetensors", ".pt"))
+        files = [*weights, path / "config.json"]
     for file in files:
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
