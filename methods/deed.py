@@ -1,10 +1,9 @@
 """Leave at the first layer whose adapted state is sure, and compute what was left out when a later token needs it.
 
 Tang et al.: DEED: Dynamic Early Exit on Decoder for Accelerating Encoder-Decoder Transformer Models, 2023, arXiv
-2311.08623: one generation head for all layers, an adaptation module before it at each, deep supervision, confidence by
-the largest probability, deeper features just in time. Ours: the decoder-only port on a target that stands still, the
-modules as residual MLPs of low rank, and mode=draft, where the exits propose and the full model verifies (LayerSkip,
-2404.16710), since DEED is compared with as a speculative method too.
+2311.08623: an adaptation module at each layer before one head, deep supervision, the largest probability as confidence,
+deeper features just in time. Ours: the decoder-only port on a target that stands still, modules of low rank, and
+mode=draft, where the exits propose and the full model verifies (LayerSkip, 2404.16710).
 """
 
 from __future__ import annotations

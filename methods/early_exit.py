@@ -2,9 +2,8 @@
 
 Schuster et al.: Confident Adaptive Language Modeling (CALM), 2022, arXiv 2207.07061: confidence measures and decay of
 section 3.5, state propagation of section 3.1. Varshney et al.: LITE, 2023, arXiv 2310.18581: trained exits, at every
-eighth of the depth from a quarter on; on a target that stands still (ours) they are modules beside it. deferred_exact
-(missing layers computed later) is the just-in-time rule of DEED, Tang et al. 2023, arXiv 2311.08623. mode=draft is
-ours: the exits propose, the full model verifies, as in LayerSkip (2404.16710).
+eighth of the depth from a quarter on; ours are modules beside a target that stands still. deferred_exact: DEED, Tang et
+al. 2023, arXiv 2311.08623. mode=draft (ours): the exits propose, the full model verifies, as in LayerSkip (2404.16710).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchctl.decoding.adaptive import KvFill, View, copy_h, deferred_exact
-from benchctl.decoding.method import Context, PlainDrafter
+from benchctl.decoding.method import Context, PlainDrafter, check_options
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import (
     ExitModule,
@@ -67,8 +66,7 @@ class EarlyExit(ExitPolicy, Trainable):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.min_exit < 0:
-            raise ValueError(f"min_exit is {self.min_exit}; it must not be negative")
+        check_options(self, 0, "min_exit")
         if self.exits and read_exits(self.exits)[-1] < self.min_exit:
             raise ValueError(f"every exit of {self.exits} lies below min_exit {self.min_exit}; none would be left")
         if not self.decay >= 0.0 or (self.decay and self.threshold > 1):
@@ -89,7 +87,7 @@ class EarlyExit(ExitPolicy, Trainable):
 
     @property
     def second_stage(self) -> SecondStage | None:
-        """The classifiers of trained exits: their labels are known once those stand still (CALM trains so too)."""
+        """The classifiers of trained exits: their labels are known once those stand still, as in CALM."""
         if self.head == "target":
             return None
         needed = self.confidence == "classifier"
@@ -122,7 +120,6 @@ class EarlyExit(ExitPolicy, Trainable):
         return Exits(modules, {layer: nn.Linear(width, 1, device=device) for layer in layers if classified})
 
     def loss(self, module: Exits, batch: TrainingBatch) -> Tensor:
-        """Of all exits together; a token's weight is that of the one it must predict."""
         if module.classifier:
             return agreement_loss(module.scores(batch), module.agreements(batch), batch)
         return exits_loss(module, batch)

@@ -1,21 +1,20 @@
 """Plain decoding of a mixture of experts whose experts do not all fit into fast memory.
 
-The comparators of expert loading ahead of time: which expert a full fast tier lets go (`policy`), and whether the next
-layer's experts are fetched while the present layer computes (`prefetch`). Eliseev, Mazur: Fast Inference of
-Mixture-of-Experts Language Models with Offloading, 2023, arXiv 2312.17238 (LRU, next gate); Hoang et al.: SpecMD: A
-Comprehensive Study On Speculative Expert Prefetching, 2026, arXiv 2602.03921 (Least-Stale, see experts.fast_tier).
+Which expert a full fast tier lets go (`policy`), and whether the next layer's experts are fetched ahead (`prefetch`).
+Eliseev, Mazur: Fast Inference of Mixture-of-Experts Language Models with Offloading, 2023, arXiv 2312.17238 (LRU, next
+gate); Hoang et al.: SpecMD, 2026, arXiv 2602.03921 (Least-Stale, see experts.fast_tier).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal
 
 from benchctl.decoding.experts.fast_tier import PolicyName
 from benchctl.decoding.experts.offload import Offload, OffloadSettings, OffloadsExperts, Tier, Timer, next_gate
-from benchctl.decoding.method import Context, Method, one_token
+from benchctl.decoding.method import Context, Method, check_options, one_token
 from benchctl.decoding.model.target import Target, TargetInfo
 
 
@@ -45,8 +44,7 @@ class ExpertOffload(Method, OffloadsExperts):
 
     def __post_init__(self) -> None:
         self._settings()
-        if self.spare < 0:
-            raise ValueError(f"spare is {self.spare}; it must not be negative")
+        check_options(self, 0, "spare")
         if self.spare and self.prefetch == "none":
             raise ValueError(f"spare is {self.spare}, but prefetch=none fetches nothing ahead; give prefetch=next_gate")
         if self.blocking and self.prefetch != "none":
@@ -61,12 +59,9 @@ class ExpertOffload(Method, OffloadsExperts):
     def prepare(self, target: Target) -> None:
         self._offload = Offload(target, self._settings())
 
-    @contextmanager
-    def serve(self, target: Target, timer: Timer | None) -> Iterator[Target]:
-        count = self._offload.top_k + self.spare
-        predictor = next_gate(target, count) if self.prefetch == "next_gate" else None
-        with self._offload.serve(timer, predictor) as view:
-            yield view
+    def serve(self, target: Target, timer: Timer | None) -> AbstractContextManager[Target]:
+        ahead = next_gate(target, self._offload.top_k + self.spare) if self.prefetch == "next_gate" else None
+        return self._offload.serve(timer, ahead)
 
     def step(self, context: Context) -> tuple[int]:
         return one_token(context)

@@ -1,8 +1,7 @@
 """Draft n-grams that the target itself came up with: a window of Jacobi iterations rides along in every verification.
 
-Fu et al.: Break the Sequential Dependency of LLM Inference Using Lookahead Decoding, 2024, arXiv 2402.02057: window,
-pool and verification in one pass, no training; how levels fill and shift is the authors' code's. Ours: the bonus token
-after a full match, guesses that share the rows of a common beginning, no window beyond the context or too late to help.
+Fu et al.: Lookahead Decoding, 2024, arXiv 2402.02057; how levels fill and shift is the authors' code's. Ours: the bonus
+token after a full match, guesses that share the rows of a common beginning, no window beyond the context or too late.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchctl.decoding.draft import ROOT, Draft
-from benchctl.decoding.method import Context, Outcome, Speculative
+from benchctl.decoding.method import Context, Outcome, Speculative, check_options
 from benchctl.decoding.model.target import TargetInfo
 from benchctl.decoding.verify import Verdict
 
@@ -49,9 +48,9 @@ class Lookahead(Speculative):
     _read_tokens: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name, least in (("ngram", 2), ("window", 1), ("guesses", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        check_options(self, 2, "ngram")
+        check_options(self, 1, "window")
+        check_options(self, 0, "guesses")
 
     def unsupported(self, target: TargetInfo) -> str | None:
         ahead = self.window + self.ngram - 3
@@ -77,7 +76,9 @@ class Lookahead(Speculative):
 
     def draft(self, context: Context, budget: int) -> Draft:
         if self.prompt_pool:
-            self._read(context.tokens)
+            for end in range(max(self._read_tokens + 1, self.ngram), len(context.tokens) + 1):
+                self._store(context.tokens[end - self.ngram : end])
+            self._read_tokens = len(context.tokens)
         self._fit(context, budget)
         if self._levels:
             self._levels[0][0] = context.tokens[-1]
@@ -127,11 +128,6 @@ class Lookahead(Speculative):
         for ngram in zip(*levels, strict=True):
             self._store(ngram)
         self._levels = levels[1:]
-
-    def _read(self, tokens: list[int]) -> None:
-        for end in range(max(self._read_tokens + 1, self.ngram), len(tokens) + 1):
-            self._store(tokens[end - self.ngram : end])
-        self._read_tokens = len(tokens)
 
     def _store(self, ngram: Sequence[int]) -> None:
         known = self._pool.setdefault(ngram[0], {})

@@ -1,13 +1,12 @@
 """Leave the target at the first gate where a router trusts M2R2's accelerated stream.
 
-Bhendawade et al.: M2R2, 2025, arXiv 2502.02040, dynamic computing. Lossy: what leaves early is not verified. The
-streams, the trained modules and what is ours: methods/m2r2 and docs/m2r2.md. Of ours here: rate_map, and the labels
-that routers learn.
+Bhendawade et al.: M2R2, 2025, arXiv 2502.02040; docs/m2r2.md. Lossy: what leaves early is not verified. Ours: rate_map,
+and the labels that routers learn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from benchctl.decoding.adaptive import AdaptiveDepth, KvFill, View, absent, copy_h, copy_p, deferred_exact
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Context, MonotoneThreshold
+from benchctl.decoding.method import Context, MonotoneThreshold, check_options
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import agreement_loss, exit_yardsticks
 from benchctl.decoding.modules.trainable import SecondStage, Tally, TrainingBatch, TrainingDefaults, load_modules
@@ -28,14 +27,6 @@ from .m2r2.training import Trajectories, TwoStreams, gate_loss, gate_yardsticks
 
 _TRAINED_ROUTERS = ("arla", "linear")
 _FILLS = {"copy_p": copy_p, "copy_h": copy_h, "deferred_exact": deferred_exact, "absent": absent}
-
-
-class GateView(View):
-    """A row at a gate; ``trail`` are all accelerated states [1, width] since the gate below, ``state`` is the last."""
-
-    def __init__(self, layer: int, trail: Sequence[Tensor], head: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(layer, trail[-1], trail[-2], head)
-        self.trail = trail
 
 
 @dataclass
@@ -63,8 +54,7 @@ class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, MonotoneThreshold):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.threshold >= 0.0:  # nan too
-            raise ValueError(f"threshold is {self.threshold}; it must not be negative")
+        check_options(self, 0, "threshold")
 
     @property
     def second_stage(self) -> SecondStage:
@@ -96,18 +86,16 @@ class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, MonotoneThreshold):
         self._runs = {interval.gate: streams.run(interval, target.blocks) for interval in streams.intervals}
         router = streams.router
         self._deciders = {} if router is None else {gate: router.of(gate).decider() for gate in self._runs}
-        rate_map = self.kv_fill == "rate_map"
-        self._fill = RateMap(streams.intervals, target.embedding) if rate_map else _FILLS[self.kv_fill]
+        self._fill = _FILLS.get(self.kv_fill) or rate_map(streams.intervals, target.embedding)
 
     def exit_layers(self, target: Target) -> tuple[int, ...]:
         return tuple(self._runs)
 
     def reach(self, stream: Stream, layer: int) -> View:
-        return GateView(layer, self._runs[layer](stream, 1), stream.target.head)
+        return View(layer, self._runs[layer](stream, 1), stream.target.head)
 
     def decide(self, context: Context, view: View) -> bool:
         if self.router == "arla" or self.router == "linear":
-            assert isinstance(view, GateView)
             return self._deciders[view.layer](view.trail) >= self.threshold
         return view.confidence(self.router) >= self.threshold
 
@@ -115,16 +103,14 @@ class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, MonotoneThreshold):
         return self.exit_step(context, self._fill)
 
 
-class RateMap:
+def rate_map(intervals: Sequence[Interval], like: Tensor) -> KvFill:
     """Fills from the accelerated trajectory (ours): its state stands in for the skipped slow state it was to equal."""
+    shares = {interval.gate: trajectory_shares(interval).to(like) for interval in intervals}
 
-    def __init__(self, intervals: Sequence[Interval], like: Tensor) -> None:
-        self._shares = {interval.gate: trajectory_shares(interval).to(like) for interval in intervals}
+    def fill(stream: Stream, view: View) -> None:
+        stream.fill(view.layer, torch.mm(shares[view.layer], torch.cat((stream.states[-1:], *view.trail))))
 
-    def __call__(self, stream: Stream, view: View) -> None:
-        assert isinstance(view, GateView)
-        known = torch.cat((stream.states[-1:], *view.trail))
-        stream.fill(view.layer, torch.mm(self._shares[view.layer], known))
+    return fill
 
 
 def trajectory_shares(interval: Interval) -> Tensor:

@@ -1,9 +1,7 @@
 """Load experts ahead of time: the accelerated stream of M2R2 names those that layers to come will need.
 
-Bhendawade et al.: M2R2, 2025, arXiv 2502.02040, ahead-of-time expert loading; docs/m2r2.md. Ours, as the paper's
-equations were not at hand: after l layers the accelerated state stands for the slow one after R l, so the norms and
-gates of layers R (l - 1) + 1 .. R l are asked. Training lowers the divergence of the predicted choice from the true
-one, in addition to the distance to the trajectory.
+Bhendawade et al.: M2R2, 2025, arXiv 2502.02040; docs/m2r2.md. Ours: after l layers the accelerated state stands for the
+slow one after R l, so the norms and gates of layers R (l - 1) + 1 .. R l are asked; and the loss.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from torch import Tensor
 from benchctl.decoding.experts.fast_tier import PolicyName
 from benchctl.decoding.experts.offload import Offload, OffloadSettings, OffloadsExperts, Tier, Timer, rank_experts
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Context, one_token
+from benchctl.decoding.method import Context, check_options, one_token
 from benchctl.decoding.model.layers import Experts, Layer
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.trainable import Tally, TrainingBatch, load_modules, tally
@@ -55,8 +53,7 @@ class M2R2Prefetch(TwoStreamMethod, OffloadsExperts):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._settings()  # raises for what cannot be
-        if self.spare < 0:
-            raise ValueError(f"spare is {self.spare}; it must not be negative")
+        check_options(self, 0, "spare")
 
     def _settings(self) -> OffloadSettings:
         return OffloadSettings(self.policy, self.capacity, self.bandwidth_mb_s, self.tier)
@@ -107,7 +104,6 @@ class StreamPredictor:
         self._coming = {layer - 1: coming(interval, layer) for interval, layer in passed}
 
     def note(self, state: Tensor) -> None:
-        """The accelerated state [1, width] of the layer whose experts are about to run."""
         self.state = state
 
     def __call__(self, layer: int, residual: Tensor) -> Mapping[int, Sequence[int]]:

@@ -1,8 +1,7 @@
 """Draft by copying: what followed an earlier occurrence of the text's last tokens.
 
-Saxena: Prompt Lookup Decoding, 2023 (github.com/apoorvumang/prompt-lookup-decoding). Published variants differ in
-n-gram size, in which match they take and in whether a short continuation may be used, so each is an option here; the
-defaults for match and allow_short are those of transformers' prompt_lookup_num_tokens.
+Saxena: Prompt Lookup Decoding, 2023 (github.com/apoorvumang/prompt-lookup-decoding). What published variants differ in
+are options; the defaults for match and allow_short are those of transformers' prompt_lookup_num_tokens.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.method import Context, PlainDrafter, Speculative
+from benchctl.decoding.method import Context, PlainDrafter, Speculative, check_options
 from benchctl.decoding.model.target import Target
 
 
@@ -32,18 +31,13 @@ class PromptLookup(Speculative):
     demo = ("draft_tokens=5,max_ngram=3,match=last",)
 
     def __post_init__(self) -> None:
-        for name in ("draft_tokens", "max_ngram"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check_options(self, 1, "draft_tokens", "max_ngram")
 
     def draft(self, context: Context, budget: int) -> Draft:
         return Draft.chain(self.look_up(context.tokens)[: max(budget, 0)])
 
     def look_up(self, tokens: list[int]) -> list[int]:
-        """The continuation found, or nothing.
-
-        Example: in 7 1 2 9 8 1 2 with draft_tokens 2, the tail 1 2 was followed by 9 8.
-        """
+        """The continuation found: in 7 1 2 9 8 1 2 with draft_tokens 2, the tail 1 2 was followed by 9 8."""
         ends = _places(tokens[-1], tokens[:-1])
         for size in range(min(self.max_ngram, len(tokens) - 1), 0, -1):
             tail = tokens[-size:]

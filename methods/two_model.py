@@ -1,8 +1,7 @@
 """Speculative decoding with a smaller draft model of the same tokenizer.
 
-Leviathan, Kalman, Matias: Fast Inference from Transformers via Speculative Decoding, 2023, arXiv 2211.17192, algorithm
-1; Chen et al.: Accelerating Large Language Model Decoding with Speculative Sampling, 2023, arXiv 2302.01318. The
-confidence stop is not in the papers; it is transformers' (assistant_confidence_threshold).
+Leviathan, Kalman, Matias, 2023, arXiv 2211.17192, algorithm 1; Chen et al., 2023, arXiv 2302.01318. The confidence stop
+is transformers' (assistant_confidence_threshold).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from benchctl.decoding.draft import Draft
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Chain, Context, PlainDrafter, Speculative, UsesDraftModel
+from benchctl.decoding.method import Chain, Context, PlainDrafter, Speculative, UsesDraftModel, check_options
 from benchctl.decoding.model.target import Target
 
 
@@ -32,20 +31,17 @@ class TwoModel(Speculative, UsesDraftModel):
     draft_tokens: int = 5
     confidence: float = 0.0
     demo = ("draft_tokens=6,confidence=0.5",)
-    _model: Target | None = field(default=None, init=False, repr=False)
-    _stream: Stream | None = field(default=None, init=False, repr=False)
+    _model: Target = field(init=False, repr=False, compare=False)
+    _stream: Stream = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.draft_tokens < 1:
-            raise ValueError(f"draft_tokens is {self.draft_tokens}; it must be at least 1")
-        if not 0.0 <= self.confidence <= 1.0:
-            raise ValueError(f"confidence is {self.confidence}; it must lie between 0 and 1")
+        check_options(self, 1, "draft_tokens")
+        check_options(self, 0, "confidence", most=1)
 
     def use_draft_model(self, draft_model: Target) -> None:
         self._model = draft_model
 
     def start(self, context: Context) -> int:
-        assert self._model is not None, "use_draft_model() comes first"
         first = super().start(context)
         self._stream = Stream(self._model, context.prompt_tokens + context.limit_tokens)
         if len(context.tokens) <= self._model.context_tokens:
@@ -53,7 +49,6 @@ class TwoModel(Speculative, UsesDraftModel):
         return first
 
     def draft(self, context: Context, budget: int) -> Draft:
-        assert self._stream is not None, "start() opens the draft model's stream"
         # A text longer than the draft model's context goes on without drafts.
         room = self._stream.target.context_tokens - len(context.tokens) + 1
         # What the draft model has read beyond the committed text was rejected; after full acceptance it lacks a row.
@@ -90,7 +85,6 @@ class TwoModel(Speculative, UsesDraftModel):
 
     def _feed(self, tokens: list[int]) -> Tensor:
         """The draft model's logits [1, vocabulary] after reading ``tokens``."""
-        assert self._stream is not None
         self._stream.push(tokens)
         self._stream.advance()
         draft_logits = self._stream.logits(len(tokens) - 1)

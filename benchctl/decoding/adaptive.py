@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import ClassVar, Literal
 
@@ -19,20 +19,19 @@ Measure = Literal["softmax_gap", "softmax_max", "state_cosine"]
 
 
 class View:
-    """One row at a possible exit: its state after ``layer`` layers, the one before, and logits made on demand."""
+    """One row at a possible exit: ``state`` after ``layer`` layers, and logits made on demand.
 
-    def __init__(self, layer: int, state: Tensor, previous: Tensor | None, head: Callable[[Tensor], Tensor]) -> None:
-        self.layer = layer
-        self.state = state
-        self._previous = previous
-        self._head = head
+    ``trail`` are its states [1, width] up to that one, the one before it for methods that set ``compares_states``.
+    """
+
+    def __init__(self, layer: int, trail: Sequence[Tensor], head: Callable[[Tensor], Tensor]) -> None:
+        self.layer, self.trail, self.state, self._head = layer, trail, trail[-1], head
 
     @property
     def previous(self) -> Tensor:
-        """[1, width]; only there for methods that set ``compares_states``."""
-        if self._previous is None:
+        if len(self.trail) < 2:
             raise ValueError("set compares_states to be given the state of the layer before")
-        return self._previous
+        return self.trail[-2]
 
     @cached_property
     def logits(self) -> Tensor:
@@ -80,16 +79,15 @@ class AdaptiveDepth(Method):
                 return view
         context.enter("verify")  # also while drafting: this is the target's own pass
         stream.advance()
-        return View(target.layers, stream.states[-1:], None, target.head)
+        return View(target.layers, (stream.states[-1:],), target.head)
 
     def reach(self, stream: Stream, layer: int) -> View:
         """Run the open rows up to an exit; what is to be seen of the last one there."""
-        previous = None
-        if self.compares_states:
-            stream.advance(layer - 1)
-            previous = stream.states[-1:]
-        stream.advance(layer)
-        return View(layer, stream.states[-1:], previous, partial(self.exit_head, stream.target, layer))
+        trail = []
+        for last in (layer - 1, layer) if self.compares_states else (layer,):
+            stream.advance(last)
+            trail.append(stream.states[-1:])
+        return View(layer, trail, partial(self.exit_head, stream.target, layer))
 
     def exit_step(self, context: Context, fill: KvFill) -> tuple[int]:
         """One token, from wherever its row leaves."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -33,18 +32,16 @@ class Batched(ABC):
     """Mix-in of a method that can decode in batches: ``class Mine(Method, Batched)``.
 
     The batch calls ``Method.start`` for each prompt, on a stream of its own and on the target that ``Method.serve``
-    gives, and takes over the keys and values. Then it steps by itself: ``Method.step`` is not called. All prompts start
-    before the first step, so ``start`` must leave nothing on the method that steps depend on.
+    gives, and takes over the keys and values; ``Method.step`` is not called. All prompts start before the first
+    step, so ``start`` must leave nothing on the method that steps depend on.
     """
 
     @abstractmethod
     def layers_at(self, target: Target, new_tokens: int) -> Sequence[int]:
         """Indices, ascending from 0, of the target's layers that the row of the last of ``new_tokens`` tokens runs.
 
-        ``new_tokens`` counts the answer so far, the token of the prefill included: 1 at the first step. It is the same
-        for all sequences, and nothing else may matter, such as a prompt's length or a limit.
-
-        A layer may be named only if it has run every earlier row of the sequence, those of the prompt included.
+        ``new_tokens`` counts the answer so far, 1 at the first step; nothing else may matter. A layer may be named only
+        if it has run every earlier row of the sequence, those of the prompt included.
         """
 
 
@@ -63,7 +60,6 @@ class BatchCache:
     """
 
     def __init__(self, prompts: Sequence[int], new_tokens: int) -> None:
-        """For prompts of so many tokens each, and ``new_tokens`` rows more."""
         self.length = max(prompts)
         self._slots = self.length + new_tokens
         self._offsets = [self.length - tokens for tokens in prompts]
@@ -122,7 +118,6 @@ class BatchCache:
         return padding if window is None else max(padding, self.length + 1 - window)
 
     def leave(self, place: int) -> None:
-        """Drop a sequence; the last one moves to its place."""
         last = len(self._offsets) - 1
         if place != last:
             for kv in self._kv.values():
@@ -167,8 +162,7 @@ def decode_batch(method: Method, target: Target, requests: Sequence[DecodeReques
     marks = Marks(first.clock, first.profile)
     marks.mark()
     with method.serve(target, first.timer) as served:
-        batch = _Batch(served, first, partial(method.layers_at, served), marks.watch)
-        batch.start(method, requests)
+        batch = _Batch(method, served, requests, marks.watch)
         marks.mark()
         while batch.running:
             batch.step()
@@ -183,25 +177,19 @@ class _Batch:
     """Sequences that decode together; sequence i of ``running`` is at index i of the cache."""
 
     def __init__(
-        self,
-        target: Target,
-        conditions: DecodeRequest,
-        layers_at: Callable[[int], Sequence[int]],
-        enter: Callable[[Phase], None],
+        self, method: Batched, target: Target, requests: Sequence[DecodeRequest], enter: Callable[[Phase], None]
     ) -> None:
-        self._target, self._sampling, self._most = target, conditions.sampling, conditions.max_new_tokens
-        self._layers_at, self._enter = layers_at, enter
-        self._new_tokens = 1
+        assert isinstance(method, Method)
+        self._target, self._sampling, self._most = target, requests[0].sampling, requests[0].max_new_tokens
+        self._method: Batched = method
+        self._enter, self._new_tokens = enter, 1
         self.sequences: list[_Sequence] = []
-        self.running: list[_Sequence] = []
-
-    def start(self, method: Method, requests: Sequence[DecodeRequest]) -> None:
         prompts = [len(request.prompt_ids) for request in requests]
-        room = max(min(self._most, self._target.context_tokens - tokens) for tokens in prompts)
-        self._cache, idle = BatchCache(prompts, max(room, 0)), Stream(self._target, 0)
+        room = max(min(self._most, target.context_tokens - tokens) for tokens in prompts)
+        self._cache, idle = BatchCache(prompts, max(room, 0)), Stream(target, 0)
         for index, request in enumerate(requests):
-            context = open_context(self._target, request)
-            context.tokens += self._target.read(request.prompt_ids)
+            context = open_context(target, request)
+            context.tokens += target.read(request.prompt_ids)
             sequence = _Sequence(context)
             sequence.add(method.start(context), self._most)
             sequence.layers = prefill_layers(context)
@@ -213,7 +201,7 @@ class _Batch:
         self._drop_ended()
 
     def step(self) -> None:
-        layers = self._layers_at(self._new_tokens)
+        layers = self._method.layers_at(self._target, self._new_tokens)
         contexts = [sequence.context for sequence in self.running]
         self._enter("verify")
         target_logits = self._target.head(self._run([context.tokens[-1] for context in contexts], layers))

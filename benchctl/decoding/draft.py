@@ -44,7 +44,6 @@ class Draft:
 
     @classmethod
     def chain(cls, tokens: Sequence[int], probs: Tensor | None = None) -> Draft:
-        """One branch: each token continues the one before it."""
         return cls(tuple(tokens), tuple(range(ROOT, len(tokens) - 1)), probs=probs)
 
     def __len__(self) -> int:

@@ -152,10 +152,8 @@ def open_context(target: Target, request: DecodeRequest, enter: Callable[[Phase]
     if most < 1:
         raise UserError("no_new_tokens", f"max_new_tokens is {most}; it must be at least 1")
     if prompt_tokens >= target.context_tokens:
-        raise UserError(
-            "prompt_too_long",
-            f"the prompt has {prompt_tokens} tokens, but the target takes {target.context_tokens} in all",
-        )
+        message = f"the prompt has {prompt_tokens} tokens, but the target takes {target.context_tokens} in all"
+        raise UserError("prompt_too_long", message)
     begun = prompt_tokens if target.encoder is None else 1  # behind an encoder the text begins with a start token
     limit = min(most, target.context_tokens - begun)
     forced = None if request.forced is None else ForcedText(tuple(request.forced))
@@ -176,7 +174,6 @@ def _truncate(step: Step, context: Context) -> Step:
 
 
 def stop_reason(context: Context, max_new_tokens: int, last: int) -> StopReason | None:
-    """Why the answer ends with its ``last`` token; None when it goes on."""
     if last in context.target.stop_ids:
         return "stop"
     if context.remaining_tokens > 0:

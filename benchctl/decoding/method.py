@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -51,7 +52,6 @@ class Context:
 
     @property
     def new_tokens(self) -> int:
-        """Tokens of the answer so far."""
         return len(self.tokens) - self.prompt_tokens
 
     def pick(self, logits: Tensor) -> int:
@@ -69,7 +69,6 @@ class Chain:
         self.tokens: list[int] = []
 
     def add(self, draft_logits: Tensor) -> int:
-        """The token proposed for draft logits [1, vocabulary]."""
         sampling = self._context.sampling
         if sampling.greedy:
             self.tokens.append(int(draft_logits.argmax(-1).item()))
@@ -141,6 +140,14 @@ class Method(ABC):
         """The ids of at least one token to commit. The loop adds them to ``context.tokens``, and counts the work."""
 
 
+def check_options(method: object, least: float, *names: str, most: float = inf) -> None:
+    """Raises ValueError for an option, of these names, that is not from ``least`` to ``most``; nan is not."""
+    for name in names:
+        if not least <= getattr(method, name) <= most:
+            limits = f"at least {least}" if most == inf else f"from {least} to {most}"
+            raise ValueError(f"{name} is {getattr(method, name)}; it must be {limits}")
+
+
 class UsesDraftModel(ABC):
     """Mix-in of a method that drafts with a second model: ``class Mine(Speculative, UsesDraftModel)``.
 
@@ -196,7 +203,6 @@ class Outcome:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The ids to commit: the accepted ones, then the bonus token."""
         return (*(self.draft.tokens[row] for row in self.verdict.path), self.verdict.next_token)
 
 

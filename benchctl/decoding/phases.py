@@ -1,4 +1,4 @@
-"""The marks of a generation: when prefill and each step ended and, in a profile, what the time of a step went into.
+"""When prefill and each step of a generation ended and, in a profile, what the time of a step went into.
 
 Clock readings between phases wait for the device and slow a step, so no speed-up is taken from a profile.
 """
@@ -49,7 +49,6 @@ class Marks:
 
     @property
     def watch(self) -> Callable[[Phase], None]:
-        """What `Context.enter` is set to."""
         return self.enter if self._split else ignore_phase
 
     def seconds(self, steps: int) -> list[float]:

@@ -79,5 +79,4 @@ class WarpedRows:
 
 
 def draw(probs: Tensor, generator: torch.Generator) -> int:
-    """A token drawn from ``probs`` [vocabulary]."""
     return int(torch.multinomial(probs, 1, generator=generator).item())

@@ -108,7 +108,6 @@ def verify_typical(
 def _longest(
     draft: Draft, node: int, target_probs: Rows, epsilon: float, delta: float
 ) -> tuple[tuple[int, ...], float]:
-    """Rows from a node down that are all accepted, and the logarithm of the target's probability of their tokens."""
     best: tuple[tuple[int, ...], float] = ((), 0.0)
     children = draft.children(node)
     if not children:
@@ -149,8 +148,7 @@ class ForcedText:
     def impose(self, at: int, draft: Draft, own: Verdict) -> Verdict:
         """The verdict on a draft behind place ``at``: the method's ``own`` while it says the text, else the text's.
 
-        Example: of text (7, 8, 9) with draft 7 8 and own verdict "7, then 5", the verdict is "7 8, then 9"; three
-        tokens of the text are taken, two of them judged and one agreed.
+        Of text (7, 8, 9) with draft 7 8 and own verdict "7, then 5" it is "7 8, then 9"; two tokens judged, one agreed.
         """
         wanted = self.tokens[at:]
         said = [*(draft.tokens[row] for row in own.path), own.next_token]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchctl.decoding.draft import ROOT, Draft
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Chain, Context, Speculative
+from benchctl.decoding.method import Chain, Context, Speculative, check_options
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import ExitHead
 from benchctl.decoding.modules.trainable import load_modules
@@ -60,11 +60,8 @@ class M2R2(TwoStreamMethod, Speculative):
         gates = read_gates(self.gates)
         if self.exit < 0 or (gates and self.exit and self.exit not in gates):
             raise ValueError(f"exit {self.exit} is not among the gates {self.gates or 'of any target'}")
-        for name in ("draft_tokens", "width"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
-        if not 0.0 <= self.confidence <= 1.0:
-            raise ValueError(f"confidence is {self.confidence}; it must lie between 0 and 1")
+        check_options(self, 1, "draft_tokens", "width")
+        check_options(self, 0, "confidence", most=1)
 
     def unsupported(self, target: TargetInfo) -> str | None:
         gates = [interval.gate for interval in self.intervals(target.layers)]

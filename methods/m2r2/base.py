@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 from torch import Tensor
@@ -13,7 +14,7 @@ from benchctl.decoding.model.target import TargetInfo
 from benchctl.decoding.modules.exits import AdapterKind, AdapterSettings
 from benchctl.decoding.modules.trainable import SecondStage, Tally, Trainable, TrainingBatch, TrainingDefaults
 
-from .gates import Interval, default_gates, intervals_between, read_gates
+from .gates import Interval, read_gates
 from .training import TwoStreams, gate_loss, gate_yardsticks
 
 
@@ -45,12 +46,14 @@ class TwoStreamMethod(Method, Trainable):
         return SecondStage("router", "router=arla", False, TrainingDefaults())
 
     def default_gates(self, layers: int) -> tuple[int, ...]:
-        return default_gates(layers)
+        """1/8, 1/4 and 1/2 of the depth, each layer once and none the last (ours)."""
+        gates = {max(1, round(share * layers)) for share in (1 / 8, 1 / 4, 1 / 2)}
+        return tuple(gate for gate in sorted(gates) if gate < layers)
 
     def intervals(self, layers: int) -> list[Interval]:
-        """The intervals of the accelerated stream in a target with ``layers``."""
         gates = read_gates(self.gates) or self.default_gates(layers)
-        return intervals_between(gates, layers, self.rate or self.default_rate)
+        rate = self.rate or self.default_rate
+        return [Interval(first, gate, layers, rate) for first, gate in pairwise((0, *gates))]
 
     def unsupported(self, target: TargetInfo) -> str | None:
         intervals, layers = self.intervals(target.layers), target.layers

@@ -6,7 +6,6 @@ last of them may speak for the target. ARLA is a reconstruction: docs/m2r2.md.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchctl.decoding.modules.exits import read_layers
+from benchctl.decoding.modules.exits import chance, read_layers
 from benchctl.decoding.modules.trainable import Numbered
 
 
@@ -62,16 +61,6 @@ def read_gates(text: str) -> tuple[int, ...]:
     return tuple(gates)
 
 
-def default_gates(layers: int) -> tuple[int, ...]:
-    """1/8, 1/4 and 1/2 of the depth, each layer once and none the last (ours)."""
-    gates = {max(1, round(share * layers)) for share in (1 / 8, 1 / 4, 1 / 2)}
-    return tuple(gate for gate in sorted(gates) if gate < layers)
-
-
-def intervals_between(gates: Sequence[int], layers: int, rate: float = 0.0) -> list[Interval]:
-    return [Interval(first, gate, layers, rate) for first, gate in zip((0, *gates), gates, strict=False)]
-
-
 LATENT = 64
 EPS = torch.finfo(torch.float32).eps  # added to mean squares; what half precision has would drown those of early states
 
@@ -97,7 +86,6 @@ class Arla(nn.Module):
         return scores[..., 0, 0]
 
     def decider(self) -> Decider:
-        """The same for one token, in few operations."""
         down, depth = self.down.weight.t().contiguous(), self.depth.detach()
         of_context, of_last = self.score.weight[0].view(2, LATENT)
         bias, eps = self.score.bias, _eps(depth)
@@ -107,7 +95,7 @@ class Arla(nn.Module):
             latent = torch.addcmul(depth, torch.mm(states, down), _factor(states, eps))
             last = latent[-1]
             shares = torch.mv(latent, last).mul_(LATENT**-0.5).softmax(0)
-            return _chance(torch.mv(latent, of_context).dot(shares) + last.dot(of_last) + bias)
+            return chance(torch.mv(latent, of_context).dot(shares) + last.dot(of_last) + bias)
 
         return decide
 
@@ -128,7 +116,7 @@ class Last(nn.Module):
         eps = _eps(weight)
 
         def decide(trail: Sequence[Tensor]) -> float:
-            return _chance(torch.mv(trail[-1], weight).mul_(_factor(trail[-1], eps)[0]) + bias)
+            return chance(torch.mv(trail[-1], weight).mul_(_factor(trail[-1], eps)[0]) + bias)
 
         return decide
 
@@ -157,8 +145,3 @@ def _factor(states: Tensor, eps: Tensor) -> Tensor:
     """[states, 1] one divided by the root mean square of each of ``states`` [states, width]."""
     length = torch.linalg.vector_norm(states, dim=1, keepdim=True, dtype=eps.dtype)
     return torch.addcmul(eps, length, length, value=1 / states.shape[1]).rsqrt_().to(states.dtype)
-
-
-def _chance(score: Tensor) -> float:
-    """Of a tensor of one element; a sigmoid that cannot overflow."""
-    return 0.5 + 0.5 * math.tanh(0.5 * float(score))

@@ -65,7 +65,6 @@ class PairedLayout(Layout):
 
 
 def _with_pairs(lines: Tensor, pairs: int) -> Tensor:
-    """[rows + pairs, ...]: the last ``pairs`` lines once more."""
     return torch.cat((lines, lines[-pairs:]))
 
 
@@ -105,7 +104,6 @@ class AcceleratedLayer:
         normed = self._layer.attention_norm(states)
 
         def adapt(flat: Tensor) -> None:
-            """Change the accelerated rows' queries, the first columns of ``flat`` [rows + pairs, all heads]."""
             self._query.add_to(flat[rows:, : self._query_size], normed[rows:])
 
         queries, kv = project(self._layer.attention, normed, layout.rotary, adapt)

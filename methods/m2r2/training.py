@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchctl.decoding.model.layers import Layer, Mlp
+from benchctl.decoding.model.layers import Layer, Mlp, project
 from benchctl.decoding.model.target import TargetInfo
 from benchctl.decoding.modules.adapters import TextAttention, adapted_mlp
 from benchctl.decoding.modules.exits import AdapterSettings, ExitModule, bare_logits, exit_losses, log_shares
@@ -71,32 +71,29 @@ class Trajectories:
         state = self._batch.states[interval.first].float()
         trail = [state]
         for layer in range(interval.first + 1, interval.gate + 1):
-            state = self._through(self._batch.layer(layer - 1), self._module.adapters.of(layer), layer, state)
+            state = self._through(layer, state)
             trail.append(state)
         return trail
 
-    def _through(self, layer: Layer, adapter: Adapter, number: int, state: Tensor) -> Tensor:
-        mixed = self._mixed(layer, adapter, number, state)
-        if not adapter.own_attention:
-            state = state + layer.attention.out(mixed)
-        state = state + adapter.out(mixed)
-        normed = layer.mlp_norm(state)
-        if adapter.gate_up is None or not isinstance(layer.mlp, Mlp):
-            grown: Tensor = state + adapter.mlp(normed)
-            return grown
-        return adapted_mlp(state, normed, layer.mlp, adapter.gate_up, adapter.mlp)
-
-    def _mixed(self, layer: Layer, adapter: Adapter, number: int, state: Tensor) -> Tensor:
-        """[rows, n, queries] what the accelerated queries take from the slow stream's values."""
-        attention = layer.attention
-        normed = layer.attention_norm(state).flatten(0, 1)
+    def _through(self, number: int, state: Tensor) -> Tensor:
+        layer, adapter = self._batch.layer(number - 1), self._module.adapters.of(number)
+        attention, normed = layer.attention, layer.attention_norm(state).flatten(0, 1)
 
         def adapt(flat: Tensor) -> None:
             wanted, base = adapter.query(normed), flat[:, : attention.heads * attention.head_dim]
             base.copy_(wanted if adapter.own_attention else base + wanted)
 
-        held = self._slow(number - 1)[1]
-        return self._attention.mix(attention, self._attention.project(attention, normed, adapt)[0], held)
+        # The accelerated queries take from the slow stream's values.
+        queries = project(attention, normed, self._attention.rotary, adapt)[0]
+        mixed = self._attention.mix(attention, queries, self._slow(number - 1)[1])
+        if not adapter.own_attention:
+            state = state + layer.attention.out(mixed)
+        state = state + adapter.out(mixed)
+        inner = layer.mlp_norm(state)
+        if adapter.gate_up is None or not isinstance(layer.mlp, Mlp):
+            grown: Tensor = state + adapter.mlp(inner)
+            return grown
+        return adapted_mlp(state, inner, layer.mlp, adapter.gate_up, adapter.mlp)
 
     @torch.no_grad()
     def attended(self, index: int) -> Tensor:
@@ -111,7 +108,7 @@ class Trajectories:
         """Queries, and keys with values, of the slow stream in layer ``index``; see layers.project."""
         layer = self._batch.layer(index)
         normed = layer.attention_norm(self._batch.states[index]).flatten(0, 1)
-        return self._attention.project(layer.attention, normed)
+        return project(layer.attention, normed, self._attention.rotary)
 
 
 def gate_loss(module: TwoStreams, batch: TrainingBatch) -> Tensor:

@@ -2,9 +2,8 @@
 
 Cai et al.: Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads, 2024, arXiv 2401.10774:
 heads, static tree, typical acceptance, training with the target frozen (Medusa-1). The heads read the state of the last
-accepted row, so a draft costs no pass of its own. Ours: 15 nodes; the target's distributions as labels, see
-heads.py; paths measured as a whole where training chooses the tree (the paper multiplies the heads' own shares);
-and what is assumed of heads that were not measured.
+accepted row. Ours: 15 nodes; labels, see heads.py; paths measured as a whole where training chooses the tree; what is
+assumed of heads that were not measured.
 """
 
 from __future__ import annotations
@@ -114,9 +113,8 @@ class Medusa(Speculative, Trainable):
         try:
             return sparse_plan(findings.get("tree", {}), self.heads, self.nodes, vocabulary)
         except (ValueError, TypeError) as error:
-            raise UserError(
-                "no_tree", f"{self.modules}: {FACTS} holds no tree ({error}); train the heads again"
-            ) from error
+            message = f"{self.modules}: {FACTS} holds no tree ({error}); train the heads again"
+            raise UserError("no_tree", message) from error
 
     def start(self, context: Context) -> int:
         self._state = self.prefill(context)

@@ -107,7 +107,6 @@ def _ranks(heads: nn.Module, batch: TrainingBatch) -> Iterator[tuple[Tensor, Ten
 
 
 def top_shares(heads: nn.Module, batch: TrainingBatch) -> dict[str, Tally]:
-    """How often the token is among the first picks of each head, such as ``head_1_top4``."""
     ranked = enumerate(_ranks(heads, batch), 1)
     return {f"head_{head}_top{top}": tally(ranks < top, weights) for head, (ranks, weights) in ranked for top in _TOPS}
 

@@ -51,13 +51,10 @@ class Published:
             if name.endswith(f".{self.blocks}.weight"):
                 wanted = [vocabulary, width]
             if list(weight.shape) != wanted:
-                raise UserError(
-                    "shapes_do_not_fit",
-                    f"{self.folder}: {name} has shape {list(weight.shape)}, not {wanted}; get it again",
-                )
-        wanted_heads = {str(head) for head in range(heads)}
-        asked = {name: weight for name, weight in self.weights.items() if name.partition(".")[0] in wanted_heads}
-        return {name: weight.to(target.device, target.dtype) for name, weight in asked.items()}
+                message = f"{self.folder}: {name} has shape {list(weight.shape)}, not {wanted}; get it again"
+                raise UserError("shapes_do_not_fit", message)
+        asked = [name for name in self.weights if int(name.partition(".")[0]) < heads]
+        return {name: self.weights[name].to(target.device, target.dtype) for name in asked}
 
 
 def read_published(folder: str) -> Published | None:
@@ -92,9 +89,8 @@ def _config(file: Path) -> Mapping[str, Any]:
             raise ValueError("medusa_num_heads and medusa_num_layers must be positive")
         return dict(config)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            "file_not_readable", f"{file}: cannot be read as that of Medusa heads ({error!r}); get the folder again"
-        ) from error
+        message = f"{file}: cannot be read as that of Medusa heads ({error!r}); get the folder again"
+        raise UserError("file_not_readable", message) from error
 
 
 def _read(file: Path) -> dict[str, Tensor]:
@@ -107,8 +103,7 @@ def _read(file: Path) -> dict[str, Tensor]:
             raise ValueError("there is more in it than tensors")
         return dict(weights)
     except pickle.UnpicklingError as error:
-        raise UserError(
-            "unsafe_file", f"{file}: holds more than tensors, or is torn, and was not read; get one that holds no more"
-        ) from error
+        message = f"{file}: holds more than tensors, or is torn, and was not read; get one that holds no more"
+        raise UserError("unsafe_file", message) from error
     except (OSError, ValueError, RuntimeError, AttributeError, SafetensorError) as error:
         raise UserError("file_not_readable", f"{file}: cannot be read ({error}); get it again") from error

@@ -18,13 +18,13 @@ from torch import Tensor
 from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.kv.cache import Cache, Layout
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Context, Method, one_token
+from benchctl.decoding.method import Context, Method, check_options, one_token
 from benchctl.decoding.model.layers import Layer, mix, project, run_layers
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import AdapterSettings
 from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, TrainingDefaults, load_modules
 
-from .routers import EPS, BlockRouter, RoutedDepth, blend, routed_blocks, routed_loss, routed_yardsticks
+from .routers import EPS, BlockRouter, RoutedDepth, blend, routed_loss, routed_yardsticks
 
 
 @dataclass
@@ -48,14 +48,14 @@ class MixtureOfDepths(Method, Trainable):
     no_batch_reason = "each sequence of a batch would go around other blocks"
     training = TrainingDefaults(rate=5e-4, schedule="linear", epochs=5.0)
     trained_for = ("capacity", "alpha")
-    _run: RoutedRun = field(init=False, repr=False, compare=False)
+    _view: Target = field(init=False, repr=False, compare=False)
+    _deciders: dict[int, _Decider] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         AdapterSettings("lora", self.rank, self.alpha)  # refuses what cannot be
         if not 0 < self.capacity <= 1:
             raise ValueError(f"capacity is {self.capacity}; it must be above 0 and at most 1")
-        if not 0 <= self.threshold <= 1:
-            raise ValueError(f"threshold is {self.threshold}; it must lie between 0 and 1")
+        check_options(self, 0, "threshold", most=1)
 
     def unsupported(self, target: TargetInfo) -> str | None:
         return "it has one layer, and the first is never routed" if target.layers < 2 else None
@@ -75,33 +75,23 @@ class MixtureOfDepths(Method, Trainable):
 
     def prepare(self, target: Target) -> None:
         module: RoutedDepth = load_modules(self, "mixture_of_depths", target, self.modules)
-        self._run = RoutedRun(module, target, self.threshold)
+        self._view, routers = module.adapters.merge(target), module.routers
+        self._deciders = {number - 1: _Decider(routers.of(number), self.threshold) for number in routers.numbers}
 
     def serve(self, target: Target, timer: Timer | None) -> AbstractContextManager[Target]:
-        return nullcontext(self._run.view)
+        return nullcontext(self._view)
 
     def start(self, context: Context) -> int:
-        return context.pick(context.target.head(self.prefill(context, self._run.advance)))
+        return context.pick(context.target.head(self.prefill(context, self._advance)))
 
     def step(self, context: Context) -> tuple[int]:
-        return one_token(context, self._run.advance)
+        return one_token(context, self._advance)
 
-
-class RoutedRun:
-    """Routed decoding on merged layers; ``threshold`` is the chance above which the predictor lets a token pass."""
-
-    def __init__(self, module: RoutedDepth, target: Target, threshold: float) -> None:
-        self.view = module.adapters.merge(target)
-        self._deciders = {
-            index: _Decider(module.routers.of(index + 1), threshold) for index in routed_blocks(target.layers)
-        }
-
-    def advance(self, stream: Stream) -> None:
+    def _advance(self, stream: Stream) -> None:
         """Take the open rows through all layers, routed where they are."""
         for index, decider in self._deciders.items():
             stream.advance(index)
-            passing = decider(stream.states)
-            run_some(stream, index, passing)
+            run_some(stream, index, decider(stream.states))
         stream.advance()
 
 

@@ -120,7 +120,6 @@ def routed_texts(module: RoutedDepth, batch: TrainingBatch, bound: float | None 
 
 
 def blend(state: Tensor, after: Tensor, weights: Tensor) -> Tensor:
-    """x + r f(x), where the block makes x + f(x) of x."""
     return torch.lerp(state, after, weights.to(after.dtype))
 
 

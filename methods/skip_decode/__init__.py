@@ -19,7 +19,7 @@ from torch import Tensor
 from benchctl.decoding.batch import Batched
 from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Context, Method, one_token
+from benchctl.decoding.method import Context, Method, check_options, one_token
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.adapters import Adapters
 from benchctl.decoding.modules.exits import AdapterSettings
@@ -66,11 +66,8 @@ class SkipDecode(Method, Batched, Trainable):
 
     def __post_init__(self) -> None:
         AdapterSettings("lora", self.rank, self.alpha)  # refuses what cannot be
-        for name in ("min_layers", "max_layers", "warmup_layers"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
-        if self.fall_tokens < 1:
-            raise ValueError(f"fall_tokens is {self.fall_tokens}; it must be at least 1")
+        check_options(self, 0, "min_layers", "max_layers", "warmup_layers")
+        check_options(self, 1, "fall_tokens")
         if self.max_layers and self.min_layers > self.max_layers:
             raise ValueError(f"min_layers {self.min_layers} is above max_layers {self.max_layers}: depth never grows")
         least = self.min_layers or self.max_layers
@@ -92,14 +89,12 @@ class SkipDecode(Method, Batched, Trainable):
         return self.beyond(target.layers)
 
     def beyond(self, layers: int) -> str | None:
-        """Why a model of so many layers has no such schedule; None when it has."""
         for name in ("max_layers", "min_layers", "warmup_layers"):
             if getattr(self, name) > layers:
                 return f"{name} {getattr(self, name)} is more than the target's {layers} layers"
         return None
 
     def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
-        """See Trainable: a least depth below that of the training, at which nothing has learnt to speak."""
         layers = read_facts(folder).target.layers
         options = {name: trained[name] for name in ("min_layers", "max_layers", "warmup_layers") if name in trained}
         asked, least = self.schedule(layers).least, replace(self, **options).schedule(layers).least
@@ -111,7 +106,6 @@ class SkipDecode(Method, Batched, Trainable):
             )
 
     def schedule(self, layers: int) -> DepthSchedule:
-        """That of a model of so many layers."""
         most = self.max_layers or layers
         least = self.min_layers or min(most, max(self.warmup_layers, layers // 2, 1))
         return DepthSchedule(layers, most, least, self.warmup_layers, self.fall_tokens)
@@ -146,7 +140,6 @@ class SkipDecode(Method, Batched, Trainable):
         return one_token(context, partial(self._run, context.new_tokens - 1))
 
     def _run(self, new_token: int, stream: Stream) -> None:
-        """Take the open rows through the layers of that new token."""
         schedule = self.schedule(stream.target.layers)
         bottom, top = schedule.running(schedule.depth(new_token))
         stream.advance(bottom.stop)

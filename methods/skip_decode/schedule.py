@@ -53,7 +53,6 @@ class DepthSchedule:
         return range(self.warmup), range(self.layers - (depth - self.warmup), self.layers)
 
     def runs(self, index: int, depths: Tensor) -> Tensor:
-        """Whether tokens of these depths run the layer with this index."""
         return depths >= (0 if index < self.warmup else self.warmup + self.layers - index)
 
 

@@ -140,7 +140,7 @@ def test_a_view_computes_its_logits_when_asked_and_once() -> None:
         calls.append(state)
         return 2.0 * state
 
-    view = View(1, torch.ones(1, 3), None, head)
+    view = View(1, (torch.ones(1, 3),), head)
     assert calls == []
     assert view.logits.tolist() == view.logits.tolist() == [[2.0] * 3]
     assert len(calls) == 1

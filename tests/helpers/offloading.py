@@ -21,8 +21,8 @@ def visits_of(passes: Sequence[Sequence[Sequence[int]]]) -> list[tuple[int, Sequ
 def settle(tier: FastTier) -> list[Key]:
     """Let every transfer that can begin arrive at once; what was moved, in order."""
     moved: list[Key] = []
-    while (transfer := tier.next()) is not None:
-        moved.append(transfer.key)
+    while (key := tier.next()) is not None:
+        moved.append(key)
         tier.arrive()
     return moved
 

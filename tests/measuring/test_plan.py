@@ -139,7 +139,7 @@ def test_confidence_equal_to_the_threshold_leaves(confidence: Literal["softmax_g
     """Two tokens alike, gap 0 and maximum 0.5: so a threshold of 0 leaves at the first exit whatever the logits."""
     models = pair("llama")
     state = torch.zeros(1, 1, dtype=torch.float64)
-    view = View(1, state, None, lambda _state: torch.zeros(1, 2, dtype=torch.float64))
+    view = View(1, (state,), lambda _state: torch.zeros(1, 2, dtype=torch.float64))
     context = Context(models.target, Stream(models.target, 1), [3], 1, 1, Sampling(), Sampling().generator())
     reached = 0.0 if confidence == "softmax_gap" else 0.5
     assert EarlyExit(confidence=confidence, threshold=reached).decide(context, view)

@@ -164,7 +164,7 @@ def test_a_router_says_of_whole_texts_what_it_says_when_decoding(kind: str, fami
 def test_decoding_scores_as_training_does(attends: bool) -> None:
     """One token at a time and in few operations, of large states and of small ones, up to where floats end."""
     router = Router([Interval(0, 2, 8)], 16, torch.device("cpu"), attends).double().requires_grad_(False)
-    generator, decide = torch.Generator().manual_seed(0), router.decider(2)
+    generator, decide = torch.Generator().manual_seed(0), router.of(2).decider()
     for size in (1e-6, 1.0, 1e3):
         trail = [size * torch.randn(3, 5, 16, generator=generator, dtype=torch.float64) for _ in range(3)]
         together = router.score(2, trail)
@@ -173,7 +173,7 @@ def test_decoding_scores_as_training_does(attends: bool) -> None:
             alone = decide([state[row, at : at + 1] for state in trail])
             assert alone == pytest.approx(float(together[row, at].sigmoid()), abs=1e-12)
     router.get_parameter("2.score.bias").fill_(-1e9)
-    assert router.decider(2)([torch.ones(1, 16, dtype=torch.float64)] * 3) == 0.0
+    assert router.of(2).decider()([torch.ones(1, 16, dtype=torch.float64)] * 3) == 0.0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -185,8 +185,8 @@ def test_half_precision_scores_small_and_large_states_as_training_did(attends: b
     router.get_parameter("2.score.weight").mul_(20.0 if attends else 5.0)
     for size in (0.02, 300.0):
         trail = [(size * torch.randn(1, 64)).to(dtype) for _ in range(3)]
-        expected = router.decider(2)([state.float() for state in trail])
-        assert copy.deepcopy(router).to(dtype).decider(2)(trail) == pytest.approx(expected, abs=0.03)
+        expected = router.of(2).decider()([state.float() for state in trail])
+        assert copy.deepcopy(router).to(dtype).of(2).decider()(trail) == pytest.approx(expected, abs=0.03)
         assert abs(expected - 0.5) > 0.15  # else any divisor would do
 
 

@@ -19,7 +19,6 @@ from torch import Tensor
 from benchctl.decoding.experts.fast_tier import POLICIES, FastTier, Key, Lru, PolicyName, policy_of
 from benchctl.decoding.experts.offload import (
     FileTier,
-    Link,
     Loader,
     MemoryTier,
     Offload,
@@ -139,7 +138,7 @@ def _loader(timer: Timer, capacity: int) -> Loader:
     """Of a link on which an expert takes a second."""
     mixtures = mixtures_of(target())
     slots = Slots(mixtures[0], capacity)
-    return Loader(FastTier(capacity, Lru()), Link(MemoryTier(mixtures), slots, slots.expert_bytes), timer)
+    return Loader(FastTier(capacity, Lru()), MemoryTier(mixtures), slots, slots.expert_bytes, timer)
 
 
 def test_a_failure_of_the_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,6 @@ class LeastStale(Policy):
 
 
 def policy_of(name: PolicyName, layers: int) -> Policy:
-    """A fresh policy for a target of so many layers."""
     if name == "least_stale":
         return LeastStale(layers)
     return {"on_demand": OnDemand, "lru": Lru, "lfu": Lfu}[name]()
@@ -139,15 +138,6 @@ class Counts:
         return {name: float(value) for name, value in asdict(self).items()}
 
 
-@dataclass(frozen=True)
-class Transfer:
-    """An expert on its way into a slot; ``demanded`` if its layer waits for it, else fetched ahead."""
-
-    key: Key
-    slot: int
-    demanded: bool
-
-
 class FastTier:
     """``capacity`` slots, one transfer at a time; what is demanded goes before what is fetched ahead.
 
@@ -164,7 +154,7 @@ class FastTier:
         self._policy = policy
         self._slots: dict[Key, int] = {}
         self._free = list(range(capacity))[::-1]
-        self._flight: Transfer | None = None
+        self._flight: Key | None = None
         self._queue: deque[Key] = deque()
         self._expected: dict[int, set[Key]] = {}  # by layers not yet reached in this pass
         self._unused: set[Key] = set()
@@ -177,8 +167,7 @@ class FastTier:
         return self.prefill if self._passes <= 1 else self.decode
 
     def holds(self, key: Key) -> bool:
-        """Whether the expert has arrived."""
-        return key in self._slots and not self._flies(key)
+        return key in self._slots and key != self._flight
 
     def slot(self, key: Key) -> int:
         return self._slots[key]
@@ -191,9 +180,16 @@ class FastTier:
         if not self._policy.keeps:  # let go all but what was fetched ahead for this visit or later ones
             waiting = set[Key]().union(*self._expected.values())
             for key in list(self._slots):
-                if not self._flies(key) and not (key in self._unused and key in waiting):
+                if key != self._flight and not (key in self._unused and key in waiting):
                     self._drop(key)
-        self._count(keys)
+        counts, expected = self.counts, self._expected.get(layer)
+        counts.needed += len(keys)
+        counts.ready += sum(map(self.holds, keys))
+        counts.late += sum(key in self._queue or key == self._flight for key in keys)
+        if expected is not None:
+            counts.predicted += len(expected)
+            counts.predicted_needed += len(expected.intersection(keys))
+            counts.foreseeable += len(keys)
         self._policy.reach(layer)
         for key in keys:
             if key in self._slots:
@@ -212,7 +208,7 @@ class FastTier:
         self._queue = deque(key for key in self._queue if key.layer != layer)
         self._queue.extend(key for key in keys if key not in self._slots)
 
-    def next(self) -> Transfer | None:
+    def next(self) -> Key | None:
         """Begin the next transfer; None where nothing is asked for, or no slot can be had, or one is under way."""
         if self._flight is not None:
             return None
@@ -234,21 +230,7 @@ class FastTier:
         if len(self._visit) > self.capacity:
             self._visit.remove(key)
 
-    def _flies(self, key: Key) -> bool:
-        return self._flight is not None and self._flight.key == key
-
-    def _count(self, keys: Collection[Key]) -> None:
-        counts = self.counts
-        counts.needed += len(keys)
-        counts.ready += sum(map(self.holds, keys))
-        counts.late += sum(key in self._queue or self._flies(key) for key in keys)
-        expected = self._expected.get(self._layer)
-        if expected is not None:
-            counts.predicted += len(expected)
-            counts.predicted_needed += len(expected.intersection(keys))
-            counts.foreseeable += len(keys)
-
-    def _begin(self, key: Key, demanded: bool) -> Transfer | None:
+    def _begin(self, key: Key, demanded: bool) -> Key | None:
         if not self._free:
             window = self._visit[: self.capacity]
             waiting = set[Key]().union(*self._expected.values())
@@ -266,8 +248,8 @@ class FastTier:
         if demanded:
             self._policy.used(key)
         self.counts.loads += 1
-        self._flight = Transfer(key, self._slots[key], demanded)
-        return self._flight
+        self._flight = key
+        return key
 
     def _drop(self, key: Key) -> None:
         self._free.append(self._slots.pop(key))

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from benchctl.decoding.experts.fast_tier import FastTier, Key, PolicyName, Transfer, policy_of
+from benchctl.decoding.experts.fast_tier import FastTier, Key, PolicyName, policy_of
 from benchctl.decoding.model.layers import Experts, ExpertWeights, Layer
 from benchctl.decoding.model.target import Target, TargetInfo
 
@@ -66,6 +66,9 @@ class FileTier:
         return ExpertWeights(key.expert, gate_up, down)
 
 
+Slow = MemoryTier | FileTier
+
+
 class Slots:
     """gate_up [capacity, 2 f, width] and down [capacity, width, f] on the target's device.
 
@@ -105,29 +108,23 @@ class Slots:
             self._read[slot] = event
 
 
-@dataclass(frozen=True)
-class Link:
-    """The way from the slow tier to the fast one; ``bytes_per_s`` None is as fast as the machine copies."""
-
-    slow: MemoryTier | FileTier
-    slots: Slots
-    bytes_per_s: float | None = None
-
-
 class Loader:
-    """A context manager with a thread that moves experts over a link, one after another, while the caller computes.
+    """A context manager with a thread that moves experts, one after another, while the caller computes.
 
-    With a bandwidth, a transfer ends bytes / bandwidth after it began, or later, and the next one begins then. Moments
-    are computed, so a thread that wakes late delays nothing: the caller or the thread, whichever runs first, catches
-    up. Functions of the tier's names raise RuntimeError if the thread has failed.
+    With ``bytes_per_s``, which takes a timer, a transfer ends bytes / bandwidth after it began, or later, and the next
+    one begins then. Moments are computed, so a thread that wakes late delays nothing: the caller or the thread,
+    whichever runs first, catches up. Functions of the tier's names raise RuntimeError if the thread has failed.
     """
 
-    def __init__(self, tier: FastTier, link: Link, timer: Timer | None = None) -> None:
-        if link.bytes_per_s is not None and timer is None:
-            raise ValueError("a link of limited bandwidth needs a timer")
-        self._tier, self._link, self._timer = tier, link, timer
+    def __init__(
+        self, tier: FastTier, slow: Slow, slots: Slots, bytes_per_s: float | None, timer: Timer | None
+    ) -> None:
+        if bytes_per_s is not None and timer is None:
+            raise ValueError("a limited bandwidth needs a timer")
+        self._tier, self._slow, self._slots, self._timer = tier, slow, slots, timer
+        self._transfer_s = 0.0 if bytes_per_s is None else slots.expert_bytes / bytes_per_s
         self._changed = threading.Condition()
-        self._transfer: Transfer | None = None
+        self._transfer: Key | None = None
         self._copied, self._ends_s = False, 0.0
         self._closed = False
         self._error: BaseException | None = None
@@ -166,12 +163,11 @@ class Loader:
         """The products with these weights have been queued."""
         with self._changed:
             self._catch_up()
-            self._link.slots.computed(self._tier.slot(key))
+            self._slots.computed(self._tier.slot(key))
             self._tier.done(key)
             self._begin(self.now_s())
 
     def wait_for(self, key: Key) -> ExpertWeights:
-        """The weights of a needed expert, once they are there."""
         with self._changed:
             self._catch_up()
             if not self._tier.holds(key):
@@ -189,7 +185,7 @@ class Loader:
                         self._changed.wait()
                     self._catch_up()
                 self._tier.counts.stall_s += self.now_s() - started_s
-            return self._link.slots.weights(key.expert, self._tier.slot(key))
+            return self._slots.weights(key.expert, self._tier.slot(key))
 
     def _catch_up(self) -> None:
         """End the transfer whose moment has come, and begin the next as of that moment."""
@@ -205,15 +201,14 @@ class Loader:
             return
         self._transfer = self._tier.next()
         if self._transfer is not None:
-            rate = self._link.bytes_per_s
-            self._ends_s = moment_s + (0.0 if rate is None else self._link.slots.expert_bytes / rate)
+            self._ends_s = moment_s + self._transfer_s
             self._changed.notify_all()
 
     @torch.inference_mode()
     def _work(self) -> None:
         try:
-            while (transfer := self._next()) is not None:
-                self._link.slots.fill(transfer.slot, self._link.slow.read(transfer.key))
+            while (key := self._next()) is not None:
+                self._slots.fill(self._tier.slot(key), self._slow.read(key))
                 with self._changed:
                     self._copied = True
                     self._ends_s = max(self._ends_s, self.now_s())
@@ -227,7 +222,7 @@ class Loader:
                 self._error = error
                 self._changed.notify_all()
 
-    def _next(self) -> Transfer | None:
+    def _next(self) -> Key | None:
         """Wait for a transfer that has begun but is not copied yet; None when closed without one."""
         with self._changed:
             while not self._closed and (self._transfer is None or self._copied):
@@ -261,7 +256,6 @@ class OffloadSettings:
             raise ValueError(f"bandwidth_mb_s is {self.bandwidth_mb_s}; it must be positive, or 0 for no limit")
 
     def unsupported(self, target: TargetInfo) -> str | None:
-        """Why experts of ``target`` cannot be offloaded; None when they can."""
         top_k = target.experts_per_token
         if not top_k:
             return "the target is dense; offloading takes a mixture of experts (OLMoE, Mixtral)"
@@ -271,7 +265,6 @@ class OffloadSettings:
 
 
 def mixtures_of(target: Target) -> Mapping[int, Experts]:
-    """The mixtures of experts of a target, by layer."""
     return {layer: block.mlp for layer, block in enumerate(target.blocks) if isinstance(block.mlp, Experts)}
 
 
@@ -299,30 +292,25 @@ class Offload:
     def __init__(self, target: Target, settings: OffloadSettings) -> None:
         self._target, self._settings = target, settings
         mixtures = mixtures_of(target)
+        self.top_k = max(mixture.top_k for mixture in mixtures.values())
         every = sum(mixture.router.shape[0] for mixture in mixtures.values())
         self.capacity = min(settings.capacity or max(every // 4, self.top_k), every)
-        slow = MemoryTier(mixtures) if settings.tier == "memory" else FileTier(mixtures)
-        rate = settings.bandwidth_mb_s * 1e6 or None
-        self._link = Link(slow, Slots(next(iter(mixtures.values())), self.capacity), rate)
+        self._slow: Slow = MemoryTier(mixtures) if settings.tier == "memory" else FileTier(mixtures)
+        self._slots = Slots(next(iter(mixtures.values())), self.capacity)
         self._tier: FastTier | None = None
         self._loader: Loader | None = None
-        self._predictor: Predictor | None = None
-        self._timed = False
         blocks = list(target.blocks)
         for layer, mixture in mixtures.items():
             blocks[layer] = replace(blocks[layer], mlp=replace(mixture, fetch=partial(self._fetch, layer)))
         self.view = target.with_blocks(blocks)
-
-    @property
-    def top_k(self) -> int:
-        return max(mixture.top_k for mixture in mixtures_of(self._target).values())
 
     @contextmanager
     def serve(self, timer: Timer | None, predictor: Predictor | None = None) -> Iterator[Target]:
         """The view, for one generation. Raises ValueError for a limited bandwidth without a timer."""
         tier = FastTier(self.capacity, policy_of(self._settings.policy, self._target.layers))
         self._tier, self._timed, self._predictor = tier, timer is not None, predictor
-        with Loader(tier, self._link, timer) as self._loader:
+        rate = self._settings.bandwidth_mb_s * 1e6 or None
+        with Loader(tier, self._slow, self._slots, rate, timer) as self._loader:
             try:
                 yield self.view
             finally:
@@ -351,13 +339,13 @@ class Offload:
         """
         if self._tier is None:
             return {}
-        decode, prefill = self._tier.decode.as_numbers(), self._tier.prefill.as_numbers()
-        counts = {**decode, **{f"prefill_{name}": prefill[name] for name in ("loads", "stall_s")}}
+        counts, prefill = dict(self._tier.decode.as_numbers()), self._tier.prefill
+        counts |= {"prefill_loads": float(prefill.loads), "prefill_stall_s": prefill.stall_s}
         if not self._timed:
             counts = {name: value for name, value in counts.items() if not name.endswith("stall_s")}
         if self._settings.bandwidth_mb_s:
             counts["bandwidth_mb_s"] = self._settings.bandwidth_mb_s
-        return {**counts, "expert_bytes": float(self._link.slots.expert_bytes)}
+        return {**counts, "expert_bytes": float(self._slots.expert_bytes)}
 
 
 def next_gate(target: Target, count: int) -> Predictor:

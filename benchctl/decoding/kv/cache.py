@@ -23,20 +23,15 @@ class Cache:
     """
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, capacity: int, like: Tensor) -> None:
-        self._shape = (2 * kv_heads, head_dim)
         self._like = like
         self.kv_heads = kv_heads
         self.capacity = capacity + _SLACK_ROWS
-        self.kv = [self._empty(self.capacity) for _ in range(layers)]
+        self.kv = [like.new_empty(2 * kv_heads, self.capacity, head_dim) for _ in range(layers)]
         self.lengths = [0] * layers
         self.absent: list[list[int]] = [[] for _ in range(layers)]
         self._finite = [0] * layers
         self._absent_bias: list[Tensor | None] = [None] * layers
         self._marked = [0] * layers
-
-    def _empty(self, capacity: int) -> Tensor:
-        heads, head_dim = self._shape
-        return torch.empty(heads, capacity, head_dim, dtype=self._like.dtype, device=self._like.device)
 
     def write(self, layer: int, start: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Store ``rows`` [2 * kv_heads, rows, head_dim] at slot ``start``.
@@ -108,7 +103,7 @@ class Cache:
     def _grow(self, needed: int) -> None:
         self.capacity = max(needed + _SLACK_ROWS, 2 * self.capacity)
         for layer, old in enumerate(self.kv):
-            new = self._empty(self.capacity)
+            new = old.new_empty(old.shape[0], self.capacity, old.shape[2])
             new[:, : old.shape[1]].copy_(old)  # all of it: rows may have left keys and values where they still wait
             self.kv[layer] = new
         self._absent_bias, self._marked = [None] * len(self.kv), [0] * len(self.kv)

@@ -150,8 +150,14 @@ class Stream:
     def keep(self, rows: Sequence[int]) -> None:
         """Commit these open rows (ascending, each the parent of the next) and forget the others."""
         kept = len(rows)
-        if self._is_chain and rows == range(self.rows):
-            self._forget_finished()
+        if self._is_chain and rows == range(self.rows):  # those that ran all layers leave, the others wait
+            finished = self.cache.lengths[-1] - self.base
+            if finished == self.rows:
+                self._forget_all(finished)
+            elif finished:
+                self._states = self.states[finished:]
+                self.base += finished
+                self._parents = list(range(-1, self.rows - 1))
             return
         slots = [self.base + row for row in rows]
         self.cache.keep(self.base, slots)
@@ -166,16 +172,6 @@ class Stream:
         self._states = waiting
         self._is_chain = True
         self.base += finished
-
-    def _forget_finished(self) -> None:
-        """Keep every row of a chain: those that ran all layers leave the stream, the others wait."""
-        finished = self.cache.lengths[-1] - self.base
-        if finished == self.rows:
-            self._forget_all(finished)
-        elif finished:
-            self._states = self.states[finished:]
-            self.base += finished
-            self._parents = list(range(-1, self.rows - 1))
 
     def _forget_all(self, kept: int) -> None:
         self.base += kept

@@ -30,7 +30,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Parts:
-    """What a target is made of: what stands before, in and behind the layers of its decoder, and perhaps an encoder."""
+    """What a target is made of."""
 
     embedding: Tensor
     embedding_scale: float
@@ -51,18 +51,14 @@ def check_family(config: Any) -> None:
         raise UserError("quantised_checkpoint", "quantised checkpoints are not supported; name the unquantised model")
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "dynamic":
-        raise UserError(
-            "unsupported_rope", "rope type 'dynamic' is not supported: its keys change with the length of the text"
-        )
+        message = "rope type 'dynamic' is not supported: its keys change with the length of the text"
+        raise UserError("unsupported_rope", message)
     if getattr(config, "use_bidirectional_attention", None):
-        raise UserError(
-            "unsupported_attention", "bidirectional attention is not supported: such a model does not generate text"
-        )
+        message = "bidirectional attention is not supported: such a model does not generate text"
+        raise UserError("unsupported_attention", message)
     if activation_name(config) not in ACTIVATIONS:
-        raise UserError(
-            "unsupported_activation",
-            f"activation {activation_name(config)!r} is not supported; known: {', '.join(ACTIVATIONS)}",
-        )
+        message = f"activation {activation_name(config)!r} is not supported; known: {', '.join(ACTIVATIONS)}"
+        raise UserError("unsupported_activation", message)
 
 
 def context_tokens(config: Any) -> int:
@@ -104,7 +100,6 @@ def read_parts(model: Any, fast: bool) -> Parts:
 
 
 def read_norm(module: Any, config: Any, order: Tensor | None = None) -> Norm:
-    """A norm of the model; ``order`` permutes the gain like the rows whose outputs it scales."""
     gain = module.weight.detach()
     if config.model_type == "gemma":
         gain = gain.to(torch.promote_types(gain.dtype, torch.float32)) + 1.0  # 1 + w rounded to bfloat16 is too coarse
@@ -173,13 +168,11 @@ def _fused(module: Any, whole: str, parts: tuple[str, ...]) -> tuple[Tensor, Ten
 
 
 def decoder_layers(config: Any) -> int:
-    """Of what generates text."""
     encodes = config.model_type in ENCODER_DECODERS
     return int(config.num_decoder_layers if encodes else config.num_hidden_layers)
 
 
 def experts_per_token(config: Any) -> int:
-    """Experts that a token goes to in a layer; 0 for a dense model."""
     return int(config.num_experts_per_tok) if config.model_type in MIXTURES else 0
 
 

@@ -64,12 +64,11 @@ class Linear:
 
 
 def may_copy(weight_bytes: int) -> bool:
-    """Whether weights of this size may be held in two layouts."""
     return weight_bytes <= _MAX_COPIED_BYTES
 
 
 class Norm:
-    """Root-mean-square norm over the last dimension; half precision is computed in float32, as transformers does.
+    """Root-mean-square norm over the last dimension, in float32 at least, as transformers does.
 
     A float32 ``gain`` multiplies half-precision rows before they are rounded, as Gemma's does.
     """

@@ -79,7 +79,6 @@ class TargetInfo:
 
     @classmethod
     def of(cls, config: Any) -> TargetInfo:
-        """What transformers' configuration of a supported family says."""
         t5 = config.model_type in ENCODER_DECODERS
         return cls(
             family=config.model_type,
@@ -253,7 +252,6 @@ class Target:
         return [self.encoder.start]
 
     def new_cache(self, tokens: int) -> Cache:
-        """An empty cache with room for ``tokens`` rows per layer."""
         attention = self.blocks[0].attention
         return Cache(self.layers, attention.kv_heads, attention.head_dim, tokens, like=self.embedding)
 
@@ -299,10 +297,7 @@ class Target:
 
     @torch.inference_mode()
     def last_states(self, text: Sequence[int]) -> Tensor:
-        """Residual [layers + 1, width] of the last token of ``text`` before the first layer and after each.
-
-        One pass over the whole text, for targets without an encoder.
-        """
+        """[layers + 1, width] of the last token of ``text`` before the first layer and after each; no encoder."""
         cache, rows, layout = self.new_cache(len(text)), self.embed(text), self.layout(0, range(len(text)))
         states = [rows[-1]]
         for layer in range(self.layers):

@@ -5,7 +5,6 @@ LoRA, Hu et al. 2021, arXiv 2106.09685: W + (alpha / r) B A, B zero at the start
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -24,33 +23,31 @@ class TextAttention:
 
     def __init__(self, batch: TrainingBatch) -> None:
         self._batch = batch
-        self._rotary = batch.rotary(batch.positions.flatten()).unsqueeze(1)
+        self.rotary = batch.rotary(batch.positions.flatten()).unsqueeze(1)
         self._visible: dict[int | None, Tensor] = {}
 
-    def project(
-        self, attention: Attention, normed: Tensor, adapt: Callable[[Tensor], object] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """See layers.project, for ``normed`` [rows * n, width]."""
-        return project(attention, normed, self._rotary, adapt)
-
     def mix(self, attention: Attention, queries: Tensor, held: Tensor, absent: Tensor | None = None) -> Tensor:
-        """[rows, n, queries] what queries take from the values of ``held``, both as project gives them.
+        """[rows, n, queries] what queries take from the values of ``held``, both as layers.project gives them.
 
         Tokens where ``absent`` [rows, n] is true are seen by nobody but themselves.
         """
         rows, n = self._batch.tokens.shape
         keys, values = held.view(2, attention.kv_heads, rows, n, -1).transpose(1, 2).to(queries.dtype)
+        visible = self._mask(attention.window)
+        if absent is not None:
+            itself = torch.eye(n, dtype=torch.bool, device=visible.device)
+            visible = visible & (itself | ~absent[:, None, None])
         mixed = F.scaled_dot_product_attention(
             queries.view(rows, n, attention.heads, -1).transpose(1, 2),
             keys,
             values,
-            attn_mask=self._mask(attention.window, absent),
+            attn_mask=visible,
             scale=attention.scale,
             enable_gqa=attention.heads != attention.kv_heads,
         )
         return mixed.transpose(1, 2).flatten(2)
 
-    def _mask(self, window: int | None, absent: Tensor | None) -> Tensor:
+    def _mask(self, window: int | None) -> Tensor:
         """[rows, 1, n, n] which tokens each may see."""
         if window not in self._visible:
             documents, positions = self._batch.documents, self._batch.positions
@@ -58,11 +55,7 @@ class TextAttention:
             if window is not None:
                 visible = visible & (positions[:, :, None] - positions[:, None, :] < window)
             self._visible[window] = visible[:, None]
-        visible = self._visible[window]
-        if absent is None:
-            return visible
-        itself = torch.eye(visible.shape[-1], dtype=torch.bool, device=visible.device)
-        return visible & (itself | ~absent[:, None, None])
+        return self._visible[window]
 
 
 class LayerAdapter(nn.Module):
@@ -98,8 +91,7 @@ class Adapters(nn.Module):
     def __init__(self, info: TargetInfo, settings: AdapterSettings, device: torch.device) -> None:
         super().__init__()
         self.info = info
-        numbers = range(1, info.layers + 1)
-        self.layers = Numbered({number: LayerAdapter(info, settings, device) for number in numbers})
+        self.layers = Numbered({n: LayerAdapter(info, settings, device) for n in range(1, info.layers + 1)})
 
     @torch.no_grad()
     def merge(self, target: Target) -> Target:
@@ -116,10 +108,11 @@ class AdaptedTexts:
         self._attention = TextAttention(batch)
 
     def through(self, index: int, state: Tensor, absent: Tensor | None = None) -> Tensor:
-        """[rows, n, width] after layer ``index`` for what arrives there; ``absent`` as for TextAttention.mix."""
+        """[rows, n, width] after layer ``index``; ``absent`` as for TextAttention.mix."""
         layer, adapter = self._batch.layer(index), self._adapters.layers.of(index + 1)
         normed = layer.attention_norm(state).flatten(0, 1)
-        queries, held = self._attention.project(layer.attention, normed, lambda flat: flat.add_(adapter.qkv(normed)))
+        rotary = self._attention.rotary
+        queries, held = project(layer.attention, normed, rotary, lambda flat: flat.add_(adapter.qkv(normed)))
         mixed = self._attention.mix(layer.attention, queries, held, absent)
         state = state + layer.attention.out(mixed) + adapter.out(mixed)
         normed, mlp = layer.mlp_norm(state), layer.mlp

@@ -1,12 +1,11 @@
-"""Trained exits: low-rank additions (LoRA, arXiv 2106.09685), and scores that state where an exit agrees with the
-last layer: their labels, losses and evaluation metrics."""
+"""Trained exits: low-rank additions (LoRA, arXiv 2106.09685), and scores of where an exit agrees with the last."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp
+from math import exp, tanh
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from benchctl.decoding.adaptive import AdaptiveDepth, KvFill
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.method import Chain, Context, Exactness, MonotoneThreshold, Speculative
+from benchctl.decoding.method import Chain, Context, Exactness, MonotoneThreshold, Speculative, check_options
 from benchctl.decoding.model.kernels import Norm
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.trainable import (
@@ -89,8 +88,8 @@ class Delta:
 
 
 def chance(score: Tensor) -> float:
-    """sigmoid of a score of one element, in float32 at least."""
-    return float(score.to(torch.promote_types(score.dtype, torch.float32)).sigmoid())
+    """Of agreement: the sigmoid of a score of one element, which cannot overflow."""
+    return 0.5 + 0.5 * tanh(0.5 * float(score))
 
 
 def bare_logits(batch: TrainingBatch, layer: int) -> Tensor:
@@ -141,8 +140,7 @@ CE_SHARE = 0.1  # of the cross-entropy with the text, beside 1 for the divergenc
 
 
 class ExitModule(nn.Module):
-    """gain * norm(h + scale * change(norm(h))), change a residual MLP with ``rank`` inner units: it starts as the bare
-    exit."""
+    """gain * norm(h + scale * change(norm(h))), change of ``rank`` inner units; it starts as the bare exit."""
 
     def __init__(self, width: int, rank: int, device: torch.device, own_gain: bool = True, scale: float = 1.0) -> None:
         super().__init__()
@@ -181,7 +179,6 @@ class Exits(nn.Module):
         return self.exits.numbers or self.classifier.numbers
 
     def heads(self, target: Target) -> dict[int, ExitHead]:
-        """For decoding; none where the target's own head speaks."""
         return {layer: ExitHead(self.exits.of(layer), target) for layer in self.exits.numbers}
 
     def logits(self, batch: TrainingBatch, layer: int) -> Tensor:
@@ -201,7 +198,6 @@ class Exits(nn.Module):
 
 
 def log_shares(logits: Tensor) -> Tensor:
-    """[..., vocabulary] logarithms of probabilities."""
     return logits.float().log_softmax(-1)
 
 
@@ -266,7 +262,6 @@ def read_layers(option: str, text: str) -> list[int]:
 
 
 def read_exits(text: str) -> tuple[int, ...]:
-    """Exit layers, ascending and each once."""
     return tuple(sorted(set(read_layers("exits", text))))
 
 
@@ -290,10 +285,8 @@ class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold):
     _heads: Mapping[int, ExitHead] = MappingProxyType({})
 
     def __post_init__(self) -> None:
-        if not self.threshold >= 0.0:  # nan too
-            raise ValueError(f"threshold is {self.threshold}; it must not be negative")
-        if self.draft_tokens < 1:
-            raise ValueError(f"draft_tokens is {self.draft_tokens}; it must be at least 1")
+        check_options(self, 0, "threshold")
+        check_options(self, 1, "draft_tokens")
         read_exits(self.exits)
 
     @property
@@ -328,7 +321,6 @@ class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold):
         return None
 
     def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
-        """See Trainable: exits that the modules were not trained for."""
         if there := read_exits(str(trained.get("exits", ""))):
             _refuse_others(folder, self.allowed(read_exits(self.exits) or there), there)
 
@@ -368,16 +360,10 @@ class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold):
 
 
 def _refuse_others(folder: str, asked: Sequence[int], there: Sequence[int]) -> None:
-    trained = f"{folder}: trained for exits {'+'.join(map(str, there))}"
-    if not asked:
-        raise UserError(
-            "exits_not_trained",
-            f"{trained}, all of them below min_exit; give a lower min_exit, or train modules for higher exits",
-        )
     missing = [layer for layer in asked if layer not in there]
+    if asked and not missing:
+        return
+    problem = "all of them below min_exit; give a lower min_exit, or train modules for higher exits"
     if missing:
-        raise UserError(
-            "exits_not_trained",
-            f"{trained}, not for {missing[0]}; choose among those with the option exits, or train modules for the "
-            "exits you want",
-        )
+        problem = f"not for {missing[0]}; choose others with the option exits, or train modules for the exits you want"
+    raise UserError("exits_not_trained", f"{folder}: trained for exits {'+'.join(map(str, there))}, {problem}")

@@ -104,7 +104,7 @@ class SecondStage:
 
     part     its name among the modules; a folder may hold it or not
     options  those of a label that trains it and uses it
-    needed   whether the method, with the options it has, is such a label: then ``build`` makes the part too
+    needed   whether the method's options make it such a label: then ``build`` makes the part too
     """
 
     part: str
@@ -141,7 +141,6 @@ class Trainable(ABC):
 
     @property
     def needs_modules(self) -> bool:
-        """With the options it has."""
         return True
 
     @property
@@ -151,11 +150,10 @@ class Trainable(ABC):
 
     @abstractmethod
     def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
-        """Fresh modules for a target with ``lm_head`` [vocabulary, width]; torch's generator is seeded by the caller.
+        """Fresh modules for a target with ``lm_head`` [vocabulary, width]; the caller seeds torch's generator.
 
-        They are float32, on the device of ``lm_head``; the names and shapes of their weights follow from the target and
-        the options. Called only where ``needs_modules``, and for targets that are not ``unsupported``. What it returns
-        is the ``module`` of the other functions.
+        They are float32, on the device of ``lm_head``; names and shapes follow from the target and the options. Called
+        only where ``needs_modules``, and for targets that are not ``unsupported``.
         """
 
     def pace(self, module: Any, progress: float) -> None:  # noqa: B027 optional
@@ -214,7 +212,6 @@ class ModuleFacts:
 
 
 def no_modules(name: str) -> str:
-    """Why a method cannot run whose modules nobody named, and what to do about it."""
     train = f"benchctl train {name} --model MODEL --out FOLDER"
     return f"no trained modules; train some with: {train}, then name them: {name}[modules=FOLDER]"
 
@@ -294,10 +291,8 @@ def modules_sha256(folder: str) -> str:
     digest, path = hashlib.sha256(), Path(folder)
     files = [path / WEIGHTS, path / FACTS]
     if not files[1].is_file():
-        files = [
-            *sorted(file for file in path.iterdir() if file.suffix in (".safetensors", ".pt")),
-            path / "config.json",
-        ]
+        weights = sorted(file for file in path.iterdir() if file.suffix in (".safetensors", ".pt"))
+        files = [*weights, path / "config.json"]
     for file in files:
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
@@ -311,22 +306,11 @@ def load_modules(method: Trainable, name: str, target: Target, folder: str) -> A
     """
     if not folder:
         raise UserError("modules_missing", f"{name} cannot run: {no_modules(name)}")
-    facts = _facts_for(method, name, folder, target.info, target.weights_sha256)
     with torch.random.fork_rng(devices=[]):
         module = method.build(target.info, target.lm_head.weight)
-    weights, stage = _read_weights(folder), method.second_stage
-    if stage is not None:
-        first = _without(weights, stage.part)
-        if stage.needed and len(first) == len(weights):
-            raise UserError(
-                "modules_missing",
-                f"{folder}: holds no {stage.part}; train one on top of it with: benchctl train "
-                f"'{name}[{stage.options},modules={folder}]' --model MODEL --out NEW (and the label's other options); "
-                "NEW will hold both",
-            )
-        weights = weights if stage.needed else first
-    _check_fit(method, name, folder, facts, module.state_dict(), weights)
-    module.load_state_dict(weights)
+    stage = method.second_stage
+    whole = stage is None or stage.needed
+    _load_weights(module, method, name, folder, (target.info, target.weights_sha256), whole)
     return module.to(target.device, target.dtype).eval().requires_grad_(False)
 
 
@@ -335,36 +319,36 @@ def go_on_from_modules(module: nn.Module, method: Trainable, name: str, info: Ta
 
     Raises UserError as load_modules does.
     """
-    folder, stage = method.modules, method.second_stage
-    assert folder and stage is not None
-    facts = _facts_for(method, name, folder, info, weights_sha256)
-    weights = _without(_read_weights(folder), stage.part)
-    _check_fit(method, name, folder, facts, _without(module.state_dict(), stage.part), weights)
-    module.load_state_dict(weights, strict=False)
+    _load_weights(module, method, name, method.modules, (info, weights_sha256), whole=False)
 
 
-def _read_weights(folder: str) -> dict[str, Tensor]:
+def _load_weights(
+    module: nn.Module, method: Trainable, name: str, folder: str, target: tuple[TargetInfo, str], whole: bool
+) -> None:
+    """Those in ``folder``, made for a target with these facts and this hash; not ``whole``: without a second stage."""
+    facts, (info, weights_sha256) = check_modules(method.modules_name(name), folder), target
+    if facts.target.weights_sha256 != weights_sha256:
+        raise _of_other_target(folder, facts.target, info, weights_sha256)
     try:
-        return load_file(Path(folder) / WEIGHTS)
+        weights = load_file(Path(folder) / WEIGHTS)
     except (OSError, SafetensorError) as error:
         reason = f"{folder}: {WEIGHTS} cannot be read ({error}); train the modules again"
         raise UserError("file_not_readable", reason) from error
-
-
-def _without(weights: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in weights.items() if not name.startswith(f"{part}.")}
-
-
-def _check_fit(
-    method: Trainable,
-    name: str,
-    folder: str,
-    facts: ModuleFacts,
-    wanted: Mapping[str, Tensor],
-    weights: Mapping[str, Tensor],
-) -> None:
-    have, needed = ({part: tensor.shape for part, tensor in of.items()} for of in (weights, wanted))
-    if have != needed:  # one of the options that differ from those of the training must be why
+    needed, stage = module.state_dict(), method.second_stage
+    if stage is not None:
+        of_stage = {part for part in (*weights, *needed) if part.startswith(f"{stage.part}.")}
+        if whole and not of_stage & weights.keys():
+            raise UserError(
+                "modules_missing",
+                f"{folder}: holds no {stage.part}; train one on top of it with: benchctl train "
+                f"'{name}[{stage.options},modules={folder}]' --model MODEL --out NEW (and the label's other options); "
+                "NEW will hold both",
+            )
+        for part in () if whole else of_stage:
+            weights.pop(part, None)
+            needed.pop(part, None)
+    if {part: weight.shape for part, weight in weights.items()} != {part: own.shape for part, own in needed.items()}:
+        # One of the options that differ from those of the training must be why.
         others = {key: value for key, value in facts.options.items() if getattr(method, key, value) != value}
         others.pop("modules", None)
         reason = f"train others with: benchctl train {name}"
@@ -376,13 +360,7 @@ def _check_fit(
         if option in facts.options and made != asked:
             message = f"{folder}: trained with {option}={made}, not {asked}; give {option}={made}"
             raise UserError("trained_with_other_option", message)
-
-
-def _facts_for(method: Trainable, name: str, folder: str, info: TargetInfo, weights_sha256: str) -> ModuleFacts:
-    facts = check_modules(method.modules_name(name), folder)
-    if facts.target.weights_sha256 != weights_sha256:
-        raise _of_other_target(folder, facts.target, info, weights_sha256)
-    return facts
+    module.load_state_dict(weights, strict=False)
 
 
 def _of_other_target(folder: str, made: MadeFor, info: TargetInfo, weights_sha256: str = "") -> UserError:
