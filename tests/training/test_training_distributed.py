@@ -68,14 +68,6 @@ def test_two_processes_train_a_draft_model_and_measure_it(tmp_path: Path, own: i
 
 
 @pytest.mark.slow
-def test_micro_batches_that_cannot_be_shared_are_refused_before_training(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as told:
-        tiny_trainer(tmp_path, tiny_settings(), world=World(rank=0, size=3))
-    assert "stage 1 reads 4 micro-batches of 2 x 8 tokens a step" in str(told.value)
-    assert "set --batch-tokens to a multiple of 48" in str(told.value)
-
-
-@pytest.mark.slow
 def test_processes_that_read_different_checkpoints_do_not_train_together(tmp_path: Path) -> None:
     class Behind(World):
         def from_first(self, value: float, device: torch.device) -> float:

@@ -21,7 +21,7 @@ from benchctl.training.jobs import export_checkpoint, steps_of
 from benchctl.training.optim import Stage
 from benchctl.training.trainer import Data
 from reference import pack as pack_module
-from reference.pack import PackEntry, add_to_pack
+from reference.pack import PackEntry, add_to_pack, replacing
 
 SIZES = (*SHAPE, "--mlp", 64, "--vocabulary", 300, "--batch-tokens", 2048)
 
@@ -190,6 +190,16 @@ def _contents(folder: Path) -> dict[str, bytes]:
     """Everything below a folder; of a folder nothing but its name."""
     found = sorted(folder.rglob("*"))
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b"" for path in found}
+
+
+def test_what_a_kill_left_aside_comes_back_before_all_else(tmp_path: Path) -> None:
+    """Killed between the two renames; what was left aside was deleted as rubbish, and then the disk was full."""
+    (tmp_path / ".earlier-model").mkdir()
+    (tmp_path / ".earlier-model" / "file").write_text("first")
+    with pytest.raises(OSError, match="No space left"), replacing(tmp_path / "model"):
+        full_disk()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (tmp_path / "model" / "file").read_text() == "first"
 
 
 @pytest.mark.slow
