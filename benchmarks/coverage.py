@@ -20,8 +20,9 @@ from pathlib import Path
 import click
 import numpy as np
 
-from benchctl.analysis.frame.build import load
+from benchctl.analysis.frame.build import to_frames
 from benchctl.analysis.stats.intervals import LEVEL, Floats, Levels, p_value, ratio_intervals
+from benchctl.records.writer import read
 from benchmarks.origin import circumstances
 
 CHAT = ("koala", "self-instruct", "wizardlm", "mt-bench")
@@ -42,12 +43,12 @@ class World:
     @classmethod
     def of(cls, folder: Path) -> World:
         """From the kept results files."""
-        pairs = load([folder / "head-to-head.jsonl"])
+        pairs = to_frames([read(folder / "head-to-head.jsonl")], ["free"])["free"]
         pairs = pairs[pairs["error"].isna() & ~pairs["round_invalid"]]
         name = pairs["label"].str.partition("[")[0]
         times = pairs.groupby([name, "suite", "prompt_id"])["whole_s"].sum().unstack(0)
         times = times[["autoregressive", "prompt_lookup"]].dropna()
-        sessions = load([folder / f"all-{number}.jsonl" for number in range(1, 6)])
+        sessions = to_frames([read(folder / f"all-{number}.jsonl") for number in range(1, 6)], ["free"])["free"]
         sessions = sessions[sessions["error"].isna() & ~sessions["round_invalid"]]
         logs = np.log(sessions["whole_s"])
         residuals = (logs - logs.groupby([sessions[key] for key in ("label", *_TURN)]).transform("mean")).to_numpy()
