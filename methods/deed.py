@@ -12,14 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchctl.decoding.adaptive import KvFill, View, deferred_exact
 from benchctl.decoding.method import Context
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import AdapterSettings, ExitModule, ExitPolicy, Exits, deep_supervision_loss
 from benchctl.decoding.modules.trainable import Trainable, TrainingBatch
-from benchctl.errors import UserError
 
 
 @dataclass
@@ -56,15 +55,11 @@ class Deed(ExitPolicy, Trainable):
     def default_exits(self, layers: int) -> tuple[int, ...]:
         return tuple(range(1, layers))
 
-    def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
-        if problem := self.unsupported(info):
-            raise UserError("cannot_be_trained", f"deed cannot be trained for this target: {problem}")
-        scale = self.alpha / self.rank
-        shape = (info.hidden_size, self.rank, lm_head.device, False, scale)
+    def build(self, info: TargetInfo, lm_head: Tensor) -> Exits:
+        shape = (info.hidden_size, self.rank, lm_head.device, False, self.alpha / self.rank)
         return Exits({layer: ExitModule(*shape) for layer in self.exit_layers(info)}, {})
 
-    def loss(self, module: nn.Module, batch: TrainingBatch) -> Tensor:
-        assert isinstance(module, Exits)
+    def loss(self, module: Exits, batch: TrainingBatch) -> Tensor:
         return deep_supervision_loss(module, batch)
 
     def prepare(self, target: Target) -> None:

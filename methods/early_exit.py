@@ -28,8 +28,7 @@ from benchctl.decoding.modules.exits import (
     exits_loss,
     read_exits,
 )
-from benchctl.decoding.modules.trainable import SecondStage, Trainable, TrainingBatch, TrainingDefaults
-from benchctl.errors import UserError
+from benchctl.decoding.modules.trainable import Numbered, SecondStage, Trainable, TrainingBatch, TrainingDefaults
 
 
 @dataclass
@@ -64,7 +63,7 @@ class EarlyExit(ExitPolicy, Trainable):
     supports_encoder_decoder = True
     demo = ("head=trained,confidence=classifier,threshold=0.6,exits=8+12",)
     trained_for = ("alpha",)
-    _classifiers: nn.ModuleDict = field(init=False, repr=False, compare=False)
+    _classifiers: Numbered[nn.Linear] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,14 +112,8 @@ class EarlyExit(ExitPolicy, Trainable):
             return f"min_exit {self.min_exit} is not below the target's {target.layers} layers"
         return super().unsupported(target)
 
-    def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
+    def build(self, info: TargetInfo, lm_head: Tensor) -> Exits:
         """For each exit a module where they are trained, and a linear score of its state where it is classified."""
-        if not self.needs_modules:
-            others = "early_exit[head=trained] and early_exit[confidence=classifier] have"
-            message = f"head=target with confidence={self.confidence} has nothing to train; {others}"
-            raise UserError("nothing_to_train", message)
-        if problem := self.unsupported(info):
-            raise UserError("cannot_be_trained", f"early_exit cannot be trained for this target: {problem}")
         layers, width, device = self.exit_layers(info), info.hidden_size, lm_head.device
         trained, classified, scale = self.head == "trained", self.confidence == "classifier", self.alpha / self.rank
         modules = {layer: ExitModule(width, self.rank, device, scale=scale) for layer in layers if trained}
@@ -128,9 +121,8 @@ class EarlyExit(ExitPolicy, Trainable):
             module.requires_grad_(not classified)
         return Exits(modules, {layer: nn.Linear(width, 1, device=device) for layer in layers if classified})
 
-    def loss(self, module: nn.Module, batch: TrainingBatch) -> Tensor:
+    def loss(self, module: Exits, batch: TrainingBatch) -> Tensor:
         """Of all exits together; a token's weight is that of the one it must predict."""
-        assert isinstance(module, Exits)
         if module.classifier:
             return agreement_loss(module.scores(batch), module.agreements(batch), batch)
         return exits_loss(module, batch)
@@ -146,7 +138,7 @@ class EarlyExit(ExitPolicy, Trainable):
         if threshold == 0:
             return True  # without a softmax
         if self.confidence == "classifier":
-            return chance(self._classifiers[str(view.layer)](view.state)) >= threshold
+            return chance(self._classifiers.of(view.layer)(view.state)) >= threshold
         return view.confidence(self.confidence) >= threshold
 
     def plain_drafter(self, target: Target, draft_model: Target | None) -> PlainDrafter | None:

@@ -143,7 +143,7 @@ class Lookahead(Speculative):
 
 
 def _merged(guesses: Iterable[Guess]) -> Draft:
-    """A tree of the guesses; those that begin alike share rows. Example: 5 7, 5 8 gives rows 5 7 8, 7 and 8 below 5."""
+    """A tree of the guesses: 5 7, 5 8 gives rows 5 7 8, 7 and 8 below 5."""
     rows: dict[Guess, int] = {(): ROOT}
     for guess in guesses:
         for end in range(1, len(guess) + 1):

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchctl.decoding.adaptive import AdaptiveDepth, KvFill, View, absent, copy_h, copy_p, deferred_exact
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, MonotoneThreshold
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import agreement_loss, exit_yardsticks
-from benchctl.decoding.modules.trainable import SecondStage, Tally, TrainingBatch, TrainingDefaults
+from benchctl.decoding.modules.trainable import SecondStage, Tally, TrainingBatch, TrainingDefaults, load_modules
 
 from .m2r2.base import TwoStreamMethod
 from .m2r2.gates import Decider, Interval, Router, between
@@ -31,8 +31,7 @@ _FILLS = {"copy_p": copy_p, "copy_h": copy_h, "deferred_exact": deferred_exact, 
 
 
 class GateView(View):
-    """A row at a gate. ``state`` is the accelerated one; ``trail`` are all [1, width] that led to it since the gate
-    below."""
+    """A row at a gate; ``trail`` are all accelerated states [1, width] since the gate below, ``state`` is the last."""
 
     def __init__(self, layer: int, trail: Sequence[Tensor], head: Callable[[Tensor], Tensor]) -> None:
         super().__init__(layer, trail[-1], trail[-2], head)
@@ -42,10 +41,6 @@ class GateView(View):
 @dataclass
 class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, MonotoneThreshold):
     """Each token leaves at the first gate where the router is sure enough of the accelerated state.
-
-    In each interval the last row runs twice, as the slow stream and as the accelerated one, which starts from the slow
-    state at the gate below. A row that leaves nowhere runs the layers above the last gate by itself and gives the
-    target's own token.
 
     modules    folder of the trained adapters and, for router=arla or linear, of the router trained on top of them
     gates      layers where the accelerated stream starts again, joined by +; empty takes 1/8, 1/4, 1/2 of the depth
@@ -76,27 +71,31 @@ class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, MonotoneThreshold):
         training = TrainingDefaults(2e-3, "linear", epochs=5.0)
         return SecondStage("router", f"router={self.router}", self.router in _TRAINED_ROUTERS, training)
 
-    def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
-        streams = self.build_streams(info, lm_head)
+    def build(self, info: TargetInfo, lm_head: Tensor) -> TwoStreams:
+        streams = super().build(info, lm_head)
         if self.second_stage.needed:
             streams.requires_grad_(False)
             attends = self.router == "arla"
             streams.router = Router(streams.intervals, info.hidden_size, lm_head.device, attends)
         return streams
 
-    def loss(self, module: nn.Module, batch: TrainingBatch) -> Tensor:
-        assert isinstance(module, TwoStreams)
-        return gate_loss(module, batch) if module.router is None else router_loss(module, batch)
+    def loss(self, module: TwoStreams, batch: TrainingBatch) -> Tensor:
+        if module.router is None:
+            return gate_loss(module, batch)
+        return agreement_loss(*router_scores(module, batch), batch)
 
-    def yardsticks(self, module: nn.Module, batch: TrainingBatch) -> Mapping[str, Tally]:
-        assert isinstance(module, TwoStreams)
-        return gate_yardsticks(module, batch) if module.router is None else router_yardsticks(module, batch)
+    @torch.no_grad()
+    def yardsticks(self, module: TwoStreams, batch: TrainingBatch) -> Mapping[str, Tally]:
+        if module.router is None:
+            return gate_yardsticks(module, batch)
+        scores, agrees = router_scores(module, batch)
+        return exit_yardsticks(scores, batch, agrees)
 
     def prepare(self, target: Target) -> None:
-        streams = self.load_streams("m2r2_dynamic", target)
+        streams: TwoStreams = load_modules(self, "m2r2_dynamic", target, self.modules)
         self._runs = {interval.gate: streams.run(interval, target.blocks) for interval in streams.intervals}
         router = streams.router
-        self._deciders = {} if router is None else {gate: router.decider(gate) for gate in self._runs}
+        self._deciders = {} if router is None else {gate: router.of(gate).decider() for gate in self._runs}
         rate_map = self.kv_fill == "rate_map"
         self._fill = RateMap(streams.intervals, target.embedding) if rate_map else _FILLS[self.kv_fill]
 
@@ -143,10 +142,7 @@ def trajectory_shares(interval: Interval) -> Tensor:
 
 
 def router_scores(module: TwoStreams, batch: TrainingBatch) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-    """Of each gate [rows, n]: the router's scores, and whether its likeliest token is the last layer's.
-
-    Only the scores carry a gradient.
-    """
+    """Of each gate [rows, n]: the router's scores, and whether its likeliest token is the last layer's."""
     assert isinstance(module.router, Router)
     trajectories, last = Trajectories(module, batch), batch.head(batch.final).argmax(-1)
     scores: dict[int, Tensor] = {}
@@ -157,15 +153,3 @@ def router_scores(module: TwoStreams, batch: TrainingBatch) -> tuple[dict[int, T
             agrees[interval.gate] = batch.head(batch.norm(trail[-1])).argmax(-1) == last
         scores[interval.gate] = module.router.score(interval.gate, trail)
     return scores, agrees
-
-
-def router_loss(module: TwoStreams, batch: TrainingBatch) -> Tensor:
-    """Sum over gates of class-balanced binary cross-entropies; a token's weight is that of the one it must predict."""
-    return agreement_loss(*router_scores(module, batch), batch)
-
-
-@torch.no_grad()
-def router_yardsticks(module: TwoStreams, batch: TrainingBatch) -> dict[str, Tally]:
-    """Those of exit_yardsticks, where the accelerated states are what leaves."""
-    scores, agrees = router_scores(module, batch)
-    return exit_yardsticks(scores, batch, agrees)

@@ -13,8 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchctl.decoding.experts.fast_tier import PolicyName
 from benchctl.decoding.experts.offload import Offload, OffloadSettings, OffloadsExperts, Tier, Timer, rank_experts
@@ -22,7 +21,7 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, one_token
 from benchctl.decoding.model.layers import Experts, Layer
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.modules.trainable import Tally, TrainingBatch, tally
+from benchctl.decoding.modules.trainable import Tally, TrainingBatch, load_modules, tally
 
 from .m2r2.base import TwoStreamMethod
 from .m2r2.gates import Interval
@@ -69,16 +68,14 @@ class M2R2Prefetch(TwoStreamMethod, OffloadsExperts):
     def unsupported(self, target: TargetInfo) -> str | None:
         return super().unsupported(target) or self._settings().unsupported(target)
 
-    def loss(self, module: nn.Module, target_batch: TrainingBatch) -> Tensor:
-        assert isinstance(module, TwoStreams)
+    def loss(self, module: TwoStreams, target_batch: TrainingBatch) -> Tensor:
         return forecast_loss(module, target_batch)
 
-    def yardsticks(self, module: nn.Module, target_batch: TrainingBatch) -> Mapping[str, Tally]:
-        assert isinstance(module, TwoStreams)
+    def yardsticks(self, module: TwoStreams, target_batch: TrainingBatch) -> Mapping[str, Tally]:
         return forecast_yardsticks(module, target_batch)
 
     def prepare(self, target: Target) -> None:
-        streams = self.load_streams("m2r2_prefetch", target)
+        streams: TwoStreams = load_modules(self, "m2r2_prefetch", target, self.modules)
         self._offload = Offload(target, self._settings())
         blocks = self._offload.view.blocks
         self._predictor = StreamPredictor(blocks, streams.intervals, self._offload.top_k + self.spare)
@@ -121,8 +118,7 @@ class StreamPredictor:
 
 
 def coming(interval: Interval, layer: int) -> range:
-    """Indices, from 0, of the layers whose gates the accelerated state after ``layer`` layers is asked: those that it
-    has newly come to stand for, and that the slow stream has not reached.
+    """Indices of the layers ahead that the accelerated state after ``layer`` layers newly stands for.
 
     Interval(0, 4, 8) with rate 2 gives layer 1 (index 1), then 2 and 3, 4 and 5, 6 and 7.
     """
@@ -131,8 +127,7 @@ def coming(interval: Interval, layer: int) -> range:
 
 
 def forecast_loss(module: TwoStreams, target_batch: TrainingBatch) -> Tensor:
-    """Weighted sum over tokens, of KL(true choice of experts || predicted one), meaned over the layers predicted, plus
-    COSINE_SHARE * the mean over layers of 1 - cos(p^l, h^tau(l))."""
+    """KL(true choice of experts || predicted one), mean of predicted layers, + COSINE_SHARE * mean of 1 - cosine."""
     weights, trajectories = target_batch.ahead(1).weights, Trajectories(module, target_batch)
     losses = torch.zeros_like(weights, dtype=torch.float32)
     for interval in module.intervals:
@@ -157,22 +152,16 @@ def _choices(
             block = target_batch.layer(ahead)
             if isinstance(block.mlp, Experts):
                 with torch.no_grad():
-                    true = _gate(block, trajectories.attended(ahead))
-                yield ahead + 1, true, _gate(block, state)
-
-
-def _gate(block: Layer, state: Tensor) -> Tensor:
-    assert isinstance(block.mlp, Experts)
-    return F.linear(block.mlp_norm(state), block.mlp.router)
+                    true = block.gate_logits(trajectories.attended(ahead))
+                yield ahead + 1, true, block.gate_logits(state)
 
 
 @torch.no_grad()
 def forecast_yardsticks(module: TwoStreams, target_batch: TrainingBatch) -> Mapping[str, Tally]:
     """Of the experts that a token needs, the share that is among as many predicted ones.
 
-    recall_6         of layer 6, by the last accelerated state that is asked before it
-    recall_6_slow    by the slow state at the same moment, with the same norm and gate: next_gate, looking further ahead
-    recall           all predicted layers together, and recall_slow
+    recall, recall_6            of all layers, of layer 6, by the last accelerated state that is asked before it
+    recall_slow, recall_6_slow  by the slow state at the same moment: next_gate, looking further ahead
     """
     weights, trajectories = target_batch.ahead(1).weights, Trajectories(module, target_batch)
     tallies: dict[str, Tally] = {}

@@ -89,7 +89,7 @@ class TwoModel(Speculative, UsesDraftModel):
         return propose
 
     def _feed(self, tokens: list[int]) -> Tensor:
-        """The draft model reads ``tokens``; its logits [1, vocabulary] after the last."""
+        """The draft model's logits [1, vocabulary] after reading ``tokens``."""
         assert self._stream is not None
         self._stream.push(tokens)
         self._stream.advance()

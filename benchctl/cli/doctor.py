@@ -59,8 +59,8 @@ def doctor(options: _Options, files: tuple[Path, ...]) -> None:
     is detected with 80% power.
 
     With --method, hold methods to what they claim: answers, counts, limits, stop tokens, isolation, cache,
-    determinism. On a CPU in under a minute per method, on tiny random targets in float64, a Llama-like one and a
-    mixture of experts; it needs no model and no network.
+    determinism. It takes about 15 seconds per method, on tiny random targets in float64, a Llama-like one and a mixture
+    of experts; it needs no model and no network.
 
     Exit code: 0, 1 where a check of --method fails, 2 where it cannot be done, 3 for FILES that hold what cannot be
     true.

@@ -372,14 +372,22 @@ def examine(label: str) -> Iterator[Finding]:
 
     Nothing is read or written but untrained modules in a temporary folder, where the method needs some.
     """
-    with tempfile.TemporaryDirectory(prefix="benchctl-doctor-") as folder:
-        subject = MethodUnderTest(label, Path(folder))
-        name = subject.canonical
-        for check, look in OF_THE_METHOD.items():
-            yield finding(name, check, "", partial(look, subject))
-        for kind in KINDS:
-            for check, test in ON_A_TARGET.items():
-                yield finding(name, check, kind, partial(_on_a_target, test, subject, random_models(kind)))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # on models this small more threads take longer
+    try:
+        with tempfile.TemporaryDirectory(prefix="benchctl-doctor-") as folder:
+            yield from _examined(MethodUnderTest(label, Path(folder)))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _examined(subject: MethodUnderTest) -> Iterator[Finding]:
+    name = subject.canonical
+    for check, look in OF_THE_METHOD.items():
+        yield finding(name, check, "", partial(look, subject))
+    for kind in KINDS:
+        for check, test in ON_A_TARGET.items():
+            yield finding(name, check, kind, partial(_on_a_target, test, subject, random_models(kind)))
 
 
 def _on_a_target(test: OnATarget, subject: MethodUnderTest, models: RandomModels) -> Result:

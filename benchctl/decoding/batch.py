@@ -49,7 +49,7 @@ class Batched(ABC):
 
 
 def why_not_batched(method: Method) -> str | None:
-    """Why a method cannot decode in batches, as the part of a sentence that follows "since"; None when it can."""
+    """Why a method cannot decode in batches, for behind "since"; None when it can."""
     return None if isinstance(method, Batched) else method.no_batch_reason
 
 
@@ -93,8 +93,8 @@ class BatchCache:
     def write(self, layer: int, rows: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
         """Store the next row of every sequence, ``rows`` [2 * kv_heads, sequences, head_dim].
 
-        Returns views of the keys and of the values that they may see, but for padding: [sequences * kv_heads, slots,
-        head_dim] each. Raises ValueError for a layer that earlier rows have passed by.
+        Returns views of the keys and values that they may see, but for padding: [sequences * kv_heads, slots, head_dim]
+        each. Raises ValueError for a layer that earlier rows have passed by.
         """
         if self._ends.get(layer) != self.length:
             raise ValueError(f"layer {layer} was not run by every earlier row, so the batch cannot run it")
@@ -154,8 +154,7 @@ def decode_batch(method: Method, target: Target, requests: Sequence[DecodeReques
     """Decode prompts together: for each the answer that `loop.decode` gives, drawn from a generator of its own.
 
     Requests differ in prompt, seed and forced text only; the other conditions are those of the first. ``ttft_s`` is the
-    time until the last prompt is prefilled, ``step_s`` and the phases are those of the steps that a sequence took part
-    in. The longest ttft_s + sum(step_s) is the time of the batch. Counters are of one generation, and left out.
+    time until the last prompt is prefilled; the longest ttft_s + sum(step_s) is the time of the batch. No counters.
 
     Raises ValueError for a method that decodes no batches and for no prompts or too many, and UserError as
     `loop.decode`.
@@ -197,7 +196,6 @@ class _Batch:
         self.running: list[_Sequence] = []
 
     def start(self, method: Method, requests: Sequence[DecodeRequest]) -> None:
-        """Prefill the prompts one by one; each gives its first token."""
         prompts = [len(request.prompt_ids) for request in requests]
         room = max(min(self._most, self._target.context_tokens - tokens) for tokens in prompts)
         self._cache, idle = BatchCache(prompts, max(room, 0)), Stream(self._target, 0)
@@ -215,7 +213,6 @@ class _Batch:
         self._drop_ended()
 
     def step(self) -> None:
-        """One token for every running sequence."""
         layers = self._layers_at(self._new_tokens)
         contexts = [sequence.context for sequence in self.running]
         self._enter("verify")
@@ -250,7 +247,6 @@ class _Batch:
         return x
 
     def _drop_ended(self) -> None:
-        """Drop the sequences that have ended; the last one takes the index of each."""
         for index in reversed(range(len(self.running))):
             if self.running[index].reason is not None:
                 self._cache.leave(index)

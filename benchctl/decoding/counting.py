@@ -20,8 +20,7 @@ class Step:
     accepted  drafted tokens kept
     rows      rows that finished the target's last layer
     layers    layers run for each committed token; those of earlier tokens that were put off count when they run
-    passes    passes through the target. Without a draft: how often a layer ran at most; otherwise how often the last
-              one did, since a drafter may run lower layers for each drafted token.
+    passes    through the target: how often the last layer ran with a draft, otherwise how often a layer ran at most
     """
 
     tokens: tuple[int, ...]
@@ -68,7 +67,7 @@ def count_step(context: Context, tokens: Sequence[int], runs: Sequence[LayerRun]
 def check_cache(context: Context, kept_tokens: int) -> None:
     """Raises UserError where the stream does not hold exactly the rows of the text: all tokens but the last.
 
-    ``kept_tokens`` is the length of the text before the loop cut it at a stop token or at the limit.
+    ``kept_tokens`` is the length of the text before the loop cut it.
     """
     held, text = context.stream.text, context.tokens[:-1]
     if len(held) != kept_tokens - 1 or held[: len(text)] != text:
@@ -80,8 +79,7 @@ def check_cache(context: Context, kept_tokens: int) -> None:
 
 
 def check_all_layers(context: Context, runs: Iterable[LayerRun]) -> None:
-    """Raises UserError where some layer ran fewer rows than the text has: then a method that claims exactness skipped
-    it, or took tokens from somewhere else."""
+    """Raises UserError where some layer ran fewer rows than the text has: no method that claims exactness does."""
     rows = _by_layer(runs, context.target.layers)
     needed = len(context.tokens) - 1
     if min(rows) < needed:

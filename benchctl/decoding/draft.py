@@ -22,9 +22,7 @@ class Draft:
                 for siblings without replacement the one before any of them was removed
     replacement whether siblings were drawn independently (True) or without replacement (False)
 
-    Siblings are tried in row order. Raises ValueError for a parent that does not precede its child.
-
-    Example: tokens (5, 7, 9), parents (ROOT, 0, ROOT) proposes "5 7" and, besides, "9"; depths are (1, 2, 1).
+    Siblings are tried in row order. Tokens (5, 7, 9), parents (ROOT, 0, ROOT) propose "5 7" and, besides, "9".
     """
 
     tokens: tuple[int, ...] = ()

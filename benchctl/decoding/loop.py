@@ -81,8 +81,7 @@ def decode(method: Method, target: Target, request: DecodeRequest) -> Generation
     and every method pays it. The clock starts before `Method.serve`: all work of a method is timed.
 
     Raises UserError for a prompt that is empty or fills the context, for a limit below one, and for a step or a cache
-    that cannot be right (see counting.py); ValueError for a forced text that is not a whole answer, or that the method
-    did not commit.
+    that cannot be right (see counting.py); ValueError for a forced text that is no whole answer, or was not committed.
     """
     if isinstance(method, CarriesOver):
         method.store = method.new_store() if request.store is None else request.store
@@ -117,7 +116,7 @@ def decode(method: Method, target: Target, request: DecodeRequest) -> Generation
 
 
 def prefill_layers(context: Context) -> int:
-    """Layers that the last token of the prompt has run: those that it did not pass by."""
+    """Layers that the last token of the prompt has run."""
     last = context.prompt_tokens - 1
     return sum(last not in absent for absent in context.stream.cache.absent)
 
@@ -132,7 +131,6 @@ def commit(context: Context, tokens: Sequence[int]) -> None:
 def generation_of(
     context: Context, reason: StopReason | None, marks: Marks, steps: Sequence[Step], layers: int
 ) -> Generation:
-    """The answer that a context has come to; ``layers`` are those that prefill ran for the first token."""
     assert reason is not None, "the answer has not ended"
     ttft_s, *step_s = marks.seconds(len(steps))
     return Generation(
@@ -148,7 +146,6 @@ def generation_of(
 
 
 def open_context(target: Target, request: DecodeRequest, enter: Callable[[Phase], None] = ignore_phase) -> Context:
-    """A generation before its target has read the prompt. Raises UserError as `decode` does."""
     prompt_tokens, most = len(request.prompt_ids), request.max_new_tokens
     if prompt_tokens == 0:
         raise UserError("empty_prompt", "the prompt has no tokens; give at least one")

@@ -110,10 +110,7 @@ class Method(ABC):
     supports_encoder_decoder: ClassVar[bool] = False
 
     def unsupported(self, target: TargetInfo) -> str | None:
-        """Why this method cannot run on a target with these facts, or None. Asked before weights are read.
-
-        Targets with an encoder are refused elsewhere, see `why_unsupported`.
-        """
+        """Why this method cannot run on a target with these facts, or None. Asked before weights are read."""
         return None
 
     def prepare(self, target: Target) -> None:  # noqa: B027 optional
@@ -122,8 +119,7 @@ class Method(ABC):
     def serve(self, target: Target, timer: Timer | None) -> AbstractContextManager[Target]:
         """The target that one generation decodes on; entering it is on the clock.
 
-        A method with its own weights or layers returns a view of the target. ``timer`` is for methods that load
-        experts: it throttles the loading and times the waiting for it, never the method itself.
+        A method with its own weights or layers returns a view. ``timer`` is for methods that load experts.
         """
         return nullcontext(target)
 
@@ -224,8 +220,8 @@ class Speculative(Method):
     def plain_drafter(self, target: Target, draft_model: Target | None) -> PlainDrafter | None:
         """What `draft` proposes under greedy decoding, by full recomputation of the text, without a cache or a mask.
 
-        `benchctl verify` compares steps with it, so it shares no code with `draft`. A subclass that drafts differently
-        overrides this too. None, where there is none: steps are then compared with a fresh start of the method.
+        `benchctl verify` compares steps with it, so it shares no code with `draft`; a subclass that drafts differently
+        overrides it too. Without one, None, steps are compared with a fresh start of the method.
         """
         return None
 
@@ -253,8 +249,8 @@ class Speculative(Method):
     def verify_draft(self, context: Context, draft: Draft) -> Outcome:
         """Run all rows of the draft through all layers that they lack, in one pass, and apply the verification rule.
 
-        Example: with root 2 (earlier rows were deferred) and a draft of 3 rows these are rows 3, 4, 5; if its rows 0
-        and 1 are accepted, rows 0 to 4 are kept.
+        With root 2 (earlier rows were deferred) and a draft of 3 rows these are rows 3, 4, 5; if its rows 0 and 1 are
+        accepted, rows 0 to 4 are kept.
         """
         stream = context.stream
         root = len(context.tokens) - 1 - stream.base

@@ -9,19 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from benchctl.decoding.draft import ROOT, Draft
-from benchctl.decoding.sampling import draw
+from benchctl.decoding.sampling import WarpedRows, draw
 
-
-class Rows(Protocol):
-    """Rows [vocabulary] by their index: a tensor, or rows that are computed when they are asked for."""
-
-    def __getitem__(self, row: int, /) -> Tensor: ...
+Rows = Tensor | WarpedRows  # [vocabulary] by index
 
 
 @dataclass(frozen=True)
@@ -33,10 +28,7 @@ class Verdict:
 
 
 def verify_greedy(draft: Draft, argmaxes: Sequence[int]) -> Verdict:
-    """Follow the child that equals the target's argmax; ``argmaxes`` [1 + rows], the root's first.
-
-    Example: chain (5, 7) with argmaxes (5, 8, 3) accepts row 0 and adds 8.
-    """
+    """Follow the child that equals the target's argmax; ``argmaxes`` [1 + rows], the root's first."""
     path: list[int] = []
     node = ROOT
     while True:
@@ -106,9 +98,8 @@ def verify_typical(
 ) -> Verdict:
     """Medusa's typical acceptance: keep the longest branch whose tokens all have p > min(epsilon, delta exp(-H)).
 
-    Lossy: the output does not have the target's distribution. Shapes as in verify_rejection; of equally long branches
-    the one that the target finds likeliest wins, as in the authors' code, then the first; the bonus token is drawn from
-    the target's distribution at the end of the path.
+    Lossy. Shapes as in verify_rejection; of equally long branches the one that the target finds likeliest wins, as in
+    the authors' code, then the first; the bonus token is drawn from the target's distribution at the end of the path.
     """
     path, _ = _longest(draft, ROOT, target_probs, epsilon, delta)
     return Verdict(path, draw(target_probs[(path[-1] if path else ROOT) + 1], generator))
@@ -193,6 +184,5 @@ class ForcedText:
 
 
 def common_start(first: Sequence[int], second: Sequence[int]) -> int:
-    """Tokens that two texts have in common from their start."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((at for at, (mine, theirs) in pairs if mine != theirs), min(len(first), len(second)))

@@ -20,10 +20,12 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Chain, Context, Speculative
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import ExitHead
+from benchctl.decoding.modules.trainable import load_modules
 
 from .base import TwoStreamMethod
 from .gates import read_gates
 from .streams import PairedRun
+from .training import TwoStreams
 
 Heads = Callable[[Tensor], Tensor]
 
@@ -71,13 +73,13 @@ class M2R2(TwoStreamMethod, Speculative):
         return f"exit {self.exit} is not among the gates {'+'.join(map(str, gates))}"
 
     def prepare(self, target: Target) -> None:
-        streams = self.load_streams("m2r2", target)
+        streams: TwoStreams = load_modules(self, "m2r2", target, self.modules)
         self._gate = self.exit or streams.intervals[0].gate
         interval = next(interval for interval in streams.intervals if interval.gate == self._gate)
         # Only the source that drafts is kept: what it is compared with is not part of its memory.
         accelerated = self.source == "accelerated"
         self._run = streams.run(interval, target.blocks, defers_last=True) if accelerated else None
-        self._head = ExitHead(streams.exit(self._gate), target) if self.source == "exit" else target.head
+        self._head = ExitHead(streams.exits.of(self._gate), target) if self.source == "exit" else target.head
 
     def draft(self, context: Context, budget: int) -> Draft:
         propose = partial(self._propose, context.stream)
@@ -98,11 +100,9 @@ Propose = Callable[[int], Tensor]  # how many of the last open rows in, draft lo
 
 
 def draft_chain(context: Context, depth: int, propose: Propose, confidence: float = 0.0) -> Draft:
-    """``depth`` tokens at most, chosen as the run chooses them; it ends before one with which all of them together
-    would be less likely than ``confidence``.
+    """At most ``depth`` tokens, chosen as the run chooses them, while they may be as likely as ``confidence`` together.
 
-    That is decided before a token is drawn, by the likeliest one: leaving out some of the drawn ones would bend what
-    verification gives.
+    The likeliest token decides that before one is drawn: leaving out drawn ones would bend what verification gives.
     """
     chain, likely = Chain(context), 1.0
     for _ in range(depth):
@@ -117,10 +117,9 @@ def draft_chain(context: Context, depth: int, propose: Propose, confidence: floa
 
 
 def draft_beam(context: Context, depth: int, propose: Propose, width: int, confidence: float = 0.0) -> Draft:
-    """A tree that keeps, at each depth, the ``width`` likeliest continuations of the branches kept at the one before.
+    """A tree of the ``width`` likeliest continuations at each depth; it ends where the best is below ``confidence``.
 
-    It ends before the likeliest branch is less likely than ``confidence``. Its tokens are not drawn, whatever the run
-    does: verification takes them for certain proposals.
+    Its tokens are never drawn: verification takes them for certain proposals.
     """
     stream, root = context.stream, context.stream.rows - 1
     draft = Draft()
@@ -144,5 +143,5 @@ def draft_beam(context: Context, depth: int, propose: Propose, width: int, confi
 
 
 def _wide(draft_logits: Tensor) -> Tensor:
-    """In float32 at least: probabilities in half precision are too coarse to rank branches, or to stop by."""
+    """In float32 at least: half precision is too coarse to rank branches, or to stop by."""
     return draft_logits.to(torch.promote_types(draft_logits.dtype, torch.float32))

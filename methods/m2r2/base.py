@@ -6,20 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchctl.decoding.method import Method
-from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.model.target import TargetInfo
 from benchctl.decoding.modules.exits import AdapterKind, AdapterSettings
-from benchctl.decoding.modules.trainable import (
-    SecondStage,
-    Tally,
-    Trainable,
-    TrainingBatch,
-    TrainingDefaults,
-    load_modules,
-)
-from benchctl.errors import UserError
+from benchctl.decoding.modules.trainable import SecondStage, Tally, Trainable, TrainingBatch, TrainingDefaults
 
 from .gates import Interval, default_gates, intervals_between, read_gates
 from .training import TwoStreams, gate_loss, gate_yardsticks
@@ -65,26 +57,12 @@ class TwoStreamMethod(Method, Trainable):
         gate = intervals[-1].gate if intervals else 1
         return f"gate {gate} is not below the target's {layers} layers" if gate >= layers or not intervals else None
 
-    def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
-        return self.build_streams(info, lm_head)
-
-    def build_streams(self, info: TargetInfo, lm_head: Tensor) -> TwoStreams:
-        """Fresh adapters of all intervals. Raises UserError for a target that has no such intervals."""
-        if problem := self.unsupported(info):
-            raise UserError("cannot_be_trained", f"m2r2 cannot be trained for this target: {problem}")
+    def build(self, info: TargetInfo, lm_head: Tensor) -> TwoStreams:
         settings = AdapterSettings(self.adapters, self.rank, self.alpha)
         return TwoStreams(info, self.intervals(info.layers), settings, lm_head.device, self.compared)
 
-    def load_streams(self, name: str, target: Target) -> TwoStreams:
-        """The trained modules for the method ``name``. Raises UserError as load_modules does."""
-        streams = load_modules(self, name, target, self.modules)
-        assert isinstance(streams, TwoStreams)
-        return streams
-
-    def loss(self, module: nn.Module, batch: TrainingBatch) -> Tensor:
-        assert isinstance(module, TwoStreams)
+    def loss(self, module: TwoStreams, batch: TrainingBatch) -> Tensor:
         return gate_loss(module, batch)
 
-    def yardsticks(self, module: nn.Module, batch: TrainingBatch) -> Mapping[str, Tally]:
-        assert isinstance(module, TwoStreams)
+    def yardsticks(self, module: TwoStreams, batch: TrainingBatch) -> Mapping[str, Tally]:
         return gate_yardsticks(module, batch)

@@ -1,9 +1,7 @@
 """Gates of M2R2 (arXiv 2502.02040): the layers where the accelerated stream may be read, and routers that decide it.
 
-A router reads the accelerated states of one interval and decides whether the last of them may speak for the target.
-Accelerated residual latent attention (ARLA) of Bhendawade et al., 2025, arXiv 2502.02040, is a reconstruction: what the
-paper states and what is ours is in docs/m2r2.md. No router needs the vocabulary. States are divided by their root
-mean square first (ours), for residuals grow from layer to layer.
+A router reads the accelerated states of one interval, divided by their root mean square (ours), and decides whether the
+last of them may speak for the target. ARLA is a reconstruction: docs/m2r2.md.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchctl.decoding.modules.exits import read_layers
+from benchctl.decoding.modules.trainable import Numbered
 
 
 @dataclass(frozen=True)
@@ -41,9 +40,9 @@ class Interval:
         return min(self.first + self.speed * (layer - self.first), float(self.layers))
 
     def meets(self, depth: float) -> float:
-        """The inverse of tau: after which layer, perhaps between two, the accelerated state is to equal that slow one.
+        """The inverse of tau, or the gate beyond it: after which layer the accelerated state is to equal that slow one.
 
-        The gate for depths that it does not reach. Interval(0, 4, 16).meets(6) is 1.5: halfway from layer 1 to layer 2.
+        Interval(0, 4, 16).meets(6) is 1.5: halfway from layer 1 to layer 2.
         """
         return min(self.first + (depth - self.first) / self.speed, float(self.gate))
 
@@ -70,7 +69,6 @@ def default_gates(layers: int) -> tuple[int, ...]:
 
 
 def intervals_between(gates: Sequence[int], layers: int, rate: float = 0.0) -> list[Interval]:
-    """The intervals that end at these gates, ascending."""
     return [Interval(first, gate, layers, rate) for first, gate in zip((0, *gates), gates, strict=False)]
 
 
@@ -99,7 +97,7 @@ class Arla(nn.Module):
         return scores[..., 0, 0]
 
     def decider(self) -> Decider:
-        """The same for one token, in few operations: a module call costs much compared with a small layer."""
+        """The same for one token, in few operations."""
         down, depth = self.down.weight.t().contiguous(), self.depth.detach()
         of_context, of_last = self.score.weight[0].view(2, LATENT)
         bias, eps = self.score.bias, _eps(depth)
@@ -122,12 +120,10 @@ class Last(nn.Module):
         self.score = nn.Linear(width, 1, device=device)
 
     def forward(self, trail: Tensor) -> Tensor:
-        """Scores [...] of trails [..., states, width]."""
         scores: Tensor = self.score(F.rms_norm(trail[..., -1, :], trail.shape[-1:], eps=EPS))
         return scores[..., 0]
 
     def decider(self) -> Decider:
-        """The same for one token."""
         weight, bias = self.score.weight[0], self.score.bias
         eps = _eps(weight)
 
@@ -137,24 +133,19 @@ class Last(nn.Module):
         return decide
 
 
-class Router(nn.ModuleDict):
+class Router(Numbered[Arla | Last]):
     """A scorer for each gate, named after it: one that attends to the interval, or one of its last state only."""
 
     def __init__(self, intervals: Sequence[Interval], width: int, device: torch.device, attends: bool) -> None:
-        super().__init__()
-        for interval in intervals:
-            states = interval.gate - interval.first + 1
-            self[str(interval.gate)] = Arla(width, states, device) if attends else Last(width, device)
+        states = {interval.gate: interval.gate - interval.first + 1 for interval in intervals}
+        super().__init__(
+            {gate: Arla(width, n, device) if attends else Last(width, device) for gate, n in states.items()}
+        )
 
     def score(self, gate: int, trail: Sequence[Tensor]) -> Tensor:
         """Scores [...] of accelerated states [..., width]: where one is above 0, agreement is likelier than not."""
-        scores: Tensor = self[str(gate)](torch.stack(list(trail), -2))
+        scores: Tensor = self.of(gate)(torch.stack(list(trail), -2))
         return scores
-
-    def decider(self, gate: int) -> Decider:
-        scorer = self[str(gate)]
-        assert isinstance(scorer, Arla | Last)
-        return scorer.decider()
 
 
 def _eps(like: Tensor) -> Tensor:
@@ -163,7 +154,7 @@ def _eps(like: Tensor) -> Tensor:
 
 
 def _factor(states: Tensor, eps: Tensor) -> Tensor:
-    """[states, 1]: what divides each of ``states`` [states, width], or a product of it, by its root mean square."""
+    """[states, 1] one divided by the root mean square of each of ``states`` [states, width]."""
     length = torch.linalg.vector_norm(states, dim=1, keepdim=True, dtype=eps.dtype)
     return torch.addcmul(eps, length, length, value=1 / states.shape[1]).rsqrt_().to(states.dtype)
 

@@ -2,10 +2,8 @@
 
 Bhendawade et al.: M2R2: Mixture of Multi-rate Residuals for Efficient Transformer Inference, 2025, arXiv 2502.02040.
 An accelerated state starts from the slow one at a gate, passes the same layers by the same weights plus small adapters,
-and attends to the slow stream's keys and values. It has none itself: no row ever attends to it. Ours, as the paper's
-equations were not at hand: where the adapters sit, and what a mixture of experts gets instead of its experts.
-
-In every pass the accelerated rows stand behind the slow ones: [rows + pairs, width], the last ``pairs`` rows twice.
+and attends to the slow stream's keys and values. No row ever attends to it. Ours: where the adapters sit, and the MLP
+in place of experts. In every pass the accelerated rows stand behind the slow ones: [rows + pairs, width].
 """
 
 from __future__ import annotations
@@ -30,10 +28,7 @@ class Adapter(nn.Module):
 
     lora        W + (alpha / r) B A for the queries, the attention's output, gate and up (one product), and down
     bottleneck  queries and an output of rank r instead of the target's, and an MLP of its own with r inner units
-    hybrid      lora in the attention, an MLP of its own
-    The experts of a mixture are never called for an accelerated state, so there lora is hybrid.
-
-    Queries are those of decoding.layers, heads interleaved.
+    hybrid      lora in the attention, an MLP of its own; so is lora where the layer has experts
     """
 
     def __init__(self, info: TargetInfo, settings: AdapterSettings, device: torch.device) -> None:
@@ -51,8 +46,7 @@ class Adapter(nn.Module):
 
 
 class PairedLayout(Layout):
-    """The layout of rows of which the last ``pairs`` run twice: an accelerated row stands where its slow row stands,
-    sees what that sees, and enters no cache."""
+    """The layout of rows of which the last ``pairs`` run twice: an accelerated row stands and sees as its slow row."""
 
     def __init__(self, layout: Layout, pairs: int) -> None:
         self.start, self._slow, self._pairs = layout.start, layout, pairs
@@ -139,8 +133,7 @@ class AcceleratedLayer:
 class PairedRun:
     """Takes open rows through an interval of layers, ``first`` on, and the last of them also as accelerated rows.
 
-    With ``defers_last`` the slow rows stop before the last of the layers. They leave keys and values there, which the
-    accelerated rows of later tokens see too, and run it later, in one batch with other rows: that costs less.
+    With ``defers_last`` the slow rows leave only keys and values in the last layer, and run it later, with other rows.
     """
 
     def __init__(self, layers: Sequence[AcceleratedLayer], first: int, defers_last: bool = False) -> None:

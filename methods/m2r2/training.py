@@ -1,8 +1,7 @@
 """Training the accelerated stream: its pass over whole texts, what it is to become, and how well it has.
 
 M2R2 (arXiv 2502.02040): all gates are trained in one pass, since each interval starts from the slow stream, which
-stands still. The loss is a reconstruction; an exit of equal size in the manner of LITE (arXiv 2310.18581) is trained
-too, to compare with.
+stands still. The loss is a reconstruction; an exit of equal size in the manner of LITE (arXiv 2310.18581) is compared.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from torch import Tensor, nn
 from benchctl.decoding.model.layers import Layer, Mlp
 from benchctl.decoding.model.target import TargetInfo
 from benchctl.decoding.modules.adapters import TextAttention, adapted_mlp
-from benchctl.decoding.modules.exits import AdapterSettings, ExitModule, exit_losses, log_shares
-from benchctl.decoding.modules.trainable import Tally, TrainingBatch
+from benchctl.decoding.modules.exits import AdapterSettings, ExitModule, bare_logits, exit_losses, log_shares
+from benchctl.decoding.modules.trainable import Numbered, Tally, TrainingBatch
 
 from .gates import Interval, Router, between
 from .streams import AcceleratedLayer, Adapter, OnState, PairedRun
@@ -40,34 +39,24 @@ class TwoStreams(nn.Module):
         self.intervals = intervals
         self.router: Router | None = None  # m2r2_dynamic trains one, on top of adapters that stand still
         passed = range(1, intervals[-1].gate + 1)
-        self.adapters = nn.ModuleDict({str(layer): Adapter(info, settings, device) for layer in passed})
+        self.adapters = Numbered({layer: Adapter(info, settings, device) for layer in passed})
         exits = {}
         for interval in intervals if compared else ():
-            below = [self.adapter(layer) for layer in range(interval.first + 1, interval.gate + 1)]
+            below = [self.adapters.of(layer) for layer in range(interval.first + 1, interval.gate + 1)]
             parameters = sum(weight.numel() for adapter in below for weight in adapter.parameters())
             # Of the slow stream, with as many parameters as the adapters below it, and as loud.
             width, scale = info.hidden_size, settings.alpha / settings.rank
             rank = max(1, (parameters - width) // (2 * width))
-            exits[str(interval.gate)] = ExitModule(width, rank, device, scale=scale)
-        self.exits = nn.ModuleDict(exits)
-
-    def adapter(self, layer: int) -> Adapter:
-        adapter = self.adapters[str(layer)]
-        assert isinstance(adapter, Adapter)
-        return adapter
+            exits[interval.gate] = ExitModule(width, rank, device, scale=scale)
+        self.exits = Numbered(exits)
 
     def run(
         self, interval: Interval, blocks: Sequence[Layer], on_state: OnState | None = None, defers_last: bool = False
     ) -> PairedRun:
         """What takes both streams through an interval of a target with these layers; ``on_state``: AcceleratedLayer."""
         passed = range(interval.first, interval.gate)
-        layers = [AcceleratedLayer(blocks[index], self.adapter(index + 1), on_state) for index in passed]
+        layers = [AcceleratedLayer(blocks[index], self.adapters.of(index + 1), on_state) for index in passed]
         return PairedRun(layers, interval.first, defers_last)
-
-    def exit(self, gate: int) -> ExitModule:
-        exit_module = self.exits[str(gate)]
-        assert isinstance(exit_module, ExitModule)
-        return exit_module
 
 
 class Trajectories:
@@ -82,7 +71,7 @@ class Trajectories:
         state = self._batch.states[interval.first].float()
         trail = [state]
         for layer in range(interval.first + 1, interval.gate + 1):
-            state = self._through(self._batch.layer(layer - 1), self._module.adapter(layer), layer, state)
+            state = self._through(self._batch.layer(layer - 1), self._module.adapters.of(layer), layer, state)
             trail.append(state)
         return trail
 
@@ -126,10 +115,9 @@ class Trajectories:
 
 
 def gate_loss(module: TwoStreams, batch: TrainingBatch) -> Tensor:
-    """Weighted sum over tokens, gates and both kinds of exit.
+    """Weighted sum over tokens, gates and both kinds of exit of exit_losses.
 
-    Each is KL(target's final distribution || gate's) + CE_SHARE * cross-entropy with the text; the accelerated stream
-    adds COSINE_SHARE * the mean over its layers of 1 - cos(p^l, h^tau(l)).
+    The accelerated stream adds COSINE_SHARE * the mean over its layers of 1 - cos(p^l, h^tau(l)).
     """
     labels, trajectories = batch.ahead(1), Trajectories(module, batch)
     final = log_shares(batch.head(batch.final))
@@ -137,7 +125,8 @@ def gate_loss(module: TwoStreams, batch: TrainingBatch) -> Tensor:
     for interval in module.intervals:
         trail = trajectories.along(interval)
         losses = losses + exit_losses(final, batch.head(batch.norm(trail[-1])), labels.tokens)
-        losses = losses + exit_losses(final, module.exit(interval.gate).logits(batch, interval.gate), labels.tokens)
+        exit_logits = module.exits.of(interval.gate).logits(batch, interval.gate)
+        losses = losses + exit_losses(final, exit_logits, labels.tokens)
         distances = [1 - cosine for cosine in trajectory_cosines(batch, interval, trail)]
         losses = losses + COSINE_SHARE * torch.stack(distances).mean(0)
     return (losses * labels.weights).sum()
@@ -150,7 +139,6 @@ def trajectory_cosines(batch: TrainingBatch, interval: Interval, trail: Sequence
 
 
 def slow_state(states: Sequence[Tensor], depth: float) -> Tensor:
-    """The slow state at a depth, whole or between two layers."""
     below = int(depth)
     return between([state.float() for state in states[below : below + 2]], depth - below)
 
@@ -161,8 +149,8 @@ def gate_yardsticks(module: TwoStreams, batch: TrainingBatch) -> Mapping[str, Ta
 
     gate_4_slow, gate_4_accelerated, gate_4_exit  share of tokens whose likeliest successor there is the last layer's:
         by the slow state, by the accelerated one, by a LITE-style exit of the same size
-    cosine_3_slow, cosine_3_accelerated  mean cosine of the state after layer 3 with the last layer's
-    cosine_3_target                      mean cosine of the accelerated state with the slow one it is to equal
+    cosine_3_slow, cosine_3_accelerated, cosine_3_target  mean cosine of the state after layer 3 with the last layer's,
+        and of the accelerated one with the slow one it is to equal
     """
     weights, trajectories = batch.ahead(1).weights, Trajectories(module, batch)
     total, last = float(weights.sum()), batch.states[-1].float()
@@ -174,9 +162,10 @@ def gate_yardsticks(module: TwoStreams, batch: TrainingBatch) -> Mapping[str, Ta
 
     trails = [trajectories.along(interval) for interval in module.intervals]
     for interval, trail in zip(module.intervals, trails, strict=True):
-        note(f"gate_{interval.gate}_slow", batch.head(batch.norm(batch.states[interval.gate])).argmax(-1) == final)
-        note(f"gate_{interval.gate}_accelerated", batch.head(batch.norm(trail[-1])).argmax(-1) == final)
-        note(f"gate_{interval.gate}_exit", module.exit(interval.gate).logits(batch, interval.gate).argmax(-1) == final)
+        gate = interval.gate
+        note(f"gate_{gate}_slow", bare_logits(batch, gate).argmax(-1) == final)
+        note(f"gate_{gate}_accelerated", batch.head(batch.norm(trail[-1])).argmax(-1) == final)
+        note(f"gate_{gate}_exit", module.exits.of(gate).logits(batch, gate).argmax(-1) == final)
     for interval, trail in zip(module.intervals, trails, strict=True):
         for layer, target in enumerate(trajectory_cosines(batch, interval, trail), interval.first + 1):
             note(f"cosine_{layer}_slow", F.cosine_similarity(batch.states[layer].float(), last, dim=-1))

@@ -2,10 +2,7 @@
 
 Cai et al.: Medusa, 2024, arXiv 2401.10774, section 2.1.1. Weights are named as the authors publish theirs:
 ``{head}.{block}.linear.weight`` and ``.bias`` of residual blocks x + SiLU(W x + b), then ``{head}.{blocks}.weight`` of
-the head's own LM head. The paper's formula has one block and no bias; the authors' code has the bias, and so have we.
-
-The paper's labels are the text's tokens (section 2.2.1). Ours are the target's own distributions at their places, as it
-has them for the target itself where that learns from its own answers (section 2.3.2): they say more than one token.
+the head's own LM head; the bias is the authors' code's. Labels are the target's own distributions, as in section 2.3.2.
 """
 
 from __future__ import annotations
@@ -48,7 +45,7 @@ class Block(nn.Module):
 def fresh_heads(lm_head: Tensor, heads: int) -> nn.ModuleList:
     """Heads of one block, each with an LM head of its own that starts as ``lm_head`` [vocabulary, width].
 
-    Each gives draft logits [.., vocabulary] for normed states [.., width]; a fresh one says the next token.
+    Each gives draft logits [.., vocabulary] for normed states [.., width].
     """
     made, (vocabulary, width) = nn.ModuleList(), lm_head.shape
     for _ in range(heads):
@@ -88,8 +85,7 @@ def _turned(weight: Tensor) -> Tensor:
 
 
 def heads_loss(heads: nn.Module, batch: TrainingBatch) -> Tensor:
-    """Sum over heads i = 1, 2, .. of KL(target's distribution of the token i + 1 ahead || the head's), each weighted
-    _FADE ** i and by that token's weight."""
+    """Sum over heads i = 1, 2, .. of _FADE ** i KL(target's distribution of the token i + 1 ahead || the head's)."""
     with torch.no_grad():
         said = batch.head(batch.final).float().log_softmax(-1)
     total = batch.final.new_zeros((), dtype=torch.float32)
@@ -119,9 +115,8 @@ def top_shares(heads: nn.Module, batch: TrainingBatch) -> dict[str, Tally]:
 def path_shares(heads: nn.Module, batches: Iterable[TrainingBatch]) -> dict[Path, float]:
     """How often each path of picks is right as a whole; those that never are, are left out.
 
-    Measured together, unlike in the paper, which multiplies the heads' own shares: where one head is right the next is
-    more often right than elsewhere. Counted where every head has a token to predict, so that no path has a larger share
-    than its parent.
+    Measured together, unlike in the paper, which multiplies the heads' own shares. Counted where every head has a token
+    to predict, so that no path has a larger share than its parent.
     """
     right: Counter[Path] = Counter()
     everywhere = 0.0
@@ -138,10 +133,7 @@ def path_shares(heads: nn.Module, batches: Iterable[TrainingBatch]) -> dict[Path
 
 
 def tree_findings(shares: Mapping[Path, float]) -> dict[str, float]:
-    """The likeliest paths with their shares, likeliest first, as modules.json keeps them: ``{"0": 0.5, "0 1": 0.1}``.
-
-    The first n of them are the tree of n nodes, and the sum of their shares is how many tokens it gets accepted.
-    """
+    """The likeliest paths with their shares, likeliest first, for modules.json: ``{"0": 0.5, "0 1": 0.1}``."""
     kept = sorted(likeliest(shares, KEPT_NODES), key=lambda path: (-shares[path], len(path), path))
     return {" ".join(map(str, path)): round(shares[path], 6) for path in kept}
 

@@ -1,9 +1,8 @@
 """Medusa heads in the format in which the authors and others publish them, such as those for Vicuna-7B.
 
-Cai et al.: Medusa, 2024, arXiv 2401.10774; the layout is that of the authors' code. A folder has config.json, with
-``medusa_num_heads``, ``medusa_num_layers`` (residual blocks of each head) and ``base_model_name_or_path``, and the
-weights as medusa_lm_head.safetensors or .pt, under the names that heads.py explains. Nothing in it tells which
-weights the target must have: a width and a vocabulary can be compared, the rest is the user's word.
+Cai et al.: Medusa, 2024, arXiv 2401.10774; the authors' code. A folder has config.json, with ``medusa_num_heads``,
+``medusa_num_layers`` (residual blocks of each head) and ``base_model_name_or_path``, and medusa_lm_head.safetensors or
+.pt, with the names of heads.py. Nothing tells which weights the target must have, but for width and vocabulary.
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ class Published:
 def read_published(folder: str) -> Published | None:
     """What ``folder`` holds in this format; None where it holds nothing of it.
 
-    Raises UserError where it cannot be read or lacks weights, and where it holds others than config.json names. More
-    heads than it names are read: config.json of the heads for Vicuna-7B names two, and there are five.
+    Raises UserError where it cannot be read, lacks weights, or holds others than config.json names. More heads than it
+    names are read: config.json of the heads for Vicuna-7B names two, and there are five.
     """
     place = Path(folder)
     file = next((place / name for name in _WEIGHTS if (place / name).is_file()), None)

@@ -1,7 +1,7 @@
 """Static trees: which picks of several rankings, one per depth, are proposed together.
 
-A node is the path of ranks that leads to it, 0 for a ranking's first pick: (0, 2) is the third pick for the second
-token behind the first pick for the first. Trees list parents before children and siblings by rank.
+A node is the path of ranks that leads to it: (0, 2) is the third pick for the second token behind the first pick for
+the first. Trees list parents before children and siblings by rank.
 """
 
 from __future__ import annotations
@@ -33,20 +33,16 @@ def read_widths(text: str, depth: int) -> tuple[int, ...]:
 
 
 def wide_tree(widths: Sequence[int]) -> tuple[Path, ...]:
-    """Every combination of the first picks, ``widths[d]`` of them at depth d + 1 (Medusa 2401.10774, section 2.1.2).
-
-    Example: widths (2, 1) give (0) (1) (0 0) (1 0).
-    """
+    """The first ``widths[d]`` picks at depth d + 1, combined: (2, 1) gives (0) (1) (0 0) (1 0) (Medusa, 2.1.2)."""
     levels = range(1, len(widths) + 1)
     return tuple(path for depth in levels for path in product(*map(range, widths[:depth])))
 
 
 def sparse_tree(shares: Sequence[Sequence[float]], nodes: int) -> tuple[Path, ...]:
-    """The paths likeliest to be right where they were not measured together.
+    """The paths likeliest to be right: ``nodes`` at most, and none that never is right.
 
-    ``shares[d][r]`` is how often rank r of depth d + 1 is; ``nodes`` paths at most, and none that never is right.
-    Depths are taken to be independent, so a path is never likelier than its parent: of each depth's paths no more than
-    ``nodes`` are needed.
+    ``shares[d][r]`` is how often rank r of depth d + 1 is. Depths are taken to be independent, so a path is never
+    likelier than its parent: of each depth's paths no more than ``nodes`` are needed.
     """
     every: dict[Path, float] = {}
     paths: dict[Path, float] = {(): 1.0}
@@ -61,19 +57,14 @@ def likeliest(shares: Mapping[Path, float], nodes: int) -> tuple[Path, ...]:
     """The best tree of at most ``nodes`` nodes, where ``shares`` says how often each path is right as a whole.
 
     A path has no larger share than its parent, which is there too; so the largest shares, shorter paths first where two
-    are equal, are a tree, and no other has a larger sum: the expected number of accepted tokens (Medusa, 2.3.3).
-
-    Example: of {(0,): 0.5, (1,): 0.1, (0, 0): 0.3, (0, 1): 0.1}, three nodes are (0) (1) (0 0).
+    are equal, are a tree, and no other has a larger expected number of accepted tokens (Medusa, 2.3.3).
     """
     ranked = sorted(shares, key=lambda path: (-shares[path], len(path), path))
     return tuple(sorted(ranked[:nodes], key=lambda path: (len(path), path)))
 
 
 def pick(tree: Sequence[Path], ranked: Sequence[Sequence[int]]) -> Draft:
-    """The draft of a tree; ``ranked[d]`` are the tokens for depth d + 1, best first. Deeper nodes are left out.
-
-    Example: the tree (0) (1) (0 0) with ranked ((5, 7), (9,)) proposes "5 9" and, in addition, "7".
-    """
+    """The draft of a tree; ``ranked[d]`` are the tokens for depth d + 1, best first. Deeper nodes are left out."""
     nodes = [path for path in tree if len(path) <= len(ranked)]
     rows = {path: row for row, path in enumerate(nodes)}
     tokens = tuple(ranked[len(path) - 1][path[-1]] for path in nodes)

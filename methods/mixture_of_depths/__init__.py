@@ -1,8 +1,7 @@
 """Let only some tokens pass every other block; the rest go around it, unseen there.
 
 Raposo et al.: Mixture-of-Depths: Dynamically allocating compute in transformer-based language models, 2024, arXiv
-2404.02258. Theirs is trained from nothing; here a trained target, frozen, is adapted to it by routers, predictors and
-low-rank adapters, which is ours, as is the falling capacity.
+2404.02258. Ours: a trained target, frozen, is adapted by routers, predictors and low-rank adapters; see routers.py.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.kv.cache import Cache, Layout
@@ -24,7 +23,6 @@ from benchctl.decoding.model.layers import Layer, mix, project, run_layers
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import AdapterSettings
 from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, TrainingDefaults, load_modules
-from benchctl.errors import UserError
 
 from .routers import EPS, BlockRouter, RoutedDepth, blend, routed_blocks, routed_loss, routed_yardsticks
 
@@ -62,27 +60,21 @@ class MixtureOfDepths(Method, Trainable):
     def unsupported(self, target: TargetInfo) -> str | None:
         return "it has one layer, and the first is never routed" if target.layers < 2 else None
 
-    def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
-        if problem := self.unsupported(info):
-            raise UserError("cannot_be_trained", f"mixture_of_depths cannot be trained for this target: {problem}")
+    def build(self, info: TargetInfo, lm_head: Tensor) -> RoutedDepth:
         settings = AdapterSettings("lora", self.rank, self.alpha)
         return RoutedDepth(info, settings, self.capacity, lm_head.device)
 
-    def pace(self, module: nn.Module, progress: float) -> None:
-        assert isinstance(module, RoutedDepth)
+    def pace(self, module: RoutedDepth, progress: float) -> None:
         module.pace(progress)
 
-    def loss(self, module: nn.Module, target_batch: TrainingBatch) -> Tensor:
-        assert isinstance(module, RoutedDepth)
+    def loss(self, module: RoutedDepth, target_batch: TrainingBatch) -> Tensor:
         return routed_loss(module, target_batch)
 
-    def yardsticks(self, module: nn.Module, target_batch: TrainingBatch) -> Mapping[str, Tally]:
-        assert isinstance(module, RoutedDepth)
+    def yardsticks(self, module: RoutedDepth, target_batch: TrainingBatch) -> Mapping[str, Tally]:
         return routed_yardsticks(module, target_batch, bound_of(self.threshold))
 
     def prepare(self, target: Target) -> None:
-        module = load_modules(self, "mixture_of_depths", target, self.modules)
-        assert isinstance(module, RoutedDepth)
+        module: RoutedDepth = load_modules(self, "mixture_of_depths", target, self.modules)
         self._run = RoutedRun(module, target, self.threshold)
 
     def serve(self, target: Target, timer: Timer | None) -> AbstractContextManager[Target]:
@@ -100,7 +92,9 @@ class RoutedRun:
 
     def __init__(self, module: RoutedDepth, target: Target, threshold: float) -> None:
         self.view = module.adapters.merge(target)
-        self._deciders = {index: _Decider(module.router(index), threshold) for index in routed_blocks(target.layers)}
+        self._deciders = {
+            index: _Decider(module.routers.of(index + 1), threshold) for index in routed_blocks(target.layers)
+        }
 
     def advance(self, stream: Stream) -> None:
         """Take the open rows through all layers, routed where they are."""
@@ -134,15 +128,16 @@ class _Decider:
 
 
 def bound_of(threshold: float) -> float:
-    """The score whose sigmoid is ``threshold``."""
     if threshold <= 0:
         return -math.inf
     return math.inf if threshold >= 1 else math.log(threshold / (1 - threshold))
 
 
 def run_some(stream: Stream, index: int, passing: Mapping[int, float]) -> None:
-    """Take the open rows through block ``index``, which only rows in ``passing`` run, each with a weight; the others
-    pass it by: no row sees them there. Raises ValueError where not all open rows wait for the block."""
+    """Take the open rows through block ``index``, which only rows in ``passing`` run, each with a weight.
+
+    The others are seen by no row there. Raises ValueError where not all open rows wait for the block.
+    """
     if not passing:
         stream.pass_by(index, index + 1)
         return
@@ -150,7 +145,7 @@ def run_some(stream: Stream, index: int, passing: Mapping[int, float]) -> None:
 
 
 class ChosenLayout(Layout):
-    """The layout of some of the rows of a pass, ascending; the other rows of the pass are hidden from them."""
+    """The layout of some of the rows of a pass, ascending; the others are hidden from them."""
 
     def __init__(self, layout: Layout, rows: Sequence[int]) -> None:
         self.start, self._all, self._chosen = layout.start, layout, torch.tensor(rows)

@@ -1,12 +1,11 @@
-"""Blocks that only some tokens pass: who is chosen, what they become, and how that is learnt. See also run.py.
+"""Blocks that only some tokens pass: who is chosen, what they become, and how that is learnt.
 
 Raposo et al.: Mixture-of-Depths: Dynamically allocating compute in transformer-based language models, 2024, arXiv
 2404.02258. A router weighs each token of a routed block; those of most weight in the sequence, a share given as the
 capacity, become x + r f(x), f being the block's attention and MLP; the others stay x, and have no keys or values there.
-Who is among them is not known before the text is complete, so a predictor that sees no later token decides when
-decoding, in prefill as well as after it. Ours, since a trained target is adapted: every start is the target itself, see
-BlockRouter; capacity falls from 1 in the first half of training; router and predictor read states divided by their root
-mean square, for residuals grow from layer to layer; the predictor is linear, as the router is.
+A predictor that sees no later token decides when decoding. Ours: every start is the target itself, see BlockRouter;
+capacity falls from 1 in the first half of training; router and linear predictor read states divided by their root mean
+square.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from benchctl.decoding.model.target import TargetInfo
 from benchctl.decoding.modules.adapters import AdaptedTexts, Adapters, agreements, distil_losses
 from benchctl.decoding.modules.exits import AdapterSettings
-from benchctl.decoding.modules.trainable import Tally, TrainingBatch
+from benchctl.decoding.modules.trainable import Numbered, Tally, TrainingBatch
 
 EPS = torch.finfo(torch.float32).eps  # added to mean squares; half precision's own would drown small states
 FALLING = 0.5  # share of the training in which capacity falls
@@ -35,8 +34,8 @@ def routed_blocks(layers: int) -> range:
 class BlockRouter(nn.Module):
     """For one block: the weight r of a token, w x + b, and the predictor's score, above 0 for tokens likely chosen.
 
-    w starts as zero and b as 1, so that at capacity 1 the block starts as the target's own: x + 1 f(x). The predictor
-    reads r beside x and starts as r: all pass, and it need not learn again what the router learns.
+    w starts as zero and b as 1: at capacity 1 the block starts as the target's own. The predictor reads r beside x and
+    starts as r: all pass.
     """
 
     def __init__(self, width: int, device: torch.device) -> None:
@@ -62,8 +61,7 @@ class BlockRouter(nn.Module):
         return weights[..., 0], scores[..., 0]
 
     def products(self) -> tuple[Tensor, Tensor]:
-        """Weights [2, width] and biases [2] of both as products of x alone, in float32 at least: the predictor's, then
-        the router's."""
+        """Weights [2, width], biases [2] of predictor and router as products of x alone, in float32 at least."""
         kind = torch.promote_types(self.weigh.weight.dtype, torch.float32)
         share, weight, bias = (part.to(kind) for part in (self.foresee.weight, self.weigh.weight, self.weigh.bias))
         foresee, last = share[:, :-1] + share[:, -1:] * weight, self.foresee.bias.to(kind) + share[0, -1] * bias
@@ -73,7 +71,7 @@ class BlockRouter(nn.Module):
 class RoutedDepth(nn.Module):
     """Adapters of all layers, and for each routed block, by its number from 1 on, a BlockRouter.
 
-    ``capacity`` is the share that routed blocks take; while it is trained ``taken`` falls from 1 to it.
+    ``capacity`` is the share that routed blocks take; in training ``taken`` falls from 1 to it.
     """
 
     taken: Tensor
@@ -83,20 +81,14 @@ class RoutedDepth(nn.Module):
         self.capacity = capacity
         self.adapters = Adapters(info, settings, device)
         blocks = routed_blocks(info.layers)
-        self.routers = nn.ModuleDict({str(index + 1): BlockRouter(info.hidden_size, device) for index in blocks})
+        self.routers = Numbered({index + 1: BlockRouter(info.hidden_size, device) for index in blocks})
         self.register_buffer("taken", torch.tensor(capacity, device=device), persistent=False)
 
-    def router(self, index: int) -> BlockRouter:
-        router = self.routers[str(index + 1)]
-        assert isinstance(router, BlockRouter)
-        return router
-
     def pace(self, progress: float) -> None:
-        """Set the capacity for this moment of the training: in a line from 1 at the beginning to its own at FALLING."""
+        """Lower the share in a line from 1 at the beginning to the capacity at FALLING."""
         self.taken.fill_(1 - (1 - self.capacity) * min(progress / FALLING, 1))
 
     def share(self) -> Tensor:
-        """What routed blocks take of a sequence: the falling capacity in training, its own in eval mode."""
         return self.taken if self.training else torch.full_like(self.taken, self.capacity)
 
 
@@ -119,7 +111,7 @@ def routed_texts(module: RoutedDepth, batch: TrainingBatch, bound: float | None 
         if str(index + 1) not in module.routers:
             state = texts.through(index, state)
             continue
-        weights, scores[index] = module.router(index)(state)
+        weights, scores[index] = module.routers.of(index + 1)(state)
         among[index] = most_weighty(weights, batch.documents >= 0, module.share())
         passed[index] = among[index] if bound is None else scores[index] > bound
         after = texts.through(index, state, absent=~passed[index])
@@ -133,10 +125,7 @@ def blend(state: Tensor, after: Tensor, weights: Tensor) -> Tensor:
 
 
 def most_weighty(weights: Tensor, real: Tensor, share: Tensor) -> Tensor:
-    """[rows, n] whether a token is among the most weighty ``share`` of the ``real`` ones in its row, one at least.
-
-    Weights 3, 1, 2, 5 of which the last is padding, at a share of 1/2: the first and the third.
-    """
+    """[rows, n] whether a token is among the most weighty ``share`` of the ``real`` ones in its row, one at least."""
     ranked = weights.detach().masked_fill(~real, -torch.inf).argsort(1, descending=True)
     order = torch.arange(weights.shape[1], device=weights.device).expand_as(ranked)
     rank = torch.empty_like(ranked).scatter_(1, ranked, order)
@@ -163,8 +152,7 @@ def routed_loss(module: RoutedDepth, batch: TrainingBatch) -> Tensor:
 def routed_yardsticks(module: RoutedDepth, batch: TrainingBatch, bound: float) -> Mapping[str, Tally]:
     """What is decoded by the predictor, whom it lets pass above ``bound``.
 
-    agreement         share of tokens whose likeliest successor is the target's; each weighs what that one does
-    depth             layers run, as a share of all
+    agreement, depth  share of tokens whose likeliest successor is the target's; layers run, as a share of all
     block_2_foreseen  share of tokens of which the predictor says rightly whether they are among the most weighty
     block_2_passed    share of tokens that it lets pass
     """

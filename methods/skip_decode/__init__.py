@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchctl.decoding.batch import Batched
 from benchctl.decoding.experts.offload import Timer
@@ -116,26 +116,19 @@ class SkipDecode(Method, Batched, Trainable):
         least = self.min_layers or min(most, max(self.warmup_layers, layers // 2, 1))
         return DepthSchedule(layers, most, least, self.warmup_layers, self.fall_tokens)
 
-    def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
-        if not self.needs_modules:
-            raise UserError("nothing_to_train", "adapters=none has nothing to train; skip_decode[adapters=lora] has")
-        if problem := self.unsupported(info):
-            raise UserError("cannot_be_trained", f"skip_decode cannot be trained for this target: {problem}")
+    def build(self, info: TargetInfo, lm_head: Tensor) -> Adapters:
         return Adapters(info, AdapterSettings("lora", self.rank, self.alpha), lm_head.device)
 
-    def loss(self, module: nn.Module, target_batch: TrainingBatch) -> Tensor:
-        assert isinstance(module, Adapters)
+    def loss(self, module: Adapters, target_batch: TrainingBatch) -> Tensor:
         return schedule_loss(self.schedule(module.info.layers), module, target_batch)
 
-    def yardsticks(self, module: nn.Module, target_batch: TrainingBatch) -> Mapping[str, Tally]:
-        assert isinstance(module, Adapters)
+    def yardsticks(self, module: Adapters, target_batch: TrainingBatch) -> Mapping[str, Tally]:
         return schedule_yardsticks(self.schedule(module.info.layers), module, target_batch)
 
     def prepare(self, target: Target) -> None:
         if self.needs_modules:
             trained_options(self, "skip_decode", self.modules)  # refuses lower depths than were trained
-            module = load_modules(self, "skip_decode", target, self.modules)
-            assert isinstance(module, Adapters)
+            module: Adapters = load_modules(self, "skip_decode", target, self.modules)
             self._view = module.merge(target)
 
     def serve(self, target: Target, timer: Timer | None) -> AbstractContextManager[Target]:

@@ -1,15 +1,15 @@
 """Depths fixed in advance, by how far an answer has come, and how training meets them on whole texts.
 
-Del Corro et al.: SkipDecode, 2023, arXiv 2307.02628. As its abstract says, a depth belongs to a position, whatever the
-text; it never grows along the sequence, so that no later token wants keys or values that an earlier one did not
-compute; and what is left out are lower to middle layers. The line from most to least is recalled from the paper.
+Del Corro et al.: SkipDecode, 2023, arXiv 2307.02628. A depth belongs to a position, whatever the text; it never grows
+along the sequence, so that no later token wants keys or values that an earlier one did not compute; lower to middle
+layers are left out. The line from most to least is recalled from the paper.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -57,17 +57,6 @@ class DepthSchedule:
         return depths >= (0 if index < self.warmup else self.warmup + self.layers - index)
 
 
-class Texts(Protocol):
-    """Packed rows of text, [rows, n] each; see trainable.TrainingBatch."""
-
-    @property
-    def weights(self) -> Tensor: ...
-    @property
-    def documents(self) -> Tensor: ...
-    @property
-    def positions(self) -> Tensor: ...
-
-
 class TextDepths(NamedTuple):
     """For each token of some texts, [rows, n]: its depth, and whether it is one of the answer that is being decoded."""
 
@@ -75,14 +64,13 @@ class TextDepths(NamedTuple):
     new: Tensor
 
 
-def text_depths(schedule: DepthSchedule, texts: Texts, chance: bool) -> TextDepths:
-    """Depths as if each document were a prompt and its answer.
+def text_depths(schedule: DepthSchedule, texts: Any, chance: bool) -> TextDepths:
+    """Depths in ``texts``, such as a TrainingBatch, as if each document were a prompt and its answer.
 
     The prompt ends where one of the answers in the document begins, its tokens weighing more than what was before; in a
-    text without answers, anywhere. With ``chance``, for training, that is drawn each time, and so is where the
-    least depth is reached: between the end of the document, if that comes first, and ``fall_tokens``, so that short
-    documents teach low depths too (ours). Without, for measuring, all is the same each time, and the fall the
-    schedule's own.
+    text without answers, anywhere. With ``chance``, for training, that is drawn, and so is where the least depth is
+    reached: between the end of the document, if that comes first, and ``fall_tokens``, so that short documents teach
+    low depths too (ours). Without, for measuring, all is the same each time, and the fall the schedule's own.
     """
     positions, documents = texts.positions, texts.documents
     first = positions == 0
@@ -103,7 +91,7 @@ def text_depths(schedule: DepthSchedule, texts: Texts, chance: bool) -> TextDept
 
 
 def _greatest(values: Tensor, documents: Tensor) -> Tensor:
-    """[rows, n] for each token the greatest of its document's ``values``, which are not negative; of padding, any."""
+    """[rows, n] for each token the greatest of its document's ``values``, none of which is negative."""
     place = documents + 1  # padding is -1
     rows, n = values.shape
     return values.new_zeros(rows, n + 1).scatter_reduce(1, place, values, "amax").gather(1, place)
@@ -112,7 +100,7 @@ def _greatest(values: Tensor, documents: Tensor) -> Tensor:
 def scheduled_states(schedule: DepthSchedule, adapters: Adapters, batch: TrainingBatch, depths: Tensor) -> Tensor:
     """[rows, n, width] final residuals of tokens that run the adapted layers of their depths [rows, n].
 
-    Tokens that do not run a layer are seen there by none that does: depths fall along a document.
+    Depths fall along a document, so no token that runs a layer sees one that does not.
     """
     texts, state = AdaptedTexts(adapters, batch), batch.states[0].float()
     for index in range(schedule.layers):
@@ -132,9 +120,8 @@ def schedule_loss(schedule: DepthSchedule, adapters: Adapters, batch: TrainingBa
 def schedule_yardsticks(schedule: DepthSchedule, adapters: Adapters, batch: TrainingBatch) -> Mapping[str, Tally]:
     """Of the answers' tokens, each weighing what the one it must predict does.
 
-    agreement          share whose likeliest successor is the target's
-    depth              layers run for them, as a share of all
-    depth_8_agreement  the first of these among tokens that run 8 layers
+    agreement, depth   share whose likeliest successor is the target's; layers run for them, as a share of all
+    depth_8_agreement  agreement among tokens that run 8 layers
     """
     depths, new = text_depths(schedule, batch, chance=False)
     agree = agreements(batch, scheduled_states(schedule, adapters, batch, depths))

@@ -32,7 +32,7 @@ def with_adapters(model: Any, adapters: Adapters) -> Any:
     """A copy of a model with separate projections whose weights have their adapters added."""
     twin = copy.deepcopy(model)
     for index, layer in enumerate(twin.model.layers):
-        adapter, attention = adapters.of(index), layer.self_attn
+        adapter, attention = adapters.layers.of(index + 1), layer.self_attn
         head_dim = attention.head_dim
         heads, kv_heads = (part.weight.shape[0] // head_dim for part in (attention.q_proj, attention.k_proj))
         parts = torch.split(merged(adapter.qkv), [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim])

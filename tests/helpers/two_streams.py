@@ -63,7 +63,7 @@ def accelerated_beside(
     states = [slow[first, -1]]
     for layer in range(first + 1, gate + 1):
         hidden = unseen[layer - 1] if unseen else []
-        states.append(_layer(naive.model, layer - 1, module.adapter(layer), states[-1], slow[layer - 1], hidden))
+        states.append(_layer(naive.model, layer - 1, module.adapters.of(layer), states[-1], slow[layer - 1], hidden))
     return torch.stack(states)
 
 
@@ -100,7 +100,7 @@ def _layer(
 
 def exit_states(naive: Naive, module: TwoStreams, text: list[int], gate: int) -> Tensor:
     """[width] what the LITE-style exit gives to the LM head."""
-    state, norm, found = naive.last_states(text)[gate], naive.model.model.norm, module.exit(gate)
+    state, norm, found = naive.last_states(text)[gate], naive.model.model.norm, module.exits.of(gate)
     assert found.gain is not None
     normed: Tensor = norm(state + _bend(found.change, norm(state))) * found.gain.double()
     return normed

@@ -24,7 +24,7 @@ from benchctl.decoding.modules.trainable import WEIGHTS, TrainingBatch, read_fac
 from benchctl.methods.m2r2 import M2R2
 from benchctl.methods.m2r2.gates import Interval, Router
 from benchctl.methods.m2r2.training import TwoStreams, gate_loss
-from benchctl.methods.m2r2_dynamic import M2R2Dynamic, router_loss, router_scores, trajectory_shares
+from benchctl.methods.m2r2_dynamic import M2R2Dynamic, router_scores, trajectory_shares
 from benchctl.registry import build
 
 FILLS = ("rate_map", "copy_p", "copy_h", "deferred_exact", "absent")
@@ -230,7 +230,7 @@ def test_training_teaches_where_the_accelerated_state_agrees(kind: str) -> None:
     batch = batch_of(models.naive, answered(models.naive, 12))
     module = _with_trained_adapters(method, batch, models)
     before = {name: tally.share for name, tally in method.yardsticks(module, batch).items()}
-    learn(router_loss, module, batch, 120)
+    learn(method.loss, module, batch, 120)
     after = {name: tally.share for name, tally in method.yardsticks(module, batch).items()}
     for gate in (1, 3):
         fresh, learnt = (found[f"exit_{gate}_found"] + found[f"exit_{gate}_held"] for found in (before, after))

@@ -6,7 +6,6 @@ import copy
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 import torch
@@ -224,7 +223,7 @@ def test_classifiers_of_trained_exits_are_a_second_stage() -> None:
     assert isinstance(module, Exits)
     learning = {name for name, weight in module.named_parameters() if weight.requires_grad}
     assert learning == {name for name in module.state_dict() if name.startswith("classifier.")}
-    bare = Exits({}, {layer: cast(nn.Linear, module.classifier[str(layer)]) for layer in (1, 3)})
+    bare = Exits({}, {layer: module.classifier.of(layer) for layer in (1, 3)})
     assert float(method.loss(module, batch).detach()) != pytest.approx(float(method.loss(bare, batch).detach()))
     learn(method.loss, module, batch, 40)
     found = {name: tally.share for name, tally in method.yardsticks(module, batch).items()}

@@ -283,9 +283,9 @@ def test_an_exit_has_as_many_parameters_as_the_adapters_of_its_interval() -> Non
         method = M2R2(gates="1+3", rank=8, adapters=kind)
         module = trainable(method, pair("llama"))
         for interval in module.intervals:
-            below = [module.adapter(layer) for layer in range(interval.first + 1, interval.gate + 1)]
+            below = [module.adapters.of(layer) for layer in range(interval.first + 1, interval.gate + 1)]
             adapters = sum(weight.numel() for adapter in below for weight in adapter.parameters())
-            found = sum(weight.numel() for weight in module.exit(interval.gate).parameters())
+            found = sum(weight.numel() for weight in module.exits.of(interval.gate).parameters())
             assert abs(found - adapters) <= pair("llama").target.info.hidden_size
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import refused
 from tiny import tiny_folder
 
 from benchctl.decoding.model.target import Target
@@ -30,6 +31,12 @@ def test_parameters_are_those_of_real_modules(label: str, tmp_path: Path) -> Non
     assert adamw.memory_bytes["optimizer"] == 2 * adamw.memory_bytes["gradients"] == 8 * parameters
     assert parameters * 4 <= muon.memory_bytes["optimizer"] < parameters * 8
     assert adamw.step_tokens == 256
+
+
+@pytest.mark.parametrize("label", ["deed[exits=99]", "m2r2[gates=99]", "skip_decode[max_layers=99]"])
+def test_modules_that_the_model_has_no_layers_for_have_no_estimate(label: str, tmp_path: Path) -> None:
+    with refused("cannot_be_trained", "99"):
+        estimate(TeacherOptions((), Path(), model=str(tiny_folder(tmp_path / "target"))), label)
 
 
 def test_residuals_and_logits_are_those_of_one_pass(tmp_path: Path) -> None:

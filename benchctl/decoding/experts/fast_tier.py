@@ -23,37 +23,29 @@ class Policy(ABC):
 
     keeps: ClassVar[bool] = True  # whether an expert stays after its use; otherwise each use loads it
 
+    def __init__(self) -> None:
+        self._now = 0
+        self._last: dict[Key, int] = {}  # when each expert was last loaded or used
+
     def reach(self, layer: int) -> None:  # noqa: B027 optional
         """A pass has reached this layer; one that is not behind the last one begins a new pass."""
 
-    def loaded(self, key: Key) -> None:  # noqa: B027 optional
+    def loaded(self, key: Key) -> None:
         """An expert's transfer has begun."""
+        self._now += 1
+        self._last[key] = self._now
 
-    def used(self, key: Key) -> None:  # noqa: B027 optional
+    def used(self, key: Key) -> None:
         """The layer just reached needs this expert."""
+        self.loaded(key)
 
     @abstractmethod
     def victim(self, candidates: Collection[Key]) -> Key:
         """The one of ``candidates`` to evict; they are never empty."""
 
 
-class _Recency(Policy):
-    """Remembers when each expert was last loaded or used."""
-
-    def __init__(self) -> None:
-        self._now = 0
-        self._last: dict[Key, int] = {}
-
-    def loaded(self, key: Key) -> None:
-        self._now += 1
-        self._last[key] = self._now
-
-    def used(self, key: Key) -> None:
-        self.loaded(key)
-
-
-class Lru(_Recency):
-    """Evicts what was loaded or used longest ago. Example: a b c used in this order, then a again: evicts b."""
+class Lru(Policy):
+    """Evicts what was loaded or used longest ago."""
 
     def victim(self, candidates: Collection[Key]) -> Key:
         return min(candidates, key=self._last.__getitem__)
@@ -65,7 +57,7 @@ class OnDemand(Lru):
     keeps = False
 
 
-class Lfu(_Recency):
+class Lfu(Policy):
     """Evicts what was used least often since the generation began, evicted times included; of those the oldest."""
 
     def __init__(self) -> None:
@@ -80,14 +72,12 @@ class Lfu(_Recency):
         return min(candidates, key=lambda key: (self._uses[key], self._last[key]))
 
 
-class LeastStale(_Recency):
+class LeastStale(Policy):
     """Evicts stale experts first (not touched in this pass over the layers), then those whose layer comes up last.
 
     After Least-Stale of Hoang et al.: SpecMD: A Comprehensive Study On Speculative Expert Prefetching, 2026, arXiv
     2602.03921. Only its abstract and introduction were at hand, so the order within each group is ours: by the distance
     from the present layer to theirs, around the end of the pass, then the one touched earliest. A prefetch touches.
-
-    Example: three layers, layer 1 reached, experts of layers 0 and 2 stale: layer 2 comes next, so that of 0 goes.
     """
 
     def __init__(self, layers: int) -> None:
@@ -112,8 +102,9 @@ class LeastStale(_Recency):
 
 def policy_of(name: PolicyName, layers: int) -> Policy:
     """A fresh policy for a target of so many layers."""
-    makers: Mapping[str, type[Policy]] = {"on_demand": OnDemand, "lru": Lru, "lfu": Lfu}
-    return LeastStale(layers) if name == "least_stale" else makers[name]()
+    if name == "least_stale":
+        return LeastStale(layers)
+    return {"on_demand": OnDemand, "lru": Lru, "lfu": Lfu}[name]()
 
 
 POLICIES: Final[tuple[PolicyName, ...]] = get_args(PolicyName)
@@ -213,10 +204,7 @@ class FastTier:
         self._visit = keys
 
     def want(self, layer: int, experts: Sequence[int]) -> None:
-        """Fetch ``experts`` of a ``layer`` still to come in this pass ahead, the likeliest first.
-
-        Said again of a layer, it takes the place of what was said before: what has not been fetched of that is not.
-        """
+        """Fetch ``experts`` of a coming ``layer`` ahead, the likeliest first, in place of those wanted before."""
         if layer <= self._layer:
             raise ValueError(f"layer {layer} is not ahead of layer {self._layer}, so nothing can be fetched ahead")
         keys = [Key(layer, expert) for expert in experts]

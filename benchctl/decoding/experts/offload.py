@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
-import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -42,29 +41,23 @@ class MemoryTier:
         def on_host(weights: Tensor) -> Tensor:
             return weights if weights.device.type == "cpu" else weights.cpu().pin_memory()
 
-        self._gate_up = {layer: on_host(mixture.gate_up) for layer, mixture in experts.items()}
-        self._down = {layer: on_host(mixture.down) for layer, mixture in experts.items()}
+        self._experts = {layer: (on_host(mixture.gate_up), on_host(mixture.down)) for layer, mixture in experts.items()}
 
     def read(self, key: Key) -> ExpertWeights:
         """The weights of an expert on the host; valid until the next call. Only the loader's thread calls this."""
-        return ExpertWeights(key.expert, self._gate_up[key.layer][key.expert], self._down[key.layer][key.expert])
+        gate_up, down = self._experts[key.layer]
+        return ExpertWeights(key.expert, gate_up[key.expert], down[key.expert])
 
 
 class FileTier:
-    """The same in a memory-mapped safetensors file of its own, in the target's precision, deleted with this object.
-
-    The speed of the disk shows only where the file is larger than the free memory; otherwise give a bandwidth.
-    """
+    """The same in a memory-mapped file, deleted with this object; as slow as the disk only beyond free memory."""
 
     def __init__(self, experts: Mapping[int, Experts]) -> None:
         folder = tempfile.mkdtemp(prefix="benchctl-experts-")
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         path = Path(folder) / "experts.safetensors"
-        tensors: dict[str, Tensor] = {}
-        for layer, mixture in experts.items():
-            tensors[f"{layer}.gate_up"] = mixture.gate_up.detach().cpu().contiguous()
-            tensors[f"{layer}.down"] = mixture.down.detach().cpu().contiguous()
-        save_file(tensors, path)
+        named = {f"{layer}.{name}": getattr(experts[layer], name) for layer in experts for name in ("gate_up", "down")}
+        save_file({name: weights.detach().cpu().contiguous() for name, weights in named.items()}, path)
         self._file: Any = safe_open(path, framework="pt")
 
     def read(self, key: Key) -> ExpertWeights:
@@ -74,7 +67,7 @@ class FileTier:
 
 
 class Slots:
-    """The fast tier's memory: gate_up [capacity, 2 f, width] and down [capacity, width, f] on the target's device.
+    """gate_up [capacity, 2 f, width] and down [capacity, width, f] on the target's device.
 
     On a GPU copies run on a stream of their own, and wait for queued products that still read the slot.
     """
@@ -86,8 +79,7 @@ class Slots:
         on_gpu = self._device.type == "cuda"
         self._stream = torch.cuda.Stream(self._device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._read: dict[int, torch.cuda.Event] = {}
-        sizes = (weights.element_size() * weights[0].numel() for weights in (self._gate_up, self._down))
-        self.expert_bytes = sum(sizes)
+        self.expert_bytes = (self._gate_up.nbytes + self._down.nbytes) // capacity
 
     def fill(self, slot: int, weights: ExpertWeights) -> None:
         """Copy an expert into a slot; returns when it has arrived. Another thread may compute meanwhile."""
@@ -126,8 +118,8 @@ class Loader:
     """A context manager with a thread that moves experts over a link, one after another, while the caller computes.
 
     With a bandwidth, a transfer ends bytes / bandwidth after it began, or later, and the next one begins then. Moments
-    are computed, so a thread that wakes late delays nothing; the caller or the thread, whichever runs first, catches
-    up. Experts of 1 MB at 2 MB/s that are demanded at 0.0 s and 0.1 s arrive at 0.5 s and 1.0 s.
+    are computed, so a thread that wakes late delays nothing: the caller or the thread, whichever runs first, catches
+    up. Functions of the tier's names raise RuntimeError if the thread has failed.
     """
 
     def __init__(self, tier: FastTier, link: Link, timer: Timer | None = None) -> None:
@@ -159,21 +151,19 @@ class Loader:
         return 0.0 if self._timer is None else self._timer.now_s()
 
     def need(self, layer: int, experts: Sequence[int]) -> None:
-        """See FastTier.need; raises RuntimeError if the thread has failed."""
         with self._changed:
             self._catch_up()
             self._tier.need(layer, experts)
             self._begin(self.now_s())
 
     def want(self, layer: int, experts: Sequence[int]) -> None:
-        """See FastTier.want."""
         with self._changed:
             self._catch_up()
             self._tier.want(layer, experts)
             self._begin(self.now_s())
 
     def done(self, key: Key) -> None:
-        """See FastTier.done; the products with these weights have been queued."""
+        """The products with these weights have been queued."""
         with self._changed:
             self._catch_up()
             self._link.slots.computed(self._tier.slot(key))
@@ -181,7 +171,7 @@ class Loader:
             self._begin(self.now_s())
 
     def wait_for(self, key: Key) -> ExpertWeights:
-        """The weights of a needed expert, once they are there. Raises RuntimeError if the thread has failed."""
+        """The weights of a needed expert, once they are there."""
         with self._changed:
             self._catch_up()
             if not self._tier.holds(key):
@@ -224,7 +214,14 @@ class Loader:
         try:
             while (transfer := self._next()) is not None:
                 self._link.slots.fill(transfer.slot, self._link.slow.read(transfer.key))
-                self._finish()
+                with self._changed:
+                    self._copied = True
+                    self._ends_s = max(self._ends_s, self.now_s())
+                    self._catch_up()
+                    self._changed.notify_all()
+                    while self._copied and not self._closed:  # a waiting caller may see the end before this thread
+                        self._changed.wait(max(self._ends_s - self.now_s(), 0.0))
+                        self._catch_up()
         except BaseException as error:
             with self._changed:
                 self._error = error
@@ -236,17 +233,6 @@ class Loader:
             while not self._closed and (self._transfer is None or self._copied):
                 self._changed.wait()
             return None if self._copied else self._transfer
-
-    def _finish(self) -> None:
-        """The copy is there; the transfer ends at its moment, which a waiting caller may see before this thread."""
-        with self._changed:
-            self._copied = True
-            self._ends_s = max(self._ends_s, self.now_s())
-            self._catch_up()
-            self._changed.notify_all()
-            while self._copied and not self._closed:
-                self._changed.wait(max(self._ends_s - self.now_s(), 0.0))
-                self._catch_up()
 
 
 Tier = Literal["memory", "file"]
@@ -272,9 +258,7 @@ class OffloadSettings:
         if self.capacity < 0:
             raise ValueError(f"capacity is {self.capacity}; it must be at least the experts of a token, or 0")
         if self.bandwidth_mb_s < 0:
-            raise ValueError(
-                f"bandwidth_mb_s is {self.bandwidth_mb_s}; it must be positive, or 0 for the machine's own"
-            )
+            raise ValueError(f"bandwidth_mb_s is {self.bandwidth_mb_s}; it must be positive, or 0 for no limit")
 
     def unsupported(self, target: TargetInfo) -> str | None:
         """Why experts of ``target`` cannot be offloaded; None when they can."""
@@ -293,8 +277,7 @@ def mixtures_of(target: Target) -> Mapping[int, Experts]:
 
 def rank_experts(block: Layer, state: Tensor, count: int) -> list[int]:
     """The experts that a layer's own norm and gate choose first for ``state`` [1, width], the likeliest first."""
-    assert isinstance(block.mlp, Experts), "a mixture of experts"
-    logits = F.linear(block.mlp_norm(state), block.mlp.router)
+    logits = block.gate_logits(state)
     ranked: list[int] = logits[0].topk(min(count, logits.shape[-1])).indices.tolist()
     return ranked
 
@@ -310,8 +293,7 @@ class OffloadsExperts(ABC):
 class Offload:
     """The experts of a target in two tiers. Built once per run; each generation begins with an empty fast tier.
 
-    view  the same target with every mixture of experts tiered; it runs only while it is served. The target itself stays
-          as it is, and in memory, for the other methods of the run.
+    view  the same target with every mixture of experts tiered; it runs only while it is served
     """
 
     def __init__(self, target: Target, settings: OffloadSettings) -> None:

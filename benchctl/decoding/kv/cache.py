@@ -64,13 +64,13 @@ class Cache:
         self.lengths[layer] = slot + 1
 
     def leave_out(self, layer: int, slots: Sequence[int]) -> None:
-        """Of the rows just written these, ascending, are to hold nothing: they passed the layer by."""
+        """Of the rows just written these slots, ascending, hold nothing: they passed the layer by."""
         self.absent[layer] += slots
 
     def absent_bias(self, layer: int, end: int) -> Tensor | None:
         """[end] added to attention scores: -inf at slots that hold nothing in the layer, else 0; None without such.
 
-        It is a view, which is right until slots before ``end`` are forgotten, or moved.
+        A view, right until slots before ``end`` are forgotten or moved.
         """
         if end > self.capacity:
             self._grow(end)
@@ -89,7 +89,7 @@ class Cache:
         return row[:end]
 
     def _make_finite(self, layer: int, end: int) -> None:
-        """Slots that rows passed by get zeros once they may come to be read: hidden by a weight of 0, but read."""
+        """Zeros in slots that rows passed by, before they are read: a weight of 0 hides numbers only."""
         done = self._finite[layer]
         if done < end:
             self.kv[layer].narrow(1, done, end - done).zero_()
@@ -116,8 +116,7 @@ class Cache:
     def keep(self, start: int, slots: Sequence[int]) -> None:
         """From slot ``start`` on, keep only ``slots`` (ascending), moved together; later rows are forgotten.
 
-        A layer that has not run some of the kept rows keeps those it has. Example: start 5, slots [5, 7] of a tree
-        whose rows are in slots 5 to 8: slot 7 moves to 6, and the layer's length becomes 7.
+        A layer that has not run some of the kept rows keeps those it has.
         """
         if list(slots) == list(range(start, start + len(slots))):
             self.truncate(start + len(slots))

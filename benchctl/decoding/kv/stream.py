@@ -94,7 +94,7 @@ class Stream:
         """Run rows through layers ``first`` .. ``last`` - 1 in a method's own way; layers below run as in advance.
 
         These are all open rows that layer ``first`` lacks, or only the last ``rows`` of them. Raises ValueError where
-        the layers do not lack exactly these rows, and where earlier rows are absent from some of the layers only.
+        the layers lack other rows, and where earlier rows are absent from some of the layers only.
         """
         self.advance(first)
         lengths, absent = self.cache.lengths, self.cache.absent
@@ -107,7 +107,6 @@ class Stream:
         self._replace_states(start, run(self._states_from(start), self.cache, self._layout(start, first)))
 
     def _states_from(self, start: int) -> Tensor:
-        """States of the open rows from slot ``start`` on."""
         finished = start - self.base
         return self.states[finished:] if finished else self.states
 
@@ -137,7 +136,7 @@ class Stream:
                 self.cache.skip(layer, self.length - 1)
 
     def _leave(self, first: int) -> int:
-        """The slot of the last open row, which all others are to be ahead of in layers ``first`` .. ."""
+        """The slot of the last open row; all others must be ahead of it in layers ``first`` .. ."""
         start = self.length - 1
         if self.cache.lengths[first] != start:
             raise ValueError("earlier rows still wait for these layers; run them before this one is filled in")
@@ -193,8 +192,7 @@ class Stream:
     def _layout(self, start: int, layer: int) -> Layout:
         """Of the open rows from slot ``start`` on in ``layer``, where its absent slots are hidden.
 
-        A row of a tree sees those on its branch, itself included. Example: rows with parents -1, 0, 0 behind 5 slots
-        stand at 5, 6, 6 and see [0], [0, 1], [0, 2].
+        Rows of a tree with parents -1, 0, 0 behind 5 slots stand at 5, 6, 6 and see [0], [0, 1], [0, 2].
         """
         positions: Sequence[int] = range(self.base, self.length)
         ancestors: list[list[int]] | None = None

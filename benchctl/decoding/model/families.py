@@ -45,9 +45,8 @@ def check_family(config: Any) -> None:
     """UserError unless the configuration is of a family, and of a variant, this forward reproduces."""
     known = (*FAMILIES, *ENCODER_DECODERS)
     if config.model_type not in known:
-        raise UserError(
-            "unknown_family", f"models of type {config.model_type!r} are not supported; known: {', '.join(known)}"
-        )
+        message = f"models of type {config.model_type!r} are not supported; known: {', '.join(known)}"
+        raise UserError("unknown_family", message)
     if getattr(config, "quantization_config", None):
         raise UserError("quantised_checkpoint", "quantised checkpoints are not supported; name the unquantised model")
     rope = getattr(config, "rope_parameters", None) or {}
@@ -69,7 +68,7 @@ def check_family(config: Any) -> None:
 def context_tokens(config: Any) -> int:
     """Positions the model can take; long-rope models are used within their original, unscaled context.
 
-    T5 knows distances only, and no end of them: what its configuration names, else the 512 tokens it was trained with.
+    T5, which knows distances only, takes what its configuration names, else the 512 tokens it was trained with.
     """
     if config.model_type in ENCODER_DECODERS:
         return int(getattr(config, "n_positions", None) or 512)
@@ -114,7 +113,6 @@ def read_norm(module: Any, config: Any, order: Tensor | None = None) -> Norm:
 
 
 def read_layer(model: Any, index: int, fast: bool) -> Layer:
-    """The decoder layer with this index."""
     layer, config, mlp = model.model.layers[index], model.config, model.model.layers[index].mlp
     return Layer(
         attention_norm=read_norm(layer.input_layernorm, config),
@@ -138,6 +136,11 @@ def _read_attention(module: Any, config: Any, index: int, fast: bool, rotated: i
     rows = torch.cat((turned, torch.arange(turned.numel(), turned.numel() + kv_heads * width)))
     weight, bias = _fused(module, "qkv_proj", ("q_proj", "k_proj", "v_proj"))
     per_head = hasattr(module, "q_norm") and module.q_norm.weight.shape[0] == width
+
+    def head_norm(name: str, copies: int) -> Norm | None:
+        index = torch.arange(copies * width).view(copies, -1)[:, order].flatten()
+        return read_norm(getattr(module, name), config, index) if hasattr(module, name) else None
+
     return Attention(
         qkv=Linear(weight[rows], None if bias is None else bias[rows], fast),
         out=Linear(module.o_proj.weight, module.o_proj.bias, fast),
@@ -145,19 +148,12 @@ def _read_attention(module: Any, config: Any, index: int, fast: bool, rotated: i
         kv_heads=kv_heads,
         head_dim=width,
         scale=float(module.scaling),
-        query_norm=_read_head_norm(module, "q_norm", config, order, 1 if per_head else heads),
-        key_norm=_read_head_norm(module, "k_norm", config, order, 1 if per_head else kv_heads),
+        query_norm=head_norm("q_norm", 1 if per_head else heads),
+        key_norm=head_norm("k_norm", 1 if per_head else kv_heads),
         norm_per_head=per_head,
         clip=config.clip_qkv if config.model_type == "olmoe" else None,
         window=_window(config, index),
     )
-
-
-def _read_head_norm(module: Any, name: str, config: Any, order: list[int], copies: int) -> Norm | None:
-    if not hasattr(module, name):
-        return None
-    index = torch.arange(copies * len(order)).view(copies, -1)[:, order].flatten()
-    return read_norm(getattr(module, name), config, index)
 
 
 def _window(config: Any, index: int) -> int | None:
@@ -177,7 +173,7 @@ def _fused(module: Any, whole: str, parts: tuple[str, ...]) -> tuple[Tensor, Ten
 
 
 def decoder_layers(config: Any) -> int:
-    """Layers of what generates text: where there is an encoder, its own are not counted."""
+    """Of what generates text."""
     encodes = config.model_type in ENCODER_DECODERS
     return int(config.num_decoder_layers if encodes else config.num_hidden_layers)
 
@@ -209,7 +205,7 @@ def _read_experts(module: Any, config: Any) -> Experts:
 
 
 def read_t5(model: Any, fast: bool) -> Parts:
-    """A T5 model (also v1.1 and Flan) as what a target is made of. Its encoder runs as transformers runs it."""
+    """A T5 model (also v1.1 and Flan) as parts. Its encoder runs as transformers runs it."""
     decoder, config = model.decoder, model.config
     crosses = [_read_cross(block.layer[1], config, fast) for block in decoder.block]
     blocks = [_read_t5_layer(block, cross, config, fast) for block, cross in zip(decoder.block, crosses, strict=True)]

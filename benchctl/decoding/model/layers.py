@@ -96,7 +96,6 @@ class Experts:
         return weights.to(x.dtype), experts
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + the weighted answers of each row's experts."""
         weights, experts = self.route(x)
         result = torch.zeros_like(x)
         # Expert by expert: its weights are read once, for all rows that go to it.
@@ -121,6 +120,11 @@ class Layer:
     mlp_norm: Norm
     mlp: Mlp | Experts
     cross: Callable[[Tensor], Tensor] | None = None
+
+    def gate_logits(self, state: Tensor) -> Tensor:
+        """[..., experts] of the layer's own norm and gate, where it has experts, for ``state`` [..., width]."""
+        assert isinstance(self.mlp, Experts), "a mixture of experts"
+        return F.linear(self.mlp_norm(state), self.mlp.router)
 
 
 def mix(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, layout: Layout) -> Tensor:
@@ -282,14 +286,12 @@ class Encoder:
         self._module, self._crosses = module, crosses
 
     def read(self, prompt_ids: Sequence[int]) -> None:
-        """Encode a prompt: what every decoder layer looks at from now on."""
         ids = torch.tensor([list(prompt_ids)], device=self.biases.device)
         encoded = self._module(input_ids=ids).last_hidden_state[0]
         for cross in self._crosses:
             cross.read(encoded)
 
     def tensors(self) -> Iterator[Tensor]:
-        """All weights except those of the decoder's own layers."""
         yield from self._module.parameters()
         for cross in self._crosses:
             yield from cross.weights

@@ -24,10 +24,7 @@ class Likelihood:
 
 
 def likelihood(target: Target, prompt_ids: Sequence[int], answer: Sequence[int]) -> Likelihood:
-    """The target's opinion of the ids `answer`, its stop token included, each after the text before it.
-
-    Of the target's logits as they are, at temperature 1 and uncut; in nats.
-    """
+    """The target's opinion of the ids `answer`, its stop token included, at temperature 1 and uncut; in nats."""
     agreed, logprob, done = 0, 0.0, 0
     for block in logprobs(target, prompt_ids, answer):
         said = torch.tensor(answer[done : done + len(block)], device=block.device)
@@ -56,8 +53,8 @@ def reply_chances(
 ) -> list[float]:
     """The probability of each of `replies`, ids that follow the prompt, and that none of `continued_by` comes next.
 
-    Where "10" is the tokens 1 0, the chance of "1" is p(1) * (1 - p(a digit | 1)), that of "10" is p(1) * p(0 | 1) *
-    (1 - p(a digit | 1 0)). Of logits at temperature 1, uncut; for targets without an encoder.
+    Where "10" is the tokens 1 0, the chance of "1" is p(1) * (1 - p(a digit | 1)). Of logits at temperature 1, uncut;
+    for targets without an encoder.
     """
     # A tree of the replies, common beginnings said once: node 0 is the prompt, each other a token after its parent.
     beginnings = dict.fromkeys(tuple(reply[:end]) for reply in replies for end in range(1, len(reply) + 1))

@@ -1,14 +1,14 @@
 """The target model: load it, check it, and run rows of one sequence through its layers.
 
-`Probe` compares our logits with transformers' own at every load, so an unknown variant is refused. It is too short to
-see windows or rotary scaling beyond its length: tests/decoding/test_families.py covers those.
+Every load compares our logits with transformers' own, so an unknown variant is refused. Too short for windows or rotary
+scaling beyond its length: tests/decoding/test_families.py covers those.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -42,33 +42,14 @@ SPLIT = 20  # more rows than the batched attention takes, then fewer: both ways 
 _ROUNDING = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
 
 
-@dataclass(frozen=True)
-class Probe:
-    """Token ids spread over the vocabulary, and transformers' own logits [rows, vocabulary] for them."""
-
-    ids: list[int]
-    their_logits: Tensor
-
-    @classmethod
-    @torch.inference_mode()
-    def take(cls, model: Any) -> Probe:
-        """Ask the transformers model."""
-        rows = min(_TOKENS, context_tokens(model.config))
-        ids = torch.linspace(0, model.config.vocab_size - 1, rows).long()
-        both = ids[None].to(model.device)
-        decoder = {"decoder_input_ids": both} if model.config.is_encoder_decoder else {}
-        return cls(ids.tolist(), model(both, **decoder, use_cache=False).logits[0])
-
-    @torch.inference_mode()
-    def error(self, forward: Callable[[list[int]], Tensor]) -> float | None:
-        """None when ``forward`` (ids -> logits) agrees up to rounding; otherwise the error as a share of the spread.
-
-        The median over rows, since half precision may send a row to another expert in either forward.
-        """
-        theirs = self.their_logits.double()
-        off = (forward(self.ids).double() - theirs).square().mean(-1).sqrt() / theirs.std(-1)
-        error = float(off.median())
-        return None if error < _ROUNDING[self.their_logits.dtype] else error  # nan is refused too
+@torch.inference_mode()
+def probe(model: Any) -> tuple[list[int], Tensor]:
+    """Token ids spread over the vocabulary, and the transformers model's own logits [rows, vocabulary] for them."""
+    rows = min(_TOKENS, context_tokens(model.config))
+    ids = torch.linspace(0, model.config.vocab_size - 1, rows).long()
+    both = ids[None].to(model.device)
+    decoder = {"decoder_input_ids": both} if model.config.is_encoder_decoder else {}
+    return ids.tolist(), model(both, **decoder, use_cache=False).logits[0]
 
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
@@ -144,8 +125,7 @@ def files_sha256(path: str | Path) -> str:
 
 
 def check_complete(path: str | Path, info: Mapping[str, Any]) -> None:
-    """Raises UserError where transformers' loading info says that weights and configuration do not belong together: it
-    would make up the missing ones, and pass over those that are too many, such as all of a layer."""
+    """Raises UserError where loading info says that weights are missing, which transformers makes up, or left over."""
     for key, told in (("missing_keys", "lacks {} weights of"), ("unexpected_keys", "has {} weights that are not in")):
         if names := sorted(info[key]):
             what = told.format(len(names))
@@ -159,17 +139,16 @@ class Target:
         check_family(model.config)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         fast = may_copy(weights)
-        self.tokenizer_or_none = tokenizer
-        self._folder = folder
+        self.tokenizer_or_none, self._folder = tokenizer, folder
         self.config = model.config
         parts = (read_t5 if model.config.model_type in ENCODER_DECODERS else read_parts)(model, fast)
         self.embedding, self._embedding_scale = parts.embedding, parts.embedding_scale
-        self.dtype = self.embedding.dtype
-        self.device = self.embedding.device
+        self.dtype, self.device = self.embedding.dtype, self.embedding.device
         self.context_tokens = context_tokens(model.config)
         self.blocks: list[Layer] = parts.blocks
         self._fillers: dict[int, Filler] = {}
         self.final_norm, self.lm_head, self.rotary = parts.final_norm, parts.lm_head, parts.rotary
+        self.vocabulary: int = parts.lm_head.out_features
         self.encoder = parts.encoder
         self.parameters = sum(p.numel() for p in model.parameters())
 
@@ -192,10 +171,11 @@ class Target:
         check_complete(path, info)
         folder = Path(path) if local else downloaded(str(path))
         model = model.to(device).eval()
-        probe = Probe.take(model)
+        ids, their_logits = probe(model)
         target = cls(model, tokenizer, folder)
         del model
-        if (error := probe.error(target._probe_logits)) is not None:
+        error = target._error(ids, their_logits.double())
+        if not error < _ROUNDING[their_logits.dtype]:  # nan is refused too
             raise UserError(
                 "logits_differ",
                 f"{path}: logits differ from those of transformers by {error:.2g} of their spread; this variant of "
@@ -203,10 +183,15 @@ class Target:
             )
         return target
 
-    def _probe_logits(self, ids: list[int]) -> Tensor:
-        """Logits [rows, vocabulary] of ``ids``, run in two parts."""
+    @torch.inference_mode()
+    def _error(self, ids: list[int], theirs: Tensor) -> float:
+        """Of our logits for ``ids``, run in two parts, as a share of the spread of ``theirs`` [rows, vocabulary].
+
+        The median over rows, since half precision may send a row to another expert in either forward.
+        """
         self.read(ids)
-        return torch.cat([self.head(part) for part in self._run_parts(ids, SPLIT)])
+        ours = torch.cat([self.head(part) for part in self._run_parts(ids, SPLIT)]).double()
+        return float(((ours - theirs).square().mean(-1).sqrt() / theirs.std(-1)).median())
 
     def _run_parts(self, tokens: Sequence[int], split: int) -> Iterator[Tensor]:
         """Final residuals [rows, width] of the tokens before ``split`` and of those from it on, run one by one."""
@@ -227,12 +212,8 @@ class Target:
         return len(self.blocks)
 
     @property
-    def vocabulary(self) -> int:
-        return int(self.lm_head.out_features)
-
-    @property
     def stop_ids(self) -> frozenset[int]:
-        return self.tokenizer_or_none.stop_ids if self.tokenizer_or_none is not None else frozenset()
+        return self.tokenizer_or_none.stop_ids if self.tokenizer_or_none else frozenset()
 
     @property
     def info(self) -> TargetInfo:
@@ -255,7 +236,7 @@ class Target:
         return digest.hexdigest()
 
     def _tensors(self) -> Iterator[Tensor]:
-        """The weight products and norms of this forward: what tells apart models that come without safetensors."""
+        """What tells apart models that come without safetensors."""
         yield from (self.embedding, self.lm_head.weight, self.final_norm.gain)
         for block in self.blocks:
             yield from (block.attention_norm.gain, block.attention.qkv.weight, block.attention.out.weight)
@@ -289,7 +270,6 @@ class Target:
         ancestors: Sequence[Sequence[int]] | None = None,
         skip: int = 0,
     ) -> Layout:
-        """Where rows stand; see Layout."""
         where = (base, positions, ancestors, self.rotary, skip)
         return Layout(*where) if self.encoder is None else RelativeLayout(self.encoder.biases, *where)
 

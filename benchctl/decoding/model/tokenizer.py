@@ -161,8 +161,7 @@ def _stop_ids(path: str | Path, config: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def token_text(folder: Path) -> Callable[[Sequence[int]], str] | None:
-    """What turns ids into text without special tokens, as TargetTokenizer.decode_text does; None for a folder without
-    the file of a fast tokenizer."""
+    """Ids to text as TargetTokenizer.decode_text; None for a folder without the file of a fast tokenizer."""
     from tokenizers import Tokenizer
 
     file = folder / "tokenizer.json"

@@ -16,7 +16,7 @@ from benchctl.decoding.model.kernels import Linear, may_copy
 from benchctl.decoding.model.layers import Attention, Layer, Mlp, project
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import AdapterSettings, LowRank, exit_losses, log_shares
-from benchctl.decoding.modules.trainable import TrainingBatch
+from benchctl.decoding.modules.trainable import Numbered, TrainingBatch
 
 
 class TextAttention:
@@ -30,7 +30,7 @@ class TextAttention:
     def project(
         self, attention: Attention, normed: Tensor, adapt: Callable[[Tensor], object] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Queries, and keys with values, of ``normed`` [rows * n, width]; see layers.project."""
+        """See layers.project, for ``normed`` [rows * n, width]."""
         return project(attention, normed, self._rotary, adapt)
 
     def mix(self, attention: Attention, queries: Tensor, held: Tensor, absent: Tensor | None = None) -> Tensor:
@@ -66,10 +66,7 @@ class TextAttention:
 
 
 class LayerAdapter(nn.Module):
-    """W + (alpha / r) B A for each product of one layer; the experts of a mixture and their router stay as they are.
-
-    Queries and keys are those of decoding.layers, heads interleaved.
-    """
+    """W + (alpha / r) B A for each product of one layer, heads interleaved; experts and their router stay."""
 
     def __init__(self, info: TargetInfo, settings: AdapterSettings, device: torch.device) -> None:
         super().__init__()
@@ -102,19 +99,13 @@ class Adapters(nn.Module):
         super().__init__()
         self.info = info
         numbers = range(1, info.layers + 1)
-        self.layers = nn.ModuleDict({str(number): LayerAdapter(info, settings, device) for number in numbers})
-
-    def of(self, index: int) -> LayerAdapter:
-        """That of the layer with this index, counted from 0."""
-        adapter = self.layers[str(index + 1)]
-        assert isinstance(adapter, LayerAdapter)
-        return adapter
+        self.layers = Numbered({number: LayerAdapter(info, settings, device) for number in numbers})
 
     @torch.no_grad()
     def merge(self, target: Target) -> Target:
         """A view of ``target`` on merged layers; it holds all products of the layers a second time."""
         fast = may_copy(target.parameters * target.embedding.element_size())
-        return target.with_blocks([self.of(index).merged(block, fast) for index, block in enumerate(target.blocks)])
+        return target.with_blocks([self.layers.of(n).merged(block, fast) for n, block in enumerate(target.blocks, 1)])
 
 
 class AdaptedTexts:
@@ -126,7 +117,7 @@ class AdaptedTexts:
 
     def through(self, index: int, state: Tensor, absent: Tensor | None = None) -> Tensor:
         """[rows, n, width] after layer ``index`` for what arrives there; ``absent`` as for TextAttention.mix."""
-        layer, adapter = self._batch.layer(index), self._adapters.of(index)
+        layer, adapter = self._batch.layer(index), self._adapters.layers.of(index + 1)
         normed = layer.attention_norm(state).flatten(0, 1)
         queries, held = self._attention.project(layer.attention, normed, lambda flat: flat.add_(adapter.qkv(normed)))
         mixed = self._attention.mix(layer.attention, queries, held, absent)

@@ -19,7 +19,15 @@ from benchctl.decoding.draft import Draft
 from benchctl.decoding.method import Chain, Context, Exactness, MonotoneThreshold, Speculative
 from benchctl.decoding.model.kernels import Norm
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, load_modules, tally, trained_options
+from benchctl.decoding.modules.trainable import (
+    Numbered,
+    Tally,
+    Trainable,
+    TrainingBatch,
+    load_modules,
+    tally,
+    trained_options,
+)
 from benchctl.errors import UserError
 
 AdapterKind = Literal["lora", "bottleneck", "hybrid"]
@@ -81,7 +89,7 @@ class Delta:
 
 
 def chance(score: Tensor) -> float:
-    """The chance of agreement that a score of one element stands for, in float32 at least."""
+    """sigmoid of a score of one element, in float32 at least."""
     return float(score.to(torch.promote_types(score.dtype, torch.float32)).sigmoid())
 
 
@@ -93,8 +101,7 @@ def bare_logits(batch: TrainingBatch, layer: int) -> Tensor:
 def balanced_loss(scores: Tensor, agrees: Tensor, weights: Tensor) -> Tensor:
     """Weighted sum of binary cross-entropies of ``scores`` [rows, n]: sigmoid(score) is the chance of agreement.
 
-    Either class counts by the share of the other, as in CALM's code (t5x): with 3 of 4 in agreement, those 3 weigh 1/4
-    and the fourth 3/4.
+    Either class counts by the share of the other, as in CALM's code (t5x).
     """
     right = agrees.to(weights.dtype)
     share = (right * weights).sum() / weights.sum().clamp_min(1e-9)
@@ -110,8 +117,8 @@ def exit_yardsticks(
     """What the scores of exit layers, ascending, are good for at threshold 0.5.
 
     right         of each layer, [rows, n]: where what leaves there agrees with the last layer
-    exit_4_found  of the tokens for which layer 4 agrees with the last, the share that may leave there
-    exit_4_held   of the others, the share that may not; the mean of both is the balanced accuracy
+    exit_4_found  share that may leave there of the tokens for which layer 4 agrees with the last
+    exit_4_held   share that may not of the others
     agreement     share of tokens that agree with the last layer when each leaves at the first exit that lets it
     depth         layers run for them, as a share of all
     """
@@ -163,45 +170,34 @@ class ExitHead:
 
 
 class Exits(nn.Module):
-    """Of each exit layer, by its number: a module, where there are any, and a linear score, where they are classified.
-
-    Both stand beside the target's states: a score reads the state itself, not what the module makes of it.
-    """
+    """For each exit layer a module, where they are trained, and a linear score of its state, where it is classified."""
 
     def __init__(self, modules: Mapping[int, ExitModule], classifiers: Mapping[int, nn.Linear]) -> None:
         super().__init__()
-        self.exits = nn.ModuleDict({str(layer): module for layer, module in modules.items()})
-        self.classifier = nn.ModuleDict({str(layer): score for layer, score in classifiers.items()})
+        self.exits, self.classifier = Numbered(modules), Numbered(classifiers)
 
     @property
     def layers(self) -> tuple[int, ...]:
-        return tuple(int(name) for name in (self.exits or self.classifier))
+        return self.exits.numbers or self.classifier.numbers
 
     def heads(self, target: Target) -> dict[int, ExitHead]:
         """For decoding; none where the target's own head speaks."""
-        return {int(name): ExitHead(_exit(module), target) for name, module in self.exits.items()}
+        return {layer: ExitHead(self.exits.of(layer), target) for layer in self.exits.numbers}
 
     def logits(self, batch: TrainingBatch, layer: int) -> Tensor:
         """[rows, n, vocabulary] of what leaves after ``layer`` layers."""
-        return _exit(self.exits[str(layer)]).logits(batch, layer) if self.exits else bare_logits(batch, layer)
+        return self.exits.of(layer).logits(batch, layer) if self.exits else bare_logits(batch, layer)
 
     def scores(self, batch: TrainingBatch) -> dict[int, Tensor]:
         """[rows, n] for each exit layer: above 0 where agreement is likelier than not."""
-        return {
-            int(name): score(batch.states[int(name)].to(next(score.parameters()).dtype))[..., 0]
-            for name, score in self.classifier.items()
-        }
+        scorers = {layer: self.classifier.of(layer) for layer in self.classifier.numbers}
+        return {layer: score(batch.states[layer].to(score.weight.dtype))[..., 0] for layer, score in scorers.items()}
 
     @torch.no_grad()
     def agreements(self, batch: TrainingBatch) -> dict[int, Tensor]:
         """[rows, n] for each exit layer: whether its likeliest next token is the last layer's."""
         last = batch.head(batch.final).argmax(-1)
         return {layer: self.logits(batch, layer).argmax(-1) == last for layer in self.layers}
-
-
-def _exit(module: nn.Module) -> ExitModule:
-    assert isinstance(module, ExitModule)
-    return module
 
 
 def log_shares(logits: Tensor) -> Tensor:
@@ -246,10 +242,9 @@ def agreement_loss(scores: Mapping[int, Tensor], right: Mapping[int, Tensor], ba
 
 @torch.no_grad()
 def exits_yardsticks(module: Exits, batch: TrainingBatch) -> dict[str, Tally]:
-    """Shares of tokens, each by the weight of the one it must predict; exit_yardsticks where exits are classified.
+    """exit_yardsticks where exits are classified, else shares of tokens with the last layer's likeliest successor.
 
-    exit_4_top1, exit_4_bare_top1  whose likeliest successor at layer 4 is the last layer's: by the trained exit, and by
-    the target's own norm and head on the bare state
+    exit_4_top1, exit_4_bare_top1: at layer 4, by the trained exit, and by the target's own norm and head.
     """
     right = module.agreements(batch)
     if module.classifier:
@@ -263,7 +258,7 @@ def exits_yardsticks(module: Exits, batch: TrainingBatch) -> dict[str, Tally]:
 
 
 def read_layers(option: str, text: str) -> list[int]:
-    """The value of an option: layer numbers joined by +; none for an empty text. Raises ValueError for other text."""
+    """Layer numbers joined by +; none for an empty text. Raises ValueError for other text."""
     parts = text.split("+") if text else []
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise ValueError(f"{option} is {text!r}; join layer numbers by +, such as 4+8")
@@ -278,17 +273,13 @@ def read_exits(text: str) -> tuple[int, ...]:
 def decayed(threshold: float, decay: float, at: int, of: int) -> float:
     """CALM's threshold for new token ``at`` (0, 1, ..) of ``of`` at most: clip(0.9 lambda + 0.1 exp(-decay t / T)).
 
-    Schuster et al. 2022, arXiv 2207.07061, section 3.5, decay 4. Threshold 0.5 begins at 0.55 and, at decay 4, ends at
-    0.452: early tokens must be surer, since what they get wrong all later ones see.
+    Schuster et al. 2022, arXiv 2207.07061, section 3.5, decay 4.
     """
     return min(1.0, max(0.0, 0.9 * threshold + 0.1 * exp(-decay * at / of)))
 
 
 class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold):
-    """Leaves at the first exit that is sure enough (lossy) or, mode=draft, lets the full model verify exits' proposals.
-
-    A dataclass below has these options; ``exits`` chooses among those that loaded modules were trained for.
-    """
+    """Leaves at the first exit that is sure enough (lossy); in mode=draft the full model verifies proposals."""
 
     mode: Literal["exit", "draft"]
     threshold: float
@@ -337,20 +328,19 @@ class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold):
         return None
 
     def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
-        """See Trainable: exits that the modules in ``folder`` were not trained for, as far as their options tell."""
+        """See Trainable: exits that the modules were not trained for."""
         if there := read_exits(str(trained.get("exits", ""))):
             _refuse_others(folder, self.allowed(read_exits(self.exits) or there), there)
 
     def load_exits(self, name: str, target: Target) -> Exits:
-        """The trained modules of this method, called ``name``; from now on their exits speak and are chosen among.
+        """The trained modules of this method, called ``name``, whose exits speak from now on.
 
         Raises UserError as load_modules does, and for exits that they were not trained for.
         """
         options = trained_options(cast(Trainable, self), name, self.modules)
         chosen = {key: options[key] for key in ("exits", "min_exit") if key in options}
         as_trained: Any = replace(self, **chosen)  # type: ignore[type-var]
-        module = load_modules(as_trained, name, target, self.modules)
-        assert isinstance(module, Exits)
+        module: Exits = load_modules(as_trained, name, target, self.modules)
         self._trained, self._heads = module.layers, module.heads(target)
         _refuse_others(self.modules, self.exit_layers(target), module.layers)
         return module
@@ -358,12 +348,11 @@ class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold):
     def exit_head(self, target: Target, layer: int, state: Tensor) -> Tensor:
         return self._heads[layer](state) if self._heads else target.head(state)
 
-    def yardsticks(self, module: nn.Module, batch: TrainingBatch) -> Mapping[str, Tally]:
-        assert isinstance(module, Exits)
+    def yardsticks(self, module: Exits, batch: TrainingBatch) -> Mapping[str, Tally]:
         return exits_yardsticks(module, batch)
 
     def draft(self, context: Context, budget: int) -> Draft:
-        """A chain proposed by the exits; its rows stay at the layer where they left until verification takes over."""
+        """A chain proposed by the exits; its rows wait at the layer where they left until verification."""
         chain = Chain(context)
         for _ in range(min(self.draft_tokens, budget)):
             view = self.climb(context)
@@ -379,7 +368,6 @@ class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold):
 
 
 def _refuse_others(folder: str, asked: Sequence[int], there: Sequence[int]) -> None:
-    """Raises UserError for an exit that is asked for and not there, and where none is left to ask for."""
     trained = f"{folder}: trained for exits {'+'.join(map(str, there))}"
     if not asked:
         raise UserError(

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from safetensors import SafetensorError
@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from benchctl.decoding.model.layers import Layer
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.errors import UserError
+
+Part = TypeVar("Part", bound=nn.Module)
 
 
 class Labels(NamedTuple):
@@ -75,10 +77,9 @@ class TrainingBatch:
     rotary: Callable[[Tensor], Tensor]
 
     def ahead(self, distance: int) -> Labels:
-        """The token ``distance`` after each one; weight 0 where that lies beyond the document or the row.
+        """The token ``distance`` after each one and its weight, which is 0 beyond the document or the row.
 
         Tokens 5 6 7 | 8 9 of two documents, all of weight 1, give for distance 1: tokens 6 7 8 9 9, weights 1 1 0 1 0.
-        The weight is that of the token to predict, so a prompt that counts for nothing is not learnt.
         """
         index = torch.arange(self.tokens.shape[1], device=self.tokens.device) + distance
         inside = index < self.tokens.shape[1]
@@ -112,6 +113,20 @@ class SecondStage:
     training: TrainingDefaults
 
 
+class Numbered(nn.ModuleDict, Generic[Part]):
+    """Modules by number, mostly that of a layer; their weights are named after it."""
+
+    def __init__(self, parts: Mapping[int, Part]) -> None:
+        super().__init__({str(number): part for number, part in parts.items()})
+
+    def of(self, number: int) -> Part:
+        return cast(Part, self[str(number)])
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(map(int, self))
+
+
 class Trainable(ABC):
     """Mix-in for a method with trained modules. Its dataclass has an option ``modules``: the folder of the weights."""
 
@@ -121,12 +136,12 @@ class Trainable(ABC):
     modules: str
 
     def modules_name(self, name: str) -> str:
-        """The method that folders of modules are marked with, for this method, called ``name``."""
+        """What folders of modules are marked with, for this method, called ``name``."""
         return self.modules_of or name
 
     @property
     def needs_modules(self) -> bool:
-        """Whether the method uses modules with the options it has."""
+        """With the options it has."""
         return True
 
     @property
@@ -139,26 +154,27 @@ class Trainable(ABC):
         """Fresh modules for a target with ``lm_head`` [vocabulary, width]; torch's generator is seeded by the caller.
 
         They are float32, on the device of ``lm_head``; the names and shapes of their weights follow from the target and
-        the options. Raises UserError where the options make no modules.
+        the options. Called only where ``needs_modules``, and for targets that are not ``unsupported``. What it returns
+        is the ``module`` of the other functions.
         """
 
-    def pace(self, module: nn.Module, progress: float) -> None:  # noqa: B027 optional
+    def pace(self, module: Any, progress: float) -> None:  # noqa: B027 optional
         """Before each optimiser step: how much of the training is over, from 0 to 1; for what changes meanwhile."""
 
     @abstractmethod
-    def loss(self, module: nn.Module, batch: TrainingBatch) -> Tensor:
+    def loss(self, module: Any, batch: TrainingBatch) -> Tensor:
         """Weighted sum of the losses in nats; the trainer divides it by the weights of ``ahead(1)`` of a whole step."""
 
     @abstractmethod
-    def yardsticks(self, module: nn.Module, batch: TrainingBatch) -> Mapping[str, Tally]:
+    def yardsticks(self, module: Any, batch: TrainingBatch) -> Mapping[str, Tally]:
         """What the modules are good for on held-out text: shares or cosines by name, such as ``head_1_top1``."""
 
-    def findings(self, module: nn.Module, batches: Iterable[TrainingBatch]) -> Mapping[str, Any]:
+    def findings(self, module: Any, batches: Iterable[TrainingBatch]) -> Mapping[str, Any]:
         """What else modules.json keeps of trained modules, as JSON; measured on all held-out ``batches``, once."""
         return {}
 
     def published(self, folder: str) -> Mapping[str, Any] | None:
-        """The options of modules that others have published, where ``folder`` has a format of theirs that is read."""
+        """The options of modules that others have published, where ``folder`` has a format of theirs."""
         return None
 
     def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:  # noqa: B027 optional
@@ -185,9 +201,9 @@ class MadeFor:
 class ModuleFacts:
     """What modules.json says.
 
-    options     the options of the method when its modules were trained
+    options     of the method when its modules were trained
     yardsticks  shares by name, measured on held-out text when training ended; empty where nobody measured
-    findings    what else the method found there, by name: Trainable.findings
+    findings    see Trainable.findings
     """
 
     method: str
@@ -199,16 +215,14 @@ class ModuleFacts:
 
 def no_modules(name: str) -> str:
     """Why a method cannot run whose modules nobody named, and what to do about it."""
-    return (
-        f"no trained modules; train some with: benchctl train {name} --model MODEL --out FOLDER, "
-        f"then name them: {name}[modules=FOLDER]"
-    )
+    train = f"benchctl train {name} --model MODEL --out FOLDER"
+    return f"no trained modules; train some with: {train}, then name them: {name}[modules=FOLDER]"
 
 
 def save_modules(folder: Path, module: nn.Module, facts: Mapping[str, Any]) -> None:
     """Write the weights of ``module`` and ``facts``: method, options, target (as MadeFor), yardsticks, and any others.
 
-    The facts are written last: a folder without them is one whose writing was interrupted.
+    The facts are written last, so a folder without them was not finished.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FACTS).unlink(missing_ok=True)
@@ -220,22 +234,18 @@ def save_modules(folder: Path, module: nn.Module, facts: Mapping[str, Any]) -> N
 
 
 def check_modules(name: str, folder: str) -> ModuleFacts:
-    """The facts of modules of the method ``name``, without reading weights.
-
-    Raises UserError where there is no folder, nothing readable in it, or the modules of another method.
-    """
+    """The facts of modules of the method ``name``; UserError for unreadable ones, and those of another method."""
     facts = read_facts(folder)
     if facts.method != name:
-        raise UserError(
-            "modules_of_other_method", f"{folder}: holds modules of {facts.method}, not of {name}; name those of {name}"
-        )
+        message = f"{folder}: holds modules of {facts.method}, not of {name}; name those of {name}"
+        raise UserError("modules_of_other_method", message)
     return facts
 
 
 def trained_options(method: Trainable, name: str, folder: str) -> Mapping[str, Any]:
     """The options that the modules in ``folder`` were trained with, ours or published ones, without loading a model.
 
-    Raises UserError as check_modules does, where no folder was named, and where they cannot serve the method's options.
+    Raises UserError as check_modules does, for no folder, and for modules that cannot serve the method's options.
     """
     if not folder:
         raise UserError("modules_missing", f"{name} cannot run: {no_modules(name)}")
@@ -246,7 +256,7 @@ def trained_options(method: Trainable, name: str, folder: str) -> Mapping[str, A
 
 
 def check_sizes(method: Trainable, info: TargetInfo) -> None:
-    """Raises UserError where the folder that ``method`` names holds modules for a target of other sizes than these."""
+    """Raises UserError where ``method`` names modules for a target of other sizes than these."""
     if not method.modules or method.published(method.modules) is not None:
         return
     made = read_facts(method.modules).target
@@ -271,8 +281,7 @@ def read_facts(folder: str) -> ModuleFacts:
 
 
 def shares(yardsticks: Mapping[str, Any]) -> dict[str, float]:
-    """Yardsticks as they are kept. Raises ValueError or TypeError for anything but shares and cosines: they would shape
-    drafts."""
+    """Yardsticks as they are kept. Raises ValueError or TypeError for anything but shares and cosines."""
     numbers = {name: float(share) for name, share in dict(yardsticks).items()}
     for name, number in numbers.items():
         if not abs(number) <= 1 + SLACK:
@@ -295,11 +304,10 @@ def modules_sha256(folder: str) -> str:
     return digest.hexdigest()
 
 
-def load_modules(method: Trainable, name: str, target: Target, folder: str) -> nn.Module:
-    """The modules that ``folder`` holds for ``method``, called ``name``: in eval mode, where and as the target is.
+def load_modules(method: Trainable, name: str, target: Target, folder: str) -> Any:
+    """The ``method.build`` whose weights ``folder`` holds, for ``name``: in eval mode, where and as the target is.
 
-    Raises UserError for no folder or an unreadable one, and for modules of another method, another target, or of
-    options that make other modules.
+    Raises UserError for an unreadable folder, and for modules of another method, target, or shape.
     """
     if not folder:
         raise UserError("modules_missing", f"{name} cannot run: {no_modules(name)}")
@@ -317,7 +325,7 @@ def load_modules(method: Trainable, name: str, target: Target, folder: str) -> n
                 "NEW will hold both",
             )
         weights = weights if stage.needed else first
-    _check_fit(method, name, folder, facts, _shapes(module.state_dict()) == _shapes(weights))
+    _check_fit(method, name, folder, facts, module.state_dict(), weights)
     module.load_state_dict(weights)
     return module.to(target.device, target.dtype).eval().requires_grad_(False)
 
@@ -325,14 +333,13 @@ def load_modules(method: Trainable, name: str, target: Target, folder: str) -> n
 def go_on_from_modules(module: nn.Module, method: Trainable, name: str, info: TargetInfo, weights_sha256: str) -> None:
     """Give ``module`` the weights of the folder that ``method`` names, all but those of its second stage.
 
-    ``info`` and ``weights_sha256`` are the target's. Raises UserError as load_modules does.
+    Raises UserError as load_modules does.
     """
     folder, stage = method.modules, method.second_stage
     assert folder and stage is not None
     facts = _facts_for(method, name, folder, info, weights_sha256)
     weights = _without(_read_weights(folder), stage.part)
-    wanted = _without(module.state_dict(), stage.part)
-    _check_fit(method, name, folder, facts, _shapes(wanted) == _shapes(weights))
+    _check_fit(method, name, folder, facts, _without(module.state_dict(), stage.part), weights)
     module.load_state_dict(weights, strict=False)
 
 
@@ -340,21 +347,24 @@ def _read_weights(folder: str) -> dict[str, Tensor]:
     try:
         return load_file(Path(folder) / WEIGHTS)
     except (OSError, SafetensorError) as error:
-        raise UserError(
-            "file_not_readable", f"{folder}: {WEIGHTS} cannot be read ({error}); train the modules again"
-        ) from error
+        reason = f"{folder}: {WEIGHTS} cannot be read ({error}); train the modules again"
+        raise UserError("file_not_readable", reason) from error
 
 
 def _without(weights: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in weights.items() if not name.startswith(f"{part}.")}
 
 
-def _shapes(weights: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in weights.items()}
-
-
-def _check_fit(method: Trainable, name: str, folder: str, facts: ModuleFacts, shapes_fit: bool) -> None:
-    if not shapes_fit:  # one of the options that differ from those of the training must be why
+def _check_fit(
+    method: Trainable,
+    name: str,
+    folder: str,
+    facts: ModuleFacts,
+    wanted: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
+) -> None:
+    have, needed = ({part: tensor.shape for part, tensor in of.items()} for of in (weights, wanted))
+    if have != needed:  # one of the options that differ from those of the training must be why
         others = {key: value for key, value in facts.options.items() if getattr(method, key, value) != value}
         others.pop("modules", None)
         reason = f"train others with: benchctl train {name}"
@@ -364,14 +374,11 @@ def _check_fit(method: Trainable, name: str, folder: str, facts: ModuleFacts, sh
     for option in method.trained_for:
         made, asked = facts.options.get(option), getattr(method, option)
         if option in facts.options and made != asked:
-            raise UserError(
-                "trained_with_other_option",
-                f"{folder}: trained with {option}={made}, not {asked}; give {option}={made}",
-            )
+            message = f"{folder}: trained with {option}={made}, not {asked}; give {option}={made}"
+            raise UserError("trained_with_other_option", message)
 
 
 def _facts_for(method: Trainable, name: str, folder: str, info: TargetInfo, weights_sha256: str) -> ModuleFacts:
-    """Those of the folder's modules, if they are of this method and were made for this target."""
     facts = check_modules(method.modules_name(name), folder)
     if facts.target.weights_sha256 != weights_sha256:
         raise _of_other_target(folder, facts.target, info, weights_sha256)
@@ -379,7 +386,6 @@ def _facts_for(method: Trainable, name: str, folder: str, info: TargetInfo, weig
 
 
 def _of_other_target(folder: str, made: MadeFor, info: TargetInfo, weights_sha256: str = "") -> UserError:
-    """``weights_sha256``, of the target, is empty where its weights have not been read."""
     theirs, ours = (f"{of.layers} layers of {of.hidden_size}, vocabulary {of.vocabulary}" for of in (made, info))
     if weights_sha256:
         theirs, ours = f"weights {made.weights_sha256[:8]}, {theirs}", f"weights {weights_sha256[:8]}, {ours}"

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from benchctl import bundled
-from benchctl.decoding.method import Method
+from benchctl.decoding.method import Method, why_unsupported
 from benchctl.decoding.model.families import check_family
 from benchctl.decoding.model.target import DTYPES, TargetInfo
 from benchctl.decoding.model.tokenizer import from_pretrained
@@ -184,7 +184,11 @@ def estimate(options: TeacherOptions, label: str) -> Estimate:
     with torch.device("meta"):  # shapes without memory
         target = kind.from_config(config)  # type: ignore[no-untyped-call]
         lm_head = torch.empty(info.vocabulary, info.hidden_size)
-        module = trainable(parse_label(label)).build(info, lm_head)
+        method = trainable(parse_label(label))
+        assert isinstance(method, Method)
+        if problem := why_unsupported(method, info):
+            raise UserError("cannot_be_trained", f"{label} cannot be trained for this target: {problem}")
+        module = method.build(info, lm_head)
     size = DTYPES["bfloat16" if options.dtype == "auto" else options.dtype].itemsize
     trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
     gradients = sum(parameter.numel() for _, parameter in trained) * WIDE
