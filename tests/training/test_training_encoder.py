@@ -272,7 +272,6 @@ def shares_of_exit(layer: int, modules: Weights, pairs: list[dict[str, list[int]
 def test_longer_rows_are_advised_only_where_the_context_has_room_for_them(
     row_tokens: int, advised: bool, tmp_path: Path
 ) -> None:
-    """And the card says what was read, and by which half of the model the tokens that it counts were."""
     random_folder(tmp_path / "t5", n_positions=24)
     chats = [{"instruction": "red" if number else "red " * 40, "output": "dog"} for number in range(3)]
     for name in ("train", "val"):
@@ -284,8 +283,6 @@ def test_longer_rows_are_advised_only_where_the_context_has_room_for_them(
     keep = f"; rows of more than {row_tokens} tokens keep them"
     assert f"1 answers have a prompt that does not fit into a row and are left out{keep if advised else '.'}" in told
     assert (keep in told) == advised
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert "It read the chats of the data." in card and f"1 optimiser steps over {row_tokens} decoder tokens" in card
     assert json.loads((tmp_path / "out" / "training.json").read_text())["outcome"]["tokens_are"] == "decoder tokens"
 
 

@@ -103,7 +103,8 @@ def test_exits_that_a_target_cannot_have_are_refused(exits: str, complaint: str,
 def _batch() -> Batch:
     """A row of two documents and padding, of different weights."""
     random = np.random.default_rng(0)
-    pieces = [Piece(random.integers(3, 90, size), 25 * (1 + np.arange(size) % 4)) for size in (5, 6)]
+    percents = [np.array([25, 50, 75, 100, 25, 50][:size], dtype=np.uint8) for size in (5, 6)]
+    pieces = [Piece(random.integers(3, 90, len(percent), np.uint16), percent) for percent in percents]
     return batch_of([pieces], 13, pad_id=0)
 
 

@@ -42,7 +42,9 @@ TOKENS = 12
 @pytest.fixture
 def batch() -> Batch:
     random = np.random.default_rng(0)
-    pieces = [[Piece(random.integers(3, 96, size), constant(size, 100)) for size in sizes] for sizes in SIZES]
+    pieces = [
+        [Piece(random.integers(3, 96, size, np.uint16), constant(size, 100)) for size in sizes] for sizes in SIZES
+    ]
     return batch_of(pieces, TOKENS, pad_id=0)
 
 
