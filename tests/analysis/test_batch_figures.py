@@ -68,13 +68,15 @@ def test_a_batch_that_failed_leaves_its_pair_out() -> None:
 
 
 def test_intervals_draw_batches_and_not_their_prompts() -> None:
-    """Two prompts of one batch are one measurement of time, so there is no telling how it spreads."""
-    assert figures_of(batched(pair_of_batches()), EXITING).estimate(SPEEDUP).interval is None
-    rows = [row for number, pace in enumerate((0.3, 0.5, 0.8)) for row in pair_of_batches(number, pace)]
-    interval = figures_of(batched(rows), EXITING).estimate(SPEEDUP).interval
-    assert interval is not None
-    assert interval.low == pytest.approx(10 / (2 + 8 * 0.8))
-    assert interval.high == pytest.approx(10 / (2 + 8 * 0.3))
+    """Two prompts of one batch are one measurement of time: four batches of two are too few for an interval."""
+    paces = (0.3, 0.5, 0.8, 0.4, 0.6)
+    batches = [pair_of_batches(number, pace) for number, pace in enumerate(paces)]
+    few = [row for rows in batches[:4] for row in rows]
+    assert figures_of(batched(few), EXITING).estimate(SPEEDUP).interval is None
+    estimate = figures_of(batched([row for rows in batches for row in rows]), EXITING).estimate(SPEEDUP)
+    value = 5 * 10 / sum(2 + 8 * pace for pace in paces)
+    assert estimate.value == pytest.approx(value)
+    assert estimate.interval is not None and estimate.interval.low < value < estimate.interval.high
 
 
 def test_runs_of_other_batch_sizes_are_not_comparable(tmp_path: Path) -> None:

@@ -51,14 +51,14 @@ def _figures(tmp_path: Path, rows: list[Row] | None = None, run: Run = RUN) -> d
 
 
 def test_the_table_holds_every_figure_and_names_the_baseline(tmp_path: Path) -> None:
-    text = _text(tmp_path, rows=[baseline_row("p0"), drafted_row("p0"), baseline_row("p1"), drafted_row("p1")])
+    text = _text(tmp_path, rows=[of(f"p{n}") for n in range(5) for of in (baseline_row, drafted_row)])
     heading = "Baseline autoregressive on reference (12 layers), eager executor, float32, cpu, 1 thread, greedy"
     assert heading in " ".join(text.split())
     lines = _cells(text, "two_model")
-    assert lines[0] == ["two_model", "1.67x", "[1.67,", "1.67]", "2.00x", "1.5", "500.00", "2000.0", "2"]
+    assert lines[0] == ["two_model", "1.67x", "[1.67,", "1.67]", "2.00x", "1.5", "500.00", "2000.0", "5"]
     assert lines[1] == ["two_model", *["1.67x", "[1.67,", "1.67]"] * 2]
     assert lines[2] == ["two_model", "2.00", "1.00", "0.333", "1.000"]
-    assert lines[3] == ["two_model", "1.000", "2", "0", "0", "0", "exact", "yes"]
+    assert lines[3] == ["two_model", "1.000", "5", "0", "0", "0", "exact", "yes"]
 
 
 def test_the_table_fits_80_columns_and_cuts_no_label(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_options_stand_beside_the_name_where_the_screen_has_room(tmp_path: Path)
 
 def test_a_single_prompt_has_no_interval(tmp_path: Path) -> None:
     rows = [baseline_row(), drafted_row()]
-    assert "1.67x [n/a]" in _text(tmp_path, rows=rows)
+    assert "1.67x n/a (1 prompt)" in _text(tmp_path, rows=rows)
     assert _figures(tmp_path, rows)[DRAFTED]["metrics"]["speedup"] == {
         "value": 10 / 6,
         "low": None,
