@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import os
 import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -40,10 +42,6 @@ class PackModel:
     @property
     def path(self) -> Path:
         return MODELS / self.folder
-
-    def modules_path(self, method: str) -> Path:
-        """The folder of the modules of a method."""
-        return self.path / "modules" / method
 
 
 @cache
@@ -101,7 +99,7 @@ def modules_for(target: str, method: str) -> Path | None:
     there are none."""
     for model in models():
         if model.name == target and method in model.modules:
-            folder = model.modules_path(method)
+            folder = model.path / "modules" / method
             return _checked(folder / MODULES, model.modules[method], f"modules of {method} for '{target}'")
     return None
 
@@ -118,3 +116,14 @@ def _checked(file: Path, sha256: str, name: str) -> Path:
             "damaged_embedded_model", f"{file.name} of the embedded {name} is not the one shipped; reinstall benchctl."
         )
     return file.parent
+
+
+def cache_folder() -> Path:
+    """$BENCHCTL_CACHE, else benchctl/ in the user's cache folder: for what can be made again."""
+    if chosen := os.environ.get("BENCHCTL_CACHE"):
+        return Path(chosen).expanduser()
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a user without a home; checksums guard against foreign files
+        cache = Path(tempfile.gettempdir())
+    return cache / "benchctl"

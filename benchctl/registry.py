@@ -8,6 +8,8 @@ same name wins.
 from __future__ import annotations
 
 import difflib
+import hashlib
+import json
 import pkgutil
 import re
 from collections.abc import Sequence
@@ -17,11 +19,12 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
-from inspect import signature
+from inspect import getsourcefile, signature
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from benchctl.bundled import cache_folder
 from benchctl.errors import UserError
 from benchctl.options import Option, changed_options, convert_options, options_of
 from benchctl.records.labels import current_label
@@ -33,6 +36,13 @@ if TYPE_CHECKING:
 BASELINE = "autoregressive"
 METHODS = "benchctl.methods"
 JUDGES = "benchctl.judges"
+# The tests of benchctl examine these; a file that a user puts into methods/ is a plug-in like one of a distribution.
+SHIPPED = frozenset(
+    (
+        *("autoregressive", "deed", "early_exit", "expert_offload", "lookahead", "m2r2", "m2r2_dynamic"),
+        *("m2r2_prefetch", "medusa", "mixture_of_depths", "prompt_lookup", "skip_decode", "two_model"),
+    )
+)
 # What methods of version 0.1 had, and what to write instead.
 _OUTDATED = {
     "needs_draft_model": "the mix-in `UsesDraftModel` of benchctl.decoding.method",
@@ -40,6 +50,7 @@ _OUTDATED = {
 }
 _STEPS = re.compile(r"-?\d+(\.\d+)?:-?\d+(\.\d+)?:-?\d+(\.\d+)?")
 _MOST_STEPS = 100
+_EXAMINED = "doctor.json"
 _LABEL = re.compile(r"(?P<name>[A-Za-z_][\w-]*)(\[(?P<options>.*)\])?")
 
 
@@ -114,6 +125,37 @@ def builtin_file(name: str) -> Path:
     spec = find_spec(f"{METHODS}.{name}")
     assert spec is not None and spec.origin is not None, f"{name} is a built-in method"
     return Path(spec.origin)
+
+
+def source_sha256(name: str) -> str:
+    """The hash of a method's file, or of all modules of its package."""
+    file = Path(getsourcefile(method_class(name)) or "")
+    files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
+    return hashlib.sha256(b"".join(each.read_bytes() for each in files)).hexdigest()
+
+
+def note_examined(name: str, passed: bool) -> None:
+    """Keep what `doctor` found about the code of a method, for `doctor_result`."""
+    path = cache_folder() / _EXAMINED
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(_examined() | {source_sha256(name): passed}), encoding="utf-8")
+
+
+def doctor_result(name: str) -> Literal["", "passed", "failed", "never"]:
+    """What `doctor` found about the code of a plug-in as it is now; "" for a method that benchctl ships."""
+    if name in SHIPPED:
+        return ""
+    passed = _examined().get(source_sha256(name))
+    return "never" if passed is None else "passed" if passed else "failed"
+
+
+def _examined() -> dict[str, bool]:
+    """Whether `doctor` passed a method, by the hash of its code."""
+    try:
+        found = json.loads((cache_folder() / _EXAMINED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _builtin(group: str) -> tuple[str, ...]:

@@ -13,15 +13,17 @@ Data sets are drawn from measured times, so that lengths and gains are as uneven
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
 import numpy as np
+import pandas as pd
 
-from benchctl.analysis.frame.build import load
+from benchctl.analysis.frame.build import to_frames
 from benchctl.analysis.stats.intervals import LEVEL, Floats, Levels, p_value, ratio_intervals
+from benchctl.records.writer import read
 from benchmarks.origin import circumstances
 
 CHAT = ("koala", "self-instruct", "wizardlm", "mt-bench")
@@ -42,16 +44,20 @@ class World:
     @classmethod
     def of(cls, folder: Path) -> World:
         """From the kept results files."""
-        pairs = load([folder / "head-to-head.jsonl"])
+        pairs = _rows([folder / "head-to-head.jsonl"])
         pairs = pairs[pairs["error"].isna() & ~pairs["round_invalid"]]
         name = pairs["label"].str.partition("[")[0]
         times = pairs.groupby([name, "suite", "prompt_id"])["whole_s"].sum().unstack(0)
         times = times[["autoregressive", "prompt_lookup"]].dropna()
-        sessions = load([folder / f"all-{number}.jsonl" for number in range(1, 6)])
+        sessions = _rows([folder / f"all-{number}.jsonl" for number in range(1, 6)])
         sessions = sessions[sessions["error"].isna() & ~sessions["round_invalid"]]
         logs = np.log(sessions["whole_s"])
         residuals = (logs - logs.groupby([sessions[key] for key in ("label", *_TURN)]).transform("mean")).to_numpy()
         return cls({suite: times.loc[suite].to_numpy() for suite in LINES["pooled"]}, residuals)
+
+
+def _rows(paths: Sequence[Path]) -> pd.DataFrame:
+    return to_frames([read(path) for path in paths], ["free"])["free"]
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ class MadeUp:
             hidden_size=256,
             parameters=9_000_000,
             vocabulary=VOCABULARY,
-            context_tokens=2 * self.tokens,
+            context_tokens=30 + self.tokens,
             weights_sha256="a",
             tokenizer_sha256="b",
             chat_template_sha256="c",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import pandas as pd
 
 from benchctl.analysis.comparison import Group
@@ -30,6 +31,7 @@ _SUM_WITHIN = 0.02  # by which the phases of a step may miss its time
 _LONG_DRAFTS, _FORESEEN = 6, 0.98  # tokens a step, and the share of them accepted, that no drafter reaches
 _MORE_CORES = 1.25  # times the threads of the run, that the process may use while the baseline decodes
 _LESS_BUSY = 0.85  # times the methods' share of processor time, that the baseline's is at least
+_CLOCK_STEP_S = 0.05  # by which the wall clock may be set back without a warning
 _SPARE_CORES = 0.5  # by which load and threads may exceed the cores
 _MOST_WAITED = 0.05  # of the time ready to run, but without a core
 
@@ -63,6 +65,10 @@ _TEMPLATES = {  # the gravest first
         "{label} claims to be exact, but {answers} of its answers differ from the baseline's by more than rounding. "
         "The method has a bug: do not use its figures."
     ),
+    "not_examined": (
+        "{label}: `benchctl doctor --method {label}` {found}. Its claims and its speed are unproven until all checks "
+        "pass: run doctor, then measure again."
+    ),
     "remembers": (
         "{label} gave the same answer again in other steps, so it remembers answers, and would be slower on new "
         "prompts. Do not use its figures. A method creates all state of a prompt in `start`."
@@ -70,6 +76,14 @@ _TEMPLATES = {  # the gravest first
     "drafts_foreseen": (
         "{label} drafted {drafted:.0f} tokens a step and had {rate:.1%} of them accepted, as if it knew the answers. "
         "Check that it does not read results or earlier answers."
+    ),
+    "carries_over": (
+        "{label} keeps state from prompt to prompt, so its speed depends on which prompts come before and in which "
+        "order. Say so where you quote it; memory=prompt has none."
+    ),
+    "times_overlap": (
+        "{file}: {generations} generations took longer than the time until the next one started. A clock is wrong: do "
+        "not use these times, and measure again."
     ),
     "threads_left_running": (
         "{file}: while the baseline decoded, the process used {cores:.1f} cores, but has {threads} threads. A method "
@@ -238,7 +252,12 @@ def _of_methods(group: Group) -> Iterator[Warning]:
             yield _warn("phases_incomplete", label=label, share=phases / step)
     if apart:
         yield _warn("no_shared_session", labels=", ".join(apart), baseline=run.baseline)
+    found = {"failed": "found that it fails a check", "never": "has not examined this version of the plug-in"}
     for info in group.methods:
+        if info.options.get("memory") == "run" and not info.unsupported:
+            yield _warn("carries_over", label=info.label)
+        if info.doctor in found:
+            yield _warn("not_examined", label=info.name, found=found[info.doctor])
         if info.unsupported:
             yield _warn("not_measured", label=info.label, reason=info.unsupported)
 
@@ -370,10 +389,22 @@ def _of_files(group: Group) -> Iterator[Warning]:
         load = float(loads[0]) if loads and isinstance(loads, list | tuple) else None
         if load is not None and isinstance(cores, int) and load + run.threads > cores + _SPARE_CORES:
             yield _warn("machine_busy", file=name, load=load, cores=cores, threads=run.threads)
+        yield from _of_clock(name, group, number)
         yield from _of_processor_time(name, run, frame)
         waited = float(frame[waited_share].median()) if waited_share in frame else 0.0
         if waited > _MOST_WAITED:
             yield _warn("waited_for_cores", file=name, waited=waited)
+
+
+def _of_clock(name: str, group: Group, number: int) -> Iterator[Warning]:
+    """Generations of one process follow each other, in all modes."""
+    frames = [frame[frame["file"] == number] for frame in (group.frame, *group.others.values())]
+    timed = pd.concat([frame[["started_s", "whole_s"]].dropna().astype(float) for frame in frames])
+    # Rows of a batch share their start, and its time by equal parts.
+    whole_s = timed.groupby("started_s")["whole_s"].sum().sort_index()
+    overlapping = int((whole_s.to_numpy()[:-1] > np.diff(whole_s.index.to_numpy()) + _CLOCK_STEP_S).sum())
+    if overlapping:
+        yield _warn("times_overlap", file=name, generations=overlapping)
 
 
 def _of_processor_time(name: str, run: Run, frame: pd.DataFrame) -> Iterator[Warning]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import get_args
 
 import torch
+from torch import Tensor
 
-from benchctl.conformance.distributions import distribution, total_variation
-from benchctl.conformance.findings import Deviation, Finding, Result, Skipped, finding, guarded, shown
+from benchctl.conformance.distributions import Text, distribution, total_variation
+from benchctl.conformance.findings import Deviation, Finding, Result, Skipped, finding, shown
 from benchctl.conformance.method_under_test import MethodUnderTest, Watched, answer
 from benchctl.conformance.random_models import (
     CONTEXT_TOKENS,
@@ -28,7 +29,7 @@ from benchctl.decoding.batch import decode_batch, why_not_batched
 from benchctl.decoding.counting import Step
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, Generation
-from benchctl.decoding.method import Exactness, why_unsupported
+from benchctl.decoding.method import Exactness, Method, why_unsupported
 from benchctl.decoding.sampling import Sampling
 from benchctl.decoding.verify import Unforced, common_start
 from benchctl.errors import UserError
@@ -113,14 +114,19 @@ def greedy(subject: MethodUnderTest, models: RandomModels) -> Result:
 def sampled(subject: MethodUnderTest, models: RandomModels) -> Result:
     """Short sampled answers have the target's distribution: all ways that draws can go are enumerated."""
     method = subject.fresh()
-    if method.exactness != "exact":
-        return Skipped(f"claims {method.exactness}, not exactness under sampling")
+    if reason := not_sampled(method):
+        return reason
     few = random_models(models.kind, FEW_TOKENS)
-    if reason := why_unsupported(method, few.target.info):
-        return Skipped(f"cannot run with a vocabulary of {FEW_TOKENS}: {reason}")
+    if unsupported := why_unsupported(method, few.target.info):
+        return Skipped(f"cannot run with a vocabulary of {FEW_TOKENS}: {unsupported}")
     # A fresh method each time: what one keeps of an earlier prompt is for another check to find.
     drawn = distribution(lambda _: answer(subject.prepared(few), few, _SHORT_PROMPT, SHORT, WARM).token_ids)
     return unlike(total_variation(drawn, _chances(few)))
+
+
+def not_sampled(method: Method) -> Skipped | None:
+    """Why the sampled answers of a method are not checked."""
+    return None if method.exactness == "exact" else Skipped(f"claims {method.exactness}, not exactness under sampling")
 
 
 def unlike(distance: float) -> Deviation | None:
@@ -134,16 +140,23 @@ def unlike(distance: float) -> Deviation | None:
     return Deviation("total variation 0 from the target's distribution", f"{distance:.3g}", action)
 
 
+def _chances(few: RandomModels) -> dict[Text, float]:
+    return chances_of(lambda text: few.naive.logits(few.naive.last_states([*_SHORT_PROMPT, *text])[-1]))
+
+
 @torch.inference_mode()
-def _chances(few: RandomModels) -> dict[tuple[int, ...], float]:
-    """Probability of every short answer, by passes over the whole text."""
-    chances: dict[tuple[int, ...], float] = {(): 1.0}
+def chances_of(next_logits: Callable[[Text], Tensor], stop_ids: Set[int] = frozenset()) -> dict[Text, float]:
+    """Probability of every short answer; ``next_logits`` gives those [vocabulary] after an answer so far."""
+    chances: dict[Text, float] = {(): 1.0}
     for _ in range(SHORT):
-        longer: dict[tuple[int, ...], float] = {}
+        longer: dict[Text, float] = {}
         for text, chance in chances.items():
-            state = few.naive.last_states([*_SHORT_PROMPT, *text])[-1:]
-            probs = WARM.probs(few.naive.logits(state))[0].tolist()
-            longer |= {(*text, token): chance * probs[token] for token in range(FEW_TOKENS) if probs[token] > 0}
+            if text and text[-1] in stop_ids:
+                longer[text] = chance
+                continue
+            probs = WARM.probs(next_logits(text)[None])[0]
+            for token in probs.nonzero().flatten().tolist():
+                longer[*text, token] = chance * float(probs[token])
         chances = longer
     return chances
 
@@ -331,13 +344,11 @@ def cache(subject: MethodUnderTest, models: RandomModels) -> Result:
     return problems[0] if problems else None
 
 
-OF_THE_METHOD: dict[str, Callable[[MethodUnderTest], Result]] = {
-    check.__name__: check for check in (options, claim, unsupported)
-}
+OF_THE_METHOD: dict[str, Callable[[MethodUnderTest], Result]]
+OF_THE_METHOD = {check.__name__: check for check in (options, claim, unsupported)}
 _ON_A_TARGET = (engaged, greedy, sampled, counting, limits, stops) + (isolation, determinism, batches, replay, cache)
-ON_A_TARGET: dict[str, Callable[[MethodUnderTest, RandomModels], Result]] = {
-    check.__name__: check for check in _ON_A_TARGET
-}
+OnATarget = Callable[[MethodUnderTest, RandomModels], Result]
+ON_A_TARGET: dict[str, OnATarget] = {check.__name__: check for check in _ON_A_TARGET}
 WHAT: dict[str, str] = {
     "options": "options are read and written as labels",
     "claim": "the claim is a known one, a lossy one has a reason",
@@ -361,19 +372,24 @@ def examine(label: str) -> Iterator[Finding]:
 
     Nothing is read or written but untrained modules in a temporary folder, where the method needs some.
     """
-    with tempfile.TemporaryDirectory(prefix="benchctl-doctor-") as folder:
-        subject = MethodUnderTest(label, Path(folder))
-        name = subject.canonical
-        for check, look in OF_THE_METHOD.items():
-            yield finding(name, check, "", guarded(partial(look, subject)))
-        for kind in KINDS:
-            models = random_models(kind)
-            barred = guarded(partial(_barred, subject, models))
-            for check, test in ON_A_TARGET.items():
-                result = barred or guarded(partial(test, subject, models))
-                yield finding(name, check, kind, result)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # on models this small more threads take longer
+    try:
+        with tempfile.TemporaryDirectory(prefix="benchctl-doctor-") as folder:
+            yield from _examined(MethodUnderTest(label, Path(folder)))
+    finally:
+        torch.set_num_threads(threads)
 
 
-def _barred(subject: MethodUnderTest, models: RandomModels) -> Result:
+def _examined(subject: MethodUnderTest) -> Iterator[Finding]:
+    name = subject.canonical
+    for check, look in OF_THE_METHOD.items():
+        yield finding(name, check, "", partial(look, subject))
+    for kind in KINDS:
+        for check, test in ON_A_TARGET.items():
+            yield finding(name, check, kind, partial(_on_a_target, test, subject, random_models(kind)))
+
+
+def _on_a_target(test: OnATarget, subject: MethodUnderTest, models: RandomModels) -> Result:
     reason = why_unsupported(subject.fresh(), models.target.info)
-    return Skipped(reason) if reason else None
+    return Skipped(reason) if reason else test(subject, models)

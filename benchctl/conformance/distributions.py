@@ -91,12 +91,14 @@ def taken_over(multinomial: Callable[..., Tensor], uniform: Callable[[torch.Gene
         yield
 
 
+Text = tuple[int, ...]
+
+
 def total_variation(one: dict[Outcome, float], other: dict[Outcome, float]) -> float:
     """Half the sum of absolute differences: 0 for equal distributions, 1 for disjoint ones."""
     return 0.5 * sum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in one.keys() | other.keys())
 
 
-Text = tuple[int, ...]
 _multinomial, _uniform = torch.multinomial, verify._uniform
 
 

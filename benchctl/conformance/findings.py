@@ -53,15 +53,14 @@ class Finding:
     detail: str = ""
 
 
-def finding(label: str, check: str, target: str, result: Result) -> Finding:
-    """The result of a check with what it was a check of."""
-    if result is None:
-        return Finding(label, check, target, "pass")
-    if isinstance(result, Held):
-        return Finding(label, check, target, "pass", detail=result.detail)
+def finding(label: str, check: str, target: str, look: Callable[[], Result]) -> Finding:
+    """What a check finds, with what it was a check of."""
+    result = guarded(look)
+    if isinstance(result, Deviation):
+        return Finding(label, check, target, "fail", result.expected, result.seen, result.action)
     if isinstance(result, Skipped):
         return Finding(label, check, target, "skip", detail=result.reason)
-    return Finding(label, check, target, "fail", result.expected, result.seen, result.action)
+    return Finding(label, check, target, "pass", detail=result.detail if result else "")
 
 
 def shown(tokens: tuple[int, ...]) -> str:

@@ -43,19 +43,16 @@ class MethodUnderTest:
         """A fresh method, ready for a target: with a noisy twin as draft model, with untrained modules if need be."""
         method = self.fresh()
         if isinstance(method, Trainable) and method.needs_modules:
-            method.modules = self._untrained(method, models.target)
+            sha256 = models.target.weights_sha256
+            if sha256 not in self._modules:
+                folder = self.folder / str(len(self._modules))
+                save_modules(folder, untrained(method, models.target), facts_of(self.label, method, models.target))
+                self._modules[sha256] = str(folder)
+            method.modules = self._modules[sha256]
         if isinstance(method, UsesDraftModel):
             method.use_draft_model(models.draft)
         method.prepare(models.target)
         return method
-
-    def _untrained(self, method: Method, target: Target) -> str:
-        assert isinstance(method, Trainable)
-        if target.weights_sha256 not in self._modules:
-            models = self.folder / str(len(self._modules))
-            save_modules(models, untrained(method, target), facts_of(self.label, method, target))
-            self._modules[target.weights_sha256] = str(models)
-        return self._modules[target.weights_sha256]
 
 
 def answer(

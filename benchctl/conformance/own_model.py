@@ -15,9 +15,9 @@ from functools import partial
 import torch
 from scipy import special, stats
 
-from benchctl.conformance.checks import OWN_TOKENS, SHORT, WARM, unlike
+from benchctl.conformance.checks import OWN_TOKENS, SHORT, WARM, chances_of, not_sampled, unlike
 from benchctl.conformance.distributions import Drawing, Text, distribution, total_variation
-from benchctl.conformance.findings import Deviation, Finding, Held, Result, Skipped, finding, guarded, shown
+from benchctl.conformance.findings import Deviation, Finding, Held, Result, Skipped, finding, shown
 from benchctl.decoding.counting import count_step
 from benchctl.decoding.loop import DecodeRequest, Generation, decode, open_context
 from benchctl.decoding.method import Method, PlainDrafter, Speculative
@@ -71,7 +71,7 @@ def verify(case: Case, target: str) -> Iterator[Finding]:
     """A finding for each check, in order; ``target`` is what the target is called."""
     checks: dict[str, Callable[[Case], Result]] = {"greedy": greedy, "steps": steps, "sampled": sampled, "draws": draws}
     for name, check in checks.items():
-        yield finding(case.label, name, target, guarded(partial(check, case)))
+        yield finding(case.label, name, target, partial(check, case))
 
 
 def greedy(case: Case) -> Result:
@@ -161,7 +161,7 @@ def _counted(number: int, noun: str, case: Case) -> str:
 
 def sampled(case: Case) -> Result:
     """The exact distribution of short answers, by every way that draws can go, against the target's own."""
-    if reason := _not_sampled(case.method):
+    if reason := not_sampled(case.method):
         return reason
     drawn = distribution(lambda _: case.drawn())
     distance = total_variation(drawn, chances(case))
@@ -173,7 +173,7 @@ def draws(case: Case) -> Result:
 
     Some answers are decoded. The others follow from their numbers where the method allows that: see Drawing.
     """
-    if reason := _not_sampled(case.method):
+    if reason := not_sampled(case.method):
         return reason
     if not case.draws:
         return Skipped("no draws were asked for")
@@ -241,22 +241,6 @@ def g_test(counts: Counter[Text], expected: dict[Text, float]) -> GTest | None:
     return GTest(float(stats.chi2.sf(max(g, 0.0), len(cells) - 1)), len(cells), total)
 
 
-def _not_sampled(method: Method) -> Skipped | None:
-    return None if method.exactness == "exact" else Skipped(f"claims {method.exactness}, not exactness under sampling")
-
-
-@torch.inference_mode()
 def chances(case: Case) -> dict[Text, float]:
-    """The probability of every short answer, each token's by a pass over the whole text."""
-    chances: dict[Text, float] = {(): 1.0}
-    for _ in range(SHORT):
-        longer: dict[Text, float] = {}
-        for text, chance in chances.items():
-            if text and text[-1] in case.target.stop_ids:
-                longer[text] = chance
-                continue
-            probs = WARM.probs(case.target.next_logits(case.shortest, text)[None])[0]
-            for token in probs.nonzero().flatten().tolist():
-                longer[*text, token] = chance * float(probs[token])
-        chances = longer
-    return chances
+    """The probability of every short answer to the shortest prompt, each token's by a pass over the whole text."""
+    return chances_of(partial(case.target.next_logits, case.shortest), case.target.stop_ids)

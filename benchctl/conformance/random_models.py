@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache
 
+from benchctl.decoding.model.kernels import Norm
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import TargetTokenizer
 
@@ -173,6 +174,18 @@ def _roughen(model: Any) -> None:
         model.model.norm.weight.add_(offset).mul_(10.0 * scale).sub_(offset)
 
 
+class _WatchedNorm(Norm):
+    """The same norm, ``look`` being called first."""
+
+    def __init__(self, norm: Norm, look: Callable[[], None]) -> None:
+        self.__dict__.update(norm.__dict__)
+        self._look = look
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self._look()
+        return super().__call__(x)
+
+
 @dataclass(frozen=True)
 class RandomModels:
     """A float64 target, a draft model that is the target with noise on its weights, and the oracle of the target.
@@ -193,15 +206,9 @@ class RandomModels:
 
     def with_last_layer_watched(self, look: Callable[[], None]) -> RandomModels:
         """The same, ``look`` being called whenever the last layer runs."""
-        twin = copy.copy(self.target)
-        *lower, last = twin.blocks
-
-        def norm(x: Tensor) -> Tensor:
-            look()
-            return last.attention_norm(x)
-
-        twin.blocks = [*lower, replace(last, attention_norm=norm)]  # type: ignore[arg-type]
-        return replace(self, target=twin)
+        *lower, last = self.target.blocks
+        watched = replace(last, attention_norm=_WatchedNorm(last.attention_norm, look))
+        return replace(self, target=self.target.with_blocks([*lower, watched]))
 
     def truth(self, prompt: Sequence[int], limit: int) -> tuple[int, ...]:
         """The target's greedy answer, by full recomputation."""

@@ -11,7 +11,7 @@ import torch
 from benchctl.decoding.counting import Step, check_all_layers, check_cache, count_step
 from benchctl.decoding.experts.offload import OffloadsExperts, Timer
 from benchctl.decoding.kv.stream import LayerRun, Stream
-from benchctl.decoding.method import Context, Method
+from benchctl.decoding.method import CarriesOver, Context, Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.phases import Marks, Phase, ignore_phase
 from benchctl.decoding.sampling import Sampling
@@ -36,6 +36,7 @@ class DecodeRequest:
     forced          a whole answer that is committed whatever the method chooses (replay); None decodes freely
     profile         also time the phases of each step, which itself takes time
     timer           for methods that load experts, see `Method.serve`
+    store           for methods that carry state over; None is an empty one
     """
 
     prompt_ids: Sequence[int]
@@ -46,6 +47,7 @@ class DecodeRequest:
     forced: Sequence[int] | None = None
     profile: bool = False
     timer: Timer | None = None
+    store: object = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ def decode(method: Method, target: Target, request: DecodeRequest) -> Generation
     Raises UserError for a prompt that is empty or fills the context, for a limit below one, and for a step or a cache
     that cannot be right (see counting.py); ValueError for a forced text that is no whole answer, or was not committed.
     """
+    if isinstance(method, CarriesOver):
+        method.store = method.new_store() if request.store is None else request.store
     marks = Marks(request.clock, request.profile)
     marks.mark()
     with method.serve(target, request.timer) as served:

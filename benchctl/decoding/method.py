@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from math import inf
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -116,14 +116,14 @@ class Method(ABC):
         """Once per run: load what the method needs in addition to the target."""
 
     def serve(self, target: Target, timer: Timer | None) -> AbstractContextManager[Target]:
-        """The target that one generation decodes on, open from before its clock starts until after it has stopped.
+        """The target that one generation decodes on; entering it is on the clock.
 
         A method with its own weights or layers returns a view. ``timer`` is for methods that load experts.
         """
         return nullcontext(target)
 
     def start(self, context: Context) -> int:
-        """Prefill and the first token. State of earlier prompts must not survive this."""
+        """Prefill and the first token. State of earlier prompts must not survive this, see `CarriesOver`."""
         return context.pick(context.target.head(self.prefill(context)))
 
     def prefill(self, context: Context, run: Callable[[Stream], None] = Stream.advance) -> Tensor:
@@ -159,6 +159,22 @@ class UsesDraftModel(ABC):
     @abstractmethod
     def use_draft_model(self, draft_model: Target) -> None:
         """Once per run, before `Method.prepare`."""
+
+
+class CarriesOver(ABC):
+    """Mix-in of a method that keeps state from prompt to prompt, such as a store of texts: the only way to do so.
+
+    The dataclass has an option ``memory: Literal["prompt", "run"] = "prompt"``. All state is in `store`, which the
+    harness sets before each answer, off the clock: empty with ``memory=prompt``; with ``memory=run`` as the first
+    repeats of the prompts before left it. What another repeat of the same prompt wrote is never in it.
+    """
+
+    memory: Literal["prompt", "run"]
+    store: Any
+
+    @abstractmethod
+    def new_store(self) -> object:
+        """An empty store, which ``copy.deepcopy`` can copy."""
 
 
 class MonotoneThreshold:

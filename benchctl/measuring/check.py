@@ -52,6 +52,13 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
     choices = choose_methods(settings.labels, models, settings.batch_size)
     device, dtype = choose_device(settings.models)
     check_out(settings.out, settings)
+    remembering = [each.label for each in choices if getattr(each.method, "memory", "") == "run"]
+    if remembering and settings.resume and settings.out and settings.out.exists():
+        raise UserError(
+            "memory_lost",
+            f"--resume cannot restore what {', '.join(remembering)} remembered of the prompts before. Measure all of "
+            "it again into another --out, or use memory=prompt.",
+        )
     tokenizer = check_tokenizers(models, choices, settings.batch_size)
     info = TargetInfo.of(tokenizer.config)
     choices = tuple(choice.fit(info) for choice in choices)

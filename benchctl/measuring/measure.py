@@ -20,6 +20,7 @@ from benchctl.measuring.machine.meter import Meter, Reading
 from benchctl.measuring.plan import SESSION, Job, Task
 from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.prompts.fit import Filler, cut_prompt, messages
+from benchctl.measuring.stores import Stores
 from benchctl.measuring.teacher_forcing import TeacherForcing
 from benchctl.measuring.verdict import AnswerControl, BaselineAnswers, Judgement, Referee, pass_sizes
 from benchctl.measuring.weights import WeightGuard
@@ -76,9 +77,11 @@ class Measurer:
     def __post_init__(self) -> None:
         self._guard = self.guard or WeightGuard(self.target)
         self._reported: set[tuple[str, str]] = set()
+        self._stores = Stores(self.methods)
 
     def begin(self) -> None:
         """Start on another batch with empty histories and no known answers."""
+        self._stores.begin()
         # The answers of this batch by turn; a forced text counts as one.
         self._histories: defaultdict[tuple[Prompt, str, int, Mode], dict[int, str]] = defaultdict(dict)
         self._answers = BaselineAnswers(lambda prompts: self._decode(self.baseline, list(map(self._request, prompts))))
@@ -115,6 +118,7 @@ class Measurer:
         generations = self._decode(job[0].label, requests)
         started = replace(started, cpu_s=cpu_s() - started.cpu_s)
         reading = self.meter.stop()
+        self._stores.close(job[0])
         self.timings.generations_s += max(generation.ttft_s + sum(generation.step_s) for generation in generations)
         return tuple(
             self._row(task, batch, request, generation, reading, started)
@@ -133,6 +137,7 @@ class Measurer:
                 self._request(prompt_ids, answer_seed(task, greedy=self.config.sampling.greedy)),
                 forced=self._answers.answer(prompt_ids) if mode == "replay" else None,
                 profile=mode == "profile",
+                store=self._stores.open(task),
             )
             for task, prompt_ids in zip(job, prompts, strict=True)
         ]

@@ -38,6 +38,7 @@ from benchctl.measuring.validity import Bounds, Watch
 from benchctl.measuring.weights import WeightGuard
 from benchctl.records.schema import MethodInfo, ModelInfo, Run, SuiteInfo
 from benchctl.records.writer import Writer
+from benchctl.registry import SHIPPED, doctor_result, source_sha256
 
 EXECUTOR = "static"  # a preallocated cache, no compilation
 ATTENTION = "bmm+sdpa"  # see decoding/model/kernels.py
@@ -272,6 +273,8 @@ def method_info(choice: Choice) -> MethodInfo:
         reason=choice.method.reason,
         unsupported=choice.unsupported,
         modules_sha256=modules_sha256(choice.modules) if choice.modules and not choice.unsupported else "",
+        source_sha256="" if choice.name in SHIPPED else source_sha256(choice.name),
+        doctor=doctor_result(choice.name),
     )
 
 

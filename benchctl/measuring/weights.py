@@ -1,4 +1,5 @@
-"""Whether a target still has the weights that it was loaded with, so that no method changes what it is measured on."""
+"""Whether a target still has the weights that it was loaded with, and torch its threads: no method changes what it, or
+the baseline, is measured on."""
 
 from __future__ import annotations
 
@@ -22,14 +23,25 @@ class WeightGuard:
     """
 
     def __init__(self, target: Target) -> None:
-        self._target = target
-        self._all, self._sample = self._checksums(), self._checksums(_SAMPLES)
+        self._target, self._threads = target, torch.get_num_threads()
+        self._all, self._samples = self._checksums(), self._views()
+        self._start = {dtype: torch.cat(views) for dtype, views in self._samples.items()}
 
     def check(self, culprit: str, *, sample: bool = False) -> None:
-        """Raises UserError, naming who ran last, if a weight has changed; with ``sample`` some numbers of each tensor
-        are compared, which takes milliseconds, otherwise all."""
-        now, start = (self._checksums(_SAMPLES), self._sample) if sample else (self._checksums(), self._all)
-        if changed := next((path for path, checksum in start.items() if now.get(path) != checksum), None):
+        """Raises UserError, naming who ran last, if a weight or torch's number of threads has changed.
+
+        With ``sample`` some numbers of each tensor are compared, in about a millisecond, otherwise all.
+        """
+        if (threads := torch.get_num_threads()) != self._threads:
+            raise UserError(
+                "threads_changed",
+                f"{culprit} changed the threads of torch from {self._threads} to {threads}, so the baseline would be "
+                "measured with others. Leave them as they are, and measure again.",
+            )
+        if sample and all(torch.equal(torch.cat(self._samples[dtype]), start) for dtype, start in self._start.items()):
+            return
+        now = self._checksums()
+        if changed := next((path for path, checksum in self._all.items() if now.get(path) != checksum), None):
             raise UserError(
                 "weights_changed",
                 f"{culprit} changed the weights of the target ({changed.lstrip('.')}), so nothing measured afterwards "
@@ -37,19 +49,26 @@ class WeightGuard:
                 "again.",
             )
 
-    def _checksums(self, samples: int = 0) -> dict[str, int]:
+    def _views(self) -> dict[torch.dtype, list[Tensor]]:
+        """By dtype, views of some numbers of each tensor, which show changes in place."""
+        views: dict[torch.dtype, list[Tensor]] = {}
+        for _, tensor in _tensors("", self._target, set()):
+            if not tensor.is_mkldnn:  # packed for one shape of products; unpacking takes too long for each generation
+                values = _flat(tensor)
+                views.setdefault(tensor.dtype, []).append(values[:: max(1, values.numel() // _SAMPLES)])
+        return views
+
+    def _checksums(self) -> dict[str, int]:
         checksums: dict[str, int] = {}
         for path, tensor in _tensors("", self._target, set()):
-            if tensor.is_mkldnn:  # packed for one shape of products; unpacking takes too long for each generation
-                if samples:
-                    continue
-                tensor = tensor.to_dense()
-            # A transposed layout is flattened in the order of its memory, without a copy.
-            values = (tensor if tensor.is_contiguous() or tensor.ndim < 2 else tensor.mT).detach().reshape(-1)
-            if samples:
-                values = values[:: max(1, values.numel() // samples)]
+            values = _flat(tensor.to_dense() if tensor.is_mkldnn else tensor)
             checksums[path] = zlib.crc32(values.contiguous().view(torch.uint8).cpu().numpy().data)
         return checksums
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """The numbers in the order of their memory: a transposed layout is flattened without a copy."""
+    return (tensor if tensor.is_contiguous() or tensor.ndim < 2 else tensor.mT).detach().reshape(-1)
 
 
 def _tensors(path: str, value: object, seen: set[int]) -> Iterator[tuple[str, Tensor]]:

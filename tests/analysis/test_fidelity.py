@@ -6,7 +6,7 @@ from itertools import product
 from statistics import median
 
 import pytest
-from compared import file_of, frame_of, pairs_of
+from compared import file_of, frame_of, pairs_of, to_frame
 from fixtures_records import RUN, baseline_row, drafted_row, failed
 
 from benchctl.analysis.frame.build import (
@@ -17,7 +17,6 @@ from benchctl.analysis.frame.build import (
     compared_tokens,
     fidelity,
     is_lossless,
-    to_frame,
 )
 from benchctl.records.schema import Exactness, Row
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from compared import file_of, frame_of, pairs_of
+from compared import file_of, frame_of, pairs_of, to_frame
 from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, baseline_row, batch, drafted_row, exiting_row, failed
 
-from benchctl.analysis.frame.build import pair, to_frame
+from benchctl.analysis.frame.build import pair
 from benchctl.analysis.stats.estimates import measured_apart
 from benchctl.records.schema import Mode, Row
 
@@ -21,10 +21,9 @@ def test_a_line_sums_the_steps_of_its_generation() -> None:
     assert (line["depth_layers"], line["full_layers"]) == (9 * 12, 9 * 12)
 
 
-def test_warm_up_is_left_out_unless_asked_for() -> None:
+def test_warm_up_is_left_out() -> None:
     rows = [replace(baseline_row(), repeat=-1), baseline_row()]
     assert list(frame_of(rows)["repeat"]) == [0]
-    assert list(frame_of(rows, warm_up=True)["repeat"]) == [-1, 0]
 
 
 def test_a_failed_generation_has_no_times() -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from compared import file_of, frame_of, group_of, pairs_of
+from compared import file_of, frame_of, group_of, pairs_of, to_frame
 from fixtures_records import BASELINE, DRAFTED, EXITING, KOALA, RUN, baseline_row, drafted_row, exiting_row, failed
 
 import benchctl.analysis.metrics as metrics_folder
-from benchctl.analysis.frame.build import pair, to_frame
+from benchctl.analysis.frame.build import pair
 from benchctl.analysis.metrics import drafting, faithfulness, speed
 from benchctl.analysis.metrics.metric import Metric, all_metrics
 from benchctl.analysis.stats.estimates import estimates

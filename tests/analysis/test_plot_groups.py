@@ -25,8 +25,8 @@ def test_a_label_is_broken_after_its_bracket_and_commas_and_no_line_is_wider_tha
 
 
 def test_a_slide_leaves_out_options_that_tell_no_labels_apart() -> None:
-    assert shown_labels([LABEL], style_of()) == {LABEL: LABEL}
-    assert shown_labels([LABEL], style_of(size="slide")) == {LABEL: "two_model"}
+    assert shown_labels([LABEL], style_of(), []) == {LABEL: LABEL}
+    assert shown_labels([LABEL], style_of(size="slide"), []) == {LABEL: "two_model"}
 
 
 @pytest.mark.parametrize(

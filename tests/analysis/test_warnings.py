@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from compared import figures_of, file_of, frame_of, group_of
 from fixtures_records import (
+    BASELINE,
     DRAFTED,
     EXITING,
     KOALA,
@@ -22,6 +24,7 @@ from fixtures_records import (
 from warned import ids, warned
 
 from benchctl.analysis.comparison import compare
+from benchctl.records.schema import Row
 
 
 def test_a_good_run_has_no_warnings() -> None:
@@ -208,3 +211,28 @@ def test_runs_of_different_versions_are_compared_with_a_warning(changes: dict[st
     files = [file_of(usual_rows(), run, name) for run, name in ((RUN, "a.jsonl"), (replace(RUN, **changes), "b.jsonl"))]
     (group,) = compare(files)
     assert [values["field"] for values in warned(group, "versions_differ")] == fields
+
+
+def _timed(cpu_s: Callable[[Row], float], step: float = 1.0) -> list[Row]:
+    """Rows with their start and processor time: each starts ``step`` times its own time after the one before."""
+    rows, now_s = [], 1e9
+    for row in usual_rows():
+        whole_s = (row.ttft_s or 0.0) + sum(row.step_s)
+        rows.append(replace(row, started_s=now_s, cpu_s=cpu_s(row) * whole_s))
+        now_s += step * whole_s
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "step", "id"),
+    [
+        (lambda row: 1.0, 1.0, ""),
+        (lambda row: 1.8, 1.0, "threads_left_running"),
+        (lambda row: 0.3 if row.label == BASELINE else 0.9, 1.0, "baseline_waits"),
+        (lambda row: 0.9 if row.label == BASELINE else 0.3, 1.0, ""),  # methods that wait, as for experts
+        (lambda row: 1.0, 0.5, "times_overlap"),
+        (lambda row: 1.0, 1.1, ""),
+    ],
+)
+def test_times_that_are_not_plausible_are_named(cpu_s: Callable[[Row], float], step: float, id: str) -> None:
+    assert set(ids(group_of(_timed(cpu_s, step)))) - {"run_unfinished"} == ({id} if id else set())

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pandas as pd
 from fixtures_records import BASELINE, DRAFTED, RUN
 
 from benchctl.analysis.comparison import Group, MethodFigures, compare
-from benchctl.analysis.frame.build import pair, to_frame
+from benchctl.analysis.frame.build import pair, to_frames
 from benchctl.analysis.metrics.metric import Metric
 from benchctl.records.schema import Mode, Row, Run
 from benchctl.records.writer import RunFile
@@ -32,8 +32,12 @@ def value_of(group: Group, metric: Metric, label: str = DRAFTED) -> float | None
     return figures_of(group, label).estimate(metric).value
 
 
-def frame_of(rows: Iterable[Row], run: Run = RUN, mode: Mode = "free", *, warm_up: bool = False) -> pd.DataFrame:
-    return to_frame([file_of(rows, run)], mode=mode, warm_up=warm_up)
+def to_frame(files: Sequence[RunFile], mode: Mode = "free") -> pd.DataFrame:
+    return to_frames(files, [mode])[mode]
+
+
+def frame_of(rows: Iterable[Row], run: Run = RUN, mode: Mode = "free") -> pd.DataFrame:
+    return to_frame([file_of(rows, run)], mode)
 
 
 def pairs_of(rows: Iterable[Row], label: str = DRAFTED, mode: Mode = "free") -> pd.DataFrame:

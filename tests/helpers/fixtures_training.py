@@ -32,26 +32,23 @@ def write_data(folder: Path) -> Path:
     return folder
 
 
-def benchctl(*words: object) -> Result:
-    """`benchctl words...` in this process; `python -m reference --no-mix ...` where the first word is reference."""
+def _said(words: tuple[object, ...], exit_code: int) -> Result:
+    """Of `benchctl words...` in this process, or of `python -m reference --no-mix ...` for the word reference."""
     first, *rest = map(str, words)
-    if first == "reference":
-        return CliRunner().invoke(reference, ["--no-mix", *rest])
-    return CliRunner().invoke(main, [first, *rest])
+    command, arguments = (reference, ["--no-mix"]) if first == "reference" else (main, [first])
+    result = CliRunner().invoke(command, [*arguments, *rest])
+    assert result.exit_code == exit_code, f"{result.output}\n{result.exception!r}"
+    return result
 
 
 def done(*words: object) -> str:
     """What a command says that must succeed."""
-    result = benchctl(*words)
-    assert result.exit_code == 0, f"{result.output}\n{result.exception!r}"
-    return result.output
+    return _said(words, 0).output
 
 
 def refused(*words: object) -> str:
     """What a command says that must be refused as wrong usage."""
-    result = benchctl(*words)
-    assert result.exit_code == 2, f"{result.output}\n{result.exception!r}"
-    return result.stderr
+    return _said(words, 2).stderr
 
 
 def train_tiny_target(data: Path, out: Path) -> Path:

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from compared import to_frame
 from fakes_sessions import LABELS, Met, ended, measure
 from fixtures_records import BASELINE, DRAFTED, EXITING
 from warned import warned
 
 from benchctl.analysis.comparison import Group, compare
-from benchctl.analysis.frame.build import load, pair, to_frame
+from benchctl.analysis.frame.build import pair
 from benchctl.analysis.warnings import planned_rounds
 from benchctl.measuring.measure import answer_seed
 from benchctl.measuring.plan import Plan, Task
@@ -165,7 +166,7 @@ def test_while_a_disturbance_lasts_nothing_is_measured_again_and_a_run_that_goes
     _, measured = measure(path, PLAN, lambda task: Met(QUIET), watch())
     assert len(measured) == len(PLAN)
     assert measure(path, PLAN, lambda task: Met(THROTTLED), watch())[1] == []
-    pairs = pair(load([path]), DRAFTED, BASELINE)
+    pairs = pair(to_frame([read(path)]), DRAFTED, BASELINE)
     assert Counter(pairs["prompt_id"]) == {"p0": 2, "p1": 4, "p2": 2}
 
 
@@ -184,7 +185,7 @@ def test_a_round_enters_figures_once_however_often_others_of_it_failed(
         return loud(("p0", 0))(task)
 
     session, _ = measure(path, plan, meet, watch())
-    pairs = pair(load([path]), DRAFTED, BASELINE)
+    pairs = pair(to_frame([read(path)]), DRAFTED, BASELINE)
     assert sorted(pairs[pairs["prompt_id"] == "p0"]["repeat"]) == [1, 4]
     assert session.lost == lost == lost_in(path)
     whole = path.read_bytes()
@@ -226,7 +227,7 @@ def test_a_load_that_still_lasts_when_a_run_goes_on_is_held_against_the_rounds_b
         session, measured = measure(path, plan, lambda task: Met(LOUD), unwarmed())
         assert session.lost == lost_in(path) == 8
         assert len(measured) == PATIENCE * len(LABELS)
-        assert set(pair(load([path]), DRAFTED, BASELINE)["prompt_id"]) == {f"p{at}" for at in range(12)}
+        assert set(pair(to_frame([read(path)]), DRAFTED, BASELINE)["prompt_id"]) == {f"p{at}" for at in range(12)}
     session, measured = measure(path, plan, lambda task: Met(QUIET), unwarmed())
     tried_twice = {"p12", "p13", "p14", "p15"}
     assert {task.prompt.id for task in measured} == {"p16", "p17", "p18", "p19"} and session.lost == len(tried_twice)

@@ -18,7 +18,7 @@ from benchctl.measuring.prompts.sources import (
     SIZE_LIMIT_BYTES,
     Downloader,
     UnreachableError,
-    cache_folder,
+    prompts_folder,
     sha256,
 )
 from benchctl.measuring.prompts.suites import Suite, load_suite
@@ -69,7 +69,7 @@ def load(
 
 
 def kept() -> Path:
-    return cache_folder() / "koala_test_set.jsonl"
+    return prompts_folder() / "koala_test_set.jsonl"
 
 
 def test_fetched_file_is_announced_checked_kept_and_then_read_from_the_cache() -> None:
@@ -79,7 +79,7 @@ def test_fetched_file_is_announced_checked_kept_and_then_read_from_the_cache() -
     assert first == again
     assert (first.source, first.origin, first.sha256) == ("published", network.addresses[0], sha256(CONTENT))
     assert len(notices) == 1 and network.addresses[0] in notices[0]
-    assert [path.name for path in cache_folder().iterdir()] == ["koala_test_set.jsonl"]
+    assert [path.name for path in prompts_folder().iterdir()] == ["koala_test_set.jsonl"]
 
 
 def test_fetched_file_with_another_checksum_is_an_error_and_not_kept() -> None:
@@ -110,7 +110,7 @@ def test_cache_that_cannot_be_written_costs_a_notice_and_not_the_run(
         monkeypatch.setattr("benchctl.measuring.prompts.sources.os.replace", full)
     assert load(Network(CONTENT), notices=notices).source == "published"
     assert "not kept in" in notices[-1] and not kept().exists()
-    assert fault == "folder" or list(cache_folder().iterdir()) == []
+    assert fault == "folder" or list(prompts_folder().iterdir()) == []
 
 
 def test_without_network_the_embedded_sample_replaces_the_published_prompts_unless_those_are_asked_for() -> None:
@@ -218,15 +218,15 @@ def test_non_commercial_licence_is_announced_for_published_prompts_only() -> Non
     assert suite.prompts[0].turns == ("2 + 2?",)
     assert "CC BY-NC 4.0" in notices[-1]
     notices.clear()
-    (cache_folder() / "WizardLM_testset.jsonl").unlink()
+    (prompts_folder() / "WizardLM_testset.jsonl").unlink()
     assert load(Network(OFFLINE), "wizardlm", notices=notices).source == "embedded"
     assert not any("CC BY-NC" in text for text in notices)
 
 
-def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_prompts_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("BENCHCTL_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "benchctl" / "prompts"
+    assert prompts_folder() == tmp_path / "benchctl" / "prompts"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache" / "benchctl" / "prompts"
+    assert prompts_folder() == tmp_path / ".cache" / "benchctl" / "prompts"

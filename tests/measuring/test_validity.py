@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from compared import to_frame
 from fakes_sessions import Met, measure
 from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, batch, failed
 
-from benchctl.analysis.frame.build import pair, to_frame
+from benchctl.analysis.frame.build import pair
 from benchctl.measuring.plan import Plan, Task
 from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.validity import ENOUGH, PATIENCE, Bounds, Usual, Watch, over_round

@@ -79,7 +79,6 @@ SAMPLED = (
 def look(check: str, label: str, family: str, seed: int, folder: Path) -> object:
     """What a check of doctor finds on a pair of models."""
     models = pair(family, seed)
-    assert models.target.weights_sha256  # known before `counting` watches a layer of it
     random = RandomModels(family, models.target, models.draft, models.naive)
     return ON_A_TARGET[check](MethodUnderTest(label, folder), random)
 
@@ -132,12 +131,18 @@ def test_a_method_for_mixtures_of_experts_passes_on_them(label: str, family: str
     assert {check for check, finding in findings.items() if finding is not None} == {"batches"}
 
 
+WARM = (checks.WARM, Sampling(temperature=1.3, top_p=0.8))
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("warm", WARM, ids=("top_k", "top_p"))
 @pytest.mark.parametrize("label", SAMPLED)
 def test_exact_method_samples_from_the_target_s_distribution(
-    label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    label: str, warm: Sampling, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """All ways that draws can go are enumerated, and compared with the products of the target's own probabilities."""
     claims_exact(label, monkeypatch)
+    monkeypatch.setattr(checks, "WARM", warm)
     assert checks.sampled(MethodUnderTest(label, tmp_path), random_models("llama")) is None
 
 

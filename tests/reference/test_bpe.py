@@ -17,16 +17,10 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer(["the cat sat on the mat", "the dog sat on the cat"] * 5, vocabulary=300)
 
 
-TEXTS = [
-    "  two  spaces\n\n\ttab ",
-    "Grüße, 世界 🙂 e\u0301",
-    "if x:\n    return 10 ** 25\n",
-    "\x00\x7f\u200b",
-    "<|end| >",
-]
-
-
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize(
+    "text",
+    ["  two  spaces\n\n\ttab ", "Grüße, 世界 🙂 e\u0301", "if x:\n    return 10 ** 25\n", "\x00\x7f\u200b", "<|end| >"],
+)
 def test_any_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
 

@@ -116,7 +116,7 @@ def test_the_shipped_index_is_true() -> None:
         assert (model.path / bundled.WEIGHTS).stat().st_size == model.bytes
         assert not model.draft or model.draft in drafts
         for method in model.modules:
-            assert bundled.modules_for(model.name, method) == model.modules_path(method)
+            assert bundled.modules_for(model.name, method) == model.path / "modules" / method
 
 
 def test_the_shipped_models_are_within_64_mebibytes_and_modules_are_named_as_training_names_them() -> None:

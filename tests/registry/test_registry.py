@@ -1,5 +1,6 @@
 """Labels to methods, on a package of fake methods."""
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -234,3 +235,24 @@ def test_a_sweep_can_go_in_steps() -> None:
 def test_a_sweep_of_nothing_is_refused(text: str) -> None:
     with refused("bad_sweep", f"'{text}'"):
         registry.expand_sweep(text)
+
+
+def test_the_shipped_methods_are_those_that_git_has_in_methods(root: Path) -> None:
+    """A file that a user puts there is a plug-in: `run` states what doctor found about it."""
+    listed = subprocess.run(["git", "ls-files", "methods"], cwd=root, capture_output=True, text=True, check=True)
+    names = {line.split("/")[1].removesuffix(".py") for line in listed.stdout.split()}
+    assert names - {"__init__"} == registry.SHIPPED
+
+
+def test_what_doctor_found_holds_for_the_code_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = tmp_path / "repeat.py"
+    code.write_text("first")
+    monkeypatch.setenv("BENCHCTL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(registry, "source_sha256", lambda name: code.read_text())
+    assert (registry.doctor_result("repeat"), registry.doctor_result("medusa")) == ("never", "")
+    registry.note_examined("repeat", passed=True)
+    assert registry.doctor_result("repeat") == "passed"
+    code.write_text("second")
+    assert registry.doctor_result("repeat") == "never"
+    registry.note_examined("repeat", passed=False)
+    assert registry.doctor_result("repeat") == "failed"

@@ -27,7 +27,7 @@ LAYERS: dict[str, set[str]] = {
     "benchctl.methods": {"decoding"},
     "benchctl.judging": {"records"},
     "benchctl.judges": {"bundled", "decoding", "exact_match", "judging", "records", "registry"},
-    "benchctl.registry": {"decoding", "judging", "options", "records"},
+    "benchctl.registry": {"bundled", "decoding", "judging", "options", "records"},
     "benchctl.analysis": {"exact_match", "records"},
     "benchctl.measuring": {"bundled", "decoding", "options", "records", "registry"},
     "benchctl.training": {"bundled", "decoding", "options", "registry"},

@@ -8,13 +8,7 @@ from collections.abc import Sequence
 import pytest
 from scipy.stats import binom
 
-from benchctl.training.modules.calibrate import (
-    Calibration,
-    Risk,
-    disagreement,
-    learn_then_test,
-    p_value,
-)
+from benchctl.training.modules.calibrate import Calibration, Risk, disagreement, learn_then_test, p_value
 
 PROMISED = Risk(0.2, 0.1)
 PROMPTS = 80
@@ -23,13 +17,8 @@ REPEATS = 1500
 ALLOWED = PROMISED.epsilon + 3 * (PROMISED.epsilon * (1 - PROMISED.epsilon) / REPEATS) ** 0.5
 RISING = {0.9: 0.02, 0.8: 0.08, 0.7: 0.14, 0.6: 0.19, 0.5: 0.22, 0.4: 0.24, 0.3: 0.3}
 ALL_ABOVE = {0.99 - number / 100: 0.205 for number in range(20)}
-FALLING = {
-    0.9: 0.3,
-    0.8: 0.21,
-    0.7: 0.21,
-    0.6: 0.21,
-    0.5: 0.1,
-}  # the safest is not the highest: fewer pass, none wrongly
+# The safest is not the highest: fewer pass, none wrongly.
+FALLING = {0.9: 0.3, 0.8: 0.21, 0.7: 0.21, 0.6: 0.21, 0.5: 0.1}
 
 
 def _losses(risk: float, chance: random.Random, kind: str) -> list[float]:
@@ -74,6 +63,7 @@ def test_p_values_are_bounds_of_the_true_chance() -> None:
             chance = sum(binom.pmf(hits, count, delta) for hits in range(count + 1) if found[hits] <= level)
             assert chance <= level
     assert p_value([0.0] * 29, 0.1) == pytest.approx(0.9**29)
+    assert Risk(0.1, 0.05).fewest == 29 and 0.9**28 > 0.05 >= 0.9**29
 
 
 def test_a_prompt_counts_up_to_its_first_difference() -> None:
@@ -95,11 +85,6 @@ def test_testing_stops_at_the_first_threshold_that_is_not_shown_to_be_safe() -> 
     assert asked == [0.9, 0.6, 0.4]
     assert found.chosen is not None and found.chosen.threshold == 0.6
     assert Calibration(PROMISED, found.tested[2:]).chosen is None
-
-
-def test_so_few_prompts_show_nothing_even_without_a_loss() -> None:
-    assert Risk(0.1, 0.05).fewest == 29
-    assert p_value([0.0] * 28, 0.1) > 0.05 >= p_value([0.0] * 29, 0.1)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fixtures_training import BATCHES, COMMON, done, refused, write_data
+from safetensors.torch import load_file, save_file
 from tiny import tiny_folder
 
 from benchctl.decoding.loop import DecodeRequest, decode
@@ -18,6 +19,7 @@ from benchctl.training.modules.calibrate import THRESHOLDS, p_value
 
 PROMPTS = [f"What is {a} and {b}?" for a in ("red", "green", "blue") for b in ("dog", "cat", "bird", "fish")]
 TOKENS = 6
+HOW = ("--answer-tokens", TOKENS, "--dtype", "float32", "--threads", 1, "--calibrate-prompts", 12)
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +39,7 @@ def _words(folder: Path) -> tuple[object, ...]:
 
 
 def _calibrated(folder: Path, out: Path, label: str, promised: str) -> tuple[str, dict[str, Any]]:
-    own = ("--answer-tokens", TOKENS, "--dtype", "float32", "--threads", 1, "--calibrate-prompts", 12)
-    told = done("train", label, *_words(folder), "--out", out, "--calibrate", promised, *own)
+    told = done("train", label, *_words(folder), "--out", out, "--calibrate", promised, *HOW)
     return told, json.loads((out / "calibration.json").read_text())
 
 
@@ -86,65 +87,39 @@ def test_it_says_for_what_it_was_found_and_where_nothing_lies(made: Path, tmp_pa
     assert found["promised"] == {"delta": 0.9, "epsilon": 0.4}
     assert (found["prompts"], found["answer_tokens"]) == (12, TOKENS)
     assert str(made) not in json.dumps(found)
-    told = refused("train", "deed", *_words(made), "--out", tmp_path / "out", "--calibrate", "0.9,0.4")
-    assert "deed cannot run: no trained modules" in told
     words = (f"deed[modules={made}/deed]", *_words(made), "--out", tmp_path / "out")
     assert "calibration.json of an earlier calibration" in refused("train", *words, "--calibrate", "0.9,0.4")
 
 
 def test_where_no_threshold_is_safe_it_says_so(made: Path, tmp_path: Path) -> None:
     """A classifier that is always sure leaves at the first exit whatever the threshold is."""
-    own = ("--answer-tokens", TOKENS, "--dtype", "float32", "--threads", 1, "--calibrate-prompts", 12)
-    words = (*_words(made), "--out", tmp_path / "out", "--calibrate", "0.2,0.1", *own)
-    told = refused("train", f"early_exit[exits=1,confidence=classifier,modules={_classifier(made)}]", *words)
+    label, folder = "early_exit[exits=1,confidence=classifier]", tmp_path / "classifier"
+    done("train", label, *_words(made), "--out", folder, "--steps", 1, *BATCHES, *COMMON)
+    weights = load_file(folder / "modules.safetensors")
+    weights["classifier.1.bias"] += 1000.0
+    save_file(weights, folder / "modules.safetensors")
+    words = (*_words(made), "--out", tmp_path / "out", "--calibrate", "0.2,0.1", *HOW)
+    told = refused("train", f"{label[:-1]},modules={folder}]", *words)
     assert "not even threshold 0.999 was shown to keep the risk below 0.2" in told
     assert json.loads((tmp_path / "out" / "calibration.json").read_text())["threshold"] is None
-
-
-def _classifier(made: Path) -> Path:
-    """One that is always sure."""
-    from safetensors.torch import load_file, save_file
-
-    folder = made / "classifier"
-    if not folder.exists():
-        label = "early_exit[exits=1,confidence=classifier]"
-        done("train", label, *_words(made), "--out", folder, "--steps", 1, *BATCHES, *COMMON)
-        weights = load_file(folder / "modules.safetensors")
-        weights["classifier.1.bias"] += 1000.0
-        save_file(weights, folder / "modules.safetensors")
-    return folder
 
 
 @pytest.mark.parametrize(
     ("label", "arguments", "complaint"),
     [
         ("early_exit", ("--calibrate", "0.1"), "two numbers, delta and epsilon"),
-        ("early_exit", ("--calibrate", "2,0.1"), "delta is 2.0"),
         ("early_exit", ("--calibrate", "0.1,0.05", "--steps", "3"), "--calibrate trains nothing; leave out --steps"),
         ("early_exit[threshold=0.5]", ("--calibrate", "0.5,0.5"), "leave out threshold"),
         ("early_exit[mode=draft]", ("--calibrate", "0.5,0.5"), "calibrate a lossy mode"),
         ("medusa", ("--calibrate", "0.5,0.5"), "medusa has no threshold to calibrate"),
         ("mixture_of_depths", ("--calibrate", "0.5,0.5"), "a higher threshold of mixture_of_depths is not a safer one"),
         ("early_exit", ("--calibrate", "0.1,0.05", "--calibrate-prompts", "9"), "9 prompts can never show a risk"),
-        (
-            "early_exit",
-            ("--calibrate", "0.1,0.05", "--answer-tokens", "6"),
-            "12 held-out prompts with room for 6 tokens",
-        ),
-        (
-            "early_exit[exits=7]",
-            ("--calibrate", "0.9,0.5", "--answer-tokens", "6"),
-            "exit 7 is not below the target's 3 layers",
-        ),
+        ("early_exit", ("--calibrate", "0.1,0.05", "--answer-tokens", "6"), "12 held-out prompts with room for 6"),
+        ("early_exit[exits=7]", ("--calibrate", "0.9,0.5"), "exit 7 is not below the target's 3 layers"),
+        ("deed", ("--calibrate", "0.9,0.4"), "deed cannot run: no trained modules"),
     ],
 )
 def test_what_cannot_be_calibrated_is_refused_before_weights_are_loaded(
-    label: str,
-    arguments: tuple[str, ...],
-    complaint: str,
-    made: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    label: str, arguments: tuple[str, ...], complaint: str, made: Path, tmp_path: Path, no_weights: None
 ) -> None:
-    monkeypatch.setattr(Target, "load", lambda *_, **__: pytest.fail("weights were loaded"))
     assert complaint in refused("train", label, *_words(made), "--out", tmp_path / "out", *arguments)

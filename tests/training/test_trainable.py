@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tiny import tiny_target
-from torch import Tensor
 from untrained import facts_of, untrained
 
-from benchctl.decoding.model.layers import Layer
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.trainable import (
     FACTS,
     WEIGHTS,
-    Labels,
     TrainingBatch,
     check_modules,
     load_modules,
     modules_sha256,
-    read_facts,
     save_modules,
 )
 from benchctl.errors import UserError
@@ -31,53 +26,34 @@ from benchctl.methods.early_exit import EarlyExit
 from benchctl.methods.medusa import Medusa
 
 
-def batch(tokens: list[int], documents: list[int], weights: list[float] | None = None) -> TrainingBatch:
-    """One row whose states nobody asks for."""
-    row = torch.tensor([tokens])
-    nothing = row.new_zeros(1, len(tokens), 2)
-
-    def unused(states: Tensor) -> Tensor:
-        return states
-
-    def unasked(index: int) -> Layer:
-        raise AssertionError(f"nobody asks for layer {index}")
-
-    return TrainingBatch(
-        tokens=row,
-        weights=torch.ones(1, len(tokens)) if weights is None else torch.tensor([weights]),
-        documents=torch.tensor([documents]),
-        positions=row,
-        states=(nothing,),
-        final=nothing,
-        norm=unused,
-        head=unused,
-        layer=unasked,
-        rotary=unused,
-    )
-
-
-def ahead(labels: Labels) -> tuple[list[int], list[float]]:
+def ahead(documents: list[int], weights: list[float], distance: int) -> tuple[list[int], list[float]]:
+    """Tokens 5, 6, 7 .. in one row whose states nobody asks for, and the weights of those tokens ahead."""
+    row, unused = torch.arange(5, 5 + len(documents))[None], [None] * 6
+    batch = TrainingBatch(row, torch.tensor([weights]), torch.tensor([documents]), row, *unused)  # type: ignore[arg-type]
+    labels = batch.ahead(distance)
     return labels.tokens[0].tolist(), labels.weights[0].tolist()
 
 
-def test_the_token_ahead_counts_only_within_its_document() -> None:
-    """The example of the docstring."""
-    two = batch([5, 6, 7, 8, 9], [0, 0, 0, 1, 1])
-    assert ahead(two.ahead(1)) == ([6, 7, 8, 9, 9], [1, 1, 0, 1, 0])
-    assert ahead(two.ahead(2))[1] == [1, 0, 0, 0, 0]
-    assert ahead(two.ahead(7))[1] == [0] * 5
-
-
-def test_nothing_is_ahead_of_padding_nor_padding_ahead_of_anything() -> None:
-    padded = batch([5, 6, 0, 0, 0], [0, 0, -1, -1, -1])
-    assert ahead(padded.ahead(1))[1] == [1, 0, 0, 0, 0]
-    assert ahead(padded.ahead(2))[1] == [0, 0, 0, 0, 0]
-
-
-def test_the_weight_is_that_of_the_token_ahead() -> None:
-    answered = batch([5, 6, 7, 8], [0, 0, 0, 0], [0.0, 0.3, 1.0, 1.0])
-    assert ahead(answered.ahead(1))[1] == pytest.approx([0.3, 1.0, 1.0, 0.0])
-    assert ahead(answered.ahead(2))[1] == pytest.approx([1.0, 1.0, 0.0, 0.0])
+@pytest.mark.parametrize(
+    ("documents", "weights", "distance", "expected"),
+    [
+        ([0, 0, 0, 1, 1], [1, 1, 1, 1, 1], 1, [1, 1, 0, 1, 0]),  # the example of the docstring
+        ([0, 0, 0, 1, 1], [1, 1, 1, 1, 1], 2, [1, 0, 0, 0, 0]),
+        ([0, 0, 0, 1, 1], [1, 1, 1, 1, 1], 7, [0, 0, 0, 0, 0]),
+        ([0, 0, -1, -1, -1], [1, 1, 1, 1, 1], 1, [1, 0, 0, 0, 0]),  # padding is nobody's
+        ([0, 0, -1, -1, -1], [1, 1, 1, 1, 1], 2, [0, 0, 0, 0, 0]),
+        ([0, 0, 0, 0], [0.0, 0.5, 1, 1], 1, [0.5, 1, 1, 0]),
+        ([0, 0, 0, 0], [0.0, 0.5, 1, 1], 2, [1, 1, 0, 0]),
+    ],
+)
+def test_the_weight_is_that_of_the_token_ahead_within_its_document(
+    documents: list[int], weights: list[float], distance: int, expected: list[float]
+) -> None:
+    tokens, got = ahead(documents, weights, distance)
+    assert got == expected
+    assert [token for token, weight in zip(tokens, got, strict=True) if weight] == [
+        5 + distance + place for place, weight in enumerate(expected) if weight
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -121,13 +97,6 @@ def test_loading_leaves_torch_s_generator_alone(target: Target, folder: str) -> 
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_the_facts_say_what_the_modules_are_for(target: Target, folder: str) -> None:
-    facts = read_facts(folder)
-    assert (facts.method, facts.options["heads"], facts.yardsticks) == ("medusa", 3, {"head_1_top1": 0.5})
-    assert facts.target.weights_sha256 == target.weights_sha256
-    assert json.loads((Path(folder) / FACTS).read_text())["steps"] == 12
-
-
 def test_the_hash_tells_other_weights_and_other_facts(target: Target, folder: str) -> None:
     before = modules_sha256(folder)
     assert before == modules_sha256(folder)
@@ -152,48 +121,31 @@ def test_a_folder_whose_writing_was_interrupted_holds_no_modules(
         check_modules("medusa", folder)
 
 
-def remove(name: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).unlink()
-
-
-def write(name: str, text: str) -> Callable[[Path], None]:
-    def writing(folder: Path) -> None:
-        (folder / name).write_text(text)
-
-    return writing
-
-
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("file", "text", "message"),
     [
-        ("yardsticks", None),
-        ("yardsticks", {"head_1_top1": "half"}),
-        ("yardsticks", {"head_1_top1": float("nan")}),
-        ("yardsticks", {"head_1_top1": 50}),
-        ("yardsticks", {"head_1_cosine": -1.01}),
-        ("options", ["heads"]),
+        (FACTS, None, "holds no modules.json"),
+        (WEIGHTS, None, "holds no modules.json with its modules.safetensors"),
+        (FACTS, "{", "modules.json: cannot be read"),
+        (FACTS, "[]", "modules.json: cannot be read"),
+        (FACTS, '{"method": "medusa"}', "modules.json: cannot be read"),
+        (WEIGHTS, "torn", "modules.safetensors cannot be read"),
+        (FACTS, {"yardsticks": None}, "modules.json: cannot be read"),
+        (FACTS, {"yardsticks": {"head_1_top1": "half"}}, "modules.json: cannot be read"),
+        (FACTS, {"yardsticks": {"head_1_top1": float("nan")}}, "modules.json: cannot be read"),
+        (FACTS, {"yardsticks": {"head_1_top1": 50}}, "modules.json: cannot be read"),
+        (FACTS, {"yardsticks": {"head_1_cosine": -1.01}}, "modules.json: cannot be read"),
+        (FACTS, {"options": ["heads"]}, "modules.json: cannot be read"),
     ],
 )
-def test_facts_that_cannot_be_are_refused_rather_than_shape_a_tree(folder: str, field: str, value: Any) -> None:
-    facts = json.loads((Path(folder) / FACTS).read_text())
-    (Path(folder) / FACTS).write_text(json.dumps({**facts, field: value}))
-    with pytest.raises(UserError, match=r"modules.json: cannot be read"):
-        read_facts(folder)
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (remove(FACTS), "holds no modules.json"),
-        (remove(WEIGHTS), "holds no modules.json with its modules.safetensors"),
-        (write(FACTS, "{"), "modules.json: cannot be read"),
-        (write(FACTS, "[]"), "modules.json: cannot be read"),
-        (write(FACTS, '{"method": "medusa"}'), "modules.json: cannot be read"),
-        (write(WEIGHTS, "torn"), "modules.safetensors cannot be read"),
-    ],
-)
-def test_a_damaged_folder_is_refused(target: Target, folder: str, damage: Callable[[Path], None], message: str) -> None:
-    damage(Path(folder))
+def test_a_damaged_folder_is_refused(
+    target: Target, folder: str, file: str, text: str | dict[str, Any] | None, message: str
+) -> None:
+    """``text`` is what the file holds instead, or the facts that change in it; None removes the file."""
+    path = Path(folder) / file
+    if isinstance(text, dict):
+        text = json.dumps({**json.loads(path.read_text()), **text})
+    path.unlink() if text is None else path.write_text(text)
     with pytest.raises(UserError, match=message):
         load(Medusa(), target, folder)
 

@@ -24,6 +24,8 @@ SYSTEM, HI, HELLO, BYE, GONE = (
     Message("assistant", "the dog"),
 )
 TURN = "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
+THOUGHT = "{% if loop.last and message['role'] == 'assistant' %}{{ 'No thought. ' }}{% endif %}"
+FORGETFUL = "{{ '<|' + message['role'] + '|>' }}" + THOUGHT + "{{ message['content'] + '<|end|>' }}"
 OPEN_TURN = "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 
 
@@ -120,19 +122,15 @@ def as_fields(prompt: tuple[Message, ...]) -> list[dict[str, str]]:
     return [{"role": message.role, "content": message.content} for message in prompt]
 
 
-def test_heads_are_the_ids_that_the_embedded_target_is_given(embedded: Path) -> None:
-    chat, target = ChatFormat.load(embedded), load_tokenizer(embedded)
+@pytest.mark.parametrize("model", ["embedded", "stories"])
+def test_heads_are_the_ids_that_the_target_is_given(model: str, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue(model)
+    chat, target = ChatFormat.load(folder), load_tokenizer(folder)
     at_inference = [target.encode_chat(as_fields(prompt)) for prompt in PROMPTS]
     assert [head.tolist() for head in chat.heads(PROMPTS)] == at_inference
-    documents = chat.tokenize([Record("s", (*prompt, HELLO)) for prompt in PROMPTS if len(prompt) < 3])
-    assert [document.turns[0].head.tolist() for document in documents] == [
-        ids for ids, prompt in zip(at_inference, PROMPTS, strict=True) if len(prompt) < 3
-    ]
-
-
-def test_heads_without_a_chat_template_are_the_ids_at_inference_too(stories: Path) -> None:
-    chat, target = ChatFormat.load(stories), load_tokenizer(stories)
-    assert [head.tolist() for head in chat.heads(PROMPTS)] == [target.encode_chat(as_fields(p)) for p in PROMPTS]
+    documents = chat.tokenize([Record("s", (*prompt, HELLO)) for prompt in PROMPTS])
+    for document, ids, prompt in zip(documents, at_inference, PROMPTS, strict=True):
+        assert len(prompt) > 2 or document.turns[0].head.tolist() == ids
 
 
 def test_an_answer_without_a_chat_template_follows_a_blank_line_and_ends(stories: Path) -> None:
@@ -168,27 +166,25 @@ def test_a_template_without_a_stop_token_gets_one_at_the_end(tokenizer: Tokenize
     assert [answer for _, answer in texts(document, tokenizer)] == ["the cat", "the dog<|end|>"]
 
 
-def test_a_template_that_rewrites_what_it_wrote_is_an_error(tokenizer: Tokenizer) -> None:
-    chat = format_of(tokenizer, TURN, "{% if add_generation_prompt %}{{ 'Think!' }}{% endif %}")
-    with pytest.raises(UserError, match="writes what stands before message 2 of a chat in another way"):
-        chat.tokenize([Record("s", (HI, HELLO))])
-
-
 def test_a_template_that_forgets_what_was_thought_before_serves_chats_of_one_answer(tokenizer: Tokenizer) -> None:
     """Qwen3 writes an empty thought before the last answer, and takes it away once another question follows."""
-    thought = "{% if loop.last and message['role'] == 'assistant' %}{{ 'No thought. ' }}{% endif %}"
-    each = "{{ '<|' + message['role'] + '|>' }}" + thought + "{{ message['content'] + '<|end|>' }}"
-    chat = format_of(tokenizer, each)
-    (document,) = chat.tokenize([Record("s", (HI, HELLO))])
+    (document,) = format_of(tokenizer, FORGETFUL).tokenize([Record("s", (HI, HELLO))])
     assert texts(document, tokenizer) == [("<|user|>Hi<|end|><|assistant|>", "No thought. the cat<|end|>")]
-    with pytest.raises(UserError, match="writes what stands before message 4 of a chat in another way"):
-        chat.tokenize([Record("s", (HI, HELLO, BYE, GONE))])
 
 
-def test_a_template_that_refuses_a_chat_is_an_error_that_names_it(tokenizer: Tokenizer) -> None:
-    chat = chat_format(tokenizer, "{{ raise_exception('System role not supported') }}")
-    with pytest.raises(UserError, match="System role not supported. Change or leave out .* begins with user: 'Hi'"):
-        chat.tokenize([Record.chat("s", "Hi", "you")])
+@pytest.mark.parametrize(
+    ("each", "after", "chat", "message"),
+    [
+        (TURN, "{% if add_generation_prompt %}{{ 'Think!' }}{% endif %}", (HI, HELLO), "stands before message 2 of"),
+        (FORGETFUL, "", (HI, HELLO, BYE, GONE), "writes what stands before message 4 of a chat in another way"),
+        ("{{ raise_exception('No system') }}", "", (HI, HELLO), "No system. Change .* begins with user: 'Hi'"),
+    ],
+)
+def test_a_template_that_rewrites_what_it_wrote_or_refuses_a_chat_is_an_error(
+    tokenizer: Tokenizer, each: str, after: str, chat: tuple[Message, ...], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        format_of(tokenizer, each, after).tokenize([Record("s", chat)])
 
 
 def test_a_template_whose_turns_do_not_join_cannot_have_the_reference_recipe(tokenizer: Tokenizer) -> None:

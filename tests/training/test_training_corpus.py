@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -125,18 +127,25 @@ def test_empty_files_and_folders_and_missing_ones_are_errors(tmp_path: Path) -> 
             list(read_parts([missing]))
 
 
-def test_a_folder_is_its_json_lines_files_and_each_has_its_hash(tmp_path: Path) -> None:
+def test_a_folder_is_its_json_lines_files_with_their_hashes_or_else_its_texts(tmp_path: Path) -> None:
+    write_lines(tmp_path / "notes.txt", b"x")
+    assert [part.name for part in read_parts([str(tmp_path)])] == ["notes.txt"]
     write_lines(tmp_path / "b.jsonl", b'{"text": "one"}')
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "two"}'))
-    write_lines(tmp_path / "notes.txt", b"x")
     parts = {part.name: part for part in read_parts([str(tmp_path)])}
     assert list(parts) == ["a.jsonl.gz", "b.jsonl"]
     assert parts["b.jsonl"].sha256 == "d0c87fa3d5b4e12b921f70a3abdd2c40f350e2b1df848fb32d0be45aabaaf3b6"
 
 
-def test_a_folder_without_data_files_is_its_texts(tmp_path: Path) -> None:
-    write_lines(tmp_path / "notes.txt", b"x")
-    assert [part.name for part in read_parts([str(tmp_path)])] == ["notes.txt"]
+@pytest.mark.parametrize(
+    ("file", "complaint"),
+    [("val.jsonl", "give files to train on"), ("few.jsonl", "3 records are too few .* give 500 or more")],
+)
+def test_data_that_are_all_held_out_or_too_few_to_hold_out_any_are_refused(
+    file: str, complaint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=complaint):
+        read_corpus([str(write_chats(tmp_path / file, range(3)))])
 
 
 @pytest.mark.parametrize(
@@ -176,17 +185,6 @@ def test_texts_are_held_out_by_content_though_chats_have_a_file(tmp_path: Path) 
     assert len(corpus.train) + len(corpus.held_out["text"]) == 500
 
 
-def test_data_too_small_to_hold_out_any_says_how_much_is_needed(tmp_path: Path) -> None:
-    path = write_chats(tmp_path / "few.jsonl", range(3))
-    with pytest.raises(UserError, match="3 records are too few to hold out one in a hundred; give 500 or more"):
-        read_corpus([str(path)])
-
-
-def test_held_out_files_alone_are_nothing_to_train_on(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="give files to train on"):
-        read_corpus([str(write_chats(tmp_path / "val.jsonl", range(3)))])
-
-
 def test_files_of_one_name_keep_both_their_hashes(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
@@ -210,31 +208,35 @@ def test_long_answers_are_cut_after_a_sentence() -> None:
 
 
 class FakeLibrary:
-    """Stands for `datasets`; `told` are the arguments of load_dataset, `raised` what it raises."""
+    """Stands for `datasets`; `told` are the arguments of load_dataset, `found` what it gives or raises."""
 
-    class config:
-        HF_DATASETS_CACHE = "nowhere"
+    config = SimpleNamespace(HF_DATASETS_CACHE="nowhere")
 
-    def __init__(self, splits: dict[str, list[dict[str, Any]]], raised: Exception | None = None) -> None:
-        self._splits = splits
-        self._raised = raised
+    def __init__(self, found: dict[str, list[dict[str, Any]]] | Exception) -> None:
+        self._found = found
         self.told: list[object] = []
 
     def load_dataset(self, *arguments: object) -> dict[str, list[dict[str, Any]]]:
         self.told += arguments
-        if self._raised:
-            raise self._raised
-        return self._splits
+        if isinstance(self._found, Exception):
+            raise self._found
+        return self._found
 
 
-def use(monkeypatch: pytest.MonkeyPatch, library: FakeLibrary, reachable: bool = True) -> FakeLibrary:
-    monkeypatch.setitem(sys.modules, "datasets", library)
-    monkeypatch.setattr(reading, "hub_reachable", lambda: reachable)
-    return library
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeLibrary]:
+    """Puts the library in the place of the real one."""
+
+    def using(found: dict[str, list[dict[str, Any]]] | Exception, reachable: bool = True) -> FakeLibrary:
+        monkeypatch.setitem(sys.modules, "datasets", library := FakeLibrary(found))
+        monkeypatch.setattr(reading, "hub_reachable", lambda: reachable)
+        return library
+
+    return using
 
 
-def test_a_data_set_of_the_hub_is_read_by_its_name_and_its_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = use(monkeypatch, FakeLibrary({"train_sft": [{"messages": CHAT}], "test_sft": ROWS}))
+def test_a_data_set_of_the_hub_is_read_by_its_name_and_its_splits(use: Callable[..., FakeLibrary]) -> None:
+    library = use({"train_sft": [{"messages": CHAT}], "test_sft": ROWS})
     train, test = read_parts(["owner/chats:short"])
     assert library.told == ["owner/chats", "short"]
     assert (train.name, train.held_out, test.held_out) == ("owner/chats:short[train_sft]", False, True)
@@ -242,37 +244,27 @@ def test_a_data_set_of_the_hub_is_read_by_its_name_and_its_splits(monkeypatch: p
     assert test.records[1] == Record.plain("owner/chats", "Once")
 
 
-def test_a_split_is_held_out_by_a_whole_word_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, FakeLibrary(dict.fromkeys(("latest", "contest", "test", "test_sft", "validation"), ROWS)))
+def test_a_split_is_held_out_by_a_whole_word_of_its_name(use: Callable[..., FakeLibrary]) -> None:
+    use(dict.fromkeys(("latest", "contest", "test", "test_sft", "validation"), ROWS))
     assert [part.held_out for part in read_parts(["owner/chats"])] == [False, False, True, True, True]
 
 
 @pytest.mark.parametrize(
-    ("splits", "complaint"),
+    ("found", "reachable", "complaint"),
     [
-        ({"train": [{"prompt": "Hi"}]}, r"owner/chats\[train\]:1: needs .* found \['prompt'\]"),
-        ({"train": []}, "its split train is empty"),
+        ({"train": [{"prompt": "Hi"}]}, True, r"owner/chats\[train\]:1: needs .* found \['prompt'\]"),
+        ({"train": []}, True, "its split train is empty"),
+        (ValueError("No name.\nPick"), True, r"write owner/chats:CONF.* \(ValueError: No name. Pick\)"),
+        ({}, False, "the hub cannot be reached, and its cache does not hold .* save_to_disk"),
     ],
 )
-def test_a_data_set_without_records_to_read_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, splits: dict[str, list[dict[str, Any]]], complaint: str
+def test_a_data_set_that_cannot_be_read_is_an_error(
+    use: Callable[..., FakeLibrary], found: Any, reachable: bool, complaint: str
 ) -> None:
-    use(monkeypatch, FakeLibrary(splits))
+    library = use(found, reachable)
     with pytest.raises(UserError, match=complaint):
         list(read_parts(["owner/chats"]))
-
-
-def test_a_data_set_that_the_hub_refuses_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, FakeLibrary({}, ValueError("Config name is missing.\nPick one")))
-    with pytest.raises(UserError, match=r"write owner/chats:CONF.* \(ValueError: Config name is missing. Pick one\)"):
-        list(read_parts(["owner/chats"]))
-
-
-def test_offline_a_data_set_that_is_not_cached_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = use(monkeypatch, FakeLibrary({}), reachable=False)
-    with pytest.raises(UserError, match="the hub cannot be reached, and its cache does not hold .* save_to_disk"):
-        list(read_parts(["owner/chats"]))
-    assert library.told == []
+    assert bool(library.told) is reachable
 
 
 def test_without_the_library_a_data_set_is_an_error_that_says_what_to_install(

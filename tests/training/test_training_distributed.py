@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,20 +18,14 @@ from benchctl.errors import UserError
 from benchctl.training.checkpoint import load_checkpoint
 from benchctl.training.distributed import World, joined
 
-WORKER = Path(__file__).parents[1] / "helpers" / "tiny_training.py"
+WORKER = str(Path(__file__).parents[1] / "helpers" / "tiny_training.py")
 TIMEOUT_S = 240
 
 
-def launch(folder: Path, *options: str) -> None:
-    """The tiny run in two processes."""
-    run_two(str(WORKER), str(folder), *options)
-
-
 def run_two(*words: str) -> None:
-    """Two processes through torchrun, on a port that it finds free."""
+    """Two processes through torchrun, on a port that it finds free; the tests of this folder run with one thread."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, *words], check=True, timeout=TIMEOUT_S, env=environment)
+    subprocess.run([*command, *words], check=True, timeout=TIMEOUT_S)
 
 
 def steps_of_ranks(folder: Path) -> list[int]:
@@ -44,7 +37,7 @@ def test_two_processes_end_with_the_weights_of_one(tmp_path: Path) -> None:
     """Stages, accumulation and unequal loss weights; in float64 only the order of the sums differs."""
     settings = tiny_settings(optimizer="adamw")
     tiny_trainer(tmp_path / "one", settings, dtype=torch.float64).train()
-    launch(tmp_path / "two", "--steps", "12", "--optimizer", "adamw", "--double")
+    run_two(WORKER, str(tmp_path / "two"), "--steps", "12", "--optimizer", "adamw", "--double")
     one, two = load_checkpoint(tmp_path / "one"), load_checkpoint(tmp_path / "two")
     assert one is not None and two is not None
     assert steps_of_ranks(tmp_path / "two") == [12, 12]
@@ -58,7 +51,7 @@ def test_two_processes_end_with_the_weights_of_one(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_processes_stop_at_the_same_step_when_the_time_is_over(tmp_path: Path) -> None:
     """The clock of the second one runs twice as fast. It does not leave while the first one still writes its result."""
-    launch(tmp_path, "--seconds", "0.5", "--slow", "0.02", "--linger", "0.5")
+    run_two(WORKER, str(tmp_path), "--seconds", "0.5", "--slow", "0.02", "--linger", "0.5")
     first, second = steps_of_ranks(tmp_path)
     assert first == second > 1
 
@@ -72,14 +65,6 @@ def test_two_processes_train_a_draft_model_and_measure_it(tmp_path: Path, own: i
     run_two("-m", "benchctl", "train", *map(str, words), "--self-distil", str(own), "--answer-tokens", "6")
     held_out = json.loads((tmp_path / "draft" / "training.json").read_text())["outcome"]["held_out"]
     assert 0 <= held_out["instruct, drafting"]["acceptance_4"] <= 1
-
-
-@pytest.mark.slow
-def test_micro_batches_that_cannot_be_shared_are_refused_before_training(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as told:
-        tiny_trainer(tmp_path, tiny_settings(), world=World(rank=0, size=3))
-    assert "stage 1 reads 4 micro-batches of 2 x 8 tokens a step" in str(told.value)
-    assert "set --batch-tokens to a multiple of 48" in str(told.value)
 
 
 @pytest.mark.slow
@@ -109,17 +94,23 @@ def test_a_gradient_that_only_another_process_has_is_taken_over(monkeypatch: pyt
 
 
 @pytest.mark.slow
-def test_half_an_environment_is_an_error_that_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with pytest.raises(UserError, match="'WORLD_SIZE'.*torchrun"), joined("cpu"):
-        pass
-
-
-@pytest.mark.slow
-def test_each_process_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("environment", "device", "message"),
+    [
+        ({"RANK": "0"}, "cpu", "'WORLD_SIZE'.*torchrun"),
+        (
+            {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
+            "cuda",
+            "process 1 needs a GPU of its own and there are 1",
+        ),
+    ],
+)
+def test_half_an_environment_is_refused_and_processes_without_a_gpu_of_their_own(
+    environment: dict[str, str], device: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match="process 1 needs a GPU of its own and there are 1"), joined("cuda"):
+    with pytest.raises(UserError, match=message), joined(device):
         pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ SIGKILLED = -9
 def start(folder: Path, *options: str) -> subprocess.Popen[bytes]:
     """The tiny run in a process of its own."""
     command = [sys.executable, str(WORKER), str(folder), "--steps", "12", *options]
-    return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return subprocess.Popen(command)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fixtures_training import BATCHES, COMMON, done, refused, write_data
@@ -22,7 +23,7 @@ from benchctl.errors import UserError
 from benchctl.methods.medusa import Medusa
 from benchctl.registry import build
 from benchctl.training.data.chats import Record
-from benchctl.training.data.packing import Batch
+from benchctl.training.data.packing import Batch, Piece, batch_of, constant
 from benchctl.training.data.reading import Corpus
 from benchctl.training.jobs import JobContext
 from benchctl.training.modules import frozen
@@ -40,26 +41,18 @@ TOKENS = 12
 
 @pytest.fixture
 def batch() -> Batch:
-    generator = torch.Generator().manual_seed(0)
-    documents = torch.full((len(SIZES), TOKENS), -1)
-    positions = torch.zeros(len(SIZES), TOKENS, dtype=torch.int64)
-    for row, sizes in enumerate(SIZES):
-        start = 0
-        for number, size in enumerate(sizes):
-            documents[row, start : start + size] = number
-            positions[row, start : start + size] = torch.arange(size)
-            start += size
-    tokens = torch.randint(3, 96, (len(SIZES), TOKENS), generator=generator)
-    return Batch(tokens, (documents >= 0).float(), documents, positions)
+    random = np.random.default_rng(0)
+    pieces = [
+        [Piece(random.integers(3, 96, size, np.uint16), constant(size, 100)) for size in sizes] for sizes in SIZES
+    ]
+    return batch_of(pieces, TOKENS, pad_id=0)
 
 
-def documents_of(batch: Batch) -> Iterator[tuple[int, slice]]:
-    """Row and place of every document."""
-    for row, sizes in enumerate(SIZES):
-        start = 0
-        for size in sizes:
-            yield row, slice(start, start + size)
-            start += size
+def documents_of(batch: Batch) -> Iterator[tuple[int, Tensor]]:
+    """Row and places of every document."""
+    for row, documents in enumerate(batch.documents):
+        for number in range(int(documents.max()) + 1):
+            yield row, documents == number
 
 
 def close(left: Tensor, right: Tensor) -> bool:
@@ -73,7 +66,7 @@ def test_states_are_those_of_each_document_run_alone(batch: Batch, family: str) 
     target_batch = BatchMaker(model, CPU)(batch)
     assert len(target_batch.states) == model.config.num_hidden_layers + 1
     for row, place in documents_of(batch):
-        alone = model(batch.tokens[row : row + 1, place], output_hidden_states=True)
+        alone = model(batch.tokens[row, place][None], output_hidden_states=True)
         for state, expected in zip(target_batch.states[:-1], alone.hidden_states[:-1], strict=True):
             assert close(state[row, place], expected[0])
         assert close(target_batch.final[row, place], alone.hidden_states[-1][0])

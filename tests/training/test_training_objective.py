@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, OlmoeConfig, OlmoeForCau
 
 from benchctl.decoding.modules.trainable import Tally
 from benchctl.training.data.packing import Batch
-from benchctl.training.modules.objective import (
-    Distillation,
-    Objective,
-    logits_of,
-    loss_weights,
-    measure_held_out,
-)
+from benchctl.training.modules.objective import Distillation, Objective, logits_of, loss_weights, measure_held_out
 from benchctl.training.trainer import Trainer
 from reference.mixture import MixtureLoss
 from reference.objectives import LanguageModel
@@ -33,20 +27,18 @@ BYTES = torch.arange(VOCABULARY)
 SIZES: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
 
 
-@dataclass(frozen=True)
-class Given:
-    """Logits [row_tokens, vocabulary] whatever is read."""
+class Given(nn.Module):
+    """Chooses these tokens, whatever is read: their logits are 1, the others 0."""
 
-    logits: Tensor
+    def __init__(self, choices: list[int]) -> None:
+        super().__init__()
+        self._logits = functional.one_hot(torch.tensor(choices), 3).float()
 
-    def module(self) -> nn.Module:
-        given = self.logits
+    def forward(self, input_ids: Tensor, **_: object) -> object:
+        return SimpleNamespace(logits=self._logits.expand(len(input_ids), -1, -1))
 
-        class Fixed(nn.Module):
-            def forward(self, input_ids: Tensor, **_: object) -> object:
-                return SimpleNamespace(logits=given.expand(len(input_ids), -1, -1))
 
-        return Fixed()
+RIGHT, WRONG = -math.log(math.e / (math.e + 2)), -math.log(1 / (math.e + 2))  # nats of a token chosen or not
 
 
 def row(tokens: list[int], weights: list[float] | None = None, documents: list[int] | None = None) -> Batch:
@@ -99,29 +91,20 @@ def test_the_first_token_of_a_document_and_padding_have_no_loss() -> None:
     assert loss_weights(batch).tolist() == [[1, 0, 1, 0]]
 
 
-def test_next_token_loss_is_the_weighted_cross_entropy() -> None:
-    given = Given(functional.one_hot(torch.tensor([0, 0, 2]), 3).float())
-    right, wrong = -math.log(math.e / (math.e + 2)), -math.log(1 / (math.e + 2))
-    loss = LanguageModel(torch.ones(3))(given.module(), row([0, 0, 2], weights=[1.0, 1.0, 0.5]))
-    assert float(loss) == pytest.approx(right + 0.5 * wrong)
-
-
 def test_a_language_model_is_measured_per_token_and_per_byte() -> None:
     """Tokens 0 0 2 read; only the last two count, of one and of three bytes; the first is guessed, the second not."""
-    given = Given(functional.one_hot(torch.tensor([0, 0, 2]), 3).float())
-    right, wrong = -math.log(math.e / (math.e + 2)), -math.log(1 / (math.e + 2))
-    measured = LanguageModel(torch.tensor([1, 2, 3])).measure(given.module(), row([0, 0, 2]))
-    assert measured["nats_per_token"].share == pytest.approx((right + wrong) / 2)
-    assert measured["bits_per_byte"].share == pytest.approx((right + wrong) / math.log(2) / 4)
+    measured = LanguageModel(torch.tensor([1, 2, 3])).measure(Given([0, 0, 2]), row([0, 0, 2]))
+    assert measured["nats_per_token"].share == pytest.approx((RIGHT + WRONG) / 2)
+    assert measured["bits_per_byte"].share == pytest.approx((RIGHT + WRONG) / math.log(2) / 4)
     assert measured["top1"] == Tally(1, 2)
-    assert measured["loss"].share == pytest.approx((right + wrong) / 2)
+    assert measured["loss"].share == pytest.approx((RIGHT + WRONG) / 2)
 
 
-def test_only_tokens_of_full_weight_are_measured() -> None:
-    given = Given(functional.one_hot(torch.tensor([0, 0, 2]), 3).float())
-    measured = LanguageModel(torch.ones(3)).measure(given.module(), row([0, 0, 2], weights=[1.0, 1.0, 0.5]))
-    assert measured["top1"] == Tally(1, 1)
-    assert measured["loss"].of == 1.5
+def test_the_loss_weighs_tokens_and_only_those_of_full_weight_are_measured() -> None:
+    model, batch = LanguageModel(torch.ones(3)), row([0, 0, 2], weights=[1.0, 1.0, 0.5])
+    assert float(model(Given([0, 0, 2]), batch)) == pytest.approx(RIGHT + 0.5 * WRONG)
+    measured = model.measure(Given([0, 0, 2]), batch)
+    assert (measured["top1"], measured["loss"].of) == (Tally(1, 1), 1.5)
 
 
 def test_what_no_held_out_token_tells_is_not_told_of() -> None:
@@ -136,11 +119,9 @@ def test_what_no_held_out_token_tells_is_not_told_of() -> None:
 
 
 def test_a_distilled_model_is_measured_by_how_often_it_agrees_with_its_target() -> None:
-    """The draft says 0 1 2, the target 0 2 2; what follows the last token is not asked."""
-    draft, target = (functional.one_hot(torch.tensor(choices), 3).float() for choices in ([0, 1, 2], [0, 2, 2]))
-    measured = Distillation(Given(target).module(), torch.ones(3)).measure(Given(draft).module(), row([1, 1, 1]))
-    assert measured["agreement"] == Tally(1, 2)
-    assert measured["top1"] == Tally(1, 2)
+    """What follows the last token is not asked."""
+    measured = Distillation(Given([0, 2, 2]), torch.ones(3)).measure(Given([0, 1, 2]), row([1, 1, 1]))
+    assert measured["agreement"] == measured["top1"] == Tally(1, 2)
 
 
 def test_a_target_distilled_into_itself_costs_nothing() -> None:

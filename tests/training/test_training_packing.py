@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from tiny import tiny_model
 from tokenizers import Tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchctl.errors import UserError
 from benchctl.training.data.chats import ChatFormat, Message, Record
@@ -81,22 +81,6 @@ def packed_row(documents: Sequence[Sequence[int]], row_tokens: int) -> Batch:
     return batch_of([[piece(*tokens) for tokens in documents]], row_tokens, pad_id=0)
 
 
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=20,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-    )
-    model = LlamaForCausalLM(config)
-    model.double().requires_grad_(False)
-    return model
-
-
 def test_pieces_are_placed_whole_into_the_first_row_with_room() -> None:
     batch = batch_of(fill_rows([piece(1, 1, 1), piece(2, 2, 2), piece(3, 3)], 5), 5, PADDING)
     assert batch.tokens.tolist() == [[1, 1, 1, 3, 3], [2, 2, 2, PADDING, PADDING]]
@@ -111,20 +95,12 @@ def test_a_batch_numbers_the_documents_of_a_row_and_the_tokens_of_each() -> None
     assert batch.mask[0, 0, 4].tolist() == [False, False, False, True, True, False]
 
 
-def test_a_packed_row_gives_each_document_the_logits_it_has_alone(model: LlamaForCausalLM) -> None:
-    documents = [(3, 5, 7, 9, 11), (2, 4), (6, 8, 10)]
+def test_a_packed_row_gives_each_document_the_logits_it_has_alone() -> None:
+    model, documents = tiny_model("llama", layers=2, dtype=torch.float64), [(3, 5, 7, 9, 11), (2, 4), (6, 8, 10)]
     with torch.no_grad():
         together = logits_of(model, packed_row(documents, 12))[0]
         alone = [model(torch.tensor([tokens])).logits[0] for tokens in documents]
     torch.testing.assert_close(together[:10], torch.cat(alone), rtol=1e-10, atol=1e-10)
-
-
-def test_changing_one_document_of_a_row_leaves_the_logits_of_the_others(model: LlamaForCausalLM) -> None:
-    with torch.no_grad():
-        before = logits_of(model, packed_row([(3, 5, 7), (2, 4, 6), (8, 10)], 10))[0]
-        after = logits_of(model, packed_row([(3, 5, 7), (9, 11, 13), (8, 10)], 10))[0]
-    same = (before == after).all(-1)
-    assert same[:8].tolist() == [True] * 3 + [False] * 3 + [True] * 2
 
 
 def test_a_batch_moves_to_a_device_as_a_whole() -> None:
@@ -164,17 +140,6 @@ def test_a_chat_of_which_no_answer_is_left_is_left_out() -> None:
     assert cut.dropped_answers == 1
 
 
-def test_rows_begin_where_a_document_begins_and_end_it_before_the_next(chat: ChatFormat, tokenizer: Tokenizer) -> None:
-    bos, end, pad = (token_id(tokenizer, token) for token in (BOS, END, PAD))
-    batch = mixed(chat, CHATS + TEXTS).rows(0, 20)
-    for tokens, weights in zip(batch.tokens.tolist(), batch.weights.tolist(), strict=True):
-        assert tokens[0] == bos
-        for place in range(1, len(tokens)):
-            if tokens[place] == bos:
-                assert end in tokens[place - 2 : place]
-        assert [weight == 0 for weight in weights] == [token == pad for token in tokens]
-
-
 def test_the_recipe_draws_these_rows(chat: ChatFormat, tokenizer: Tokenizer) -> None:
     """Written down from the program that trained the published reference models: another draw is another recipe."""
     batch = mixed(chat, CHATS + TEXTS, row_tokens=128).rows(0, 40)
@@ -201,21 +166,17 @@ def test_the_recipe_draws_these_rows(chat: ChatFormat, tokenizer: Tokenizer) -> 
     assert sum(row.count(opening) for row in rows) == sum(row.count("<|system|>") for row in rows) == 3
 
 
-def test_one_pass_holds_every_text_as_often_as_its_weight(chat: ChatFormat) -> None:
-    records = [
-        Record.plain("llms_from_scratch", "five times"),
-        Record.plain("tinyshakespeare", "never"),
-        Record.plain("unit", "once"),
-    ]
-    assert texts_of_one_pass(mixed(chat, records), chat) == {"five times": 5, "once": 1}
-
-
-def test_without_the_reference_mix_every_source_is_read_once_a_pass(chat: ChatFormat) -> None:
-    """Chats of somebody's own had the source tldr, and one in 16 was read."""
-    records = [Record.plain(source, source) for source in ("llms_from_scratch", "tinyshakespeare", "tldr")]
-    assert texts_of_one_pass(mixed(chat, records, weights=None), chat) == dict.fromkeys(
-        ("llms_from_scratch", "tinyshakespeare", "tldr"), 1
-    )
+@pytest.mark.parametrize(("weights", "times"), [(MAIN, (5, 0, 1)), (None, (1, 1, 1))])
+def test_one_pass_holds_every_text_as_often_as_its_weight_in_the_reference_mix(
+    chat: ChatFormat, weights: int | None, times: tuple[int, ...]
+) -> None:
+    """Without it every source is read once. Chats of somebody's own had the source tldr, and one in 16 was read."""
+    sources = ("llms_from_scratch", "tinyshakespeare", "unit")
+    rows = mixed(chat, [Record.plain(source, source) for source in sources], weights=weights)
+    batch, seen = rows.rows(0, rows.rows_per_pass()), Counter[str]()
+    for tokens, documents in zip(batch.tokens, batch.documents, strict=True):
+        seen.update(chat.text_of(tokens[documents == number].tolist()) for number in range(int(documents.max()) + 1))
+    assert tuple(seen[source] for source in sources) == times and seen.total() == sum(times)
 
 
 def test_sources_weigh_and_answers_are_cut_for_the_reference_corpus_only(chat: ChatFormat) -> None:
@@ -267,14 +228,6 @@ def test_a_recipe_with_nothing_to_read_is_an_error_before_training(
 def test_rows_of_nothing_are_an_error() -> None:
     with pytest.raises(UserError, match="nothing to read fits into rows of 8 tokens"):
         PackedCorpus(lambda random: [], 8, PADDING, seed=0).rows(0, 1)
-
-
-def texts_of_one_pass(rows: PackedCorpus, chat: ChatFormat) -> Counter[str]:
-    batch = rows.rows(0, rows.rows_per_pass())
-    seen: Counter[str] = Counter()
-    for tokens, documents in zip(batch.tokens, batch.documents, strict=True):
-        seen.update(chat.text_of(tokens[documents == number].tolist()) for number in range(int(documents.max()) + 1))
-    return seen
 
 
 def test_a_stage_without_weight_is_an_error(chat: ChatFormat) -> None:

@@ -27,12 +27,7 @@ from torch import Tensor, nn
 from benchctl.errors import UserError
 from benchctl.training.checkpoint import checkpoints
 from benchctl.training.data.packing import Batch
-from benchctl.training.optim import (
-    Optimizers,
-    OptimizerSettings,
-    Stage,
-    is_matrix,
-)
+from benchctl.training.optim import Optimizers, OptimizerSettings, Stage, is_matrix
 from benchctl.training.train_options import OptimizerName, ScheduleName
 from benchctl.training.trainer import Data, Progress, Trainer, TrainSettings
 
@@ -105,29 +100,20 @@ def test_measuring_leaves_the_module_in_its_mode(tmp_path: Path) -> None:
     assert trainer.module.training
 
 
-def test_a_resumed_run_logs_every_step_once(tmp_path: Path) -> None:
-    """Also when the kill tore the last line."""
-    settings = replace(tiny_settings(every_s=4.0), log_steps=1)
+@pytest.mark.parametrize(("every_s", "torn"), [(4.0, '{"step": 9, "prog'), (1e9, "")], ids=["resumed", "begun again"])
+def test_a_run_that_was_killed_logs_every_step_once(tmp_path: Path, every_s: float, torn: str) -> None:
+    """Also when the kill tore the last line, or came before the first checkpoint."""
+    settings = replace(tiny_settings(every_s=every_s), log_steps=1)
     with pytest.raises(Killed):
         tiny_trainer(tmp_path, settings, ticking_clock(), killed_at(9)).train()
-    assert 0 < int(checkpoints(tmp_path)[-1].name.removeprefix("step-")) < 9
+    assert [line["step"] for line in log_of(tmp_path)] == list(range(1, 9))
     with (tmp_path / "log.jsonl").open("a") as log:
-        log.write('{"step": 9, "prog')
+        log.write(torn)
     trainer = tiny_trainer(tmp_path, settings, ticking_clock())
-    assert trainer.resume()
+    assert trainer.resume() is bool(torn)
+    assert 0 < trainer.position.step < 9 or not torn
     trainer.train()
     assert [line["step"] for line in log_of(tmp_path)] == list(range(1, 13))
-
-
-def test_a_run_killed_before_its_first_checkpoint_logs_every_step_once(tmp_path: Path) -> None:
-    settings = replace(tiny_settings(steps=4), log_steps=1)
-    with pytest.raises(Killed):
-        tiny_trainer(tmp_path, settings, report=killed_at(3)).train()
-    assert [line["step"] for line in log_of(tmp_path)] == [1, 2]
-    again = tiny_trainer(tmp_path, settings)
-    assert not again.resume()
-    again.train()
-    assert [line["step"] for line in log_of(tmp_path)] == [1, 2, 3, 4]
 
 
 def test_resuming_a_finished_run_only_measures(tmp_path: Path) -> None:

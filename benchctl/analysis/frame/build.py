@@ -8,14 +8,13 @@ measured again (measuring/plan.py). It replaces the planned repeat.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pandas as pd
 
 from benchctl.analysis.frame.rows import Line, line_of, named_amounts
 from benchctl.records.schema import Exactness, Mode, Row
-from benchctl.records.writer import RunFile, read
+from benchctl.records.writer import RunFile
 
 _HALF = ("bfloat16", "float16")
 _FAILED_CONTROLS = "fidelity_failed_controls"  # a column of frame/rows.py
@@ -176,18 +175,8 @@ _PAIRED = ["file", "suite", "prompt_id", "turn", "repeat", "session"]
 _ANSWERED = ["suite", "prompt_id", "turn"]
 
 
-def load(paths: Sequence[Path | str], *, warm_up: bool = False, mode: Mode = "free") -> pd.DataFrame:
-    """The generations of results files, see `to_frame`. Raises UserError for a file that cannot be read."""
-    return to_frame([read(path) for path in paths], warm_up=warm_up, mode=mode)
-
-
-def to_frame(files: Sequence[RunFile], *, warm_up: bool = False, mode: Mode = "free") -> pd.DataFrame:
-    """The generations of one mode: see `to_frames`."""
-    return to_frames(files, [mode], warm_up=warm_up)[mode]
-
-
-def to_frames(files: Sequence[RunFile], modes: Iterable[Mode], *, warm_up: bool = False) -> dict[Mode, pd.DataFrame]:
-    """A Line per generation of `files`, in the order of files and rows, without warm-up unless asked for.
+def to_frames(files: Sequence[RunFile], modes: Iterable[Mode]) -> dict[Mode, pd.DataFrame]:
+    """A Line per generation of `files`, in the order of files and rows, without warm-up.
 
     There is a frame for each mode, since forced and profiled generations take other times than free ones. One pass over
     the rows fills all frames. Rows of methods that their run does not list are left out.
@@ -208,7 +197,7 @@ def to_frames(files: Sequence[RunFile], modes: Iterable[Mode], *, warm_up: bool 
             if any(row.invalid for row in batch):
                 invalid.add(round_of(number, batch[0]))
             for row in batch:
-                if row.mode in columns and row.label in labels and (warm_up or row.repeat >= 0):
+                if row.mode in columns and row.label in labels and row.repeat >= 0:
                     columns[row.mode].add(line_of(number, row, file.run, suites[row.suite], batch_decode_s), row)
     return {mode: each.frame(invalid) for mode, each in columns.items()}
 

@@ -146,6 +146,7 @@ class Line(NamedTuple):
     reserved_memory_bytes: int | None
     energy_j: float | None
     least_read_s: float | None
+    started_s: float | None
     cpu_s: float | None
     answer_id: int
     steps_id: int
@@ -201,6 +202,7 @@ def line_of(number: int, row: Row, run: Run, suite: SuiteInfo, batch_decode_s: f
         whole_decode_s=None if row.ttft_s is None else batch_decode_s * share,
         energy_j=None if row.energy_j is None else row.energy_j * share,
         least_read_s=least_read_s(row, run),
+        started_s=row.started_s,
         cpu_s=None if row.cpu_s is None else row.cpu_s * share,
         answer_id=hash(row.token_ids),
         steps_id=hash((row.token_ids, row.committed, row.drafted, row.accepted, row.rows, row.passes)),

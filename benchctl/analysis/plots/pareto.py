@@ -33,12 +33,12 @@ from benchctl.analysis.plots.style import (
     Mark,
     Style,
     in_lines,
+    is_number,
     shared_headline,
     short_labels,
     title_lines,
     wrapped,
 )
-from benchctl.analysis.plots.sweep import is_number
 from benchctl.analysis.stats.estimates import Estimate
 from benchctl.errors import UserError
 from benchctl.records.schema import MethodInfo

@@ -13,6 +13,7 @@ from typing import Final, Literal
 from matplotlib.font_manager import FontProperties, findfont, get_font
 
 from benchctl.analysis.comparison import Group, label_lines
+from benchctl.records.schema import Scalar
 
 Dashes = Literal["-"] | tuple[int, tuple[float, ...]]
 
@@ -179,6 +180,10 @@ def short_labels(labels: Sequence[str]) -> dict[str, str]:
         name, *options = label_lines(label)
         shortened[label] = " ".join([name, *(option for option in options if counts[option] < len(same_name))])
     return shortened
+
+
+def is_number(value: Scalar) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def shown_labels(labels: Sequence[str], style: Style, groups: Sequence[Group]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from benchctl.analysis.metrics.metric import Metric
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.plots.axes import add_legend, dress, legend_inches, new_panels, reaches
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
-from benchctl.analysis.plots.style import Mark, Style, line_inches
+from benchctl.analysis.plots.style import Mark, Style, is_number, line_inches
 from benchctl.errors import UserError
 from benchctl.records.schema import MethodInfo, Scalar
 
@@ -156,10 +156,6 @@ def _value(method: MethodInfo, name: str) -> Scalar:
 
 def _all_numbers(values: Sequence[Scalar]) -> bool:
     return all(map(is_number, values))
-
-
-def is_number(value: Scalar) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _order(value: Scalar) -> tuple[bool, float, str]:

@@ -110,11 +110,6 @@ class Sums:
         return float(self.phases[name].sum() / self.steps.sum())
 
 
-def head_bytes(run: Run) -> int:
-    """What the head reads: a number for each entry of the vocabulary and each of the width."""
-    return run.target.vocabulary * run.target.hidden_size * ITEM_BYTES[run.dtype]
-
-
 def head_share(run: Run, text_tokens: float) -> float:
     """The head's share of what a step of the baseline reads with so much text before it, and so about of its time.
 
@@ -123,7 +118,8 @@ def head_share(run: Run, text_tokens: float) -> float:
     either.
     """
     if run.step_bytes:
-        return head_bytes(run) / (run.step_bytes + text_tokens * run.cache_token_bytes)
+        head_bytes = run.target.vocabulary * run.target.hidden_size * ITEM_BYTES[run.dtype]
+        return head_bytes / (run.step_bytes + text_tokens * run.cache_token_bytes)
     if run.target.parameters:
         return run.target.vocabulary * run.target.hidden_size / run.target.parameters
     return 0.0

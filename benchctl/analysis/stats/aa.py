@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import ndtri
 
-from benchctl.analysis.frame.build import to_frame
+from benchctl.analysis.frame.build import to_frames
 from benchctl.analysis.stats.intervals import LEVEL, Floats, Levels, codes_of, critical, ratio_intervals
 from benchctl.errors import UserError
 from benchctl.records.schema import Run
@@ -53,7 +53,7 @@ def compare_with_itself(files: Sequence[RunFile], *, splits: int = SPLITS, seed:
             "sampled_answers",
             f"{files[0].path}: its answers are sampled: each repeat is another text. Measure greedily.",
         )
-    times_s, levels = _cells(to_frame(files), run.baseline)
+    times_s, levels = _cells(to_frames(files, ["free"])["free"], run.baseline)
     prompts = int(levels.prompt.max(initial=-1)) + 1
     if prompts < 2:
         raise UserError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import queue
-import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import IO, Literal
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
+from benchctl.bundled import cache_folder
 from benchctl.errors import UserError
 from benchctl.measuring.prompts.files import Reader
 
@@ -103,20 +103,13 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def cache_folder() -> Path:
-    """$BENCHCTL_CACHE/prompts, else benchctl/prompts in the user's cache folder."""
-    if chosen := os.environ.get("BENCHCTL_CACHE"):
-        return Path(chosen).expanduser() / "prompts"
-    try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # a user without a home; the checksum guards against foreign files
-        cache = Path(tempfile.gettempdir())
-    return cache / "benchctl" / "prompts"
+def prompts_folder() -> Path:
+    return cache_folder() / "prompts"
 
 
 def keep(name: str, content: bytes, notify: Notify) -> None:
     """Writes the copy whole or not at all. A cache that cannot be written gives a notice, not an error."""
-    folder = cache_folder()
+    folder = prompts_folder()
     draft = folder / f"{name}.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -154,7 +147,7 @@ def find_suite(spec: SuiteSpec, *, source: str, downloader: Downloader, notify: 
     if folder := os.environ.get("BENCHCTL_DATA"):
         suite = _in_folder(spec, Path(folder).expanduser(), source, notify)
     else:
-        kept, content = cache_folder() / Path(spec.file).name, b""
+        kept, content = prompts_folder() / Path(spec.file).name, b""
         with suppress(OSError):
             content = kept.read_bytes()
         if content and sha256(content) != spec.sha256:
@@ -215,8 +208,9 @@ def _at_address(spec: SuiteSpec, source: str, downloader: Downloader, notify: No
         if source == "published":
             raise UserError(
                 "suite_unreachable",
-                f"the published {spec.name} prompts are not available: no copy in {cache_folder()}, and {spec.address} "
-                f"is out of reach ({error}); set BENCHCTL_DATA, or allow the sample with --source embedded",
+                f"the published {spec.name} prompts are not available: no copy in {prompts_folder()}, and "
+                f"{spec.address} is out of reach ({error}). Set BENCHCTL_DATA, or allow the sample with --source "
+                "embedded",
             ) from None
         notify(
             f"{spec.name}: out of reach ({error}); using the embedded sample of {spec.embedded_prompts} prompts "

@@ -1,0 +1,83 @@
+"""State from prompt to prompt: by the mix-in alone, and never from another repeat of the same prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from fixtures_run import invoke_run, write_prompts
+
+from benchctl import registry
+from benchctl.analysis.comparison import compare
+from benchctl.analysis.warnings import warnings
+from benchctl.decoding.draft import Draft
+from benchctl.decoding.method import CarriesOver, Context, Outcome, Speculative
+from benchctl.records.writer import RunFile, read
+
+
+@dataclass
+class Recalls(Speculative, CarriesOver):
+    """Drafts what followed the same prompt's tokens before: a store of whole answers."""
+
+    memory: Literal["prompt", "run"] = "prompt"
+    store: Any = field(default=None, init=False, repr=False)
+
+    def new_store(self) -> object:
+        return {}
+
+    def draft(self, context: Context, budget: int) -> Draft:
+        known = self.store.get(tuple(context.tokens[: context.prompt_tokens]), [])
+        return Draft.chain(known[context.new_tokens :][: min(budget, 4)] or [0][:budget])
+
+    def observe(self, context: Context, outcome: Outcome) -> None:
+        prompt, answer = tuple(context.tokens[: context.prompt_tokens]), context.tokens[context.prompt_tokens :]
+        self.store[prompt] = max(self.store.get(prompt, []), [*answer, *outcome.tokens], key=len)
+
+
+@pytest.fixture
+def plugin(monkeypatch: pytest.MonkeyPatch, here: Path) -> Path:
+    """Two prompts of equal text between others, so that the second may draft what the first wrote."""
+    monkeypatch.setattr(
+        registry, "_plugins", lambda group: {"recalls": EntryPoint("recalls", f"{__name__}:Recalls", "")}
+    )
+    texts = ("Say something.", "Count to three.", "Say something.")
+    (here / "three.jsonl").unlink()
+    write_prompts(here / "three.jsonl", [{"id": f"p{n}", "prompt": text} for n, text in enumerate(texts)])
+    return here
+
+
+def _measured(memory: str, *more: str) -> RunFile:
+    label = f"recalls[memory={memory}]"
+    result = invoke_run("--method", label, "--max-new-tokens", "12", "--repeats", "2", *more)
+    assert result.exit_code == 0, result.stderr
+    return read("out.jsonl")
+
+
+def _accepted(file: RunFile) -> dict[tuple[str, int], int]:
+    rows = (row for row in file.rows if row.repeat >= 0 and row.label.startswith("recalls"))
+    return {(row.prompt_id, row.repeat): sum(row.accepted) for row in rows}
+
+
+@pytest.mark.parametrize("memory", ["prompt", "run"])
+@pytest.mark.usefixtures("plugin")
+def test_every_repeat_takes_the_same_steps_and_only_prompts_before_are_remembered(memory: str) -> None:
+    """Without the rule, repeat 1 would draft the answer of repeat 0 and pass for a fast method."""
+    file = _measured(memory)
+    accepted = _accepted(file)
+    assert all(accepted[prompt, 0] == accepted[prompt, 1] for prompt, _ in accepted)
+    assert (accepted["p2", 0] > accepted["p0", 0]) == (memory == "run")
+    (group,) = compare([file])
+    ids = [warning.id for warning in warnings(group)]
+    assert ("carries_over" in ids, "remembers" in ids) == (memory == "run", False)
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_run_with_memory_cannot_be_resumed_and_one_without_can() -> None:
+    _measured("run")
+    words = ("--max-new-tokens", "12", "--repeats", "2", "--resume")
+    assert invoke_run("--method", "recalls[memory=run]", *words).exit_code == 2
+    _measured("prompt", "--out", "other.jsonl")
+    assert invoke_run("--method", "recalls", *words, "--out", "other.jsonl").exit_code == 0
