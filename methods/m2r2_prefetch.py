@@ -66,7 +66,7 @@ class M2R2Prefetch(TwoStreamMethod, OffloadsExperts):
         return super().unsupported(target) or self._settings().unsupported(target)
 
     def loss(self, module: TwoStreams, target_batch: TrainingBatch) -> Tensor:
-        """KL(true choice of experts || predicted one), mean of predicted layers, + COSINE_SHARE * mean of 1 - cosine."""
+        """KL(true choice of experts || predicted one), mean of layers, + COSINE_SHARE * mean of 1 - cosine."""
         weights, trajectories = target_batch.ahead(1).weights, Trajectories(module, target_batch)
         losses = torch.zeros_like(weights, dtype=torch.float32)
         for interval in module.intervals:
