@@ -66,10 +66,45 @@ class M2R2Prefetch(TwoStreamMethod, OffloadsExperts):
         return super().unsupported(target) or self._settings().unsupported(target)
 
     def loss(self, module: TwoStreams, target_batch: TrainingBatch) -> Tensor:
-        return forecast_loss(module, target_batch)
+        """KL(true choice of experts || predicted one), mean of layers, + COSINE_SHARE * mean of 1 - cosine."""
+        weights, trajectories = target_batch.ahead(1).weights, Trajectories(module, target_batch)
+        losses = torch.zeros_like(weights, dtype=torch.float32)
+        for interval in module.intervals:
+            trail = trajectories.along(interval)
+            divergences = []
+            for _, true, predicted in _choices(target_batch, trajectories, interval, trail):
+                wanted, said = true.float().log_softmax(-1), predicted.float().log_softmax(-1)
+                divergences.append((wanted.exp() * (wanted - said)).sum(-1))
+            if divergences:
+                losses = losses + torch.stack(divergences).mean(0)
+            distances = [1 - cosine for cosine in trajectory_cosines(target_batch, interval, trail)]
+            losses = losses + COSINE_SHARE * torch.stack(distances).mean(0)
+        return (losses * weights).sum()
 
+    @torch.no_grad()
     def yardsticks(self, module: TwoStreams, target_batch: TrainingBatch) -> Mapping[str, Tally]:
-        return forecast_yardsticks(module, target_batch)
+        """Of the experts that a token needs, the share that is among as many predicted ones.
+
+        recall, recall_6            of all layers, of layer 6, by the last accelerated state that is asked before it
+        recall_slow, recall_6_slow  by the slow state at the same moment: next_gate, looking further ahead
+        """
+        weights, trajectories = target_batch.ahead(1).weights, Trajectories(module, target_batch)
+        tallies: dict[str, Tally] = {}
+        for interval in module.intervals:
+            trail = trajectories.along(interval)
+            attended = map(trajectories.attended, range(interval.first, interval.gate))
+            slow = [target_batch.states[interval.first], *attended]
+            for kind, states in (("", trail), ("_slow", slow)):
+                for number, true, predicted in _choices(target_batch, trajectories, interval, states):
+                    mlp = target_batch.layer(number - 1).mlp
+                    assert isinstance(mlp, Experts)
+                    needed, named = (logits.topk(mlp.top_k).indices for logits in (true, predicted))
+                    hits = (needed.unsqueeze(-1) == named.unsqueeze(-2)).any(-1).float().mean(-1)
+                    tallies[f"recall_{number}{kind}"] = tally(hits, weights)
+        for kind in ("", "_slow"):
+            of_kind = [tally for name, tally in tallies.items() if name.endswith("_slow") == bool(kind)]
+            tallies[f"recall{kind}"] = sum(of_kind, Tally(0.0, 0.0))
+        return tallies
 
     def prepare(self, target: Target) -> None:
         streams: TwoStreams = load_modules(self, "m2r2_prefetch", target, self.modules)
@@ -122,23 +157,6 @@ def coming(interval: Interval, layer: int) -> range:
     return range(max(int(first), layer), int(last))
 
 
-def forecast_loss(module: TwoStreams, target_batch: TrainingBatch) -> Tensor:
-    """KL(true choice of experts || predicted one), mean of predicted layers, + COSINE_SHARE * mean of 1 - cosine."""
-    weights, trajectories = target_batch.ahead(1).weights, Trajectories(module, target_batch)
-    losses = torch.zeros_like(weights, dtype=torch.float32)
-    for interval in module.intervals:
-        trail = trajectories.along(interval)
-        divergences = []
-        for _, true, predicted in _choices(target_batch, trajectories, interval, trail):
-            wanted, said = true.float().log_softmax(-1), predicted.float().log_softmax(-1)
-            divergences.append((wanted.exp() * (wanted - said)).sum(-1))
-        if divergences:
-            losses = losses + torch.stack(divergences).mean(0)
-        distances = [1 - cosine for cosine in trajectory_cosines(target_batch, interval, trail)]
-        losses = losses + COSINE_SHARE * torch.stack(distances).mean(0)
-    return (losses * weights).sum()
-
-
 def _choices(
     target_batch: TrainingBatch, trajectories: Trajectories, interval: Interval, trail: Sequence[Tensor]
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -150,29 +168,3 @@ def _choices(
                 with torch.no_grad():
                     true = block.gate_logits(trajectories.attended(ahead))
                 yield ahead + 1, true, block.gate_logits(state)
-
-
-@torch.no_grad()
-def forecast_yardsticks(module: TwoStreams, target_batch: TrainingBatch) -> Mapping[str, Tally]:
-    """Of the experts that a token needs, the share that is among as many predicted ones.
-
-    recall, recall_6            of all layers, of layer 6, by the last accelerated state that is asked before it
-    recall_slow, recall_6_slow  by the slow state at the same moment: next_gate, looking further ahead
-    """
-    weights, trajectories = target_batch.ahead(1).weights, Trajectories(module, target_batch)
-    tallies: dict[str, Tally] = {}
-    for interval in module.intervals:
-        trail = trajectories.along(interval)
-        attended = map(trajectories.attended, range(interval.first, interval.gate))
-        slow = [target_batch.states[interval.first], *attended]
-        for kind, states in (("", trail), ("_slow", slow)):
-            for number, true, predicted in _choices(target_batch, trajectories, interval, states):
-                mlp = target_batch.layer(number - 1).mlp
-                assert isinstance(mlp, Experts)
-                needed, named = (logits.topk(mlp.top_k).indices for logits in (true, predicted))
-                hits = (needed.unsqueeze(-1) == named.unsqueeze(-2)).any(-1).float().mean(-1)
-                tallies[f"recall_{number}{kind}"] = tally(hits, weights)
-    for kind in ("", "_slow"):
-        of_kind = [tally for name, tally in tallies.items() if name.endswith("_slow") == bool(kind)]
-        tallies[f"recall{kind}"] = sum(of_kind, Tally(0.0, 0.0))
-    return tallies

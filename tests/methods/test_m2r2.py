@@ -28,7 +28,7 @@ from benchctl.decoding.modules.exits import CE_SHARE
 from benchctl.decoding.modules.trainable import save_modules
 from benchctl.decoding.sampling import Sampling
 from benchctl.methods.m2r2 import M2R2, draft_beam, draft_chain
-from benchctl.methods.m2r2.gates import Interval, default_gates, intervals_between
+from benchctl.methods.m2r2.gates import Interval
 from benchctl.methods.m2r2.training import (
     COSINE_SHARE,
     Trajectories,
@@ -185,7 +185,7 @@ def test_steps_equal_replay(options: dict[str, object], family: str, seed: int) 
 
 def test_default_gates_are_an_eighth_a_quarter_and_a_half_of_the_depth() -> None:
     for layers, gates in ((16, (2, 4, 8)), (32, (4, 8, 16)), (4, (1, 2)), (2, (1,)), (1, ())):
-        assert default_gates(layers) == gates
+        assert M2R2().default_gates(layers) == gates
         info = replace(pair("llama").target.info, layers=layers)
         assert (M2R2().unsupported(info) is None) == bool(gates)
 
@@ -226,7 +226,7 @@ def test_the_pass_over_whole_texts_gives_the_states_of_the_definition(family: st
 
 def test_the_trajectory_reaches_the_last_layer_at_each_gate() -> None:
     """R_k = (N - E_{k-1}) / (E_k - E_{k-1}); the example of the docstring, and a fixed rate, which ends there too."""
-    first, second = intervals_between((4, 8), 16)
+    first, second = M2R2(gates="4+8").intervals(16)
     assert (first, second) == (Interval(0, 4, 16), Interval(4, 8, 16))
     assert [first.reaches(layer) for layer in (1, 2, 3, 4)] == [4, 8, 12, 16]
     assert [second.reaches(layer) for layer in (5, 6, 7, 8)] == [7, 10, 13, 16]

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.model.target import TargetInfo
-from benchctl.methods.m2r2.gates import LATENT, Interval, intervals_between
+from benchctl.methods.m2r2.gates import LATENT, Interval
 
 RANK = 5
 aten = torch.ops.aten
@@ -97,7 +97,7 @@ def test_a_token_that_leaves_costs_both_streams_up_to_there(router: str, kv_fill
     prompt = prompt_of(9)
     how = f"gates=1+3,router={router},kv_fill={kv_fill},threshold={threshold}"
     generation, operations = counted(f"m2r2_dynamic[rank={RANK},{how}]", prompt)
-    parts, depths = intervals_between((1, 3), LAYERS), generation.layers[1:]
+    parts, depths = [Interval(0, 1, LAYERS), Interval(1, 3, LAYERS)], generation.layers[1:]
     assert (threshold == 0.5) == (len(set(depths)) > 1), "some leave, some stay"
     expected = cost().dynamic(depths, parts, router == "arla", kv_fill == "rate_map")
     assert operations == cost().prefill(len(prompt)) + expected
