@@ -128,9 +128,12 @@ def builtin_file(name: str) -> Path:
 
 
 def source_sha256(name: str) -> str:
-    """The hash of a method's file, or of all modules of its package."""
-    file = Path(getsourcefile(method_class(name)) or "")
-    files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
+    """The hash of a method's file, or of all modules of the package that it is in."""
+    kind = method_class(name)
+    file = Path(getsourcefile(kind) or "")
+    top, *rest = kind.__module__.split(".")
+    is_package = file.name == "__init__.py" or (top != "benchctl" and rest)
+    files = sorted(file.parent.rglob("*.py")) if is_package else [file]
     return hashlib.sha256(b"".join(each.read_bytes() for each in files)).hexdigest()
 
 

@@ -5,7 +5,7 @@ Every label passes, fails, or is inconclusive: then the data cannot show a chang
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log
 from typing import Final, Literal
 
@@ -17,7 +17,8 @@ from benchctl.analysis.judges.figures import FEWEST_PROMPTS, SCORE_DIFFERENCE
 from benchctl.analysis.metrics.metric import Metric
 from benchctl.analysis.metrics.speed import SPEEDUP, TOKENS_PER_S
 from benchctl.analysis.stats.estimates import levels
-from benchctl.analysis.stats.intervals import Interval, Observations, change_interval
+from benchctl.analysis.stats.intervals import Observations, Quotient, quotient
+from benchctl.analysis.winner import holm
 from benchctl.errors import InvalidData
 
 Requirement = Literal["identical", "tie", "numeric", "lossless"]
@@ -25,9 +26,10 @@ REQUIREMENTS: Final[tuple[Requirement, ...]] = ("identical", "tie", "numeric", "
 Outcome = Literal["passed", "inconclusive", "failed"]
 _OUTCOMES: Final[tuple[Outcome, ...]] = ("passed", "inconclusive", "failed")  # from the best to the worst
 _MACHINE = ("cpu", "gpu", "cores", "memory_bytes")  # facts of which absolute times depend
-# Three published runs of one program on one machine gave 101.3, 102.6 and 94.7 tokens/s (Medusa on Vicuna-7B). Their
-# spread stands for that of sessions where each run has only one.
-_SESSION_SPREAD = 0.043
+# Spreads of sessions, where each run has only one. Of tokens/s: three published runs of one program on one machine had
+# 101.3, 102.6 and 94.7 (Medusa on Vicuna-7B). Of speed-ups: the five sessions results/reference/all-*.jsonl.
+_SESSION_SPREADS = {SPEEDUP.label: 0.026, TOKENS_PER_S.label: 0.043}
+_MOST_PROMPTS = 10_000  # more are no advice
 _REFUSED = {
     "claim_broken": "answers differ from the baseline's, against its claim",
     "remembers": "it gave the same answer again in other steps, so it remembers answers",
@@ -40,57 +42,66 @@ class Conditions:
 
     require: Requirement | None = None
     quality: float | None = None
-    speedup: float = 0.95
+    speedup: float = 0.9
     tokens_per_s: float = 0.8
 
 
 @dataclass(frozen=True)
 class Change:
-    """A figure `now` and `then`, on `prompts` prompts; `interval` is that of now / then, which may fall to `least`.
+    """A figure relative to the previous run, which may fall to `least`.
 
-    `now` is None where the method has no such figure any more.
+    `quotient` is of the prompts that both runs have, None where the figure is missing now or there are too few prompts.
+    `lower`: it is significantly lower, after Holm's correction for all figures of the gate.
     """
 
     figure: str
-    now: float | None
-    then: float
-    interval: Interval | None
+    quotient: Quotient | None
     least: float
-    prompts: int
+    lower: bool = False
+    missing: bool = False
 
     @property
     def ratio(self) -> float | None:
-        return None if self.now is None else self.now / self.then
+        return self.quotient and self.quotient.now / self.quotient.then
 
     @property
     def outcome(self) -> Outcome:
         """Failed where it is significantly lower, and below `least`; passed where the interval excludes that."""
-        if self.ratio is None:
+        if self.quotient is None or self.ratio is None:
+            return "failed" if self.missing else "inconclusive"
+        if self.ratio < self.least and self.lower:
             return "failed"
-        if self.interval is None:
-            return "inconclusive"
-        if self.ratio < self.least and self.interval.high < 1:
-            return "failed"
-        return "passed" if self.interval.low >= self.least else "inconclusive"
+        return "passed" if self.quotient.interval.low >= self.least else "inconclusive"
 
     @property
     def prompts_needed(self) -> int | None:
-        """About how many prompts decide: half the interval must be shorter than the way to the bound it touches."""
-        if self.outcome != "inconclusive" or self.interval is None or self.ratio is None:
+        """About how many prompts decide: half the interval must be shorter than the way to the bound it touches.
+
+        None where it is decided, or where sessions alone make the interval that wide.
+        """
+        if self.outcome != "inconclusive" or self.quotient is None or self.ratio is None:
             return None
         distance = -log(self.ratio) if self.ratio < self.least else log(self.ratio / self.least)
-        half_width = log(self.interval.high / self.ratio)
-        return ceil(self.prompts * (half_width / distance) ** 2) if distance > 0 else None
+        room = distance**2 - self.quotient.by_sessions**2
+        return ceil(self.quotient.prompts * self.quotient.by_prompts**2 / room) if room > 0 else None
 
     def text(self) -> str:
         """Example: `speed-up 1.29x, was 1.40x (ratio 0.921 [0.852, 0.996])`."""
+        found = self.quotient
+        if found is None:
+            return f"no {self.figure} now" if self.missing else f"{self.figure}: too few common prompts"
         pattern = SPEEDUP.cell if self.figure == SPEEDUP.label else TOKENS_PER_S.cell
-        if self.now is None or self.ratio is None:
-            return f"no {self.figure} now, was {pattern.format(self.then)}"
-        ends = f"[{self.interval.low:.3f}, {self.interval.high:.3f}]" if self.interval else "[n/a]"
-        return (
-            f"{self.figure} {pattern.format(self.now)}, was {pattern.format(self.then)} (ratio {self.ratio:.3f} {ends})"
-        )
+        ends = f"[{found.interval.low:.3f}, {found.interval.high:.3f}]"
+        now, then = pattern.format(found.now), pattern.format(found.then)
+        return f"{self.figure} {now}, was {then} (ratio {self.ratio:.3f} {ends}){self._advice()}"
+
+    def _advice(self) -> str:
+        if self.outcome != "inconclusive" or self.quotient is None:
+            return ""
+        needed = self.prompts_needed
+        if needed is None or needed > _MOST_PROMPTS:
+            return ", which more sessions would decide"
+        return f", which about {needed} prompts would decide instead of {self.quotient.prompts}"
 
 
 @dataclass(frozen=True)
@@ -121,9 +132,7 @@ class LabelResult:
     def text(self) -> str:
         """One line."""
         parts = [problem.text for problem in self.problems] + [change.text() for change in self.changes]
-        if self.prompts_needed:
-            parts.append(f"about {self.prompts_needed} prompts would decide, {self.changes[0].prompts} were compared")
-        return f"{self.label}: {'; '.join(parts) or 'nothing to hold it to'}"
+        return f"{self.label}: {'; '.join(parts) or 'it meets what is required'}"
 
 
 @dataclass(frozen=True)
@@ -255,34 +264,40 @@ def _changes(
         notes.append(f"The machines differ in {', '.join(moved)}, so tokens/s are not compared, only speed-ups.")
     if group.sessions == previous.sessions == 1:
         notes.append(
-            "Each run has one session: a change of speed-up may be a difference between sessions, and for tokens/s a "
-            f"spread of {_SESSION_SPREAD:.1%} is assumed. Measure both with --sessions 3."
+            "Each run has one session, so a spread of sessions is assumed: 2.6% for speed-ups, 4.3% for tokens/s. To "
+            "measure it, use --sessions 3 for both."
         )
     now = {method.label: method for method in group.pooled.methods}
-    changes: dict[str, tuple[Change, ...]] = {}
+    labels = [method.label for method in previous.pooled.methods]
+    if new := [label for label in now if label not in labels]:
+        notes.append(f"Not in the previous run, so without a comparison: {', '.join(new)}.")
+    found: dict[tuple[str, str], Change] = {}
     for method in previous.pooled.methods:
-        label, least = method.label, {SPEEDUP: conditions.speedup, TOKENS_PER_S: conditions.tokens_per_s}
         metrics = ([] if method.is_baseline else [SPEEDUP]) + ([] if moved else [TOKENS_PER_S])
-        found = (_change(metric, group, previous, now.get(label), method, least[metric]) for metric in metrics)
-        changes[label] = tuple(change for change in found if change)
-    if not any(changes.values()):
+        for metric in metrics:
+            if method.estimate(metric).value:
+                least = conditions.speedup if metric is SPEEDUP else conditions.tokens_per_s
+                found[method.label, metric.label] = _change(
+                    metric, group, previous, now.get(method.label), method, least
+                )
+    if not found:
         raise InvalidData("no_speedup", f"{previous.files[0].path}: has no speed that can be compared with.")
+    significant = holm({key: change.quotient.p_value for key, change in found.items() if change.quotient})
+    lower = {key for key in significant if (found[key].ratio or 1) < 1}
+    changes = {
+        label: tuple(replace(change, lower=key in lower) for key, change in found.items() if key[0] == label)
+        for label in labels
+    }
     return changes, tuple(notes)
 
 
 def _change(
     metric: Metric, group: Group, previous: Group, now: MethodFigures | None, then: MethodFigures, least: float
-) -> Change | None:
-    before = then.estimate(metric).value
-    if not before:
-        return None
-    value = None if now is None else now.estimate(metric).value
-    prompts, interval = 0, None
-    if value is not None:
-        ours, theirs = (_observations(each, then.label, metric) for each in (group, previous))
-        prompts = len(set(ours.prompts) & set(theirs.prompts))
-        interval = change_interval(ours, theirs, _SESSION_SPREAD if metric is TOKENS_PER_S else 0.0)
-    return Change(metric.label, value, before, interval, least, prompts)
+) -> Change:
+    if now is None or now.estimate(metric).value is None:
+        return Change(metric.label, None, least, missing=True)
+    ours, theirs = (_observations(each, then.label, metric) for each in (group, previous))
+    return Change(metric.label, quotient(ours, theirs, _SESSION_SPREADS[metric.label]), least)
 
 
 def _observations(group: Group, label: str, metric: Metric) -> Observations:

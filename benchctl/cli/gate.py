@@ -17,7 +17,7 @@ from benchctl.errors import InvalidData
 from benchctl.options import setting
 
 if TYPE_CHECKING:
-    from benchctl.analysis.gate import GateResult
+    from benchctl.analysis.gate import Change, GateResult
 
 _CODES = {"passed": 0, "failed": 1, "inconclusive": 4}
 _ANNOTATIONS = {"passed": "notice", "failed": "error", "inconclusive": "warning"}  # of GitHub
@@ -36,7 +36,7 @@ class _Options:
         completion="files",
     )
     speedup: float = setting(
-        0.95,
+        0.9,
         "Lowest speed-up, as a share of that in --previous. A label fails if its speed-up is significantly lower, and "
         "below this.",
         flags=("--speedup-above",),
@@ -91,7 +91,7 @@ def gate(context: click.Context, options: _Options, files: tuple[str, ...]) -> N
     Examples:
       benchctl gate results/new.jsonl --previous results/old.jsonl
       benchctl gate results/new.jsonl --require lossless
-      benchctl gate results/new.jsonl --previous results/old.jsonl --speedup-above 0.9 --format github
+      benchctl gate results/new.jsonl --previous results/old.jsonl --speedup-above 0.95 --format github
       benchctl gate results/new.jsonl --require lossless --format junit --out gate.xml
     """
     from benchctl.analysis.comparison import compare
@@ -130,12 +130,18 @@ def _text(result: GateResult) -> Iterator[str]:
 def _json(result: GateResult) -> Iterator[str]:
     labels = [
         {"label": label.label, "outcome": label.outcome, "prompts_needed": label.prompts_needed}
-        | {"changes": [asdict(change) | {"ratio": change.ratio, "outcome": change.outcome} for change in label.changes]}
+        | {"changes": list(map(_change, label.changes))}
         | {"problems": [asdict(problem) for problem in label.problems]}
         for label in result.labels
     ]
     document = {"outcome": result.outcome, "conditions": asdict(result.conditions)}
     yield json.dumps(document | {"labels": labels, "notes": result.notes}, indent=2, allow_nan=False)
+
+
+def _change(change: Change) -> dict[str, object]:
+    found = change.quotient
+    figures = found._asdict() | {"interval": asdict(found.interval)} if found else {"now": None}
+    return {"figure": change.figure, "outcome": change.outcome, "ratio": change.ratio, "least": change.least} | figures
 
 
 def _github(result: GateResult) -> Iterator[str]:

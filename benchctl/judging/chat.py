@@ -135,7 +135,9 @@ def read_scores(reply: str, count: int) -> tuple[float, ...] | None:
     """
     if len(reply.encode("utf-8", "surrogatepass")) > MOST_REPLY_BYTES:
         return None
-    said = reply.rpartition("</think>")[2]
+    thoughts, end, said = reply.rpartition("</think>")
+    if "<think>" in said:  # it was cut while it thought
+        return None
     lines = {" ".join(line.translate(_ORNAMENT).lower().split()) for line in said.splitlines()}
     found = {_scores(line, count) for line in lines if any(map(str.isdecimal, line))}
     found.discard(())

@@ -4,7 +4,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import exp
+from math import exp, hypot
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, drafted_row, failed, usual_rows, write
 
 from benchctl.analysis.gate import REQUIREMENTS, Change
-from benchctl.analysis.stats.intervals import Interval, Observations, change_interval
+from benchctl.analysis.stats.intervals import Interval, Observations, Quotient, quotient
 from benchctl.cli import main
 from benchctl.records.schema import Row
 
@@ -169,7 +169,7 @@ def _two(tmp_path: Path, new: Sequence[Row], old: Sequence[Row], **changes: Any)
 
 @pytest.mark.parametrize(
     ("factor", "code"),
-    [(1.0, PASSED), (1.02, PASSED), (1.1, FAILED), (0.8, PASSED)],
+    [(1.0, PASSED), (0.98, PASSED), (1.25, FAILED), (0.8, PASSED)],
     ids=["same", "2%", "10%", "faster"],
 )
 def test_a_label_that_lost_speed_fails(tmp_path: Path, factor: float, code: int) -> None:
@@ -192,31 +192,51 @@ def test_a_run_in_which_everything_became_slower_by_30_percent_fails(tmp_path: P
     assert "cpu" in _gate(*other).stdout.splitlines()[0]
 
 
-def test_8_percent_on_24_noisy_prompts_are_inconclusive_and_the_prompts_needed_would_decide(tmp_path: Path) -> None:
-    def files(prompts: int) -> tuple[Path, str, Path]:
-        new = _slowed(usual_rows(prompts), 1.08, DRAFTED, noise=0.2)
-        return _two(tmp_path, new, _slowed(usual_rows(prompts), 1, noise=0.2, seed=1))
-
-    assert _gate(*files(24)).exit_code == INCONCLUSIVE
-    label = _labels(*files(24))[DRAFTED]
-    assert label["outcome"] == "inconclusive" and label["prompts_needed"] > 24
-    assert _gate(*files(1000)).exit_code == FAILED
+def test_8_percent_on_24_noisy_prompts_are_inconclusive(tmp_path: Path) -> None:
+    new = _slowed(usual_rows(24), 1.08, DRAFTED, noise=0.2)
+    files = _two(tmp_path, new, _slowed(usual_rows(24), 1, noise=0.2, seed=1))
+    assert _gate(*files).exit_code == INCONCLUSIVE
+    assert _labels(*files)[DRAFTED]["outcome"] == "inconclusive"
+    assert "would decide" in next(line for line in _gate(*files).stdout.splitlines() if DRAFTED in line)
 
 
 @pytest.mark.parametrize(
-    ("ratio", "interval", "outcome", "needed"),
+    ("ratio", "half_width", "sessions", "lower", "outcome", "needed"),
     [
-        (0.92, Interval(0.80, 1.05), "inconclusive", 61),
-        (1.0, Interval(0.90, 1.11), "inconclusive", 100),
-        (0.92, Interval(0.88, 0.96), "failed", None),
-        (0.97, Interval(0.955, 0.985), "passed", None),
-        (0.97, None, "inconclusive", None),
+        (0.92, 0.13, 0.0, False, "inconclusive", 59),
+        (1.0, 0.104, 0.0, False, "inconclusive", 99),
+        (1.0, 0.104, 0.04, False, "inconclusive", 252),
+        (1.0, 0.05, 0.06, False, "inconclusive", None),
+        (0.92, 0.04, 0.0, True, "failed", None),
+        (0.97, 0.015, 0.0, True, "passed", None),
     ],
 )
-def test_how_many_prompts_decide(ratio: float, interval: Interval | None, outcome: str, needed: int | None) -> None:
-    """24 (log(1.05 / 0.92) / log(1 / 0.92))^2 = 60.2, and 24 (log(1.11) / log(1 / 0.95))^2 = 99.4."""
-    change = Change("speed-up", ratio, 1.0, interval, 0.95, 24)
+def test_how_many_prompts_decide(
+    ratio: float, half_width: float, sessions: float, lower: bool, outcome: str, needed: int | None
+) -> None:
+    """24 (0.13 / log(1 / 0.92))^2 = 58.3, 24 (0.104 / log(1 / 0.95))^2 = 98.7; sessions take a part of the way."""
+    factor = exp(hypot(half_width, sessions))
+    found = Quotient(ratio, 1.0, Interval(ratio / factor, ratio * factor), 0.01, half_width, sessions, 24)
+    change = Change("speed-up", found, 0.95, lower)
     assert (change.outcome, change.prompts_needed) == (outcome, needed)
+
+
+def test_the_ratio_is_of_the_prompts_that_both_runs_have(tmp_path: Path) -> None:
+    """Once the ratio was of all prompts of each run, and its interval of the common ones: 1.180 [1.000, 1.000]."""
+    rows = [
+        replace(row, step_s=tuple(9 * s for s in row.step_s)) if row.prompt_id >= "p5" else row for row in usual_rows()
+    ]
+    half = [row for row in rows if row.prompt_id < "p5"]
+    change = _labels(*_two(tmp_path, rows, half))[DRAFTED]["changes"][0]
+    assert change["ratio"] == pytest.approx(1.0) and change["prompts"] < 20
+
+
+@pytest.mark.slow
+def test_five_sessions_of_one_program_pass_each_other(root: Path) -> None:
+    """Without a spread of sessions and a correction for many figures, 5 of these 20 pairs failed."""
+    files = [root / "results" / "reference" / f"all-{number}.jsonl" for number in range(1, 6)]
+    codes = [_gate(new, "--previous", old).exit_code for new in files[:3] for old in files[2:] if new != old]
+    assert set(codes) <= {PASSED, INCONCLUSIVE}
 
 
 @pytest.mark.parametrize("sessions", [1, 3])
@@ -233,9 +253,9 @@ def test_the_interval_of_a_change_contains_the_true_one(sessions: int) -> None:
             bottoms = length / (gain * change) * np.exp(noise + favour[:, None])
             codes, prompts = np.repeat(np.arange(sessions), 30), [f"p{n}" for n in range(30)] * sessions
             runs.append(Observations(np.tile(length, sessions), bottoms.ravel(), codes, prompts))
-        found = change_interval(runs[0], runs[1])
+        found = quotient(runs[0], runs[1], 0.0)
         assert found is not None
-        held += found.low <= 0.9 <= found.high
+        held += found.interval.low <= 0.9 <= found.interval.high
     assert 0.92 <= held / 400 <= 0.99
 
 

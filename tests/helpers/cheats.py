@@ -66,7 +66,7 @@ class Drafts(Speculative):
 
 @dataclass
 class WorksInPrepare(Drafts):
-    """Spends time in `prepare` and drafts what it found there."""
+    """Spends time in `prepare`, and drafts answers as if it had found them there."""
 
     def prepare(self, target: Target) -> None:
         time.sleep(SPENT_S)
@@ -74,7 +74,7 @@ class WorksInPrepare(Drafts):
 
 @dataclass
 class ReadsResults(Drafts):
-    """Drafts the answers that the baseline left in a file."""
+    """Drafts the answers that the baseline left in an earlier file; the test reads it."""
 
 
 @dataclass
@@ -98,6 +98,17 @@ class RemembersAnswers(RemembersDrafts):
     def step(self, context: Context) -> Sequence[int]:
         answer = self.known(tuple(context.tokens[: context.prompt_tokens]))
         return answer[context.new_tokens :][:1] or super().step(context)
+
+
+@dataclass
+class RunsNothing(Method):
+    """Lets the stream count a pass through all layers whose work it leaves out."""
+
+    def step(self, context: Context) -> Sequence[int]:
+        stream = context.stream
+        stream.push(context.tokens[-1:])
+        stream.run_rows(0, context.target.layers, lambda states, cache, layout: states)
+        return (7,)
 
 
 @dataclass
@@ -168,7 +179,7 @@ class ReplacesClock(Honest):
 
 
 @dataclass
-class SetsOneThread(Honest):
+class ChangesThreads(Honest):
     def start(self, context: Context) -> int:
         torch.set_num_threads(torch.get_num_threads() + 1)
         return super().start(context)

@@ -86,6 +86,7 @@ UNREADABLE = {
         "8 7\nOn reflection 3 and 9.",
         "8 7\nAnswer A has 3 errors, and answer B has 5 of them.",
         "8 7</think>3 9\n4 4",
+        "<think>\n8 7\nhmm",
     ],
     "fractions": ["4/5", "3/4", "8/5 7/5", "80/100 70/100", "8/10/10 7", "8 of 10", "8/10", "8 \u00bd 7"],
     "ranges": [

@@ -26,7 +26,7 @@ from benchctl.records.schema import Run
 from benchctl.records.writer import read
 
 PROMPTS = [{"id": f"p{n}", "prompt": f"Tell me {n} things about the number {n * n}."} for n in range(12)]
-ALONE = ("ChangesWeightsFirst", "ChangesWeightsLater", "SetsOneThread", "SlowsBaseline", "LeavesThread")
+ALONE = ("ChangesWeightsFirst", "ChangesWeightsLater", "ChangesThreads", "SlowsBaseline", "LeavesThread")
 pytestmark = pytest.mark.slow
 
 
@@ -101,6 +101,7 @@ def _tokenizer(folder: Path):  # type: ignore[no-untyped-def]
         ("RemembersAnswers", "more_tokens_than_passes"),
         ("CountsFalsely", "more_tokens_than_passes"),
         ("SkipsLayers", "layers_skipped"),
+        ("RunsNothing", "ValueError"),
     ],
 )
 def test_what_cannot_be_is_an_error_of_the_generation(together: Seen, label: str, error: str) -> None:
@@ -154,7 +155,7 @@ def test_time_spent_before_the_first_pass_and_under_a_false_clock_counts(togethe
     [
         ("ChangesWeightsFirst", "weights_changed"),
         ("ChangesWeightsLater", "weights_changed"),
-        ("SetsOneThread", "threads_changed"),
+        ("ChangesThreads", "threads_changed"),
     ],
 )
 def test_who_changes_what_the_baseline_runs_on_ends_the_run(

@@ -123,11 +123,15 @@ def is_lossless(claim: bool, counts: Fidelity, dtype: str) -> bool:
     return claim and confirmed > 0 and broken(counts, dtype) + counts.sampled + counts.failed + counts.unjudged == 0
 
 
-def remembering(frame: pd.DataFrame) -> list[str]:
-    """Labels that gave an answer again in other steps. Greedy steps follow from the text, so such a method remembers
-    earlier answers, and its speed is not that of a prompt it has not seen."""
+def remembering(frame: pd.DataFrame, same_answers: bool) -> list[str]:
+    """Labels that answered a prompt again in other steps. Greedy steps follow from the text, so such a method remembers
+    earlier answers, and its speed is not that of a prompt it has not seen.
+
+    With ``same_answers`` only equal answers are compared: in half precision they may differ by rounding.
+    """
     answered = frame[frame["error"].isna() & frame["steps"].gt(0)]
-    ways = answered.groupby(["label", "suite", "prompt_id", "turn", "answer_id"])["steps_id"].nunique()
+    keys = ["label", "suite", "prompt_id", "turn", *(["answer_id"] if same_answers else [])]
+    ways = answered.groupby(keys)["steps_id"].nunique()
     return sorted(ways[ways > 1].index.unique("label"))
 
 

@@ -205,7 +205,7 @@ def line_of(number: int, row: Row, run: Run, suite: SuiteInfo, batch_decode_s: f
         started_s=row.started_s,
         cpu_s=None if row.cpu_s is None else row.cpu_s * share,
         answer_id=hash(row.token_ids),
-        steps_id=hash((row.token_ids, row.committed, row.drafted, row.accepted, row.rows, row.passes)),
+        steps_id=hash((row.token_ids, row.committed, row.drafted, row.accepted, row.rows, row.passes, row.layers)),
     )
     if (totals := row.totals) is None:
         return line

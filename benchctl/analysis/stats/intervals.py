@@ -38,6 +38,7 @@ LEAST_PROMPTS = 5  # fewer have no interval
 # The noise within sessions is itself estimated from few cells. To subtract all of it makes intervals of three sessions
 # too narrow, since a negative rest counts as 0.
 _NOISE_SHARE = 0.75
+_MANY = 1000  # degrees of freedom of a spread that is assumed
 _LEVELS = np.geomspace(1e-6, 1.0, 400)  # p-values are interpolated between these
 
 
@@ -74,12 +75,6 @@ def critical(level: float, freedom: float) -> float:
     return float(-stdtrit(freedom, level / 2))
 
 
-def effective_prompts(seconds: Floats, prompts: Ints) -> float:
-    """How many prompts of equal length say as much: (sum t)^2 / sum t^2 over the seconds t of each prompt."""
-    by_prompt = _totals(seconds[:, None], _codes(prompts))
-    return float(_effective(by_prompt)[0])
-
-
 def ratios_of_sums(tops: Floats, bottoms: Floats) -> Floats:
     """[N, M] and [N, M] -> [M]; NaN where the bottoms sum to 0 or a value is missing."""
     return _ratios(tops.sum(axis=0), bottoms.sum(axis=0))
@@ -109,12 +104,7 @@ def p_value(tops: Floats, bottoms: Floats, levels: Levels) -> float:
     It is the level at which the interval of the ratio's logarithm just reaches 0.
     """
     (error,) = _errors(tops[:, None], bottoms[:, None], levels, None, [True])
-    if error is None or not error.logarithmic:
-        return 1.0
-    half_widths = np.hypot(
-        _critical(error.freedom) * error.prompts, _critical(error.sessions.freedom) * error.sessions.error / error.value
-    )
-    return float(np.exp(np.interp(abs(log(error.value)), half_widths[::-1], np.log(_LEVELS)[::-1])))
+    return 1.0 if error is None or not error.logarithmic else error.p_value()
 
 
 def interval_of(figure: Callable[[Floats], Floats], values: Floats, prompts: Ints) -> Interval | None:
@@ -144,8 +134,23 @@ class Observations(NamedTuple):
     prompts: Sequence[Hashable]
 
 
-def change_interval(now: Observations, then: Observations, session_spread: float = 0.0) -> Interval | None:
-    """The 95% interval of one ratio of sums divided by an earlier one, over the prompts that both have.
+class Quotient(NamedTuple):
+    """A ratio of sums `now` divided by an earlier one, `then`, with its interval and two-sided p-value of being 1.
+
+    `by_prompts` and `by_sessions` are the half-widths of the two errors, on the logarithm.
+    """
+
+    now: float
+    then: float
+    interval: Interval
+    p_value: float
+    by_prompts: float
+    by_sessions: float
+    prompts: int
+
+
+def quotient(now: Observations, then: Observations, session_spread: float) -> Quotient | None:
+    """One ratio of sums divided by an earlier one, over the prompts that both have.
 
     Prompts are paired: what makes a prompt long or easy cancels. The spread of sessions comes from both runs; with one
     session each it is unknown, and `session_spread` (of a session's logarithm) is assumed.
@@ -164,20 +169,29 @@ def change_interval(now: Observations, then: Observations, session_spread: float
         by_session = _totals(parts, _codes(each.sessions[kept]))
         sessions.append(np.log(_ratios(by_session[:, 0], by_session[:, 1])))
     by_prompt = np.column_stack(sums)
-    whole = by_prompt.sum(axis=0)
-    values = _ratios(by_prompt[:, 0], by_prompt[:, 1]), _ratios(by_prompt[:, 2], by_prompt[:, 3])
-    if not all((part > 0).all() and np.isfinite(part).all() for part in values):
+    if not (by_prompt > 0).all():
         return None
+    whole = by_prompt.sum(axis=0)
     left = whole - by_prompt
     without = np.log(left[:, 0] / left[:, 1] / (left[:, 2] / left[:, 3]))[:, None]
-    error, freedom = _jackknife(without, by_prompt[:, 1:2])
-    value = float(whole[0] / whole[1] / (whole[2] / whole[3]))
+    errors, freedoms = _jackknife(without, by_prompt[:, 1:2])
+    ratios = float(whole[0] / whole[1]), float(whole[2] / whole[3])
     counts = [len(logarithms) for logarithms in sessions]
     degrees = sum(counts) - 2
     squares = sum(float(((part - part.mean()) ** 2).sum()) for part in sessions)
     spread = sqrt(squares / degrees) if degrees else session_spread
-    by_sessions = _Sessions(value * spread * sqrt(1 / counts[0] + 1 / counts[1]), degrees or 1000)
-    return _Error(value, float(error[0]), float(freedom[0]), by_sessions, logarithmic=True).interval()
+    session_error = spread * sqrt(1 / counts[0] + 1 / counts[1])
+    value = ratios[0] / ratios[1]
+    between = _Sessions(value * session_error, degrees or _MANY)
+    error = _Error(value, float(errors[0]), float(freedoms[0]), between, logarithmic=True)
+    return Quotient(
+        *ratios,
+        error.interval(),
+        error.p_value(),
+        critical(LEVEL, error.freedom) * error.prompts,
+        critical(LEVEL, between.freedom) * session_error,
+        len(common),
+    )
 
 
 class _Sessions(NamedTuple):
@@ -208,6 +222,13 @@ class _Error(NamedTuple):
         with np.errstate(over="ignore"):
             factor = float(np.exp(hypot(by_prompts, by_sessions / self.value)))
         return Interval(self.value / factor, self.value * factor)
+
+    def p_value(self) -> float:
+        """Of a logarithmic figure being 1."""
+        half_widths = np.hypot(
+            _critical(self.freedom) * self.prompts, _critical(self.sessions.freedom) * self.sessions.error / self.value
+        )
+        return float(np.exp(np.interp(abs(log(self.value)), half_widths[::-1], np.log(_LEVELS)[::-1])))
 
 
 def _errors(

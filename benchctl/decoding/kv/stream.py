@@ -103,8 +103,11 @@ class Stream:
             raise ValueError(f"layers {first} to {last} do not lack exactly the rows from {start} to {self.length}")
         if any(slots != absent[first] for slots in absent[first:last]):
             raise ValueError(f"rows are absent from some of layers {first} to {last} only; run these one by one")
+        states = run(self._states_from(start), self.cache, self._layout(start, first))
+        if set(lengths[first:last]) != {self.length}:
+            raise ValueError(f"`run` gave layers {first} to {last} no keys and values of the rows from {start} on")
         self.runs.append(LayerRun(first, last, self.length - start))
-        self._replace_states(start, run(self._states_from(start), self.cache, self._layout(start, first)))
+        self._replace_states(start, states)
 
     def _states_from(self, start: int) -> Tensor:
         finished = start - self.base
