@@ -80,9 +80,9 @@ def check_cache(context: Context, kept_tokens: int) -> None:
 
 def check_all_layers(context: Context, runs: Iterable[LayerRun]) -> None:
     """Raises UserError where some layer ran fewer rows than the text has: no method that claims exactness does."""
-    absent = [len(slots) for slots in context.stream.cache.absent]
-    ran = _by_layer(runs, context.target.layers)
-    rows = [count - missing for count, missing in zip(ran, absent, strict=True)]
+    cache, ran = context.stream.cache, _by_layer(runs, context.target.layers)
+    held = [length - len(absent) for length, absent in zip(cache.lengths, cache.absent, strict=True)]
+    rows = list(map(min, ran, held))
     needed = len(context.tokens) - 1
     if min(rows) < needed:
         raise UserError(

@@ -239,6 +239,8 @@ def test_a_sweep_of_nothing_is_refused(text: str) -> None:
 
 def test_the_shipped_methods_are_those_that_git_has_in_methods(root: Path) -> None:
     """A file that a user puts there is a plug-in: `run` states what doctor found about it."""
+    if not (root / ".git").exists():
+        pytest.skip("only a clone knows which files are its own")
     listed = subprocess.run(["git", "ls-files", "methods"], cwd=root, capture_output=True, text=True, check=True)
     names = {line.split("/")[1].removesuffix(".py") for line in listed.stdout.split()}
     assert names - {"__init__"} == registry.SHIPPED

@@ -72,7 +72,7 @@ def test_exits_without_classifiers_say_how_to_train_them(made: Path) -> None:
 
 def test_modules_of_other_exits_are_refused_before_a_model_is_loaded(made: Path) -> None:
     words = ("--model", made / "target", "--method", f"early_exit[head=trained,modules={made / 'exits'},exits=1+4]")
-    assert "trained for exits 1+2, not for 4; choose among those with the option exits" in refused("run", *words)
+    assert "trained for exits 1+2, not for 4; choose" in refused("run", *words)
 
 
 @pytest.mark.slow

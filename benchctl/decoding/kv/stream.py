@@ -104,7 +104,7 @@ class Stream:
         if any(slots != absent[first] for slots in absent[first:last]):
             raise ValueError(f"rows are absent from some of layers {first} to {last} only; run these one by one")
         states = run(self._states_from(start), self.cache, self._layout(start, first))
-        if set(lengths[first:last]) != {self.length}:
+        if set(lengths[first:last]) - {self.length}:
             raise ValueError(f"`run` gave layers {first} to {last} no keys and values of the rows from {start} on")
         self.runs.append(LayerRun(first, last, self.length - start))
         self._replace_states(start, states)
