@@ -232,7 +232,7 @@ def test_the_ratio_is_of_the_prompts_that_both_runs_have(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_five_sessions_of_one_program_pass_each_other(root: Path) -> None:
+def test_sessions_of_one_program_pass_each_other(root: Path) -> None:
     """Without a spread of sessions and a correction for many figures these pairs failed."""
     kept = root / "results" / "reference"
     codes = {
