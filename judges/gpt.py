@@ -175,7 +175,7 @@ class Gpt(AskedJudge):
 
 
 def _within(seconds: float, send: Callable[[], _Response]) -> _Response:
-    """The result of `send`, which has a thread of its own that nobody waits for any longer. Raises TimeoutError."""
+    """The result of `send`, in a thread of its own; after that it is no longer waited for. Raises TimeoutError."""
     result: Future[_Response] = Future()
 
     def work() -> None:

@@ -30,9 +30,10 @@ _MACHINE = ("cpu", "gpu", "cores", "memory_bytes")  # facts of which absolute ti
 # 101.3, 102.6 and 94.7 (Medusa on Vicuna-7B). Of speed-ups: the five sessions results/reference/all-*.jsonl.
 _SESSION_SPREADS = {SPEEDUP.label: 0.026, TOKENS_PER_S.label: 0.043}
 _MOST_PROMPTS = 10_000  # more are no advice
+_COUNTED = ("identical", "tie", "numeric", "lossy", "sampled", "failed", "unjudged")
 _REFUSED = {
     "claim_broken": "answers differ from the baseline's, against its claim",
-    "remembers": "it gave the same answer again in other steps, so it remembers answers",
+    "remembers": "it took other steps when it answered a prompt again, so it remembers answers",
 }
 
 
@@ -207,9 +208,6 @@ def _unmet(group: Group, required: Requirement) -> Iterator[tuple[str, Problem]]
             yield method.label, Problem("requirement_unmet", f"not {required}: of its answers {counted}")
 
 
-_COUNTED = ("identical", "tie", "numeric", "lossy", "sampled", "failed", "unjudged")
-
-
 def _worse(group: Group, margin: float) -> Iterator[tuple[str, Problem]]:
     """The methods that a judge does not show to be worse by at most `margin` points.
 
@@ -264,8 +262,9 @@ def _changes(
         notes.append(f"The machines differ in {', '.join(moved)}, so tokens/s are not compared, only speed-ups.")
     if group.sessions == previous.sessions == 1:
         notes.append(
-            "Each run has one session, so a spread of sessions is assumed: 2.6% for speed-ups, 4.3% for tokens/s. To "
-            "measure it, use --sessions 3 for both."
+            "Each run has one session, so a spread of sessions is assumed: "
+            f"{_SESSION_SPREADS[SPEEDUP.label]:.1%} for speed-ups, {_SESSION_SPREADS[TOKENS_PER_S.label]:.1%} for "
+            "tokens/s. To measure it, use --sessions 3 for both."
         )
     now = {method.label: method for method in group.pooled.methods}
     labels = [method.label for method in previous.pooled.methods]

@@ -70,7 +70,7 @@ _TEMPLATES = {  # the gravest first
         "pass: run doctor, then measure again."
     ),
     "remembers": (
-        "{label} gave the same answer again in other steps, so it remembers answers, and would be slower on new "
+        "{label} took other steps when it answered a prompt again, so it remembers answers, and would be slower on new "
         "prompts. Do not use its figures. A method creates all state of a prompt in `start`."
     ),
     "drafts_foreseen": (
@@ -253,11 +253,11 @@ def _of_methods(group: Group) -> Iterator[Warning]:
     if apart:
         yield _warn("no_shared_session", labels=", ".join(apart), baseline=run.baseline)
     found = {"failed": "found that it fails a check", "never": "has not examined this version of the plug-in"}
+    for name, result in {(info.name, info.doctor): None for info in group.methods if info.doctor in found}:
+        yield _warn("not_examined", label=name, found=found[result])
     for info in group.methods:
         if info.options.get("memory") == "run" and not info.unsupported:
             yield _warn("carries_over", label=info.label)
-        if info.doctor in found:
-            yield _warn("not_examined", label=info.name, found=found[info.doctor])
         if info.unsupported:
             yield _warn("not_measured", label=info.label, reason=info.unsupported)
 

@@ -13,7 +13,7 @@ import click
 
 from benchctl.cli import completion as completing
 from benchctl.cli.options import check_comparable, options_from, read_files, read_scores
-from benchctl.errors import InvalidData
+from benchctl.errors import InvalidData, UserError
 from benchctl.options import setting
 
 if TYPE_CHECKING:
@@ -107,7 +107,11 @@ def gate(context: click.Context, options: _Options, files: tuple[str, ...]) -> N
     result = check(groups[0], conditions, earlier[0] if earlier else None)
     text = "\n".join(_WRITERS[options.format](result))
     if options.out:
-        options.out.write_text(text + "\n", encoding="utf-8")
+        try:
+            options.out.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            problem = f"{options.out}: cannot be written: {error.strerror}. Give another --out."
+            raise UserError("cannot_write", problem) from error
     else:
         click.echo(text)
     context.exit(_CODES[result.outcome])

@@ -22,7 +22,7 @@ from benchctl.decoding.loop import (
     prefill_layers,
     stop_reason,
 )
-from benchctl.decoding.method import Context, Method
+from benchctl.decoding.method import CarriesOver, Context, Method
 from benchctl.decoding.model.layers import project, weigh
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.phases import Marks, Phase
@@ -47,6 +47,8 @@ class Batched(ABC):
 
 def why_not_batched(method: Method) -> str | None:
     """Why a method cannot decode in batches, for behind "since"; None when it can."""
+    if isinstance(method, CarriesOver):
+        return "its prompts build on each other"
     return None if isinstance(method, Batched) else method.no_batch_reason
 
 

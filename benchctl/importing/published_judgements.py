@@ -97,7 +97,7 @@ def replies_of(line: Line, content: OneJudged | TwoJudged) -> Iterator[Reply]:
 def scores_of(
     replies: Iterable[Reply], rows: Iterable[tuple[str, Row]], baseline: str, lost: Counter[str]
 ) -> Iterator[Score]:
-    """The scores of the answers in `rows`, which stand beside their model_ids; of two answers one must be the
+    """The scores of the answers in `rows`, each with its model_id; of two answers one must be the
     baseline's. Judgements that are of no answer here are counted in `lost`, by why. FastChat judges the first of
     several answers."""
     rows_of: dict[_Key, list[Row]] = {}

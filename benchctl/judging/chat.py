@@ -60,7 +60,7 @@ class Question:
 
     `first` and `second` are the answers in the order in which a judge is shown them; `second` is empty where a single
     answer is judged. `reference` has an answer for each turn where the prompt's references help to judge it (see
-    items.py), else none; `exact_answer` is how a right answer to the judged turn ends ("" where nobody knows).
+    items.py), else none; `exact_answer` is how a right answer to the judged turn ends ("" where that is not known).
     """
 
     turns: tuple[str, ...]
@@ -135,7 +135,7 @@ def read_scores(reply: str, count: int) -> tuple[float, ...] | None:
     """
     if len(reply.encode("utf-8", "surrogatepass")) > MOST_REPLY_BYTES:
         return None
-    thoughts, end, said = reply.rpartition("</think>")
+    said = reply.rpartition("</think>")[2]
     if "<think>" in said:  # it was cut while it thought
         return None
     lines = {" ".join(line.translate(_ORNAMENT).lower().split()) for line in said.splitlines()}

@@ -274,7 +274,7 @@ class Measurer:
         if self.config.sampling.greedy:
             sums |= self._teacher_forcing.sums(request.prompt_ids, generation.token_ids)
         if method.exactness == "lossy":
-            sums |= self._teacher_forcing.divergence(method, request, generation.token_ids)
+            sums |= self._teacher_forcing.divergence(method, replace(request, store=None), generation.token_ids)
         return sums
 
 

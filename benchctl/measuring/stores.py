@@ -18,6 +18,7 @@ class Stores:
 
     def __init__(self, methods: Mapping[str, Method]) -> None:
         self._methods = {label: method for label, method in methods.items() if isinstance(method, CarriesOver)}
+        self._remembering = {label for label, method in self._methods.items() if method.memory == "run"}
         self._kept: dict[str, object] = {}
         self._before: dict[str, object] = {}
         self._current: dict[str, object] = {}
@@ -32,11 +33,11 @@ class Stores:
         if method is None:
             return None
         if task.turn == 0 or task.label not in self._current:
-            has_past = method.memory == "run" and task.label in self._before
+            has_past = task.label in self._before
             self._current[task.label] = deepcopy(self._before[task.label]) if has_past else method.new_store()
         return self._current[task.label]
 
     def close(self, task: Task) -> None:
         """After a generation that did not fail."""
-        if task.label in self._methods and task.repeat == 0 and task.mode == "free":
+        if task.label in self._remembering and task.repeat == 0 and task.mode == "free":
             self._kept[task.label] = deepcopy(self._current[task.label])

@@ -152,7 +152,7 @@ class LineFile:
         self.path, self._writer, self._instead, self._full = path, writer, instead, full
 
     def begin(self) -> None:
-        """What a subclass does before the first line is appended; by now nobody else is writing."""
+        """What a subclass does before the first line is appended; no other process writes by then."""
 
     def __enter__(self) -> Self:
         try:

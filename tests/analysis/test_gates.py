@@ -2,10 +2,12 @@
 
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import exp, hypot
+from math import exp, hypot, log
 from pathlib import Path
+from statistics import fmean, variance
 from typing import Any
 from xml.etree import ElementTree
 
@@ -14,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, drafted_row, failed, usual_rows, write
 
-from benchctl.analysis.gate import REQUIREMENTS, Change
+from benchctl.analysis.gate import _SESSION_SPREADS, REQUIREMENTS, Change
 from benchctl.analysis.stats.intervals import Interval, Observations, Quotient, quotient
 from benchctl.cli import main
 from benchctl.records.schema import Row
@@ -229,6 +231,28 @@ def test_the_ratio_is_of_the_prompts_that_both_runs_have(tmp_path: Path) -> None
     half = [row for row in rows if row.prompt_id < "p5"]
     change = _labels(*_two(tmp_path, rows, half))[DRAFTED]["changes"][0]
     assert change["ratio"] == pytest.approx(1.0) and change["prompts"] < 20
+
+
+def test_the_assumed_spread_of_speed_ups_is_that_of_the_kept_sessions(root: Path) -> None:
+    """Of five sessions of one program: pooled over its methods, of the logarithms; from the lines as they are."""
+    logarithms: dict[str, list[float]] = {}
+    for number in range(1, 6):
+        lines = (root / f"results/reference/all-{number}.jsonl").read_text(encoding="utf-8").splitlines()
+        rows = [row for row in map(json.loads, lines[1:]) if row["repeat"] >= 0 and not row["error"]]
+        disturbed = {(row["suite"], row["prompt_id"], row["repeat"]) for row in rows if row.get("invalid")}
+        times: Counter[str] = Counter()
+        for row in rows:
+            if (row["suite"], row["prompt_id"], row["repeat"]) not in disturbed:
+                times[row["label"]] += row["ttft_s"] + sum(row["step_s"])
+        for label in times.keys() - {BASELINE}:
+            logarithms.setdefault(label, []).append(log(times[BASELINE] / times[label]))
+    spread = fmean(variance(values) for values in logarithms.values()) ** 0.5
+    assert _SESSION_SPREADS["speed-up"] == pytest.approx(spread, abs=5e-4)
+
+
+def test_a_result_that_cannot_be_written_is_wrong_usage(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.jsonl", usual_rows())
+    assert _gate(path, "--require", "tie", "--out", tmp_path / "no" / "gate.xml").exit_code == 2
 
 
 @pytest.mark.slow

@@ -88,11 +88,11 @@ def _invoke(*arguments: str) -> Result:
 
 @pytest.mark.slow
 def test_intervals_of_uneven_prompts_contain_the_truth(root: Path) -> None:
-    """Of times that were measured, 200 data sets: a bootstrap of percentiles has 0.83 here."""
+    """In 200 data sets drawn from times that were measured."""
     world = World.of(root / "results" / "reference")
     line = study(world, "mixed", 16, 1, 200)
     assert 0.9 <= line.covered <= 1 and line.different <= 0.1
-    assert line.covered + line.too_high + line.too_low == pytest.approx(1)
+    assert line.width > 1.2
 
 
 @pytest.mark.parametrize(

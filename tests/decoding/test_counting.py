@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pytest
+from cheats import MergesPasses
 from fakes_measuring import Plain
 from refusals import refused
 from runs import pair
@@ -24,20 +25,6 @@ NEW_TOKENS = 13
 
 def run(method: Method) -> Generation:
     return decode(method, pair("llama").target, DecodeRequest(PROMPT, NEW_TOKENS))
-
-
-@dataclass
-class Merged(Method):
-    """Four passes of plain decoding in one step."""
-
-    def step(self, context: Context) -> Sequence[int]:
-        tokens: list[int] = []
-        for _ in range(min(4, context.remaining_tokens)):
-            context.stream.push((context.tokens + tokens)[-1:])
-            context.stream.advance()
-            tokens.append(context.pick(context.stream.logits()))
-            context.stream.keep((0,))
-        return tokens
 
 
 @dataclass
@@ -117,7 +104,7 @@ class SlowToServe(Plain):
 
 def test_four_passes_in_one_step_are_one_token_a_pass() -> None:
     """Such a method once had 4 tokens per step, and passed all checks of doctor."""
-    generation = run(Merged())
+    generation = run(MergesPasses())
     assert generation.token_ids == run(Plain()).token_ids
     assert [(len(step.tokens), step.passes, step.accepted) for step in generation.steps] == [(4, 4, 0)] * 3
     assert generation.layers == (LAYERS,) * NEW_TOKENS

@@ -6,8 +6,8 @@ A pair (method, baseline) stays together throughout: what slows both down cancel
   Repeats are not left out alone: their noise is part of how prompts differ, and would count twice. The spread of what
   remains gives the standard error (Tukey 1958; Efron, Tibshirani: An Introduction to the Bootstrap, 1993, chapter 11),
   and Student's t gives the interval. Its degrees of freedom follow from the data: prompts that take most of the time,
-  or cause most of the error, count for many, so few of them make a wide interval (see `_freedom`). Percentiles of a
-  bootstrap cover 82 to 90% of true ratios with 8 prompts of uneven length (`python -m benchmarks.coverage`).
+  or cause most of the error, count for many, so few of them make a wide interval (see `_freedom`).
+  `python -m benchmarks.coverage` counts how often such intervals contain the truth.
 * Sessions are few. The variance between sessions, less what the noise within them explains, gives their error by
   Student's t (Cornfield, Tukey: Average Values of Mean Squares in Factorials, 1956). Sessions and prompts are crossed:
   another session measures the same prompts again, so it adds no information about how prompts differ.
