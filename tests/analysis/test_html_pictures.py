@@ -14,10 +14,11 @@ from pages import TWO_SUITES, groups_of, two_suites, usual_groups, usual_page
 from benchctl.analysis.comparison import POOLED
 from benchctl.analysis.html.page import spreads
 from benchctl.analysis.html.picture import dark_rules, pictures
+from benchctl.analysis.names import short_labels
 from benchctl.analysis.plots.axes import svg
 from benchctl.analysis.plots.fidelity_axis import FidelityAxis
 from benchctl.analysis.plots.pareto import draw_pareto
-from benchctl.analysis.plots.style import short_labels, style_of
+from benchctl.analysis.plots.style import style_of
 
 
 def _words(document: str) -> list[str]:

@@ -7,9 +7,9 @@ from benchctl.analysis.comparison import POOLED, Group, MethodFigures, SuiteFigu
 from benchctl.analysis.html.picture import Picture, pictures, pooled_first
 from benchctl.analysis.metrics.faithfulness import TOKEN_AGREEMENT
 from benchctl.analysis.metrics.speed import SPEEDUP, TPOT, TTFT
+from benchctl.analysis.names import short_labels
 from benchctl.analysis.plots.latency import times
 from benchctl.analysis.plots.pareto import Look, look_of
-from benchctl.analysis.plots.style import short_labels
 from benchctl.analysis.tables.acceptance import Acceptance, acceptances
 from benchctl.analysis.tables.columns import Block, agreement_sentences, cell
 from benchctl.analysis.tables.text import blocks, heading, note

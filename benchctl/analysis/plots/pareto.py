@@ -24,6 +24,7 @@ from benchctl.analysis.comparison import Group, MethodFigures, label_lines
 from benchctl.analysis.frame.build import claims_exact
 from benchctl.analysis.metrics.faithfulness import TARGET_ANSWERS, TOKEN_AGREEMENT
 from benchctl.analysis.metrics.speed import SPEEDUP
+from benchctl.analysis.names import short_labels
 from benchctl.analysis.plots.axes import check_groups, dress, new_figure, settle
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
 from benchctl.analysis.plots.fidelity_axis import AGAINST_BASELINE, DEFAULT, METRICS, FidelityAxis, fidelity_axis
@@ -35,7 +36,6 @@ from benchctl.analysis.plots.style import (
     in_lines,
     is_number,
     shared_headline,
-    short_labels,
     title_lines,
     wrapped,
 )

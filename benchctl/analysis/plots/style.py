@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,7 +11,8 @@ from typing import Final, Literal
 
 from matplotlib.font_manager import FontProperties, findfont, get_font
 
-from benchctl.analysis.comparison import Group, label_lines
+from benchctl.analysis.comparison import Group
+from benchctl.analysis.names import short_labels
 from benchctl.records.schema import Scalar
 
 Dashes = Literal["-"] | tuple[int, tuple[float, ...]]
@@ -166,20 +166,6 @@ def broken_label(label: str, points: float, inches: float) -> str:
             lines.append("")
         lines[-1] += piece
     return "\n".join(line.rstrip() for line in lines)
-
-
-def short_labels(labels: Sequence[str]) -> dict[str, str]:
-    """Each label as its name and the options in which it differs from other labels of that name.
-
-    `m[a=1,b=2]`, `m[a=1,b=3]`, `n[a=1]` -> `m b=2`, `m b=3`, `n`.
-    """
-    shortened = {}
-    for label in labels:
-        same_name = [lines for other in labels if (lines := label_lines(other))[0] == label_lines(label)[0]]
-        counts = Counter(line for lines in same_name for line in lines)
-        name, *options = label_lines(label)
-        shortened[label] = " ".join([name, *(option for option in options if counts[option] < len(same_name))])
-    return shortened
 
 
 def is_number(value: Scalar) -> bool:
