@@ -105,7 +105,7 @@ def names(figure: Figure) -> list[str]:
 
 
 def key(figure: Figure) -> list[str]:
-    return [text.get_text() for legend in figure.findobj(Legend) for text in legend.get_texts()]  # type: ignore[attr-defined]
+    return [text.get_text() for legend in figure.findobj(Legend) for text in legend.get_texts()]
 
 
 @pytest.mark.parametrize("style", STYLES, ids=str)
