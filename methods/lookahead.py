@@ -26,20 +26,19 @@ class Lookahead(Speculative):
 
     The window starts with tokens drawn from the prompt: with another seed, greedy answers take other steps.
 
-    ngram        tokens of an n-gram: the one it is found by, and those guessed to follow
-    window       columns of the window: n-grams found per pass
-    guesses      n-grams kept per first token, the most recent, and verified together
+    ngram        tokens of an n-gram: the one it is found by, and those guessed to follow; 5 in the authors' code
+    window       columns of the window: n-grams found per pass; 7 in the authors' code
+    guesses      n-grams kept per first token, the most recent, and verified together; 7 in the authors' code
     bonus        add the target's own token after a full match too, as the pass has it; false, like the authors' code,
                  lets the last token guessed take its place
     prompt_pool  n-grams of the text itself, prompt and answer, are guesses too
     """
 
-    ngram: int = 5
-    window: int = 7
-    guesses: int = 7
+    ngram: int = 4
+    window: int = 1
+    guesses: int = 2
     bonus: bool = True
-    prompt_pool: bool = False
-    demo = ("ngram=4,window=1,guesses=2,prompt_pool=true",)
+    prompt_pool: bool = True
     drafts_from_text = False  # but from the window and the n-grams of all earlier steps
     # Up to ngram - 1 levels of equally many columns: a column continues level 0 up to its own token there, then its own
     # tokens of the levels above. The first token of level 0 is the root.

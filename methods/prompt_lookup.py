@@ -1,7 +1,7 @@
 """Draft by copying: what followed an earlier occurrence of the text's last tokens.
 
 Saxena: Prompt Lookup Decoding, 2023 (github.com/apoorvumang/prompt-lookup-decoding). What published variants differ in
-are options; the defaults for match and allow_short are those of transformers' prompt_lookup_num_tokens.
+are options; transformers has draft_tokens=10, max_ngram=2 and match=first.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ class PromptLookup(Speculative):
     allow_short  whether a continuation shorter than draft_tokens may be used
     """
 
-    draft_tokens: int = 10
-    max_ngram: int = 2
-    match: Literal["first", "last"] = "first"
+    draft_tokens: int = 5
+    max_ngram: int = 3
+    match: Literal["first", "last"] = "last"
     allow_short: bool = True
     supports_encoder_decoder = True
-    demo = ("draft_tokens=5,max_ngram=3,match=last",)
 
     def __post_init__(self) -> None:
         check_options(self, 1, "draft_tokens", "max_ngram")

@@ -28,9 +28,8 @@ class TwoModel(Speculative, UsesDraftModel):
     """
 
     draft_model: str = ""
-    draft_tokens: int = 5
-    confidence: float = 0.0
-    demo = ("draft_tokens=6,confidence=0.5",)
+    draft_tokens: int = 6
+    confidence: float = 0.5
     _model: Target = field(init=False, repr=False, compare=False)
     _stream: Stream = field(init=False, repr=False, compare=False)
 

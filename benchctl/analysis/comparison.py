@@ -65,7 +65,8 @@ def _model(model: ModelInfo) -> str:
 def differences(first: Run, second: Run) -> tuple[Difference, ...]:
     """The settings by which two runs cannot be compared; empty when they can.
 
-    Draft models count where both runs have one, trained modules where both run their label.
+    Draft models count where both runs have one, trained modules and options where both run their label: a default may
+    have changed between versions, and so what a label without the option stands for.
     """
     settings = zip(_settings(first).items(), _settings(second).values(), strict=True)
     differing = [
@@ -83,6 +84,14 @@ def differences(first: Run, second: Run) -> tuple[Difference, ...]:
         if first_modules[label] != second_modules[label]:
             hashes = (f"{label} {modules[label][:8]}" for modules in (first_modules, second_modules))
             differing.append(Difference("modules", *hashes))
+    first_options, second_options = (
+        {method.label: method.options for method in run.methods} for run in (first, second)
+    )
+    for label in sorted(first_options.keys() & second_options.keys()):
+        ours, theirs = first_options[label], second_options[label]
+        if changed := [name for name in ours if name in theirs and ours[name] != theirs[name]]:
+            shown = (" ".join([label, *(f"{name}={given[name]}" for name in changed)]) for given in (ours, theirs))
+            differing.append(Difference("options", *shown))
     return tuple(differing)
 
 

@@ -46,11 +46,10 @@ class M2R2(TwoStreamMethod, Speculative):
     """
 
     exit: int = 0
-    draft_tokens: int = 4
+    draft_tokens: int = 6
     width: int = 1
-    confidence: float = 0.0
+    confidence: float = 0.2
     source: Literal["accelerated", "slow", "exit"] = "accelerated"
-    demo = ("exit=2,draft_tokens=6,confidence=0.2",)
     _gate: int = field(init=False, repr=False, compare=False)
     _run: PairedRun | None = field(init=False, repr=False, compare=False)
     _head: Heads = field(init=False, repr=False, compare=False)

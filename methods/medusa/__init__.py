@@ -2,7 +2,7 @@
 
 Cai et al.: Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads, 2024, arXiv 2401.10774:
 heads, static tree, typical acceptance, training with the target frozen (Medusa-1). The heads read the state of the last
-accepted row. Ours: 15 nodes; labels, see heads.py; paths measured as a whole where training chooses the tree; what is
+accepted row. Ours: 4 nodes; labels, see heads.py; paths measured as a whole where training chooses the tree; what is
 assumed of heads that were not measured.
 """
 
@@ -39,20 +39,19 @@ class Medusa(Speculative, Trainable):
     """Draft a tree of what ``heads`` heads expect of the next tokens; one pass of the target verifies it.
 
     modules  folder of the trained heads, or of heads in the format in which the authors publish theirs
-    heads    heads, and depth of the tree; 3, as the authors' code trains: each costs as much as the LM head
+    heads    heads, and depth of the tree; 3, as the authors' code trains. Each costs as much as the LM head
     tree     sparse (the ``nodes`` likeliest, as measured in training) or widths: 4x2x1; 1x1x1 is a chain
-    nodes    rows of a sparse tree; 63 in the paper, for GPUs: here 15, as 16 rows are cheap on a CPU too
+    nodes    rows of a sparse tree; 63 in the paper, for GPUs, where more rows cost little
     accept   exact (argmax, rejection when sampling) or typical (lossy: p above min(epsilon, delta exp(-H)))
     """
 
     modules: str = ""
     heads: int = 3
     tree: str = "sparse"
-    nodes: int = 15
+    nodes: int = 4
     accept: Literal["exact", "typical"] = "exact"
     epsilon: float = 0.09
     delta: float = 0.3
-    demo = ("heads=2,nodes=4",)
     _heads: Heads = field(init=False, repr=False, compare=False)
     _paths: tuple[Path, ...] = field(default=(), init=False, repr=False, compare=False)
     _state: Tensor = field(init=False, repr=False, compare=False)

@@ -33,16 +33,15 @@ class MixtureOfDepths(Method, Trainable):
 
     modules      folder of the trained routers, predictors and adapters
     capacity     share of a sequence that a routed block was trained to take; 0.125 in the paper
-    threshold    chance above which the predictor lets a token pass; 0.5 in the paper, at 0 all pass, at 1 none
+    threshold    chance above which the predictor lets a token pass; 0.5 in the paper; at 0 all pass, at 1 none
     rank, alpha  of the adapters: what they add is scaled by alpha / rank
     """
 
     modules: str = ""
     capacity: float = 0.125
-    threshold: float = 0.5
+    threshold: float = 0.02
     rank: int = 32
     alpha: float = 32.0
-    demo = ("threshold=0.02",)
     exactness = "lossy"
     reason = "tokens go around blocks that the target takes them through, and nothing is verified"
     no_batch_reason = "each sequence of a batch would go around other blocks"

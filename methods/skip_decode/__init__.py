@@ -42,7 +42,7 @@ class SkipDecode(Method, Batched, Trainable):
     """Fall from ``max_layers`` to ``min_layers`` over the first tokens of an answer, by leaving out middle layers.
 
     modules        folder of the trained adapters
-    min_layers     depth at the end of the fall and after it; 0 takes half of the target's layers
+    min_layers     depth at the end of the fall and after it; 0 takes five eighths of the target's layers
     max_layers     depth of the prompt and of the first new token; 0 takes all layers
     warmup_layers  layers at the bottom that always run
     fall_tokens    new tokens over which the depth falls, in a line
@@ -54,11 +54,10 @@ class SkipDecode(Method, Batched, Trainable):
     min_layers: int = 0
     max_layers: int = 0
     warmup_layers: int = 1
-    fall_tokens: int = 64
+    fall_tokens: int = 32
     adapters: Literal["lora", "none"] = "lora"
     rank: int = 32
     alpha: float = 32.0
-    demo = ("min_layers=10,fall_tokens=32",)
     exactness = "lossy"
     training = TrainingDefaults(rate=5e-4, schedule="linear", epochs=5.0)
     trained_for = ("warmup_layers", "alpha")
@@ -107,7 +106,7 @@ class SkipDecode(Method, Batched, Trainable):
 
     def schedule(self, layers: int) -> DepthSchedule:
         most = self.max_layers or layers
-        least = self.min_layers or min(most, max(self.warmup_layers, layers // 2, 1))
+        least = self.min_layers or min(most, max(self.warmup_layers, layers * 5 // 8, 1))
         return DepthSchedule(layers, most, least, self.warmup_layers, self.fall_tokens)
 
     def build(self, info: TargetInfo, lm_head: Tensor) -> Adapters:

@@ -69,6 +69,14 @@ def test_trained_modules_count_where_both_runs_have_the_label() -> None:
     assert differences(one, other) == (Difference("modules", "medusa aa", "medusa zz"),)
 
 
+def test_options_count_where_both_runs_have_the_label() -> None:
+    """A default that changes gives an old label another meaning; an option that an old file lacks is no difference."""
+    drafters = (replace(method("m2r2"), options=options) for options in ({"width": 1, "exit": 0}, {"width": 2}))
+    one, other = (replace(RUN, methods=(*RUN.methods, drafter)) for drafter in drafters)
+    assert differences(RUN, one) == differences(one, one) == ()
+    assert differences(one, other) == (Difference("options", "m2r2 width=1", "m2r2 width=2"),)
+
+
 def test_files_of_one_group_are_sessions_of_the_same_prompts() -> None:
     (group,) = compare([file_of(usual_rows(), name=name) for name in ("1.jsonl", "2.jsonl")])
     assert [(found.prompts, found.generations) for found in group.pooled.methods] == [(20, 40)] * 3

@@ -61,7 +61,17 @@ def test_every_check_is_shown_to_fail() -> None:
 
 
 @pytest.mark.parametrize(
-    "label", ["two_model", "prompt_lookup", "medusa", "lookahead", "m2r2", "skip_decode", "mixture_of_depths", *MODES]
+    "label",
+    [
+        "two_model",
+        "prompt_lookup",
+        "medusa",
+        "lookahead",
+        "m2r2",
+        "skip_decode",
+        "mixture_of_depths[threshold=0.5]",
+        *MODES,
+    ],
 )
 def test_what_a_method_is_for_is_seen(label: str, tmp_path: Path) -> None:
     assert [ON_A_TARGET["engaged"](MethodUnderTest(label, tmp_path), random_models(kind)) for kind in KINDS] == [
@@ -125,7 +135,7 @@ def test_every_built_in_method_passes(label: str) -> None:
 def test_answers_hold_stop_tokens_in_every_role(tmp_path: Path) -> None:
     """Or the check of stop tokens would prove little."""
     for kind in KINDS:
-        method = MethodUnderTest("two_model", tmp_path).prepared(random_models(kind))
+        method = MethodUnderTest("two_model[confidence=0]", tmp_path).prepared(random_models(kind))
         full = answer(method, random_models(kind), prompt_of(13), NEW_TOKENS)
         assert set(_roles(full)) == {"first", "inner", "last accepted", "bonus"}
 

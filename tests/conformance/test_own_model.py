@@ -76,8 +76,8 @@ def test_a_draft_cache_that_the_text_hides_is_found_by_its_steps(mutant: type[Tw
 
 ORACLES: dict[str, Drafter] = {
     "two_model[draft_tokens=3,confidence=0.4]": model_drafter(pair("llama").naive_draft, 3, 0.4),
-    "prompt_lookup[draft_tokens=3,match=last]": lookup_drafter(3, 2, "last"),
-    "prompt_lookup[draft_tokens=2,max_ngram=3,allow_short=false]": lookup_drafter(2, 3, "first", False),
+    "prompt_lookup[draft_tokens=3,max_ngram=2]": lookup_drafter(3, 2, "last"),
+    "prompt_lookup[draft_tokens=2,match=first,allow_short=false]": lookup_drafter(2, 3, "first", False),
     "early_exit[mode=draft,exits=3+1,threshold=0.3]": exit_drafter(
         pair("llama").naive, ExitRule((1, 3), threshold=0.3), 4
     ),
