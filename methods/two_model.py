@@ -20,11 +20,11 @@ from benchctl.decoding.model.target import Target
 
 @dataclass
 class TwoModel(Speculative, UsesDraftModel):
-    """Draft ``draft_tokens`` tokens with a smaller model, verify them in one pass of the target.
+    """Draft with a smaller model, and verify the draft in one pass of the target.
 
-    draft_model   the draft model; empty takes what --draft-model names
+    draft_model   the draft model; empty: the one that --draft-model names
     draft_tokens  tokens drafted per verification
-    confidence    stop drafting after a token whose draft probability is below this; 0 never stops
+    confidence    stop drafting after a token with a lower draft probability; 0 never stops
     """
 
     draft_model: str = ""
