@@ -22,6 +22,7 @@ from benchctl.analysis.frame.build import (
 from benchctl.analysis.judges.figures import JudgedFigures, Judging, judging
 from benchctl.analysis.judges.judgements import share_out
 from benchctl.analysis.metrics.metric import Metric, all_metrics
+from benchctl.analysis.names import label_lines as label_lines  # plots import it from here
 from benchctl.analysis.stats.estimates import Estimate, estimates
 from benchctl.errors import InvalidData, UserError
 from benchctl.records.schema import COUNTED_SINCE, Exactness, MethodInfo, Mode, ModelInfo, Run
@@ -135,15 +136,6 @@ class MethodFigures:
         """The estimate of a metric; without a value where the metric does not apply to these generations."""
         own = (estimate for estimate in self.estimates if estimate.metric.name == metric.name)
         return next(own, Estimate(metric, None, None))
-
-
-def label_lines(label: str) -> tuple[str, ...]:
-    """A label with each of its options on a line of its own, where there is no room for long labels.
-
-    `two_model[draft_tokens=5,tree=wide]` -> `two_model`, `draft_tokens=5`, `tree=wide`.
-    """
-    name, _, options = label.removesuffix("]").partition("[")
-    return (name, *options.split(",")) if options else (name,)
 
 
 @dataclass(frozen=True)

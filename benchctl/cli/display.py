@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 REFRESH_S = 0.2  # of the bar
 LINE_S = 30.0  # between two lines away from a terminal
-_MOST_LINES = 20  # of a run: one for every 5%
 _ENOUGH = 3  # generations of this process before the time left is estimated
 _SHOWN_MEASURES = 13  # of a held-out set
 
@@ -32,7 +31,12 @@ class _Display:
     """A bar on stderr while it is entered, in a terminal only, and lines above it."""
 
     def __init__(
-        self, *columns: bars.ProgressColumn, task: str = "", console: Console | None = None, draws_itself: bool = True
+        self,
+        *columns: bars.ProgressColumn,
+        task: str = "",
+        console: Console | None = None,
+        clock: Callable[[], float] | None = None,
+        draws_itself: bool = True,
     ) -> None:
         self._console = console or Console(stderr=True)
         self._terminal = self._console.is_terminal
@@ -46,6 +50,8 @@ class _Display:
             disable=not self._terminal,
         )
         self._task = self._bars.add_task(task, total=None)
+        self._clock = clock or Clock()
+        self._line_s = self._clock()
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -58,6 +64,12 @@ class _Display:
         """A line of its own above the bar."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    def _line(self, *parts: str) -> None:
+        """Outside a terminal a line at most every 30 s."""
+        if not self._terminal and self._clock() - self._line_s >= LINE_S:
+            self._line_s = self._clock()
+            self.notice("; ".join(filter(None, parts)))
+
 
 class RunDisplay(_Display):
     """Called with every event of a run.
@@ -67,10 +79,8 @@ class RunDisplay(_Display):
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] | None = None) -> None:
         columns = (bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeElapsedColumn())
-        super().__init__(*columns, task="loading models", console=console, draws_itself=False)
-        self._clock = clock or Clock()
+        super().__init__(*columns, task="loading models", console=console, clock=clock, draws_itself=False)
         self._shown_s = float("-inf")
-        self._shown_done = 0
         self._start: tuple[float, int] | None = None  # seconds, and generations that earlier processes measured
 
     def __call__(self, event: Notice | Progress) -> None:
@@ -83,7 +93,8 @@ class RunDisplay(_Display):
         if self._terminal:
             self._draw(event, now_s)
         elif not event.warm_up:
-            self._print_line(event, now_s)
+            share = f"{event.done / event.total:.0%} ({event.done} of {event.total} generations)"
+            self._line(share, self._left(event, now_s), _describe_speedups(event.speedups))
 
     def begin(self, checked: CheckedRun) -> None:
         """One line: what will be measured, on which machine, and the results file."""
@@ -118,18 +129,6 @@ class RunDisplay(_Display):
         if now_s - self._shown_s >= REFRESH_S:
             self._shown_s = now_s
             self._bars.refresh()
-
-    def _print_line(self, progress: Progress, now_s: float) -> None:
-        """At most every 30 s, or 5% of the run, whichever comes later; nothing in a run that is over before."""
-        if self._shown_s == float("-inf"):
-            self._shown_s, self._shown_done = now_s, progress.done
-        done = progress.done - self._shown_done
-        if now_s - self._shown_s < LINE_S or done * _MOST_LINES < progress.total:
-            return
-        self._shown_s, self._shown_done = now_s, progress.done
-        parts = filter(None, (self._left(progress, now_s), _describe_speedups(progress.speedups)))
-        share = f"{progress.done / progress.total:.0%}"
-        self.notice("; ".join((f"{share} ({progress.done} of {progress.total} generations)", *parts)))
 
     def _left(self, progress: Progress, now_s: float) -> str:
         """The time left by the pace of this process, or nothing before there is one."""
@@ -168,6 +167,7 @@ class JudgeDisplay(_Display):
             self._bars.reset(self._task, total=done.total, completed=done.done)
             self._begun = True
         self._bars.update(self._task, completed=done.done, description=money(done.spent))
+        self._line(f"{done.done} of {done.total} judgements", money(done.spent))
 
 
 def money(spent: Spent) -> str:
@@ -233,14 +233,13 @@ def _lacking(left_out: Mapping[str, int]) -> list[str]:
 
 
 class TrainingDisplay(_Display):
-    """A training: elsewhere than in a terminal a line every half minute, and nothing in a process not to be `shown`."""
+    """Progress of a training; nothing in a process that is not to be `shown`."""
 
     def __init__(self, clock: Callable[[], float], shown: bool = True, console: Console | None = None) -> None:
-        super().__init__(bars.BarColumn(), bars.TimeElapsedColumn(), task="reading", console=console)
-        self._clock = clock
+        super().__init__(bars.BarColumn(), bars.TimeElapsedColumn(), task="reading", console=console, clock=clock)
+        self._line_s = float("-inf")  # the first line comes at once
         self._shown = shown
         self._bars.disable = not (shown and self._terminal)
-        self._last_line_s = float("-inf")
 
     def notice(self, text: str) -> None:
         if self._shown:
@@ -266,6 +265,4 @@ class TrainingDisplay(_Display):
 
     def _show(self, text: str, share: float) -> None:
         self._bars.update(self._task, total=1.0, completed=share, description=text)
-        if not self._terminal and self._clock() - self._last_line_s >= LINE_S:
-            self.notice(text)
-            self._last_line_s = self._clock()
+        self._line(text)

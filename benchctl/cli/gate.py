@@ -80,7 +80,7 @@ class _Options:
 @options_from(_Options, "options")
 @click.pass_context
 def gate(context: click.Context, options: _Options, files: tuple[str, ...]) -> None:
-    """Hold results to conditions: claims that are true, answers that are as good, speed that did not fall.
+    """Check results against conditions, for CI: true claims, answers as good as before, speed that did not fall.
 
     A claim that the answers contradict always fails. Speed is compared on the prompts that both runs have.
 

@@ -29,7 +29,7 @@ _LARGE_SHARE = 0.1  # of a method's time: an unexplained share above it is a not
 @click.argument("files", nargs=-1, required=True, metavar="FILES...", shell_complete=completing.files)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, unrounded.")
 def predict(files: tuple[str, ...], as_json: bool) -> None:
-    """Predict each method's speed-up from its acceptance and its costs, and show where the measured one differs.
+    """Predict each method's speed-up from acceptance and costs, and show where the measured one differs.
 
     Costs come from profile rows (benchctl run --profile), or else from how step times follow the length of drafts.
     All figures are of decoding without prefill, per token.
@@ -127,7 +127,7 @@ def _table(
     from rich.table import Table
     from rich.text import Text
 
-    from benchctl.analysis.comparison import label_lines
+    from benchctl.analysis.names import label_lines
 
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     height: int = max([2, *(len(name.split()) for name, _ in columns)])

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import shlex
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 import click
 
+from benchctl.cli import OUT
 from benchctl.cli.judge import BASE_URL_HELP, MAX_USD_HELP, JudgeOptions, beside_run, check_judge, judge_files
 from benchctl.cli.options import given, options_from, typed
 from benchctl.measuring.settings import RunSettings
@@ -97,6 +101,7 @@ def measure(settings: RunSettings) -> tuple[CheckedRun, RunSummary]:
 
     with RunDisplay() as display:
         checked = check(settings, display.notice)
+        click.get_current_context().meta[OUT] = checked.out
         display.begin(checked)
         summary = run_checked(checked, display)
         display.end(summary)
@@ -105,13 +110,14 @@ def measure(settings: RunSettings) -> tuple[CheckedRun, RunSummary]:
 
 def _show(paths: Sequence[Path], judging: JudgeOptions | None, as_json: bool) -> int:
     """Judge the answers if asked to, and print the table even if judging fails; how many judgements are left."""
-    from benchctl.analysis.tables.text import summary
+    from benchctl.analysis.tables.text import View, summary
     from benchctl.cli.options import read_files
 
     try:
         return judge_files(read_files(list(map(str, paths))), judging).unfinished if judging else 0
     finally:
-        click.echo(summary(paths, "json" if as_json else "table"))
+        click.echo(summary(paths, "json" if as_json else "table", View(width=get_terminal_size().columns)))
+        click.echo(f"more: benchctl compare {shlex.join(map(str, paths))} --full", err=as_json)
         for path in paths:
             click.echo(f"Results: {path}", err=as_json)
 
@@ -127,6 +133,7 @@ def run_sessions(settings: RunSettings, sessions: int) -> tuple[Path, ...]:
     from benchctl.records.writer import check_output
 
     out = settings.out or check(settings, lambda notice: None).out  # each session prints its notices
+    click.get_current_context().meta[OUT] = out
     files = tuple(out.with_name(f"{out.stem}-{number}{out.suffix}") for number in range(1, sessions + 1))
     for file in files:
         check_output(file, resume=settings.resume)
@@ -174,5 +181,6 @@ def session() -> None:
             pass
         os._exit(_ORPHANED)
 
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent prints how to continue
     threading.Thread(target=end_with_the_parent, daemon=True).start()
     main(prog_name="benchctl")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchctl.cli import completion
+from benchctl.cli import OUT, completion
 from benchctl.cli.options import Command, given, options_from, typed
 from benchctl.registry import builtin_file, builtin_names, parse_label
 from benchctl.training.train_options import DraftOptions, DraftStart, TeacherOptions
@@ -233,6 +233,7 @@ READ_CORPUS = "benchctl.read_corpus"
 
 def run_job(job: Callable[[JobContext], Result | None], options: TrainOptions, model: str = "") -> None:
     """Runs `job` in the processes that torchrun has started, or in this one; only the first one shows anything."""
+    click.get_current_context().meta[OUT] = options.out
     with open_job(options) as job_context:
         result = job(job_context)
     if result is None:

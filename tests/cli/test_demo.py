@@ -54,7 +54,7 @@ def test_it_measures_compares_draws_and_reports(tmp_path: Path, monkeypatch: pyt
     assert {row.label for row in of_methods.rows} == {registry.BASELINE, *SHOWN.demo_labels()[0]}
     assert {row.label for row in of_experts.rows} == {registry.BASELINE, *SHOWN.demo_labels()[1]}
     assert not any(row.error for file in (of_methods, of_experts) for row in file.rows)
-    assert result.stdout.count("In brief") == 2
+    assert result.stdout.count("\nautoregressive ") == 2
     assert all(name in result.stdout for name in registry.builtin_names())
     for printed in ("Plot: first/pareto.png", "Report: first/report.html", "Results: first/methods.jsonl"):
         assert printed in result.stdout

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 
-from benchctl.analysis.comparison import POOLED, Group, SuiteFigures, label_lines
+from benchctl.analysis.comparison import POOLED, Group, SuiteFigures
 from benchctl.analysis.frame.build import pair
 from benchctl.analysis.frame.rows import POSITIONS
 from benchctl.analysis.metrics.drafting import (
@@ -18,6 +18,7 @@ from benchctl.analysis.metrics.drafting import (
     ROW_ACCEPTANCE,
     by_position,
 )
+from benchctl.analysis.names import label_lines
 from benchctl.analysis.stats.estimates import Estimate, estimates
 from benchctl.analysis.tables.columns import NONE, spread
 from benchctl.errors import UserError
