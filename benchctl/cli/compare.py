@@ -118,30 +118,27 @@ def _check_usage(files: Sequence[str], options: _Options) -> None:
         raise click.UsageError("No files are named. Name results files, or use --scores alone.")
     if not files and (given - {"scores", "format"} or options.format not in ("table", "json")):
         raise click.UsageError("--scores without FILES prints how judges agree, as text or json: name FILES.")
-    if (options.acceptance or options.format in ("csv", "json")) and (shown := given & set(_OF_TABLES)):
-        flag = {"names": "--name", "by_suite": "--by-suite"}.get(first := min(shown), f"--{first}")
-        raise click.UsageError(f"{flag} is for the table, md and tex; csv and json have everything: leave it out.")
-    if options.acceptance and options.format == "tex":
-        raise click.UsageError("--acceptance has no LaTeX form: use --format md or csv.")
+    unused = _OF_TABLES if options.format in ("csv", "json") else ("full", "columns") if options.acceptance else ()
+    for name in given & set(unused):
+        flag = {"names": "--name", "by_suite": "--by-suite"}.get(name, f"--{name}")
+        raise click.UsageError(f"{flag} does not change this output, which has everything: leave it out.")
 
 
 def _print_comparison(files: Sequence[str], options: _Options) -> None:
     from benchctl.analysis.comparison import compare as compare_runs
     from benchctl.analysis.comparison import over
-    from benchctl.analysis.tables.acceptance import render_acceptance
-    from benchctl.analysis.tables.text import View, render
+    from benchctl.analysis.tables.text import View, render, render_acceptance
     from benchctl.cli.options import check_comparable, print_warnings, read_files, read_scores
 
     scores, measured = read_scores(options.scores), read_files(files)
     groups = compare_runs([over(file, options.over) if options.over else file for file in measured], scores)
-    if options.acceptance:
-        click.echo(render_acceptance(groups, options.format))
-    else:
-        columns = tuple(filter(None, (name.strip() for name in options.columns.split(","))))
-        view = View(options.full, options.by_suite, columns, _names(options.names), get_terminal_size().columns)
-        click.echo(render(groups, options.format, view))
-        if options.format == "table" and not options.full:
-            click.echo("more: --full, --by-suite, --format json")
+    columns = tuple(filter(None, (name.strip() for name in options.columns.split(","))))
+    view = View(options.full, options.by_suite, columns, _names(options.names), get_terminal_size().columns)
+    click.echo((render_acceptance if options.acceptance else render)(groups, options.format, view))
+    if options.format == "table" and not options.full:
+        click.echo(
+            "more: --by-suite, --format json" if options.acceptance else "more: --full, --by-suite, --format json"
+        )
     if options.format == "csv":
         print_warnings(groups)
     check_comparable(groups)  # after the tables, which show what differs

@@ -85,7 +85,6 @@ def test_a_file_that_cannot_be_used_gives_one_message(
     ("words", "named"),
     [
         ("--format brief", "--full"),
-        ("--acceptance --format tex", "md"),
         ("--acceptance --columns speedup", "--columns"),
         ("--format csv --full", "--full"),
         ("--format json --name two_model=Ours", "--name"),

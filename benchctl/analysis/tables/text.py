@@ -1,5 +1,6 @@
 """A comparison as text: the answer first, then what a reader may ask for."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Literal
 from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.names import short_labels
 from benchctl.analysis.summary import summarise
+from benchctl.analysis.tables import acceptance
+from benchctl.analysis.tables.acceptance import acceptances, position_name
 from benchctl.analysis.tables.columns import (
     BASELINE_CELL,
     NONE,
@@ -20,7 +23,7 @@ from benchctl.analysis.tables.columns import (
     named_columns,
 )
 from benchctl.analysis.tables.export import to_csv, to_json
-from benchctl.analysis.tables.markup import Grid, Paragraph, markdown, tex
+from benchctl.analysis.tables.markup import Grid, Paragraph, Parts, Row, markdown, tex
 from benchctl.analysis.tables.terminal import terminal
 from benchctl.analysis.warnings import Warning, warnings
 from benchctl.analysis.winner import fastest, sentence
@@ -31,6 +34,12 @@ from benchctl.records.writer import read
 Format = Literal["table", "md", "csv", "json", "tex"]
 WIDTH, _UNLIMITED = 80, 10_000
 _MOST_WARNINGS = 3
+_ACCEPTANCE_HEAD = ("method", "acceptance rate [95%]", "of drafted rows", "accepted per step", "committed per step")
+_ACCEPTANCE_NOTE = (
+    "By position: percent of the steps that drafted. conditional: of those that accepted all positions before; "
+    "unconditional: of all; histogram: that accepted exactly so many tokens. In a tree a position is a depth, and the "
+    "acceptance rate counts its depth, not its rows."
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,39 @@ def render(groups: Sequence[Group], format: Format = "table", view: View = View(
         return to_json(groups)
     _check_names(groups, view)
     view = view if format == "table" else replace(view, width=_UNLIMITED)
-    parts = [part for group in groups for part in _parts(groups, group, view)]
+    return _written([part for group in groups for part in _parts(groups, group, view)], format, view)
+
+
+def render_acceptance(groups: Sequence[Group], format: Format = "table", view: View = View()) -> str:
+    """The acceptance of every method that drafts, as `render`. Raises UserError where no method drafted anything."""
+    drafting = [each for number, group in enumerate(groups, 1) for each in acceptances(number, group)]
+    if not drafting:
+        raise UserError("no_drafts", "no method drafted a token. Measure one that does: benchctl list methods.")
+    if format in ("csv", "json"):
+        return acceptance.to_csv(drafting) if format == "csv" else acceptance.to_json(drafting)
+    _check_names(groups, view)
+    parts: list[Paragraph | Grid] = []
+    for number, group in enumerate(groups, 1):
+        names, title = _names(group, view), f"group {number}" if len(groups) > 1 else ""
+        shown = {group.title(suite) for suite in (group.suites if view.by_suite else (group.pooled,))}
+        of_group = [each for each in drafting if each.group == number and each.suite in shown]
+        positions = range(max((len(each.histogram) for each in of_group), default=0))
+        named, by_position = defaultdict[str, list[Row]](list), defaultdict[str, list[Row]](list)
+        for each in of_group:
+            name = names[each.label]
+            named[each.suite].append((name, *each.named_cells))
+            for first, row in zip((name, "", ""), each.position_rows, strict=True):
+                by_position[each.suite].append((first, *row, *[""] * (len(positions) + 1 - len(row))))
+        parts.append(Grid(title, _ACCEPTANCE_HEAD, _frozen(named)))
+        parts.append(Grid(title, ("method", "% drafts", *map(position_name, positions)), _frozen(by_position)))
+    return _written([*parts, Paragraph((_ACCEPTANCE_NOTE,), "note")], format, view)
+
+
+def _frozen(sections: Mapping[str, Sequence[Row]]) -> dict[str, tuple[Row, ...]]:
+    return {name: tuple(rows) for name, rows in sections.items()}
+
+
+def _written(parts: Parts, format: Format, view: View) -> str:
     if format == "table":
         return terminal(parts, view.width)
     return markdown(parts) if format == "md" else tex(parts)
@@ -87,10 +128,14 @@ def _short(group: Group) -> dict[str, str]:
     return short_labels([method.label for method in group.pooled.methods])
 
 
+def _names(group: Group, view: View) -> dict[str, str]:
+    """What to call each label."""
+    return {label: view.names.get(label, view.names.get(name, name)) for label, name in _short(group).items()}
+
+
 def _parts(groups: Sequence[Group], group: Group, view: View) -> Iterator[Paragraph | Grid]:
     """The answer of a group, and in the full view everything else."""
-    short = _short(group)
-    names = {label: view.names.get(label, view.names.get(name, name)) for label, name in short.items()}
+    names = _names(group, view)
     files = "Files: " + ", ".join(str(file.path) for file in group.files)
     full_heading = (*([files] if len(groups) == 1 else []), *heading(groups, group))
     yield Paragraph(full_heading if view.full else tuple(_brief_heading(groups, group, view.width)))
