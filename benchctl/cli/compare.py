@@ -136,9 +136,7 @@ def _print_comparison(files: Sequence[str], options: _Options) -> None:
     view = View(options.full, options.by_suite, columns, _names(options.names), get_terminal_size().columns)
     click.echo((render_acceptance if options.acceptance else render)(groups, options.format, view))
     if options.format == "table" and not options.full:
-        click.echo(
-            "more: --by-suite, --format json" if options.acceptance else "more: --full, --by-suite, --format json"
-        )
+        click.echo(f"more: {'' if options.acceptance else '--full, '}--by-suite, --format json")
     if options.format == "csv":
         print_warnings(groups)
     check_comparable(groups)  # after the tables, which show what differs
