@@ -222,7 +222,7 @@ def compare(files: Sequence[RunFile], scores: Sequence[Score] | None = None) -> 
         names = ", ".join(str(file.path) for file in files)
         raise UserError(
             "no_generations",
-            f"no generations in {names or 'no files'}. Run `benchctl run`, or continue it with --resume.",
+            f"{names or 'No files'}: no generations to compare. Run `benchctl run`, or continue it with --resume.",
         )
     grouped = group(measured)
     first = grouped[0][0].run
@@ -273,7 +273,7 @@ def only_suites(files: Sequence[RunFile], names: Sequence[str]) -> list[RunFile]
     for name in names:
         if name not in measured:
             raise UserError(
-                "unknown_suite", f"--suite {name}: was not measured in these files. There are: {', '.join(measured)}."
+                "unknown_suite", f"--suite {name}: was not measured in these files. They have: {', '.join(measured)}."
             )
     kept = [
         replace(
@@ -297,7 +297,7 @@ def chosen(groups: Sequence[Group], wanted: Sequence[str] = ()) -> tuple[str, ..
         matching = [label for label in labels if name in (label, label.partition("[")[0])]
         if not matching:
             raise UserError(
-                "unknown_method", f"--method {name}: was not measured here. These were: {' '.join(labels)}."
+                "unknown_method", f"--method {name}: was not measured in these files. They have: {' '.join(labels)}."
             )
         selected |= dict.fromkeys(matching)
     return tuple(selected or labels)
@@ -308,8 +308,8 @@ def check_count(labels: Sequence[str], most: int, what: str) -> None:
     if len(labels) > most:
         raise UserError(
             "too_many_methods",
-            f"{len(labels)} {what} are too many for one picture of this size, which has room for {most}: choose with "
-            f"--method, of {' '.join(labels[:most])} and {len(labels) - most} more.",
+            f"{len(labels)} {what} are too many for one picture of this size, which has room for {most}. Choose with "
+            f"--method from {' '.join(labels[:most])} and {len(labels) - most} more.",
         )
 
 
@@ -348,8 +348,8 @@ def _check_baselines(files: tuple[RunFile, ...], frame: pd.DataFrame) -> None:
             raise InvalidData(
                 "baselines_differ",
                 f"{files[number].path} and {files[numbers[0]].path}: {differing} of {len(both)} greedy answers of "
-                f"{run.baseline} differ, although weights, prompts and settings are equal. The weights of one were "
-                "changed, or a machine computes wrongly. Measure again.",
+                f"{run.baseline} differ, although weights, prompts and settings are equal. Weights were changed, or a "
+                "machine has an error. Measure again.",
             )
 
 

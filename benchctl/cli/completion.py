@@ -56,8 +56,7 @@ VARIABLE = "_BENCHCTL_COMPLETE"  # read by click
 def completion(context: click.Context, shell: Literal["bash", "zsh", "fish"]) -> None:
     """Print the script that completes benchctl in a shell: its verbs, options and names.
 
-    For bash and zsh add a line to ~/.bashrc or ~/.zshrc: eval "$(benchctl completion bash)". Fish reads it from a
-    file.
+    For bash or zsh, add this line to ~/.bashrc or ~/.zshrc: eval "$(benchctl completion bash)".
 
     \b
     Examples:

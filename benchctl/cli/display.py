@@ -113,10 +113,10 @@ class RunDisplay(_Display):
         """One line: how much was measured, how long it took, and which share of the time was the harness."""
         self._bars.stop()
         parts = [f"{summary.measured} generations measured in {summary.wall_s:.0f} s"]
-        parts += [f"{summary.recalled} were in the file before"] if summary.recalled else []
-        parts += [f"{summary.failed} FAILED: see `error` in their rows"] if summary.failed else []
-        parts += [f"{summary.marked} rounds disturbed: see `invalid` in their rows"] if summary.marked else []
-        parts += [f"{summary.lost} rounds stayed disturbed in every retry"] if summary.lost else []
+        parts += [f"{summary.recalled} already in the file"] if summary.recalled else []
+        parts += [f"{summary.failed} FAILED (see `error` in the file)"] if summary.failed else []
+        parts += [f"{summary.marked} rounds disturbed (see `invalid` in the file)"] if summary.marked else []
+        parts += [f"{summary.lost} rounds disturbed in every retry"] if summary.lost else []
         if summary.measured:
             parts.append(f"{summary.warm_up_rounds} warm-up rounds")
             parts.append(f"{summary.harness_share:.1%} of the time outside steps")
@@ -163,7 +163,7 @@ class JudgeDisplay(_Display):
 
     def __call__(self, done: Judged) -> None:
         if not self._begun:
-            # What was there before took this judging no time, and must not enter the estimate of the time left.
+            # Judgements already in the file took no time: they must not enter the estimate of the time left.
             self._bars.reset(self._task, total=done.total, completed=done.done)
             self._begun = True
         self._bars.update(self._task, completed=done.done, description=money(done.spent))
@@ -171,17 +171,17 @@ class JudgeDisplay(_Display):
 
 
 def money(spent: Spent) -> str:
-    """What was spent, in words: `$0.0123`, or tokens where nobody knows the price."""
+    """The cost: `$0.0123 spent`, or tokens if the price is unknown."""
     if not spent.prompt_tokens or spent.usd == 0:
         return "nothing spent"
     if spent.usd is None:
         return f"{spent.prompt_tokens + spent.reply_tokens:,} tokens at an unknown price"
-    doubt = f", ${spent.doubtful_usd:.4f} of it an upper bound" if spent.doubtful_usd else ""
+    doubt = f", of which ${spent.doubtful_usd:.4f} is an upper bound" if spent.doubtful_usd else ""
     return f"${spent.usd:.4f} spent{doubt}"
 
 
 def describe_forecast(forecast: Forecast, judge: str, price_source: str) -> str:
-    """What a judging would do and cost; `price_source` is "" for a judge that sends no bills."""
+    """What a judging would do and cost; `price_source` is "" for a judge without cost."""
     usage = forecast.usage
     cost = "the price is unknown: give --price-in and --price-out" if forecast.usd is None else ""
     cost = cost if price_source and forecast.questions else "nothing"
@@ -193,11 +193,13 @@ def describe_forecast(forecast: Forecast, judge: str, price_source: str) -> str:
     ]
     if price_source and forecast.most_usd:
         lines.append(
-            f"At most ${forecast.most_usd:.4f} if every reply is as long as it may be and nothing is sent twice: "
-            "--max-usd of this much leaves no question out."
+            f"At most ${forecast.most_usd:.4f}, if every reply has the largest length and no request is repeated. "
+            "Use this as --max-usd to ask all questions."
         )
     if forecast.too_long:
-        lines.append(f"{forecast.too_long} questions are too long for the judge and will be left out.")
+        lines.append(
+            f"{forecast.too_long} questions are too long for the judge and are left out. Use one with more context."
+        )
     return "\n".join(lines + _lacking(forecast.left_out))
 
 
@@ -207,29 +209,28 @@ def describe_summary(summary: Summary, judge: str) -> str:
     lines = [f"{judge}: {summary.written} of {summary.judgements} judgements written{parts}; {money(summary.spent)}."]
     if summary.unreadable:
         lines.append(
-            f"{summary.unreadable} have no scores, for no reply could be read: see `unreadable` in them. More --tries "
-            "ask for them again."
+            f"{summary.unreadable} have no scores, because no reply could be read (`unreadable` in the file). Judge "
+            "again with more --tries."
         )
     if summary.unasked:
-        lines.append(f"{summary.unasked} were left: --max-usd has no room for them. Judge again with more.")
+        lines.append(f"{summary.unasked} were not judged, because of --max-usd. Judge again with a higher one.")
     if summary.too_long:
         lines.append(
-            f"{summary.too_long} were not made: their questions are too long for the judge. Take a judge of longer "
-            "context."
+            f"{summary.too_long} were not judged, because their questions are too long. Use a judge with more context."
         )
     return "\n".join(lines + _lacking(summary.left_out))
 
 
 def _parts(stored: int, ties: int, recalled: int) -> str:
-    """Of these judgements, how many cost nothing, and why."""
-    parts = [f", {stored} were there before"] if stored else []
-    parts += [f", {ties} of equal answers, which tie"] if ties else []
-    parts += [f", {recalled} of replies that were there or are shared"] if recalled else []
+    """How many of these judgements cost nothing, and why."""
+    parts = [f", {stored} already in the file"] if stored else []
+    parts += [f", {ties} ties of equal answers"] if ties else []
+    parts += [f", {recalled} from kept or shared replies"] if recalled else []
     return "".join(parts)
 
 
 def _lacking(left_out: Mapping[str, int]) -> list[str]:
-    return [f"{count} answers are left out: they lack {what}." for what, count in left_out.items()]
+    return [f"{count} answers are left out, because they lack {what}." for what, count in left_out.items()]
 
 
 class TrainingDisplay(_Display):
@@ -246,7 +247,7 @@ class TrainingDisplay(_Display):
             super().notice(text)
 
     def progress(self, progress: Trained) -> None:
-        """After a step: loss, speed, time left, and a line for each held-out set with its first dozen of measures."""
+        """After a step: loss, speed, time left, and a line for each held-out set with its first measures."""
         left_s = progress.elapsed_s * (1 - progress.progress) / max(progress.progress, 1e-9)
         self._show(
             f"step {progress.step}  {progress.progress:.1%}  loss {progress.loss:.3f}  "

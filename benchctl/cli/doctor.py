@@ -168,7 +168,7 @@ def _on_own_model(options: _Options) -> tuple[Findings, Mapping[str, str]]:
 
 
 def _noted(name: str, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """The findings on a method; what came of all of them is kept for `benchctl run`."""
+    """The findings on a method; whether all passed is kept for `benchctl run`."""
     from benchctl.registry import SHIPPED, note_examined
 
     passed = True
@@ -219,7 +219,7 @@ def _facts(examination: Examination) -> Iterator[tuple[str, str]]:
     yield "measured on", threads if examination.device == "cpu" else examination.device
     yield (
         "sentinel",
-        f"{examination.sentinel_s * 1e6:.1f} us a product, the slowest twentieth {seen.sentinel_spread:.0%} longer",
+        f"{examination.sentinel_s * 1e6:.1f} us per product; the slowest 5% took {seen.sentinel_spread:.0%} longer",
     )
     yield "memory bandwidth", f"{examination.memory_bandwidth_mb_s / 1e3:.1f} GB/s"
     if seen.foreign_cores is not None:
@@ -259,19 +259,17 @@ def _compare_with_itself(files: Sequence[Path], as_json: bool) -> None:
     click.echo(
         f"{comparison.baseline} against itself: {comparison.prompts} prompts, {comparison.repeats} repeats, sessions: "
         f"{comparison.sessions}; {comparison.splits} splits into equal arms.\n"
-        f"  called different           {comparison.false_positive_rate:.1%} of them ({_RIGHT:.0%} is right)\n"
-        f"  least detectable effect    {comparison.minimum_detectable_effect:.2%}"
+        f"  false-positive rate          {comparison.false_positive_rate:.1%} (expected: {_RIGHT:.0%})\n"
+        f"  minimum detectable effect    {comparison.minimum_detectable_effect:.2%}"
     )
     if comparison.false_positive_rate > _TOO_OFTEN:
-        click.echo(
-            "Intervals are too narrow here: measure more prompts, and several --sessions, before you believe one."
-        )
+        click.echo("Intervals are too narrow on this machine. Measure more prompts, and use --sessions 3.")
 
 
 def print_findings(methods: Findings, what: Mapping[str, str], as_json: bool) -> None:
-    """Print each label and a line for each of its findings as it is made, then their sum; or all as JSON.
+    """Print each label, a line for each of its findings as it is made, and the counts; or all as JSON.
 
-    `what` says of each check what passes it. Exits with 1 where a check fails.
+    `what` describes what passes each check. Exits with 1 if a check fails.
     """
     all_findings: list[Finding] = []
     for label, findings in methods:
@@ -291,12 +289,12 @@ def print_findings(methods: Findings, what: Mapping[str, str], as_json: bool) ->
 
 
 def _print_finding(finding: Finding, what: str) -> None:
-    """Verdict, check and target; what is wrong and what to do about it, folded where it is long."""
+    """Verdict, check and target; for a failure what is wrong and what to do."""
     head = f"  {finding.verdict}  {finding.check:<11}  {finding.target:<7}  "
     text = what + (f": {finding.detail}" if finding.detail else "")
     if finding.verdict == "skip":
         text = finding.detail
     if finding.verdict == "fail":
-        text = f"expected {finding.expected}; seen: {finding.seen}. To do: {finding.action}."
+        text = f"expected {finding.expected}; found {finding.seen}. To do: {finding.action}."
     indent = " " * len(head)
     click.echo(textwrap.fill(text, _WIDTH, initial_indent=head, subsequent_indent=indent, break_on_hyphens=False))

@@ -24,12 +24,12 @@ _LARGE_SHARE = 0.1  # of a method's time: an unexplained share above it is a not
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILES...", shell_complete=completing.files)
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, unrounded.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, unrounded.")
 def predict(files: tuple[str, ...], as_json: bool) -> None:
     """Predict each method's speed-up from acceptance and costs, and show where the measured one differs.
 
-    Costs come from profile rows (benchctl run --profile), or else from how step times follow the length of drafts.
-    All figures are of decoding without prefill, per token.
+    Costs come from profiled steps (`benchctl run --profile`), or else from step times and draft lengths. All figures
+    are of decoding without prefill, per token.
 
     \b
     Examples:
@@ -129,9 +129,9 @@ def _notes(accounts: Accounts, run: Run) -> Iterator[str]:
     from benchctl.analysis.predict.speedup import Prediction, Unpredicted
 
     yield (
-        "Predicted: tokens per step over the cost of a step. That cost is drafting and passes, or the layers run and "
-        "one head. The gap is the other cost of each step, heads at other exits included. Times are percent of the "
-        "baseline's time per token, so the speed-up of whole answers differs where lengths differ."
+        "Predicted: tokens per step / cost of a step. The cost is drafting and target passes, or layers and one head. "
+        "The gap is every other cost of a step. Times are percent of the baseline's time per token. Where lengths "
+        "differ, the speed-up of whole answers differs too."
     )
     costs = [account.costs for account in accounts if isinstance(account, Prediction)]
     if not run.step_bytes and any(not each.drafted_per_step and each.depth_fraction < 1 for each in costs):

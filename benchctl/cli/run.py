@@ -36,20 +36,20 @@ class _OfAll:
 
     sessions: int = setting(
         1,
-        "Run N times, each in a fresh process with a results file of its own: FILE-1.jsonl, FILE-2.jsonl ... The "
-        "table combines them.",
+        "Run N times, each in a new process with its own results file: FILE-1.jsonl, FILE-2.jsonl ... The table "
+        "combines them.",
         metavar="N",
         least=1,
     )
     judge: str | None = setting(
         None,
-        "Judge the answers as well, as `benchctl judge` does, by this judge: likelihood, or gpt[model=gpt-4o-mini].",
+        "Also judge the answers, as `benchctl judge` does: likelihood, or gpt[model=gpt-4o-mini].",
         metavar="LABEL",
         completion="judges",
     )
     base_url: str = setting("", BASE_URL_HELP, metavar="URL")
     max_usd: float | None = setting(None, MAX_USD_HELP, metavar="X", least=0)
-    as_json: bool = setting(False, "Print the final table as JSON, and nothing else on stdout.", flags=("--json",))
+    as_json: bool = setting(False, "Print the figures as JSON instead of the table.", flags=("--json",))
 
 
 @click.command()
@@ -60,15 +60,15 @@ def run(settings: RunSettings, options: _OfAll) -> None:
 
     Every generation is written at once as a line of the results file. --resume continues an interrupted run.
 
-    Exit code: 0; 1 if every generation failed or judgements were left undone; 2 for wrong usage; 3 for --resume
-    of an invalid results file.
+    Exit code: 0; 1 if every generation failed or judgements were left undone; 2 for wrong usage; 3 for --resume of an
+    invalid results file.
 
     \b
     Examples:
       benchctl run --limit 10
-      benchctl run --method two_model --method 'early_exit[threshold=0.8]' --bench mt-bench
+      benchctl run --method two_model --method 'early_exit[threshold=0.8]' --suite mt-bench
       benchctl run --sweep 'm2r2[exit=2|4,draft_tokens=3|5,width=1|2|4]' --limit 20
-      benchctl run --bench my_prompts.jsonl --model my_models/target --draft-model my_models/draft
+      benchctl run --suite my_prompts.jsonl --model my_models/target --draft-model my_models/draft
       benchctl run --method skip_decode --batch-size 8 --limit 32
       benchctl run --method early_exit --replay --profile --limit 20
       benchctl run --method two_model --sessions 3
@@ -82,7 +82,7 @@ def run(settings: RunSettings, options: _OfAll) -> None:
         judging = beside_run(replace(asked, source=settings.prompts.source), settings.models.target)
         check_judge(judging, settings)
     elif options.base_url or options.max_usd is not None:
-        raise click.UsageError("--base-url and --max-usd are about judging: add --judge, or leave them out.")
+        raise click.UsageError("--base-url and --max-usd are for --judge. Add it, or leave them out.")
     if options.sessions > 1:
         failed, paths = False, run_sessions(settings, options.sessions)
     else:
@@ -163,7 +163,9 @@ def _run_session(arguments: tuple[str, ...], file: Path) -> None:
         os.close(held)
     if code:
         click.echo(
-            f"{file}: this session ended with exit code {code}. Repeat the command with --resume to continue.", err=True
+            f"{file}: this session ended with exit code {code}, so the run stopped. Repeat the command with "
+            "--resume to continue.",
+            err=True,
         )
         raise click.exceptions.Exit(code)
 

@@ -102,7 +102,7 @@ class RunSettings:
     )
     sweeps: tuple[str, ...] = setting(
         (),
-        "Every combination of a label's alternatives: two_model[draft_tokens=2|3|4,confidence=0:0.6:0.2]. May be "
+        "All combinations of a label's alternatives: two_model[draft_tokens=2|3|4,confidence=0:0.6:0.2]. May be "
         "repeated.",
         flags=("--sweep",),
         metavar="LABEL",

@@ -57,7 +57,7 @@ def test_files_that_are_not_comparable_are_shown_apart_and_no_success(path: Path
     result = _compare(path, other)
     assert result.exit_code == 2
     assert "threads is 2, there 1" in result.stdout
-    assert f"{other} in threads, from {path}" in " ".join(result.stderr.split())
+    assert f"{other} in threads differs from {path}" in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(

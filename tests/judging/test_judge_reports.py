@@ -79,7 +79,7 @@ def test_a_pattern_that_matches_files_of_scores_too_means_the_results(tmp_path: 
     path = _file(tmp_path, _scores())
     assert _run("compare", tmp_path / "*.jsonl").stdout == _run("compare", path).stdout
     alone = _run("compare", scores_path(path))
-    assert (alone.exit_code, "holds scores, not results" in alone.stderr) == (2, True)
+    assert (alone.exit_code, "--scores" in alone.stderr) == (2, True)
 
 
 @pytest.mark.slow

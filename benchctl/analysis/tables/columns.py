@@ -232,7 +232,6 @@ def agreement_sentence(agreement: Agreement) -> str:
     interval = agreement.interval
     ends = f" [{interval.low:.2f}, {interval.high:.2f}]" if interval else ""
     return (
-        f"{agreement.first.name} and {agreement.second.name} give the same verdict (win, tie or loss) to "
-        f"{agreement.alike:.0%} of {agreement.pairs} {'pair' if agreement.pairs == 1 else 'pairs'} of answers that "
-        f"both judged: {kappa}{ends}."
+        f"{agreement.first.name} and {agreement.second.name} agree on {agreement.alike:.0%} of {agreement.pairs} "
+        f"{'pair' if agreement.pairs == 1 else 'pairs'} of answers that both judged: {kappa}{ends}."
     )
