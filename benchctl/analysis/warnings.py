@@ -133,10 +133,7 @@ _TEMPLATES: dict[str, tuple[str, str]] = {  # the gravest first; a line of at mo
         "{label}: for {answers} of {generations} answers the check against the target failed. Their times count, "
         "but no claim rests on them. Measure again with more free memory, or a smaller --max-new-tokens.",
     ),
-    "scores_notice": (
-        "{notice}",
-        "{notice}",
-    ),
+    "scores_notice": ("{notice}", "{notice}"),
     "scores_left_out": (
         "some scores are of other answers and are left out: run `benchctl judge`",
         "Scores are left out: {changed} of texts that differ from the answers here, {gone} of answers that are not "
@@ -173,10 +170,7 @@ _TEMPLATES: dict[str, tuple[str, str]] = {  # the gravest first; a line of at mo
         "{judge} prefers the {favoured} answer (significant for {labels}), so its scores include a length bias. "
         "Compare with a judge of another kind.",
     ),
-    "not_measured": (
-        "{label} was not measured: {reason}",
-        "{label} was not measured: {reason}.",
-    ),
+    "not_measured": ("{label} was not measured: {reason}", "{label} was not measured: {reason}."),
     "run_unfinished": (
         "{finished} of {prompts} prompts complete: continue the run with --resume",
         "{file} has {finished} of {prompts} prompts complete, so the figures may change. Continue its run with "

@@ -34,10 +34,7 @@ GROUPS = {
 }
 _HIDDEN = {"completion": "Print the script that completes benchctl in a shell"}
 VERBS = {verb: line for verbs in (*GROUPS.values(), _HIDDEN) for verb, line in verbs.items()}
-_MOVED = {
-    "verify": "doctor --method LABEL --model NAME|FOLDER|ID",
-    "validate": "compare --check FILES",
-}
+_MOVED = {"verify": "doctor --method LABEL --model NAME|FOLDER|ID", "validate": "compare --check FILES"}
 # A verb named like a Python builtin has an underscore behind the name of its file and function.
 _SHADOWED = frozenset({"list"})
 OUT = "benchctl.out"  # key of a context: what a command with --resume writes

@@ -36,7 +36,7 @@ class _Options:
     full: bool = setting(False, "Print all tables, full labels, and all warnings with their advice.")
     by_suite: bool = setting(False, "Print figures for each suite, in addition to all suites together.")
     columns: str = setting(
-        "", "Columns of the table, by their names in csv: speedup,tokens_per_step,lossless.", metavar="NAME,NAME"
+        "", "Columns of the table, by their names in csv: speedup,block_efficiency,lossless.", metavar="NAME,NAME"
     )
     names: tuple[str, ...] = setting(
         (),

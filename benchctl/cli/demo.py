@@ -5,15 +5,12 @@ from __future__ import annotations
 import io
 import shlex
 from contextlib import redirect_stderr, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from benchctl.cli import INTERRUPTED
-from benchctl.cli.options import options_from
 from benchctl.errors import UserError
-from benchctl.measuring.settings import RunSettings
 
 TARGETS = ("ref-dense", "ref-moe")  # methods that load experts need the second
 BENCHES = ("koala", "self-instruct", "wizardlm", "tasks")  # without mt-bench, whose second turns cost time
@@ -61,11 +58,9 @@ def demo(context: click.Context, out: Path | None) -> None:
         click.echo(
             "Measuring every method on a few prompts of each suite. Ctrl-C stops and keeps the results.", err=True
         )
-        _measure(context, _arguments(dense, BENCHES, files[0]))
+        _verb(context, "run", *_arguments(dense, BENCHES, files[0]))
         click.echo(_ABOUT_EXPERTS, err=True)
-        _measure(context, _arguments(experts, BENCHES[:1], files[1], "--model", TARGETS[1], "--no-watch"))
-        for file in files:
-            _verb(context, "compare", str(file))
+        _verb(context, "run", *_arguments(experts, BENCHES[:1], files[1], "--model", TARGETS[1], "--no-watch"))
         with redirect_stderr(io.StringIO()):  # the table shows the same warnings
             _verb(context, "plot", "--pareto", str(files[0]), "--out", str(folder / "pareto.png"))
         _verb(context, "report", *map(str, files), "--out", str(folder / "report.html"))
@@ -75,7 +70,6 @@ def demo(context: click.Context, out: Path | None) -> None:
         if kept:
             click.echo(f"Everything measured is kept. See it with:  benchctl compare {shlex.join(kept)}", err=True)
         raise click.exceptions.Exit(INTERRUPTED) from None
-    click.echo(f"Results: {shlex.join(map(str, files))}")
     click.echo(f"Done in {clock() - started_s:.0f} s. {_HONEST}\n\nNext, after opening the report in a browser:")
     for command, what in (
         (f"benchctl compare {shlex.quote(str(files[0]))} --full --by-suite", "every figure, suite by suite"),
@@ -119,28 +113,13 @@ def _arguments(methods: tuple[str, ...], benches: tuple[str, ...], out: Path, *m
     return (*labels, *names, "--limit", str(PROMPTS), *_BRIEF, *more, "--out", str(out))
 
 
-@click.command("run")
-@options_from(RunSettings, "settings")
-def _run(settings: RunSettings) -> None:
-    """`benchctl run` without its final table."""
-    from benchctl.cli.run import measure
-
-    words = click.get_current_context().obj
-    measure(replace(settings, command=("benchctl", "run", *words)))
-
-
-def _measure(context: click.Context, words: tuple[str, ...]) -> None:
-    with _run.make_context("run", list(words), parent=context.parent, obj=words) as inner:
-        _run.invoke(inner)
-
-
 def _verb(context: click.Context, name: str, *words: str) -> None:
     """Runs `benchctl NAME WORDS`."""
     group = context.find_root().command
     assert isinstance(group, click.Group)
     command = group.get_command(context, name)
     assert command is not None
-    with command.make_context(name, list(words), parent=context.parent) as inner:
+    with command.make_context(name, list(words), parent=context.parent, obj=[name, *words]) as inner:
         try:
             command.invoke(inner)
         except click.exceptions.Exit as end:

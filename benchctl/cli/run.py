@@ -75,7 +75,7 @@ def run(settings: RunSettings, options: _OfAll) -> None:
       benchctl run --method prompt_lookup --out results/first.jsonl --resume
       benchctl run --method early_exit --judge 'gpt[model=gpt-4o-mini]' --max-usd 1
     """
-    settings = replace(settings, command=("benchctl", *sys.argv[1:]))
+    settings = replace(settings, command=("benchctl", *click.get_current_context().obj))
     judging: JudgeOptions | None = None
     if options.judge is not None:
         asked = JudgeOptions(options.judge, base_url=options.base_url, max_usd=options.max_usd, as_json=options.as_json)

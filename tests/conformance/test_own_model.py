@@ -46,8 +46,7 @@ def case(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "label",
-    ["two_model[draft_tokens=3,confidence=0.4]", "prompt_lookup", "early_exit[mode=draft,threshold=0.3]"],
+    "label", ["two_model[draft_tokens=3,confidence=0.4]", "prompt_lookup", "early_exit[mode=draft,threshold=0.3]"]
 )
 def test_a_method_that_keeps_its_claim_passes_every_check(label: str) -> None:
     found = {each.check: each for each in verify(case(label, draws=40), "tiny")}
