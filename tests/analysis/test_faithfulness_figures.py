@@ -16,7 +16,7 @@ from benchctl.analysis.tables.text import View, render
 from benchctl.cli import main
 from benchctl.records.schema import Row
 
-FULL = View(full=True)
+FULL = View(full=True, width=100)
 
 
 def _values(group: Group, metric: Metric) -> dict[str, float | None]:

@@ -25,6 +25,8 @@ def terminal(parts: Parts, width: int) -> str:
                 console.print(Text(line, style=_STYLES[part.kind]))
             console.print()
             continue
+        if part.title:
+            console.print(Text(part.title, style="bold"))
         widths = _widths(part)
         for columns in _fitting(widths, width):
             room = max(widths[0], width - sum(_BETWEEN + widths[at] for at in columns))
@@ -36,12 +38,12 @@ def terminal(parts: Parts, width: int) -> str:
 def _widths(grid: Grid) -> list[int]:
     """Characters that each column needs at least: for names and heads the longest word, for figures the longest one."""
     rows = [row for rows in grid.sections.values() for row in rows]
-    names = [1 + len(word) for row in rows for word in row[0].split()]
+    names = [len(word) + bool(at) for row in rows for at, word in enumerate(row[0].split())]
     figures = [
         max(*(len(word) for word in title.split()), *(len(row[at]) for row in rows))
         for at, title in enumerate(grid.head)
     ]
-    return [max([*names, len(grid.title)]), *figures[1:]]
+    return [max([*names, len(grid.head[0])]), *figures[1:]]
 
 
 def _fitting(widths: Sequence[int], width: int) -> list[range]:
@@ -56,7 +58,7 @@ def _fitting(widths: Sequence[int], width: int) -> list[range]:
 
 def _table(grid: Grid, columns: Sequence[int], room: int) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    heads = [list(filter(None, (grid.title, grid.head[0]))), *(grid.head[at].split() for at in columns)]
+    heads = [[grid.head[0]], *(grid.head[at].split() for at in columns)]
     lines = max(map(len, heads))
     for number, words in enumerate(heads):
         at_bottom = "\n".join([""] * (lines - len(words)) + words)

@@ -136,9 +136,9 @@ def _names(group: Group, view: View) -> dict[str, str]:
 def _parts(groups: Sequence[Group], group: Group, view: View) -> Iterator[Paragraph | Grid]:
     """The answer of a group, and in the full view everything else."""
     names = _names(group, view)
-    files = "Files: " + ", ".join(str(file.path) for file in group.files)
-    full_heading = (*([files] if len(groups) == 1 else []), *heading(groups, group))
-    yield Paragraph(full_heading if view.full else tuple(_brief_heading(groups, group, view.width)))
+    files = f"Files: {', '.join(str(file.path) for file in group.files)}; {_prompts(group)}."
+    above = (files, *heading(groups, group)) if view.full else tuple(_brief_heading(groups, group, view.width))
+    yield Paragraph(above)
     yield _grid(named_columns(group, view.columns) if view.columns else brief(group), group, view, names)
     yield Paragraph(summarise(group, names).lines, "finding")
     found = warnings(group)
@@ -219,15 +219,19 @@ def _brief_heading(groups: Sequence[Group], group: Group, width: int) -> Iterato
     number = f"Group {groups.index(group) + 1} of {len(groups)}: " if len(groups) > 1 else ""
     path = group.files[0].path
     files = f"{path.name} and {len(group.files) - 1} more" if len(group.files) > 1 else str(path)
+    for line in (f"{number}{files}: {_prompts(group)}", _settings(group.run)):
+        yield shorten(line, width, placeholder=" ...")
+    yield from _differing(group)
+
+
+def _prompts(group: Group) -> str:
+    """Example: `5 suites (4 embedded), 80 prompts, 1 session`."""
     suites = [group.title(suite) for suite in (group.suites[:-1] or group.suites)]
     samples = sum(suite.is_sample for suite in group.run.suites)
     embedded = f" ({'' if samples == len(suites) else f'{samples} '}embedded)" if samples else ""
     named = suites[0] if len(suites) == 1 else f"{len(suites)} suites{embedded}"
     prompts, sessions = max(method.prompts for method in group.pooled.methods), group.sessions
-    counts = f"{prompts} prompt{'s' * (prompts != 1)}, {sessions} session{'s' * (sessions != 1)}"
-    for line in (f"{number}{files}: {named}, {counts}", _settings(group.run)):
-        yield shorten(line, width, placeholder=" ...")
-    yield from _differing(group)
+    return f"{named}, {prompts} prompt{'s' * (prompts != 1)}, {sessions} session{'s' * (sessions != 1)}"
 
 
 def note(group: Group) -> str:
