@@ -57,9 +57,6 @@ class Warning:
         name = shorten(name, max(room, len(name.split(" ")[0]) + 4), placeholder=" ...")
         return shorten(template.format(**{**self.values, "label": name}), width, placeholder=" ...")
 
-    def __str__(self) -> str:
-        return self.text
-
 
 _TEMPLATES: dict[str, tuple[str, str]] = {  # the gravest first; a line of at most 71 characters, then the whole text
     "imported": (

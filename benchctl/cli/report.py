@@ -49,7 +49,7 @@ def report(files: tuple[str, ...], out: Path, scores: tuple[str, ...]) -> None:
     from benchctl.records.writer import check_writable
 
     if out.suffix.lower() not in (".html", ".htm"):
-        raise UserError("bad_file_ending", f"{out}: the name of a page must end in .html. Change --out.")
+        raise UserError("bad_file_ending", f"{out}: is not the name of a page. End --out in .html.")
     check_writable(out)
     results = read_files(files or ("results/*.jsonl",))
     groups = compare(results, read_scores(scores))
