@@ -26,7 +26,6 @@ from benchctl.analysis.tables.export import to_csv, to_json
 from benchctl.analysis.tables.markup import Grid, Paragraph, Parts, Row, markdown, tex
 from benchctl.analysis.tables.terminal import terminal
 from benchctl.analysis.warnings import Warning, warnings
-from benchctl.analysis.winner import fastest, sentence
 from benchctl.errors import UserError
 from benchctl.records.schema import Run
 from benchctl.records.writer import read
@@ -158,8 +157,6 @@ def _parts(groups: Sequence[Group], group: Group, view: View) -> Iterator[Paragr
         if grid.sections:
             yield grid
     yield Paragraph((note(group), *agreement_sentences(group)), "note")
-    if winner := fastest(group):
-        yield Paragraph((sentence(group, winner),), "finding")
     if renamed := tuple(f"{name}: {label}" for label, name in names.items() if name != label):
         yield Paragraph(("Labels:", *renamed))
     if found:
@@ -240,7 +237,8 @@ def note(group: Group) -> str:
     batches = " Times are those of whole batches." if group.run.batch_size > 1 else ""
     return (
         "Ratios of sums over the prompts that both the method and the baseline answered; "
-        f"[95% interval, paired jackknife over prompts{sessions}].{batches}"
+        f"[95% interval, paired jackknife over prompts{sessions}].{batches} Methods are compared with each other at 95% "
+        "confidence, with Holm's correction."
     )
 
 
