@@ -127,11 +127,6 @@ class MethodFigures:
     judged: tuple[JudgedFigures, ...] = ()
     refused: str = ""
 
-    @property
-    def label_lines(self) -> tuple[str, ...]:
-        """See label_lines."""
-        return label_lines(self.label)
-
     def estimate(self, metric: Metric) -> Estimate:
         """The estimate of a metric; without a value where the metric does not apply to these generations."""
         own = (estimate for estimate in self.estimates if estimate.metric.name == metric.name)

@@ -237,8 +237,8 @@ def note(group: Group) -> str:
     batches = " Times are those of whole batches." if group.run.batch_size > 1 else ""
     return (
         "Ratios of sums over the prompts that both the method and the baseline answered; "
-        f"[95% interval, paired jackknife over prompts{sessions}].{batches} Methods are compared with each other at 95% "
-        "confidence, with Holm's correction."
+        f"[95% interval, paired jackknife over prompts{sessions}].{batches} Methods are compared with each other at "
+        "95% confidence, with Holm's correction."
     )
 
 
