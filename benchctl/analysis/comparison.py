@@ -22,6 +22,7 @@ from benchctl.analysis.frame.build import (
 from benchctl.analysis.judges.figures import JudgedFigures, Judging, judging
 from benchctl.analysis.judges.judgements import share_out
 from benchctl.analysis.metrics.metric import Metric, all_metrics
+from benchctl.analysis.names import label_lines as label_lines  # plots import it from here
 from benchctl.analysis.stats.estimates import Estimate, estimates
 from benchctl.errors import InvalidData, UserError
 from benchctl.records.schema import COUNTED_SINCE, Exactness, MethodInfo, Mode, ModelInfo, Run
@@ -135,24 +136,10 @@ class MethodFigures:
     judged: tuple[JudgedFigures, ...] = ()
     refused: str = ""
 
-    @property
-    def label_lines(self) -> tuple[str, ...]:
-        """See label_lines."""
-        return label_lines(self.label)
-
     def estimate(self, metric: Metric) -> Estimate:
         """The estimate of a metric; without a value where the metric does not apply to these generations."""
         own = (estimate for estimate in self.estimates if estimate.metric.name == metric.name)
         return next(own, Estimate(metric, None, None))
-
-
-def label_lines(label: str) -> tuple[str, ...]:
-    """A label with each of its options on a line of its own, where there is no room for long labels.
-
-    `two_model[draft_tokens=5,tree=wide]` -> `two_model`, `draft_tokens=5`, `tree=wide`.
-    """
-    name, _, options = label.removesuffix("]").partition("[")
-    return (name, *options.split(",")) if options else (name,)
 
 
 @dataclass(frozen=True)
@@ -239,7 +226,7 @@ def compare(files: Sequence[RunFile], scores: Sequence[Score] | None = None) -> 
         names = ", ".join(str(file.path) for file in files)
         raise UserError(
             "no_generations",
-            f"no generations in {names or 'no files'}. Run `benchctl run`, or continue it with --resume.",
+            f"{names or 'No files'}: no generations to compare. Run `benchctl run`, or continue it with --resume.",
         )
     grouped = group(measured)
     first = grouped[0][0].run
@@ -290,7 +277,7 @@ def only_suites(files: Sequence[RunFile], names: Sequence[str]) -> list[RunFile]
     for name in names:
         if name not in measured:
             raise UserError(
-                "unknown_suite", f"--suite {name}: was not measured in these files. There are: {', '.join(measured)}."
+                "unknown_suite", f"--suite {name}: was not measured in these files. They have: {', '.join(measured)}."
             )
     kept = [
         replace(
@@ -314,7 +301,7 @@ def chosen(groups: Sequence[Group], wanted: Sequence[str] = ()) -> tuple[str, ..
         matching = [label for label in labels if name in (label, label.partition("[")[0])]
         if not matching:
             raise UserError(
-                "unknown_method", f"--method {name}: was not measured here. These were: {' '.join(labels)}."
+                "unknown_method", f"--method {name}: was not measured in these files. They have: {' '.join(labels)}."
             )
         selected |= dict.fromkeys(matching)
     return tuple(selected or labels)
@@ -325,8 +312,8 @@ def check_count(labels: Sequence[str], most: int, what: str) -> None:
     if len(labels) > most:
         raise UserError(
             "too_many_methods",
-            f"{len(labels)} {what} are too many for one picture of this size, which has room for {most}: choose with "
-            f"--method, of {' '.join(labels[:most])} and {len(labels) - most} more.",
+            f"{len(labels)} {what} are too many for one picture of this size, which has room for {most}. Choose with "
+            f"--method from {' '.join(labels[:most])} and {len(labels) - most} more.",
         )
 
 
@@ -365,8 +352,8 @@ def _check_baselines(files: tuple[RunFile, ...], frame: pd.DataFrame) -> None:
             raise InvalidData(
                 "baselines_differ",
                 f"{files[number].path} and {files[numbers[0]].path}: {differing} of {len(both)} greedy answers of "
-                f"{run.baseline} differ, although weights, prompts and settings are equal. The weights of one were "
-                "changed, or a machine computes wrongly. Measure again.",
+                f"{run.baseline} differ, although weights, prompts and settings are equal. Weights were changed, or a "
+                "machine has an error. Measure again.",
             )
 
 

@@ -1,4 +1,4 @@
-"""Conditions for a build: claims that hold, answers that are as good, and speed that did not fall.
+"""Conditions for a build: true claims, answers as good as before, and speed that did not fall.
 
 Every label passes, fails, or is inconclusive: then the data cannot show a change of the size that matters.
 """
@@ -165,7 +165,7 @@ def check(group: Group, conditions: Conditions, previous: Group | None = None) -
             problems[label].append(problem)
     changes, notes = _changes(group, previous, conditions) if previous else ({}, ())
     unsupported = tuple(
-        f"{method.label} was not measured ({method.unsupported}): nothing is required of it."
+        f"{method.label} was not measured ({method.unsupported}), so it is not checked."
         for method in group.methods
         if method.unsupported
     )
@@ -219,19 +219,19 @@ def _worse(group: Group, margin: float) -> Iterator[tuple[str, Problem]]:
             continue
         judged = [figures for figures in method.judged if figures.judge.in_points]
         if not judged:
-            yield method.label, Problem("not_judged", "no points of a judge: run `benchctl judge` with gpt or local")
+            yield method.label, Problem("not_judged", "no judge gave points: run `benchctl judge` with gpt or local")
         for figures in judged:
             name, count, turns = figures.judge.name, figures.prompts, _answered_turns(group, method.label)
             estimate = figures.estimate(SCORE_DIFFERENCE)
             interval = estimate.interval
             if figures.turns < turns:
-                text = f"{name} judged {figures.turns} of {turns} turns of prompts: judge the rest, with more --tries"
+                text = f"{name} judged {figures.turns} of {turns} turns: judge the rest, with more --tries"
                 yield method.label, Problem("turns_not_judged", text)
             elif group.judging and figures.judge in group.judging.one_order:
                 text = f"{name} saw its answers in one order, so position bias is in the difference: judge again"
                 yield method.label, Problem("judged_in_one_order", text)
             elif group.judging and figures.judge in group.judging.blind:
-                text = f"{name} prefers no answer to a different one, or none in both orders: judge with another model"
+                text = f"{name} does not distinguish answers: judge with another model"
                 yield method.label, Problem("judge_blind", text, "inconclusive")
             elif count < FEWEST_PROMPTS:
                 text = f"{name} judged {count} prompts: at least {FEWEST_PROMPTS} are needed"
@@ -264,7 +264,7 @@ def _changes(
         notes.append(f"The machines differ in {', '.join(moved)}, so tokens/s are not compared, only speed-ups.")
     if group.sessions == previous.sessions == 1:
         notes.append(
-            "Each run has one session, so a spread of sessions is assumed: "
+            "Each run has one session, so the spread of sessions is assumed: "
             f"{_SESSION_SPREADS[SPEEDUP.label]:.1%} for speed-ups, {_SESSION_SPREADS[TOKENS_PER_S.label]:.1%} for "
             "tokens/s. To measure it, use --sessions 3 for both."
         )
@@ -282,7 +282,9 @@ def _changes(
                     metric, group, previous, now.get(method.label), method, least
                 )
     if not found:
-        raise InvalidData("no_speedup", f"{previous.files[0].path}: has no speed that can be compared with.")
+        raise InvalidData(
+            "no_speedup", f"{previous.files[0].path}: has no speed to compare with. Name a finished run as --previous."
+        )
     significant = holm({key: change.quotient.p_value for key, change in found.items() if change.quotient})
     lower = {key for key in significant if (found[key].ratio or 1) < 1}
     changes = {

@@ -3,7 +3,14 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from benchctl.analysis.comparison import label_lines
+
+def label_lines(label: str) -> tuple[str, ...]:
+    """A label with each of its options on a line of its own, where there is no room for long labels.
+
+    `two_model[draft_tokens=5,tree=wide]` -> `two_model`, `draft_tokens=5`, `tree=wide`.
+    """
+    name, _, options = label.removesuffix("]").partition("[")
+    return (name, *options.split(",")) if options else (name,)
 
 
 def short_labels(labels: Sequence[str]) -> dict[str, str]:

@@ -124,7 +124,7 @@ def best_labels(group: Group) -> Iterator[BestLabel]:
     for method in result.methods:
         if interval := method.estimate(SPEEDUP).interval:
             lows[method.label] = interval.low
-            by_name.setdefault(method.label_lines[0], []).append(method)
+            by_name.setdefault(method.label.partition("[")[0], []).append(method)
     for name, labels in by_name.items():
         unbeaten = [method for method in labels if not result.is_beaten(method, labels)]
         if len(labels) >= _FEWEST_LABELS and unbeaten:

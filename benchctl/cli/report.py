@@ -27,16 +27,14 @@ from benchctl.errors import UserError
     multiple=True,
     metavar="FILE",
     shell_complete=completing.files,
-    help="Scores to use in addition to the file of scores next to each of FILES. May be repeated.",
+    help="More scores of these answers. Scores next to FILES are always read. May be repeated.",
 )
 def report(files: tuple[str, ...], out: Path, scores: tuple[str, ...]) -> None:
     """Write one HTML page about results files (by default results/*.jsonl). It needs no network.
 
-    It has the figures of `benchctl compare`, in words and in tables that sort, the Pareto plot, acceptance, latency,
-    answers next to the baseline's with their judgements, all settings and all warnings. Answers that differ from the
-    baseline's come first. The page stays below 2 MB and states how many answers it leaves out. Accepted drafts are
-    coloured in the text where the target's tokenizer is here: an embedded model's, or that of a folder under the name
-    that the run used.
+    It has the figures of `benchctl compare` in tables that sort, pictures, answers next to the baseline's with their
+    judgements, all settings and all warnings. Answers that differ come first. The page stays below 2 MB and states how
+    many answers it leaves out. Accepted drafts are coloured if the target's tokenizer is found.
 
     \b
     Examples:
@@ -51,7 +49,7 @@ def report(files: tuple[str, ...], out: Path, scores: tuple[str, ...]) -> None:
     from benchctl.records.writer import check_writable
 
     if out.suffix.lower() not in (".html", ".htm"):
-        raise UserError("bad_file_ending", f"{out}: the ending is not that of a page. End --out in .html.")
+        raise UserError("bad_file_ending", f"{out}: is not the name of a page. End --out in .html.")
     check_writable(out)
     results = read_files(files or ("results/*.jsonl",))
     groups = compare(results, read_scores(scores))

@@ -28,7 +28,8 @@ from refusals import refused
 from benchctl.analysis.comparison import compare
 from benchctl.analysis.html import report as html
 from benchctl.analysis.html.report import report
-from benchctl.analysis.tables.text import render
+from benchctl.analysis.tables.text import blocks
+from benchctl.analysis.warnings import warnings
 from benchctl.cli import main
 from benchctl.records.schema import Row, Totals
 from benchctl.records.writer import read
@@ -46,25 +47,26 @@ def _lines_of_tables(parsed: Parsed) -> dict[str, list[str]]:
     return found
 
 
-def _lines_of_markdown(text: str) -> dict[str, list[str]]:
-    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
-    return {line[0].strip("`"): line[1:] for line in lines}
+def _cells_of_compare() -> dict[str, list[str]]:
+    """The cells of each method in all tables of `compare --full`."""
+    (group,) = usual_groups()
+    columns = [column for block in blocks(group) for column in block.columns]
+    return {method.label: [column.cell(method) for column in columns] for method in group.pooled.methods}
 
 
 def test_the_tables_have_the_cells_of_compare() -> None:
-    assert _lines_of_tables(parse(usual_page())) == _lines_of_markdown(render(usual_groups(), "md"))
+    assert _lines_of_tables(parse(usual_page())) == _cells_of_compare()
 
 
 def test_the_words_have_the_speedups_and_warnings_of_compare() -> None:
     items = [element.text for element in parse(usual_page()).named("li")]
-    markdown = render(usual_groups(), "md")
-    speedup = _lines_of_markdown(markdown)[EXITING][0]
+    speedup = _cells_of_compare()[EXITING][0]
     assert f"{2 * 20 / (7 * 9 + 7 * 11 + 6 * 13):.3f}" == "0.183", (
         "two tokens of each of 20 answers of 9, 11 or 13 tokens"
     )
     assert f"{EXITING}: {speedup}; 0 of 20 answers are the baseline's, token agreement 0.183." in items
-    warnings = [line[2:] for line in markdown.splitlines() if line.startswith("* ")]
-    assert warnings and set(warnings) <= set(items)
+    found = {warning.text for group in usual_groups() for warning in warnings(group)}
+    assert found and found <= set(items)
 
 
 def test_numeric_answers_are_told(tmp_path: Path) -> None:

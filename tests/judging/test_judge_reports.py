@@ -54,11 +54,11 @@ def _warned(tmp_path: Path, id: str, scores: Sequence[Score], rows: Sequence[Row
 def test_compare_shows_what_each_judge_says_and_how_far_they_agree(tmp_path: Path) -> None:
     """Of 12 pairs the judges agree on 9: 3 won and 6 lost by both; chance makes that of 0.375."""
     path = _file(tmp_path, [*_scores(), *_scores("local", better=6)])
-    shown = " ".join(_run("compare", path).stdout.split())
+    shown = " ".join(_run("compare", path, "--full").stdout.split())
     assert "Judged by gpt gpt-4o pairwise" in shown and "Judged by local gpt-4o pairwise" in shown
     assert "early_exit -0.50 [-1.10, +0.10] 25% 0% 75%" in shown
     assert "75% of 12 pairs" in shown and "Cohen's kappa 0.50" in shown
-    assert "Cohen's kappa 0.50" in _run("compare", path, "--format", "md").stdout
+    assert "Cohen's kappa 0.50" in _run("compare", path, "--full", "--format", "md").stdout
 
 
 def test_programs_get_every_figure_of_judges(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_pattern_that_matches_files_of_scores_too_means_the_results(tmp_path: 
     path = _file(tmp_path, _scores())
     assert _run("compare", tmp_path / "*.jsonl").stdout == _run("compare", path).stdout
     alone = _run("compare", scores_path(path))
-    assert (alone.exit_code, "holds scores, not results" in alone.stderr) == (2, True)
+    assert (alone.exit_code, "--scores" in alone.stderr) == (2, True)
 
 
 @pytest.mark.slow
@@ -92,7 +92,7 @@ def test_scores_alone_tell_how_far_their_judges_agree(tmp_path: Path) -> None:
     assert "75% of 12 pairs" in result.stdout and "Cohen's kappa 0.50" in result.stdout
     document = json.loads(_run("compare", "--scores", one, "--scores", two, "--format", "json").stdout)
     assert document["agreement_of_judges"][0]["pairs"] == 12
-    added = " ".join(_run("compare", tmp_path / "run.jsonl", "--scores", two).stdout.split())
+    added = " ".join(_run("compare", tmp_path / "run.jsonl", "--full", "--scores", two).stdout.split())
     assert "Judged by local gpt-4o pairwise" in added
 
 

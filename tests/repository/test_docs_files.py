@@ -39,9 +39,9 @@ def table(heading: str) -> list[list[str]]:
 
 
 def schemas() -> dict[str, Any]:
-    """The records by name, as `benchctl validate --schema` prints them."""
+    """The records by name, as `benchctl compare --schema` prints them."""
     results, scores = (
-        json.loads(CliRunner().invoke(main, ["validate", "--schema", name]).stdout) for name in ("results", "scores")
+        json.loads(CliRunner().invoke(main, ["compare", "--schema", name]).stdout) for name in ("results", "scores")
     )
     return {**results["$defs"], **scores["$defs"]}
 
