@@ -115,6 +115,14 @@ def test_a_table_fits_the_terminal_and_breaks_no_word(tmp_path: Path, full: bool
     assert (LONG in "".join(text.split())) == full
 
 
+def test_a_name_longer_than_half_the_terminal_is_cut_and_no_figure_is(tmp_path: Path) -> None:
+    """A name of 83 characters, as imported files have, once left two characters to each figure."""
+    name = "m" * 83
+    text = _text(tmp_path, view=View(width=80, names={DRAFTED: name}))
+    assert max(len(line) for line in text.splitlines() if not line.startswith(name[:80])) <= 80
+    assert "1.59x [1.57, 1.62]" in text.partition("mmm")[2].partition("\n")[0] and "…" not in text
+
+
 def test_names_replace_labels_and_columns_are_chosen_by_their_names_in_csv(tmp_path: Path) -> None:
     view = View(columns=("tpot_s", "identical", "speedup"), names={"two_model": "Ours", EXITING: "Theirs"})
     for format in ("table", "md", "tex"):

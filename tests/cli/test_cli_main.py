@@ -148,7 +148,7 @@ def test_list_methods_shows_family_exactness_and_options() -> None:
     assert {"autoregressive", "two_model", "prompt_lookup", "early_exit"} <= methods.keys()
     assert methods["two_model"]["family"] == "Speculative"
     assert methods["two_model"]["exactness"] == "exact"
-    assert {"name": "draft_tokens", "kind": "a whole number", "default": "5"} in methods["two_model"]["options"]
+    assert {"name": "draft_tokens", "kind": "a whole number", "default": "6"} in methods["two_model"]["options"]
     assert all(line["description"] for line in methods.values())
 
 

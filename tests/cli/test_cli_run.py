@@ -53,7 +53,7 @@ def test_a_sweep_measures_every_combination(here: Path) -> None:
     result = invoke_run(*sweep, "--repeats", "1")
     assert result.exit_code == 0, result.output
     labels = [method.label for method in read(here / "out.jsonl").run.methods]
-    options = ("draft_tokens=2", "draft_tokens=2,confidence=0.5", "draft_tokens=3", "draft_tokens=3,confidence=0.5")
+    options = ("draft_tokens=2,confidence=0.0", "draft_tokens=2", "draft_tokens=3,confidence=0.0", "draft_tokens=3")
     assert labels == ["autoregressive", *(f"two_model[{each}]" for each in options)]
     both = invoke_run(*sweep, "--method", "prompt_lookup", "--repeats", "1", "--out", "both.jsonl")
     assert both.exit_code == 0, both.output
@@ -79,7 +79,7 @@ def unread(here: Path) -> Path:
     ("model", "label", "message"),
     [
         ("absent", "early_exit[exits=40]", "exit 40 is not below the target's 3 layers"),
-        ("absent", "lookahead[window=4000]", "4002 tokens ahead"),
+        ("absent", "lookahead[window=4000]", "4001 tokens ahead"),
         ("absent", "skip_decode[adapters=none,min_layers=99]", "min_layers 99"),
         ("absent", "m2r2[gates=3,modules=made]", "gate 3"),
         ("absent", "expert_offload", "mixture of experts"),
@@ -151,7 +151,7 @@ class TestRefusals:
         ("arguments", "message"),
         [
             ("--method two_modell", "Did you mean 'two_model'?"),
-            ("--method two_model[drafts=3]", "draft_model=, draft_tokens=5"),
+            ("--method two_model[drafts=3]", "draft_model=, draft_tokens=6"),
             ("--method two_model[draft_tokens=0]", "draft_tokens is 0; it must be at least 1"),
             ("--bench kola", 'unknown bench "kola"'),
             ("--bench nowhere.jsonl", "nowhere.jsonl"),

@@ -27,7 +27,7 @@ def terminal(parts: Parts, width: int) -> str:
             continue
         if part.title:
             console.print(Text(part.title, style="bold"))
-        widths = _widths(part)
+        widths = _widths(part, width // 2)
         for columns in _fitting(widths, width):
             room = max(widths[0], width - sum(_BETWEEN + widths[at] for at in columns))
             console.print(_table(part, columns, room), soft_wrap=True)  # a narrower terminal wraps it, not a word
@@ -35,15 +35,16 @@ def terminal(parts: Parts, width: int) -> str:
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
 
 
-def _widths(grid: Grid) -> list[int]:
-    """Characters that each column needs at least: for names and heads the longest word, for figures the longest one."""
+def _widths(grid: Grid, most: int) -> list[int]:
+    """Characters that each column needs at least: for heads the longest word, for figures the longest one, for names
+    the longest word or `most`."""
     rows = [row for rows in grid.sections.values() for row in rows]
     names = [len(word) + bool(at) for row in rows for at, word in enumerate(row[0].split())]
     figures = [
         max(*(len(word) for word in title.split()), *(len(row[at]) for row in rows))
         for at, title in enumerate(grid.head)
     ]
-    return [max([*names, len(grid.head[0])]), *figures[1:]]
+    return [min(max([*names, len(grid.head[0])]), most), *figures[1:]]
 
 
 def _fitting(widths: Sequence[int], width: int) -> list[range]:
@@ -73,9 +74,10 @@ def _table(grid: Grid, columns: Sequence[int], room: int) -> Table:
 
 
 def _filled(name: str, room: int) -> str:
-    """A method's name and its options, as many on each line as `room` characters hold."""
+    """A method's name and its options, as many on each line as `room` characters hold; only what is longer is cut."""
     lines: list[str] = []
-    for word in name.split(" "):
+    words = name.split(" ")
+    for word in (word[at : at + room - 1] for word in words for at in range(0, len(word), room - 1)):
         if lines and len(lines[-1]) + 1 + len(word) <= room:
             lines[-1] += f" {word}"
         else:

@@ -138,7 +138,11 @@ def _parts(groups: Sequence[Group], group: Group, view: View) -> Iterator[Paragr
     files = f"Files: {', '.join(str(file.path) for file in group.files)}; {_prompts(group)}."
     above = (files, *heading(groups, group)) if view.full else tuple(_brief_heading(groups, group, view.width))
     yield Paragraph(above)
-    yield _grid(named_columns(group, view.columns) if view.columns else brief(group), group, view, names)
+    table = named_columns(group, view.columns) if view.columns else brief(group)
+    if table.columns:
+        yield _grid(table, group, view, names)
+    elif not view.full:  # imported scores have no figures but those of the judge
+        yield from (_grid(block, group, view, names) for block in judge_blocks(group))
     yield Paragraph(summarise(group, names).lines, "finding")
     found = warnings(group)
     if not view.full:
