@@ -14,6 +14,7 @@ from benchctl.analysis.frame.build import (
     broken,
     claims_exact,
     fidelity,
+    impossibly_fast,
     is_lossless,
     pair,
     remembering,
@@ -192,6 +193,13 @@ class Group:
         frames = [self.frame] if alike else [frame for _, frame in self.frame.groupby("file")]
         half = self.run.dtype not in ("float32", "float64")
         return frozenset(label for frame in frames for label in remembering(frame, half))
+
+    @cached_property
+    def impossibly_fast(self) -> frozenset[str]:
+        """Labels whose passes took less time than any pass can, see frame.build.impossibly_fast."""
+        if self.run.imported or any(file.run.schema_version < COUNTED_SINCE for file in self.files):
+            return frozenset()
+        return frozenset(impossibly_fast(self.frame, self.run.baseline))
 
     @property
     def repeats(self) -> Repeats:
@@ -383,6 +391,7 @@ def _method_figures(
     claims = claims_exact(method.exactness, run.temperature)
     refused = "claim_broken" if claims and broken(counts, run.dtype) else ""
     refused = refused or ("remembers" if method.label in group.remembering else "")
+    refused = refused or ("impossibly_fast" if method.label in group.impossibly_fast else "")
     return MethodFigures(
         label=method.label,
         exactness=method.exactness,

@@ -34,6 +34,7 @@ _COUNTED = ("identical", "tie", "numeric", "lossy", "sampled", "failed", "unjudg
 _REFUSED = {
     "claim_broken": "answers differ from the baseline's, against its claim",
     "remembers": "it took other steps when it answered a prompt again, so it remembers answers",
+    "impossibly_fast": "its passes took less than half the time of the baseline's",
 }
 
 

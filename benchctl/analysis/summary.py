@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import comb
 
 from benchctl.analysis.comparison import Group
 from benchctl.analysis.metrics.speed import SPEEDUP
@@ -30,8 +31,16 @@ def summarise(group: Group, names: Mapping[str, str] | None = None) -> Summary:
     if not proven:
         best = next(method for method in result.methods if method.label != baseline)
         none_faster = f"No lossless method is significantly faster than {reference}"
-        largest = f"The largest speed-up is {called[best.label]}: {speedup_text(best.estimate(SPEEDUP))}."
-        return Summary(none_faster, (f"{none_faster}.", largest))
+        speedup, pairs = best.estimate(SPEEDUP), comb(len(result.methods), 2)
+        largest = f"The largest speed-up is {called[best.label]}: {speedup_text(speedup)}"
+        by_chance = speedup.interval is not None and speedup.interval.low > 1
+        return Summary(
+            none_faster,
+            (
+                f"{none_faster}.",
+                f"{largest}; of {pairs} comparisons one can be chance." if by_chance else f"{largest}.",
+            ),
+        )
     best = next((method for method in proven if not result.is_beaten(method, proven)), proven[0])
     level = ", ".join(
         f"{called[other.label]} ({speedup_text(other.estimate(SPEEDUP), interval=False)})"

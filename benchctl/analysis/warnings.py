@@ -79,6 +79,11 @@ _TEMPLATES: dict[str, tuple[str, str]] = {  # the gravest first; a line of at mo
         "`benchctl doctor --method {label}` {found}. The claims and the speed of {label} are unproven until all "
         "checks pass. Run doctor, then measure again.",
     ),
+    "impossibly_fast": (
+        "{label} is faster than its passes can be: do not use its figures",
+        "{label} took less than half the baseline's time for each pass over the target. No pass can be that fast: "
+        "work was done outside the clock, or the clock is wrong. Do not use its figures.",
+    ),
     "remembers": (
         "{label} remembers earlier answers: do not use its figures",
         "{label} took other steps when it answered a prompt again. So it remembers answers, and would be slower on "
@@ -279,6 +284,8 @@ def _of_methods(group: Group) -> Iterator[Warning]:
             yield _warn("claim_broken", label=label, answers=answers)
         if label in group.remembering:
             yield _warn("remembers", label=label)
+        if label in group.impossibly_fast:
+            yield _warn("impossibly_fast", label=label)
         drafted, rate = _drafts(group.pairs(label))
         if drafted >= _LONG_DRAFTS and rate >= _FORESEEN and method.prompts >= _FEW_PROMPTS:
             yield _warn("drafts_foreseen", label=label, drafted=drafted, rate=rate)

@@ -15,6 +15,7 @@ from fixtures_records import (
     TARGET,
     baseline_row,
     drafted_row,
+    exiting_row,
     failed,
     method,
     usual_rows,
@@ -126,3 +127,21 @@ def test_files_without_generations_are_refused() -> None:
     warm_up = file_of([replace(baseline_row(), repeat=-1)])
     with refused("no_generations", str(warm_up.path), "--resume"):
         compare([warm_up])
+
+
+@pytest.mark.parametrize(("seconds", "layers", "refused"), [(0.6, 12, ""), (0.4, 12, "impossibly_fast"), (0.4, 6, "")])
+def test_passes_in_less_than_half_the_time_of_the_baseline_s_are_refused(
+    seconds: float, layers: int, refused: str
+) -> None:
+    """A step of the baseline takes a second for twelve layers; half of the layers take half of the time."""
+    depths = (12, *[layers] * 8)
+    rows = [
+        row
+        for exiting in (exiting_row(f"p{number}", tokens=9) for number in range(6))
+        for row in (
+            baseline_row(exiting.prompt_id, tokens=9, step_s=1.0),
+            replace(exiting, step_s=(seconds,) * len(exiting.step_s), layers=depths),
+        )
+    ]
+    method = next(method for method in group_of(rows).pooled.methods if method.label == EXITING)
+    assert method.refused == refused

@@ -21,6 +21,7 @@ _FAILED_CONTROLS = "fidelity_failed_controls"  # a column of frame/rows.py
 _PLANNED = ["file", "session", "suite", "prompt_id", "turn", "label"]  # and the planned repeat
 _WORST_FIRST: Final = ("lossy", "numeric", "failed", "unjudged", "sampled", "tie", "identical")
 _RETRIED: Final = ("failed", "unjudged")  # a later try replaces these
+_LEAST_PASS_TIME = 0.5  # of the baseline's, for a pass of equal depth
 _RUNAWAY = 2  # times the baseline's length
 
 Repeats = Mapping[int, int]
@@ -133,6 +134,19 @@ def remembering(frame: pd.DataFrame, same_answers: bool) -> list[str]:
     keys = ["label", "suite", "prompt_id", "turn", *(["answer_id"] if same_answers else [])]
     ways = answered.groupby(keys)["steps_id"].nunique()
     return sorted(ways[ways > 1].index.unique("label"))
+
+
+def impossibly_fast(frame: pd.DataFrame, baseline: str) -> list[str]:
+    """Labels whose passes over the target took less than half the time of the baseline's, at equal depth.
+
+    A pass reads at least the weights of the layers it runs, whatever its rows, so no method gets below that: the work
+    was done elsewhere, or the clock is wrong. Measured times set the bound, since weights may lie in a cache.
+    """
+    valid = frame[frame["error"].isna() & ~frame["round_invalid"] & frame["full_layers"].gt(0)]
+    sums = valid.groupby("label")[["decode_s", "passes", "depth_layers", "full_layers"]].sum()
+    passes = sums["passes"] * sums["depth_layers"] / sums["full_layers"]
+    seconds = (sums["decode_s"] / passes)[passes > 0]
+    return sorted(seconds[seconds < _LEAST_PASS_TIME * seconds.get(baseline, 0.0)].index)
 
 
 def agreed_tokens(pairs: pd.DataFrame) -> pd.Series:

@@ -76,8 +76,8 @@ def _table(grid: Grid, columns: Sequence[int], room: int) -> Table:
 def _filled(name: str, room: int) -> str:
     """A method's name and its options, as many on each line as `room` characters hold; only what is longer is cut."""
     lines: list[str] = []
-    words = name.split(" ")
-    for word in (word[at : at + room - 1] for word in words for at in range(0, len(word), room - 1)):
+    pieces = (word[at : at + room - 1] for word in name.split(" ") for at in range(0, len(word), room - 1))
+    for word in pieces:
         if lines and len(lines[-1]) + 1 + len(word) <= room:
             lines[-1] += f" {word}"
         else:
