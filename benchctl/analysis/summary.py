@@ -32,13 +32,13 @@ def summarise(group: Group, names: Mapping[str, str] | None = None) -> Summary:
         best = next(method for method in result.methods if method.label != baseline)
         none_faster = f"No lossless method is significantly faster than {reference}"
         speedup, pairs = best.estimate(SPEEDUP), comb(len(result.methods), 2)
-        largest = f"The largest speed-up is {called[best.label]}: {speedup_text(speedup)}"
+        largest = f"Largest speed-up: {called[best.label]}, {speedup_text(speedup)}"
         by_chance = speedup.interval is not None and speedup.interval.low > 1
         return Summary(
             none_faster,
             (
                 f"{none_faster}.",
-                f"{largest}; of {pairs} comparisons one can be chance." if by_chance else f"{largest}.",
+                f"{largest}; of {pairs} comparisons 1 can be chance." if by_chance else f"{largest}.",
             ),
         )
     best = next((method for method in proven if not result.is_beaten(method, proven)), proven[0])
