@@ -43,7 +43,7 @@ def test_without_a_significant_difference_nothing_is_called_fastest() -> None:
 
 def test_a_faster_baseline_beats_all() -> None:
     headline, (_, second) = numbers({"a": 0.8})
-    assert BASELINE in headline and "a: 0.80x [0.80, 0.80]" in second
+    assert BASELINE in headline and "a, 0.80x [0.80, 0.80]" in second
 
 
 @pytest.mark.parametrize("case", ["few", "imported", "alone"])
