@@ -38,7 +38,7 @@ def test_without_a_significant_difference_nothing_is_called_fastest() -> None:
     group = group_of(rows_of(paces, noise=0.3), run_of(paces))
     found = summarise(group)
     best = max(paces, key=lambda label: value_of(group, SPEEDUP, label) or 0)
-    assert BASELINE in found.headline and f"{best}: {value_of(group, SPEEDUP, best):.2f}x [" in found.lines[1]
+    assert BASELINE in found.headline and f"{best}, {value_of(group, SPEEDUP, best):.2f}x [" in found.lines[1]
 
 
 def test_a_faster_baseline_beats_all() -> None:
