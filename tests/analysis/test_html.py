@@ -53,9 +53,9 @@ def _cells(parsed: Parsed) -> dict[str, list[str]]:
 
 
 def _fast(rows: list[Row], label: str) -> list[Row]:
-    """The rows, in which this method takes a third of its time."""
+    """The rows, in which this method takes little more than half of its time."""
     return [
-        replace(row, ttft_s=(row.ttft_s or 0) / 3, step_s=tuple(step / 3 for step in row.step_s))
+        replace(row, ttft_s=(row.ttft_s or 0) / 1.9, step_s=tuple(step / 1.9 for step in row.step_s))
         if row.label == label
         else row
         for row in rows
