@@ -48,7 +48,7 @@ def _cells(parsed: Parsed) -> dict[str, list[str]]:
         if element.name == "th" and element.attributes.get("scope") == "row":
             label = element.attributes["title"] or ""
         elif element.name == "td":
-            found.setdefault(label, []).append(element.text)
+            found.setdefault(label, []).append(element.text.replace("\u00a0", " "))
     return found
 
 

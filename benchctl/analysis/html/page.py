@@ -9,7 +9,7 @@ from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.names import short_labels
 from benchctl.analysis.summary import summarise
 from benchctl.analysis.tables.columns import Block, agreement_sentences, brief
-from benchctl.analysis.tables.text import blocks, note
+from benchctl.analysis.tables.text import blocks, note, prompts_of
 from benchctl.analysis.warnings import warnings
 from benchctl.analysis.winner import contest, fastest
 from benchctl.records.schema import ModelInfo
@@ -37,8 +37,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Section:
-    """A group of the report. `names` are the short labels, the first of `tables` is the brief one, and `suites` is
-    empty for a single suite."""
+    """A group of the report. `names` are the short labels, `narrow` is the Pareto plot for a phone, the first of `tables`
+    is the brief one, and `suites` is empty for a single suite."""
 
     number: int
     name: str
@@ -49,6 +49,7 @@ class Section:
     poor: str
     names: Mapping[str, str]
     pooled: Part
+    narrow: Picture
     tables: tuple[Block, ...]
     pictures: tuple[Picture, ...]
     suites: tuple[Part, ...]
@@ -73,6 +74,7 @@ def section(groups: Sequence[Group], group: Group, embedded_models: frozenset[st
         poor=f"{target.name} has {_millions(target)}: its answers are poor." if target.name in embedded_models else "",
         names=short_labels([method.label for method in group.pooled.methods]),
         pooled=_part(group, group.pooled, f"g{number}-"),
+        narrow=picture(MAIN, group, f"g{number}n-", "column"),
         tables=(brief(group), *blocks(group)),
         pictures=other_pictures(group, f"g{number}-"),
         suites=tuple(
@@ -106,17 +108,12 @@ def _name(group: Group) -> str:
 
 def _setup(group: Group) -> str:
     """Model, machine, prompts and sessions in one line."""
-    run, prompts = group.run, max(method.prompts for method in group.pooled.methods)
-    suites = ", ".join(group.title(suite) for suite in (group.suites[:-1] or group.suites))
-    measured = f"{_count(prompts, 'prompt')} ({suites}), {_count(group.sessions, 'session')}"
+    run = group.run
     if run.imported:
-        return f"{run.target.name}, imported from files of {run.imported}; {measured}."
-    machine = run.machine.get("gpu") or f"{_count(run.threads, 'thread')} of {run.machine.get('cpu') or run.device}"
-    return f"{run.target.name} with {_millions(run.target)}, {run.dtype}, on {machine}; {measured}."
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'s' * (number != 1)}"
+        return f"{run.target.name}, imported from files of {run.imported}; {prompts_of(group)}."
+    threads = f"{run.threads} thread{'s' * (run.threads != 1)}"
+    machine = run.machine.get("gpu") or f"{threads} of {run.machine.get('cpu') or run.device}"
+    return f"{run.target.name} with {_millions(run.target)}, {run.dtype}, on {machine}; {prompts_of(group)}."
 
 
 def _millions(model: ModelInfo) -> str:

@@ -25,11 +25,11 @@ class Picture:
     problem: str = ""
 
 
-def picture(name: str, group: Group, prefix: str) -> Picture:
+def picture(name: str, group: Group, prefix: str, size: str = "screen") -> Picture:
     """The picture of this name of `benchctl plot`. `prefix` is different for each picture of a page."""
-    title = helps()[name]
+    title = helps()[name].rstrip(".")
     try:
-        drawing = plot(name).draw((replace(group, differs=()),), Request(style_of()))
+        drawing = plot(name).draw((replace(group, differs=()),), Request(style_of(size=size)))
     except UserError as error:
         return Picture(title, problem=str(error))
     return Picture(title, embedded(svg(drawing.figure), prefix))

@@ -104,7 +104,7 @@
   };
   function evidence(entry) {
     const numbers = [];
-    if (entry.first_divergence !== null) numbers.push(`first difference at token ${entry.first_divergence} (counted from 0)`);
+    if (entry.first_divergence !== null) numbers.push(`First difference at token ${entry.first_divergence} (counted from 0)`);
     if (entry.margin !== null) numbers.push(`margin ${short(entry.margin)}`);
     if (entry.noise !== null) numbers.push(`noise ${short(entry.noise)}`);
     return [VERDICTS[entry.verdict] || "Not compared.", numbers.join(", ")].join(" ");
@@ -117,13 +117,13 @@
     box.append(make("summary", "", `${score.judge}${order}: ${result}`), make("div", "text", score.reply || "An empty reply."));
     return box;
   }
-  function legend(entries) {
+  function legend(entry) {
     const line = make("p", "quiet legend");
-    if (entries.some((entry) => entry.answer.spans)) {
+    if (entry.answer.spans) {
       line.append(make("span", "accepted", "accepted draft tokens"), make("span", "accepted odd", "the same, next step"));
       line.append(make("span", "own", "the target's own token"));
     }
-    line.append(make("span", "after", "after the first difference"));
+    if (entry.answer.cut !== null) line.append(make("span", "after", "after the first difference"));
     return line;
   }
   function setUpViewer(place) {
@@ -157,7 +157,7 @@
       after.disabled = at >= entries.length - 1;
       verdict.textContent = evidence(entry);
       sides.replaceChildren(side("baseline", entry.baseline), side(names[entry.place.label], entry.answer));
-      judged.replaceChildren(...entry.judgements.map(judgement));
+      below.replaceChildren(legend(entry), ...entry.judgements.map(judgement));
     };
     const choose = () => {
       entries = own.filter((entry) => entry.place.label === methodSelect.value);
@@ -173,8 +173,8 @@
     promptSelect.addEventListener("change", show);
     before.addEventListener("click", () => move(-1));
     after.addEventListener("click", () => move(1));
-    const judged = make("div", "judged");
-    place.replaceChildren(bar, verdict, sides, legend(own), judged);
+    const below = make("div");
+    place.replaceChildren(bar, verdict, sides, below);
     const different = own.find((entry) => entry.answer.cut !== null);
     if (different) methodSelect.value = different.place.label;
     choose();
@@ -182,5 +182,10 @@
 
   document.querySelectorAll("table").forEach(setUpSorting);
   document.querySelectorAll("[data-viewer]").forEach(setUpViewer);
-  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((box) => { box.open = true; }));
+  let opened = [];
+  addEventListener("beforeprint", () => {
+    opened = [...document.querySelectorAll("details:not([open])")];
+    opened.forEach((box) => { box.open = true; });
+  });
+  addEventListener("afterprint", () => opened.forEach((box) => { box.open = false; }));
 })();
