@@ -37,8 +37,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Section:
-    """A group of the report. `names` are the short labels, `narrow` is the Pareto plot for a phone, the first of `tables`
-    is the brief one, and `suites` is empty for a single suite."""
+    """A group of the report. `names` are the short labels, `narrow` is the Pareto plot for a phone, the first of
+    `tables` is the brief one, and `suites` is empty for a single suite."""
 
     number: int
     name: str
@@ -102,8 +102,9 @@ def _part(group: Group, figures: SuiteFigures, prefix: str) -> Part:
 
 
 def _name(group: Group) -> str:
-    run = group.run
-    return f"{run.target.name} on {run.machine.get('gpu') or run.machine.get('cpu') or run.device}"
+    run, more = group.run, f" and {len(group.files) - 1} more" if len(group.files) > 1 else ""
+    machine = run.machine.get("gpu") or run.machine.get("cpu") or run.device
+    return f"{run.target.name} on {machine} ({group.files[0].path.name}{more})"
 
 
 def _setup(group: Group) -> str:
