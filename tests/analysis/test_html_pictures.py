@@ -42,6 +42,5 @@ def test_ids_get_a_prefix_and_texts_do_not() -> None:
 @pytest.mark.slow
 def test_other_pictures_are_drawn_where_the_runs_have_their_figures() -> None:
     """The usual rows have drafts and times, but no profile and no label with several values of an option."""
-    names = {text: name for name, text in helps().items()}
-    found = {names[each.title]: bool(each.svg) for each in other_pictures(usual_groups()[0], "g1-")}
-    assert found == {"acceptance": True, "latency": True, "sweep": False, "waterfall": False}
+    names = {text.rstrip("."): name for name, text in helps().items()}
+    assert [names[each.title] for each in other_pictures(usual_groups()[0], "g1-")] == ["acceptance", "latency"]

@@ -61,13 +61,14 @@ class Answer:
     """A text and its steps: for each step the number of accepted draft tokens and of committed tokens.
 
     `spans` has the same as lengths of text: accepted and added, first of prefill, then of each step. It is None without
-    drafts or tokenizer. `cut` is where the first difference begins. Lengths are in UTF-16 units, as in browsers.
+    drafts or tokenizer. `tokens` is None where an imported file has no count. `cut` is where the first difference
+    begins. Lengths are in UTF-16 units, as in browsers.
 
     Example: prefill gives "A", a step accepts "b c" and adds "d": `steps=((2, 3),)`, `spans=((0, 1), (3, 1))`.
     """
 
     text: str
-    tokens: int
+    tokens: int | None
     stop_reason: str
     steps: tuple[tuple[int, int], ...] = ()
     spans: tuple[tuple[int, int], ...] | None = None
@@ -194,7 +195,7 @@ def _answer(row: Row, other: Row, divergence: int | None, decode: Decode | None)
     same = row.verdict == "identical" or other.verdict == "identical"
     return Answer(
         text=row.text,
-        tokens=len(row.token_ids) if row.totals is None else row.totals.new_tokens or 0,
+        tokens=len(row.token_ids) if row.totals is None else row.totals.new_tokens,
         stop_reason=row.stop_reason or "",
         steps=tuple(zip(row.accepted, row.committed, strict=True)) if any(row.drafted) else (),
         spans=_spans(row, decode) if decode and any(row.drafted) else None,

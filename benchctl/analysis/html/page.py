@@ -75,7 +75,7 @@ def section(groups: Sequence[Group], group: Group, embedded_models: frozenset[st
         names=short_labels([method.label for method in group.pooled.methods]),
         pooled=_part(group, group.pooled, f"g{number}-"),
         narrow=picture(MAIN, group, f"g{number}n-", "column"),
-        tables=(brief(group), *blocks(group)),
+        tables=tuple(block for block in (brief(group), *blocks(group)) if block.columns),
         pictures=other_pictures(group, f"g{number}-"),
         suites=tuple(
             _part(own, own.pooled, f"g{number}s{index}-")

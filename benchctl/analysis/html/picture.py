@@ -36,10 +36,9 @@ def picture(name: str, group: Group, prefix: str, size: str = "screen") -> Pictu
 
 
 def other_pictures(group: Group, prefix: str) -> tuple[Picture, ...]:
-    """All pictures of results files, without MAIN."""
-    return tuple(
-        picture(name, group, f"{prefix}{name}-") for name in helps() if name != MAIN and plot(name).reads_results
-    )
+    """The other pictures of results files, as far as these runs have them."""
+    names = [name for name in helps() if name != MAIN and plot(name).reads_results]
+    return tuple(found for name in names if (found := picture(name, group, f"{prefix}{name}-")).svg)
 
 
 def embedded(document: str, prefix: str) -> str:

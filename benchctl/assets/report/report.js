@@ -81,7 +81,8 @@
   function side(title, answer) {
     const box = make("div", "side");
     box.append(make("h3", "", title));
-    box.append(make("p", "quiet", `${answer.tokens} tokens${answer.stop_reason ? `, stop reason: ${answer.stop_reason}` : ""}`));
+    const facts = [answer.tokens !== null && `${answer.tokens} tokens`, answer.stop_reason && `stop reason: ${answer.stop_reason}`];
+    box.append(make("p", "quiet", facts.filter(Boolean).join(", ")));
     const text = make("div", "text");
     text.dir = "auto";
     text.tabIndex = 0;
@@ -163,7 +164,7 @@
       entries = own.filter((entry) => entry.place.label === methodSelect.value);
       promptSelect.replaceChildren(...entries.map((entry) => {
         const turn = entry.place.turn ? `, turn ${entry.place.turn + 1}` : "";
-        return make("option", "", `${entry.verdict || "?"}: ${entry.place.suite} ${entry.place.prompt_id}${turn}`);
+        return make("option", "", `${entry.verdict ? `${entry.verdict}: ` : ""}${entry.place.suite} ${entry.place.prompt_id}${turn}`);
       }));
       promptSelect.selectedIndex = 0;
       show();
