@@ -78,9 +78,9 @@ def test_the_tables_contain_the_brief_table_first_and_all_others() -> None:
 def test_a_method_without_a_figure_has_no_row_in_a_table() -> None:
     (group,) = usual_groups()
     methods = group.pooled.methods
-    acceptance = Block("", (Column("acceptance", lambda method: "0.333" if method.label == DRAFTED else "–"),))
-    assert table_rows(acceptance, methods) == [(DRAFTED, ["0.333"])]
-    assert [label for label, _ in table_rows(brief(group), methods)] == [BASELINE, DRAFTED, EXITING]
+    columns = (Column("acceptance", lambda method: "0.333" if method.label == DRAFTED else "–"),)
+    assert table_rows(Block("Drafting", columns), methods) == [(DRAFTED, ["0.333"])]
+    assert [label for label, _ in table_rows(Block("", columns), methods)] == [BASELINE, DRAFTED, EXITING]
 
 
 def test_the_page_recommends_the_fastest_lossless_method(tmp_path: Path) -> None:
