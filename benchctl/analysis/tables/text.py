@@ -136,7 +136,7 @@ def _names(group: Group, view: View) -> dict[str, str]:
 def _parts(groups: Sequence[Group], group: Group, view: View) -> Iterator[Paragraph | Grid]:
     """The answer of a group, and in the full view everything else."""
     names = _names(group, view)
-    files = f"Files: {', '.join(str(file.path) for file in group.files)}; {_prompts(group)}."
+    files = f"Files: {', '.join(str(file.path) for file in group.files)}; {prompts_of(group)}."
     above = (files, *heading(groups, group)) if view.full else tuple(_brief_heading(groups, group, view.width))
     yield Paragraph(above)
     table = named_columns(group, view.columns) if view.columns else brief(group)
@@ -227,12 +227,12 @@ def _brief_heading(groups: Sequence[Group], group: Group, width: int) -> Iterato
     number = f"Group {groups.index(group) + 1} of {len(groups)}: " if len(groups) > 1 else ""
     path = group.files[0].path
     files = f"{path.name} and {len(group.files) - 1} more" if len(group.files) > 1 else str(path)
-    for line in (f"{number}{files}: {_prompts(group)}", _settings(group.run)):
+    for line in (f"{number}{files}: {prompts_of(group)}", _settings(group.run)):
         yield shorten(line, width, placeholder=" ...")
     yield from _differing(group)
 
 
-def _prompts(group: Group) -> str:
+def prompts_of(group: Group) -> str:
     """Example: `5 suites (4 embedded), 80 prompts, 1 session`."""
     suites = [group.title(suite) for suite in (group.suites[:-1] or group.suites)]
     samples = sum(suite.is_sample for suite in group.run.suites)
