@@ -28,11 +28,11 @@ from refusals import refused
 
 from benchctl.analysis.comparison import by_suite, compare
 from benchctl.analysis.html import report as html
-from benchctl.analysis.html.page import recommendation, section
+from benchctl.analysis.html.page import recommendation, section, table_rows
 from benchctl.analysis.html.picture import MAIN, picture
 from benchctl.analysis.html.report import report
 from benchctl.analysis.metrics.speed import SPEEDUP
-from benchctl.analysis.tables.columns import brief
+from benchctl.analysis.tables.columns import Block, Column, brief
 from benchctl.analysis.tables.text import blocks
 from benchctl.analysis.warnings import warnings
 from benchctl.cli import main
@@ -65,10 +65,22 @@ def _fast(rows: list[Row], label: str) -> list[Row]:
 def test_the_tables_contain_the_brief_table_first_and_all_others() -> None:
     (group,) = usual_groups()
     cells = _cells(parse(usual_page()))
-    columns = [column for block in (brief(group), *blocks(group)) for column in block.columns]
-    assert cells == {method.label: [column.cell(method) for column in columns] for method in group.pooled.methods}
+    methods = group.pooled.methods
+    tables = [table_rows(block, methods) for block in (brief(group), *blocks(group))]
+    assert cells == {
+        method.label: [cell for rows in tables for label, own in rows if label == method.label for cell in own]
+        for method in methods
+    }
     agreement = f"{2 * 20 / (7 * 9 + 7 * 11 + 6 * 13):.3f}"  # two tokens of each of 20 answers of 9, 11 or 13 tokens
     assert agreement == "0.183" and agreement in " ".join(cells[EXITING])
+
+
+def test_a_method_without_a_figure_has_no_row_in_a_table() -> None:
+    (group,) = usual_groups()
+    methods = group.pooled.methods
+    acceptance = Block("", (Column("acceptance", lambda method: "0.333" if method.label == DRAFTED else "–"),))
+    assert table_rows(acceptance, methods) == [(DRAFTED, ["0.333"])]
+    assert [label for label, _ in table_rows(brief(group), methods)] == [BASELINE, DRAFTED, EXITING]
 
 
 def test_the_page_recommends_the_fastest_lossless_method(tmp_path: Path) -> None:

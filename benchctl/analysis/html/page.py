@@ -8,7 +8,7 @@ from benchctl.analysis.html.picture import MAIN, Picture, other_pictures, pictur
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.names import short_labels
 from benchctl.analysis.summary import summarise
-from benchctl.analysis.tables.columns import Block, agreement_sentences, brief
+from benchctl.analysis.tables.columns import BASELINE_CELL, NONE, Block, agreement_sentences, brief
 from benchctl.analysis.tables.text import blocks, note, prompts_of
 from benchctl.analysis.warnings import warnings
 from benchctl.analysis.winner import contest, fastest
@@ -94,6 +94,12 @@ def recommendation(group: Group) -> tuple[str, tuple[str, ...]]:
         return summary.headline, ()
     is_faster = any(slower == group.run.baseline for _, slower in contest(group).beats)
     return f"Use {summary.headline}" if is_faster else f"Keep {group.run.baseline}", summary.lines
+
+
+def table_rows(block: Block, methods: Sequence[MethodFigures]) -> list[tuple[str, list[str]]]:
+    """The labels and cells of a table, without methods that have no figures in it."""
+    rows = [(method.label, [column.cell(method) for column in block.columns]) for method in methods]
+    return [(label, cells) for label, cells in rows if not {NONE, BASELINE_CELL}.issuperset(cells)]
 
 
 def _part(group: Group, figures: SuiteFigures, prefix: str) -> Part:

@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchctl.analysis.comparison import Group
 from benchctl.analysis.html.answers import ComparedAnswer, Decoders, answered, answers, in_turn
-from benchctl.analysis.html.page import Section, section
+from benchctl.analysis.html.page import Section, section, table_rows
 from benchctl.errors import UserError
 
 ASSETS = Path(__file__).parents[2] / "assets" / "report"
@@ -118,7 +118,8 @@ def _page(sections: Sequence[Section], viewer: Viewer, made: str) -> str:
         )
     )
     template = _templates().get_template("report.html")
-    return template.render(sections=sections, viewer=viewer, made=made, policy=policy, style=style, script=script)
+    texts = {"made": made, "policy": policy, "style": style, "script": script}
+    return template.render(texts, sections=sections, viewer=viewer, table_rows=table_rows)
 
 
 def _hash(text: str) -> str:
