@@ -194,12 +194,10 @@ class Group:
         half = self.run.dtype not in ("float32", "float64")
         return frozenset(label for frame in frames for label in remembering(frame, half))
 
-    @cached_property
-    def impossibly_fast(self) -> frozenset[str]:
-        """Labels whose passes took less time than any pass can, see frame.build.impossibly_fast."""
-        if self.run.imported or any(file.run.schema_version < COUNTED_SINCE for file in self.files):
-            return frozenset()
-        return frozenset(impossibly_fast(self.frame, self.run.baseline))
+    def is_impossibly_fast(self, label: str) -> bool:
+        """Whether the label's passes took less time than any pass can, see frame.build.impossibly_fast."""
+        counted = all(file.run.schema_version >= COUNTED_SINCE for file in self.files)
+        return counted and not self.run.imported and impossibly_fast(self.pairs(label))
 
     @property
     def repeats(self) -> Repeats:
@@ -391,7 +389,7 @@ def _method_figures(
     claims = claims_exact(method.exactness, run.temperature)
     refused = "claim_broken" if claims and broken(counts, run.dtype) else ""
     refused = refused or ("remembers" if method.label in group.remembering else "")
-    refused = refused or ("impossibly_fast" if method.label in group.impossibly_fast else "")
+    refused = refused or ("impossibly_fast" if group.is_impossibly_fast(method.label) else "")
     return MethodFigures(
         label=method.label,
         exactness=method.exactness,

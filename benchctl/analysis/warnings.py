@@ -284,7 +284,7 @@ def _of_methods(group: Group) -> Iterator[Warning]:
             yield _warn("claim_broken", label=label, answers=answers)
         if label in group.remembering:
             yield _warn("remembers", label=label)
-        if label in group.impossibly_fast:
+        if group.is_impossibly_fast(label):
             yield _warn("impossibly_fast", label=label)
         drafted, rate = _drafts(group.pairs(label))
         if drafted >= _LONG_DRAFTS and rate >= _FORESEEN and method.prompts >= _FEW_PROMPTS:

@@ -102,8 +102,7 @@ class RunSettings:
     )
     sweeps: tuple[str, ...] = setting(
         (),
-        "All combinations of a label's alternatives: two_model[draft_tokens=2|3|4,confidence=0:0.6:0.2]. May be "
-        "repeated.",
+        "All combinations of alternatives, as m2r2[exit=2|4,draft_tokens=2:6:2] (2 to 6 by 2). May be repeated.",
         flags=("--sweep",),
         metavar="LABEL",
         completion="labels",

@@ -44,8 +44,9 @@ def test_every_method_is_measured_and_the_baseline_comes_by_itself() -> None:
 def test_it_measures_compares_draws_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the real demo only the numbers of prompts and tokens are smaller."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(SHOWN, "BENCHES", ("tasks",))
+    monkeypatch.setattr(SHOWN, "SUITES", ("tasks",))
     monkeypatch.setattr(SHOWN, "PROMPTS", 1)
+    monkeypatch.setattr(SHOWN, "EXPERT_PROMPTS", 1)
     monkeypatch.setattr(SHOWN, "_BRIEF", (*SHOWN._BRIEF, "--max-new-tokens", "3", "--warm-up", "0", "--no-watch"))
     result = CliRunner().invoke(main, ["demo", "--out", "first"], catch_exceptions=False)
     assert result.exit_code == 0, result.output

@@ -136,17 +136,17 @@ def remembering(frame: pd.DataFrame, same_answers: bool) -> list[str]:
     return sorted(ways[ways > 1].index.unique("label"))
 
 
-def impossibly_fast(frame: pd.DataFrame, baseline: str) -> list[str]:
-    """Labels whose passes over the target took less than half the time of the baseline's, at equal depth.
+def impossibly_fast(pairs: pd.DataFrame) -> bool:
+    """Whether the method's passes over the target took less than half the time of the baseline's, at equal depth.
 
     A pass reads at least the weights of the layers it runs, whatever its rows, so no method gets below that: the work
     was done elsewhere, or the clock is wrong. Measured times set the bound, since weights may lie in a cache.
     """
-    valid = frame[frame["error"].isna() & ~frame["round_invalid"] & frame["full_layers"].gt(0)]
-    sums = valid.groupby("label")[["decode_s", "passes", "depth_layers", "full_layers"]].sum()
-    passes = sums["passes"] * sums["depth_layers"] / sums["full_layers"]
-    seconds = (sums["decode_s"] / passes)[passes > 0]
-    return sorted(seconds[seconds < _LEAST_PASS_TIME * seconds.get(baseline, 0.0)].index)
+    if not pairs["full_layers"].sum() or not pairs["passes"].sum() or not pairs["passes_baseline"].sum():
+        return False
+    depth = pairs["depth_layers"].sum() / pairs["full_layers"].sum()
+    pass_s = pairs["decode_s"].sum() / pairs["passes"].sum()
+    return bool(pass_s < _LEAST_PASS_TIME * depth * pairs["decode_s_baseline"].sum() / pairs["passes_baseline"].sum())
 
 
 def agreed_tokens(pairs: pd.DataFrame) -> pd.Series:

@@ -7,7 +7,8 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Literal
 
-from benchctl.analysis.comparison import Group, compare
+from benchctl.analysis.comparison import Group, MethodFigures, compare
+from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.names import short_labels
 from benchctl.analysis.summary import summarise
 from benchctl.analysis.tables import acceptance
@@ -140,7 +141,7 @@ def _parts(groups: Sequence[Group], group: Group, view: View) -> Iterator[Paragr
     yield Paragraph(above)
     table = named_columns(group, view.columns) if view.columns else brief(group)
     if table.columns:
-        yield _grid(table, group, view, names)
+        yield _grid(table, group, view, names, ranked=True)
     elif not view.full:  # imported scores have no figures but those of the judge
         yield from (_grid(block, group, view, names) for block in judge_blocks(group))
     yield Paragraph(summarise(group, names).lines, "finding")
@@ -167,13 +168,19 @@ def _parts(groups: Sequence[Group], group: Group, view: View) -> Iterator[Paragr
         yield Paragraph(tuple(f"Warning: {warning.text}" for warning in found), "warning")
 
 
-def _grid(block: Block, group: Group, view: View, names: Mapping[str, str]) -> Grid:
+def _grid(block: Block, group: Group, view: View, names: Mapping[str, str], *, ranked: bool = False) -> Grid:
+    """`ranked`: the baseline, then lossless methods, then the others, each by falling speed-up."""
+
+    def rank(method: MethodFigures) -> tuple[bool, bool, float]:
+        return not method.is_baseline, not method.lossless, -(method.estimate(SPEEDUP).value or 0.0)
+
     return Grid(
         block.title,
         ("method", *(column.title for column in block.columns)),
         {
             group.title(suite): tuple(
-                (names[method.label], *(column.cell(method) for column in block.columns)) for method in suite.methods
+                (names[method.label], *(column.cell(method) for column in block.columns))
+                for method in (sorted(suite.methods, key=rank) if ranked else suite.methods)
             )
             for suite in (group.suites if view.by_suite else (group.pooled,))
         },
