@@ -97,7 +97,7 @@ def recommendation(group: Group) -> tuple[str, tuple[str, ...]]:
 
 
 def table_rows(block: Block, methods: Sequence[MethodFigures]) -> list[tuple[str, list[str]]]:
-    """The labels and cells of a table. The brief table, which has no title, has all methods; others those with figures."""
+    """The labels and cells of a table. The brief table has no title and all methods, others only those with figures."""
     rows = [(method.label, [column.cell(method) for column in block.columns]) for method in methods]
     return [(label, cells) for label, cells in rows if not block.title or not {NONE, BASELINE_CELL}.issuperset(cells)]
 
