@@ -153,7 +153,7 @@ class TestRefusals:
             ("--method two_modell", "Did you mean 'two_model'?"),
             ("--method two_model[drafts=3]", "draft_model=, draft_tokens=6"),
             ("--method two_model[draft_tokens=0]", "draft_tokens is 0; it must be at least 1"),
-            ("--bench kola", 'unknown bench "kola"'),
+            ("--bench kola", 'unknown suite "kola"'),
             ("--bench nowhere.jsonl", "nowhere.jsonl"),
             ("--model nowhere", "'nowhere'"),
             ("--draft-model nowhere", "'nowhere'"),
